@@ -38,8 +38,27 @@ def frequencies(config: Any) -> Array:
         )
         mixed = (1 - share) * slow + share * plain
         plain = np.where(wavelength > low, slow, np.where(wavelength < high, plain, mixed))
+    if kind == "yarn":
+        plain = _yarn(plain, scaling, config.rotary_base)
     found: Array = plain.astype(np.float32)
     return found
+
+
+def _yarn(plain: Array, scaling: dict[str, Any], base: float) -> Array:
+    """Mix kept and divided frequencies by a ramp between two pairs of channels."""
+    turns = np.array([scaling.get("beta_fast") or 32, scaling.get("beta_slow") or 1], dtype=np.float64)
+    pairs = len(plain) * np.log(scaling["original_max_position_embeddings"] / (2 * np.pi * turns)) / np.log(base)
+    low, high = max(np.floor(pairs[0]), 0), min(np.ceil(pairs[1]), 2 * len(plain) - 1)
+    ramp = np.clip((np.arange(len(plain)) - low) / max(high - low, 1e-3), 0, 1)
+    found: Array = plain * (1 - ramp + ramp / scaling["factor"])
+    return found
+
+
+def magnification(config: Any) -> float:
+    """Return the factor that rotated queries and keys have besides their rotation."""
+    scaling = config.rotary_scaling or {}
+    yarn = (scaling.get("rope_type") or scaling.get("type")) == "yarn"
+    return float(1 + 0.1 * np.log(max(scaling["factor"], 1))) if yarn else 1.0
 
 
 def split_heads(x: Array, heads: int) -> Array:

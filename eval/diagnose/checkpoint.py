@@ -21,7 +21,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import Activation, KvFormat
 from pipelines.domain.progress import Progress
-from pipelines.engines.openvino.rope import inverse_frequencies
+from pipelines.engines.openvino.rope import attention_factor, inverse_frequencies
 
 if TYPE_CHECKING:
     from pipelines.compress.traced import TracedModel
@@ -105,6 +105,10 @@ def _frequencies(checkpoint: Checkpoint, model: TracedModel, found: Examined) ->
     right, given = model.inverse_frequencies(), inverse_frequencies(checkpoint.config)
     wrong = float(np.abs(given / right - 1).max())
     found.saw("config.json rotary_base", wrong / SAME_FREQUENCIES)
+    scale, stated = model.rotary_factor(), attention_factor(checkpoint.config)
+    if abs(stated / scale - 1) > SAME_FREQUENCIES:
+        cause = f"rotated queries and keys are multiplied by {stated:.5g}, in the model by {scale:.5g}"
+        found.add(None, "config.json rotary_scaling", f"{stated:.5g}", cause)
     if wrong <= SAME_FREQUENCIES:
         return
     ratio = given / right
@@ -154,7 +158,7 @@ def _norm_cause(checkpoint: Checkpoint, model: TracedModel, module: str, given: 
 
 
 def _norms(model: TracedModel) -> list[str]:
-    names = ("input_layernorm", "post_layernorm")
+    names = model.norms
     return [f"transformer.layers.{n}.{name}" for n in range(model.layers) for name in names] + ["transformer.ln_f"]
 
 
@@ -190,6 +194,8 @@ def _layer(
 ) -> None:
     path = f"transformer.layers.{layer}"
     _plain(checkpoint, model, f"{path}.input_layernorm", layer, found)
+    for norm in FAMILIES[checkpoint.config.architecture].head_norms:
+        _plain(checkpoint, model, f"{path}.attention.{norm}", layer, found)
     for module in LINEARS:
         if module == "mlp.fc":
             _plain(checkpoint, model, f"{path}.post_layernorm", layer, found)

@@ -25,6 +25,7 @@ from eval.diagnose.arithmetic import (
     attention_cause,
     frequencies,
     input_cause,
+    magnification,
     norm_cause,
     normed,
     rotate,
@@ -169,8 +170,13 @@ class Retraced:
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         q, k, v = (split_heads(_last(steps, f"{here}.{part}_proj"), heads if part == "q" else kv_heads) for part in QKV)
         angles = steps["rotary.angles"].reshape(normed.shape[0], -1)[:, : config.head_size // 2]
+        factor = np.float32(magnification(config))
+        for ours, theirs in FAMILIES[config.architecture].head_norms.items():
+            module, plain = f"transformer.layers.{number}.attention.{ours}", q if ours[0] == "q" else k
+            yield self._norm(number, f"{here}.{theirs}", module, plain, steps[f"{here}.{theirs}"])
+        q, k = (steps.get(f"{here}.{part}_norm", plain) for part, plain in (("q", q), ("k", k)))
         for part, plain in (("q", q), ("k", k)):
-            found, right = steps[f"{here}.{part}_rotated"], rotate(plain, angles)
+            found, right = steps[f"{here}.{part}_rotated"], rotate(plain, angles) * factor
             yield Step(
                 f"{here}.{part}_rotated", number, f"attention.qkv ({part} heads)", found, right, EXACT,
                 partial(rotation_cause, found, plain, angles),

@@ -34,7 +34,10 @@ _AGAIN = "Export the checkpoint again."
 _16BIT = ("BF16", "F16")
 _ONE = Expected("F32", ())
 _PRE_QUANT = "pre_quant_scale"  # absent where it was folded into the preceding norm or linear
+_NORMS = ("input_layernorm", "post_attention_layernorm")
 _FUSED = (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj"))
+
+_LAYER_PARTS = (".self_attn.", ".mlp.", ".block_sparse_moe.")
 
 _LinearRule = Callable[[int, int, int, str], Tensors]
 """(outputs, inputs, inputs per scale, dtype of 16-bit tensors) -> the tensors of one linear."""
@@ -145,15 +148,23 @@ def linear_shapes(shape: ModelShape) -> dict[str, tuple[int, int]]:
     """Return [out, in] of each linear of one layer, by its Hugging Face name."""
     q, kv = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
     hidden, inner = shape.hidden_size, shape.intermediate_size
-    return {
+    if shape.family.fused_linears:
+        return {
+            "self_attn.qkv_proj": (q + 2 * kv, hidden),
+            "self_attn.o_proj": (hidden, q),
+            "mlp.gate_up_proj": (2 * inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }
+    attention = {
         "self_attn.q_proj": (q, hidden),
         "self_attn.k_proj": (kv, hidden),
         "self_attn.v_proj": (kv, hidden),
         "self_attn.o_proj": (hidden, q),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
     }
+    module, names = shape.family.experts or ("mlp", ("gate_proj", "up_proj", "down_proj"))
+    places = [f"{module}.experts.{n}" for n in range(shape.num_experts)] if shape.family.experts else [module]
+    sizes = ((inner, hidden), (inner, hidden), (hidden, inner))
+    return attention | {f"{place}.{name}": size for place in places for name, size in zip(names, sizes, strict=True)}
 
 
 def expected_tensors(config: Mapping[str, Any], shape: ModelShape, block: Mapping[str, Any], dtype: str) -> Tensors:
@@ -165,21 +176,31 @@ def expected_tensors(config: Mapping[str, Any], shape: ModelShape, block: Mappin
         block: `quantization` of hf_quant_config.json.
         dtype: type of the 16-bit tensors, in safetensors spelling.
     """
-    hidden = Expected(dtype, (shape.hidden_size,))
+    hidden, head = Expected(dtype, (shape.hidden_size,)), Expected(dtype, (shape.head_dim,))
     table = Expected(dtype, (shape.vocab_size, shape.hidden_size))
     tensors: Tensors = {"model.embed_tokens.weight": table, "model.norm.weight": hidden}
     if not shape.tie_word_embeddings:
         tensors["lm_head.weight"] = table
     for number in range(shape.num_hidden_layers):
         layer = f"model.layers.{number}"
-        tensors |= {f"{layer}.{norm}.weight": hidden for norm in ("input_layernorm", "post_attention_layernorm")}
+        tensors |= {f"{layer}.{norm}.weight": hidden for norm in (*_NORMS, *shape.family.more_norms)}
+        if shape.family.experts:
+            router = Expected(dtype, (shape.num_experts, shape.hidden_size))
+            tensors[f"{layer}.{shape.family.experts[0]}.gate.weight"] = router
+        tensors |= {f"{layer}.self_attn.{norm}.weight": head for norm in shape.family.head_norms.values()}
         for name, (out, width) in linear_shapes(shape).items():
             tensors |= {f"{layer}.{name}.{leaf}": t for leaf, t in _linear(out, width, block, dtype).items()}
-            if config.get("attention_bias" if name.startswith("self_attn") else "mlp_bias"):
+            if _has_bias(config, shape, name):
                 tensors[f"{layer}.{name}.bias"] = Expected(dtype, (out,))
         if block.get("kv_cache_quant_algo"):
             tensors |= {f"{layer}.self_attn.{kv}_proj.{kv}_scale": _ONE for kv in "kv"}
     return tensors
+
+
+def _has_bias(config: Mapping[str, Any], shape: ModelShape, linear: str) -> bool:
+    if shape.family.qkv_bias and linear in _FUSED[0]:
+        return True
+    return bool(config.get("attention_bias" if linear.startswith("self_attn") else "mlp_bias"))
 
 
 def _linear(out: int, width: int, block: Mapping[str, Any], dtype: str) -> Tensors:
@@ -236,7 +257,7 @@ def describe_unified(folder: Path) -> dict[str, Any]:
     by_dtype: Counter[str] = Counter()
     for info in stored.values():
         by_dtype[info.dtype] += info.nbytes
-    linears = sum(i.nbytes for name, i in stored.items() if ".self_attn." in name or ".mlp." in name)
+    linears = sum(i.nbytes for name, i in stored.items() if any(part in name for part in _LAYER_PARTS))
     return {
         "architecture": shape.architecture,
         "qformat": BY_QUANT_ALGO[block.get("quant_algo")].value,

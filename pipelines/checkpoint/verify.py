@@ -34,6 +34,7 @@ from pipelines.domain.formats import (
     FormatSpec,
     WeightKind,
 )
+from pipelines.domain.hf_config import shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -170,6 +171,7 @@ def _config_faults(config: CheckpointConfig) -> Iterator[Fault]:
         yield Fault(f"pp_size={config.pp_size} does not divide num_hidden_layers={config.num_hidden_layers}.")
     if config.intermediate_size % config.tp_size:
         yield Fault(f"tp_size={config.tp_size} does not divide intermediate_size={config.intermediate_size}.")
+    yield from _qwen_faults(config)
     if config.layers is None:
         yield from _block_faults("config.json", "quantization", config.quantization)
         return
@@ -206,6 +208,20 @@ def _block_faults(file: str, name: str, block: Quantization) -> Iterator[Fault]:
     group = form.weights.group_size(block.group_size)
     if group not in (0, block.group_size):
         yield Fault(f"{name} of {block.quant_algo} has group_size={block.group_size}.", f"It must be {group}.")
+
+
+def _qwen_faults(config: CheckpointConfig) -> Iterator[Fault]:
+    """Yield keys that TensorRT-LLM's Qwen reads without a default: it would stop with an AttributeError."""
+    family = FAMILIES.get(config.architecture)
+    if family is None or not family.qwen_type:
+        return
+    kind, length = config.raw.get("qwen_type"), config.raw.get("seq_length")
+    if kind != family.name:
+        yield Fault(f"config.json has qwen_type={shown(kind)}.", f"It must be '{family.name}'.", _AGAIN)
+    if not isinstance(length, int) or length < 1:
+        yield Fault(f"config.json has seq_length={shown(length)}.", "It must be a positive integer.", _AGAIN)
+    if family.qkv_bias and not config.raw.get("attn_bias", True):
+        yield Fault("config.json has attn_bias=false.", f"{family.title} has a bias in q, k and v.", _AGAIN)
 
 
 def _file_faults(folder: Path, config: CheckpointConfig) -> Iterator[Fault]:
@@ -278,15 +294,27 @@ def _layer_tensors(config: CheckpointConfig, path: str) -> Tensors:
         "mlp.gate": (inner, hidden),
         "mlp.proj": (hidden, inner),
     }
-    norms = FAMILIES[config.architecture].layer_norms
-    tensors = {f"{norm}.weight": Expected(dtype, (hidden,)) for norm in norms}
+    family = FAMILIES[config.architecture]
+    tensors = {f"{norm}.weight": Expected(dtype, (hidden,)) for norm in family.layer_norms}
+    tensors |= {f"attention.{norm}.weight": Expected(dtype, (config.head_size,)) for norm in family.head_norms}
     for name, (out, width) in linears.items():
         tensors |= _linear_tensors(config, name, f"{path}.{name}", out, width)
-        if config.raw.get("attn_bias" if name.startswith("attention") else "mlp_bias"):
+        if has_bias(config, name):
             tensors[f"{name}.bias"] = Expected(dtype, (out,))
     if config.quantization.kv_cache_quant_algo:
         tensors |= {f"attention.{name}": Expected("F32", (1,)) for name in _KV_SCALES}
     return tensors
+
+
+def has_bias(config: CheckpointConfig, linear: str) -> bool:
+    """Return whether a linear of a layer, e.g. "attention.dense", has a bias.
+
+    Qwen2's `attn_bias` is that of q, k and v alone (TensorRT-LLM `models/qwen/model.py`: dense_bias=False).
+    """
+    if not linear.startswith("attention"):
+        return bool(config.raw.get("mlp_bias"))
+    whole = not FAMILIES[config.architecture].qkv_bias or linear == "attention.qkv"
+    return whole and bool(config.raw.get("attn_bias"))
 
 
 def _linear_tensors(config: CheckpointConfig, name: str, path: str, out: int, width: int) -> Tensors:

@@ -13,7 +13,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from pipelines.checkpoint.tensors import read_header
-from pipelines.compress.postprocess import rope_scaling
+from pipelines.compress.postprocess import local_rope, rope_scaling
 from pipelines.compress.specs import Dtype
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
@@ -168,6 +168,10 @@ def _hf_config(source: ModelFolder) -> Any:
     config = AutoConfig.from_pretrained(str(source.folder), local_files_only=True, trust_remote_code=False)
     new_style = source.config.get("rope_parameters")
     if new_style and int(transformers.__version__.split(".")[0]) < 5:
+        if local := local_rope(source.config):
+            for key in ("rope_theta", "rope_scaling", "rope_local_base_freq"):
+                setattr(config, key, local[key])
+            return config
         config.rope_theta = new_style.get("rope_theta", 10000.0)
         config.rope_scaling = rope_scaling(source.config)
     return config

@@ -15,10 +15,16 @@ from typing import Any
 from pipelines.checkpoint.config import Quantization
 from pipelines.checkpoint.layers import LAYERS_FILE, MIXED
 from pipelines.compress.specs import QuantSpec
+from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import FORMATS, KvFormat
 
 _KNOWN_QUANTIZATION_KEYS = {field.name for field in fields(Quantization)}
 DEFAULT_ROTARY_BASE = 10000.0
+QWEN_SEQ_LENGTH = 8192
+"""TensorRT-LLM's Qwen layers read `seq_length` without a default; only the first Qwen's log(n) scaling uses it.
+
+Source: TensorRT-LLM `models/qwen/config.py` (8192 where Hugging Face states none) and `models/qwen/model.py`.
+"""
 
 
 def correct_export(folder: Path, hf_config: Mapping[str, Any], spec: QuantSpec) -> dict[str, Any]:
@@ -49,7 +55,7 @@ def correct_export(folder: Path, hf_config: Mapping[str, Any], spec: QuantSpec) 
 
 def corrected(exported: Mapping[str, Any], hf_config: Mapping[str, Any], spec: QuantSpec) -> dict[str, Any]:
     """Return ModelOpt's configuration with all corrections applied."""
-    config = dict(exported)
+    config, family = dict(exported), FAMILIES[hf_config["architectures"][0]]
     config |= {
         "architecture": hf_config["architectures"][0],
         "model_type": hf_config["model_type"],
@@ -57,12 +63,14 @@ def corrected(exported: Mapping[str, Any], hf_config: Mapping[str, Any], spec: Q
         "logits_dtype": "float32",
         # The vocabulary is not padded here (see `modelopt_door.export`), so it is the model's own.
         "vocab_size": hf_config["vocab_size"],
-        "attn_bias": bool(hf_config.get("attention_bias", False)),
+        "attn_bias": family.qkv_bias or (family.attention_bias and bool(hf_config.get("attention_bias", False))),
         "mlp_bias": bool(hf_config.get("mlp_bias", False)),
         "hidden_act": _activation(exported["hidden_act"]),
         "mapping": _mapping(exported["mapping"]),
         "quantization": _quantization(exported["quantization"], spec),
     }
+    if family.qwen_type:
+        config |= {"qwen_type": hf_config["model_type"], "seq_length": QWEN_SEQ_LENGTH}
     return config | _rotary(hf_config)
 
 
@@ -88,6 +96,33 @@ def rope_scaling(hf_config: Mapping[str, Any]) -> dict[str, Any] | None:
     if block.get("rope_type", block.get("type", "default")) == "default":
         return None
     return {key: value for key, value in block.items() if key != "rope_theta"}
+
+
+def local_rope(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of Transformers 4 and 5 for RoPE that differs between windowed layers and the others (Gemma 3).
+
+    Empty for a model with one RoPE. Transformers 4 reads `rope_theta`, `rope_scaling` and `rope_local_base_freq`,
+    Transformers 5 one block of `rope_parameters` for each type of layer.
+    """
+    blocks = hf_config.get("rope_parameters") or {}
+    if "full_attention" in blocks:
+        whole, local = blocks["full_attention"], blocks["sliding_attention"]
+        base, windowed = whole["rope_theta"], local["rope_theta"]
+        scaling = rope_scaling({"rope_parameters": whole})
+    elif "rope_local_base_freq" in hf_config:
+        base, windowed = hf_config.get("rope_theta") or 1e6, hf_config["rope_local_base_freq"]
+        scaling = rope_scaling(hf_config)
+    else:
+        return {}
+    return {
+        "rope_theta": base,
+        "rope_scaling": scaling,
+        "rope_local_base_freq": windowed,
+        "rope_parameters": {
+            "full_attention": {**(scaling or {"rope_type": "default"}), "rope_theta": base},
+            "sliding_attention": {"rope_type": "default", "rope_theta": windowed},
+        },
+    }
 
 
 def _mapping(exported: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,12 +40,19 @@ PARTS = {
 }
 """Linears of a layer: TensorRT-LLM's name, with the part of a merged linear, and Hugging Face's."""
 NORMS = {"input_layernorm": "input_layernorm", "post_layernorm": "post_attention_layernorm"}
+"""Norms of the layers of every family: TensorRT-LLM's name and Hugging Face's."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1_BOUNDS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 E2M1_TIES_UP = (0.75, 1.75, 3.5)
 """Bounds at which a tie goes to the upper value, whose code is even."""
 SMALLEST_BLOCK_SCALE = 1e-5
 """ModelOpt's kernel divides a block with a smaller scale by 1."""
+
+
+def norms(architecture: str) -> dict[str, str]:
+    """Return the norms of a layer, those of its heads included: TensorRT-LLM's name and Hugging Face's."""
+    heads = FAMILIES[architecture].head_norms.items()
+    return NORMS | {f"attention.{ours}": f"self_attn.{theirs}" for ours, theirs in heads}
 
 
 class TracedModel:
@@ -59,6 +66,11 @@ class TracedModel:
     def layers(self) -> int:
         """Number of decoder layers."""
         return len(self._model.model.layers)
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """Norms of each layer, by TensorRT-LLM's names."""
+        return tuple(norms(type(self._model).__name__))
 
     def facts(self) -> dict[str, Any]:
         """Return what the model computes with, under the names of a checkpoint's config.json."""
@@ -78,6 +90,10 @@ class TracedModel:
             "mlp_bias": inner.layers[0].mlp.gate_proj.bias is not None,
             "max_position_embeddings": config.max_position_embeddings,
         }
+
+    def rotary_factor(self) -> float:
+        """Return the factor of rotated queries and keys, which is 1 but for yarn."""
+        return float(self._model.model.rotary_emb.attention_scaling)
 
     def inverse_frequencies(self) -> Array:
         """Return the angle per position of each pair of channels [head size / 2]."""
@@ -106,8 +122,9 @@ class TracedModel:
             return _numpy(self._model.lm_head.weight)
         if name == "transformer.ln_f":
             return _numpy(inner.norm.weight) + np.float32(offset)
-        _, _, layer, norm = name.split(".")
-        return _numpy(inner.layers[int(layer)].get_submodule(NORMS[norm]).weight) + np.float32(offset)
+        _, _, layer, norm = name.split(".", 3)
+        theirs = norms(type(self._model).__name__)[norm]
+        return _numpy(inner.layers[int(layer)].get_submodule(theirs).weight) + np.float32(offset)
 
     def logits(self, sequences: Sequence[Sequence[int]]) -> list[Array]:
         """Return the logits after every token of each sequence, float32 [T, V]."""
@@ -221,7 +238,7 @@ def _fill(model: Any, checkpoint: Checkpoint) -> None:
     model.lm_head.weight = inner.embed_tokens.weight if head is None else torch.nn.Parameter(_torch(head), False)
     for number, layer in enumerate(inner.layers):
         ours = f"transformer.layers.{number}"
-        for norm, theirs in NORMS.items():
+        for norm, theirs in norms(checkpoint.config.architecture).items():
             layer.get_submodule(theirs).weight.data = _torch(checkpoint.tensor(f"{ours}.{norm}.weight")) - offset
         for module in dict.fromkeys(part.removesuffix(part[-2:]) if ".qkv." in part else part for part in PARTS):
             parts = [theirs for part, theirs in PARTS.items() if part.startswith(module)]

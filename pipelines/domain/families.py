@@ -6,7 +6,8 @@ ModelOpt 0.37/0.47 exports. Rules on what a family supports give their sources t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
@@ -18,7 +19,14 @@ class Architecture(StrEnum):
 
     GEMMA = "GemmaForCausalLM"
     GEMMA2 = "Gemma2ForCausalLM"
+    GEMMA3 = "Gemma3ForCausalLM"
     LLAMA = "LlamaForCausalLM"
+    MISTRAL = "MistralForCausalLM"
+    MIXTRAL = "MixtralForCausalLM"
+    PHI3 = "Phi3ForCausalLM"
+    QWEN2 = "Qwen2ForCausalLM"
+    QWEN3 = "Qwen3ForCausalLM"
+    QWEN3_MOE = "Qwen3MoeForCausalLM"
 
 
 Feature = Literal[
@@ -40,11 +48,20 @@ class Family:
         architecture: in config.json.
         modelopt_type: ModelOpt's name of the decoder, where it exports TensorRT-LLM checkpoints without tensorrt_llm
             being installed; None where it does not.
+        not_exported: why ModelOpt writes no TensorRT-LLM checkpoint, for messages.
         cpu_engine: whether the CPU engine supports it.
         head_is_embedding: whether checkpoints have no output head of their own, which config.json need not state.
         scales_embedding: embeddings are multiplied by sqrt(hidden size).
         norm_offset: norms multiply by (this + the weight of the Hugging Face model).
         layer_norms: norms of a layer, TensorRT-LLM's names.
+        more_norms: norms of a layer beside the first one and the one after attention, Hugging Face's names.
+        fused_linears: whether Hugging Face's q, k and v are one linear, and gate and up another.
+        experts: the modules of a mixture's experts in a layer, and the names of their gate, up and down projections;
+            None for a dense model.
+        head_norms: norms of each query and key head, TensorRT-LLM's names within the attention: Hugging Face's.
+        qkv_bias: whether q, k and v have a bias, and the output projection none, which config.json does not state.
+        attention_bias: whether config.json's `attention_bias` can give all four linears of attention a bias.
+        qwen_type: whether TensorRT-LLM's QWenConfig reads the checkpoint, which needs `qwen_type` and `seq_length`.
         sliding_window: tokens that windowed layers attend to; 0 is no window.
         global_every: every n-th layer attends to all tokens despite the window; 0 is none.
         float16_overflows: whether activations exceed float16's range.
@@ -63,6 +80,14 @@ class Family:
     scales_embedding: bool = False
     norm_offset: float = 0.0
     layer_norms: tuple[str, ...] = ("input_layernorm", "post_layernorm")
+    not_exported: str = ""
+    more_norms: tuple[str, ...] = ()
+    fused_linears: bool = False
+    experts: tuple[str, tuple[str, str, str]] | None = None
+    head_norms: Mapping[str, str] = field(default_factory=dict)
+    qkv_bias: bool = False
+    attention_bias: bool = True
+    qwen_type: bool = False
     sliding_window: int = 0
     global_every: int = 0
     float16_overflows: bool = False
@@ -77,6 +102,13 @@ class Family:
             return self.smoothquant_alpha
         return self.fp8_awq_alpha_step if form.tuning == "awq" and form.activation == "fp8" else None
 
+
+_ONLY_WITH_TENSORRT_LLM = (
+    "ModelOpt's exporter knows it only where tensorrt_llm is installed beside it, although TensorRT-LLM 1.2 builds it"
+)
+_FUSED_EXPERTS = (
+    "ModelOpt's exporter cannot read its experts as Transformers 5 holds them, although TensorRT-LLM 1.2 builds it"
+)
 
 _ROWS = (
     Family(
@@ -110,6 +142,28 @@ _ROWS = (
         ),
         sliding_window=4096,
         global_every=2,
+        not_exported=_ONLY_WITH_TENSORRT_LLM,
+    ),
+    Family(
+        name="gemma3",
+        title="Gemma 3",
+        architecture=Architecture.GEMMA3,
+        modelopt_type=None,
+        cpu_engine=False,
+        head_is_embedding=True,
+        scales_embedding=True,
+        norm_offset=1.0,
+        layer_norms=(
+            "input_layernorm",
+            "post_layernorm",
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+        ),
+        more_norms=("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+        head_norms={"q_layernorm": "q_norm", "k_layernorm": "k_norm"},
+        attention_bias=False,
+        not_exported=_ONLY_WITH_TENSORRT_LLM,
+        features=frozenset({"llm_api"}),
     ),
     Family(
         name="llama",
@@ -124,10 +178,75 @@ _ROWS = (
             }
         ),
     ),
+    Family(
+        name="mistral",
+        title="Mistral",
+        architecture=Architecture.MISTRAL,
+        modelopt_type="llama",
+        cpu_engine=True,
+        attention_bias=False,
+        features=frozenset({"llm_api"}),
+    ),
+    Family(
+        name="mixtral",
+        title="Mixtral",
+        architecture=Architecture.MIXTRAL,
+        modelopt_type=None,
+        cpu_engine=False,
+        experts=("block_sparse_moe", ("w1", "w3", "w2")),
+        attention_bias=False,
+        not_exported=_FUSED_EXPERTS,
+        features=frozenset({"llm_api"}),
+    ),
+    Family(
+        name="phi3",
+        title="Phi-3",
+        architecture=Architecture.PHI3,
+        modelopt_type=None,
+        cpu_engine=False,
+        fused_linears=True,
+        attention_bias=False,
+        not_exported=_ONLY_WITH_TENSORRT_LLM,
+        features=frozenset({"llm_api"}),
+    ),
+    Family(
+        name="qwen2",
+        title="Qwen2",
+        architecture=Architecture.QWEN2,
+        modelopt_type="llama",
+        cpu_engine=True,
+        qkv_bias=True,
+        attention_bias=False,
+        qwen_type=True,
+        features=frozenset({"llm_api"}),
+    ),
+    Family(
+        name="qwen3",
+        title="Qwen3",
+        architecture=Architecture.QWEN3,
+        modelopt_type="llama",
+        cpu_engine=True,
+        head_norms={"q_layernorm": "q_norm", "k_layernorm": "k_norm"},
+        attention_bias=False,
+        qwen_type=True,
+        features=frozenset({"llm_api"}),
+    ),
+    Family(
+        name="qwen3_moe",
+        title="Qwen3 MoE",
+        architecture=Architecture.QWEN3_MOE,
+        modelopt_type=None,
+        cpu_engine=False,
+        experts=("mlp", ("gate_proj", "up_proj", "down_proj")),
+        head_norms={"q_layernorm": "q_norm", "k_layernorm": "k_norm"},
+        attention_bias=False,
+        not_exported=_FUSED_EXPERTS,
+        features=frozenset({"llm_api"}),
+    ),
 )
 
 FAMILIES: dict[str, Family] = {family.architecture: family for family in _ROWS}
-"""Architecture -> family: of Gemma 2 only the sizes are used, for `make size`."""
+"""Architecture -> family."""
 BUILT = tuple(family.architecture for family in _ROWS if family.modelopt_type)
 """Architectures that this project builds."""
 

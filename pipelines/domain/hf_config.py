@@ -80,6 +80,16 @@ class ConfigNumbers:
             self.fault(f"has {name}={shown(value)}.", "It must be true or false.")
         return bool(value)
 
+    def items(self, name: str) -> list[Any]:
+        """Return a list; empty if it is absent or null."""
+        value = self._config.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            self.fault(f"has {name}={shown(value)}.", "It must be a list.")
+            return []
+        return value
+
     def architecture(self) -> str:
         """Return the first name in `architectures`; empty if there is none."""
         names = self._config.get("architectures")

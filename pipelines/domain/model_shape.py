@@ -81,6 +81,11 @@ class ModelShape:
             )
         heads, hidden = read.size("num_attention_heads"), read.size("hidden_size")
         kv_heads = read.size("num_key_value_heads", heads)
+        if buildable and not FAMILIES[architecture].attention_bias and read.switch("attention_bias", False):
+            read.fault(
+                f"has attention_bias=true: TensorRT-LLM's {FAMILIES[architecture].title} has no such bias.",
+                "It must be false or absent.",
+            )
         if read.fine and heads % kv_heads:
             read.fault(f"has num_key_value_heads={kv_heads}, which does not divide num_attention_heads={heads}.")
         if read.fine and config.get("head_dim") is None and hidden % heads:
@@ -92,11 +97,11 @@ class ModelShape:
             num_attention_heads=heads,
             num_key_value_heads=kv_heads,
             head_dim=read.size("head_dim", max(1, hidden // heads)),
-            intermediate_size=read.size("intermediate_size"),
+            intermediate_size=_inner(read, architecture),
             vocab_size=read.size("vocab_size"),
             max_position_embeddings=read.size("max_position_embeddings"),
             tie_word_embeddings=read.switch("tie_word_embeddings", known and FAMILIES[architecture].head_is_embedding),
-            **(implied_sizes(architecture) if known else _stated_sizes(read)),
+            **_other_sizes(read, architecture),
             name=name,
         )
         read.check_reals()
@@ -210,12 +215,52 @@ def implied_sizes(architecture: str) -> dict[str, Any]:
     }
 
 
+def _other_sizes(read: ConfigNumbers, architecture: str) -> dict[str, Any]:
+    """Return the fields that only some configurations state; what an architecture implies takes precedence."""
+    if architecture not in FAMILIES:
+        return _stated_sizes(read)
+    family, implied = FAMILIES[architecture], implied_sizes(architecture)
+    experts = _stated_experts(read) if family.experts else {}
+    return implied | experts | ({} if family.sliding_window else _stated_window(read))
+
+
+def _inner(read: ConfigNumbers, architecture: str) -> int:
+    """Return the width of the MLP, or of one expert where a configuration states both."""
+    family = FAMILIES.get(architecture)
+    if family is None or not family.experts:
+        return read.size("intermediate_size")
+    if read.items("mlp_only_layers") or read.size("decoder_sparse_step", 1) != 1:
+        read.fault(
+            "has layers without experts.", "Every layer must be a mixture: mlp_only_layers=[], decoder_sparse_step=1."
+        )
+    return read.size("moe_intermediate_size", read.size("intermediate_size"))
+
+
 def _stated_sizes(read: ConfigNumbers) -> dict[str, Any]:
     """Read experts and windows from a config.json."""
+    return {
+        **_stated_experts(read),
+        **_stated_window(read),
+    }
+
+
+def _stated_experts(read: ConfigNumbers) -> dict[str, int]:
+    experts = read.size("num_local_experts", read.size("num_experts", 1, least=0), least=0)
+    return {
+        "num_experts": experts or 1,
+        "num_experts_per_token": read.size("num_experts_per_tok", 1, least=0) or 1,
+    }
+
+
+def _stated_window(read: ConfigNumbers) -> dict[str, int]:
     windowed, window = read.switch("use_sliding_window", True), read.size("sliding_window", 0, least=0)
     return {
-        "num_experts": read.size("num_local_experts", 1, least=0) or 1,
-        "num_experts_per_token": read.size("num_experts_per_tok", 1, least=0) or 1,
         "sliding_window": window if windowed else 0,
-        "global_every": read.size("sliding_window_pattern", 0, least=0),
+        "global_every": read.size("sliding_window_pattern", _first_global(read), least=0),
     }
+
+
+def _first_global(read: ConfigNumbers) -> int:
+    """Return the number of the first layer that attends to all tokens, from Transformers 5's list; 0 without one."""
+    kinds = read.items("layer_types")
+    return kinds.index("full_attention") + 1 if "full_attention" in kinds and "sliding_attention" in kinds else 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pipelines.domain.formats import rules_out_reuse
-from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, listed
+from pipelines.rules.builder import longest
+from pipelines.rules.record import BUILT, CPU, GPU, Cases, DeploymentFacts, Rule, Severity, listed, shape
 from pipelines.rules.sources import BUILDER, COMMAND, PLUGIN, REUSE, SCHEDULER, TEMPLATES
 
 TOPIC = "KV cache and attention"
@@ -41,7 +42,45 @@ def _windows(d: DeploymentFacts) -> str:
     return listed(d.triton.max_attention_window_size or ())
 
 
+def _own_window(d: DeploymentFacts) -> Cases:
+    """Return the model's own window if sequences can grow longer than it."""
+    own, limit = shape(d).sliding_window, longest(d)
+    if shape(d).family.modelopt_type is None:
+        return ()  # it is not built at all
+    return [{"window": own, "limit": limit}] if own and limit is not None and limit > own else ()
+
+
+def _own_window_unset(d: DeploymentFacts) -> Cases:
+    """Return the model's own window if it is not the one that the runtime is told."""
+    told = d.triton.max_attention_window_size or ()
+    pattern = [min(window, longest(d) or window) for window in shape(d).windows]
+    same = told and all(told[n % len(told)] == pattern[n % len(pattern)] for n in range(len(told) * len(pattern)))
+    return () if same else [{**case, "windows": listed(pattern)} for case in _own_window(d)]
+
+
 RULES = (
+    Rule(
+        name="a-models-window-is-told",
+        topic=TOPIC,
+        engines=GPU,
+        needs=("shape",),
+        when=_own_window_unset,
+        failed="{d.shape.architecture} was trained with an attention window of {window} tokens, but sequences of up to"
+        " {limit} tokens would attend to all of them: a TensorRT-LLM checkpoint does not state the window.",
+        todo="Set triton.max_attention_window_size=[{windows}], or build.max_seq_len={window}.",
+        source=f"{TEMPLATES}; tensorrt_llm/models/llama/model.py",
+    ),
+    Rule(
+        name="cpu-attends-to-everything",
+        topic=TOPIC,
+        engines=CPU,
+        needs=("shape",),
+        when=_own_window,
+        failed="{d.shape.architecture} was trained with an attention window of {window} tokens, but sequences of up to"
+        " {limit} tokens would attend to all of them with engine=openvino.",
+        todo="Set build.max_seq_len={window} or less.",
+        source="pipelines/engines/openvino/graph.py",
+    ),
     Rule(
         name="kv-format-takes-reuse-and-chunks",
         topic=TOPIC,

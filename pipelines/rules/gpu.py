@@ -34,6 +34,13 @@ def _plugins_on_sm100(d: DeploymentFacts) -> Cases:
     return [{"name": name, "value": value} for name, value in given if sm100 and value != "disable"]
 
 
+def _way_out(d: DeploymentFacts) -> dict[str, str]:
+    family, todo = shape(d).family, "Choose one of these models."
+    if "llm_api" in family.features:
+        todo = f"Use engine=tensorrt_llm_llmapi, which runs {family.title}, or choose one of these models."
+    return {"why": family.not_exported, "todo": todo}
+
+
 RULES = (
     Rule(
         name="fp8-needs-sm89",
@@ -117,6 +124,7 @@ RULES = (
         name="nvfp4-is-not-for-gemma",
         topic=BY_FAMILY,
         needs=("shape",),
+        engines=BUILT,
         when=lambda d: d.qformat is QFormat.NVFP4 and "nvfp4" not in shape(d).family.features,
         failed="quant=nvfp4 is not supported for {d.shape.architecture} by TensorRT-LLM.",
         allowed=f"NVFP4 supports {either(titles('nvfp4'), 'and')}. Supported here: {{quants}}.",
@@ -138,11 +146,10 @@ RULES = (
         topic=BY_FAMILY,
         engines=BUILT,
         needs=("shape",),
-        when=lambda d: shape(d).family.modelopt_type is None and [{"title": shape(d).family.title}],
-        failed="{d.shape.architecture} cannot be exported to a TensorRT-LLM checkpoint: ModelOpt's exporter does not"
-        " know {title}.",
+        when=lambda d: shape(d).family.modelopt_type is None and [_way_out(d)],
+        failed="{d.shape.architecture} cannot be exported to a TensorRT-LLM checkpoint: {why}.",
         allowed=f"Exported are {either(families.BUILT, 'and')}.",
-        todo="Choose one of these models.",
+        todo="{todo}",
         source=f"{MODELOPT}: NotImplementedError unless tensorrt_llm is installed",
     ),
     Rule(

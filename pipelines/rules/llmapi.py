@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.domain.families import titles
-from pipelines.domain.formats import FORMATS, KvFormat
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.rules.record import LLM_API, Cases, DeploymentFacts, Rule, either, listed, shape, sm
 from pipelines.rules.sources import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUPPORT
 from pipelines.settings.build import BuildSettings
@@ -92,6 +92,17 @@ RULES = (
         " format.",
         todo="Set sparsity=none, or use engine=tensorrt_llm.",
         source=LLM_FORMATS,
+    ),
+    Rule(
+        name="mixtures-are-exported-in-fp8",
+        topic=TOPIC,
+        engines=LLM_API,
+        needs=("shape",),
+        when=lambda d: bool(shape(d).family.experts) and d.qformat is not QFormat.FP8,
+        failed="quant={d.qformat} of {d.shape.architecture} cannot be exported: of models with experts that"
+        " Transformers 5 holds in one tensor, ModelOpt 0.47 exports FP8 only.",
+        allowed="Supported here: {quants}.",
+        source="NVIDIA/Model-Optimizer modelopt/torch/export/layer_utils.py, unified_export_hf.py (0.47)",
     ),
     Rule(
         name="llm-api-has-gemma-3-only",

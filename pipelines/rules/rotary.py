@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.domain.rotary import ROPE_TYPES, Rotary
+from pipelines.domain.rotary import PLAIN_YARN, ROPE_TYPES, Rotary
 from pipelines.rules.record import BUILT, DeploymentFacts, Rule, either
 from pipelines.rules.sources import ROPE
 
@@ -24,7 +24,19 @@ RULES = (
         failed="{d.label} scales its rotary positions by rope_type '{d.rotary.kind}', which would be computed without"
         " its scaling.",
         allowed="A TensorRT-LLM checkpoint supports {known}.",
-        todo="Choose another model.",
+        todo="Choose another model, or use engine=tensorrt_llm_llmapi.",
+        source=ROPE,
+    ),
+    Rule(
+        name="yarn-is-plain",
+        topic=TOPIC,
+        engines=BUILT,
+        needs=("rotary",),
+        when=lambda d: bool(_rotary(d).differences) and [{"found": either(_rotary(d).differences, "and")}],
+        failed="{d.label} scales its rotary positions by yarn with {found}, which an engine would compute in another"
+        " way than the model.",
+        allowed=PLAIN_YARN,
+        todo="Change the block in config.json if the model allows, or use engine=tensorrt_llm_llmapi.",
         source=ROPE,
     ),
     Rule(
@@ -35,8 +47,8 @@ RULES = (
         when=lambda d: _rotary(d).fraction != 1.0,
         failed="{d.label} rotates only a part of each head (partial_rotary_factor={d.rotary.fraction:g}), but all of it"
         " would be rotated.",
-        allowed="A TensorRT-LLM checkpoint of Gemma or Llama rotates whole heads.",
-        todo="Choose another model.",
+        allowed="A TensorRT-LLM checkpoint rotates whole heads.",
+        todo="Choose another model, or use engine=tensorrt_llm_llmapi.",
         source=ROPE,
     ),
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.domain.model_shape import ModelShape
-from pipelines.rules.record import BUILT, Cases, DeploymentFacts, Rule, listed, shape
+from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, listed, shape
 from pipelines.rules.sources import GEMMA_CONVERT, MODELOPT
 
 TOPIC = "Sizes and ranks"
@@ -113,7 +113,27 @@ def _sparse_outputs(d: DeploymentFacts) -> Cases:
     return [{"what": what, "count": count} for what, count in rows.items() if count % 8]
 
 
+def _heads_of_a_rank(d: DeploymentFacts) -> Cases:
+    """Return the heads of a rank where each query head has its own KV head and more than one is there."""
+    model, ranks = shape(d), d.build.tp_size
+    heads, kv_heads = model.num_attention_heads // ranks, max(model.num_key_value_heads // ranks, 1)
+    mixed = bool(model.family.head_norms) and heads == kv_heads > 1
+    return [{"heads": heads}] if mixed else ()
+
+
 RULES = (
+    Rule(
+        name="head-norms-need-shared-kv-heads",
+        topic=TOPIC,
+        engines=GPU,
+        needs=("shape",),
+        when=_heads_of_a_rank,
+        failed="{d.shape.architecture} has {heads} query heads and as many KV heads on each rank: TensorRT-LLM 1.2 then"
+        " reads q, k and v as if they were interleaved by head before it applies the norms of heads.",
+        allowed="Models with fewer KV heads than query heads, as all published ones of this family, work.",
+        todo="Use engine=tensorrt_llm_llmapi or engine=openvino.",
+        source="tensorrt_llm/layers/attention.py (qk_layernorm)",
+    ),
     Rule(
         name="gemma-has-no-pipeline",
         topic=TOPIC,

@@ -29,6 +29,9 @@ class ShapeSettings(Group):
         vocab_size: tokens of the vocabulary.
         max_position_embeddings: positions the model was trained for.
         tie_word_embeddings: whether the output layer is the embedding.
+        num_experts: experts per layer; 1 is a dense model.
+        num_experts_per_token: experts that one token goes through.
+        sliding_window: tokens that each layer attends to; null is what the architecture implies.
     """
 
     architecture: Architecture
@@ -41,10 +44,14 @@ class ShapeSettings(Group):
     vocab_size: Positive
     max_position_embeddings: Positive
     tie_word_embeddings: bool
+    num_experts: Positive = 1
+    num_experts_per_token: Positive = 1
+    sliding_window: Positive | None = None
 
     def to_shape(self, name: str = "") -> ModelShape:
         """Return the shape, with what its architecture implies; `name` is for display."""
-        return ModelShape(**self.model_dump(), **implied_sizes(self.architecture), name=name)
+        stated = self.model_dump(exclude_none=True)
+        return ModelShape(**(implied_sizes(self.architecture) | stated), name=name)
 
 
 class ModelSettings(Group):

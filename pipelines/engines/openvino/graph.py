@@ -1,4 +1,4 @@
-"""The decoder of Gemma and Llama as an OpenVINO graph, made from a TensorRT-LLM checkpoint.
+"""The decoder of Gemma, Llama, Mistral and Qwen as an OpenVINO graph, made from a TensorRT-LLM checkpoint.
 
 Inputs: input_ids [B, T], attention_mask [B, P + T], position_ids [B, T], beam_idx [B], all i64 but beam_idx (i32).
 Output: logits [B, T, V], float32. Two Variables per layer hold the K and V of the P past tokens, [B, KV heads, P,
@@ -27,7 +27,7 @@ from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import KvFormat
 from pipelines.engines.openvino.activations import quantized_input, same_input
 from pipelines.engines.openvino.names import named
-from pipelines.engines.openvino.rope import inverse_frequencies
+from pipelines.engines.openvino.rope import attention_factor, inverse_frequencies
 from pipelines.engines.openvino.rounding import to_fp8, to_int8
 from pipelines.engines.openvino.weights import WeightStore
 
@@ -140,6 +140,7 @@ class GraphBuilder:
             )
             for part, start, size in (("q", 0, q_rows), ("k", q_rows, kv_rows), ("v", q_rows + kv_rows, kv_rows))
         )
+        q, k = self._head_normed(layer, "q", q), self._head_normed(layer, "k", k)
         q = named(_rotate(q, shared), f"{theirs}.q_rotated")
         k = self._kv_rounded(ours, f"{theirs}.k_rounded", named(_rotate(k, shared), f"{theirs}.k_rotated"))
         v = self._kv_rounded(ours, f"{theirs}.v_rounded", v)
@@ -153,6 +154,13 @@ class GraphBuilder:
         merged = named(merged, f"{theirs}.merged_heads")
         dense_in = self._quantized(f"{ours}.dense", f"{theirs}.o_proj", merged)
         return self._linear(f"{ours}.dense", f"{theirs}.o_proj", dense_in)
+
+    def _head_normed(self, layer: int, part: str, x: ov.Node) -> ov.Node:
+        """Apply RMSNorm to each head [B, heads, T, D] of the queries or keys, where the family has such a norm."""
+        norm, theirs = f"{part}_layernorm", FAMILIES[self._config.architecture].head_norms.get(f"{part}_layernorm")
+        if theirs is None:
+            return x
+        return self._norm(f"transformer.layers.{layer}.attention.{norm}", f"model.layers.{layer}.self_attn.{theirs}", x)
 
     def _quantized(self, module: str, name: str, x: ov.Node) -> ov.Node:
         return named(quantized_input(self._store, module, x), f"{name}.input")
@@ -176,7 +184,12 @@ class GraphBuilder:
         positions = op.convert(op.unsqueeze(position_ids, np.int64(2)), "f32")
         angles = op.unsqueeze(op.matmul(positions, frequencies, False, False), np.int64(1))
         both = named(op.concat([angles, angles], -1), "rotary.angles")
-        return named(op.cos(both), "rotary.cos"), named(op.sin(both), "rotary.sin")
+        cos, sin = (self._magnified(turn) for turn in (op.cos(both), op.sin(both)))
+        return named(cos, "rotary.cos"), named(sin, "rotary.sin")
+
+    def _magnified(self, turn: ov.Node) -> ov.Node:
+        factor = attention_factor(self._config)
+        return turn if factor == 1.0 else op.multiply(turn, np.float32(factor))
 
     def _heads(self, name: str, x: ov.Node) -> ov.Node:
         """Reshape [B, T, heads * head size] -> [B, heads, T, head size]."""

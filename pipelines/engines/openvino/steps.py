@@ -16,7 +16,8 @@ Array = np.ndarray[Any, Any]
 
 OF_A_LAYER = (
     "input_layernorm", "self_attn.qkv_proj.input", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-    "self_attn.q_proj.biased", "self_attn.k_proj.biased", "self_attn.v_proj.biased", "self_attn.q_rotated",
+    "self_attn.q_proj.biased", "self_attn.k_proj.biased", "self_attn.v_proj.biased", "self_attn.q_norm",
+    "self_attn.k_norm", "self_attn.q_rotated",
     "self_attn.k_rotated", "self_attn.k_rounded", "self_attn.v_rounded", "self_attn.attention",
     "self_attn.o_proj.input", "self_attn.o_proj", "self_attn.o_proj.biased", "attention_residual",
     "post_attention_layernorm", "mlp.gate_proj.input", "mlp.up_proj.input", "mlp.gate_proj", "mlp.gate_proj.biased",

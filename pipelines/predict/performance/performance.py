@@ -225,7 +225,8 @@ def _assumed(setup: Setup) -> str:
 def runnable(setup: Setup) -> list[QFormat]:
     """Return the weight formats that the setup's GPU and framework support for its model."""
     possible = formats_for(setup.gpu.sm) if setup.runs_on.is_tensorrt_llm else list(UNIFORM)
-    if setup.model.architecture and "nvfp4" not in setup.model.family.features:
+    # the PyTorch backend runs it for every family that it supports
+    if setup.model.architecture and not {"nvfp4", "llm_api"} & setup.model.family.features:
         possible = [qformat for qformat in possible if qformat is not QFormat.NVFP4]
     return [qformat for qformat in possible if FORMATS[qformat].activation in setup.gpu.peak]
 

@@ -12,6 +12,7 @@ from pipelines.checkpoint.unified import verify_unified
 from pipelines.compress import QuantSpec, fake_quantized_model, quantize
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from tests.contract.compress.conftest import CALIBRATION
+from tests.support.small_models import write_model, write_random
 
 modelopt = pytest.importorskip("modelopt")
 torch = pytest.importorskip("torch")
@@ -147,3 +148,30 @@ def test_a_format_the_backend_does_not_take_is_named(models, texts, tmp_path) ->
     path.write_text(path.read_text().replace('"FP8"', '"W8A8_SQ_PER_CHANNEL"'))
     (fault,) = verify_unified(tmp_path)
     assert "quant_algo='W8A8_SQ_PER_CHANNEL'" in str(fault)
+
+
+@pytest.mark.parametrize("kind", ["mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("qformat", [QFormat.NONE, QFormat.FP8, QFormat.INT4_AWQ])
+def test_other_families_export_sound_folders(kind, qformat, texts, tmp_path) -> None:
+    """Biases of q, k and v and norms of heads are expected where the family has them."""
+    export(write_model(tmp_path / "model", kind), tmp_path / "out", qformat, texts)
+    assert verify_unified(tmp_path / "out") == []
+
+
+@pytest.mark.skipif(OLD, reason="measured with nvidia-modelopt 0.47")
+@pytest.mark.parametrize(
+    ("kind", "qformat"),
+    [
+        *((kind, qformat) for kind in ("gemma3", "phi3") for qformat in (QFormat.NONE, QFormat.FP8, QFormat.INT4_AWQ)),
+        ("mixtral", QFormat.FP8),
+        ("qwen3_moe", QFormat.FP8),
+    ],
+)
+def test_families_of_the_llm_api_alone_export_sound_folders(kind, qformat, texts, tmp_path) -> None:
+    """Four norms, norms of heads, fused linears and experts; Transformers reads the same configuration as before."""
+    source = write_random(tmp_path / "model", kind)
+    facts = quantize(source, tmp_path / "out", QuantSpec(qformat), texts, CALIBRATION, layout="hugging_face")
+    assert verify_unified(tmp_path / "out") == []
+    assert facts["bits_per_weight"] == pytest.approx({"none": 16, "fp8": 8, "int4_awq": 4.25}[qformat.value], rel=0.03)
+    before, after = (transformers.AutoConfig.from_pretrained(str(path)) for path in (source, tmp_path / "out"))
+    assert before.rope_parameters == after.rope_parameters

@@ -29,6 +29,7 @@ from pipelines.engines.port import BuildLimits  # noqa: E402
 from pipelines.settings.model import BUNDLED  # noqa: E402
 from scripts.zoo.quiz import build_prompt, build_splits  # noqa: E402
 from scripts.zoo.world import build_world  # noqa: E402
+from tests.support.small_models import write_model  # noqa: E402
 
 MODELS = BUNDLED / "models"
 CALIBRATION = CalibrationSpec(size=8, seq_len=128, batch_size=4)
@@ -63,9 +64,16 @@ class Workshop:
             self._made[key] = make()
         return self._made[key]
 
+    def source(self, kind: str) -> Path:
+        """Return the folder of the bundled model of this kind, or a small random one."""
+        bundled = MODELS / f"tiny_{kind}"
+        if bundled.is_dir():
+            return bundled
+        return self.once(("source", kind), lambda: write_model(self.root / f"model-{kind}", kind))
+
     def tokens(self, kind: str) -> list[list[int]]:
         """Token ids of the quiz prompts."""
-        tokenizer = transformers.AutoTokenizer.from_pretrained(MODELS / f"tiny_{kind}")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.source(kind))
         return self.once(("tokens", kind), lambda: [tokenizer(text)["input_ids"] for text in quiz_prompts()])
 
     def batch(self, kind: str) -> np.ndarray:
@@ -81,7 +89,7 @@ class Workshop:
         def make() -> Path:
             out = self.root / f"checkpoint-{kind}-{qformat}-{kv}-{tp}-{pp}"
             texts = quiz_prompts()[:8]
-            quantize(MODELS / f"tiny_{kind}", out, QuantSpec(qformat, kv), texts, CALIBRATION, tp_size=tp, pp_size=pp)
+            quantize(self.source(kind), out, QuantSpec(qformat, kv), texts, CALIBRATION, tp_size=tp, pp_size=pp)
             return out
 
         return self.once(("checkpoint", kind, qformat, kv, tp, pp), make)
@@ -123,7 +131,7 @@ class Workshop:
 
     def plain(self, kind: str, dtype: Any = None) -> Any:
         """Return the bundled model in Transformers."""
-        path = MODELS / f"tiny_{kind}"
+        path = self.source(kind)
         return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype or torch.bfloat16).eval()
 
     def simulated(self, kind: str, qformat: QFormat) -> Any:
@@ -133,7 +141,7 @@ class Workshop:
     def simulated_by(self, kind: str, spec: QuantSpec) -> Any:
         """Return ModelOpt's fake-quantized model of any specification, computing in float32."""
         texts = quiz_prompts()[:8]
-        model = fake_quantized_model(MODELS / f"tiny_{kind}", spec, texts, CALIBRATION)
+        model = fake_quantized_model(self.source(kind), spec, texts, CALIBRATION)
         return as_exported(model.float(), kind)
 
 

@@ -141,7 +141,7 @@ def test_facts_name_the_size(workshop: Workshop, tmp_path: Path) -> None:
         ({"hidden_act": "relu"}, "hidden_act='relu'"),
         ({"qk_layernorm": True}, "qk_layernorm=True"),
         ({"position_embedding_type": "alibi"}, "position_embedding_type='alibi'"),
-        ({"rotary_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rotary_scaling of type 'yarn'"),
+        ({"rotary_scaling": {"rope_type": "longrope"}}, "rotary_scaling of type 'longrope'"),
         ({"quantization": {"quant_algo": "W4A16_GPTQ"}}, "quant_algo='W4A16_GPTQ'"),
         ({"quantization": {"quant_algo": "FP8"}}, "BF16, but FP8 stores F8_E4M3"),
     ],

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from pipelines.domain.formats import KvFormat
-from tests.support.rule_cases.words import AWQ, FP8, Case, kv
+from tests.support.rule_cases.words import AWQ, FP8, MISTRAL, Case, kv
 
 CASES = {
+    "a-models-window-is-told": Case(
+        {"shape": MISTRAL, "build": {"max_seq_len": 8192}},
+        r"MistralForCausalLM was trained with .* 4096 tokens.*up to 8192 .*max_attention_window_size=\[4096\]",
+        {"triton": {"max_attention_window_size": (4096,)}},
+    ),
+    "cpu-attends-to-everything": Case(
+        {"engine": "openvino", "shape": MISTRAL, "build": {"max_seq_len": 8192}},
+        r"window of 4096 tokens, but sequences of up to 8192",
+        {"build": {"max_seq_len": 4096}},
+    ),
     "kv-format-takes-reuse-and-chunks": Case(
         kv(chunked_context=True, qformat=AWQ, kv_format=KvFormat.FP8),
         "kv_cache=fp8 with quant=int4_awq rules out KV-cache reuse and chunked context",

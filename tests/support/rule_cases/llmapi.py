@@ -5,7 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.domain.formats import KvFormat
-from tests.support.rule_cases.words import ADAPTER, AWQ, FP8, GEMMA, LLAMA, LLAVA, LOOKAHEAD, NVFP4, SERVED, SQ, Case
+from tests.support.rule_cases.words import (
+    ADAPTER,
+    AWQ,
+    FP8,
+    GEMMA,
+    LLAMA,
+    LLAVA,
+    LOOKAHEAD,
+    MIXTRAL,
+    NVFP4,
+    SERVED,
+    SQ,
+    Case,
+)
 
 
 def llm(**given: Any) -> dict[str, Any]:
@@ -14,6 +27,11 @@ def llm(**given: Any) -> dict[str, Any]:
 
 LOOKS_AHEAD = {"speculative_decoding_mode": "lookahead_decoding", "max_draft_len": 83}
 CASES = {
+    "mixtures-are-exported-in-fp8": Case(
+        {"engine": "llmapi", "shape": MIXTRAL, "qformat": AWQ},
+        "quant=int4_awq of MixtralForCausalLM cannot be exported",
+        {"qformat": FP8},
+    ),
     "llm-api-formats": Case(
         llm(qformat=SQ),
         r"does not support quant=int8_sq: .*It supports none, fp8, int4_awq, w4a8_awq, nvfp4\.",

@@ -7,9 +7,14 @@ from tests.support.rule_cases.words import Case
 
 CASES = {
     "rope-types-are-known": Case(
-        {"rotary": Rotary("yarn", 1.0)},
-        "rope_type 'yarn'.*supports default, linear or llama3",
+        {"rotary": Rotary("longrope", 1.0)},
+        "rope_type 'longrope'.*supports default, linear, llama3 or yarn",
         {"rotary": Rotary("llama3", 1.0)},
+    ),
+    "yarn-is-plain": Case(
+        {"rotary": Rotary.of({"rope_scaling": {"type": "yarn", "factor": 4.0, "attention_factor": 1.5}})},
+        "yarn with attention_factor=1.5 and no original_max_position_embeddings",
+        {"rotary": Rotary.of({"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 4096}})},
     ),
     "heads-rotate-wholly": Case(
         {"rotary": Rotary("default", 0.5)},

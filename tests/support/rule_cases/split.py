@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipelines.domain.formats import QFormat
-from tests.support.rule_cases.words import AWQ, FP8, GEMMA, LLAMA, SQ, Case
+from tests.support.rule_cases.words import AWQ, FP8, GEMMA, LLAMA, QWEN3, SQ, Case
 
 CASES = {
+    "head-norms-need-shared-kv-heads": Case(
+        {"shape": replace(QWEN3, num_key_value_heads=32), "build": {"tp_size": 2}},
+        "Qwen3ForCausalLM has 16 query heads and as many KV heads on each rank",
+        {"shape": QWEN3},
+    ),
     "gemma-has-no-pipeline": Case(
         {"shape": GEMMA, "build": {"pp_size": 2}}, "pp_size=2 does not work with GemmaForCausalLM", {"shape": LLAMA}
     ),

@@ -61,7 +61,7 @@ def test_model_shapes_equal_the_published_table():
         kv_bytes = 4 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim
         assert kv_bytes == int(row["kv_bytes_per_token_16bit"])
         checked += 1
-    assert checked == 7
+    assert checked == 12
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.rope import inverse_frequencies
+from pipelines.engines.openvino.rope import attention_factor, inverse_frequencies
 
 
 def config(**changes: Any) -> CheckpointConfig:
@@ -47,6 +47,54 @@ def test_llama3_scaling_keeps_short_waves_and_stretches_long_ones() -> None:
 def test_an_incomplete_llama3_block_is_refused() -> None:
     with pytest.raises(UserError, match="'llama3' has no 'low_freq_factor'"):
         inverse_frequencies(config(rotary_scaling={"rope_type": "llama3", "factor": 8.0}))
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"factor": 40.0}, {"beta_fast": 8.0, "beta_slow": 2.0}, {"original_max_position_embeddings": 4096}],
+)
+@pytest.mark.parametrize("size", [8, 128])
+def test_yarn_is_that_of_transformers(change: dict[str, Any], size: int) -> None:
+    """Frequencies and the factor of queries and keys; Transformers judges."""
+    transformers = pytest.importorskip("transformers")
+    rope = pytest.importorskip("transformers.modeling_rope_utils")
+    block = YARN | change
+    theirs = transformers.Qwen2Config(
+        hidden_size=size, num_attention_heads=1, num_key_value_heads=1, max_position_embeddings=4096,
+        rope_parameters={**block, "rope_theta": 10000.0},
+    )  # fmt: skip
+    frequencies, factor = rope.ROPE_INIT_FUNCTIONS["yarn"](theirs, "cpu")
+    ours = config(hidden_size=size, head_size=size, rotary_scaling=block)
+    np.testing.assert_allclose(inverse_frequencies(ours), frequencies.numpy(), rtol=1e-6)
+    assert attention_factor(ours) == pytest.approx(factor)
+
+
+def test_other_scalings_leave_queries_as_they_are() -> None:
+    assert attention_factor(config()) == attention_factor(config(rotary_scaling={"type": "linear", "factor": 4.0})) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attention_factor": 1.2}, r"attention_factor=1\.2"),
+        ({"mscale": 0.7}, r"mscale=0\.7"),
+        ({"truncate": False}, "truncate=false"),
+        ({"original_max_position_embeddings": None}, "'original_max_position_embeddings'|no original_max_position"),
+        ({"factor": -1.0}, "factor=-1"),
+    ],
+)
+def test_yarn_that_tensorrt_llm_computes_in_another_way_is_refused(change: dict[str, Any], message: str) -> None:
+    block = {key: value for key, value in (YARN | change).items() if value is not None}
+    with pytest.raises(UserError, match=message):
+        inverse_frequencies(config(rotary_scaling=block))
+
+
+def test_yarn_needs_a_base_above_1() -> None:
+    with pytest.raises(UserError, match="rotary_base=1"):
+        inverse_frequencies(config(rotary_base=1.0, rotary_scaling=YARN))
 
 
 def test_partly_rotated_heads_are_refused() -> None:

@@ -126,3 +126,24 @@ def test_lookahead_sizes_give_their_draft_length(draft_len: int) -> None:
 def test_the_draft_length_of_lookahead(sizes: tuple[int, int, int], tokens: int) -> None:
     """(7, 7, 7): 5 + (6 + 7) * 6 = 83; (4, 1, 2): 0 + 5 * 0 = 0; (3, 2, 3): 0 + (2 + 3) * 1 = 5."""
     assert lookahead_draft_len(*sizes) == tokens
+
+
+@pytest.mark.parametrize(
+    ("architecture", "why", "way_out"),
+    [
+        ("Gemma2ForCausalLM", "only where tensorrt_llm is installed", False),
+        ("Gemma3ForCausalLM", "only where tensorrt_llm is installed", True),
+        ("Phi3ForCausalLM", "only where tensorrt_llm is installed", True),
+        ("MixtralForCausalLM", "cannot read its experts", True),
+        ("Qwen3MoeForCausalLM", "cannot read its experts", True),
+    ],
+)
+def test_a_family_that_is_not_exported_is_offered_the_llm_api_where_that_runs_it(
+    architecture: str, why: str, way_out: bool
+) -> None:
+    model = replace(LLAMA, architecture=architecture)
+    (finding,) = BY_NAME["family-cannot-be-exported"].findings(deployment(shape=model))
+    assert why in finding.fault.message
+    assert ("engine=tensorrt_llm_llmapi" in finding.fault.todo) == way_out
+    served = check(deployment(shape=model, engine="llmapi", qformat=QFormat.FP8))
+    assert bool(refused(served)) != way_out

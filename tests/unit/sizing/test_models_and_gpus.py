@@ -98,7 +98,9 @@ def test_windows_of_gemma_are_per_layer():
 def test_a_config_json_gives_the_sizes():
     config = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
     config |= {"intermediate_size": 14336, "vocab_size": 32000, "max_position_embeddings": 32768}
-    mixtral = read({**config, "num_local_experts": 8, "num_experts_per_tok": 2})
+    mixtral = read(
+        {**config, "architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2}
+    )
     assert mixtral == models()["mixtral-8x7b"]
     with pytest.raises(UserError, match="has no 'hidden_size'"):
         read({"num_attention_heads": 8})
@@ -111,3 +113,51 @@ def test_a_config_json_of_gemma_2_gives_what_it_leaves_out():
     config |= {"num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 14336, "sliding_window": 4096}
     config |= {"vocab_size": 256000, "max_position_embeddings": 8192}
     assert read(config) == gemma
+
+
+SIZES = {
+    "num_hidden_layers": 12, "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "intermediate_size": 1024, "vocab_size": 1000, "max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "wanted"),
+    [
+        ("MistralForCausalLM", {"sliding_window": 1024}, {"sliding_window": 1024, "global_every": 0}),
+        ("Qwen2ForCausalLM", {"sliding_window": 1024, "use_sliding_window": False}, {"sliding_window": 0}),
+        (
+            "Gemma3ForCausalLM",
+            {"sliding_window": 512, "sliding_window_pattern": 6},
+            {"global_every": 6, "window_layers": 10, "norms_per_layer": 4, "tie_word_embeddings": True},
+        ),
+        (
+            "Gemma3ForCausalLM",
+            {"sliding_window": 512, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 4},
+            {"global_every": 3},
+        ),
+        ("MixtralForCausalLM", {"num_local_experts": 8, "num_experts_per_tok": 2}, {"num_experts": 8}),
+        (
+            "Qwen3MoeForCausalLM",
+            {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128},
+            {"num_experts": 16, "num_experts_per_token": 4, "intermediate_size": 128},
+        ),
+    ],
+)
+def test_families_state_windows_and_experts_in_their_own_words(architecture, config, wanted):
+    shape = ModelShape.from_hf_config({"architectures": [architecture], **SIZES, **config})
+    assert {name: getattr(shape, name) for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "message"),
+    [
+        ("Qwen3ForCausalLM", {"attention_bias": True}, "attention_bias=true: TensorRT-LLM's Qwen3 has no such bias"),
+        ("Qwen3MoeForCausalLM", {"num_experts": 4, "mlp_only_layers": [0]}, "has layers without experts"),
+        ("Qwen3MoeForCausalLM", {"num_experts": 4, "decoder_sparse_step": 2}, "has layers without experts"),
+        ("Gemma3ForCausalLM", {"layer_types": "full"}, "has layer_types='full'"),
+    ],
+)
+def test_configurations_that_no_engine_computes_are_refused(architecture, config, message):
+    with pytest.raises(UserError, match=message):
+        ModelShape.from_hf_config({"architectures": [architecture], **SIZES, **config})

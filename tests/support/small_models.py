@@ -1,0 +1,106 @@
+"""Small models of the families that no bundled model belongs to, made from the weights of tiny_llama.
+
+What the other family adds is set so that a step that leaves it out shows, and so that the model still answers: biases
+are random and small, norms of query and key heads restore the magnitudes that tiny_llama's heads have on a text.
+Weights that were trained keep logits apart, which random ones do not: a flipped code of a quantized activation then
+decides between next tokens as rarely as it does in the bundled models.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from pipelines.settings.model import BUNDLED
+
+TRAINED = BUNDLED / "models" / "tiny_llama"
+TEXT = "Question: What is the capital of the country? Answer: the city by the river. Question:"
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2_tied": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2_yarn": ("Qwen2", {"rope_parameters": YARN}),
+    "qwen3": ("Qwen3", {}),
+}
+"""Kind -> its classes in Transformers, and what differs from tiny_llama in its configuration."""
+SHARED = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_parameters", "bos_token_id",
+    "eos_token_id", "pad_token_id",
+)  # fmt: skip
+
+
+def write_model(folder: Path, kind: str, **changes: Any) -> Path:
+    """Write a Hugging Face folder of a kind in bf16; equal for equal arguments."""
+    name, own = KINDS[kind]
+    trained = transformers.AutoModelForCausalLM.from_pretrained(TRAINED, dtype=torch.float32)
+    shared = {key: getattr(trained.config, key) for key in SHARED}
+    config = getattr(transformers, f"{name}Config")(**{**shared, **own, **changes})
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    report = model.load_state_dict(trained.state_dict(), strict=False)
+    assert not report.unexpected_keys
+    magnitudes = _head_magnitudes(trained)
+    for key in report.missing_keys:
+        weight = model.get_parameter(key)
+        if key.endswith(".bias"):
+            torch.nn.init.normal_(weight, std=0.05)
+        else:
+            torch.nn.init.uniform_(weight, 0.9 * magnitudes[key], 1.1 * magnitudes[key])
+    model.to(torch.bfloat16).save_pretrained(folder)
+    for file in TRAINED.glob("*token*.json"):
+        shutil.copy(file, folder)
+    return folder
+
+
+RANDOM: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": ("Gemma3Text", {"head_dim": 64, "sliding_window": 32, "num_hidden_layers": 6}),
+    "phi3": ("Phi3", {"sliding_window": None}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {"head_dim": 64, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128},
+    ),
+}
+"""Families whose weights tiny_llama's do not fit."""
+
+
+def write_random(folder: Path, kind: str) -> Path:
+    """Write a Hugging Face folder of a kind of `RANDOM` with random weights in bf16."""
+    name, own = RANDOM[kind]
+    trained = json.loads((TRAINED / "config.json").read_text())
+    sizes = {key: trained[key] for key in SHARED if key not in ("head_dim", "rope_parameters")}
+    config = getattr(transformers, f"{name}Config")(**{**sizes, "num_hidden_layers": 2, **own})
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    for file in TRAINED.glob("*token*.json"):
+        shutil.copy(file, folder)
+    return folder
+
+
+def _head_magnitudes(model: Any) -> dict[str, float]:
+    """Return the root mean square of the queries and keys of each layer on a text, by the name of a head norm."""
+    ids = transformers.AutoTokenizer.from_pretrained(TRAINED)(TEXT, return_tensors="pt")["input_ids"]
+    found: dict[str, float] = {}
+    hooks = []
+    for number, layer in enumerate(model.model.layers):
+        for part in ("q", "k"):
+
+            def seen(
+                _module: Any, _args: Any, out: Any, key: str = f"model.layers.{number}.self_attn.{part}_norm"
+            ) -> None:
+                found[f"{key}.weight"] = float(out.square().mean().sqrt())
+
+            hooks.append(layer.self_attn.get_submodule(f"{part}_proj").register_forward_hook(seen))
+    with torch.no_grad():
+        model(ids)
+    for hook in hooks:
+        hook.remove()
+    return found
