@@ -243,15 +243,23 @@ def _draft(settings: Settings, found: Found) -> list[Fault]:
     shape = found.draft or guess.draft_shape
     if shape is None:
         return []
-    build = settings.build
-    faults = check_checkpoint(
-        shape,
-        guess.draft_qformat,
-        group_size=settings.quant.group_size,
-        tp_size=build.tp_size,
-        pp_size=build.pp_size,
-        positions=found.draft_rotary,
-    )
+    quant, build = settings.quant, settings.build
+    if guess.draft_qformat is QFormat.AUTO and not quant.mixed:
+        todo = f"Set quant=auto, or speculative.draft_qformat={quant.qformat}."
+        return [Fault("speculative.draft_qformat=auto takes the candidates of quant=auto.", todo=todo)]
+    formats = quant.formats if guess.draft_qformat is QFormat.AUTO else (guess.draft_qformat,)
+    faults = [
+        fault
+        for qformat in formats
+        for fault in check_checkpoint(
+            shape,
+            qformat,
+            group_size=quant.group_size,
+            tp_size=build.tp_size,
+            pp_size=build.pp_size,
+            positions=found.draft_rotary,
+        )
+    ]
     return [Fault(f"speculative.draft: {fault.message}", fault.allowed, fault.todo) for fault in faults]
 
 

@@ -24,7 +24,7 @@ def deployment(
         label=settings.model.label,
         shape=shape,
         qformat=settings.quant.qformat,
-        candidates=settings.quant.candidates or (),
+        candidates=settings.quant.mixed,
         dtype=settings.quant.dtype,
         kv_format=settings.kv_cache.dtype,
         group_size=settings.quant.group_size,

@@ -247,7 +247,7 @@ def cpu_sizes(settings: Settings, shape: ModelShape) -> CpuSizes | None:
         max_num_tokens=build.max_num_tokens,
         max_seq_len=build.max_seq_len or shape.max_position_embeddings,
         kv_cache_bytes=options.kv_cache_bytes,
-        candidates=settings.quant.candidates or (),
+        candidates=settings.quant.mixed,
     )
     if bound is None:
         return sizes

@@ -163,7 +163,7 @@ def _calibrates(settings: Settings, target: Target) -> bool:
     """Return whether texts are observed: by quantization of the model or its draft, or by SparseGPT."""
     if settings.engine.path is not None or is_elsewhere(settings, target):
         return False
-    formats = [settings.quant.qformat, settings.speculative.draft_qformat]
+    formats = [*settings.quant.formats, settings.speculative.draft_qformat]
     return (
         any(FORMATS[each].calibrated for each in formats if each is not None)
         or settings.kv_cache.dtype != KvFormat.AUTO

@@ -42,12 +42,17 @@ class QuantSettings(Group):
     @property
     def formats(self) -> tuple[QFormat, ...]:
         """Formats that linears may have: the candidates of a search, or the one format."""
-        return self.candidates or (self.qformat,)
+        return self.mixed or (self.qformat,)
+
+    @property
+    def mixed(self) -> tuple[QFormat, ...]:
+        """Candidates of a search; none for a single format."""
+        return (self.candidates or ()) if self.qformat is QFormat.AUTO else ()
 
     @property
     def mean_bits(self) -> float | None:
         """Most bits per weight that a searched mix has, with scales of groups; None for a single format."""
-        if self.effective_bits is None:
+        if self.effective_bits is None or not self.mixed:
             return None
         scales = [FORMATS[each].bits_in_groups(self.group_size) - FORMATS[each].weights.bits for each in self.formats]
         return self.effective_bits + max(scales)

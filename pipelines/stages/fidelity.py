@@ -84,7 +84,7 @@ class Fidelity:
         wanted, both = self.fidelity, (reference, other)
         answers = greedy(*both, texts, prompts=wanted.prompts, new_tokens=wanted.new_tokens, progress=progress)
         measured = measure(*both, texts, progress)
-        scaled = FORMATS[self.quant.qformat].tuning is not None
+        scaled = any(FORMATS[qformat].tuning for qformat in self.quant.formats)
         layers = layer_errors(*both, texts, scaled=scaled, progress=progress) if wanted.by_layer else None
         result = FidelityResult(
             model=self.model,

@@ -157,10 +157,10 @@ def search_of(quant: QuantSettings) -> SearchSpec | None:
     """Convert the settings of a search to the compressor's record; None for a single format."""
     from pipelines.compress.specs import SearchSpec
 
-    bits, candidates, scoring, texts = quant.effective_bits, quant.candidates, quant.scoring, quant.scoring_texts
-    if bits is None or candidates is None or scoring is None or texts is None:
+    bits, scoring, texts = quant.effective_bits, quant.scoring, quant.scoring_texts
+    if not quant.mixed or bits is None or scoring is None or texts is None:
         return None
-    return SearchSpec(candidates, bits, scoring, texts)
+    return SearchSpec(quant.mixed, bits, scoring, texts)
 
 
 def check_model(folder: Path, qformat: QFormat, *, with_positions: bool = True, **asked: Any) -> None:

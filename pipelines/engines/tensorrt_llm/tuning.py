@@ -56,7 +56,8 @@ def _gemm_16_bit(case: TunedCase) -> bool:
 
 def _gemm_beside_integers(case: TunedCase) -> bool:
     """The linears have a plugin of their own; the head, for one, stays in 16 bit."""
-    return FORMATS[case.settings.quant.qformat].weights.integer and not _needs_own_kernels(case)
+    integer = any(FORMATS[qformat].weights.integer for qformat in case.settings.quant.formats)
+    return integer and not _needs_own_kernels(case)
 
 
 def _fp8_kv_cache(case: TunedCase) -> bool:

@@ -54,3 +54,11 @@ def test_a_mix_of_6_bits_counts_the_scales_of_its_groups() -> None:
     """At most 6 bits and 16 more for 128 weights: 6.125."""
     assert load(["quant=auto"]).quant.mean_bits == 6.125
     assert load(["quant=int4_awq"]).quant.mean_bits is None
+
+
+def test_the_baseline_and_a_draft_of_a_mix_have_no_candidates() -> None:
+    """A copy in another format does not calibrate what the search would have chosen from."""
+    mix = load(["quant=auto"]).quant
+    assert (mix.formats, mix.mixed) == ((FP8, INT4), (FP8, INT4))
+    half = mix.model_copy(update={"qformat": QFormat.NONE})
+    assert (half.formats, half.mixed, half.mean_bits) == ((QFormat.NONE,), (), None)
