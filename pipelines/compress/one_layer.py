@@ -115,7 +115,7 @@ class LayerSource:
     @torch.no_grad()
     def first_states(self, batch_bt: torch.Tensor) -> torch.Tensor:
         """Return the input of the first layer for token ids: [B, T, H]."""
-        ids, compact_bt = torch.unique(batch_bt, return_inverse=True)  # type: ignore[no-untyped-call]
+        ids, compact_bt = torch.unique(batch_bt, return_inverse=True)
         self._frame.model.embed_tokens.weight.data = self.weights.gather(EMBEDDING, self.dtype, ids).to(self.device)
         return self._call(input_ids=compact_bt.to(self.device)).hidden_bth
 

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import UserError
+from pipelines.domain.progress import PARTIAL
 from pipelines.host.files import write_json
 
-PARTIAL = ".partial"
-"""Folder in an unfinished output."""
 _RECORD = "layers.json"
 
 

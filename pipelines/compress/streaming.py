@@ -8,6 +8,7 @@ model, byte for byte.
 
 from __future__ import annotations
 
+import gc
 import shutil
 import time
 from collections.abc import Iterable
@@ -98,6 +99,7 @@ def quantize_layers(
             record.notes["seconds"] = record.notes.get("seconds", 0.0) + time.monotonic() - began
             record.complete(number + 1)
             advance(1)
+            gc.collect()  # ModelOpt's modules refer to each other in cycles, which would keep several layers alive
     assert writer is not None, "a model has layers"
     _copy_vocabulary(writer, source, layout, vocab_size, progress)
 
