@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from huggingface_hub import split_state_dict_into_shards_factory
 
 from pipelines.checkpoint.tensors import ITEM_BYTES, TensorInfo, read_header
 from pipelines.compress.one_layer import EMBEDDING, FIRST, HEAD
@@ -195,18 +194,15 @@ class FolderLayout:
             else:
                 copied = name in (EMBEDDING, HEAD)
                 tensors[name] = (info.dtype, (vocab_size, *info.shape[1:]) if copied else info.shape)
-        split = split_state_dict_into_shards_factory(
-            dict(sorted(tensors.items(), key=lambda item: _model_order(item[0]))),
-            get_storage_size=lambda tensor: math.prod(tensor[1]) * ITEM_BYTES[tensor[0]],
-            filename_pattern="model{suffix}.safetensors",
-            max_shard_size=_SHARD_BYTES,
+        files = _shards(tensors)
+        self._shards = {name: file for file, names in files.items() for name in names}
+        writer = TensorWriter.create(
+            out_dir, {file: {name: tensors[name] for name in names} for file, names in files.items()}, {"format": "pt"}
         )
-        files = {file: {name: tensors[name] for name in names} for file, names in split.filename_to_tensors.items()}
-        writer = TensorWriter.create(out_dir, files, {"format": "pt"})
-        if split.is_sharded:
-            index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-            (out_dir / self._INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        self._shards = split.tensor_to_filename
+        if len(files) > 1:
+            total = sum(_nbytes(tensor) for tensor in tensors.values())
+            index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(self._shards.items()))}
+            (out_dir / self._INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         return writer
 
     def reopen(self, out_dir: Path) -> TensorWriter:
@@ -252,3 +248,23 @@ def _model_order(name: str) -> tuple[int, int, str]:
     if parts[:2] == ["model", "layers"]:
         return 1, int(parts[2]), name
     return (0 if name == EMBEDDING else 2), 0, name
+
+
+def _nbytes(tensor: tuple[str, tuple[int, ...]]) -> int:
+    return math.prod(tensor[1]) * ITEM_BYTES[tensor[0]]
+
+
+def _shards(tensors: Mapping[str, tuple[str, tuple[int, ...]]], most: int = _SHARD_BYTES) -> dict[str, list[str]]:
+    """Distribute tensors over files of at most `most` bytes, in the order of the model, under Transformers' names."""
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name in sorted(tensors, key=_model_order):
+        nbytes = _nbytes(tensors[name])
+        if shards[-1] and size + nbytes > most:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += nbytes
+    if len(shards) == 1:
+        return {"model.safetensors": shards[0]}
+    return {f"model-{n:05}-of-{len(shards):05}.safetensors": names for n, names in enumerate(shards, 1)}

@@ -367,9 +367,8 @@ def quantize_note(shape: ModelShape | None) -> tuple[str, ...]:
     """Say what memory quantizing needs on this machine."""
     if shape is None:
         return ()
-    return (
-        f"quantizing needs about {show_bytes(quantize_memory_bytes(shape))} of memory, one layer at a time (modelled)",
-    )
+    needed = show_bytes(quantize_memory_bytes(shape))
+    return (f"quantizing needs about {needed} of memory, one layer at a time (modelled)",)
 
 
 def sparsify_memory_bytes(shape: ModelShape) -> float:

@@ -192,3 +192,22 @@ def test_written_files_are_those_of_the_safetensors_library(tmp_path) -> None:
     for name, tensor in tensors.items():
         writer.write("ours.safetensors", name, iter([tensor]))
     assert (tmp_path / "ours.safetensors").read_bytes() == (tmp_path / "theirs.safetensors").read_bytes()
+
+
+def test_a_large_folder_is_sharded(models, texts, tmp_path, monkeypatch) -> None:
+    """Shards of 100 kB hold the tensors of the one file, and the index names them all."""
+    from safetensors.torch import load_file
+
+    from pipelines.compress import checkpoint_layout
+
+    spec, options = spec_of(QFormat.NONE), {"layout": "hugging_face"}
+    quantize(models["llama"], tmp_path / "one", spec, texts, CALIBRATION, **options)
+    monkeypatch.setattr(checkpoint_layout._shards, "__defaults__", (100_000,))
+    quantize(models["llama"], tmp_path / "many", spec, texts, CALIBRATION, **options)
+    files = sorted((tmp_path / "many").glob("model-*-of-*.safetensors"))
+    found = {name: tensor for path in files for name, tensor in load_file(path).items()}
+    whole = load_file(tmp_path / "one" / "model.safetensors")
+    index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
+    assert len(files) > 3
+    assert found.keys() == whole.keys() == index["weight_map"].keys()
+    assert all(torch.equal(found[name], whole[name]) for name in whole)
