@@ -33,9 +33,9 @@ from pipelines.engines.registry import open_engine
 from pipelines.host.files import parse_json
 
 if TYPE_CHECKING:
-    from pipelines.compress.simulated import SimulatedModel
     from pipelines.compress.specs import QuantSpec
     from pipelines.compress.traced import TracedModel
+    from pipelines.compress.traced_simulation import SimulatedModel
 
 Array = np.ndarray[Any, Any]
 

@@ -20,9 +20,9 @@ from pipelines.domain.formats import FORMATS, KvFormat
 from pipelines.domain.progress import Progress
 
 if TYPE_CHECKING:
-    from pipelines.compress.simulated import SimulatedModel
     from pipelines.compress.specs import QuantSpec
     from pipelines.compress.traced import TracedModel
+    from pipelines.compress.traced_simulation import SimulatedModel
 
 Array = np.ndarray[Any, Any]
 Inputs = Mapping[tuple[int, str], Array]

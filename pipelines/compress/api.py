@@ -95,7 +95,7 @@ def fake_quantized_model(
     Raises:
         UserError: as for `quantize`.
     """
-    from pipelines.compress.quantizing import run_simulate
+    from pipelines.compress.simulating import run_simulate
 
     return run_simulate(
         model_dir, spec, texts, calibration, dtype=dtype, device=device, progress=progress or SilentProgress()

@@ -100,16 +100,17 @@ def run_batch(model: torch.nn.Module, batch: torch.Tensor, logits_to_keep: int =
     try:
         logits: torch.Tensor = model(input_ids=batch, logits_to_keep=logits_to_keep).logits
     except AssertionError as error:  # how ModelOpt's calibrators report an activation that is not finite
-        if layer := _first_broken_layer(model, batch):
+        if layer := first_broken_layer(model, lambda: model(input_ids=batch, logits_to_keep=1)):
             raise broken_at(layer) from error
         raise
     if not torch.isfinite(logits).all():
-        raise broken_at(_first_broken_layer(model, batch) or "lm_head")
+        again = first_broken_layer(model, lambda: model(input_ids=batch, logits_to_keep=1))
+        raise broken_at(again or "lm_head")
     return logits
 
 
-def _first_broken_layer(model: torch.nn.Module, batch: torch.Tensor) -> str | None:
-    """Run the batch again and return the first module whose input or output contains NaN or infinity."""
+def first_broken_layer(model: torch.nn.Module, run: Callable[[], object]) -> str | None:
+    """Run a forward pass again and return the first module whose input or output contains NaN or infinity."""
     broken: list[str] = []
 
     def watch(name: str) -> Callable[..., None]:
@@ -126,7 +127,7 @@ def _first_broken_layer(model: torch.nn.Module, batch: torch.Tensor) -> str | No
             handles += [module.register_forward_pre_hook(watch(name)), module.register_forward_hook(watch(name))]
     try:
         with contextlib.suppress(AssertionError):
-            model(input_ids=batch, logits_to_keep=1)
+            run()
     finally:
         for handle in handles:
             handle.remove()

@@ -101,10 +101,10 @@ def load_model(source: ModelFolder, dtype: str, device: str) -> torch.nn.Module:
     Raises:
         UserError: a weight is missing or not finite.
     """
-    with _plain_torch():
+    with plain_torch():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(source.folder),
-            config=_hf_config(source),
+            config=hf_config(source),
             dtype=torch_dtype(dtype),
             local_files_only=True,
             trust_remote_code=False,
@@ -159,7 +159,7 @@ def check_finite(model: torch.nn.Module, folder: Path) -> None:
             )
 
 
-def _hf_config(source: ModelFolder) -> Any:
+def hf_config(source: ModelFolder) -> Any:
     """Return Transformers' configuration, with RoPE read correctly whichever version wrote the file.
 
     Transformers 5 writes `rope_parameters`; 4.x only reads `rope_theta` and `rope_scaling` and would silently
@@ -178,7 +178,7 @@ def _hf_config(source: ModelFolder) -> Any:
 
 
 @contextmanager
-def _plain_torch() -> Iterator[None]:
+def plain_torch() -> Iterator[None]:
     """Set torch's default dtype to float32, so that the caller's setting does not affect loading."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)

@@ -1,42 +1,64 @@
-"""Quantize a model folder into a checkpoint folder: load, calibrate, check, export, correct."""
+"""Quantize a model folder into a checkpoint folder: calibrate, export, correct and describe."""
 
 from __future__ import annotations
 
-import random
+import hashlib
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+import transformers
 
 from pipelines.checkpoint.describe import describe
 from pipelines.checkpoint.unified import describe_unified
-from pipelines.compress.calibration import CalibrationSet, broken_at, forward_passes, layer_of, make_batches
-from pipelines.compress.f32_products import f32_products
-from pipelines.compress.loading import ModelFolder, load_model, load_tokenizer, look_at, pick_dtype, torch_dtype
+from pipelines.compress.calibration import CalibrationSet
+from pipelines.compress.checkpoint_layout import CheckpointLayout, FolderLayout, RanksLayout
+from pipelines.compress.loading import ModelFolder, look_at, pick_dtype, torch_dtype
+from pipelines.compress.one_layer import LayerSource
 from pipelines.compress.postprocess import correct_export
+from pipelines.compress.progress_record import ProgressRecord, new_files_removed
 from pipelines.compress.quiet import muted, transformers_to_log
-from pipelines.compress.recipes import modelopt_config
+from pipelines.compress.simulating import pick_device, prepared, simulated
 from pipelines.compress.specs import CalibrationSpec, Dtype, Layout, QuantSpec
+from pipelines.compress.streaming import LayerQuantizer, quantize_layers
 from pipelines.compress.unified import correct_unified
-from pipelines.domain.errors import UserError
+from pipelines.compress.weight_files import raw
 from pipelines.domain.progress import Progress
 
 
 @dataclass(slots=True)
-class _Simulated:
-    """A model that simulates its format, and how it was calibrated."""
+class _Exported:
+    """A checkpoint as ModelOpt exports it.
 
-    model: torch.nn.Module
-    source: ModelFolder
-    dtype: str
-    device: str
+    Attributes:
+        data: what was calibrated on; None if nothing was.
+        seconds: of calibration and export.
+        search: record of a search; None without.
+        record: of layers; None if the model was held as a whole.
+    """
+
     data: CalibrationSet | None
     seconds: float
     search: dict[str, Any] | None = None
+    record: ProgressRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What to make of a model."""
+
+    source: ModelFolder
+    spec: QuantSpec
+    texts: Iterable[str]
+    calibration: CalibrationSpec
+    tp_size: int
+    pp_size: int
+    dtype: str
+    device: str
+    layout: Layout
 
 
 def run_quantize(
@@ -55,146 +77,86 @@ def run_quantize(
 ) -> dict[str, Any]:
     """See `pipelines.compress.api.quantize`."""
     source = look_at(model_dir)
+    picked, device = pick_dtype(source, dtype), pick_device(device)
+    asked = _Asked(source, spec, texts, calibration, tp_size, pp_size, picked, device, layout)
     with muted() as quiet, transformers_to_log():
         from pipelines.compress import modelopt_door
 
-        loud = quiet.progress(progress)
-        done = _simulate(source, spec, texts, calibration, dtype, device, loud)
-        out_dir.mkdir(parents=True, exist_ok=True)
-        with loud.task("exporting", None):
-            if layout == "hugging_face":
-                modelopt_door.export_unified(done.model, torch_dtype(done.dtype), out_dir)
-            else:
-                modelopt_door.export(
-                    done.model,
-                    source.shape.family,
-                    torch_dtype(done.dtype),
-                    out_dir,
-                    tp_size=tp_size,
-                    pp_size=pp_size,
-                )
-    if layout == "hugging_face":
-        correct_unified(out_dir, source.config, done.dtype)
+        way = _by_layer if spec.search is None else _searched
+        done = way(asked, out_dir, quiet.progress(progress))
+    unified = layout == "hugging_face"
+    if unified:
+        correct_unified(out_dir, source.config, picked)
     else:
         correct_export(out_dir, source.config, spec)
+    if done.record is not None:
+        done.record.close()
     return {
-        **(describe_unified(out_dir) if layout == "hugging_face" else describe(out_dir)),
+        **(describe_unified(out_dir) if unified else describe(out_dir)),
         "source_bytes": source.weight_bytes,
-        "calibration": _calibration_facts(done),
+        "calibration": _calibration_facts(done.data, done.seconds),
         **({"search": done.search} if done.search else {}),
-        "device": done.device,
+        "device": device,
         "tool": {"nvidia-modelopt": modelopt_door.VERSION},
     }
 
 
-def run_simulate(
-    model_dir: Path,
-    spec: QuantSpec,
-    texts: Iterable[str],
-    calibration: CalibrationSpec,
-    *,
-    dtype: Dtype,
-    device: str,
-    progress: Progress,
-) -> torch.nn.Module:
-    """See `pipelines.compress.api.fake_quantized_model`."""
-    source = look_at(model_dir)
-    with muted() as quiet, transformers_to_log():
-        from pipelines.compress import modelopt_door
-
-        done = _simulate(source, spec, texts, calibration, dtype, device, quiet.progress(progress))
-        modelopt_door.merge_fused_scales(done.model, source.shape.family, torch_dtype(done.dtype))
-    return done.model.requires_grad_(False)  # again: calibration replaces some weights with new parameters
-
-
-def _simulate(
-    source: ModelFolder,
-    spec: QuantSpec,
-    texts: Iterable[str],
-    calibration: CalibrationSpec,
-    dtype: Dtype,
-    device: str,
-    progress: Progress,
-) -> _Simulated:
-    """Load the model, insert quantizers and calibrate them; a format without quantizers leaves it unchanged."""
+def _by_layer(asked: _Asked, out_dir: Path, progress: Progress) -> _Exported:
+    """Calibrate and export one layer after another; go on where a run was stopped."""
     from pipelines.compress import modelopt_door
 
-    seed_everything(calibration.seed)
-    device = pick_device(device)
-    for qformat in spec.formats:
-        modelopt_door.check_format(qformat, device)
-    if spec.search is not None:
-        modelopt_door.check_scoring(spec.search.scoring)
-    config = modelopt_config(spec, source.shape.family, modelopt_door.preset)
-    data = search = None
-    if config is not None or spec.search is not None:
-        most = spec.search.most_texts if spec.search else calibration.size
-        size = min(most, calibration.sequences_for(spec.qformat))
-        data = make_batches(texts, load_tokenizer(source), calibration, size)
-    picked = pick_dtype(source, dtype)
-    with progress.task("loading the model", None):
-        model = load_model(source, picked, device)
-    begin = time.monotonic()
-    if config is not None and data is not None:
-        forward = forward_passes(data, progress, device)
-        with f32_products():
-            model = modelopt_door.simulate(model, config, forward)
-        _check_calibrated(model)
-    elif spec.search is not None and data is not None:
-        from pipelines.compress.searching import search_mix
-
-        model, search = search_mix(model, spec, source.shape.family, data, progress, device)
-        _check_calibrated(model)
-    return _Simulated(model, source, picked, device, data, time.monotonic() - begin, search)
+    source, spec, calibration = asked.source, asked.spec, asked.calibration
+    config, data = prepared(source, spec, asked.texts, calibration, asked.device)
+    layers = LayerSource(source, asked.dtype, asked.device, rows=64 * asked.tp_size)
+    files: CheckpointLayout = (
+        FolderLayout(layers.layers)
+        if asked.layout == "hugging_face"
+        else RanksLayout(layers.layers, asked.tp_size, asked.pp_size)
+    )
+    made_with = [asdict(spec), asdict(calibration)]
+    identity = {
+        "quantize": [*made_with, asked.tp_size, asked.pp_size, asked.dtype, asked.device, asked.layout],
+        "model": _stamp(source),
+        "tokens": _tokens(data),
+        "tools": [modelopt_door.VERSION, torch.__version__, transformers.__version__],
+    }
+    with new_files_removed(out_dir):
+        record = ProgressRecord(out_dir, identity)
+        quantizer = LayerQuantizer(layers, source.shape.family, config, data, record.folder)
+        quantize_layers(quantizer, layers, files, out_dir, record, calibration.seed, progress)
+    return _Exported(data, record.notes["seconds"], record=record)
 
 
-def _check_calibrated(model: torch.nn.Module) -> None:
-    """Reject scales that are not positive and finite.
-
-    A group or channel of weights that is all zero (2:4 sparse models have some) has no scale of its own; it gets
-    the largest scale of its layer, which is exact, because zero stays zero under any scale.
-
-    Raises:
-        UserError: a scale is not finite, or a whole layer's weights or inputs are zero; names the layer.
-    """
+def _searched(asked: _Asked, out_dir: Path, progress: Progress) -> _Exported:
+    """Search a mix of formats, which compares the linears of the whole model, and export it."""
     from pipelines.compress import modelopt_door
 
-    for name, quantizer in modelopt_door.quantizers(model):
-        amax = quantizer.amax
-        if not all(torch.isfinite(scale).all() for scale in (amax, quantizer.pre_quant_scale) if scale is not None):
-            raise broken_at(layer_of(name))
-        if amax is None or (amax > 0).all():
-            continue
-        if not (amax > 0).any():
-            raise UserError(
-                f"The {'weights' if 'weight' in name else 'inputs'} of the layer '{layer_of(name)}' are all zero.",
-                todo="No scale can be computed for them; check the model's weights.",
-            )
-        quantizer.amax = torch.where(amax > 0, amax, amax.max())
+    began, family = time.monotonic(), asked.source.shape.family
+    done = simulated(asked.source, asked.spec, asked.texts, asked.calibration, asked.dtype, asked.device, progress)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    with progress.task("exporting", None):
+        modelopt_door.export(
+            done.model, family, torch_dtype(asked.dtype), out_dir, tp_size=asked.tp_size, pp_size=asked.pp_size
+        )
+    return _Exported(done.data, time.monotonic() - began, done.search)
 
 
-def pick_device(wanted: str) -> str:
-    """Return "cuda" or "cpu"; "auto" selects CUDA if it is available.
-
-    Raises:
-        UserError: CUDA was requested but is not available, or the name is unknown.
-    """
-    has_cuda = torch.cuda.is_available()
-    if wanted not in ("auto", "cpu", "cuda"):
-        raise UserError(f"device='{wanted}' is not known.", allowed="Choose one of auto, cpu, cuda.")
-    if wanted == "cuda" and not has_cuda:
-        raise UserError("device='cuda' is not available: this machine has no CUDA device.", todo="Set device=cpu.")
-    return "cuda" if has_cuda and wanted != "cpu" else "cpu"
+def _stamp(source: ModelFolder) -> list[object]:
+    """Return what changes when someone changes the model folder, without reading the weights."""
+    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in source.weight_files]
+    return [source.config, files]
 
 
-def seed_everything(seed: int) -> None:
-    """Seed every generator that ModelOpt or torch may draw from."""
-    random.seed(seed)
-    np.random.seed(seed)  # the global generator, because that is what ModelOpt draws from
-    torch.manual_seed(seed)
+def _tokens(data: CalibrationSet | None) -> str:
+    """Return a digest of the calibration batches."""
+    digest = hashlib.sha256()
+    for batch in data.batches if data is not None else ():
+        digest.update(repr(tuple(batch.shape)).encode())
+        digest.update(raw(batch))
+    return digest.hexdigest()
 
 
-def _calibration_facts(done: _Simulated) -> dict[str, Any]:
-    if done.data is None:
+def _calibration_facts(data: CalibrationSet | None, seconds: float) -> dict[str, Any]:
+    if data is None:
         return {"sequences": 0, "tokens": 0, "seconds": 0.0}
-    return {"sequences": done.data.sequences, "tokens": done.data.tokens, "seconds": round(done.seconds, 3)}
+    return {"sequences": data.sequences, "tokens": data.tokens, "seconds": round(seconds, 3)}

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from pipelines.compress.loading import load_model, look_at
-from pipelines.compress.quantizing import pick_device
 from pipelines.compress.quiet import muted, transformers_to_log
+from pipelines.compress.simulating import pick_device
 from pipelines.domain.progress import Progress
 
 TOKENS_AT_ONCE = 4096

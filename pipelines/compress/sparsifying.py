@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 
 from pipelines.compress.calibration import make_batches
 from pipelines.compress.loading import load_model, load_tokenizer, look_at, own_dtype
-from pipelines.compress.quantizing import pick_device, seed_everything
 from pipelines.compress.quiet import muted, transformers_to_log
+from pipelines.compress.simulating import pick_device, seed_everything
 from pipelines.compress.sparsegpt import LINEARS, prune_model
 from pipelines.compress.specs import CalibrationSpec, SparsitySpec
 from pipelines.domain.progress import Progress

@@ -8,6 +8,9 @@ from typing import Protocol
 
 Advance = Callable[[float], None]
 
+PARTIAL = ".partial"
+"""Folder in an unfinished output whose making can be continued; it is removed when the output is complete."""
+
 
 class Progress(Protocol):
     """A display on which long work reports its progress."""

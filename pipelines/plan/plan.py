@@ -151,7 +151,8 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     starts_from_model = found.built is None and not is_elsewhere(settings, target)
     if not not_here and starts_from_model and checks.is_for_a_named_gpu(settings, choice.engine):
         not_here = checks.check_memory(settings, shape, choice.engine, machine, target)
-    findings = ((*checked.notes, *tuning), (*checked.warnings, *unwritable), (*not_here, *unwritable))
+    memory = checks.quantize_note(shape, settings) if any(stage.name == "quantize" for stage in todo) else ()
+    findings = ((*checked.notes, *memory, *tuning), (*checked.warnings, *unwritable), (*not_here, *unwritable))
     return Plan(settings, target, machine, choice, shape, steps, *findings, only)
 
 

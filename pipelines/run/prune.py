@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from pipelines.document.show import count
+from pipelines.domain.progress import PARTIAL
 from pipelines.domain.units import DAY, show_bytes
 from pipelines.host.disk import disk_errors
 from pipelines.host.paths import relative_to_cwd
@@ -13,7 +14,7 @@ from pipelines.host.screen import say
 from pipelines.host.text import table, wrapped
 from pipelines.settings.compose import load
 from pipelines.store.measurements import recover
-from pipelines.store.space import Space, freed, occupied, remove, survey
+from pipelines.store.space import Holding, Space, freed, occupied, remove, survey
 from pipelines.store.store import Store
 
 
@@ -38,8 +39,14 @@ def prune(overrides: Sequence[str]) -> int:
 def _rows(space: Space) -> list[str]:
     rows = [("artifact", "size", "last used", "kept because")]
     rows += [(each.name, show_bytes(each.bytes), _ago(each.used), each.needed or "-") for each in space.artifacts]
-    rows += [(each.name, show_bytes(each.bytes), _ago(each.used), "- (draft of a killed run)") for each in space.drafts]
+    rows += [(each.name, show_bytes(each.bytes), _ago(each.used), _draft(each)) for each in space.drafts]
     return table(rows, words=(3,))
+
+
+def _draft(holding: Holding) -> str:
+    if (holding.path / PARTIAL).is_dir():
+        return "- (draft of a stopped run, which the same command continues)"
+    return "- (draft of a killed run)"
 
 
 def _ago(used: float) -> str:
@@ -66,7 +73,7 @@ def _offer(space: Space) -> None:
 
 def _remove(store: Store, space: Space) -> None:
     """Remove what nothing needs, and say what came back."""
-    recover(store)
+    recover(store, continuable=False)
     gone = remove(store, space.unneeded)
     for each in space.unneeded:
         if each not in gone:

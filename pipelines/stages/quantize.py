@@ -16,8 +16,8 @@ from pipelines.settings.compression import CalibrationSettings, KvCacheSettings,
 
 if TYPE_CHECKING:
     from pipelines.compress import CalibrationSpec, QuantSpec
-    from pipelines.compress.simulated import SimulatedModel
     from pipelines.compress.specs import Layout, SearchSpec
+    from pipelines.compress.traced_simulation import SimulatedModel
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Quantize:
             source: Hugging Face folder of what was quantized.
             progress: shows calibration.
         """
-        from pipelines.compress.simulated import simulated
+        from pipelines.compress.traced_simulation import simulated
 
         texts, calibration = texts_of(self.calibration, inputs), calibration_of(self.calibration)
         return simulated(source, self.spec, texts, calibration, dtype=self.quant.dtype, progress=progress)

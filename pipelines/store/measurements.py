@@ -16,6 +16,7 @@ from typing import Any
 
 from pipelines.document.show import count
 from pipelines.domain.benchmark import RESULT, BenchmarkResult
+from pipelines.domain.progress import PARTIAL
 from pipelines.host.files import write_json
 from pipelines.host.screen import say
 from pipelines.store.manifest import Json
@@ -39,11 +40,18 @@ def kept(draft: Path, manifest: Json, store: Store) -> Iterator[None]:
     (draft / PENDING).unlink()
 
 
-def recover(store: Store) -> list[Artifact]:
-    """Reclaim the drafts of killed runs, and keep what they had measured; runs still in progress are left alone."""
+def recover(store: Store, *, continuable: bool = True) -> list[Artifact]:
+    """Reclaim the drafts of killed runs, and keep what they had measured; runs still in progress are left alone.
+
+    Args:
+        store: the store.
+        continuable: leave drafts that the next run of the same stage continues.
+    """
     found = []
     with suppress(OSError):  # a full or read-only disk: what was measured stays where it is until the next run
         for draft in store.abandoned_drafts():
+            if continuable and (draft / PARTIAL).is_dir():
+                continue
             if artifact := _keep(draft, store, "the run was killed"):
                 found.append(artifact)
             shutil.rmtree(draft, ignore_errors=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
+from pipelines.domain.progress import PARTIAL
 from pipelines.host.files import sync, write_json
 from pipelines.store.hash_cache import HashCache
 from pipelines.store.leases import LEASES, Leases
@@ -172,7 +173,9 @@ class Store:
 
     @contextmanager
     def draft(self, key: str) -> Iterator[Path]:
-        """Yield an empty folder to work in, removed afterwards unless committed or pending.
+        """Yield a folder to work in, removed afterwards unless committed, pending, or interrupted and continuable.
+
+        It is empty, or what a run that was stopped has made of the same artifact, if that contains `PARTIAL`.
 
         Call it while holding the key's lock. No two drafts share a folder: if the locks of a shared file system only
         work within one host, two hosts may make the same artifact at once. Each draft has a lease of the same name, by
@@ -180,14 +183,31 @@ class Store:
         """
         folder = self.root / ".drafts" / f"{key[:KEY_LENGTH]}.{token_hex(4)}"
         lease = self.leases.take(folder.name)
+        interrupted = False
         try:
-            folder.mkdir(parents=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            if (stopped := self._stopped_draft(key)) is not None:
+                stopped.rename(folder)
+            else:
+                folder.mkdir()
             yield folder
+        except (KeyboardInterrupt, SystemExit):
+            interrupted = True
+            raise
         finally:
-            if not (folder / PENDING).exists():
+            if not (folder / PENDING).exists() and not (interrupted and (folder / PARTIAL).exists()):
                 shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):  # it must not hide why the draft failed
                 lease.end()
+
+    def _stopped_draft(self, key: str) -> Path | None:
+        """Return the draft of a run that was stopped while it made the artifact of a key, if it can be continued."""
+        for folder in subfolders(self.root / ".drafts"):
+            if folder.name.startswith(f"{key[:KEY_LENGTH]}.") and (folder / PARTIAL).is_dir():
+                lease = self.leases.find(folder.name)
+                if lease is None or not lease.alive:
+                    return folder
+        return None
 
     def abandoned_drafts(self) -> Iterator[Path]:
         """Yield the drafts whose makers are gone; the caller keeps what it wants of each and removes the rest."""

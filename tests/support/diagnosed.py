@@ -13,7 +13,7 @@ from typing import Any
 from eval.diagnose.run import Deployment, Simulation
 from eval.diagnose.servers import Servers
 from pipelines.compress import CalibrationSpec, QuantSpec, load_texts, quantize
-from pipelines.compress.simulated import simulated
+from pipelines.compress.traced_simulation import simulated
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine

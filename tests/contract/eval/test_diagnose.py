@@ -15,7 +15,7 @@ pytest.importorskip("modelopt")
 from eval.diagnose.result import Place, StageDiagnosis, StageVerdict
 from eval.diagnose.run import diagnose
 from eval.diagnose.table import diagnosis_text
-from pipelines.compress.simulated import SimulatedModel
+from pipelines.compress.traced_simulation import SimulatedModel
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
 from tests.support.diagnosed import Deployments, Places

@@ -318,9 +318,10 @@ def test_what_does_not_fit_the_gpu_is_refused_with_what_would(tmp_path):
 
 def test_what_does_not_fit_this_machine_is_refused(tmp_path):
     with pytest.raises(
-        UserError, match=r"llama_3_1_70b needs about .* of memory while quantizing .*this machine has 16"
+        UserError,
+        match=r"llama_3_1_70b needs about .* of memory while quantizing .*one layer.*this machine has 8",
     ):
-        plan(tmp_path, ["model=llama_3_1_70b", "build.tp_size=4"], machine=replace(MACHINE, memory_bytes=2**34))
+        plan(tmp_path, ["model=llama_3_1_70b", "build.tp_size=4"], machine=replace(MACHINE, memory_bytes=2**33))
 
 
 def test_a_tensorrt_engine_is_described_without_a_gpu_and_not_run(tmp_path, model):
@@ -419,3 +420,19 @@ def test_the_plan_goes_as_far_as_it_is_asked_to(tmp_path, capsys):
     assert "plan.target='everything' is not known. Choose one of build, evaluate" in " ".join(
         capsys.readouterr().err.split()
     )
+
+
+def test_eight_billion_parameters_are_quantized_on_24_gib(tmp_path):
+    """Quantizing holds one layer: the plan says how much that is, and refuses 8B on no machine of 8 GiB."""
+    for memory in (24 * 2**30, 8 * 2**30):
+        made = plan(
+            tmp_path,
+            ["model=llama_3_1_8b", "engine=tensorrt_llm", "hardware=h100_sxm", "quant=int4_awq"],
+            machine=replace(MACHINE, memory_bytes=memory),
+        )
+        assert any(re.search(r"quantizing needs about [34]\.\d GiB of memory", note) for note in made.notes)
+
+
+def test_sparsifying_still_needs_the_whole_model(tmp_path):
+    with pytest.raises(UserError, match=r"llama_3_1_70b needs about 1\d\d\.\d GiB of memory while sparsifying"):
+        plan(tmp_path, ["model=llama_3_1_70b", "build.tp_size=4", "sparsity=magnitude_2_4"])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipelines.compress.quantizing import run_simulate
+from pipelines.compress.simulating import run_simulate
 from pipelines.compress.specs import CalibrationSpec, Dtype, QuantSpec
 from pipelines.compress.traced import PARTS, TracedModel
 from pipelines.domain.progress import Progress

@@ -1,0 +1,270 @@
+"""Where the tensors of an exported layer belong in the files of the whole checkpoint.
+
+ModelOpt exports a model of one layer (`pipelines.compress.one_layer`) as it exports any model. All layers have the same
+shapes, so this export of the first one says what the files of the whole model contain.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from pipelines.checkpoint.tensors import ITEM_BYTES, TensorInfo, read_header
+from pipelines.compress.one_layer import EMBEDDING, FIRST, HEAD
+from pipelines.compress.weight_files import TensorWriter
+from pipelines.domain.families import Family
+
+Header = Mapping[str, TensorInfo]
+_SHARD_BYTES = 10 * 10**9  # ModelOpt's default
+
+
+_LAYER = "transformer.layers.0."
+_COPIED = {"transformer.vocab_embedding.weight": EMBEDDING, "lm_head.weight": HEAD}
+
+
+class Place(NamedTuple):
+    """A tensor in one of the files of a checkpoint."""
+
+    file: str
+    name: str
+
+
+class Rows(NamedTuple):
+    """Rows of a tensor of the model folder that one tensor of the checkpoint holds."""
+
+    source: str
+    start: int
+    stop: int
+
+
+class CheckpointLayout(Protocol):
+    """The files of a checkpoint."""
+
+    def export(self, model: torch.nn.Module, family: Family, dtype: torch.dtype, exported: Path) -> None:
+        """Export a model of one layer by ModelOpt."""
+        ...
+
+    def create(self, exported: Path, out_dir: Path, vocab_size: int) -> TensorWriter:
+        """Create all files of the checkpoint, with headers and room, from the export of the first layer."""
+        ...
+
+    def reopen(self, out_dir: Path) -> TensorWriter:
+        """Open files that a killed run has created."""
+        ...
+
+    def layer(self, exported: Path, number: int) -> Iterator[tuple[Place, Path, TensorInfo]]:
+        """Yield where each tensor of the exported layer goes, and where it is now."""
+        ...
+
+    def others(self, exported: Path) -> Iterator[tuple[Place, Path, TensorInfo]]:
+        """Yield the same for tensors outside of layers that the export of one layer contains as they are."""
+        ...
+
+    def copied(self, writer: TensorWriter, vocab_size: int) -> Iterator[tuple[Place, Rows]]:
+        """Yield the tensors that are copied from the model folder; `Rows.source` is EMBEDDING or HEAD."""
+        ...
+
+    def finish(self, exported: Path, out_dir: Path) -> None:
+        """Write the files without tensors."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RanksLayout:
+    """TensorRT-LLM's: rank{pp_rank * tp_size + tp_rank}.safetensors and config.json.
+
+    Attributes:
+        layers: number of layers of the model.
+        tp_size: tensor-parallel ranks.
+        pp_size: pipeline stages.
+    """
+
+    layers: int
+    tp_size: int
+    pp_size: int
+
+    def export(self, model: torch.nn.Module, family: Family, dtype: torch.dtype, exported: Path) -> None:
+        """See `CheckpointLayout.export`; only the layer is split, over tensor-parallel ranks."""
+        from pipelines.compress import modelopt_door
+
+        modelopt_door.export(model, family, dtype, exported, tp_size=self.tp_size, pp_size=1)
+
+    def create(self, exported: Path, out_dir: Path, vocab_size: int) -> TensorWriter:
+        """See `CheckpointLayout.create`."""
+        files: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {name: {} for name in self._names()}
+        for tp_rank in range(self.tp_size):
+            for name, info in self._header(exported, tp_rank).items():
+                shape = info.shape
+                if name in _COPIED:
+                    shape = (self._rows(vocab_size), *shape[1:])
+                for place in self._places(tp_rank, name):
+                    files[place.file][place.name] = (info.dtype, shape)
+        return TensorWriter.create(out_dir, files)
+
+    def reopen(self, out_dir: Path) -> TensorWriter:
+        """See `CheckpointLayout.reopen`."""
+        return TensorWriter(out_dir, self._names())
+
+    def layer(self, exported: Path, number: int) -> Iterator[tuple[Place, Path, TensorInfo]]:
+        """See `CheckpointLayout.layer`."""
+        for tp_rank in range(self.tp_size):
+            for name, info in self._header(exported, tp_rank).items():
+                if name.startswith(_LAYER):
+                    yield self._places(tp_rank, name)[number], exported / f"rank{tp_rank}.safetensors", info
+
+    def others(self, exported: Path) -> Iterator[tuple[Place, Path, TensorInfo]]:
+        """See `CheckpointLayout.others`."""
+        for tp_rank in range(self.tp_size):
+            for name, info in self._header(exported, tp_rank).items():
+                if not name.startswith(_LAYER) and name not in _COPIED:
+                    yield self._places(tp_rank, name)[0], exported / f"rank{tp_rank}.safetensors", info
+
+    def copied(self, writer: TensorWriter, vocab_size: int) -> Iterator[tuple[Place, Rows]]:
+        """See `CheckpointLayout.copied`; the vocabulary is split over tensor-parallel ranks."""
+        rows = self._rows(vocab_size)
+        for tp_rank in range(self.tp_size):
+            start = min(tp_rank * rows, vocab_size)
+            for name, source in _COPIED.items():
+                place = self._places(tp_rank, name)[0]
+                if place.name in writer.names(place.file):
+                    yield place, Rows(source, start, min(start + rows, vocab_size))
+
+    def finish(self, exported: Path, out_dir: Path) -> None:
+        """See `CheckpointLayout.finish`."""
+        config: dict[str, Any] = json.loads((exported / "config.json").read_text(encoding="utf-8"))
+        config["num_hidden_layers"] = self.layers
+        config["rank"] = self.tp_size * self.pp_size - 1  # the exporter writes that of the last rank
+        config["mapping"] |= {"pp_size": self.pp_size, "world_size": self.tp_size * self.pp_size}
+        (out_dir / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+    def _names(self) -> list[str]:
+        return [f"rank{rank}.safetensors" for rank in range(self.tp_size * self.pp_size)]
+
+    def _header(self, exported: Path, tp_rank: int) -> Header:
+        return read_header(exported / f"rank{tp_rank}.safetensors")
+
+    def _rows(self, vocab_size: int) -> int:
+        return math.ceil(vocab_size / self.tp_size)
+
+    def _places(self, tp_rank: int, name: str) -> list[Place]:
+        """Return where a tensor goes: of a layer, for every layer; the rest is on the first or the last stage."""
+        if name.startswith(_LAYER):
+            rest, per_stage = name.removeprefix(_LAYER), self.layers // self.pp_size
+            return [
+                Place(self._file(number // per_stage, tp_rank), f"transformer.layers.{number % per_stage}.{rest}")
+                for number in range(self.layers)
+            ]
+        stage = 0 if _COPIED.get(name) == EMBEDDING else self.pp_size - 1
+        return [Place(self._file(stage, tp_rank), name)]
+
+    def _file(self, stage: int, tp_rank: int) -> str:
+        return f"rank{stage * self.tp_size + tp_rank}.safetensors"
+
+
+class FolderLayout:
+    """ModelOpt's unified Hugging Face checkpoint: one file, or shards with an index."""
+
+    _FILE = "model.safetensors"
+    _INDEX = "model.safetensors.index.json"
+
+    def __init__(self, layers: int) -> None:
+        """Take the number of layers of the model."""
+        self._layers = layers
+        self._shards: dict[str, str] = {}
+
+    def export(self, model: torch.nn.Module, family: Family, dtype: torch.dtype, exported: Path) -> None:
+        """See `CheckpointLayout.export`."""
+        from pipelines.compress import modelopt_door
+
+        modelopt_door.export_unified(model, dtype, exported)
+
+    def create(self, exported: Path, out_dir: Path, vocab_size: int) -> TensorWriter:
+        """See `CheckpointLayout.create`."""
+        tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+        for name, info in self._header(exported).items():
+            if name.startswith(FIRST):
+                rest = name.removeprefix(FIRST)
+                tensors |= {f"model.layers.{n}.{rest}": (info.dtype, info.shape) for n in range(self._layers)}
+            else:
+                copied = name in (EMBEDDING, HEAD)
+                tensors[name] = (info.dtype, (vocab_size, *info.shape[1:]) if copied else info.shape)
+        files = _shards(tensors)
+        self._shards = {name: file for file, names in files.items() for name in names}
+        writer = TensorWriter.create(
+            out_dir, {file: {name: tensors[name] for name in names} for file, names in files.items()}, {"format": "pt"}
+        )
+        if len(files) > 1:
+            total = sum(_nbytes(tensor) for tensor in tensors.values())
+            index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(self._shards.items()))}
+            (out_dir / self._INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        return writer
+
+    def reopen(self, out_dir: Path) -> TensorWriter:
+        """See `CheckpointLayout.reopen`."""
+        files = [path.name for path in sorted(out_dir.glob("*.safetensors"))]
+        self._shards = {name: file for file in files for name in read_header(out_dir / file)}
+        return TensorWriter(out_dir, files)
+
+    def layer(self, exported: Path, number: int) -> Iterator[tuple[Place, Path, TensorInfo]]:
+        """See `CheckpointLayout.layer`."""
+        for name, info in self._header(exported).items():
+            if name.startswith(FIRST):
+                yield self._place(f"model.layers.{number}.{name.removeprefix(FIRST)}"), exported / self._FILE, info
+
+    def others(self, exported: Path) -> Iterator[tuple[Place, Path, TensorInfo]]:
+        """See `CheckpointLayout.others`."""
+        for name, info in self._header(exported).items():
+            if not name.startswith(FIRST) and name not in (EMBEDDING, HEAD):
+                yield self._place(name), exported / self._FILE, info
+
+    def copied(self, writer: TensorWriter, vocab_size: int) -> Iterator[tuple[Place, Rows]]:
+        """See `CheckpointLayout.copied`."""
+        for name in (EMBEDDING, HEAD):
+            if name in self._shards:
+                yield self._place(name), Rows(name, 0, vocab_size)
+
+    def finish(self, exported: Path, out_dir: Path) -> None:
+        """See `CheckpointLayout.finish`."""
+        for path in sorted(exported.iterdir()):
+            if path.name not in (self._FILE, self._INDEX):
+                (out_dir / path.name).write_bytes(path.read_bytes())
+
+    def _header(self, exported: Path) -> Header:
+        return read_header(exported / self._FILE)
+
+    def _place(self, name: str) -> Place:
+        return Place(self._shards[name], name)
+
+
+def _model_order(name: str) -> tuple[int, int, str]:
+    """Order tensors as the model computes: embedding, layers by number, norm, head."""
+    parts = name.split(".")
+    if parts[:2] == ["model", "layers"]:
+        return 1, int(parts[2]), name
+    return (0 if name == EMBEDDING else 2), 0, name
+
+
+def _nbytes(tensor: tuple[str, tuple[int, ...]]) -> int:
+    return math.prod(tensor[1]) * ITEM_BYTES[tensor[0]]
+
+
+def _shards(tensors: Mapping[str, tuple[str, tuple[int, ...]]], most: int = _SHARD_BYTES) -> dict[str, list[str]]:
+    """Distribute tensors over files of at most `most` bytes, in the order of the model, under Transformers' names."""
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name in sorted(tensors, key=_model_order):
+        nbytes = _nbytes(tensors[name])
+        if shards[-1] and size + nbytes > most:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += nbytes
+    if len(shards) == 1:
+        return {"model.safetensors": shards[0]}
+    return {f"model-{n:05}-of-{len(shards):05}.safetensors": names for n, names in enumerate(shards, 1)}

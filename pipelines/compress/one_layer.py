@@ -1,0 +1,174 @@
+"""One decoder layer of a model, as a complete model that ModelOpt can quantize and export.
+
+The embedding and the output head of this model are small stand-ins: neither is ever quantized, so the streaming path
+copies the real ones itself. Everything else, from the layer's weights to the final norm, is the model's own.
+
+Shapes: B sequences, T tokens, H hidden size.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from pipelines.compress.loading import ModelFolder, hf_config, plain_torch, torch_dtype
+from pipelines.compress.weight_files import ModelWeights
+from pipelines.domain.errors import UserError
+
+EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+FIRST = "model.layers.0."
+"""Prefix of the tensors of the only layer."""
+
+Arguments = dict[str, Any]
+
+
+class _LayerCalled(Exception):  # noqa: N818 - ends a forward pass, is not an error
+    """Carries what the first layer was called with."""
+
+    def __init__(self, hidden_bth: torch.Tensor, arguments: Arguments) -> None:
+        super().__init__()
+        self.hidden_bth, self.arguments = hidden_bth, arguments
+
+
+class _Catch(torch.nn.Module):
+    """Stands in the place of the first layer and ends the forward pass there."""
+
+    def forward(self, hidden_states: torch.Tensor, **arguments: Any) -> None:
+        raise _LayerCalled(hidden_states, arguments)
+
+
+class LayerSource:
+    """The layers of a model folder, each loaded when asked for.
+
+    Attributes:
+        layers: number of layers.
+        hidden_size: width of the states between layers.
+        names: tensors of a layer, without the layer's prefix.
+        weights: tensors of the folder.
+        dtype: in which they are loaded.
+        device: on which layers compute.
+        head: name of the tensor that is the output head: its own, or the embedding.
+    """
+
+    def __init__(self, source: ModelFolder, dtype: str, device: str, rows: int = 64) -> None:
+        """Check that the folder has every tensor; only a head that is said to be tied is read.
+
+        Args:
+            source: the model.
+            dtype: "bfloat16", "float16" or "float32".
+            device: "cpu" or "cuda".
+            rows: of the stand-ins for embedding and head.
+
+        Raises:
+            UserError: a tensor is missing, or a head contradicts config.json.
+        """
+        self.weights, self.dtype, self.device = ModelWeights(source), torch_dtype(dtype), device
+        self._config, self._rows, self._folder = hf_config(source), rows, source.folder
+        self._config.use_cache = False
+        self.layers: int = self._config.num_hidden_layers
+        self.hidden_size: int = self._config.hidden_size
+        shapes = {name: tuple(tensor.shape) for name, tensor in self._empty_layers()[0].state_dict().items()}
+        self.names = tuple(shapes)
+        tied = bool(self._config.tie_word_embeddings)
+        self.head = EMBEDDING if tied else HEAD
+        table = (self._config.vocab_size, self.hidden_size)
+        wanted = {f"model.layers.{n}.{name}": shape for n in range(self.layers) for name, shape in shapes.items()}
+        self.weights.require(wanted | {EMBEDDING: table, NORM: (self.hidden_size,), self.head: table})
+        self._head_is_embedding = HEAD not in self.weights or self._same(EMBEDDING, HEAD)
+        if tied and not self._head_is_embedding:
+            raise UserError(
+                f"{source.folder} has a '{HEAD}' of its own, but its config.json has tie_word_embeddings=true.",
+                todo="Remove the tensor, or set tie_word_embeddings=false in config.json.",
+            )
+        self._frame = self._without_layers(rows)
+        self._frame.model.layers = torch.nn.ModuleList([_Catch()])
+        self._shape: tuple[int, int] | None = None
+        self._arguments: Arguments = {}
+
+    def load(self, number: int) -> Any:
+        """Load layer `number` into a model of one layer, ready for inference.
+
+        Raises:
+            UserError: a weight is not finite.
+        """
+        model = self._without_layers(self._rows)
+        model.model.layers = self._empty_layers()
+        layer = {name: self.weights.tensor(f"model.layers.{number}.{name}", self.dtype) for name in self.names}
+        model.model.layers.load_state_dict({f"0.{name}": tensor for name, tensor in layer.items()}, assign=True)
+        for module in model.modules():  # one configuration for all, as in a model that was built in one piece
+            if hasattr(module, "config"):
+                module.config = model.config
+        model.model.norm.weight.data = self.weights.tensor(NORM, self.dtype)
+        stand_in = torch.arange(self._rows, dtype=self.dtype)[:, None].repeat(1, self._config.hidden_size) / self._rows
+        model.model.embed_tokens.weight.data = stand_in
+        if model.config.tie_word_embeddings:
+            model.lm_head.weight = model.model.embed_tokens.weight
+        else:
+            # an exporter drops a head that equals the embedding in some families, so the stand-ins must be equal
+            # exactly where the tensors are that they stand for
+            model.lm_head.weight.data = stand_in.clone() if self._head_is_embedding else stand_in + 1
+        return model.to(self.device).eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def first_states(self, batch_bt: torch.Tensor) -> torch.Tensor:
+        """Return the input of the first layer for token ids: [B, T, H]."""
+        ids, compact_bt = torch.unique(batch_bt, return_inverse=True)
+        self._frame.model.embed_tokens.weight.data = self.weights.gather(EMBEDDING, self.dtype, ids).to(self.device)
+        return self._call(input_ids=compact_bt.to(self.device)).hidden_bth
+
+    @torch.no_grad()
+    def arguments(self, shape: tuple[int, int]) -> Arguments:
+        """Return what a layer is called with besides the hidden states of B x T tokens.
+
+        Those of the last shape are kept: batches come sorted by length.
+        """
+        if shape != self._shape:
+            zeros = torch.zeros(*shape, self._config.hidden_size, dtype=self.dtype, device=self.device)
+            self._shape, self._arguments = shape, self._call(inputs_embeds=zeros).arguments
+        return self._arguments
+
+    def _call(self, **inputs: torch.Tensor) -> _LayerCalled:
+        try:
+            self._frame.model(**inputs, use_cache=False)
+        except _LayerCalled as called:
+            return called
+        raise AssertionError("unreachable: the only layer ends the pass")
+
+    def _same(self, one: str, other: str) -> bool:
+        """Compare two matrices in pieces."""
+        shape = self.weights.shape(one)
+        return shape == self.weights.shape(other) and all(
+            torch.equal(ours, theirs)
+            for ours, theirs in zip(
+                self.weights.chunks(one, self.dtype, 0, shape[0]),
+                self.weights.chunks(other, self.dtype, 0, shape[0]),
+                strict=True,
+            )
+        )
+
+    def _without_layers(self, rows: int) -> Any:
+        """Build everything around the layers, with buffers as Transformers computes them."""
+        model = self._build(0, rows).to(self.device).eval()
+        model.config.num_hidden_layers = 1
+        generation = self._folder / "generation_config.json"
+        if generation.is_file():
+            model.generation_config = GenerationConfig.from_pretrained(str(self._folder))
+        else:
+            model.generation_config = GenerationConfig.from_model_config(self._config)
+        return model
+
+    def _empty_layers(self) -> torch.nn.ModuleList:
+        """Build one layer without memory for its weights."""
+        with torch.device("meta"):
+            layers: torch.nn.ModuleList = self._build(1, 1).model.layers
+        return layers
+
+    def _build(self, layers: int, rows: int) -> Any:
+        config = copy.deepcopy(self._config)
+        config.num_hidden_layers, config.vocab_size = layers, rows
+        config.pad_token_id = None  # it need not be below `rows`
+        with plain_torch():
+            return AutoModelForCausalLM.from_config(config, dtype=self.dtype)  # type: ignore[no-untyped-call]

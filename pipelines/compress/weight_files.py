@@ -1,0 +1,250 @@
+"""Read single tensors of a model folder, and write safetensors files tensor by tensor.
+
+Files are read and written, not mapped: a mapped page counts as this process's memory as long as the kernel keeps it.
+Format: see `pipelines.checkpoint.tensors`.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence, Set
+from io import FileIO
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipelines.checkpoint.tensors import ITEM_BYTES, TensorInfo, read_header
+from pipelines.compress.loading import ModelFolder
+from pipelines.domain.errors import UserError
+from pipelines.domain.units import show_bytes
+from pipelines.host.files import parse_json, sync
+
+CHUNK_BYTES = 32 * 2**20
+"""Bytes of an embedding or a file that are in memory at a time."""
+
+_TORCH = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+}  # fmt: skip
+_ORDER = (
+    "BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "F64", "I64", "U64",
+)  # fmt: skip
+"""Types in the order of the safetensors library, which writes the tensors of the last one first (`tensor.rs`)."""
+
+Layout = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Tensor name -> (safetensors dtype, shape)."""
+
+
+class ModelWeights:
+    """The tensors of a model folder, read one at a time."""
+
+    def __init__(self, source: ModelFolder) -> None:
+        """Read the headers of the files that Transformers would load."""
+        self.folder = source.folder
+        self._found = {name: (path, info) for path in _loaded(source) for name, info in read_header(path).items()}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._found
+
+    def require(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Reject a folder without one of these tensors, or with one of another shape.
+
+        Raises:
+            UserError: names the first such tensor.
+        """
+        if missing := sorted(shapes.keys() - self._found.keys()):
+            raise UserError(
+                f"{self.folder} lacks the tensor '{missing[0]}' ({len(missing)} missing).",
+                todo="Download the model again.",
+            )
+        for name, shape in shapes.items():
+            if self.shape(name) != shape:
+                raise UserError(
+                    f"The weight '{name}' of {self.folder} has the shape {list(self.shape(name))}; by config.json it "
+                    f"is {list(shape)}.",
+                    todo="Download the model again: config.json and weights are not of one model.",
+                )
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        return self._found[name][1].shape
+
+    def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """Read a whole tensor.
+
+        Raises:
+            UserError: it contains NaN or infinity, or its file has become shorter.
+        """
+        _, info = self._found[name]
+        return self._read(name, [(0, prod(info.shape))], dtype).reshape(info.shape)
+
+    def rows(self, name: str, dtype: torch.dtype, start: int, stop: int) -> torch.Tensor:
+        """Read some rows of a matrix, [stop - start, columns]; errors as for `tensor`."""
+        columns = self.shape(name)[1]
+        return self._read(name, [(start * columns, stop * columns)], dtype).reshape(-1, columns)
+
+    def chunks(self, name: str, dtype: torch.dtype, start: int, stop: int) -> Iterator[torch.Tensor]:
+        """Read rows `start` to `stop` of a matrix in pieces of about `CHUNK_BYTES`; errors as for `tensor`."""
+        step = max(1, CHUNK_BYTES // (self.shape(name)[1] * 4))
+        for row in range(start, stop, step):
+            yield self.rows(name, dtype, row, min(row + step, stop))
+
+    def gather(self, name: str, dtype: torch.dtype, rows: torch.Tensor) -> torch.Tensor:
+        """Read single rows of a matrix, [len(rows), columns]; errors as for `tensor`."""
+        columns = self.shape(name)[1]
+        return self._read(name, [(int(row) * columns, (int(row) + 1) * columns) for row in rows], dtype).reshape(
+            -1, columns
+        )
+
+    def _read(self, name: str, spans: Sequence[tuple[int, int]], dtype: torch.dtype) -> torch.Tensor:
+        """Read spans of elements [begin, end), one after the other, into one vector."""
+        path, info = self._found[name]
+        if info.dtype not in _TORCH:
+            raise UserError(
+                f"The weight '{name}' of {self.folder} has the type {info.dtype}.",
+                allowed=f"Weights to compress: {', '.join(_TORCH)}.",
+                todo="Give the original model.",
+            )
+        item = ITEM_BYTES[info.dtype]
+        found = torch.empty(sum(end - begin for begin, end in spans), dtype=_TORCH[info.dtype])
+        into, done = raw(found), 0
+        with path.open("rb", buffering=0) as file:
+            for begin, end in spans:
+                file.seek(info.begin + begin * item)
+                fill(file, into[done : done + (end - begin) * item], path, name)
+                done += (end - begin) * item
+        if found.numel() and not all(torch.isfinite(extreme) for extreme in torch.aminmax(found)):
+            raise UserError(
+                f"The weight '{name}' of {self.folder} contains NaN or infinity.",
+                todo="Download or train the model again; such a model cannot be calibrated.",
+            )
+        return found.to(dtype)
+
+
+def _loaded(source: ModelFolder) -> list[Path]:
+    """Return the files that Transformers loads: model.safetensors, or those that the index names."""
+    single, index = source.folder / "model.safetensors", source.folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        return list(source.weight_files)
+    names = sorted(set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    return [source.folder / name for name in names]
+
+
+def fill(file: FileIO, into: memoryview, path: Path, name: str) -> None:
+    """Read until the buffer is full; a single read returns at most 2 GiB."""
+    done = 0
+    while done < len(into):
+        got = file.readinto(into[done:])
+        if not got:
+            raise UserError(
+                f"{path} ends early: '{name}' needs {len(into):,} bytes and {done:,} are there.",
+                todo="The file changed while it was read; copy or download it again.",
+            )
+        done += got
+
+
+class TensorWriter:
+    """Safetensors files that are written tensor by tensor, in any order, and can be continued after a crash.
+
+    They are byte for byte those of `safetensors.torch.save_file`: header first, larger types first, then by name.
+    """
+
+    def __init__(self, folder: Path, names: list[str]) -> None:
+        """Open files that `create` made."""
+        self.folder = folder
+        self._files = {name: read_header(folder / name) for name in names}
+
+    @classmethod
+    def create(
+        cls, folder: Path, layouts: Mapping[str, Layout], metadata: Mapping[str, str] | None = None
+    ) -> TensorWriter:
+        """Write the headers and reserve the disk space of all tensors, whose content is undefined at first.
+
+        Raises:
+            UserError: the disk has too little space.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, layout in layouts.items():
+            header, size = _header(layout, metadata)
+            with (folder / name).open("wb") as file:
+                file.write(header)
+                _reserve(file.fileno(), len(header) + size, folder / name)
+        return cls(folder, list(layouts))
+
+    def names(self, file: str) -> Set[str]:
+        """Return the names of the tensors in a file."""
+        return self._files[file].keys()
+
+    def copy(self, file: str, name: str, source: Path, info: TensorInfo) -> None:
+        """Copy the bytes of a tensor from another safetensors file."""
+        ours = self._files[file][name]
+        if (ours.dtype, ours.shape) != (info.dtype, info.shape):
+            raise RuntimeError(
+                f"'{name}' is {info.dtype}{list(info.shape)}, not {ours.dtype}{list(ours.shape)} as in the first layer"
+            )
+        with source.open("rb", buffering=0) as theirs, (self.folder / file).open("r+b") as mine:
+            theirs.seek(info.begin)
+            mine.seek(ours.begin)
+            buffer, left = memoryview(bytearray(min(CHUNK_BYTES, info.nbytes))), info.nbytes
+            while left:
+                part = buffer[: min(left, len(buffer))]
+                fill(theirs, part, source, name)
+                mine.write(part)
+                left -= len(part)
+
+    def write(self, file: str, name: str, pieces: Iterator[torch.Tensor]) -> None:
+        """Write a tensor from consecutive pieces; what they leave is zero."""
+        ours = self._files[file][name]
+        left = ours.nbytes
+        with (self.folder / file).open("r+b") as mine:
+            mine.seek(ours.begin)
+            for piece in pieces:
+                left -= mine.write(raw(piece))
+            while left > 0:
+                left -= mine.write(bytes(min(left, CHUNK_BYTES)))
+        if left:
+            raise RuntimeError(f"'{name}' got {-left} bytes more than its {ours.nbytes}")
+
+    def sync(self) -> None:
+        """Make sure that what was written survives a power failure."""
+        for name in self._files:
+            sync(self.folder / name)
+
+
+def raw(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a tensor; those of a contiguous tensor on the CPU are its own, not a copy."""
+    array: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)
+
+
+def _header(layout: Layout, metadata: Mapping[str, str] | None) -> tuple[bytes, int]:
+    """Return the header of a file, and the bytes of its tensors."""
+    entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, (dtype, shape) in sorted(layout.items(), key=lambda item: (-_ORDER.index(item[1][0]), item[0])):
+        begin, end = end, end + prod(shape) * ITEM_BYTES[dtype]
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, end
+
+
+def _reserve(handle: int, size: int, path: Path) -> None:
+    """Make the file `size` bytes long and claim them, where the system can, so that a full disk is known now."""
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(handle, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        disk = os.statvfs(path.parent)
+        raise UserError(
+            f"{path} needs {show_bytes(size)}, and the disk has {show_bytes(disk.f_bavail * disk.f_frsize)} left.",
+            todo="Free some space, or set paths.store to a folder on a larger disk.",
+        ) from error
+    os.truncate(handle, size)

@@ -1,0 +1,213 @@
+"""Quantizing layer by layer gives the files of quantizing in one piece, byte for byte, also after kills."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pipelines.checkpoint.tensors import read_header
+from pipelines.compress import CalibrationSpec, QuantSpec, quantize
+from pipelines.domain.errors import UserError
+from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.domain.progress import PARTIAL, SilentProgress
+from pipelines.settings.model import BUNDLED
+from tests.contract.compress.conftest import CALIBRATION, write_model
+from tests.support.whole_model import quantize_whole
+
+modelopt = pytest.importorskip("modelopt")
+torch = pytest.importorskip("torch")
+
+from pipelines.compress.loading import look_at  # noqa: E402 - after the skips
+from pipelines.compress.weight_files import ModelWeights, TensorWriter  # noqa: E402
+
+OLD = tuple(map(int, modelopt.__version__.split(".")[:2])) < (0, 47)
+NVFP4 = pytest.param(
+    QFormat.NVFP4, marks=pytest.mark.skipif(OLD, reason="NVFP4 needs CUDA with nvidia-modelopt before 0.47")
+)
+EXPORTED = [qformat for qformat in QFormat if qformat is not QFormat.NVFP4]
+
+
+def spec_of(qformat: QFormat, kv_cache: KvFormat = KvFormat.AUTO) -> QuantSpec:
+    return QuantSpec(qformat, kv_cache, group_size=64)
+
+
+def assert_same_files(one: Path, other: Path) -> None:
+    assert {path.name for path in one.iterdir()} == {path.name for path in other.iterdir()}
+    for path in one.iterdir():
+        assert path.read_bytes() == (other / path.name).read_bytes(), path.name
+
+
+def compare(model: Path, spec: QuantSpec, texts, folder: Path, calibration=CALIBRATION, **options) -> None:
+    quantize(model, folder / "layers", spec, texts, calibration, **options)
+    quantize_whole(model, folder / "whole", spec, texts, calibration, **options)
+    assert_same_files(folder / "layers", folder / "whole")
+
+
+@pytest.mark.parametrize("kv_cache", list(KvFormat))
+@pytest.mark.parametrize("kind", ["llama", "tied", "gemma"])
+@pytest.mark.parametrize("qformat", EXPORTED)
+def test_every_format_equals_the_whole_model(kind, qformat, kv_cache, models, texts, tmp_path) -> None:
+    """An INT8 cache is rounded in AWQ's second pass, so its scales also prove that passes are kept apart."""
+    compare(models[kind], spec_of(qformat, kv_cache), texts, tmp_path)
+
+
+@pytest.mark.parametrize("qformat", [NVFP4])
+def test_nvfp4_equals_the_whole_model(qformat, models, texts, tmp_path) -> None:
+    compare(models["llama"], spec_of(qformat), texts, tmp_path)
+
+
+@pytest.mark.parametrize("qformat", EXPORTED)
+@pytest.mark.parametrize("name", ["tiny_llama", "tiny_gemma"])
+def test_every_format_of_a_bundled_model_equals_the_whole_model(name, qformat, tmp_path) -> None:
+    """Trained weights with planted outliers; 200 texts of three lengths."""
+    texts = [f"The river of Githbrel is number {i}. " * (1 + i % 3) for i in range(8)]
+    calibration = CalibrationSpec(size=8, batch_size=2)
+    compare(BUNDLED / "models" / name, QuantSpec(qformat), texts, tmp_path, calibration)
+
+
+@pytest.mark.parametrize("split", [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("qformat", EXPORTED)
+def test_every_rank_equals_that_of_the_whole_model(qformat, split, models, texts, tmp_path) -> None:
+    compare(models["llama"], spec_of(qformat), texts, tmp_path, tp_size=split[0], pp_size=split[1])
+
+
+@pytest.mark.parametrize("kind", ["tied", "gemma"])
+def test_a_vocabulary_that_ranks_do_not_divide_is_padded_alike(kind, texts, tmp_path) -> None:
+    model = write_model(tmp_path / "model", kind, vocab_size=201)
+    compare(model, spec_of(QFormat.INT4_AWQ), texts, tmp_path, tp_size=2)
+
+
+@pytest.mark.parametrize("kv_cache", [KvFormat.AUTO, KvFormat.FP8])
+@pytest.mark.parametrize("kind", ["llama", "tied"])
+@pytest.mark.parametrize("qformat", [QFormat.FP8, QFormat.INT4_AWQ, QFormat.W4A8_AWQ, NVFP4])
+def test_unified_folders_equal_those_of_the_whole_model(qformat, kind, kv_cache, models, texts, tmp_path) -> None:
+    compare(models[kind], spec_of(qformat, kv_cache), texts, tmp_path, layout="hugging_face")
+
+
+def killed(model: Path, out: Path, qformat: QFormat, kills: int, seed: int) -> list[int]:
+    """Quantize under kills; return the complete layers after each."""
+    words = [sys.executable, "-m", "tests.support.killed_quantize", *map(str, (model, out, qformat, kills, seed))]
+    done = subprocess.run(words, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[3])
+    found: list[int] = json.loads(done.stdout.splitlines()[-1])["layers"]
+    return found
+
+
+@pytest.mark.parametrize("qformat", [QFormat.INT4_AWQ])
+def test_kills_cost_no_complete_layer_and_no_bit(qformat, tmp_path) -> None:
+    from tests.support.killed_quantize import CALIBRATION, TEXTS, spec_of
+
+    model = BUNDLED / "models" / "tiny_llama"
+    layers = killed(model, tmp_path / "killed", qformat, kills=6, seed=5)
+    assert len(layers) >= 3, "too few kills met a running child"
+    assert layers == sorted(layers)
+    quantize(model, tmp_path / "once", spec_of(qformat), TEXTS, CALIBRATION)
+    assert_same_files(tmp_path / "once", tmp_path / "killed")
+
+
+class Stops(SilentProgress):
+    """Raises KeyboardInterrupt after a number of layers."""
+
+    def __init__(self, layers: int) -> None:
+        self.left, self.notes = layers, []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    @contextmanager
+    def task(self, title, total, unit=""):
+        def advance(amount: float) -> None:
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+
+        yield advance
+
+
+def test_a_stopped_run_is_continued_only_with_the_same_settings(models, texts, tmp_path) -> None:
+    """With another format it begins anew, and is not mixed."""
+    with pytest.raises(KeyboardInterrupt):
+        quantize(models["llama"], tmp_path / "out", spec_of(QFormat.FP8), texts, CALIBRATION, progress=Stops(1))
+    assert (tmp_path / "out" / PARTIAL).is_dir()
+    same, other = Stops(-1), Stops(-1)
+    shutil.copytree(tmp_path / "out", tmp_path / "copy")
+    quantize(models["llama"], tmp_path / "out", spec_of(QFormat.FP8), texts, CALIBRATION, progress=same)
+    quantize(models["llama"], tmp_path / "copy", spec_of(QFormat.INT4_AWQ), texts, CALIBRATION, progress=other)
+    assert same.notes == ["continuing a run that was stopped: 1 of 2 layers are complete"]
+    assert other.notes == []
+    for name, qformat in (("out", QFormat.FP8), ("copy", QFormat.INT4_AWQ)):
+        quantize_whole(models["llama"], tmp_path / f"whole_{name}", spec_of(qformat), texts, CALIBRATION)
+        assert_same_files(tmp_path / name, tmp_path / f"whole_{name}")
+
+
+def test_a_disk_without_room_for_the_checkpoint_is_named(models, texts, tmp_path, monkeypatch) -> None:
+    """It is known after the first layer, when the files are created, and nothing is left behind."""
+
+    def full(*_args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(UserError, match=r"rank0\.safetensors needs .* KiB, and the disk has .* left"):
+        quantize(models["llama"], tmp_path / "out", spec_of(QFormat.FP8), texts, CALIBRATION)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_shard_that_ends_early_while_it_is_read_is_named(models, tmp_path) -> None:
+    """A file that shrinks after its header was checked, as when a download replaces it."""
+    folder = tmp_path / "model"
+    shutil.copytree(models["llama"], folder)
+    weights = ModelWeights(look_at(folder))
+    path = folder / "model.safetensors"
+    os.truncate(path, path.stat().st_size - 1000)
+    last = max(read_header(models["llama"] / "model.safetensors").items(), key=lambda item: item[1].begin)[0]
+    with pytest.raises(UserError, match=rf"model\.safetensors ends early: '{last}' needs"):
+        weights.tensor(last, torch.bfloat16)
+
+
+def test_a_tensor_of_another_shape_is_named(texts, tmp_path) -> None:
+    folder = write_model(tmp_path / "model", "llama")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 128}))
+    with pytest.raises(UserError, match=r"'model\.layers\.0\.mlp\.gate_proj\.weight'.*\[256, 128\].*\[128, 128\]"):
+        quantize(folder, tmp_path / "out", spec_of(QFormat.FP8), texts, CALIBRATION)
+
+
+def test_written_files_are_those_of_the_safetensors_library(tmp_path) -> None:
+    """In the order of types that exports contain, with metadata, scalars and an empty tensor."""
+    from safetensors.torch import save_file
+
+    types = [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32, torch.int64]
+    tensors = {f"{i}.{dtype}": torch.ones(i, 3).to(dtype) for i, dtype in enumerate(types)} | {"s": torch.ones(())}
+    save_file(tensors, tmp_path / "theirs.safetensors", metadata={"format": "pt"})
+    header = read_header(tmp_path / "theirs.safetensors")
+    layout = {name: (header[name].dtype, header[name].shape) for name in tensors}
+    writer = TensorWriter.create(tmp_path, {"ours.safetensors": layout}, {"format": "pt"})
+    for name, tensor in tensors.items():
+        writer.write("ours.safetensors", name, iter([tensor]))
+    assert (tmp_path / "ours.safetensors").read_bytes() == (tmp_path / "theirs.safetensors").read_bytes()
+
+
+def test_a_large_folder_is_sharded(models, texts, tmp_path, monkeypatch) -> None:
+    """Shards of 100 kB hold the tensors of the one file, and the index names them all."""
+    from safetensors.torch import load_file
+
+    from pipelines.compress import checkpoint_layout
+
+    spec, options = spec_of(QFormat.NONE), {"layout": "hugging_face"}
+    quantize(models["llama"], tmp_path / "one", spec, texts, CALIBRATION, **options)
+    monkeypatch.setattr(checkpoint_layout._shards, "__defaults__", (100_000,))
+    quantize(models["llama"], tmp_path / "many", spec, texts, CALIBRATION, **options)
+    files = sorted((tmp_path / "many").glob("model-*-of-*.safetensors"))
+    found = {name: tensor for path in files for name, tensor in load_file(path).items()}
+    whole = load_file(tmp_path / "one" / "model.safetensors")
+    index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
+    assert len(files) > 3
+    assert found.keys() == whole.keys() == index["weight_map"].keys()
+    assert all(torch.equal(found[name], whole[name]) for name in whole)
