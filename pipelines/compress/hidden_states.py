@@ -52,9 +52,9 @@ class HiddenStates:
                 fill(file, raw(hidden), path, "hidden states")
                 yield hidden.to(self._source.device)
 
-    def arguments(self, hidden_bth: torch.Tensor) -> dict[str, Any]:
-        """Return what a layer is called with besides these states."""
-        return self._source.arguments((hidden_bth.shape[0], hidden_bth.shape[1]))
+    def arguments(self, number: int, hidden_bth: torch.Tensor) -> dict[str, Any]:
+        """Return what layer `number` is called with besides these states."""
+        return self._source.arguments(number, (hidden_bth.shape[0], hidden_bth.shape[1]))
 
     def write(self, number: int, run: int, batches: Iterator[torch.Tensor]) -> None:
         """Write the inputs of a layer in pass `run`, so that they survive a power failure."""
@@ -92,7 +92,7 @@ class LayerPasses:
 
     def _outputs(self, layer: torch.nn.Module) -> Iterator[torch.Tensor]:
         for hidden in self._states.batches(self._number, self._runs):
-            yield run_layer(layer, hidden, self._states.arguments(hidden), self._number)
+            yield run_layer(layer, hidden, self._states.arguments(self._number, hidden), self._number)
 
 
 def run_layer(layer: torch.nn.Module, hidden_bth: torch.Tensor, arguments: dict[str, Any], number: int) -> torch.Tensor:

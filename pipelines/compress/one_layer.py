@@ -70,7 +70,9 @@ class LayerSource:
         self._config.use_cache = False
         self.layers: int = self._config.num_hidden_layers
         self.hidden_size: int = self._config.hidden_size
-        shapes = {name: tuple(tensor.shape) for name, tensor in self._empty_layers()[0].state_dict().items()}
+        self._kinds: list[str] | None = getattr(self._config, "layer_types", None)
+        self._skeletons: dict[str | None, Any] = {}
+        shapes = {name: tuple(tensor.shape) for name, tensor in self._empty_layers(0)[0].state_dict().items()}
         self.names = tuple(shapes)
         tied = bool(self._config.tie_word_embeddings)
         self.head = EMBEDDING if tied else HEAD
@@ -83,9 +85,7 @@ class LayerSource:
                 f"{source.folder} has a '{HEAD}' of its own, but its config.json has tie_word_embeddings=true.",
                 todo="Remove the tensor, or set tie_word_embeddings=false in config.json.",
             )
-        self._frame = self._without_layers(rows)
-        self._frame.model.layers = torch.nn.ModuleList([_Catch()])
-        self._shape: tuple[int, int] | None = None
+        self._called_for: tuple[str | None, tuple[int, int]] | None = None
         self._arguments: Arguments = {}
 
     def load(self, number: int) -> Any:
@@ -94,8 +94,8 @@ class LayerSource:
         Raises:
             UserError: a weight is not finite.
         """
-        model = self._without_layers(self._rows)
-        model.model.layers = self._empty_layers()
+        model = self._without_layers(number)
+        model.model.layers = self._empty_layers(number)
         layer = {name: self.weights.tensor(f"model.layers.{number}.{name}", self.dtype) for name in self.names}
         model.model.layers.load_state_dict({f"0.{name}": tensor for name, tensor in layer.items()}, assign=True)
         for module in model.modules():  # one configuration for all, as in a model that was built in one piece
@@ -116,23 +116,25 @@ class LayerSource:
     def first_states(self, batch_bt: torch.Tensor) -> torch.Tensor:
         """Return the input of the first layer for token ids: [B, T, H]."""
         ids, compact_bt = torch.unique(batch_bt, return_inverse=True)
-        self._frame.model.embed_tokens.weight.data = self.weights.gather(EMBEDDING, self.dtype, ids).to(self.device)
-        return self._call(input_ids=compact_bt.to(self.device)).hidden_bth
+        frame = self._frame(0)
+        frame.model.embed_tokens.weight.data = self.weights.gather(EMBEDDING, self.dtype, ids).to(self.device)
+        return self._call(frame, input_ids=compact_bt.to(self.device)).hidden_bth
 
     @torch.no_grad()
-    def arguments(self, shape: tuple[int, int]) -> Arguments:
-        """Return what a layer is called with besides the hidden states of B x T tokens.
+    def arguments(self, number: int, shape: tuple[int, int]) -> Arguments:
+        """Return what layer `number` is called with besides the hidden states of B x T tokens.
 
         Those of the last shape are kept: batches come sorted by length.
         """
-        if shape != self._shape:
+        if self._called_for != (wanted := (self._kind(number), shape)):
             zeros = torch.zeros(*shape, self._config.hidden_size, dtype=self.dtype, device=self.device)
-            self._shape, self._arguments = shape, self._call(inputs_embeds=zeros).arguments
+            self._arguments = self._call(self._frame(number), inputs_embeds=zeros).arguments
+            self._called_for = wanted
         return self._arguments
 
-    def _call(self, **inputs: torch.Tensor) -> _LayerCalled:
+    def _call(self, frame: Any, **inputs: torch.Tensor) -> _LayerCalled:
         try:
-            self._frame.model(**inputs, use_cache=False)
+            frame.model(**inputs, use_cache=False)
         except _LayerCalled as called:
             return called
         raise AssertionError("unreachable: the only layer ends the pass")
@@ -149,26 +151,43 @@ class LayerSource:
             )
         )
 
-    def _without_layers(self, rows: int) -> Any:
-        """Build everything around the layers, with buffers as Transformers computes them."""
-        model = self._build(0, rows).to(self.device).eval()
-        model.config.num_hidden_layers = 1
-        generation = self._folder / "generation_config.json"
-        if generation.is_file():
-            model.generation_config = GenerationConfig.from_pretrained(str(self._folder))
-        else:
-            model.generation_config = GenerationConfig.from_model_config(self._config)
-        return model
+    def _kind(self, number: int) -> str | None:
+        """Return the kind of attention of a layer; None if all layers have the same."""
+        return None if self._kinds is None else self._kinds[number]
 
-    def _empty_layers(self) -> torch.nn.ModuleList:
+    def _frame(self, number: int) -> Any:
+        """Build a model that calls layer `number` and ends there."""
+        frame = self._without_layers(number)
+        frame.model.layers = torch.nn.ModuleList([_Catch()])
+        return frame
+
+    def _without_layers(self, number: int) -> Any:
+        """Build everything around layer `number`, with buffers as Transformers computes them."""
+        kind = self._kind(number)
+        if kind not in self._skeletons:
+            # where layers differ, what is around them depends on their kinds, so one is built and thrown away
+            model = self._build(0 if kind is None else 1, self._rows, kind).to(self.device).eval()
+            model.model.layers = torch.nn.ModuleList()
+            model.config.num_hidden_layers = 1
+            generation = self._folder / "generation_config.json"
+            if generation.is_file():
+                model.generation_config = GenerationConfig.from_pretrained(str(self._folder))
+            else:
+                model.generation_config = GenerationConfig.from_model_config(self._config)
+            self._skeletons[kind] = model
+        return copy.deepcopy(self._skeletons[kind])
+
+    def _empty_layers(self, number: int) -> torch.nn.ModuleList:
         """Build one layer without memory for its weights."""
         with torch.device("meta"):
-            layers: torch.nn.ModuleList = self._build(1, 1).model.layers
+            layers: torch.nn.ModuleList = self._build(1, 1, self._kind(number)).model.layers
         return layers
 
-    def _build(self, layers: int, rows: int) -> Any:
+    def _build(self, layers: int, rows: int, kind: str | None) -> Any:
         config = copy.deepcopy(self._config)
         config.num_hidden_layers, config.vocab_size = layers, rows
+        if kind is not None:
+            config.layer_types = [kind] * layers
         config.pad_token_id = None  # it need not be below `rows`
         with plain_torch():
             return AutoModelForCausalLM.from_config(config, dtype=self.dtype)  # type: ignore[no-untyped-call]

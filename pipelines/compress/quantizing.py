@@ -82,7 +82,9 @@ def run_quantize(
     with muted() as quiet, transformers_to_log():
         from pipelines.compress import modelopt_door
 
-        way = _by_layer if spec.search is None else _searched
+        # a search compares all linears, and Transformers stores experts under other names than it computes with
+        whole = spec.search is not None or source.shape.num_experts > 1
+        way = _whole if whole else _by_layer
         done = way(asked, out_dir, quiet.progress(progress))
     unified = layout == "hugging_face"
     if unified:
@@ -127,17 +129,19 @@ def _by_layer(asked: _Asked, out_dir: Path, progress: Progress) -> _Exported:
     return _Exported(data, record.notes["seconds"], record=record)
 
 
-def _searched(asked: _Asked, out_dir: Path, progress: Progress) -> _Exported:
-    """Search a mix of formats, which compares the linears of the whole model, and export it."""
+def _whole(asked: _Asked, out_dir: Path, progress: Progress) -> _Exported:
+    """Calibrate and export the whole model."""
     from pipelines.compress import modelopt_door
 
-    began, family = time.monotonic(), asked.source.shape.family
-    done = simulated(asked.source, asked.spec, asked.texts, asked.calibration, asked.dtype, asked.device, progress)
+    began, source, dtype = time.monotonic(), asked.source, torch_dtype(asked.dtype)
+    done = simulated(source, asked.spec, asked.texts, asked.calibration, asked.dtype, asked.device, progress)
     out_dir.mkdir(parents=True, exist_ok=True)
     with progress.task("exporting", None):
-        modelopt_door.export(
-            done.model, family, torch_dtype(asked.dtype), out_dir, tp_size=asked.tp_size, pp_size=asked.pp_size
-        )
+        if asked.layout == "hugging_face":
+            modelopt_door.export_unified(done.model, dtype, out_dir)
+        else:
+            split = {"tp_size": asked.tp_size, "pp_size": asked.pp_size}
+            modelopt_door.export(done.model, source.shape.family, dtype, out_dir, **split)
     return _Exported(done.data, time.monotonic() - began, done.search)
 
 

@@ -331,12 +331,12 @@ def host_memory(settings: Settings, shape: ModelShape | None, machine: Machine, 
 
 
 def _host_memory(settings: Settings, shape: ModelShape | None, machine: Machine) -> list[Fault]:
-    """Check host memory: quantizing holds one layer, sparsifying the whole model."""
+    """Check host memory: quantizing usually holds one layer, sparsifying the whole model."""
     if shape is None:
         return []
     faults = []
     if (needed := quantize_memory_bytes(shape, settings)) > machine.memory_bytes:
-        faults.append(_too_large(settings, machine, needed, "quantizing", "one layer at a time"))
+        faults.append(_too_large(settings, machine, needed, "quantizing", _held(shape, settings)))
     if settings.sparsity.method != "none" and (needed := sparsify_memory_bytes(shape)) > machine.memory_bytes:
         faults.append(_too_large(settings, machine, needed, "sparsifying", "16-bit weights"))
     return faults
@@ -371,14 +371,19 @@ def _reference(settings: Settings, shape: ModelShape | None, machine: Machine, t
 def quantize_memory_bytes(shape: ModelShape, settings: Settings) -> float:
     """Return the host memory of quantizing in bytes: a layer in 16 bit and its copies, and the libraries.
 
-    Modelled on `scripts/measure_streaming.py`; see docs/benchmarks.md for what was measured. A search of a mix holds
-    the whole model, and then its exported copy.
+    Modelled on `scripts/measure_streaming.py`; see docs/benchmarks.md for what was measured. What is quantized in one
+    piece is held as a whole, and then its exported copy.
     """
-    if settings.quant.mean_bits is not None:
+    if quantized_whole(shape, settings):
         written = checkpoint_bytes(shape, settings.quant.qformat, settings.quant.mean_bits)
         return weight_bytes(shape, QFormat.NONE) + written + 2 * GIB
     layer = 2 * shape.linear_params / shape.num_hidden_layers
     return LAYER_COPIES * layer + GIB
+
+
+def quantized_whole(shape: ModelShape, settings: Settings) -> bool:
+    """Return whether quantizing holds the whole model: to search a mix, and for a mixture of experts."""
+    return settings.quant.mean_bits is not None or shape.num_experts > 1
 
 
 def quantize_note(shape: ModelShape | None, settings: Settings) -> tuple[str, ...]:
@@ -386,8 +391,11 @@ def quantize_note(shape: ModelShape | None, settings: Settings) -> tuple[str, ..
     if shape is None:
         return ()
     needed = show_bytes(quantize_memory_bytes(shape, settings))
-    how = "the whole model" if settings.quant.mean_bits is not None else "one layer at a time"
-    return (f"quantizing needs about {needed} of memory, {how} (modelled)",)
+    return (f"quantizing needs about {needed} of memory, {_held(shape, settings)} (modelled)",)
+
+
+def _held(shape: ModelShape, settings: Settings) -> str:
+    return "the whole model" if quantized_whole(shape, settings) else "one layer at a time"
 
 
 def sparsify_memory_bytes(shape: ModelShape) -> float:

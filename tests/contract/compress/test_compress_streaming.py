@@ -16,7 +16,7 @@ import pytest
 from pipelines.checkpoint.tensors import read_header
 from pipelines.compress import CalibrationSpec, QuantSpec, quantize
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.domain.formats import UNIFORM, KvFormat, QFormat
 from pipelines.domain.progress import PARTIAL, SilentProgress
 from pipelines.settings.model import BUNDLED
 from tests.contract.compress.conftest import CALIBRATION, write_model
@@ -27,12 +27,14 @@ torch = pytest.importorskip("torch")
 
 from pipelines.compress.loading import look_at  # noqa: E402 - after the skips
 from pipelines.compress.weight_files import ModelWeights, TensorWriter  # noqa: E402
+from tests.support.small_models import write_model as write_small  # noqa: E402
+from tests.support.small_models import write_random  # noqa: E402
 
 OLD = tuple(map(int, modelopt.__version__.split(".")[:2])) < (0, 47)
 NVFP4 = pytest.param(
     QFormat.NVFP4, marks=pytest.mark.skipif(OLD, reason="NVFP4 needs CUDA with nvidia-modelopt before 0.47")
 )
-EXPORTED = [qformat for qformat in QFormat if qformat is not QFormat.NVFP4]
+EXPORTED = [qformat for qformat in UNIFORM if qformat is not QFormat.NVFP4]
 
 
 def spec_of(qformat: QFormat, kv_cache: KvFormat = KvFormat.AUTO) -> QuantSpec:
@@ -90,6 +92,28 @@ def test_a_vocabulary_that_ranks_do_not_divide_is_padded_alike(kind, texts, tmp_
 @pytest.mark.parametrize("qformat", [QFormat.FP8, QFormat.INT4_AWQ, QFormat.W4A8_AWQ, NVFP4])
 def test_unified_folders_equal_those_of_the_whole_model(qformat, kind, kv_cache, models, texts, tmp_path) -> None:
     compare(models[kind], spec_of(qformat, kv_cache), texts, tmp_path, layout="hugging_face")
+
+
+@pytest.mark.parametrize("qformat", [QFormat.FP8, QFormat.INT4_AWQ])
+@pytest.mark.parametrize("kind", ["mistral", "qwen2", "qwen2_tied", "qwen3"])
+def test_other_families_equal_the_whole_model(kind, qformat, texts, tmp_path) -> None:
+    model = write_small(tmp_path / "model", kind)
+    compare(model, QuantSpec(qformat), texts, tmp_path, tp_size=2)
+
+
+@pytest.mark.skipif(OLD, reason="measured with nvidia-modelopt 0.47")
+@pytest.mark.parametrize(
+    ("kind", "qformat"),
+    [
+        *((kind, qformat) for kind in ("gemma3", "phi3") for qformat in (QFormat.NONE, QFormat.FP8, QFormat.INT4_AWQ)),
+        ("mixtral", QFormat.FP8),
+        ("qwen3_moe", QFormat.FP8),
+    ],
+)
+def test_families_of_the_llm_api_alone_equal_the_whole_model(kind, qformat, texts, tmp_path) -> None:
+    """Gemma 3 has layers of two kinds, with a rotary embedding each; mixtures are quantized in one piece."""
+    model = write_random(tmp_path / "model", kind)
+    compare(model, QuantSpec(qformat), texts, tmp_path, layout="hugging_face")
 
 
 def killed(model: Path, out: Path, qformat: QFormat, kills: int, seed: int) -> list[int]:
