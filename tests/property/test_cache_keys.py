@@ -431,6 +431,7 @@ def test_several_changes_rerun_at_least_what_each_does(start, picked):
         "calibration.path",
         "calibration.dataset",
         "model.path",
+        "eval.url",
     }
     picked = [key for key in picked if key not in deciding]  # these decide whether other settings are read at all
     for key in picked:
