@@ -1,0 +1,78 @@
+"""What a stopped run has made of an artifact is taken over by the next run of the same artifact, and by no other."""
+
+from contextlib import suppress
+
+import pytest
+
+from pipelines.domain.progress import PARTIAL
+from pipelines.store.leases import LEASES
+from pipelines.store.measurements import recover
+from pipelines.store.store import Store
+
+KEY, OTHER = "a" * 64, "b" * 64
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store")
+
+
+def begin(folder):
+    (folder / PARTIAL).mkdir()
+    (folder / "rank0.safetensors").write_text("two layers")
+
+
+def stop(store, error, key=KEY):
+    """Begin an artifact that can be continued, and end with an error."""
+    with suppress(error), store.draft(key) as folder:
+        begin(folder)
+        raise error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_a_stopped_draft_is_taken_over_once(store, error):
+    stop(store, error)
+    with store.draft(KEY) as folder:
+        assert (folder / "rank0.safetensors").read_text() == "two layers"
+        with store.draft(KEY) as second:
+            assert list(second.iterdir()) == []
+
+
+def test_a_killed_draft_is_taken_over(store):
+    """Its lease is gone or dead, and its folder is as the kill left it."""
+    folder = store.root / ".drafts" / f"{KEY[:16]}.00000000"
+    folder.mkdir(parents=True)
+    begin(folder)
+    assert recover(store) == []
+    with store.draft(KEY) as continued:
+        assert (continued / PARTIAL).is_dir()
+    assert not folder.exists()
+
+
+def test_another_artifact_begins_anew(store):
+    stop(store, KeyboardInterrupt)
+    with store.draft(OTHER) as folder:
+        assert list(folder.iterdir()) == []
+
+
+def test_a_draft_at_work_is_left_alone(store):
+    with store.draft(KEY) as folder:
+        begin(folder)
+        with store.draft(KEY) as second:
+            assert list(second.iterdir()) == []
+        assert (folder / PARTIAL).is_dir()
+
+
+def test_an_error_that_running_again_would_meet_again_leaves_nothing(store):
+    stop(store, ValueError)
+    with store.draft(KEY) as folder:
+        assert list(folder.iterdir()) == []
+
+
+def test_only_prune_removes_what_can_be_continued(store):
+    stop(store, KeyboardInterrupt)
+    recover(store)
+    (draft,) = [each for each in (store.root / ".drafts").iterdir() if each.name != LEASES]
+    assert (draft / PARTIAL).is_dir()
+    recover(store, continuable=False)
+    assert not draft.exists()
