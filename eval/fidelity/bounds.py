@@ -11,14 +11,13 @@ convex). Without the limit c this is the log-sum inequality. There is no upper b
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from eval.fidelity.divergence import VALUES_AT_ONCE
+from eval.fidelity.divergence import VALUES_AT_ONCE, perplexity, spread
 
 Array = np.ndarray[Any, Any]
 
@@ -166,17 +165,9 @@ class BoundFigures:
     @classmethod
     def of(cls, found: BoundedPositions) -> BoundFigures:
         """Summarize positions; all four figures grow with every divergence, so bounds give bounds."""
-        return cls(
-            tokens=len(found.kl_at_least),
-            kl_mean_at_least=float(found.kl_at_least.mean()),
-            kl_median_at_least=float(np.median(found.kl_at_least)),
-            kl_p99_at_least=float(np.percentile(found.kl_at_least, 99)),
-            kl_max_at_least=float(found.kl_at_least.max()),
-            known_mass=float(found.known_mass.mean()),
-            top1_agreement=float(found.same_top.mean()),
-            reference_perplexity=math.exp(float(found.reference_nll.mean())),
-            perplexity=math.exp(float(found.other_nll.mean())),
-        )
+        known, top1 = float(found.known_mass.mean()), float(found.same_top.mean())
+        nlls = (found.reference_nll, found.other_nll)
+        return cls(len(found.kl_at_least), *spread(found.kl_at_least), known, top1, *map(perplexity, nlls))
 
     @property
     def perplexity_ratio(self) -> float:

@@ -86,6 +86,16 @@ def _small(p: Array, ratio: Array) -> Array:
     return np.maximum(found, 0.0)
 
 
+def spread(values: Array) -> tuple[float, float, float, float]:
+    """Return mean, median, 99th percentile and maximum."""
+    return float(values.mean()), float(np.median(values)), float(np.percentile(values, 99)), float(values.max())
+
+
+def perplexity(nll: Array) -> float:
+    """Return exp of the mean negative log likelihood."""
+    return math.exp(float(nll.mean()))
+
+
 DIVERGENCES = ("kl_mean", "kl_median", "kl_p99", "kl_max")
 
 
@@ -116,16 +126,8 @@ class Figures:
     @classmethod
     def of(cls, found: Positions) -> Figures:
         """Summarize positions."""
-        return cls(
-            tokens=len(found.kl),
-            kl_mean=float(found.kl.mean()),
-            kl_median=float(np.median(found.kl)),
-            kl_p99=float(np.percentile(found.kl, 99)),
-            kl_max=float(found.kl.max()),
-            top1_agreement=float(found.same_top.mean()),
-            reference_perplexity=math.exp(float(found.reference_nll.mean())),
-            perplexity=math.exp(float(found.other_nll.mean())),
-        )
+        top1, nlls = float(found.same_top.mean()), (found.reference_nll, found.other_nll)
+        return cls(len(found.kl), *spread(found.kl), top1, *map(perplexity, nlls))
 
     @property
     def perplexity_ratio(self) -> float:
