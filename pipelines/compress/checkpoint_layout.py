@@ -28,7 +28,7 @@ _LAYER = "transformer.layers.0."
 _COPIED = {"transformer.vocab_embedding.weight": EMBEDDING, "lm_head.weight": HEAD}
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """A tensor in one of the files of a checkpoint."""
 
     file: str
@@ -58,15 +58,15 @@ class CheckpointLayout(Protocol):
         """Open files that a killed run has created."""
         ...
 
-    def layer(self, exported: Path, number: int) -> Iterator[tuple[Place, Path, TensorInfo]]:
+    def layer(self, exported: Path, number: int) -> Iterator[tuple[TensorPlace, Path, TensorInfo]]:
         """Yield where each tensor of the exported layer goes, and where it is now."""
         ...
 
-    def others(self, exported: Path) -> Iterator[tuple[Place, Path, TensorInfo]]:
+    def others(self, exported: Path) -> Iterator[tuple[TensorPlace, Path, TensorInfo]]:
         """Yield the same for tensors outside of layers that the export of one layer contains as they are."""
         ...
 
-    def copied(self, writer: TensorWriter, vocab_size: int) -> Iterator[tuple[Place, Rows]]:
+    def copied(self, writer: TensorWriter, vocab_size: int) -> Iterator[tuple[TensorPlace, Rows]]:
         """Yield the tensors that are copied from the model folder; `Rows.source` is EMBEDDING or HEAD."""
         ...
 
@@ -111,21 +111,21 @@ class RanksLayout:
         """See `CheckpointLayout.reopen`."""
         return TensorWriter(out_dir, self._names())
 
-    def layer(self, exported: Path, number: int) -> Iterator[tuple[Place, Path, TensorInfo]]:
+    def layer(self, exported: Path, number: int) -> Iterator[tuple[TensorPlace, Path, TensorInfo]]:
         """See `CheckpointLayout.layer`."""
         for tp_rank in range(self.tp_size):
             for name, info in self._header(exported, tp_rank).items():
                 if name.startswith(_LAYER):
                     yield self._places(tp_rank, name)[number], exported / f"rank{tp_rank}.safetensors", info
 
-    def others(self, exported: Path) -> Iterator[tuple[Place, Path, TensorInfo]]:
+    def others(self, exported: Path) -> Iterator[tuple[TensorPlace, Path, TensorInfo]]:
         """See `CheckpointLayout.others`."""
         for tp_rank in range(self.tp_size):
             for name, info in self._header(exported, tp_rank).items():
                 if not name.startswith(_LAYER) and name not in _COPIED:
                     yield self._places(tp_rank, name)[0], exported / f"rank{tp_rank}.safetensors", info
 
-    def copied(self, writer: TensorWriter, vocab_size: int) -> Iterator[tuple[Place, Rows]]:
+    def copied(self, writer: TensorWriter, vocab_size: int) -> Iterator[tuple[TensorPlace, Rows]]:
         """See `CheckpointLayout.copied`; the vocabulary is split over tensor-parallel ranks."""
         rows = self._rows(vocab_size)
         for tp_rank in range(self.tp_size):
@@ -152,16 +152,16 @@ class RanksLayout:
     def _rows(self, vocab_size: int) -> int:
         return math.ceil(vocab_size / self.tp_size)
 
-    def _places(self, tp_rank: int, name: str) -> list[Place]:
+    def _places(self, tp_rank: int, name: str) -> list[TensorPlace]:
         """Return where a tensor goes: of a layer, for every layer; the rest is on the first or the last stage."""
         if name.startswith(_LAYER):
             rest, per_stage = name.removeprefix(_LAYER), self.layers // self.pp_size
             return [
-                Place(self._file(number // per_stage, tp_rank), f"transformer.layers.{number % per_stage}.{rest}")
+                TensorPlace(self._file(number // per_stage, tp_rank), f"transformer.layers.{number % per_stage}.{rest}")
                 for number in range(self.layers)
             ]
         stage = 0 if _COPIED.get(name) == EMBEDDING else self.pp_size - 1
-        return [Place(self._file(stage, tp_rank), name)]
+        return [TensorPlace(self._file(stage, tp_rank), name)]
 
     def _file(self, stage: int, tp_rank: int) -> str:
         return f"rank{stage * self.tp_size + tp_rank}.safetensors"
@@ -211,19 +211,19 @@ class FolderLayout:
         self._shards = {name: file for file in files for name in read_header(out_dir / file)}
         return TensorWriter(out_dir, files)
 
-    def layer(self, exported: Path, number: int) -> Iterator[tuple[Place, Path, TensorInfo]]:
+    def layer(self, exported: Path, number: int) -> Iterator[tuple[TensorPlace, Path, TensorInfo]]:
         """See `CheckpointLayout.layer`."""
         for name, info in self._header(exported).items():
             if name.startswith(FIRST):
                 yield self._place(f"model.layers.{number}.{name.removeprefix(FIRST)}"), exported / self._FILE, info
 
-    def others(self, exported: Path) -> Iterator[tuple[Place, Path, TensorInfo]]:
+    def others(self, exported: Path) -> Iterator[tuple[TensorPlace, Path, TensorInfo]]:
         """See `CheckpointLayout.others`."""
         for name, info in self._header(exported).items():
             if not name.startswith(FIRST) and name not in (EMBEDDING, HEAD):
                 yield self._place(name), exported / self._FILE, info
 
-    def copied(self, writer: TensorWriter, vocab_size: int) -> Iterator[tuple[Place, Rows]]:
+    def copied(self, writer: TensorWriter, vocab_size: int) -> Iterator[tuple[TensorPlace, Rows]]:
         """See `CheckpointLayout.copied`."""
         for name in (EMBEDDING, HEAD):
             if name in self._shards:
@@ -238,8 +238,8 @@ class FolderLayout:
     def _header(self, exported: Path) -> Header:
         return read_header(exported / self._FILE)
 
-    def _place(self, name: str) -> Place:
-        return Place(self._shards[name], name)
+    def _place(self, name: str) -> TensorPlace:
+        return TensorPlace(self._shards[name], name)
 
 
 def _model_order(name: str) -> tuple[int, int, str]:

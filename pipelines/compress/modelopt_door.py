@@ -85,7 +85,7 @@ def simulate(model: torch.nn.Module, config: Config, forward: Forward) -> torch.
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LinearChoice:
     """What a search found for linears that share a format.
 
     Attributes:
@@ -112,7 +112,7 @@ def search(
     scoring: Scoring,
     calibration_steps: int,
     scoring_steps: int,
-) -> tuple[torch.nn.Module, list[Choice]]:
+) -> tuple[torch.nn.Module, list[LinearChoice]]:
     """Choose a format for each linear, and return the same model, now simulating the mix.
 
     Args:
@@ -168,7 +168,7 @@ def _recipe_name(config: Config, number: int) -> str:
     return name or f"CUSTOM_{number}"
 
 
-def _choices(model: torch.nn.Module, state: Any, names: Mapping[str, QFormat]) -> list[Choice]:
+def _choices(model: torch.nn.Module, state: Any, names: Mapping[str, QFormat]) -> list[LinearChoice]:
     """Translate ModelOpt's record of the search."""
 
     def ours(recipe: Any) -> QFormat:
@@ -181,7 +181,7 @@ def _choices(model: torch.nn.Module, state: Any, names: Mapping[str, QFormat]) -
             continue
         scores = {ours(recipe): float(score) for recipe, score in zip(stats["formats"], stats["scores"], strict=True)}
         weights = sum(model.get_parameter(f"{linear}.weight").numel() for linear in linears)
-        found.append(Choice(linears, ours(state["best"]["recipe"][name]), weights, scores))
+        found.append(LinearChoice(linears, ours(state["best"]["recipe"][name]), weights, scores))
     return found
 
 

@@ -6,6 +6,7 @@ after each layer, once everything it speaks of is on disk.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -13,6 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pipelines.compress.calibration import CalibrationSet
+from pipelines.compress.loading import ModelFolder
+from pipelines.compress.weight_files import raw
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import PARTIAL
 from pipelines.host.files import write_json
@@ -72,3 +76,18 @@ def new_files_removed(out_dir: Path) -> Iterator[None]:
         if before is None and out_dir.is_dir():
             out_dir.rmdir()
         raise
+
+
+def stamp(source: ModelFolder) -> list[object]:
+    """Return what changes when someone changes the model folder, without reading the weights."""
+    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in source.weight_files]
+    return [source.config, files]
+
+
+def tokens_digest(data: CalibrationSet | None) -> str:
+    """Return a digest of the calibration batches."""
+    digest = hashlib.sha256()
+    for batch in data.batches if data is not None else ():
+        digest.update(repr(tuple(batch.shape)).encode())
+        digest.update(raw(batch))
+    return digest.hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -19,13 +18,12 @@ from pipelines.compress.checkpoint_layout import CheckpointLayout, FolderLayout,
 from pipelines.compress.loading import ModelFolder, look_at, pick_dtype, torch_dtype
 from pipelines.compress.one_layer import LayerSource
 from pipelines.compress.postprocess import correct_export
-from pipelines.compress.progress_record import ProgressRecord, new_files_removed
+from pipelines.compress.progress_record import ProgressRecord, new_files_removed, stamp, tokens_digest
 from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.simulating import pick_device, prepared, simulated
 from pipelines.compress.specs import CalibrationSpec, Dtype, Layout, QuantSpec
 from pipelines.compress.streaming import LayerQuantizer, quantize_layers
 from pipelines.compress.unified import correct_unified
-from pipelines.compress.weight_files import raw
 from pipelines.domain.progress import Progress
 
 
@@ -118,8 +116,8 @@ def _by_layer(asked: _Asked, out_dir: Path, progress: Progress) -> _Exported:
     made_with = [asdict(spec), asdict(calibration)]
     identity = {
         "quantize": [*made_with, asked.tp_size, asked.pp_size, asked.dtype, asked.device, asked.layout],
-        "model": _stamp(source),
-        "tokens": _tokens(data),
+        "model": stamp(source),
+        "tokens": tokens_digest(data),
         "tools": [modelopt_door.VERSION, torch.__version__, transformers.__version__],
     }
     with new_files_removed(out_dir):
@@ -143,21 +141,6 @@ def _whole(asked: _Asked, out_dir: Path, progress: Progress) -> _Exported:
             split = {"tp_size": asked.tp_size, "pp_size": asked.pp_size}
             modelopt_door.export(done.model, source.shape.family, dtype, out_dir, **split)
     return _Exported(done.data, time.monotonic() - began, done.search)
-
-
-def _stamp(source: ModelFolder) -> list[object]:
-    """Return what changes when someone changes the model folder, without reading the weights."""
-    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in source.weight_files]
-    return [source.config, files]
-
-
-def _tokens(data: CalibrationSet | None) -> str:
-    """Return a digest of the calibration batches."""
-    digest = hashlib.sha256()
-    for batch in data.batches if data is not None else ():
-        digest.update(repr(tuple(batch.shape)).encode())
-        digest.update(raw(batch))
-    return digest.hexdigest()
 
 
 def _calibration_facts(data: CalibrationSet | None, seconds: float) -> dict[str, Any]:

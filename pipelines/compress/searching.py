@@ -76,7 +76,7 @@ def _loss(logits: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), batch[:, 1:].flatten(), reduction="sum")
 
 
-def _record(search: SearchSpec, choices: list[modelopt_door.Choice]) -> dict[str, Any]:
+def _record(search: SearchSpec, choices: list[modelopt_door.LinearChoice]) -> dict[str, Any]:
     """Return what the search saw and chose, JSON-serializable.
 
     Keys: candidates, scoring, texts, asked_bits, effective_bits (of the linears of the layers, without scales of

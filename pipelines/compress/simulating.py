@@ -22,7 +22,7 @@ from pipelines.domain.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
-class Simulated:
+class WholeSimulation:
     """A model that simulates its format.
 
     Attributes:
@@ -66,7 +66,7 @@ def simulated(
     dtype: str,
     device: str,
     progress: Progress,
-) -> Simulated:
+) -> WholeSimulation:
     """Load the model, insert quantizers and calibrate them; a format without quantizers leaves it unchanged."""
     from pipelines.compress import modelopt_door
 
@@ -84,7 +84,7 @@ def simulated(
 
         model, search = search_mix(model, spec, source.shape.family, data, progress, device)
         check_calibrated(model)
-    return Simulated(model, data, search)
+    return WholeSimulation(model, data, search)
 
 
 def prepared(

@@ -10,14 +10,12 @@ Shapes: n tokens, o output and i input channels; a tensor's name ends with its s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from pipelines.compress.calibration import CalibrationSet, broken_at
-from pipelines.domain.progress import Progress
+from pipelines.compress.calibration import broken_at
 
 _BLOCK = 128  # columns per block, whose updates are applied to the rest of the matrix at once; a multiple of 4
 _DAMPING = 0.01  # fraction of the mean diagonal that is added to the diagonal, as in the paper
@@ -34,77 +32,38 @@ LINEARS = tuple(name for names in _SHARED_INPUT.values() for name in names)
 """Hugging Face names of all linears in a decoder layer of Llama and Gemma."""
 
 
-@dataclass(slots=True)
-class _LayerInputs:
-    """Arguments that one decoder layer is called with, one entry per batch."""
-
-    hidden: list[torch.Tensor]
-    others: list[dict[str, Any]]
-
-
-class _FirstLayerReachedError(Exception):
-    """Ends a forward pass once the inputs of the first layer are known."""
+Inputs = Callable[[], Iterable[tuple[torch.Tensor, dict[str, Any]]]]
+"""Yields, batch by batch, what a decoder layer is called with: hidden states, and all other arguments."""
 
 
 @torch.no_grad()
-def prune_model(model: Any, data: CalibrationSet, progress: Progress, device: str) -> dict[str, float]:
-    """Prune every linear in place, from the first layer to the last.
+def prune_layer(layer: torch.nn.Module, inputs: Inputs, layer_name: str) -> dict[str, float]:
+    """Prune every linear of a decoder layer in place.
+
+    Args:
+        layer: the layer.
+        inputs: its inputs, which are the outputs of the layers pruned before it.
+        layer_name: for messages.
 
     Returns:
-        For each linear (name without layer number), the squared error of its outputs on the calibration data,
-        relative to the squared outputs, averaged over layers.
+        For each linear, the squared error of its outputs on the inputs, relative to the squared outputs.
 
     Raises:
-        UserError: a layer's inputs contain NaN or infinity.
+        UserError: a linear's inputs contain NaN or infinity.
     """
-    layers = model.model.layers
-    inputs = _first_inputs(model, data, device)
-    errors: dict[str, list[float]] = {name: [] for name in LINEARS}
-    with progress.task("pruning with sparsegpt", len(layers), "layers") as advance:
-        for number, layer in enumerate(layers):
-            hessians = _hessians(layer, inputs, f"model.layers.{number}")
-            for watched, names in _SHARED_INPUT.items():
-                hessian = hessians.pop(watched)
-                factor = inverse_factor(hessian)
-                for name in names:
-                    linear = layer.get_submodule(name)
-                    pruned_oi = prune_2_4(linear.weight, factor)
-                    errors[name].append(_relative_error(linear.weight, pruned_oi, hessian))
-                    linear.weight.copy_(pruned_oi)
-            for i, hidden in enumerate(_outputs(layer, inputs)):
-                inputs.hidden[i] = hidden
-            advance(1)
-    return {name: sum(values) / len(values) for name, values in errors.items()}
+    hessians, errors = _hessians(layer, inputs, layer_name), {}
+    for watched, names in _SHARED_INPUT.items():
+        hessian = hessians.pop(watched)
+        factor = inverse_factor(hessian)
+        for name in names:
+            weight_oi = layer.get_parameter(f"{name}.weight")
+            pruned_oi = prune_2_4(weight_oi, factor)
+            errors[name] = _relative_error(weight_oi, pruned_oi, hessian)
+            weight_oi.copy_(pruned_oi)
+    return errors
 
 
-def _first_inputs(model: Any, data: CalibrationSet, device: str) -> _LayerInputs:
-    inputs = _LayerInputs([], [])
-
-    def catch(_module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        kwargs = dict(kwargs)
-        inputs.hidden.append(args[0] if args else kwargs.pop("hidden_states"))
-        inputs.others.append(kwargs)
-        raise _FirstLayerReachedError
-
-    handle = model.model.layers[0].register_forward_pre_hook(catch, with_kwargs=True)
-    try:
-        for batch in data.batches:
-            try:
-                model(input_ids=batch.to(device), use_cache=False)
-            except _FirstLayerReachedError:
-                continue
-    finally:
-        handle.remove()
-    return inputs
-
-
-def _outputs(layer: torch.nn.Module, inputs: _LayerInputs) -> Iterator[torch.Tensor]:
-    for hidden, others in zip(inputs.hidden, inputs.others, strict=True):
-        output = layer(hidden, **others)
-        yield output[0] if isinstance(output, tuple) else output
-
-
-def _hessians(layer: torch.nn.Module, inputs: _LayerInputs, layer_name: str) -> dict[str, torch.Tensor]:
+def _hessians(layer: torch.nn.Module, inputs: Inputs, layer_name: str) -> dict[str, torch.Tensor]:
     """Return X^T X, float32 [I, I], for the inputs X of each watched linear."""
     sums: dict[str, torch.Tensor] = {}
 
@@ -119,8 +78,8 @@ def _hessians(layer: torch.nn.Module, inputs: _LayerInputs, layer_name: str) -> 
 
     handles = [layer.get_submodule(name).register_forward_hook(watch(name)) for name in _SHARED_INPUT]
     try:
-        for _ in _outputs(layer, inputs):
-            pass
+        for hidden, others in inputs():
+            layer(hidden, **others)
     finally:
         for handle in handles:
             handle.remove()

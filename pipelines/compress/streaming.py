@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pipelines.checkpoint.tensors import TensorInfo
 from pipelines.compress.calibration import CalibrationSet
-from pipelines.compress.checkpoint_layout import CheckpointLayout, Place
+from pipelines.compress.checkpoint_layout import CheckpointLayout, TensorPlace
 from pipelines.compress.f32_products import f32_products
 from pipelines.compress.hidden_states import HiddenStates, true_name
 from pipelines.compress.one_layer import EMBEDDING, HEAD, LayerSource
@@ -104,7 +104,7 @@ def quantize_layers(
     _copy_vocabulary(writer, source, layout, vocab_size, progress)
 
 
-def _copy(writer: TensorWriter, tensors: Iterable[tuple[Place, Path, TensorInfo]]) -> None:
+def _copy(writer: TensorWriter, tensors: Iterable[tuple[TensorPlace, Path, TensorInfo]]) -> None:
     for place, path, info in tensors:
         writer.copy(place.file, place.name, path, info)
 

@@ -72,6 +72,10 @@ class ModelWeights:
         """Return the shape of a tensor."""
         return self._found[name][1].shape
 
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the type in which a tensor is stored."""
+        return _TORCH[self._found[name][1].dtype]
+
     def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """Read a whole tensor.
 

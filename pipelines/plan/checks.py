@@ -331,14 +331,15 @@ def host_memory(settings: Settings, shape: ModelShape | None, machine: Machine, 
 
 
 def _host_memory(settings: Settings, shape: ModelShape | None, machine: Machine) -> list[Fault]:
-    """Check host memory: quantizing usually holds one layer, sparsifying the whole model."""
+    """Check host memory of quantizing and sparsifying."""
     if shape is None:
         return []
     faults = []
     if (needed := quantize_memory_bytes(shape, settings)) > machine.memory_bytes:
         faults.append(_too_large(settings, machine, needed, "quantizing", _held(shape, settings)))
-    if settings.sparsity.method != "none" and (needed := sparsify_memory_bytes(shape)) > machine.memory_bytes:
-        faults.append(_too_large(settings, machine, needed, "sparsifying", "16-bit weights"))
+    method = settings.sparsity.method
+    if method != "none" and (needed := sparsify_memory_bytes(shape, method)) > machine.memory_bytes:
+        faults.append(_too_large(settings, machine, needed, "sparsifying", "one layer at a time"))
     return faults
 
 
@@ -398,9 +399,17 @@ def _held(shape: ModelShape, settings: Settings) -> str:
     return "the whole model" if quantized_whole(shape, settings) else "one layer at a time"
 
 
-def sparsify_memory_bytes(shape: ModelShape) -> float:
-    """Return the host memory of sparsifying in bytes (modelled): 16-bit weights, 2 GiB of libraries."""
-    return weight_bytes(shape, QFormat.NONE) + 2 * GIB
+def sparsify_memory_bytes(shape: ModelShape, method: str) -> float:
+    """Return the host memory of sparsifying in bytes (modelled): a layer and its copies, and the libraries.
+
+    SparseGPT also holds a float32 Hessian for each input of the layer's linears, and three copies of the largest.
+    """
+    held = LAYER_COPIES * 2 * shape.linear_params / shape.num_hidden_layers + GIB
+    if method != "sparsegpt":
+        return held
+    heads = shape.num_attention_heads * shape.head_dim
+    squares = [4.0 * width**2 for width in (shape.hidden_size, heads, shape.hidden_size, shape.intermediate_size)]
+    return held + sum(squares) + 3 * max(squares)
 
 
 def with_changes(settings: Settings, change: str) -> Settings:

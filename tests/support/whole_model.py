@@ -1,11 +1,13 @@
-"""A model quantized in one piece, as ModelOpt documents it: the oracle of the path that works layer by layer."""
+"""A model quantized or sparsified in one piece: the oracle of the paths that work layer by layer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from pipelines.compress import CalibrationSpec, QuantSpec
+from pipelines.compress import CalibrationSpec, QuantSpec, SparsitySpec
 from pipelines.compress.specs import Layout
 from pipelines.domain.progress import SilentProgress
 
@@ -42,3 +44,53 @@ def quantize_whole(
             family = source.shape.family
             modelopt_door.export(model, family, torch_dtype(dtype), out_dir, tp_size=tp_size, pp_size=pp_size)
             correct_export(out_dir, source.config, spec)
+
+
+def sparsify_whole(
+    model_dir: Path, out: Path, spec: SparsitySpec, texts: Iterable[str], calibration: CalibrationSpec
+) -> None:
+    """Load the whole model, prune all of its layers, and write one file by the safetensors library."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from pipelines.compress import modelopt_door
+    from pipelines.compress.calibration import make_batches
+    from pipelines.compress.loading import load_model, load_tokenizer, look_at, own_dtype
+    from pipelines.compress.simulating import seed_everything
+    from pipelines.compress.sparsegpt import LINEARS, prune_layer
+
+    source = look_at(model_dir)
+    seed_everything(calibration.seed)
+    model: Any = load_model(source, own_dtype(source), "cpu")
+    if spec.method == "magnitude":
+        modelopt_door.prune_by_magnitude(model, [f"*.{name}" for name in LINEARS])
+    else:
+        data = make_batches(texts, load_tokenizer(source), calibration, calibration.size)
+        for number, layer in enumerate(model.model.layers):
+            given = list(_inputs(model, number, data.batches))  # before the layer is watched
+            prune_layer(layer, partial(list, given), f"model.layers.{number}")
+    pruned = dict(model.named_parameters())
+    tensors = load_file(model_dir / "model.safetensors")
+    for name in tensors:
+        if "_proj" in name:
+            tensors[name] = pruned[name].detach().to(tensors[name].dtype).contiguous()
+    with torch.no_grad():
+        save_file(tensors, out, metadata={"format": "pt"})
+
+
+def _inputs(model: Any, number: int, batches: Iterable[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Run the model, its earlier layers pruned, and yield what a layer is called with."""
+    import torch
+
+    for batch in batches:
+        seen: list[tuple[Any, dict[str, Any]]] = []
+
+        def see(_module: Any, args: Any, kwargs: dict[str, Any], seen: list[Any] = seen) -> None:
+            others = dict(kwargs)
+            seen.append((args[0] if args else others.pop("hidden_states"), others))
+
+        handle = model.model.layers[number].register_forward_pre_hook(see, with_kwargs=True)
+        with torch.no_grad():
+            model(input_ids=batch, use_cache=False)
+        handle.remove()
+        yield seen[0]

@@ -10,12 +10,17 @@ from pipelines.checkpoint.read import Checkpoint
 from pipelines.compress import QuantSpec, SparsitySpec, quantize, sparsify
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
+from pipelines.domain.progress import PARTIAL
 from pipelines.settings.model import BUNDLED
 from pipelines.stages.quantize import check_model
 from tests.contract.compress.conftest import CALIBRATION, write_model
+from tests.support.stops import Stops
+from tests.support.whole_model import sparsify_whole
 
 torch = pytest.importorskip("torch")
 load_file = pytest.importorskip("safetensors.torch").load_file
+
+from tests.support.small_models import write_random  # noqa: E402 - after the skips
 
 THEIRS = {"o_proj": "attention.dense", "gate_proj": "mlp.fc", "up_proj": "mlp.gate", "down_proj": "mlp.proj"}
 METHODS = ["magnitude", "sparsegpt"]
@@ -37,6 +42,34 @@ def test_half_of_every_linear_is_zero_and_all_else_is_untouched(kind, method, mo
     assert facts["linears"] == 14  # 7 in each of 2 layers
     assert facts["zero_fraction"] == pytest.approx(0.5, abs=0.01)
     json.dumps(facts)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", ["llama", "tied", "gemma"])
+def test_pruning_layer_by_layer_gives_the_file_of_the_whole_model(kind, method, models, texts, tmp_path) -> None:
+    sparsify(models[kind], tmp_path / "layers", SparsitySpec(method), texts, CALIBRATION)
+    sparsify_whole(models[kind], tmp_path / "whole.safetensors", SparsitySpec(method), texts, CALIBRATION)
+    assert (tmp_path / "layers/model.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stopped_run_is_continued(method, models, texts, tmp_path) -> None:
+    stops, again = Stops("pruning", 1), Stops("pruning", -1)
+    with pytest.raises(KeyboardInterrupt):
+        sparsify(models["llama"], tmp_path / "out", SparsitySpec(method), texts, CALIBRATION, progress=stops)
+    assert (tmp_path / "out" / PARTIAL).is_dir()
+    facts = sparsify(models["llama"], tmp_path / "out", SparsitySpec(method), texts, CALIBRATION, progress=again)
+    assert again.notes == ["continuing a run that was stopped: 1 of 2 layers are complete"]
+    assert facts == sparsify(models["llama"], tmp_path / "once", SparsitySpec(method), texts, CALIBRATION)
+    assert not (tmp_path / "out" / PARTIAL).exists()
+    for path in (tmp_path / "once").iterdir():
+        assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()
+
+
+def test_a_mixture_of_experts_is_refused(texts, tmp_path) -> None:
+    model = write_random(tmp_path / "model", "mixtral")
+    with pytest.raises(UserError, match=r"model is a mixture of experts, which sparsity=magnitude_2_4 does not prune"):
+        sparsify(model, tmp_path / "out", SparsitySpec("magnitude"), texts, CALIBRATION)
 
 
 def test_magnitude_keeps_the_two_largest_of_four_and_needs_no_texts(models, tmp_path) -> None:

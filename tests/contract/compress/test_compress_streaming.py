@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,10 @@ from pipelines.checkpoint.tensors import read_header
 from pipelines.compress import CalibrationSpec, QuantSpec, quantize
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import UNIFORM, KvFormat, QFormat
-from pipelines.domain.progress import PARTIAL, SilentProgress
+from pipelines.domain.progress import PARTIAL
 from pipelines.settings.model import BUNDLED
 from tests.contract.compress.conftest import CALIBRATION, write_model
+from tests.support.stops import Stops
 from tests.support.whole_model import quantize_whole
 
 modelopt = pytest.importorskip("modelopt")
@@ -136,31 +136,14 @@ def test_kills_cost_no_complete_layer_and_no_bit(qformat, tmp_path) -> None:
     assert_same_files(tmp_path / "once", tmp_path / "killed")
 
 
-class Stops(SilentProgress):
-    """Raises KeyboardInterrupt after a number of layers."""
-
-    def __init__(self, layers: int) -> None:
-        self.left, self.notes = layers, []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    @contextmanager
-    def task(self, title, total, unit=""):
-        def advance(amount: float) -> None:
-            self.left -= 1
-            if not self.left:
-                raise KeyboardInterrupt
-
-        yield advance
-
-
 def test_a_stopped_run_is_continued_only_with_the_same_settings(models, texts, tmp_path) -> None:
     """With another format it begins anew, and is not mixed."""
     with pytest.raises(KeyboardInterrupt):
-        quantize(models["llama"], tmp_path / "out", spec_of(QFormat.FP8), texts, CALIBRATION, progress=Stops(1))
+        quantize(
+            models["llama"], tmp_path / "out", spec_of(QFormat.FP8), texts, CALIBRATION, progress=Stops("quantizing", 1)
+        )
     assert (tmp_path / "out" / PARTIAL).is_dir()
-    same, other = Stops(-1), Stops(-1)
+    same, other = Stops("quantizing", -1), Stops("quantizing", -1)
     shutil.copytree(tmp_path / "out", tmp_path / "copy")
     quantize(models["llama"], tmp_path / "out", spec_of(QFormat.FP8), texts, CALIBRATION, progress=same)
     quantize(models["llama"], tmp_path / "copy", spec_of(QFormat.INT4_AWQ), texts, CALIBRATION, progress=other)

@@ -433,6 +433,9 @@ def test_eight_billion_parameters_are_quantized_on_24_gib(tmp_path):
         assert any(re.search(r"quantizing needs about [34]\.\d GiB of memory", note) for note in made.notes)
 
 
-def test_sparsifying_still_needs_the_whole_model(tmp_path):
-    with pytest.raises(UserError, match=r"llama_3_1_70b needs about 1\d\d\.\d GiB of memory while sparsifying"):
-        plan(tmp_path, ["model=llama_3_1_70b", "build.tp_size=4", "sparsity=magnitude_2_4"])
+@pytest.mark.parametrize(("method", "gib"), [("magnitude", "12"), ("sparsegpt", "2[0-9]")])
+def test_sparsifying_holds_one_layer_and_sparsegpt_its_hessians(tmp_path, method, gib):
+    words = ["model=llama_3_1_70b", "build.tp_size=4", f"sparsity={method}_2_4"]
+    small = replace(MACHINE, memory_bytes=10 * 2**30)
+    with pytest.raises(UserError, match=rf"llama_3_1_70b needs about {gib}\.\d GiB of memory while sparsifying"):
+        plan(tmp_path, words, machine=small)
