@@ -12,6 +12,7 @@ from pipelines.serving.process import TritonServer
 from tests.contract.models.conftest import SERVING, Client
 
 TOKENS = 900
+PATIENT = SERVING.model_copy(update={"drain_timeout_s": 60})  # 900 tokens take 3 s, and longer on a busy machine
 
 
 @pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble"])
@@ -22,7 +23,7 @@ def test_a_stream_over_grpc_gets_all_its_tokens(repository: Path, model: str) ->
     inputs: dict[str, object] = {"text_input": "The", "max_tokens": TOKENS, "stream": True}
     if model == "tensorrt_llm":
         inputs = {"input_ids": [2, 388], "input_lengths": 2, "request_output_len": TOKENS, "streaming": True}
-    with TritonServer(repository, SERVING) as server, ThreadPoolExecutor(1) as pool:
+    with TritonServer(repository, PATIENT) as server, ThreadPoolExecutor(1) as pool:
         client = Client(server.grpc_url)
         client.send(model, "long", **inputs, end_id=-1, return_num_output_tokens=True)
         first = client.first()
