@@ -13,9 +13,8 @@ ANY_PYTHON = $(if $(wildcard $(PYTHON)),$(PYTHON),python3)
 COMMANDS := all build evaluate fidelity diagnose compare sweep stage verify repository serve benchmark report plan size simulate calibrate \
   doctor config prune nightly image shell manifests scripts
 TARGETS := setup test test-under-load torture test-gpu test-modelopt check golden zoo clean help
-# Three on two processors, because servers and campaigns often wait; in the order of the folders, so that the long files
-# come first and the short ones fill the end.
-WHOLE := tests --ignore=tests/gpu --ignore=tests/gpu_trtllm --numprocesses=3 --dist=loadfile --no-loadscope-reorder
+# Three on two processors, because servers and campaigns often wait.
+WHOLE := tests --ignore=tests/gpu --ignore=tests/gpu_trtllm --numprocesses=3 --dist=loadfile
 INSIDE := $(VENV)/.ready $(COMMANDS:%=%.run)
 # Words that are no target of the development part below: one command, or something to refuse.
 WORDS := $(filter-out $(TARGETS) $(INSIDE),$(MAKECMDGOALS))

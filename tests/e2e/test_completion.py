@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import select
 import shutil
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.support.terminal import start_on_terminal
 
 START = {
     "bash": ["bash", "--norc", "--noprofile", "-i"],
@@ -29,9 +29,7 @@ class Shell:
         program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m pipelines "$@"\n')
         program.chmod(0o755)
         environment = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(folder), "TERM": "dumb", "PS1": "$ "}
-        self.pid, self.screen = pty.fork()
-        if self.pid == 0:
-            os.execvpe(START[name][0], START[name], environment)
+        self.process, self.screen = start_on_terminal(START[name], environment)
         self.type(f'eval "$(trtllm-pipelines --completion {name})"; echo re""ady\n')
         self.wait_for("ready")
 
@@ -56,7 +54,7 @@ class Shell:
     def close(self) -> None:
         self.type("\x15exit\n")
         os.close(self.screen)
-        os.waitpid(self.pid, 0)
+        self.process.wait()
 
 
 @pytest.fixture(scope="module", params=["bash", "zsh"])

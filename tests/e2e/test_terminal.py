@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
 import re
-import struct
 import subprocess
 import sys
-import termios
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.support.terminal import start_on_terminal
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 GPU = ["model=llama_3_8b", "quant=fp8", "hardware=h100_sxm"]
@@ -32,13 +29,10 @@ OUTPUTS = {
 
 def on_terminal(folder, columns, *words, **environment):
     """Run a command on a terminal of so many columns; exit code and what it shows."""
-    pid, screen = pty.fork()
-    if pid == 0:
-        inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
-        os.chdir(folder)
-        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-        command = [sys.executable, "-m", "pipelines", *words]
-        os.execve(command[0], command, {**inherited, "TERM": "xterm", "PYTHONPATH": str(ROOT), **environment})
+    inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
+    environment = {**inherited, "TERM": "xterm", "PYTHONPATH": str(ROOT), **environment}
+    command = [sys.executable, "-m", "pipelines", *words]
+    process, screen = start_on_terminal(command, environment, folder=folder, columns=columns)
     shown = b""
     while True:
         try:
@@ -49,7 +43,7 @@ def on_terminal(folder, columns, *words, **environment):
             break
         shown += read
     os.close(screen)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode().replace("\r\n", "\n")
+    return process.wait(), shown.decode().replace("\r\n", "\n")
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
