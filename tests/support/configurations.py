@@ -307,6 +307,7 @@ NULL_IS_CHOSEN = {
 ONLY: dict[str, tuple[str, ...]] = {
     "model.bundled": ("tiny_gemma", "tiny_llama"),
     "quant.qformat": ("none", "fp8", "int8_sq", "int4_awq", "int8_wo", "int4_wo"),
+    **{f"quant.{name}": ("null",) for name in ("effective_bits", "candidates", "scoring", "scoring_texts")},
     "build.max_input_len": ("128", "500", "1024"),
     "build.max_seq_len": ("512", "1024", "2048"),
     "build.max_num_tokens": ("1024", "8192"),
@@ -319,6 +320,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "engine.name": ("auto", "openvino", "tensorrt_llm"),
     "workload.arrival": ("closed",),
     "sizing.peak_percentile": ("50", "99.9"),
+    "sizing.slo.percentile": ("50", "95", "99.9"),
     "triton.guided_decoding_backend": ("null",),
     "triton.decoding_mode": ("null", "top_k", "top_p", "top_k_top_p"),
     "nightly.least": ("4", "20"),

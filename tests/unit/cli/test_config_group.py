@@ -57,7 +57,7 @@ def test_values_are_those_of_the_overrides(capsys):
     assert main(["config", "quant", "quant=int4_awq"]) == 0
     text = capsys.readouterr().out
     assert "quant.qformat=int4_awq" in text
-    assert "Choices: quant=fp8, quant=int4_awq" in " ".join(text.split())
+    assert "Choices: quant=auto, quant=fp8, quant=int4_awq" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("group", [group for group in groups() if group not in Settings.model_fields])

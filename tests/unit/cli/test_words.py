@@ -14,7 +14,7 @@ from pipelines.domain.errors import UserError
         (["int4_awq"], r"'int4_awq' is not a valid override \(expected key=value\)\. Did you mean quant=int4_awq\?"),
         (["fp8"], r"'fp8' .*Did you mean quant=fp8 or kv_cache=fp8\?"),
         (["int4_aqw"], r"'int4_aqw' .*Did you mean quant=int4_awq\?"),
-        (["quant"], r"'quant' .*Choices: fp8, int4_awq, .*Write quant=\.\.\."),
+        (["quant"], r"'quant' .*Choices: auto, fp8, int4_awq, .*Write quant=\.\.\."),
         (["build.max_batch_size"], r"'build\.max_batch_size' .*Write build\.max_batch_size=\.\.\."),
         (["quant:fp8"], r"'quant:fp8' .*Did you mean quant=fp8\?"),
         (["quant", "=", "fp8"], r"'quant = fp8' has blanks around '='\. Write quant=fp8"),
