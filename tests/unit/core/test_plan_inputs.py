@@ -55,7 +55,7 @@ def sharded(folder):
         (lambda m: (m / "tokenizer.json").write_text(""), r"tokenizer\.json is empty"),
         (
             lambda m: change(m, rope_scaling={"rope_type": "yarn", "factor": 4.0}),
-            r"rope_type 'yarn'.*supports default, linear or llama3",
+            r"rotary positions by yarn with no original_max_position_embeddings",
         ),
         (lambda m: change(m, partial_rotary_factor=0.5), r"partial_rotary_factor=0\.5"),
     ],

@@ -32,7 +32,7 @@ def test_without_a_gpu_the_cpu_engine_runs_and_the_others_say_why():
 def test_verdicts_are_those_of_the_rules(monkeypatch):
     """The words of `make plan quant=nvfp4` on an H100, and of a model that this machine cannot hold."""
     monkeypatch.setattr("pipelines.engines.registry.shutil.which", lambda name: f"/usr/bin/{name}")
-    found = judged(with_gpu(memory_bytes=2**36))
+    found = judged(with_gpu(memory_bytes=2**33))
     assert found["tensorrt_llm", "llama_3_1_8b", "fp8"].works
     assert "needs FP4 arithmetic" in found["tensorrt_llm", "llama_3_1_8b", "nvfp4"].reason
     assert "of memory while quantizing" in found["tensorrt_llm", "llama_3_1_70b", "fp8"].reason
