@@ -53,8 +53,9 @@ def compare(model: Path, spec: QuantSpec, texts, folder: Path, calibration=CALIB
     assert_same_files(folder / "layers", folder / "whole")
 
 
-@pytest.mark.parametrize("kv_cache", list(KvFormat))
-@pytest.mark.parametrize("kind", ["llama", "tied", "gemma"])
+@pytest.mark.parametrize(
+    ("kind", "kv_cache"), [*(("llama", kv) for kv in KvFormat), *((k, KvFormat.AUTO) for k in ("tied", "gemma"))]
+)
 @pytest.mark.parametrize("qformat", EXPORTED)
 def test_every_format_equals_the_whole_model(kind, qformat, kv_cache, models, texts, tmp_path) -> None:
     """An INT8 cache is rounded in AWQ's second pass, so its scales also prove that passes are kept apart."""
