@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.fidelity.divergence import VALUES_AT_ONCE, perplexity, spread
+from eval.fidelity.divergence import VALUES_AT_ONCE, concatenated, perplexity, spread
 
 Array = np.ndarray[Any, Any]
 
@@ -67,7 +67,7 @@ class BoundedPositions:
     @classmethod
     def joined(cls, parts: Sequence[BoundedPositions]) -> BoundedPositions:
         """Return the positions of all parts in order."""
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
+        return cls(*concatenated(parts))
 
 
 def bound_logits(reference: Array, known: KnownTokens, rounding: float = ROUNDING) -> BoundedPositions:

@@ -8,8 +8,8 @@ KL(p || q) = sum_v p_v (ln p_v - ln q_v)  (Kullback and Leibler, On Information 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -42,12 +42,17 @@ class Positions:
     @classmethod
     def joined(cls, parts: Sequence[Positions]) -> Positions:
         """Return the positions of all parts in order."""
-        names = ("kl", "same_top", "reference_nll", "other_nll")
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        return cls(*concatenated(parts))
 
     def part(self, which: slice) -> Positions:
         """Return some of the positions."""
         return Positions(self.kl[which], self.same_top[which], self.reference_nll[which], self.other_nll[which])
+
+
+def concatenated(parts: Sequence[Any]) -> Iterator[Array]:
+    """Yield each array of records that hold nothing but arrays, all parts in order."""
+    for item in fields(parts[0]):
+        yield np.concatenate([getattr(part, item.name) for part in parts])
 
 
 def compare_logits(reference: Array, other: Array, targets: Array) -> Positions:

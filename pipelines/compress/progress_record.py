@@ -18,7 +18,7 @@ from pipelines.compress.calibration import CalibrationSet
 from pipelines.compress.loading import ModelFolder
 from pipelines.compress.weight_files import raw
 from pipelines.domain.errors import UserError
-from pipelines.domain.progress import PARTIAL
+from pipelines.domain.progress import PARTIAL, Progress
 from pipelines.host.files import write_json
 
 _RECORD = "layers.json"
@@ -51,6 +51,11 @@ class ProgressRecord:
         else:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.mkdir(parents=True)
+
+    def announce(self, layers: int, progress: Progress) -> None:
+        """Say that a stopped run is continued, if one is; the model has so many layers."""
+        if self.layers:
+            progress.note(f"continuing a run that was stopped: {self.layers} of {layers} layers are complete")
 
     def complete(self, layers: int) -> None:
         """Record that the first `layers` layers are on disk."""

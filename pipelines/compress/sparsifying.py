@@ -93,7 +93,7 @@ def _prune_layers(
     linears = [f"{name}.weight" for name in LINEARS if f"{name}.weight" in layers.names]
     if record.layers:
         writer = TensorWriter(out_dir, [path.name for path in source.weight_files])
-        progress.note(f"continuing a run that was stopped: {record.layers} of {layers.layers} layers are complete")
+        record.announce(layers.layers, progress)
     else:
         writer = _copied(source, out_dir, progress)
         if states is not None:

@@ -82,8 +82,7 @@ def quantize_layers(
     vocab_size = source.weights.shape(EMBEDDING)[0]
     exported, left = record.folder / "layer", source.layers - record.layers
     writer = layout.reopen(out_dir) if record.layers else None
-    if record.layers:
-        progress.note(f"continuing a run that was stopped: {record.layers} of {source.layers} layers are complete")
+    record.announce(source.layers, progress)
     with progress.task("quantizing", left, "layers") as advance:
         for number in range(record.layers, source.layers):
             shutil.rmtree(exported, ignore_errors=True)

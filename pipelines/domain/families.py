@@ -38,6 +38,10 @@ FP8 kernel with SwiGLU, the conversion of Medusa, ReDrafter and EAGLE heads, loo
 encoder."""
 
 
+_TWO_NORMS = ("input_layernorm", "post_layernorm")
+_FEEDFORWARD_NORMS = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """Everything known about one family of decoder-only models with gated MLPs and RMS norms.
@@ -79,7 +83,7 @@ class Family:
     head_is_embedding: bool = False
     scales_embedding: bool = False
     norm_offset: float = 0.0
-    layer_norms: tuple[str, ...] = ("input_layernorm", "post_layernorm")
+    layer_norms: tuple[str, ...] = _TWO_NORMS
     not_exported: str = ""
     more_norms: tuple[str, ...] = ()
     fused_linears: bool = False
@@ -134,12 +138,7 @@ _ROWS = (
         head_is_embedding=True,
         scales_embedding=True,
         norm_offset=1.0,
-        layer_norms=(
-            "input_layernorm",
-            "post_layernorm",
-            "pre_feedforward_layernorm",
-            "post_feedforward_layernorm",
-        ),
+        layer_norms=(*_TWO_NORMS, *_FEEDFORWARD_NORMS),
         sliding_window=4096,
         global_every=2,
         not_exported=_ONLY_WITH_TENSORRT_LLM,
@@ -153,13 +152,8 @@ _ROWS = (
         head_is_embedding=True,
         scales_embedding=True,
         norm_offset=1.0,
-        layer_norms=(
-            "input_layernorm",
-            "post_layernorm",
-            "pre_feedforward_layernorm",
-            "post_feedforward_layernorm",
-        ),
-        more_norms=("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+        layer_norms=(*_TWO_NORMS, *_FEEDFORWARD_NORMS),
+        more_norms=_FEEDFORWARD_NORMS,
         head_norms={"q_layernorm": "q_norm", "k_layernorm": "k_norm"},
         attention_bias=False,
         not_exported=_ONLY_WITH_TENSORRT_LLM,
