@@ -67,7 +67,7 @@ class LlmArgs(Group):
     max_num_tokens: Positive = 8192
     max_beam_width: Positive = 1
     enable_chunked_prefill: bool = False
-    guided_decoding_backend: Literal["xgrammar"] | None = None
+    guided_decoding_backend: Literal["xgrammar", "llguidance"] | None = None
     kv_cache_config: KvCacheConfig = KvCacheConfig()
     scheduler_config: SchedulerConfig = SchedulerConfig()
     speculative_config: DraftTargetConfig | None = None

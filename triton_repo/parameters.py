@@ -173,7 +173,7 @@ def draft(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) 
 
 
 def _own(spec: RepositorySpec) -> dict[str, str]:
-    """Return the parameters that only the CPU engine reads; its tokenizer is for guided decoding."""
+    """Return the parameters that only the CPU engine reads; its tokenizer is for characters and guides."""
     options = {f"{spec.flavour}_{name}": text(value) for name, value in spec.options.items() if value is not None}
     tokenizer = TOKENIZER.format(model=PREPROCESSING)
     if spec.num_draft_tokens is not None:

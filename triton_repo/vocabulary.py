@@ -1,4 +1,4 @@
-"""The vocabulary file that guided decoding needs on the GPU.
+"""The vocabulary file that xgrammar needs in TensorRT-LLM's backend.
 
 Source: TensorRT-LLM `examples/generate_xgrammar_tokenizer_info.py` @7ed07f0 and `_xgrammar_tokenizer_info` in
 `tensorrt_llm/tokenizer/tokenizer.py`: tokens by id as the tokenizer writes them, the tokenizer itself (xgrammar reads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipelines.domain.families import titles
 from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, either, images, shape
-from pipelines.rules.sources import MODEL_CONFIG, MULTIMODAL, REUSE, TEMPLATES
+from pipelines.rules.sources import GUIDED, MODEL_CONFIG, MULTIMODAL, REUSE, TEMPLATES
 
 TOPIC = "Serving"
 RANKS = "Several GPUs"
@@ -50,6 +50,16 @@ RULES = (
         " max_beam_width={d.build.max_beam_width}.",
         todo="Remove it, or raise build.max_beam_width.",
         source=TEMPLATES,
+    ),
+    Rule(
+        name="tensorrt-engines-guide-with-xgrammar",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: d.triton.guided_decoding_backend not in (None, "xgrammar"),
+        failed="triton.guided_decoding_backend={d.triton.guided_decoding_backend} is not supported by"
+        " engine=tensorrt_llm: TensorRT-LLM's C++ backend has xgrammar only.",
+        todo="Set guided=xgrammar.",
+        source=GUIDED,
     ),
     Rule(
         name="bls-answers-one-request-per-instance",

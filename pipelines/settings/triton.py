@@ -101,7 +101,8 @@ class TritonSettings(ChoosingGroup):
         eagle_choices: eagle: the tree of guesses, likewise.
         speculative_decoding_fast_logits: pass logits from the draft model's GPU to the model's directly; needs
             orchestrator mode.
-        guided_decoding_backend: restricts answers to a schema or grammar; null turns it off.
+        guided_decoding_backend: restricts answers to a schema or grammar: xgrammar (TensorRT-LLM), llguidance (CPU
+            engine, LLM API); null turns it off.
         xgrammar_tokenizer_info_path: vocabulary file for xgrammar.
     """
 
@@ -166,7 +167,7 @@ class TritonSettings(ChoosingGroup):
     eagle_choices: str = "mc_sim_7b_63"
     speculative_decoding_fast_logits: bool = False
 
-    guided_decoding_backend: Literal["xgrammar"] | None = None
+    guided_decoding_backend: Literal["xgrammar", "llguidance"] | None = None
     xgrammar_tokenizer_info_path: str | None = None
 
     @field_validator("medusa_choices", "eagle_choices")

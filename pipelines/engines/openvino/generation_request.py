@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.engines.openvino.guided import Guide, Guides
+
 Array = np.ndarray[Any, Any]
 TokenSequences = tuple[tuple[int, ...], ...]
 
@@ -35,6 +37,7 @@ class GenerationRequest:
         early_stopping: whether beam search ends once there are beam_width finished candidates.
         num_return_sequences: outputs for the prompt; 0 means not given: one, or all beams.
         bias: added to the logits, float32 [V]; None means none.
+        guide: what the output must follow; None means nothing.
         streaming: whether to send a response for every new part of the output.
         exclude_input: whether to leave the prompt out of the output.
         lora_task_id: id of the LoRA adapter to use; None means none.
@@ -60,6 +63,7 @@ class GenerationRequest:
     early_stopping: bool = True
     num_return_sequences: int = 0
     bias: Array | None = None
+    guide: Guide | None = None
     streaming: bool = False
     exclude_input: bool = False
     lora_task_id: int | None = None
@@ -83,7 +87,7 @@ class GenerationRequest:
         another answer beside other requests.
         """
         seeded = self.seed is not None and self.samples and self.beam_width == 1
-        changed = self.bias is not None or bool(self.bad_words)
+        changed = self.bias is not None or bool(self.bad_words) or self.guide is not None
         return changed or seeded or self.context_logits or self.generation_logits
 
 
@@ -98,6 +102,7 @@ class ModelLimits:
         decoupled: whether several responses to one request are possible.
         lora_tasks: ids of the LoRA adapters.
         draft_model: whether a draft model serves requests without an adapter.
+        guides: reads guides of requests; None means that the model was loaded without guided decoding.
         fold_ids: whether to take token ids beyond the vocabulary modulo its size, for load generators that send random
             numbers.
     """
@@ -108,4 +113,5 @@ class ModelLimits:
     decoupled: bool = True
     lora_tasks: frozenset[int] = frozenset()
     draft_model: bool = False
+    guides: Guides | None = None
     fold_ids: bool = False

@@ -1,4 +1,4 @@
-"""Serve requests that need logits of their own: embedding bias, bad words, returned logits, sampling with a seed.
+"""Serve requests that need logits of their own: guides, embedding bias, bad words, returned logits, seeds.
 
 The paged pipeline neither exposes nor changes logits, and their last bits depend on what it computes together, so these
 run beside it in their own thread: one token per sequence and round, each sequence with its own KV state and generator.
@@ -79,7 +79,8 @@ class _RunningSequence:
             step.cum = [sequence.cum]
         if logits is not None:
             step.logits.append(logits)  # type: ignore[arg-type]
-        step.ended = len(sequence.tokens) >= request.max_tokens or sequence.stop_word_end(1) is not None
+        full = len(sequence.tokens) >= request.max_tokens
+        step.ended = full or self._chooser.complete or sequence.stop_word_end(1) is not None
 
 
 class LogitsLoop:

@@ -16,6 +16,7 @@ import numpy as np
 from pipelines.document.show import count
 from pipelines.domain.errors import UserError
 from pipelines.engines.openvino.generation_request import GenerationRequest, ModelLimits, TokenSequences
+from pipelines.engines.openvino.guided import Guide, Guides
 from pipelines.engines.openvino.unsupported_inputs import refuse_inputs
 
 Array = np.ndarray[Any, Any]
@@ -107,6 +108,7 @@ def _request(row: _Row, ids: Array, limits: ModelLimits) -> GenerationRequest:
             "num_return_sequences", 0, f"from 1 to {MAX_RETURN_SEQUENCES}", lambda n: 1 <= n <= MAX_RETURN_SEQUENCES
         ),
         bias=_bias(row, limits.vocab_size),
+        guide=_guide(row, limits.guides),
         streaming=bool(row.value("streaming", False)),
         exclude_input=bool(row.value("exclude_input_in_output", limits.exclude_input)),
         lora_task_id=_lora_task(row, limits),
@@ -132,8 +134,8 @@ def _check_together(request: GenerationRequest, limits: ModelLimits) -> None:
         _check_speculation(request)
     if request.beam_width > 1 and request.needs_logits:
         raise UserError(
-            f"beam_width={request.beam_width} together with embedding_bias, bad_words_list or returned logits is not"
-            " supported by the CPU engine.",
+            f"beam_width={request.beam_width} together with guided decoding, embedding_bias, bad_words_list or returned"
+            " logits is not supported by the CPU engine.",
             todo="Leave one of the two out.",
         )
     if request.beam_width > 1 and request.num_return_sequences > request.beam_width:
@@ -156,6 +158,28 @@ def _check_speculation(request: GenerationRequest) -> None:
             f"{what} is not supported here: this model runs with a draft model, whose tokens are verified greedily.",
             todo="Leave it out, or create the repository without a draft model.",
         )
+
+
+def _guide(row: _Row, guides: Guides | None) -> Guide | None:
+    kind, text = (_text(row, f"guided_decoding_guide{name}") for name in ("_type", ""))
+    if not kind and not text:
+        return None
+    if guides is None:
+        raise UserError(
+            f"guided_decoding_guide_type='{kind}' was sent to a model without guided decoding.",
+            todo="Make the repository with guided=llguidance.",
+        )
+    return guides.read(kind, text)
+
+
+def _text(row: _Row, name: str) -> str:
+    given = row.value(name, b"")
+    if isinstance(given, str):
+        return given
+    try:
+        return bytes(given).decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name} is not UTF-8 text: {error}") from error
 
 
 def _lora_task(row: _Row, limits: ModelLimits) -> int | None:

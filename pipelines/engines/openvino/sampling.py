@@ -24,6 +24,12 @@ class TokenChooser:
         self._output: Counter[int] = Counter()
         self._history: list[int] = request.prompt.tolist()
         self._chosen = 0
+        self._guided = request.guide.follow(request.end_id) if request.guide is not None else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the guide lets nothing follow."""
+        return self._guided is not None and self._guided.complete
 
     def choose(self, logits: Array) -> tuple[int, float]:
         """Return the next token and its log probability.
@@ -32,18 +38,22 @@ class TokenChooser:
             logits: the model's logits, float32 [V]; not modified.
 
         Raises:
-            ValueError: the logits contain NaN, or every token is excluded.
+            ValueError: the logits contain NaN, every token is excluded, or the guide is too complex.
         """
         scores = self._adjusted(logits.astype(np.float64))
+        if self._guided is not None:
+            scores = np.where(self._guided.allowed(), scores, NEVER)
         top = scores.max()
         if not np.isfinite(top):
             raise ValueError(
                 "no token can be chosen: the model returned NaN"
                 if np.isnan(top)
-                else "no token can be chosen: all are bad words"
+                else "no token can be chosen: bad words, min_tokens and the guide exclude all"
             )
         token = self._draw(scores) if self._request.samples else int(scores.argmax())
         log_prob = float(scores[token] - top - np.log(np.exp(scores - top).sum()))
+        if self._guided is not None:
+            self._guided.take(token)
         self._output[token] += 1
         self._history.append(token)
         self._chosen += 1

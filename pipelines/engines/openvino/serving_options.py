@@ -26,8 +26,9 @@ PREFIX = "openvino_"
 FALLBACK_TOKENIZER = "preprocessing/1/tokenizer"
 DECODING_MODES = ("top_k", "top_p", "top_k_top_p", "beam_search")
 BATCHING = ("inflight_fused_batching", "inflight_batching")
+GUIDED = "llguidance"
 POLICIES = ("guaranteed_no_evict", "max_utilization")
-NOT_HERE = ("encoder_model_path", "guided_decoding_backend")
+NOT_HERE = ("encoder_model_path",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class ServingOptions:
         engine_dir: the engine folder.
         engine: run-time options of the engine.
         lora_dir: folder with an adapter in each <task id>/, or None.
-        tokenizer_dir: tokenizer of the model, for characters that span tokens; or None.
+        tokenizer_dir: tokenizer of the model, for characters that span tokens and for guides; or None.
+        guided: whether requests may have guides.
         max_tokens_in_cache: limit on the KV cache in tokens, or None.
         max_beam_width: limit for requests, or None for the engine's.
         max_queue_size: most requests that may wait; 0 means no limit.
@@ -54,6 +56,7 @@ class ServingOptions:
     engine: OpenVinoOptions = OpenVinoOptions()  # noqa: RUF009 - frozen
     lora_dir: Path | None = None
     tokenizer_dir: Path | None = None
+    guided: bool = False
     max_tokens_in_cache: int | None = None
     max_beam_width: int | None = None
     max_queue_size: int = 0
@@ -84,6 +87,7 @@ class ServingOptions:
             engine=_engine_options(given, repository),
             lora_dir=given.place("lora_prefetch_dir", repository),
             tokenizer_dir=tokenizer if tokenizer.is_dir() else None,
+            guided=given.word("guided_decoding_backend", "", ("", GUIDED)) == GUIDED,
             max_tokens_in_cache=given.whole("max_tokens_in_paged_kv_cache", None),
             max_beam_width=given.whole("max_beam_width", None),
             max_queue_size=int(queue.get("max_queue_size", 0)),

@@ -19,7 +19,6 @@ _TABLE = "the CPU engine has no prompt tuning"
 _RETENTION = "the CPU engine evicts its KV blocks by age only"
 _LOOKAHEAD = "the CPU engine has no lookahead decoding"
 _MROPE = "the model has no multimodal positions"
-_GUIDE = "an invalid grammar would stop openvino_genai 2026.4 for every client"
 _TOP_P = "the CPU engine keeps top_p constant"
 
 REFUSED: dict[str, str] = {
@@ -46,8 +45,6 @@ REFUSED: dict[str, str] = {
     "lookahead_window_size": _LOOKAHEAD,
     "lookahead_ngram_size": _LOOKAHEAD,
     "lookahead_verification_set_size": _LOOKAHEAD,
-    "guided_decoding_guide_type": _GUIDE,
-    "guided_decoding_guide": _GUIDE,
     "runtime_top_p_min": _TOP_P,
     "runtime_top_p_reset_ids": _TOP_P,
 }

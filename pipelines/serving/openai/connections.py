@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from pipelines.serving.openai.limits import REFUSAL_PAUSE_S
+
 HEAD_TIMEOUT_S = 20.0
 MAX_HEAD_BYTES, MAX_HEAD_LINES = 32_768, 200
 END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
@@ -50,14 +52,19 @@ class GuardedProtocol(H11Protocol):
         self._watch_head()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what the parser refuses."""
-        super().send_400_response(self.conn.refused or msg)
+        """Answer what the parser refuses, a moment later, and read nothing more until then."""
+        self.transport.pause_reading()
+        self.loop.call_later(REFUSAL_PAUSE_S, self._refuse, self.conn.refused or msg)
 
     def shutdown(self) -> None:
         """Close the connection unless its request is being answered; one that is still being sent is not."""
         super().shutdown()
         if self.cycle is not None and not self.cycle.response_complete and self.cycle.more_body:
             self.transport.close()
+
+    def _refuse(self, why: str) -> None:
+        if not self.transport.is_closing():
+            super().send_400_response(why)
 
     def _watch_head(self) -> None:
         """Let the clock run while the head of a request is awaited."""

@@ -22,7 +22,7 @@ from pipelines.serving.openai.served import ServedModel, served
 from pipelines.serving.repository import read_repository
 
 IDLE_S = 20.0
-NICENESS = 5  # tokens of running answers come first
+NICENESS = 12  # tokens of running answers come first
 
 
 def main() -> None:

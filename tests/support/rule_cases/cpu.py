@@ -37,7 +37,7 @@ CASES = {
         "speculative=medusa is not supported by engine=openvino",
         {"speculation": "draft_target"},
     ),
-    "the-cpu-engine-guides-nothing": Case(
+    "the-cpu-engine-guides-with-llguidance": Case(
         {"engine": "openvino", "triton": {"guided_decoding_backend": "xgrammar"}},
         "guided_decoding_backend=xgrammar is not supported by engine=openvino",
         {"engine": "tensorrt_llm"},

@@ -15,6 +15,11 @@ CASES = {
         "max_beam_width=4 is more than .*max_beam_width=1",
         {"build": {"max_beam_width": 4}},
     ),
+    "tensorrt-engines-guide-with-xgrammar": Case(
+        {"engine": "tensorrt_llm", "triton": {"guided_decoding_backend": "llguidance"}},
+        "guided_decoding_backend=llguidance is not supported by engine=tensorrt_llm",
+        {"engine": "openvino"},
+    ),
     "bls-answers-one-request-per-instance": Case(
         {"through_bls": True, "triton": {"bls_instance_count": 7}, "build": {"max_batch_size": 8}},
         "bls_instance_count=7 are answered at a time, and the engine takes 8",

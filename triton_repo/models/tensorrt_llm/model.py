@@ -21,6 +21,7 @@ import triton_python_backend_utils as pb_utils
 from pipelines.domain.errors import UserError
 from pipelines.engines.openvino.characters import PartialCharacters
 from pipelines.engines.openvino.generation_request import ModelLimits
+from pipelines.engines.openvino.guided import Guides
 from pipelines.engines.openvino.lora import read_adapters
 from pipelines.engines.openvino.request_inputs import read_requests
 from pipelines.engines.openvino.runtime import EngineFolder
@@ -266,7 +267,18 @@ def _limits(options: ServingOptions, folder: EngineFolder, lora_tasks: Iterable[
         lora_tasks=frozenset(lora_tasks),
         draft_model=options.engine.draft_dir is not None,
         fold_ids=options.fold_token_ids,
+        guides=_guides(options, folder),
     )
+
+
+def _guides(options: ServingOptions, folder: EngineFolder) -> Guides | None:
+    if not options.guided:
+        return None
+    if options.tokenizer_dir is None:
+        raise UserError(
+            "guided_decoding_backend=llguidance needs the tokenizer, and the parameter tokenizer_dir names no folder."
+        )
+    return Guides(options.tokenizer_dir, folder.config.vocab_size)
 
 
 def _characters(options: ServingOptions) -> PartialCharacters:

@@ -1,0 +1,147 @@
+"""Guided decoding: answers that follow a JSON schema, a regular expression or a grammar, by llguidance.
+
+The kinds of guides, and what each means, are those of TensorRT-LLM with the same backend
+(`tensorrt_llm/_torch/pyexecutor/grammar_matcher.py`, `LLGuidanceMatcherFactory.create`). Whitespace in JSON is limited:
+a model that prefers line breaks could otherwise produce them until max_tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import llguidance
+import numpy as np
+
+from pipelines.domain.errors import UserError
+
+Array = np.ndarray[Any, Any]
+
+KINDS = ("json", "json_schema", "regex", "ebnf_grammar")
+ANY_JSON = '{"type": "object"}'
+WHITESPACE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,40}"}
+SHOWN = 200
+"""Characters of a guide and of a parser's complaint that an error shows."""
+
+
+class Guides:
+    """Reads guides for one tokenizer."""
+
+    def __init__(self, tokenizer_dir: Path, vocab_size: int) -> None:
+        """Read tokenizer.json and the end token.
+
+        Args:
+            tokenizer_dir: a Hugging Face tokenizer.
+            vocab_size: of the model, which may be larger than the tokenizer's.
+
+        Raises:
+            UserError: there is no tokenizer.json, or llguidance cannot read it.
+        """
+        file = tokenizer_dir / "tokenizer.json"
+        if not file.is_file():
+            raise UserError(
+                f"guided_decoding_backend=llguidance needs a tokenizer.json, which '{tokenizer_dir}' lacks.",
+                todo="Save the tokenizer with transformers' save_pretrained().",
+            )
+        text = file.read_text(encoding="utf-8")
+        try:
+            self._tokenizer = llguidance.LLTokenizer(text, n_vocab=vocab_size, eos_token=_end_id(tokenizer_dir, text))
+        except (ValueError, RuntimeError) as error:
+            raise UserError(f"llguidance cannot read '{file}': {_short(str(error))}") from error
+        self._vocab_size = vocab_size
+
+    def read(self, kind: str, text: str) -> Guide:
+        """Read the guide of a request.
+
+        Raises:
+            UserError: the kind is unknown, or the guide is not valid.
+        """
+        if kind not in KINDS:
+            raise UserError(f"guided_decoding_guide_type='{_short(kind)}' is unknown.", allowed=f"{', '.join(KINDS)}.")
+        if kind != "json" and not text:
+            raise UserError(f"guided_decoding_guide_type={kind} came without a guided_decoding_guide.")
+        try:
+            grammar = _grammar(kind, text)
+            # also what llguidance warns of: it would leave that part of the guide unheeded
+            _, faults = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
+        except ValueError as error:
+            faults = [str(error)]
+        if fault := next(iter(faults), ""):
+            raise UserError(f"guided_decoding_guide='{_short(text)}' is not a valid {kind}: {_short(fault)}")
+        return Guide(grammar, self._tokenizer, self._vocab_size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Guide:
+    """A valid guide.
+
+    Attributes:
+        grammar: in llguidance's own form.
+        tokenizer: of the model.
+        vocab_size: logits of the model.
+    """
+
+    grammar: str
+    tokenizer: Any
+    vocab_size: int
+
+    def follow(self, end_id: int) -> GuidedTokens:
+        """Start an answer that `end_id` may end where the guide allows it."""
+        return GuidedTokens(self, end_id)
+
+
+class GuidedTokens:
+    """Which tokens may come next in one answer."""
+
+    def __init__(self, guide: Guide, end_id: int) -> None:
+        self._matcher = llguidance.LLMatcher(guide.tokenizer, guide.grammar)
+        self._vocab_size = guide.vocab_size
+        self._tokenizers_end, self._end_id = guide.tokenizer.eos_token, end_id
+
+    def allowed(self) -> Array:
+        """Return which tokens may come next, bool [V].
+
+        Raises:
+            ValueError: the guide became too complex for llguidance's bounds.
+        """
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        if self._matcher.is_error():
+            raise ValueError(f"guided decoding: {_short(self._matcher.get_error())}")
+        found = np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
+        if 0 <= self._end_id < self._vocab_size:
+            found[self._end_id] = found[self._tokenizers_end]
+        return found
+
+    def take(self, token: int) -> None:
+        """Go on after a token."""
+        if token != self._end_id:
+            self._matcher.consume_token(token)
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing may follow."""
+        return bool(self._matcher.is_stopped())
+
+
+def _grammar(kind: str, text: str) -> str:
+    if kind == "regex":
+        return str(llguidance.LLMatcher.grammar_from_regex(text))
+    if kind == "ebnf_grammar":  # Lark, as in TensorRT-LLM with this backend, or GBNF
+        return str(llguidance.grammar_from("ebnf", text))
+    schema = ANY_JSON if kind == "json" else text
+    return str(llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=WHITESPACE))
+
+
+def _end_id(folder: Path, tokenizer: str) -> int | None:
+    """Return the id of `eos_token` in tokenizer_config.json; None lets llguidance look for one."""
+    path = folder / "tokenizer_config.json"
+    token = json.loads(path.read_text(encoding="utf-8")).get("eos_token") if path.is_file() else None
+    word = token["content"] if isinstance(token, dict) else token
+    added = json.loads(tokenizer).get("added_tokens") or ()
+    return next((entry["id"] for entry in added if entry["content"] == word), None)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN else text[:SHOWN] + " ..."
