@@ -432,6 +432,7 @@ def test_several_changes_rerun_at_least_what_each_does(start, picked):
         "calibration.dataset",
         "model.path",
         "eval.url",
+        "eval.fidelity",  # goes only with a baseline that is made here
     }
     picked = [key for key in picked if key not in deciding]  # these decide whether other settings are read at all
     for key in picked:
