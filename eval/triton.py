@@ -6,7 +6,7 @@ import asyncio
 import threading
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from eval.server import FOR_THE_MOMENT, ForTheMoment, Json, OpenAiServer
@@ -56,7 +56,7 @@ class TritonGrpc(OpenAiServer):
     async def _answer(self, body: Json | None) -> Json:
         from pipelines.serving.openai.backend import Backend
 
-        backend = Backend(urlsplit(self.url).netloc, self.model)
+        backend = Backend(urlsplit(self.url).netloc)
         backend.open()
         try:
             async with asyncio.timeout(self.timeout_s):
@@ -64,7 +64,7 @@ class TritonGrpc(OpenAiServer):
                     if not await backend.ready():
                         raise ForTheMoment("the server is not ready")
                     return {}
-                return await (_scores(backend, body) if body.get("echo") else _text(backend, body))
+                return await (_scores(backend, body) if body.get("echo") else _text(backend, self.model, body))
         finally:
             await backend.close()
 
@@ -78,11 +78,12 @@ async def _scores(backend: Backend, body: Json) -> Json:
     return {"choices": [{"logprobs": {"token_logprobs": list(scores.log_probs), "top_logprobs": best}}]}
 
 
-async def _text(backend: Backend, body: Json) -> Json:
-    from pipelines.serving.openai.inputs import triton_inputs
-    from pipelines.serving.openai.schema import Sampling
+async def _text(backend: Backend, model: str, body: Json) -> Json:
+    """Return the text that the model for text answers."""
+    from pipelines.serving.openai.inputs import text_inputs
 
-    settings: dict[str, Any] = {name: value for name, value in body.items() if name != "prompt"}
-    inputs = triton_inputs(Sampling(**settings), body["prompt"], body["max_tokens"], 0)
-    async with aclosing(backend.generate(inputs)) as parts:  # type: ignore[type-var]
-        return {"choices": [{"text": "".join([part.text async for part in parts])}]}
+    drawn = {name: body[name] for name in ("temperature", "top_p", "seed") if name in body}
+    inputs = text_inputs(body["prompt"], body["max_tokens"], body.get("stop", ()), **drawn)
+    async with aclosing(backend.stream(model, inputs, ("text_output",))) as results:  # type: ignore[type-var]
+        texts = [result.as_numpy("text_output").reshape(-1) async for result in results]
+    return {"choices": [{"text": b"".join(part for text in texts for part in text).decode(errors="replace")}]}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.domain.errors import Fault, UserError
 from pipelines.engines.description import ServerBackend
 from pipelines.engines.limits import EngineLimits
+from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS
 from pipelines.settings.triton import TritonSettings
 from triton_repo import lora, parameters, vocabulary
 from triton_repo.consistency import config_faults
@@ -85,6 +86,7 @@ def write_repository(
         "world_size": limits.world_size,
         "logits_type": f"TYPE_{limits.logits_type}",
         "models": sorted(configs),
+        **({"tokens_per_block": KV_BLOCK_TOKENS} if spec.engine.server is ServerBackend.PYTHON else {}),
         "settings_without_effect": sorted(ignored),
     }
     return describe(out_dir, settings, spec, made_from or {}, description)

@@ -65,7 +65,7 @@ class TritonModels:
             return found
 
         try:
-            return asyncio.run(responses(Client(self._url, model)))
+            return asyncio.run(responses(Client(self._url)))
         except ApiError as error:
             raise UserError(f"The Triton model '{model}' at {self._url} refused a request: {error.message}") from None
         except TimeoutError:
@@ -97,12 +97,10 @@ class TritonModels:
 
     def written(self, item: Item, expected: RightAnswers, stop: str | None = None) -> Reply:
         """Return what the model for text answers."""
-        from pipelines.serving.openai.inputs import triton_inputs
-        from pipelines.serving.openai.schema import Sampling
+        from pipelines.serving.openai.inputs import text_inputs
 
-        settings: dict[str, Any] = {"model": self.text_model, "temperature": 0} | ({"stop": stop} if stop else {})
-        text = expected.sent(item)
-        found = self.ask(self.text_model, triton_inputs(Sampling(**settings), text, expected.new_tokens, 0))
+        inputs = text_inputs(expected.sent(item), expected.new_tokens, (stop,) if stop else ())
+        found = self.ask(self.text_model, inputs)
         words = b"".join(found["text_output"].reshape(-1).tolist()).decode(errors="replace")
         return Reply(words, _first(found, "num_input_tokens"), _first(found, "num_output_tokens"))
 
@@ -111,7 +109,7 @@ def _nested(ids: Sequence[int]) -> Any:
     """Return TOKENS_BATCH, whose shape is [1, 1, tokens]: one prompt with one beam."""
     from pipelines.serving.openai.inputs import InputTensor
 
-    return InputTensor("TOKENS_BATCH", "INT32", (tuple(ids),))  # type: ignore[arg-type]
+    return InputTensor("TOKENS_BATCH", "INT32", ids, (1, len(ids)))
 
 
 def _first(found: Mapping[str, Any], name: str) -> int | None:

@@ -33,7 +33,7 @@ def serve_arguments(deployed: ClusterDeployment) -> list[str]:
         "show_log": "true",
         **({"multi_gpu": serving.multi_gpu} if deployed.served.gpu else {}),
         "openai": "true",
-        "openai_target": serving.openai_target,
+        **({"cors_origins": f"[{','.join(serving.cors_origins)}]"} if serving.cors_origins else {}),
         **({"expose_triton": "true"} if serving.expose_triton else {}),
         "max_body_bytes": serving.max_body_bytes,
         "max_prompts": serving.max_prompts,

@@ -35,7 +35,7 @@ def deployment(
         chunked_context=settings.runtime.enable_chunked_context,
         build=settings.build,
         triton=settings.triton,
-        through_bls=BLS in (settings.serving.openai_target, settings.benchmark.model_name),
+        through_bls=settings.benchmark.model_name == BLS,
         speculation=guess.mode,
         draft=found.draft or guess.draft_shape,
         draft_depth=guess.num_heads or guess.num_layers,

@@ -117,7 +117,7 @@ def nvidia_frontend_command(
 def front_options(settings: ServingSettings) -> list[str]:
     """Return the options of the service in front of tritonserver that do not depend on where the two run."""
     return [
-        f"--target={settings.openai_target}",
+        *(f"--cors-origin={origin}" for origin in settings.cors_origins),
         f"--host={settings.host}",
         f"--drain-timeout-s={settings.drain_timeout_s}",
         f"--max-body-bytes={settings.max_body_bytes}",

@@ -19,6 +19,7 @@ from pipelines.serving.failures import ServerFailedError
 from pipelines.serving.follow import LogFollower
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.process import TritonServer
+from pipelines.serving.repository import TEXT_MODEL
 from pipelines.serving.restarts import RestartBudget
 from pipelines.settings.serving import ServingSettings
 
@@ -136,10 +137,9 @@ def _say_where(server: TritonServer, seconds: float, prompt: str) -> None:
     if server.settings.front:
         say(f"  OpenAI   {server.openai_url}")
     say(f"  log      {server.log_file}")
-    model = server.settings.openai_target
-    if model in server.repository.models:
-        say(f"\n{curl_generate(server.http_url, model, prompt)}")
-        say(f"\n{python_stream(server.grpc_url, model, prompt)}")
+    if TEXT_MODEL in server.repository.models:
+        say(f"\n{curl_generate(server.http_url, TEXT_MODEL, prompt)}")
+        say(f"\n{python_stream(server.grpc_url, TEXT_MODEL, prompt)}")
     if server.settings.front:
         say(f"\n{curl_openai(server.openai_url, server.openai_model, prompt)}")
     say()

@@ -26,7 +26,7 @@ from pipelines.serving.failures import (
 from pipelines.serving.loading import LoadWatch
 from pipelines.serving.locate import Located, locate
 from pipelines.serving.ports import answers_200, choose_ports
-from pipelines.serving.repository import ModelRepository, read_repository, refuse_elsewhere
+from pipelines.serving.repository import TEXT_MODEL, ModelRepository, read_repository, refuse_elsewhere
 from pipelines.serving.shared_memory import own_prefix, remove_leftovers, remove_own
 from pipelines.settings.serving import ServingSettings
 
@@ -112,7 +112,7 @@ class TritonServer:
     @property
     def openai_model(self) -> str:
         """Model name for OpenAI's clients: the repository's label; NVIDIA's frontend only knows Triton's names."""
-        return self.settings.openai_target if self.nvidia_frontend else self.repository.label
+        return TEXT_MODEL if self.nvidia_frontend else self.repository.label
 
     @property
     def pid(self) -> int:

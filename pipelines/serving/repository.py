@@ -11,6 +11,8 @@ from typing import Any
 from pipelines.domain.errors import UserError
 
 DESCRIPTION = "repository.json"
+TEXT_MODEL = "ensemble"
+"""The Triton model that takes and returns text."""
 CPU_ENGINE = "openvino"
 """Name of this project's own engine in that file."""
 BACKEND = re.compile(r'^\s*backend:\s*"(\w+)"', re.MULTILINE)
@@ -25,6 +27,10 @@ class ModelRepository:
         models: names of its models, sorted.
         label: the model's name, also for OpenAI clients.
         gpu: whether it runs on TensorRT-LLM's own backend.
+        skips_special_tokens: whether postprocessing leaves special tokens out.
+        decoupled: whether its engine sends several responses to a request.
+        guided: whether its engine can follow guides.
+        tokens_per_block: of the KV cache, where the engine says how many blocks it has reused; otherwise None.
         draws_anew: whether its engine samples differently each time without a seed; TensorRT-LLM always the same.
         world_size: number of GPUs (ranks) it needs.
         max_input_len: maximum of prompt tokens of one request; None if the repository does not state it.
@@ -41,6 +47,10 @@ class ModelRepository:
     max_input_len: int | None = None
     max_seq_len: int | None = None
     adds_special_tokens: bool = True
+    skips_special_tokens: bool = True
+    decoupled: bool = True
+    guided: bool = False
+    tokens_per_block: int | None = None
     launched_by_hand: bool = False
     draws_anew: bool = False
 
@@ -77,6 +87,10 @@ def read_repository(folder: Path) -> ModelRepository:
         max_input_len=limits.get("max_input_len"),
         max_seq_len=limits.get("max_seq_len"),
         adds_special_tokens=bool(settings.get("add_special_tokens", True)),
+        skips_special_tokens=bool(settings.get("skip_special_tokens", True)),
+        decoupled=bool(settings.get("decoupled_mode", True)),
+        guided=settings.get("guided_decoding_backend") is not None,
+        tokens_per_block=described.get("tokens_per_block"),
         draws_anew=described.get("flavour") == CPU_ENGINE,
         launched_by_hand=bool(settings.get("participant_ids")) or int(settings.get("num_nodes") or 1) > 1,
     )

@@ -30,7 +30,7 @@ class ServingSettings(Group):
         openai: OpenAI-compatible access in front of the same server; beyond this machine it is always there, as the
             only way in.
         openai_port: null is 9000 in `make serve` when free, else any free port.
-        openai_target: the Triton model behind OpenAI-compatible access.
+        cors_origins: web pages of these origins may use the OpenAI-compatible service from a browser.
         chat_template: Jinja file for a tokenizer without a chat template; null is the tokenizer's own.
         max_body_bytes: the longest body of a request to the OpenAI-compatible service.
         max_prompts: most answers that one request may ask for: prompts times n.
@@ -52,7 +52,7 @@ class ServingSettings(Group):
     metrics_port: Port | None = None
     openai: bool = False
     openai_port: Port | None = None
-    openai_target: Literal["ensemble", "tensorrt_llm_bls"] = "ensemble"
+    cors_origins: tuple[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")], ...] = ()
     chat_template: Path | None = None
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**30)] = 4_000_000
     max_prompts: Annotated[int, Field(ge=1, le=2**20)] = 128

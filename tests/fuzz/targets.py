@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from pipelines.checkpoint.tensors import read_header
 from pipelines.domain.errors import UserError
@@ -25,11 +26,13 @@ from pipelines.predict.performance.read_measured import read_measured
 from pipelines.serving.openai import template_process
 from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.fields import Field
-from pipelines.serving.openai.inputs import triton_inputs
+from pipelines.serving.openai.inputs import EngineFacts, engine_inputs
 from pipelines.serving.openai.limits import Limits
 from pipelines.serving.openai.prepare import Prepared, read_request
 from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.served import ServedModel
+from pipelines.serving.openai.tokenizer import ServedTokenizer
+from pipelines.settings.model import BUNDLED
 
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<x>"}]
 
@@ -102,20 +105,21 @@ FIELDS = {
     "stop_words": Field("BYTES", -1),
     "beam_width": Field("INT32", 1),
 }
-WAYS = {b"c": "chat", b"g": "generate/ensemble"}
+WAYS = {b"c": "chat", b"g": "generate/ensemble", b"r": "responses", b"t": "tokenize", b"d": "detokenize"}
 
 
 class _Joined(ChatTemplate):
     """A template that needs no process of its own; templates have a target of their own."""
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any] | None = None) -> str:
         return "".join(message["content"] for message in messages)
 
 
 @cache
 def _model() -> ServedModel:
     template = _Joined(None, {}, adds_bos=False)
-    return ServedModel("m", 0, 100, 200, template, None, "", {"ensemble": FIELDS})
+    engine = EngineFacts(ServedTokenizer(BUNDLED / "models" / "tiny_llama", adds_special=True))
+    return ServedModel("m", 0, 100, 200, template, engine, "", {"ensemble": FIELDS}, guided=True)
 
 
 def openai_body(data: bytes) -> None:
@@ -124,7 +128,7 @@ def openai_body(data: bytes) -> None:
         found = read_request(WAYS.get(data[:1], "completions"), data[1:], _model(), Limits())
         if isinstance(found, Prepared):
             for number, prompt in enumerate(found.prompts):
-                triton_inputs(found.asked, prompt, found.max_tokens, number)
+                engine_inputs(found.asked, prompt.tokens, found.max_tokens, number, _model().engine)
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {

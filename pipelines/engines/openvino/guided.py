@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 KINDS = ("json", "json_schema", "regex", "ebnf_grammar")
 ANY_JSON = '{"type": "object"}'
-WHITESPACE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,40}"}
+WHITESPACE: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,40}"}
 SHOWN = 200
 """Characters of a guide and of a parser's complaint that an error shows."""
 

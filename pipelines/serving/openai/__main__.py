@@ -25,10 +25,10 @@ def main() -> None:
     parser.add_argument("--repository", type=Path, required=True, help="the model repository that tritonserver serves")
     parser.add_argument("--grpc", required=True, help="host:port of tritonserver's gRPC service")
     parser.add_argument("--metrics", required=True, help="URL of tritonserver's metrics")
-    parser.add_argument("--target", default="ensemble", help="the Triton model to ask")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--drain-timeout-s", type=int, default=30)
+    parser.add_argument("--cors-origin", action="append", default=[], help="a web page's origin; may be repeated")
     parser.add_argument("--chat-template", type=Path, help="instead of the tokenizer's own")
     usual = Limits()
     parser.add_argument("--max-body-bytes", type=int, default=usual.body_bytes)
@@ -41,7 +41,7 @@ def main() -> None:
     reading = [f"--repository={given.repository}", f"--max-prompts={limits.prompts}", *template]
     known = served(read_repository(given.repository), given.metrics, given.chat_template)
     uvicorn.run(
-        make_app(known, Backend(given.grpc, given.target), limits, reading),
+        make_app(known, Backend(given.grpc), limits, reading, given.cors_origin),
         host=given.host,
         port=given.port,
         http=GuardedProtocol,

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines.serving.openai.errors import ApiError
-from pipelines.serving.openai.generation import Choice, TextSource, before, merge
+from pipelines.serving.openai.generation import Choice, Piece, TokenScore, TokenSource, before, merge
 from pipelines.serving.openai.schema import Sampling
+from pipelines.serving.openai.tokenizer import ServedTokenizer
 
 Json = dict[str, Any]
+TEXT = "text_completion"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,69 +26,123 @@ class Form:
     Attributes:
         chat: whether it is /v1/chat/completions rather than /v1/completions.
         model: name that the client used.
+        tokenizer: names tokens.
         echo: whether every text begins with its prompt.
+        as_ids: name tokens "token_id:5" instead of by their text, which several tokens may share.
+        counts_reuse: whether the engine says how much of a prompt was there already.
     """
 
     chat: bool
     model: str
+    tokenizer: ServedTokenizer
     echo: bool = False
+    as_ids: bool = False
+    counts_reuse: bool = False
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, choices: Sequence[Choice]) -> Json:
+    def whole(self, choices: Sequence[Choice], asked: Sampling) -> Json:
         """Build a complete response."""
         return {
             **self._head(chunk=False),
-            "choices": [self._whole(choice) for choice in choices],
-            "usage": usage(choices),
+            "choices": [self._whole(choice, asked) for choice in choices],
+            "usage": usage(choices, cached=self.counts_reuse),
         }
 
-    def chunk(self, choice: Choice, text: str | None, *, first: bool = False) -> Json:
+    def chunk(self, choice: Choice, piece: Piece | None, asked: Sampling, *, first: bool = False) -> Json:
         """Build one chunk of a stream: new text, or its end for None."""
-        head = self._head(chunk=True)
+        text, scores = (piece.text, piece.scores) if piece else ("", ())
+        scored = scores if scores or (piece and asked.scores is not None and not first) else None
         shared = {
             "index": choice.index,
-            "finish_reason": choice.finish_reason if text is None else None,
-            "logprobs": None,
+            "finish_reason": choice.finish_reason if piece is None else None,
+            "logprobs": None if scored is None else self._log_probs(choice, scored, asked),
         }
+        head = self._head(chunk=True)
+        if asked.stream_options is not None and asked.stream_options.continuous_usage_stats:
+            made = choice.output_tokens if piece is None else piece.output_tokens
+            head["usage"] = _counts(len(choice.prompt.tokens), made)
         if not self.chat:
-            return {**head, "choices": [{**shared, "text": text or ""}]}
-        delta = {"role": "assistant", "content": ""} if first else {} if text is None else {"content": text}
+            return {**head, "choices": [{**shared, "text": text}]}
+        delta = {"role": "assistant", "content": ""} if first else {"content": text} if piece else {}
         return {**head, "choices": [{**shared, "delta": delta}]}
+
+    def delta_chunk(self, choice: Choice, delta: Json) -> Json:
+        """Build one chunk of a chat's stream that is not text."""
+        shared = {"index": choice.index, "finish_reason": None, "logprobs": None}
+        return {**self._head(chunk=True), "choices": [{**shared, "delta": delta}]}
 
     def usage_chunk(self, choices: Sequence[Choice]) -> Json:
         """Build the last chunk, sent with stream_options.include_usage."""
-        return {**self._head(chunk=True), "choices": [], "usage": usage(choices)}
+        return {**self._head(chunk=True), "choices": [], "usage": usage(choices, cached=self.counts_reuse)}
 
-    def _whole(self, choice: Choice) -> Json:
-        shared: Json = {"index": choice.index, "finish_reason": choice.finish_reason, "logprobs": None}
+    def _whole(self, choice: Choice, asked: Sampling) -> Json:
+        scored = None if asked.scores is None else self._log_probs(choice, choice.scores, asked)
+        shared: Json = {"index": choice.index, "finish_reason": choice.finish_reason, "logprobs": scored}
+        if not self.chat:
+            return {**shared, "text": choice.prompt.text + choice.text if self.echo else choice.text}
+        message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.calls:
+            message |= {"content": choice.text or None, "tool_calls": [call.whole() for call in choice.calls]}
+        return {**shared, "message": message}
+
+    def _log_probs(self, choice: Choice, scores: Sequence[TokenScore], asked: Sampling) -> Json:
         if self.chat:
-            return {**shared, "message": {"role": "assistant", "content": choice.text, "refusal": None}}
-        return {**shared, "text": choice.prompt + choice.text if self.echo else choice.text}
+            return {"content": [self._scored(score) for score in scores], "refusal": None}
+        before = len(choice.prompt.text) if self.echo else 0
+        return {
+            "tokens": [self._name(score.token) for score in scores],
+            "token_logprobs": [score.log_prob for score in scores],
+            "top_logprobs": [self._best(score) for score in scores] if asked.scores else None,
+            "text_offset": [before + score.start for score in scores],
+        }
+
+    def _best(self, score: TokenScore) -> dict[str, float]:
+        """Return the likeliest tokens by name; the chosen one is always among them, as OpenAI documents."""
+        found = {self._name(token): value for token, value in score.best[::-1]}
+        return {self._name(score.token): score.log_prob, **found}
+
+    def _scored(self, score: TokenScore) -> Json:
+        best = [self._one(token, value) for token, value in score.best]
+        return {**self._one(score.token, score.log_prob), "top_logprobs": best}
+
+    def _one(self, token: int, value: float) -> Json:
+        text = self.tokenizer.continuation([token])
+        return {"token": text, "logprob": value, "bytes": list(text.encode())}
+
+    def _name(self, token: int) -> str:
+        return f"token_id:{token}" if self.as_ids else self.tokenizer.continuation([token])
 
     def _head(self, *, chunk: bool) -> Json:
-        kind = ("chat.completion.chunk" if chunk else "chat.completion") if self.chat else "text_completion"
+        kind = ("chat.completion.chunk" if chunk else "chat.completion") if self.chat else TEXT
         prefix = "chatcmpl" if self.chat else "cmpl"
         return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
 
 
-def scored_response(model: str, choices: Sequence[Json], prompt_tokens: int) -> Json:
-    """Build the response of a request that scores prompts; each has got one new token."""
-    new = len(choices)
-    counts = {"prompt_tokens": prompt_tokens, "completion_tokens": new, "total_tokens": prompt_tokens + new}
-    return {**Form(chat=False, model=model)._head(chunk=False), "choices": list(choices), "usage": counts}
+def scored_response(model: str, choices: Sequence[Json], prompt_tokens: int, new_tokens: int) -> Json:
+    """Build the response of a request that scores prompts."""
+    head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": TEXT, "created": int(time.time()), "model": model}
+    return {**head, "choices": list(choices), "usage": _counts(prompt_tokens, new_tokens)}
 
 
-def usage(choices: Iterable[Choice]) -> Json:
+def usage(choices: Iterable[Choice], *, cached: bool) -> Json:
     """Count tokens as the engine does; a prompt with several answers counts once."""
     choices = list(choices)
-    prompts = sum(choice.input_tokens for choice in choices if choice.number == 0)
+    asked = [choice for choice in choices if choice.number == 0]
+    prompts = sum(len(choice.prompt.tokens) for choice in asked)
     outputs = sum(choice.output_tokens for choice in choices)
-    return {"prompt_tokens": prompts, "completion_tokens": outputs, "total_tokens": prompts + outputs}
+    counts = _counts(prompts, outputs)
+    if cached:
+        counts["prompt_tokens_details"] = {"cached_tokens": sum(choice.cached_tokens for choice in asked)}
+    return counts
+
+
+def _counts(given: int, made: int) -> Json:
+    return {"prompt_tokens": given, "completion_tokens": made, "total_tokens": given + made}
 
 
 async def events(
-    form: Form, choices: Sequence[Choice], source: TextSource, asked: Sampling, deadline: float
+    form: Form, choices: Sequence[Choice], source: TokenSource, asked: Sampling, deadline: float
 ) -> AsyncIterator[str]:
     """Yield the server-sent events of a streamed response, until a time of the event loop's clock.
 
@@ -96,12 +152,14 @@ async def events(
     begun = False
     try:
         async with aclosing(before(deadline, merge(choices, source, asked))) as news:  # type: ignore[type-var]
-            async for choice, text in news:
+            async for choice, piece in news:
                 if not begun:
                     begun = True
-                    for chunk in _openings(form, choices):
+                    for chunk in _openings(form, choices, asked):
                         yield event(chunk)
-                yield event(form.chunk(choice, text))
+                if piece is None and choice.calls:
+                    yield event(form.delta_chunk(choice, {"tool_calls": [call.delta() for call in choice.calls]}))
+                yield event(form.chunk(choice, piece, asked))
     except ApiError as error:
         if not begun:
             raise
@@ -112,11 +170,12 @@ async def events(
     yield "data: [DONE]\n\n"
 
 
-def _openings(form: Form, choices: Sequence[Choice]) -> list[Json]:
+def _openings(form: Form, choices: Sequence[Choice], asked: Sampling) -> list[Json]:
     """Yield what comes before the first token: the role, or the echoed prompt."""
     if form.chat:
-        return [form.chunk(choice, "", first=True) for choice in choices]
-    return [form.chunk(choice, choice.prompt) for choice in choices] if form.echo else []
+        return [form.chunk(choice, Piece(""), asked, first=True) for choice in choices]
+    echoed = [(choice, Piece(choice.prompt.text)) for choice in choices] if form.echo else []
+    return [form.chunk(choice, piece, asked, first=True) for choice, piece in echoed]
 
 
 def event(content: Json) -> str:

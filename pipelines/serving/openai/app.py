@@ -11,7 +11,9 @@ from typing import Any, Literal, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
+from pipelines import __version__
 from pipelines.serving.openai.answers import Form, events, scored_response
 from pipelines.serving.openai.backend import Backend
 from pipelines.serving.openai.bodies import BodyGuard
@@ -22,11 +24,15 @@ from pipelines.serving.openai.inputs import InputTensor
 from pipelines.serving.openai.limits import REFUSAL_PAUSE_S, Limits
 from pipelines.serving.openai.prepare import Prepared, read_request
 from pipelines.serving.openai.reader import Reader
-from pipelines.serving.openai.schema import Sampling
+from pipelines.serving.openai.responses import ResponseForm
+from pipelines.serving.openai.schema import CompletionRequest, Sampling
 from pipelines.serving.openai.scoring import PromptScorer, Scoring, choice
 from pipelines.serving.openai.served import ServedModel
+from pipelines.serving.openai.tools import ToolForm
 
 READ_HERE_BYTES = 16_384  # reading so much takes a few milliseconds; more is read by a process of its own
+RENDERING = ("chat", "responses", "tokenize")
+"""Ways that may render a chat template."""
 CLIENT_CLOSED = 499
 Result = TypeVar("Result")
 Read = Callable[[str, Request], Awaitable[Any]]
@@ -34,7 +40,11 @@ Read = Callable[[str, Request], Awaitable[Any]]
 
 
 def make_app(
-    served: ServedModel, backend: Backend, limits: Limits | None = None, reader_options: Sequence[str] = ()
+    served: ServedModel,
+    backend: Backend,
+    limits: Limits | None = None,
+    reader_options: Sequence[str] = (),
+    cors_origins: Sequence[str] = (),
 ) -> FastAPI:
     """Build the service.
 
@@ -43,6 +53,7 @@ def make_app(
         backend: tritonserver.
         limits: of one request; None means the usual ones.
         reader_options: how to start the process that reads large bodies.
+        cors_origins: of web pages that may use the service from a browser.
     """
     limits = limits or Limits()
     reader = Reader(reader_options)
@@ -56,17 +67,20 @@ def make_app(
 
     app = FastAPI(title="OpenAI-compatible access", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.add_middleware(BodyGuard, limits=limits)
+    if cors_origins:
+        app.add_middleware(CORSMiddleware, allow_origins=cors_origins, allow_methods=["*"], allow_headers=["*"])
 
     async def read(way: str, request: Request) -> Any:
         body = await request.body()
-        if len(body) <= READ_HERE_BYTES and way == "chat":  # its template is rendered by another process
+        if len(body) > READ_HERE_BYTES:
+            return await _unless_client_leaves(request, reader.read(way, body))
+        if way in RENDERING:  # the template is rendered by another process
             return await served.template.in_thread(lambda: read_request(way, body, served, limits))
-        if len(body) <= READ_HERE_BYTES:
-            return read_request(way, body, served, limits)
-        return await _unless_client_leaves(request, reader.read(way, body))
+        return read_request(way, body, served, limits)
 
     _add_error_handlers(app)
     _add_openai(app, served, backend, limits, read)
+    _add_tokens(app, served, read)
     _add_generate(app, served, backend, limits, read)
     _add_health(app, served, backend)
     return app
@@ -76,14 +90,17 @@ def _add_openai(app: FastAPI, served: ServedModel, backend: Backend, limits: Lim
     """Add OpenAI's endpoints."""
     scorer = PromptScorer(backend)
 
-    async def answer(way: Literal["completions", "chat"], request: Request) -> Response:
+    async def answer(way: Literal["completions", "chat", "responses"], request: Request) -> Response:
         deadline = asyncio.get_running_loop().time() + limits.request_timeout_s
         _check_type(request)
         prepared: Prepared | Scoring = await read(way, request)
         if isinstance(prepared, Scoring):
             return await _scored(request, prepared, served, scorer, deadline)
-        form = Form(way == "chat", prepared.asked.model, prepared.echo)
-        return await _answer(request, form, _choices(prepared, served), backend, prepared.asked, deadline)
+        choices = _choices(prepared, served)
+        if prepared.responding is not None:
+            return await _respond(request, prepared, choices[0], backend, deadline)
+        form = _form(way == "chat", prepared, served)
+        return await _answer(request, form, choices, backend, prepared.asked, deadline)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
@@ -92,6 +109,10 @@ def _add_openai(app: FastAPI, served: ServedModel, backend: Backend, limits: Lim
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         return await answer("chat", request)
+
+    @app.post("/v1/responses")
+    async def responses(request: Request) -> Response:
+        return await answer("responses", request)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -103,19 +124,47 @@ def _add_openai(app: FastAPI, served: ServedModel, backend: Backend, limits: Lim
         return _model(served)
 
 
+def _add_tokens(app: FastAPI, served: ServedModel, read: Read) -> None:
+    """Add vLLM's endpoints of the tokenizer."""
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> dict[str, Any]:
+        _check_type(request)
+        tokens: tuple[int, ...] = await read("tokenize", request)
+        return {"count": len(tokens), "max_model_len": served.max_seq_len, "tokens": tokens}
+
+    @app.post("/detokenize")
+    async def detokenize(request: Request) -> dict[str, Any]:
+        _check_type(request)
+        tokens: tuple[int, ...] = await read("detokenize", request)
+        return {"prompt": served.tokens.text(tokens)}
+
+
 def _add_health(app: FastAPI, served: ServedModel, backend: Backend) -> None:
     """Add what load balancers and Prometheus ask for."""
 
     @app.get("/health")
+    @app.get("/v1/health/ready")
     @app.get("/v2/health/ready")
     async def ready() -> Response:
         return Response(status_code=200 if await backend.ready() else 503)
 
+    @app.get("/v1/health/live")
     @app.get("/v2/health/live")
     async def live() -> Response:
         return Response(status_code=200 if await backend.alive() else 503)
 
+    @app.get("/version")
+    @app.get("/v1/version")
+    async def version() -> dict[str, Any]:
+        return {"version": __version__}
+
+    @app.get("/v1/metadata")
+    async def metadata() -> dict[str, Any]:
+        return {"version": __version__, "modelInfo": [{"shortName": served.label, "modelUrl": ""}]}
+
     @app.get("/metrics")
+    @app.get("/v1/metrics")
     async def metrics() -> Response:
         try:
             text = await asyncio.to_thread(_read, served.metrics_url)
@@ -149,11 +198,14 @@ async def _scored(
     request: Request, asked: Scoring, served: ServedModel, scorer: PromptScorer, deadline: float
 ) -> Response:
     """Answer with the log probabilities of the prompts."""
-    assert served.tokens is not None  # checked when the request was read
-    top, as_ids = int(asked.asked.logprobs or 0), bool(asked.asked.return_tokens_as_token_ids)
+    top, as_ids = asked.asked.scores or 0, bool(asked.asked.return_tokens_as_token_ids)
+    new = asked.asked.max_tokens != 0
     found = await _unless_client_leaves(request, _in_time(deadline, scorer.score(asked.prompts, max(1, top))))
-    choices = [choice(at, each, served.tokens, with_best=top > 0, as_ids=as_ids) for at, each in enumerate(found)]
-    return JSONResponse(scored_response(asked.asked.model, choices, sum(map(len, asked.prompts))))
+    choices = [
+        choice(at, each, served.tokens, with_best=top > 0, as_ids=as_ids, new=new) for at, each in enumerate(found)
+    ]
+    prompt_tokens = sum(map(len, asked.prompts))
+    return JSONResponse(scored_response(asked.asked.model, choices, prompt_tokens, len(found) if new else 0))
 
 
 async def _answer(
@@ -163,7 +215,17 @@ async def _answer(
     if asked.stream:
         return await _streamed(request, events(form, choices, backend, asked, deadline))
     await _unless_client_leaves(request, _in_time(deadline, collect_all(choices, backend, asked)))
-    return JSONResponse(form.whole(choices))
+    return JSONResponse(form.whole(choices, asked))
+
+
+async def _respond(request: Request, prepared: Prepared, choice: Choice, backend: Backend, deadline: float) -> Response:
+    """Answer a request to /v1/responses."""
+    assert prepared.responding is not None
+    form = ResponseForm(prepared.responding)
+    if prepared.asked.stream:
+        return await _streamed(request, form.events(choice, backend, prepared.asked, deadline))
+    await _unless_client_leaves(request, _in_time(deadline, collect_all([choice], backend, prepared.asked)))
+    return JSONResponse(form.whole(choice))
 
 
 async def _in_time(deadline: float, work: Awaitable[Result]) -> Result:
@@ -187,10 +249,35 @@ async def _streamed(request: Request, stream: AsyncIterator[str]) -> Response:
     return StreamingResponse(body(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
+def _form(chat: bool, prepared: Prepared, served: ServedModel) -> Form:
+    asked = prepared.asked
+    completion = asked if isinstance(asked, CompletionRequest) else None
+    return Form(
+        chat,
+        asked.model,
+        served.tokens,
+        echo=completion is not None and bool(completion.echo),
+        as_ids=completion is not None and bool(completion.return_tokens_as_token_ids),
+        counts_reuse=served.engine.tokens_per_block is not None,
+    )
+
+
 def _choices(prepared: Prepared, served: ServedModel) -> list[Choice]:
-    pairs = [(prompt, number) for prompt in prepared.prompts for number in range(prepared.asked.choices)]
+    asked = prepared.asked
+    pairs = [(prompt, number) for prompt in prepared.prompts for number in range(asked.choices)]
+    skip = served.skip_special if asked.skip_special_tokens is None else asked.skip_special_tokens
+    skip = skip and prepared.tools is not ToolForm.MISTRAL  # whose mark is a special token
     return [
-        Choice(index, prompt, prepared.max_tokens, served.max_seq_len, number, served.draws_anew)
+        Choice(
+            index,
+            prompt,
+            prepared.max_tokens,
+            served.max_seq_len,
+            served.engine,
+            skip_special=skip,
+            number=number,
+            tools=prepared.tools,
+        )
         for index, (prompt, number) in enumerate(pairs)
     ]
 

@@ -12,7 +12,7 @@ import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
 from pipelines.serving.openai.errors import from_triton
-from pipelines.serving.openai.generation import TextPart
+from pipelines.serving.openai.generation import TokenPart
 from pipelines.serving.openai.inputs import InputTensor
 
 NUMPY = {
@@ -27,21 +27,21 @@ NUMPY = {
 RECONNECT = ("grpc.max_reconnect_backoff_ms", 500)
 ENGINE = "tensorrt_llm"
 """The Triton model that computes; it takes tokens."""
-OUTPUTS = ("text_output", "num_input_tokens", "num_output_tokens")
+PLAIN = ("output_ids", "sequence_length")
+ON_REQUEST = {
+    "return_log_probs": "output_log_probs",
+    "return_generation_logits": "generation_logits",
+    "return_perf_metrics": "kv_cache_reused_blocks",
+}
+"""Input that asks for an output -> the output."""
 
 
 class Backend:
-    """A Triton model as a source of text."""
+    """The Triton model `tensorrt_llm` as a source of tokens."""
 
-    def __init__(self, url: str, model: str) -> None:
-        """Remember the address; `open` creates the connection inside its event loop.
-
-        Args:
-            url: host:port of the gRPC service.
-            model: ensemble or tensorrt_llm_bls.
-        """
+    def __init__(self, url: str) -> None:
+        """Remember the address (host:port of the gRPC service); `open` creates the connection in its event loop."""
         self._url = url
-        self._model = model
         self._client: Any = None
 
     def open(self) -> None:
@@ -66,13 +66,14 @@ class Backend:
         except InferenceServerException:
             return False
 
-    async def generate(self, inputs: Sequence[InputTensor]) -> AsyncIterator[TextPart]:
+    async def generate(self, inputs: Sequence[InputTensor]) -> AsyncIterator[TokenPart]:
         """Send one request; closing the iterator cancels it on the server.
 
         Raises:
             ApiError: the server returned an error, or does not respond.
         """
-        async with aclosing(self.stream(self._model, inputs, OUTPUTS)) as results:  # type: ignore[type-var]
+        wanted = [*PLAIN, *(ON_REQUEST[entry.name] for entry in inputs if entry.name in ON_REQUEST)]
+        async with aclosing(self.stream(ENGINE, inputs, wanted)) as results:  # type: ignore[type-var]
             async for result in results:
                 yield _part(result)
 
@@ -131,21 +132,25 @@ async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
 
 def _tensor(entry: InputTensor) -> Any:
     values = [value.encode() if isinstance(value, str) else value for value in entry.values]
-    array = np.array([values], dtype=NUMPY[entry.datatype])
+    array = np.array(values, dtype=NUMPY[entry.datatype]).reshape(1, *(entry.shape or (len(values),)))
     tensor = triton.InferInput(entry.name, list(array.shape), entry.datatype)
     tensor.set_data_from_numpy(array)
     return tensor
 
 
-def _part(result: Any) -> TextPart:
-    text = result.as_numpy("text_output")
-    words = b"" if text is None else b"".join(text.reshape(-1).tolist())
-    return TextPart(words.decode(errors="replace"), _number(result, OUTPUTS[1]), _number(result, OUTPUTS[2]))
-
-
-def _number(result: Any, name: str) -> int:
-    found = result.as_numpy(name)
-    return 0 if found is None or found.size == 0 else int(found.reshape(-1)[0])
+def _part(result: Any) -> TokenPart:
+    """Read a response; of log probabilities, TensorRT-LLM sends all so far with each one."""
+    ids, lengths, log_probs, logits, reused = (result.as_numpy(name) for name in (*PLAIN, *ON_REQUEST.values()))
+    if ids is None or not ids.size:
+        return TokenPart(())
+    tokens = tuple(ids.reshape(-1)[: int(lengths.reshape(-1)[0])].tolist())
+    new = len(tokens)
+    return TokenPart(
+        tokens,
+        None if log_probs is None or not new else tuple(log_probs.reshape(-1)[-new:].tolist()),
+        None if logits is None or not new else logits.reshape(-1, logits.shape[-1])[-new:],
+        0 if reused is None or not reused.size else int(reused.reshape(-1)[0]),
+    )
 
 
 def _code(error: InferenceServerException) -> str | None:

@@ -1,41 +1,86 @@
-"""Generate choices: one Triton request each, cut at stop strings, with a finish reason."""
+"""Generate choices: one request to the engine each, its tokens turned into text and cut where the client wants."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, TypeVar
 
 from pipelines.serving.openai.errors import ApiError
-from pipelines.serving.openai.inputs import InputTensor, triton_inputs
+from pipelines.serving.openai.inputs import EngineFacts, InputTensor, engine_inputs
 from pipelines.serving.openai.schema import Sampling
 from pipelines.serving.openai.stops import StopFilter
+from pipelines.serving.openai.tokenizer import TextStream
+from pipelines.serving.openai.tools import ToolCall, ToolFilter, ToolForm
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
-class TextPart:
-    """One response of the server.
+class TokenPart:
+    """One response of the engine.
 
     Attributes:
-        text: the new text.
-        input_tokens: of the whole prompt; 0 if the server did not count them.
-        output_tokens: in this part.
+        tokens: new token ids.
+        log_probs: of these; None if not asked for.
+        logits: from which they were chosen, [N, V]; None if not asked for.
+        reused_blocks: KV blocks of the prompt that were there already.
+    """
+
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...] | None = None
+    logits: Any = None
+    reused_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """A token of an answer and the likeliest tokens at its place.
+
+    Attributes:
+        token: id.
+        log_prob: of the token.
+        best: likeliest tokens and their log probabilities, the likeliest first.
+        start: characters of the answer before it.
+    """
+
+    token: int
+    log_prob: float
+    best: tuple[tuple[int, float], ...]
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a stream shows next.
+
+    Attributes:
+        text: new text.
+        scores: of the tokens that began in it.
+        output_tokens: made until then.
     """
 
     text: str
-    input_tokens: int
-    output_tokens: int
+    scores: tuple[TokenScore, ...] = ()
+    output_tokens: int = 0
 
 
-class TextSource(Protocol):
-    """A source of text for requests; see `pipelines.serving.openai.backend.Backend`."""
+class TokenSource(Protocol):
+    """A source of tokens for requests; see `pipelines.serving.openai.backend.Backend`."""
 
-    def generate(self, inputs: Sequence[InputTensor]) -> AsyncIterator[TextPart]: ...  # noqa: D102
+    def generate(self, inputs: Sequence[InputTensor]) -> AsyncIterator[TokenPart]: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as it was given, and its tokens."""
+
+    tokens: tuple[int, ...]
+    text: str
 
 
 @dataclass(slots=True)
@@ -47,40 +92,70 @@ class Choice:
         prompt: that it answers.
         max_tokens: maximum of output tokens.
         max_seq_len: maximum of prompt and output tokens, as the engine was built; None if unknown.
+        engine: the served model.
+        skip_special: whether the text leaves special tokens out.
         number: its number among the answers to the same prompt.
-        draws_anew: whether the engine draws anew without a seed.
+        tools: how the model writes calls of tools; None where the answer is none.
+        calls: of tools, instead of text.
     """
 
     index: int
-    prompt: str
+    prompt: Prompt
     max_tokens: int
     max_seq_len: int | None
+    engine: EngineFacts
+    skip_special: bool = True
     number: int = 0
-    draws_anew: bool = False
+    tools: ToolForm | None = None
+    calls: tuple[ToolCall, ...] = ()
     text: str = ""
-    input_tokens: int = 0
+    scores: tuple[TokenScore, ...] = ()
     output_tokens: int = 0
+    reused_blocks: int = 0
     finish_reason: FinishReason | None = field(default=None)
 
-    async def run(self, source: TextSource, asked: Sampling) -> AsyncIterator[str]:
-        """Yield the answer's text as it arrives; sets the counts and the finish reason."""
-        stops = StopFilter(asked.stops)
-        inputs = triton_inputs(asked, self.prompt, self.max_tokens, self.number, draws_anew=self.draws_anew)
+    async def run(self, source: TokenSource, asked: Sampling) -> AsyncIterator[Piece]:
+        """Yield the answer as it arrives; sets the counts, the calls of tools and the finish reason."""
+        if self.tools is None:
+            async with aclosing(self._all(source, asked)) as pieces:  # type: ignore[type-var]
+                async for piece in pieces:
+                    yield piece
+            return
+        calls = ToolFilter(self.tools)
+        async with aclosing(self._all(source, asked)) as pieces:  # type: ignore[type-var]
+            async for piece in pieces:
+                yield replace(piece, text=calls.push(piece.text))
+        rest, self.calls = calls.rest()
+        if rest:
+            yield Piece(rest, output_tokens=self.output_tokens)
+        if self.calls and self.finish_reason == "stop":
+            self.finish_reason = "tool_calls"
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt whose KV blocks were there already."""
+        return min(self.reused_blocks * (self.engine.tokens_per_block or 0), len(self.prompt.tokens))
+
+    async def _all(self, source: TokenSource, asked: Sampling) -> AsyncIterator[Piece]:
+        """Yield the answer with its calls as text."""
+        shown = _Shown(self, asked)
+        inputs = engine_inputs(asked, self.prompt.tokens, self.max_tokens, self.number, self.engine)
         async with aclosing(source.generate(inputs)) as parts:  # type: ignore[type-var]
             async for part in parts:
-                self.input_tokens = max(self.input_tokens, part.input_tokens)
-                self.output_tokens += part.output_tokens
-                if new := stops.push(part.text):
-                    yield new
-                if stops.stopped:
+                self.reused_blocks = max(self.reused_blocks, part.reused_blocks)
+                if piece := shown.add(part):
+                    yield piece
+                if shown.stopped:
                     break
-        if rest := stops.rest():
-            yield rest
-        self.finish_reason = self._reason(stopped=stops.stopped)
+        if piece := shown.rest():
+            yield piece
+        self.finish_reason = self._reason(stopped=shown.stopped)
 
-    async def collect(self, source: TextSource, asked: Sampling) -> Choice:
-        """Run to the end and store the text."""
-        self.text = "".join([new async for new in self.run(source, asked)])
+    async def collect(self, source: TokenSource, asked: Sampling) -> Choice:
+        """Run to the end and store text and scores."""
+        pieces = [piece async for piece in self.run(source, asked)]
+        self.text = "".join(piece.text for piece in pieces)
+        self.scores = tuple(score for piece in pieces for score in piece.scores)
         return self
 
     def _reason(self, *, stopped: bool) -> FinishReason:
@@ -88,8 +163,84 @@ class Choice:
 
         A text whose last allowed token happens to be the end token also counts as "length".
         """
-        full = self.max_seq_len is not None and self.input_tokens + self.output_tokens >= self.max_seq_len
+        made = len(self.prompt.tokens) + self.output_tokens
+        full = self.max_seq_len is not None and made >= self.max_seq_len
         return "length" if not stopped and (self.output_tokens >= self.max_tokens or full) else "stop"
+
+
+class _Shown:
+    """What of an answer's tokens the client sees: text up to a stop, and the scores of the tokens in it."""
+
+    def __init__(self, choice: Choice, asked: Sampling) -> None:
+        self._choice, self._asked = choice, asked
+        tokenizer = choice.engine.tokenizer
+        self._text = TextStream(tokenizer, skip_special=choice.skip_special)
+        self._stops = StopFilter(asked.stops, keep=bool(asked.include_stop_str_in_output))
+        self._ends = set(asked.stop_token_ids or ())
+        if tokenizer.end_id is not None and not asked.ignore_eos:
+            self._ends.add(tokenizer.end_id)
+        self._length = self._out = 0  # characters that arrived, and that were shown
+        self._scores: list[TokenScore] = []
+        self.stopped = False
+
+    def add(self, part: TokenPart) -> Piece | None:
+        """Take a response of the engine."""
+        text = ""
+        for at, token in enumerate(part.tokens):
+            self._choice.output_tokens += 1
+            if token in self._ends and self._may_stop:
+                self._choice.output_tokens -= token not in (self._asked.stop_token_ids or ())
+                self.stopped = True
+                break
+            if part.log_probs is not None:
+                best = likeliest(part.logits[at], self._asked.scores or 0) if part.logits is not None else ()
+                self._scores.append(TokenScore(token, part.log_probs[at], best, self._length))
+            text += self._stopped(self._text.push(token))
+            if self._stops.stopped:
+                self.stopped = True
+                break
+        return self._piece(text)
+
+    def rest(self) -> Piece | None:
+        """Take the end of the answer: what was held back, unless a stop string has ended it before."""
+        if self._stops.stopped:
+            return None
+        text = self._stopped(self._text.rest())
+        if self._stops.stopped:
+            self.stopped = True
+            return self._piece(text)
+        return self._piece(text + self._stops.rest(), last=True)
+
+    @property
+    def _may_stop(self) -> bool:
+        return self._choice.output_tokens >= (self._asked.min_tokens or 0)
+
+    def _stopped(self, new: str) -> str:
+        """Return what of new text can be shown."""
+        self._length += len(new)
+        return self._stops.push(new) if self._may_stop else new
+
+    def _piece(self, text: str, *, last: bool = False) -> Piece | None:
+        self._out += len(text)
+        due = [score for score in self._scores if last or score.start < self._out]
+        self._scores = self._scores[len(due) :]
+        return Piece(text, tuple(due), self._choice.output_tokens) if text or due else None
+
+
+def likeliest(logits: Any, top: int) -> tuple[tuple[int, float], ...]:
+    """Return the likeliest tokens and their log probabilities; of equal ones, the lowest id comes first.
+
+    Args:
+        logits: [V].
+        top: how many.
+    """
+    import numpy as np
+
+    row = logits.astype(np.float64)
+    peak = float(row.max())
+    total = peak + math.log(float(np.exp(row - peak).sum()))
+    found = np.argpartition(-row, min(top, len(row)) - 1)[:top] if top else ()
+    return tuple(sorted(((int(token), float(row[token]) - total) for token in found), key=lambda e: (-e[1], e[0])))
 
 
 async def before(deadline: float, items: AsyncIterator[Item]) -> AsyncIterator[Item]:
@@ -116,7 +267,7 @@ def too_slow() -> ApiError:
                     kind="server_error", code="timeout")  # fmt: skip
 
 
-async def collect_all(choices: Sequence[Choice], source: TextSource, asked: Sampling) -> None:
+async def collect_all(choices: Sequence[Choice], source: TokenSource, asked: Sampling) -> None:
     """Run all choices at once; if one fails, or we are cancelled, the others are cancelled too."""
     try:
         async with asyncio.TaskGroup() as group:
@@ -127,10 +278,10 @@ async def collect_all(choices: Sequence[Choice], source: TextSource, asked: Samp
 
 
 async def merge(
-    choices: Sequence[Choice], source: TextSource, asked: Sampling
-) -> AsyncIterator[tuple[Choice, str | None]]:
-    """Yield (choice, new text) as it arrives from any of them, and (choice, None) when one has ended."""
-    queue: asyncio.Queue[tuple[Choice, str | None] | Exception] = asyncio.Queue(maxsize=64)
+    choices: Sequence[Choice], source: TokenSource, asked: Sampling
+) -> AsyncIterator[tuple[Choice, Piece | None]]:
+    """Yield (choice, piece) as it arrives from any of them, and (choice, None) when one has ended."""
+    queue: asyncio.Queue[tuple[Choice, Piece | None] | Exception] = asyncio.Queue(maxsize=64)
 
     async def follow(choice: Choice) -> None:
         try:

@@ -1,70 +1,180 @@
-"""Convert OpenAI's sampling parameters to inputs of the Triton model."""
+"""Convert OpenAI's parameters to inputs of the Triton model `tensorrt_llm`, which takes and returns tokens."""
 
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
 
+from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.schema import Sampling
+from pipelines.serving.openai.tokenizer import ServedTokenizer
 
 UINT64 = 2**64
+NO_OFFSET = -1
+"""Fills the offsets of a list of words after the last word."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputTensor:
-    """One input tensor of shape [1, number of values].
+    """One input tensor with a first dimension of 1.
 
     Attributes:
-        name: the ensemble's.
+        name: the model's.
         datatype: Triton's.
         values: strings for BYTES.
+        shape: its other dimensions; empty is the number of values.
     """
 
     name: str
     datatype: str
-    values: tuple[int | float | bool | str, ...]
+    values: Sequence[int | float | bool | str]
+    shape: tuple[int, ...] = ()
 
 
-def triton_inputs(
-    asked: Sampling, prompt: str, max_tokens: int, choice: int, *, draws_anew: bool = False
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What the inputs depend on beside the request.
+
+    Attributes:
+        tokenizer: of the model.
+        streams: whether the model sends several responses to a request.
+        draws_anew: whether it samples differently each time without a seed; TensorRT-LLM always the same.
+        tokens_per_block: of the KV cache, if it says how many blocks of a prompt were there already; otherwise None.
+    """
+
+    tokenizer: ServedTokenizer
+    streams: bool = True
+    draws_anew: bool = False
+    tokens_per_block: int | None = None
+
+
+def engine_inputs(
+    asked: Sampling, prompt: Sequence[int], max_tokens: int, choice: int, engine: EngineFacts
 ) -> list[InputTensor]:
     """Build the inputs for one choice of one prompt.
 
     Temperature and top_p default to 1 as OpenAI documents, which is sampling; TensorRT-LLM's own default is greedy.
-    Temperature 0 and top_p 0 are greedy. TensorRT-LLM always draws the same without a seed, so it gets a
-    random one.
+    Temperature 0 and top_p 0 are greedy. TensorRT-LLM always draws the same without a seed, so it gets a random one.
 
     Args:
         asked: the client's parameters.
-        prompt: the whole text.
+        prompt: token ids.
         max_tokens: maximum of output tokens.
         choice: number of the answer among the `n` to this prompt; each has a seed of its own.
-        draws_anew: whether the engine draws anew by itself; a seed would only make it slower.
+        engine: the served model.
     """
+    tokenizer = engine.tokenizer
     inputs = [
-        InputTensor("text_input", "BYTES", (prompt,)),
-        InputTensor("max_tokens", "INT32", (max_tokens,)),
-        InputTensor("stream", "BOOL", (bool(asked.stream),)),
+        InputTensor("input_ids", "INT32", prompt),
+        InputTensor("input_lengths", "INT32", (len(prompt),)),
+        InputTensor("request_output_len", "INT32", (max_tokens,)),
+        InputTensor("streaming", "BOOL", (engine.streams and _in_parts(asked),)),
         InputTensor("exclude_input_in_output", "BOOL", (True,)),
-        InputTensor("return_num_input_tokens", "BOOL", (True,)),
-        InputTensor("return_num_output_tokens", "BOOL", (True,)),
+        *_ends(asked, tokenizer),
+        *_sampling(asked, choice, draws_anew=engine.draws_anew),
     ]
-    inputs += _sampling(asked, choice, draws_anew=draws_anew)
-    if asked.stops:
-        inputs.append(InputTensor("stop_words", "BYTES", asked.stops))
-    for name, given in (("presence_penalty", asked.presence_penalty), ("frequency_penalty", asked.frequency_penalty)):
+    for name, given in (
+        ("presence_penalty", asked.presence_penalty),
+        ("frequency_penalty", asked.frequency_penalty),
+        ("repetition_penalty", asked.repetition_penalty if asked.repetition_penalty != 1 else None),
+    ):
         if given:  # 0 is the default
             inputs.append(InputTensor(name, "FP32", (given,)))
+    if asked.min_tokens:
+        inputs.append(InputTensor("min_tokens", "INT32", (asked.min_tokens,)))
+    if asked.logit_bias:
+        inputs.append(_bias(asked.logit_bias, tokenizer.size))
+    if asked.scores is not None:
+        inputs.append(InputTensor("return_log_probs", "BOOL", (True,)))
+    if asked.scores:
+        inputs.append(InputTensor("return_generation_logits", "BOOL", (True,)))
+    if engine.tokens_per_block is not None:
+        inputs.append(InputTensor("return_perf_metrics", "BOOL", (True,)))
+    if asked.guide is not None:
+        kind, text = asked.guide
+        inputs.append(InputTensor("guided_decoding_guide_type", "BYTES", (kind,)))
+        inputs.append(InputTensor("guided_decoding_guide", "BYTES", (text,)))
     return inputs
 
 
-def _sampling(asked: Sampling, choice: int, *, draws_anew: bool) -> list[InputTensor]:
+def text_inputs(
+    prompt: str,
+    max_tokens: int,
+    stops: Sequence[str] = (),
+    *,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int | None = None,
+) -> list[InputTensor]:
+    """Build the inputs of the model for text (`ensemble`, `tensorrt_llm_bls`), for one answer in one response."""
+    asked = Sampling(model="", temperature=temperature, top_p=top_p, seed=seed)
+    renamed = {"runtime_top_k": "top_k", "runtime_top_p": "top_p"}
+    drawn = [replace(each, name=renamed.get(each.name, each.name)) for each in _sampling(asked, 0, draws_anew=False)]
+    return [
+        InputTensor("text_input", "BYTES", (prompt,)),
+        InputTensor("max_tokens", "INT32", (max_tokens,)),
+        InputTensor("stream", "BOOL", (False,)),
+        InputTensor("exclude_input_in_output", "BOOL", (True,)),
+        InputTensor("return_num_input_tokens", "BOOL", (True,)),
+        InputTensor("return_num_output_tokens", "BOOL", (True,)),
+        *drawn,
+        *([InputTensor("stop_words", "BYTES", tuple(stops))] if stops else []),
+    ]
+
+
+def _in_parts(asked: Sampling) -> bool:
+    """Whether the answer is needed as it grows: for the client, or because what ends it is seen here alone."""
+    return bool(asked.stream or asked.stops or (asked.min_tokens and asked.stop_token_ids))
+
+
+def _ends(asked: Sampling, tokenizer: ServedTokenizer) -> list[InputTensor]:
+    found = []
+    if tokenizer.end_id is not None and not asked.ignore_eos:
+        found.append(InputTensor("end_id", "INT32", (tokenizer.end_id,)))
+    pad = tokenizer.pad_id if tokenizer.pad_id is not None else tokenizer.end_id
+    if pad is not None:
+        found.append(InputTensor("pad_id", "INT32", (pad,)))
+    words = [tokenizer.ids(stop, special=False) for stop in asked.stops]
+    words += [[token] for token in asked.stop_token_ids or ()]
+    if any(words) and not asked.min_tokens:  # which the engine heeds for its end token only
+        found.append(word_list("stop_words_list", [word for word in words if word]))
+    return found
+
+
+def word_list(name: str, words: Sequence[Sequence[int]]) -> InputTensor:
+    """Return [2, n]: the tokens of all words in a row, and below where each word ends."""
+    flat = [token for word in words for token in word]
+    ends = list(accumulate(len(word) for word in words))
+    return InputTensor(name, "INT32", (*flat, *ends, *[NO_OFFSET] * (len(flat) - len(ends))), (2, len(flat)))
+
+
+def _sampling(asked: Sampling, choice: int, *, draws_anew: bool) -> Iterable[InputTensor]:
     temperature = 1.0 if asked.temperature is None else asked.temperature
     top_p = 1.0 if asked.top_p is None else asked.top_p
-    if temperature == 0 or top_p == 0:
-        return [InputTensor("top_k", "INT32", (1,))]
-    drawn = [InputTensor("temperature", "FP32", (temperature,)), InputTensor("top_p", "FP32", (top_p,))]
+    top_k = max(0, asked.top_k or 0)  # -1 is all, as 0
+    if temperature == 0 or top_p == 0 or top_k == 1:
+        return [InputTensor("runtime_top_k", "INT32", (1,))]
+    drawn = [InputTensor("temperature", "FP32", (temperature,)), InputTensor("runtime_top_p", "FP32", (top_p,))]
+    if top_k:
+        drawn.append(InputTensor("runtime_top_k", "INT32", (top_k,)))
     if asked.seed is None and draws_anew:
         return drawn
     seed = secrets.randbits(63) if asked.seed is None else asked.seed
     return [*drawn, InputTensor("seed", "UINT64", ((seed + choice) % UINT64,))]
+
+
+def _bias(given: dict[str, float], size: int) -> InputTensor:
+    """Return what is added to each logit.
+
+    Raises:
+        ApiError: 400, a token is not in the vocabulary.
+    """
+    values: Any = [0.0] * size
+    for token, bias in given.items():
+        if int(token) >= size:
+            raise ApiError(400, f"'logit_bias' names token {token}; the vocabulary has {size}.", param="logit_bias")
+        values[int(token)] = bias
+    return InputTensor("embedding_bias", "FP32", values)

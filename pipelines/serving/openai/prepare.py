@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from pipelines.serving.openai.errors import ApiError, unsupported
 from pipelines.serving.openai.fields import PROMPT, to_tensors
+from pipelines.serving.openai.generation import Prompt
 from pipelines.serving.openai.inputs import InputTensor
 from pipelines.serving.openai.limits import Limits
-from pipelines.serving.openai.schema import ChatRequest, CompletionRequest, Sampling
+from pipelines.serving.openai.responses import ResponseRequest
+from pipelines.serving.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Sampling, TokenizeRequest
 from pipelines.serving.openai.scoring import Scoring
 from pipelines.serving.openai.served import ServedModel
+from pipelines.serving.openai.tools import ToolForm
 
 DEFAULT_MAX_TOKENS = 16  # of /v1/completions, as OpenAI documents it
-Asked = TypeVar("Asked", bound=Sampling)
+ALL_THAT_FITS = -1
+"""Value of `truncate_prompt_tokens`, as vLLM has it."""
+Asked = TypeVar("Asked", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,31 +31,34 @@ class Prepared:
 
     Attributes:
         asked: its parameters.
-        prompts: texts for the model.
+        prompts: for the model.
         max_tokens: most output tokens for each.
+        tools: how the model writes calls of tools; None where an answer is none.
+        responding: the request to /v1/responses that it stands for.
     """
 
     asked: Sampling
-    prompts: tuple[str, ...]
+    prompts: tuple[Prompt, ...]
     max_tokens: int
-
-    @property
-    def echo(self) -> bool:
-        """Whether every answer begins with its prompt."""
-        return isinstance(self.asked, CompletionRequest) and bool(self.asked.echo)
+    tools: ToolForm | None = None
+    responding: ResponseRequest | None = None
 
 
-def read_request(way: str, body: bytes, model: ServedModel, limits: Limits) -> Prepared | Scoring | list[InputTensor]:
+Request = Prepared | Scoring | tuple[int, ...] | list[InputTensor]
+"""What is read from a body: a request, prompts to score, the tokens of a text, tensors of a generate endpoint."""
+
+
+def read_request(way: str, body: bytes, model: ServedModel, limits: Limits) -> Request:
     """Read and check a request.
 
     Args:
-        way: "completions", "chat", or "generate/" and the name of a Triton model.
+        way: "completions", "chat", "responses", "tokenize", "detokenize", or "generate/" and a Triton model's name.
         body: JSON.
         model: facts of the served model.
         limits: of one request.
 
     Returns:
-        the request, or the tensors of a generate endpoint.
+        the request, the tokens of a text, or the tensors of a generate endpoint.
 
     Raises:
         ApiError: it is broken, too large, or asks for what is not supported.
@@ -60,6 +68,13 @@ def read_request(way: str, body: bytes, model: ServedModel, limits: Limits) -> P
         return _completion(_validate(CompletionRequest, given), model, limits)
     if way == "chat":
         return _chat(_validate(ChatRequest, given), model, limits)
+    if way == "responses":
+        responding = _validate(ResponseRequest, given)
+        return replace(_chat(responding.as_chat(), model, limits), responding=responding)
+    if way == "tokenize":
+        return _tokens(_validate(TokenizeRequest, given), model)
+    if way == "detokenize":
+        return tuple(_validate(DetokenizeRequest, given).tokens)
     return _generate(way.removeprefix("generate/"), given, model)
 
 
@@ -82,36 +97,80 @@ def _read_json(body: bytes) -> dict[str, Any]:
 def _completion(asked: CompletionRequest, model: ServedModel, limits: Limits) -> Prepared | Scoring:
     model.check_name(asked.model)
     asked.refuse_unsupported()
-    if asked.scores_prompts:
-        return _scoring(asked, model, limits)
-    prompts = tuple(asked.prompts())
-    _check_count(len(prompts), asked, limits)
-    for prompt in prompts:
-        model.check_length(prompt, "prompt")
-    return Prepared(asked, prompts, asked.max_tokens or DEFAULT_MAX_TOKENS)
-
-
-def _scoring(asked: CompletionRequest, model: ServedModel, limits: Limits) -> Scoring:
-    if model.tokens is None:
-        raise unsupported("logprobs", asked.logprobs, "This repository has no tokenizer.json.")
+    _check_guide(asked, model)
     given = asked.separate()
     _check_count(len(given), asked, limits)
-    for prompt in given:
-        if isinstance(prompt, str):
-            model.check_length(prompt, "prompt")
-    prompts = tuple(asked.token_prompts(model.tokens))
-    for tokens in prompts:
-        model.check_tokens(len(tokens), "prompt")
-    return Scoring(asked, prompts)
+    prompts = tuple(_prompt(each, asked, model, "prompt") for each in given)
+    if asked.scores_prompts:
+        return Scoring(asked, tuple(prompt.tokens for prompt in prompts))
+    return Prepared(asked, prompts, DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens)
+
+
+def _prompt(given: str | list[int], asked: Sampling, model: ServedModel, param: str) -> Prompt:
+    """Tokenize a prompt that was given as text, and refuse one that is too long."""
+    if isinstance(given, str):
+        if asked.truncate_prompt_tokens is None:
+            model.check_length(given, param)
+        tokens = model.tokens.ids(given, special=asked.add_special_tokens)
+        fixed = len(tokens) - len(model.tokens.ids(given, special=False)) if asked.truncate_prompt_tokens else 0
+    else:
+        tokens, fixed = given, 0
+    tokens = _truncated(tokens, fixed, asked.truncate_prompt_tokens, model)
+    if not tokens:
+        raise ApiError(400, f"'{param}' has no tokens.", param=param)
+    model.check_tokens(len(tokens), param)
+    return Prompt(tuple(tokens), given if isinstance(given, str) else model.tokens.text(tokens, skip_special=True))
+
+
+def _truncated(tokens: list[int], fixed: int, wanted: int | None, model: ServedModel) -> list[int]:
+    """Keep the last tokens of a prompt, and the special ones that the tokenizer puts in front."""
+    if wanted == ALL_THAT_FITS:
+        wanted = model.max_input_len or model.max_seq_len
+    if wanted is None or len(tokens) <= wanted:
+        return tokens
+    if wanted <= fixed:
+        raise ApiError(400, f"'truncate_prompt_tokens' = {wanted} leaves nothing of the prompt.",
+                       param="truncate_prompt_tokens")  # fmt: skip
+    return [*tokens[:fixed], *tokens[len(tokens) - (wanted - fixed) :]]
 
 
 def _chat(asked: ChatRequest, model: ServedModel, limits: Limits) -> Prepared:
     model.check_name(asked.model)
     asked.refuse_unsupported()
+    _check_guide(asked, model)
     _check_count(1, asked, limits)
-    prompt = model.template.render([message.plain() for message in asked.messages])
-    model.check_length(prompt, "messages")
-    return Prepared(asked, (prompt,), asked.limit or model.room_after(prompt))
+    tools = model.template.tools if asked.calls_tools else None
+    if asked.calls_tools and tools is None:
+        raise unsupported("tools", [tool["function"]["name"] for tool in asked.tools or ()],
+                          "The chat template of this model knows no tools.")  # fmt: skip
+    values: dict[str, Any] = dict(asked.chat_template_kwargs or {})
+    if asked.tools and tools is not None:
+        values["tools"] = asked.tools
+    if asked.add_generation_prompt is not None:
+        values["add_generation_prompt"] = asked.add_generation_prompt
+    text = model.template.render([message.plain() for message in asked.messages], values)
+    prompt = _prompt(text, asked, model, "messages")
+    return Prepared(asked, (prompt,), asked.limit or model.room_after(len(prompt.tokens)), tools)
+
+
+def _check_guide(asked: Sampling, model: ServedModel) -> None:
+    if asked.guide is not None and not model.guided:
+        assert asked.response_format is not None
+        instead = "This server was started without guided decoding; on the CPU, guided=llguidance adds it."
+        raise unsupported("response_format", asked.response_format.type, instead)
+
+
+def _tokens(asked: TokenizeRequest, model: ServedModel) -> tuple[int, ...]:
+    if asked.model is not None:
+        model.check_name(asked.model)
+    if asked.messages is None:
+        assert asked.prompt is not None  # one of the two is
+        text, special = asked.prompt, asked.add_special_tokens
+    else:
+        values = {"add_generation_prompt": asked.add_generation_prompt, **(asked.chat_template_kwargs or {})}
+        text = model.template.render([message.plain() for message in asked.messages], values)
+        special = None
+    return tuple(model.tokens.ids(text, special=special))
 
 
 def _generate(name: str, given: dict[str, Any], model: ServedModel) -> list[InputTensor]:

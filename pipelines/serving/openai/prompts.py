@@ -12,6 +12,7 @@ from pipelines.domain.errors import UserError
 from pipelines.host.files import parse_json
 from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.rendering import WORKERS, Renderer
+from pipelines.serving.openai.tools import form_of
 
 Result = TypeVar("Result")
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -27,6 +28,7 @@ class ChatTemplate:
     def __init__(self, source: str | None, tokens: Mapping[str, str], *, adds_bos: bool) -> None:
         self._bos = tokens.get("bos_token", "") if adds_bos else ""
         self._renderer = None if source is None else Renderer(source, tokens)
+        self.tools = form_of(source)
         self._threads = ThreadPoolExecutor(WORKERS, "chat-template")  # they start when they are needed
 
     @classmethod
@@ -48,8 +50,12 @@ class ChatTemplate:
         tokens = {name: _token_text(config.get(name)) for name in SPECIAL if config.get(name) is not None}
         return cls(source, tokens, adds_bos=tokenizer_adds_special and _adds_bos(folder, tokens.get("bos_token")))
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any] | None = None) -> str:
         """Render the prompt for the assistant's next answer.
+
+        Args:
+            messages: as the template takes them.
+            values: others that the template may use, such as `tools` and `add_generation_prompt`.
 
         The tokenizer adds its own first token, so one written by the template is removed again.
 
@@ -64,7 +70,7 @@ class ChatTemplate:
                 param="messages",
                 code="no_chat_template",
             )
-        return self._renderer.render(messages).removeprefix(self._bos)
+        return self._renderer.render(messages, values or {}).removeprefix(self._bos)
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
         """Do work that renders in a thread of the template's own: `render` waits for another process."""

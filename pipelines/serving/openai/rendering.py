@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from pipelines.serving.openai import template_process
 from pipelines.serving.openai.errors import ApiError
@@ -61,7 +62,7 @@ class Renderer:
             self._idle.put(None)
         self._idle.put(self._started())
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> str:
         """Return the prompt.
 
         Raises:
@@ -72,7 +73,7 @@ class Renderer:
             worker = self._replaced(worker)
         try:
             if not self._invalid:
-                return worker.render(json.dumps(messages).encode())
+                return worker.render(json.dumps({**values, "messages": list(messages)}).encode())
         except StoppedTemplateError as stopped:
             raise _unusable("was stopped", str(stopped), "chat_template_stopped") from None
         except InvalidTemplateError as invalid:
@@ -123,7 +124,7 @@ class _TemplateProcess:
         """Whether the process is no longer there."""
         return self._process.poll() is not None
 
-    def render(self, messages: bytes) -> str:
+    def render(self, request: bytes) -> str:
         """Return the prompt.
 
         Raises:
@@ -139,7 +140,7 @@ class _TemplateProcess:
             if kind == REFUSED:
                 raise InvalidTemplateError(text)
             self._setup = None
-        kind, text = self._answer(messages, max(LEAST_TEXT_BYTES, GROWTH * len(messages)))
+        kind, text = self._answer(request, max(LEAST_TEXT_BYTES, GROWTH * len(request)))
         if kind == REFUSED:
             raise ApiError(400, f"The model's chat template refuses these messages: {text}", param="messages")
         return text

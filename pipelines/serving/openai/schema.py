@@ -1,26 +1,34 @@
-"""Request schema. Unknown parameters, and known ones that cannot be honoured, are refused; none is ignored."""
+"""Request schema. Unknown parameters, and known ones that cannot be honoured, are refused; none is ignored.
+
+The parameters are OpenAI's, and those that vLLM, NIM and trtllm-serve add to them, with their meaning.
+"""
 
 from __future__ import annotations
 
 import json
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pipelines.serving.openai.errors import ApiError, shortened, unsupported
-from pipelines.serving.openai.limits import TokenCounter
 
 INT32_MAX = 2**31 - 1
 MAX_CHOICES = 128
-MAX_STOPS = 4
+MAX_STOPS = 32
+MAX_BIASES = 1024
 MAX_LOGPROBS = 20
-"""Likeliest tokens of each place of a prompt; vLLM's default for `--max-logprobs`."""
+"""Likeliest tokens of each place that may be asked for; vLLM's default for `--max-logprobs`."""
 MAX_STOP_LENGTH = 1000
 # Metadata that does not change the response.
 WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 Item = TypeVar("Item")
 List = Annotated[list[Item], Field(fail_fast=True)]
 """A list of which only the first fault is reported: a megabyte of faults would take seconds."""
+TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+SCORED = (
+    "With echo and logprobs, the prompt is scored and at most one token is added: give max_tokens=1 and temperature=0,"
+    " or max_tokens=0, and nothing else that changes tokens."
+)
 
 
 class StreamOptions(BaseModel):
@@ -30,24 +38,72 @@ class StreamOptions(BaseModel):
 
     include_usage: bool = False
     include_obfuscation: bool = False
+    continuous_usage_stats: bool = False
+
+
+class JsonSchema(BaseModel):
+    """`response_format.json_schema`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = ""
+    description: str | None = None
+    strict: bool | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(BaseModel):
+    """`response_format`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    def guide(self) -> tuple[str, str] | None:
+        """Return the kind and the text of TensorRT-LLM's guide; None for plain text.
+
+        Raises:
+            ApiError: 400, there is a schema without its type, or the other way round.
+        """
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ApiError(
+                400, "'response_format' of type json_schema goes with json_schema, and no other.",
+                param="response_format",
+            )  # fmt: skip
+        if self.json_schema is not None:
+            return "json_schema", json.dumps(self.json_schema.schema_)
+        return ("json", "") if self.type == "json_object" else None
 
 
 class Sampling(BaseModel):
-    """Parameters shared by both endpoints."""
+    """Parameters shared by all endpoints."""
 
     model_config = ConfigDict(extra="allow")
 
     model: str
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | List[str] | None = None
+    stop_token_ids: List[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
+    response_format: ResponseFormat | None = None
 
     @property
     def choices(self) -> int:
@@ -59,28 +115,50 @@ class Sampling(BaseModel):
         """Stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
+    @property
+    def guide(self) -> tuple[str, str] | None:
+        """Kind and text of the guide that answers must follow."""
+        return self.response_format.guide() if self.response_format is not None else None
+
+    @property
+    def scores(self) -> int | None:
+        """How many likeliest tokens of each place are asked for; 0 is the chosen ones alone, None nothing."""
+        return None
+
     def refuse_unsupported(self) -> None:
         """Refuse parameters that cannot be honoured.
 
         Raises:
             ApiError: 400, naming the parameter.
         """
+        self._refuse_long_lists()
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "'stream_options' requires stream=true.", param="stream_options")
+        if self.best_of is not None and self.best_of != self.choices:
+            raise unsupported("best_of", self.best_of, "No more answers are made than n; ask for n.")
+        self._refuse_broken_text()
+        for name, value in (self.model_extra or {}).items():
+            if name in WITHOUT_EFFECT:
+                continue
+            if name not in UNSUPPORTED:
+                raise ApiError(
+                    400, f"Unknown parameter: '{shortened(name)}'.", param=shortened(name), code="unknown_parameter"
+                )
+            instead, neutral = UNSUPPORTED[name]
+            if value is not None and value not in neutral:
+                raise unsupported(name, value, instead)
+
+    def _refuse_long_lists(self) -> None:
         if len(self.stops) > MAX_STOPS or "" in self.stops:
             raise ApiError(400, f"'stop' takes up to {MAX_STOPS} non-empty strings.", param="stop")
         if any(len(stop) > MAX_STOP_LENGTH for stop in self.stops):
             raise ApiError(400, f"A string of 'stop' is longer than {MAX_STOP_LENGTH} characters.", param="stop")
-        if self.stream_options is not None and not self.stream:
-            raise ApiError(400, "'stream_options' requires stream=true.", param="stream_options")
-        self._refuse_broken_text()
-        for name, value in (self.model_extra or {}).items():
-            if name in WITHOUT_EFFECT or _says_nothing(value):
-                continue
-            instead = UNSUPPORTED.get(name)
-            if instead is None:
-                raise ApiError(
-                    400, f"Unknown parameter: '{shortened(name)}'.", param=shortened(name), code="unknown_parameter"
-                )
-            raise unsupported(name, value, instead)
+        if len(self.stop_token_ids or ()) > MAX_STOPS:
+            raise ApiError(400, f"'stop_token_ids' takes up to {MAX_STOPS} tokens.", param="stop_token_ids")
+        if len(self.logit_bias or {}) > MAX_BIASES:
+            raise ApiError(400, f"'logit_bias' takes up to {MAX_BIASES} tokens.", param="logit_bias")
+        if any(not token.isdecimal() for token in self.logit_bias or ()):
+            raise ApiError(400, "'logit_bias' has a key that is no token id.", param="logit_bias")
 
     def _refuse_broken_text(self) -> None:
         """Refuse half of a surrogate pair, which JSON can spell but which is not a character and has no UTF-8."""
@@ -96,69 +174,59 @@ class Sampling(BaseModel):
 class CompletionRequest(Sampling):
     """POST /v1/completions."""
 
-    prompt: str | List[str] | List[int] | List[List[int]]
+    prompt: str | List[str] | List[TokenId] | List[List[TokenId]]
     echo: bool | None = None
-    logprobs: bool | int | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | bool | None = None
     return_tokens_as_token_ids: bool | None = None
+
+    @property
+    def scores(self) -> int | None:
+        """How many likeliest tokens of each place are asked for."""
+        return None if self.logprobs is None or self.logprobs is False else int(self.logprobs)
 
     @property
     def scores_prompts(self) -> bool:
         """Whether the log probabilities of the prompts are asked for."""
-        return bool(self.echo) and self.logprobs is not None and self.logprobs is not False
+        return bool(self.echo) and self.scores is not None
 
     def refuse_unsupported(self) -> None:
         """Refuse parameters that cannot be honoured; see `Sampling`."""
         super().refuse_unsupported()
-        if self.return_tokens_as_token_ids and not self.scores_prompts:
-            raise unsupported("return_tokens_as_token_ids", True, "It goes with echo and logprobs.")
-        if self.logprobs is None or self.logprobs is False:
+        if self.return_tokens_as_token_ids and self.scores is None:
+            raise unsupported("return_tokens_as_token_ids", True, "It goes with logprobs.")
+        if not self.scores_prompts:
+            if self.max_tokens == 0:
+                raise ApiError(400, "'max_tokens' = 0 goes with echo and logprobs; give 1 or more.", param="max_tokens")
             return
-        if not self.echo or not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise unsupported(
-                "logprobs", self.logprobs, f"{UNSUPPORTED['logprobs']} With echo=true, 0 to {MAX_LOGPROBS} are."
-            )
         for name, given, fits in (
-            ("max_tokens", self.max_tokens, self.max_tokens == 1),
-            ("temperature", self.temperature, self.temperature == 0),
+            ("max_tokens", self.max_tokens, self.max_tokens in (0, 1)),
+            ("temperature", self.temperature, self.temperature == 0 or self.max_tokens == 0),
             ("n", self.n, self.choices == 1),
             ("stream", self.stream, not self.stream),
             ("stop", self.stop, not self.stops),
+            ("stop_token_ids", self.stop_token_ids, not self.stop_token_ids),
+            ("min_tokens", self.min_tokens, not self.min_tokens),
             ("presence_penalty", self.presence_penalty, not self.presence_penalty),
             ("frequency_penalty", self.frequency_penalty, not self.frequency_penalty),
+            ("repetition_penalty", self.repetition_penalty, self.repetition_penalty in (None, 1)),
+            ("logit_bias", self.logit_bias, not self.logit_bias),
+            ("response_format", self.response_format, self.guide is None),
         ):
             if not fits:
-                raise unsupported(name, given, "With echo and logprobs, the prompt is scored and one token is added:"
-                                  " give max_tokens=1, temperature=0 and no n, stream, stop or penalties.")  # fmt: skip
+                raise unsupported(name, given, SCORED)
 
     def separate(self) -> list[str | list[int]]:
-        """Return the prompts one by one; a flat list of tokens is one."""
+        """Return the prompts one by one; a flat list of tokens is one.
+
+        Raises:
+            ApiError: 400, there is none, or one has no tokens.
+        """
         given: Any = self.prompt
         one = isinstance(given, str) or (given and isinstance(given[0], int))
-        return [given] if one else list(given)
-
-    def token_prompts(self, tokens: TokenCounter) -> list[tuple[int, ...]]:
-        """Return the prompts as tokens.
-
-        Raises:
-            ApiError: 400, there is none, or it has no tokens or impossible ones.
-        """
-        found = [tuple(tokens.ids(each) if isinstance(each, str) else each) for each in self.separate()]
-        if not found or not all(found):
-            raise ApiError(400, "'prompt' has no tokens.", param="prompt")
-        if any(not 0 <= token <= INT32_MAX for prompt in found for token in prompt):
-            raise ApiError(400, f"'prompt' has a token id that is not 0 to {INT32_MAX}.", param="prompt")
-        return found
-
-    def prompts(self) -> list[str]:
-        """Return the prompts as text.
-
-        Raises:
-            ApiError: 400, there is none, or it is given as tokens.
-        """
-        given = [self.prompt] if isinstance(self.prompt, str) else self.prompt
-        if not given or not all(isinstance(prompt, str) for prompt in given):
-            raise unsupported("prompt", self.prompt, "Give text, or a list of texts; the server tokenizes them.")
-        return [str(prompt) for prompt in given]
+        prompts = [given] if one else list(given)
+        if not prompts or not all(prompts):
+            raise ApiError(400, "'prompt' is empty; a prompt needs at least one token.", param="prompt")
+        return prompts
 
 
 class Message(BaseModel):
@@ -166,20 +234,50 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | List[dict[str, Any]]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | List[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_calls: List[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
 
-    def plain(self) -> dict[str, str]:
+    def plain(self) -> dict[str, Any]:
         """Return the message for the chat template."""
-        return {"role": self.role, "content": self._text()}
+        if self.content is None and not self.tool_calls:
+            raise ApiError(400, "A message has neither content nor tool_calls.", param="messages")
+        found: dict[str, Any] = {"role": self.role, "content": self._text()}
+        if self.tool_calls:
+            found["tool_calls"] = [_with_arguments(call) for call in self.tool_calls]
+        for name in ("name", "tool_call_id"):
+            if (value := getattr(self, name)) is not None:
+                found[name] = value
+        return found
 
     def _text(self) -> str:
-        if isinstance(self.content, str):
-            return self.content
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
         for part in self.content:
-            if part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise unsupported("messages", part, "Only text content is supported.")
+            if part.get("type") not in TEXTS or not isinstance(part.get("text"), str):
+                raise unsupported("messages", part, "Only text content is supported: this server runs a text model.")
         return "".join(part["text"] for part in self.content)
+
+
+TEXTS = ("text", "input_text", "output_text")
+"""Types of parts that are text, of chats and of responses."""
+
+
+def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """Return a call whose arguments are an object, as chat templates expect; OpenAI sends JSON text."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ApiError(400, "An entry of 'tool_calls' has no function with a name.", param="messages")
+    given = function.get("arguments") or "{}"
+    try:
+        arguments = json.loads(given) if isinstance(given, str) else given
+    except ValueError:
+        raise ApiError(
+            400, f"The arguments of a call of '{shortened(function['name'])}' are not JSON.", param="messages"
+        ) from None
+    return {"type": "function", **call, "function": {**function, "arguments": arguments}}
 
 
 class ChatRequest(Sampling):
@@ -187,35 +285,95 @@ class ChatRequest(Sampling):
 
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: List[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def limit(self) -> int | None:
         """Maximum of output tokens; the newer parameter takes precedence."""
         return self.max_completion_tokens or self.max_tokens
 
+    @property
+    def scores(self) -> int | None:
+        """How many likeliest tokens of each place are asked for."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
-PLAIN_TEXT_ONLY = "Only plain text is supported."
-UNSUPPORTED = {
-    "logprobs": "Use the Triton interface with return_log_probs.",
-    "top_logprobs": "Use the Triton interface with return_log_probs.",
-    "best_of": "Use n.",
-    "suffix": "Put everything into the prompt.",
-    "logit_bias": "Use the Triton interface with embedding_bias_words.",
-    "response_format": PLAIN_TEXT_ONLY,
-    "tools": PLAIN_TEXT_ONLY,
-    "tool_choice": PLAIN_TEXT_ONLY,
-    "parallel_tool_calls": PLAIN_TEXT_ONLY,
-    "functions": PLAIN_TEXT_ONLY,
-    "function_call": PLAIN_TEXT_ONLY,
-    "modalities": PLAIN_TEXT_ONLY,
-    "audio": PLAIN_TEXT_ONLY,
-    "prediction": "Leave it out.",
-    "reasoning_effort": "Leave it out.",
-    "verbosity": "Leave it out.",
-    "web_search_options": "Leave it out.",
+    @property
+    def calls_tools(self) -> bool:
+        """Whether the answer may be calls of tools."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    def refuse_unsupported(self) -> None:
+        """Refuse parameters that cannot be honoured; see `Sampling`."""
+        super().refuse_unsupported()
+        if self.max_tokens == 0:
+            raise ApiError(400, "'max_tokens' = 0 leaves nothing to answer.", param="max_tokens")
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError(400, "'top_logprobs' goes with logprobs=true.", param="top_logprobs")
+        if self.continue_final_message:
+            raise unsupported("continue_final_message", True, "Use /v1/completions with the text so far.")
+        for tool in self.tools or ():
+            function = tool.get("function")
+            if tool.get("type") != "function" or not isinstance(function, dict) or not function.get("name"):
+                raise unsupported("tools", tool, "A tool is of type function and has a function with a name.")
+        if self.calls_tools and self.guide is not None:
+            raise unsupported("response_format", self.response_format, "It does not go with tools.")
+
+
+class TokenizeRequest(BaseModel):
+    """POST /tokenize: the tokens of a text, or of the prompt that messages become."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either 'prompt' or 'messages'")
+        return self
+
+
+class DetokenizeRequest(BaseModel):
+    """POST /detokenize: the text of tokens."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    tokens: List[TokenId]
+
+
+TEXT_MODEL = "This server runs a text model."
+LEAVE_OUT = "Leave it out."
+UNSUPPORTED: dict[str, tuple[str, tuple[object, ...]]] = {
+    "suffix": ("Put everything into the prompt.", ("",)),
+    "min_p": ("TensorRT-LLM's Triton backend has no such input; use top_p.", (0,)),
+    "length_penalty": ("It belongs to beam search; ask Triton's own interface.", (1,)),
+    "use_beam_search": ("Ask Triton's own interface for beams.", (False,)),
+    "parallel_tool_calls": ("The model decides how many tools it calls.", (True,)),
+    "functions": ("Use tools.", ([],)),
+    "function_call": ("Use tool_choice.", ("none", "auto")),
+    "modalities": (TEXT_MODEL, ([], ["text"])),
+    "audio": (TEXT_MODEL, ()),
+    "prediction": (LEAVE_OUT, ()),
+    "reasoning_effort": ("Give chat_template_kwargs what the model's template knows.", ("none",)),
+    "verbosity": (LEAVE_OUT, ()),
+    "web_search_options": (LEAVE_OUT, ()),
+    "prompt_logprobs": ("Use /v1/completions with echo and logprobs.", ()),
+    "guided_json": ("Use response_format.", ()),
+    "guided_regex": ("Use response_format.", ()),
+    "guided_choice": ("Use response_format.", ()),
+    "guided_grammar": ("Use response_format.", ()),
+    "echo": ("Use /v1/completions.", (False,)),
 }
-
-
-def _says_nothing(value: object) -> bool:
-    """Return whether a value equals the default behaviour; logprobs=0 does not, it requests the chosen tokens' own."""
-    return value is None or value is False or value in ({}, [], "none", ["text"], {"type": "text"})
+"""Parameter -> what to do instead, and the values that ask for nothing."""

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.inputs import InputTensor
-from pipelines.serving.openai.limits import TokenCounter
 from pipelines.serving.openai.schema import CompletionRequest
+from pipelines.serving.openai.tokenizer import ServedTokenizer
 
 ROWS = 64  # of logits that are widened to float64 at a time
 Json = dict[str, Any]
@@ -124,8 +124,10 @@ def _likeliest_first(tokens: Any, row: Any) -> list[tuple[int, float]]:
     return sorted(((int(token), float(row[token])) for token in tokens), key=lambda pair: (-pair[1], pair[0]))
 
 
-def choice(index: int, scores: Scores, tokens: TokenCounter, *, with_best: bool, as_ids: bool = False) -> Json:
-    """Build a choice of the response: the echoed prompt with one more token, and their log probabilities.
+def choice(
+    index: int, scores: Scores, tokens: ServedTokenizer, *, with_best: bool, as_ids: bool = False, new: bool = True
+) -> Json:
+    """Build a choice of the response: the echoed prompt, mostly with one more token, and their log probabilities.
 
     Args:
         index: of the choice.
@@ -133,7 +135,10 @@ def choice(index: int, scores: Scores, tokens: TokenCounter, *, with_best: bool,
         tokens: makes text of tokens.
         with_best: with the likeliest tokens.
         as_ids: name tokens "token_id:5" instead of by their text, which several tokens may share.
+        new: with the new token.
     """
+    shown = len(scores.tokens) if new else len(scores.tokens) - 1
+    scores = Scores(scores.tokens[:shown], scores.log_probs[:shown], scores.best[:shown])
 
     def name(token: int) -> str:
         return f"token_id:{token}" if as_ids else tokens.text([token])

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 class StopFilter:
     """Passes text through, holding back only what may become a stop string.
 
-    The server stops at tokens and leaves the stop string in the text; OpenAI's answers end before it.
+    The engine stops at tokens, which may begin before the stop string or end after it; OpenAI's answers end before it.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
+    def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
+        """Take the stop strings, and whether the one that ends the text is shown."""
+        self._stops, self._keep = tuple(stops), keep
         self._held = ""
         self.stopped = False
 
@@ -21,10 +22,11 @@ class StopFilter:
         if self.stopped:
             return ""
         text = self._held + text
-        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        places = [(place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
         if places:
             self.stopped, self._held = True, ""
-            return text[: min(places)]
+            place, stop = min(places)
+            return text[: place + len(stop) if self._keep else place]
         keep = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

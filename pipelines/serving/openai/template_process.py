@@ -49,7 +49,7 @@ def main() -> None:
 
     answer(taken, compile_it)
     for request in requests:
-        values = {"messages": json.loads(request), "add_generation_prompt": True, **setup["tokens"]}
+        values = {"add_generation_prompt": True, **json.loads(request), **setup["tokens"]}
         answer(taken, partial(template.render, values))
 
 

@@ -1,4 +1,4 @@
-"""A tiny model repository with the ensemble's interface: it answers with the prompt's words, again and again."""
+"""A tiny model repository: `ensemble` and `tensorrt_llm` answer with the prompt's words, again and again."""
 
 from __future__ import annotations
 
@@ -94,6 +94,112 @@ class TritonPythonModel:
 '''
 
 
+ENGINE_CONFIG = """
+name: "tensorrt_llm"
+backend: "python"
+max_batch_size: 8
+model_transaction_policy { decoupled: true }
+input [
+  { name: "input_ids" data_type: TYPE_INT32 dims: [-1] },
+  { name: "input_lengths" data_type: TYPE_INT32 dims: [1] reshape: { shape: [] } },
+  { name: "request_output_len" data_type: TYPE_INT32 dims: [1] },
+  { name: "stop_words_list" data_type: TYPE_INT32 dims: [2, -1] optional: true },
+  { name: "embedding_bias" data_type: TYPE_FP32 dims: [-1] optional: true },
+  { name: "exclude_input_in_output" data_type: TYPE_BOOL dims: [1] reshape: { shape: [] } optional: true },
+  { name: "runtime_top_p" data_type: TYPE_FP32 dims: [1] reshape: { shape: [] } optional: true },
+  { name: "runtime_top_k" data_type: TYPE_INT32 dims: [1] reshape: { shape: [] } optional: true },
+  { name: "temperature" data_type: TYPE_FP32 dims: [1] reshape: { shape: [] } optional: true },
+  { name: "presence_penalty" data_type: TYPE_FP32 dims: [1] reshape: { shape: [] } optional: true },
+  { name: "frequency_penalty" data_type: TYPE_FP32 dims: [1] reshape: { shape: [] } optional: true },
+  { name: "repetition_penalty" data_type: TYPE_FP32 dims: [1] reshape: { shape: [] } optional: true },
+  { name: "min_tokens" data_type: TYPE_INT32 dims: [1] reshape: { shape: [] } optional: true },
+  { name: "end_id" data_type: TYPE_INT32 dims: [1] reshape: { shape: [] } optional: true },
+  { name: "pad_id" data_type: TYPE_INT32 dims: [1] reshape: { shape: [] } optional: true },
+  { name: "seed" data_type: TYPE_UINT64 dims: [1] reshape: { shape: [] } optional: true },
+  { name: "return_log_probs" data_type: TYPE_BOOL dims: [1] reshape: { shape: [] } optional: true },
+  { name: "return_generation_logits" data_type: TYPE_BOOL dims: [1] reshape: { shape: [] } optional: true },
+  { name: "return_context_logits" data_type: TYPE_BOOL dims: [1] reshape: { shape: [] } optional: true },
+  { name: "streaming" data_type: TYPE_BOOL dims: [1] reshape: { shape: [] } optional: true }
+]
+output [
+  { name: "output_ids" data_type: TYPE_INT32 dims: [-1, -1] },
+  { name: "sequence_length" data_type: TYPE_INT32 dims: [-1] },
+  { name: "output_log_probs" data_type: TYPE_FP32 dims: [-1, -1] },
+  { name: "generation_logits" data_type: TYPE_FP32 dims: [-1, -1, -1] },
+  { name: "context_logits" data_type: TYPE_FP32 dims: [-1, -1] }
+]
+instance_group [{ kind: KIND_CPU count: 1 }]
+"""
+
+ENGINE = '''
+import threading, time
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb
+
+WORDS = __WORDS__
+VOCABULARY = len(WORDS)
+
+
+def value(request, name, default):
+    tensor = pb.get_input_tensor_by_name(request, name)
+    return default if tensor is None else tensor.as_numpy().reshape(-1)[0]
+
+
+class TritonPythonModel:
+    """As `ensemble`, in tokens; the log probability of the n-th is -n / 8, and its logits favour the neighbours."""
+
+    def initialize(self, args):
+        self.log = Path(args["model_repository"]).parent / "seen.txt"
+
+    def execute(self, requests):
+        for request in requests:
+            threading.Thread(target=self.answer, args=(request, request.get_response_sender())).start()
+
+    def answer(self, request, sender):
+        ids = pb.get_input_tensor_by_name(request, "input_ids").as_numpy().reshape(-1).tolist()
+        prompt = [WORDS[each] for each in ids if each != WORDS.index("<bos>")]
+        if "full" in prompt or "long" in prompt:
+            text, kind = ("Exceeds maximum queue size 4", pb.TritonError.UNAVAILABLE) if "full" in prompt else (
+                "Prompt length (5000) exceeds maximum input length (4096).", pb.TritonError.INTERNAL)
+            sender.send(pb.InferenceResponse(error=pb.TritonError(text, kind)), pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            return
+        bias = pb.get_input_tensor_by_name(request, "embedding_bias")
+        if bias is not None:
+            prompt = [WORDS[int(bias.as_numpy().reshape(-1).argmax())]]
+        limit, stream = int(value(request, "request_output_len", 0)), bool(value(request, "streaming", False))
+        seed, end = int(value(request, "seed", 0)), int(value(request, "end_id", -1))
+        made = []
+        for number in range(limit):
+            word = prompt[(number + seed) % len(prompt)]
+            if word == "end" and end >= 0 or request.is_cancelled():
+                break
+            time.sleep(0.1 if word == "sleep" else 0)
+            made.append(WORDS.index(word))
+            if stream:
+                self.send(request, sender, made[-1:], len(made))
+        if request.is_cancelled():
+            self.log.write_text(f"cancelled after {len(made)}")
+        if not stream:
+            self.send(request, sender, made, len(made))
+        sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def send(self, request, sender, new, total):
+        tensors = [
+            pb.Tensor("output_ids", np.array([[new]], dtype=np.int32)),
+            pb.Tensor("sequence_length", np.array([[len(new)]], dtype=np.int32)),
+        ]
+        if value(request, "return_log_probs", False):
+            so_far = -np.arange(1, total + 1, dtype=np.float32) / 8
+            tensors.append(pb.Tensor("output_log_probs", so_far[None, None]))
+        if value(request, "return_generation_logits", False):
+            logits = -np.abs(np.arange(VOCABULARY) - np.array(new)[:, None]).astype(np.float32)
+            tensors.append(pb.Tensor("generation_logits", logits[None, None]))
+        sender.send(pb.InferenceResponse(tensors))
+'''
+
+
 def write_model(repository: Path, name: str, config: str, model: str) -> Path:
     """Write one python model and return the repository."""
     (repository / name / "1").mkdir(parents=True)
@@ -135,7 +241,15 @@ def write_stubborn(repository: Path) -> Path:
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message.role }} : {{ message.content }} {% endfor %}"
     "{% if messages[-1].role == 'assistant' %}{{ raise_exception('the last message is not the user\\'s') }}{% endif %}"
-    "{% if add_generation_prompt %}assistant :{% endif %}"
+    "{% if tools %}tools {% endif %}{% if loud %}{{ loud }} {% endif %}"
+    "{% if add_generation_prompt %}assistant :{% endif %}{# calls are <tool_call>JSON</tool_call> #}"
+)
+
+
+WORDS = (
+    *("<unk>", "<bos>", "<eos>", "a", "b", "c", "d", "e", "x", "y", "hi", "end", "sleep", "full", "long", "user", ":"),
+    *("assistant", "system", "words", "tools", "get_weather", "<tool_call>", "</tool_call>", "weather?", "bé"),
+    '{"name":"get_weather","arguments":{"city":"Ulm"}}',
 )
 
 
@@ -144,17 +258,21 @@ def write_tokenizer(folder: Path) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     folder.mkdir(parents=True)
-    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "<bos>": 1}, unk_token="<unk>"))
+    vocabulary = {word: number for number, word in enumerate(WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.add_special_tokens(["<unk>", "<bos>", "<eos>"])
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>", "chat_template": TEMPLATE}))
+    config = {"bos_token": "<bos>", "eos_token": "<eos>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
 
 
 def write_served_echo(repository: Path) -> Path:
-    """Write `ensemble` with a tokenizer and limits, as the OpenAI service needs them."""
+    """Write `ensemble` and `tensorrt_llm` with a tokenizer and limits, as the OpenAI service needs them."""
     write_echo(repository)
+    write_model(repository, "tensorrt_llm", ENGINE_CONFIG, ENGINE.replace("__WORDS__", repr(WORDS)))
     write_model(repository, "preprocessing", CONFIG.replace('"ensemble"', '"preprocessing"'), MODEL)
     write_tokenizer(repository / "preprocessing" / "1" / "tokenizer")
     (repository / "repository.json").write_text(json.dumps({"label": "echo", "limits": {"max_seq_len": 64}}))

@@ -39,7 +39,7 @@ def test_a_completion_has_text_usage_and_a_reason(client) -> None:
     answer = complete(client, "a b c", max_tokens=4)
     assert answer.choices[0].text == " a b c a"
     assert answer.choices[0].finish_reason == "length"
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (3, 4, 7)
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (4, 4, 8)
     assert answer.model == "echo"
     assert answer.object == "text_completion"
 
@@ -80,7 +80,7 @@ def test_prompts_and_choices_are_numbered(client) -> None:
     answer = client.completions.create(model="echo", prompt=["a b", "c d"], n=2, max_tokens=1, seed=0)
     assert [choice.text for choice in answer.choices] == [" a", " b", " c", " d"]
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (4, 4)
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (6, 4)
 
 
 def test_a_streamed_completion_is_the_same_text(client) -> None:
@@ -99,11 +99,11 @@ def test_a_streamed_stop_string_never_shows(client) -> None:
 
 
 def test_chat_goes_through_the_models_template(client) -> None:
-    """`user : hi assistant :` are five words; <bos> is left to the tokenizer."""
+    """`user : hi assistant :` are five words; <bos> is put in front by the tokenizer, once."""
     answer = chat(client, "hi", max_completion_tokens=6)
     assert answer.choices[0].message.content == " user : hi assistant : user"
     assert answer.choices[0].message.role == "assistant"
-    assert answer.usage.prompt_tokens == 5
+    assert answer.usage.prompt_tokens == 6
 
 
 def test_chat_may_use_all_the_room(client) -> None:
@@ -139,14 +139,20 @@ def test_another_model_is_not_found(client) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"logprobs": 2}, "'logprobs' = 2 is not supported"),
-        ({"logprobs": 0}, "'logprobs' = 0 is not supported"),
+        ({"logprobs": 21}, "logprobs.*: Input should be less than or equal to 20"),
         ({"best_of": 3}, "'best_of' = 3 is not supported"),
-        ({"logit_bias": {"5": 1}}, "'logit_bias'"),
+        ({"logit_bias": {"5000": 1}}, "'logit_bias' names token 5000; the vocabulary has"),
+        ({"logit_bias": {"b": 1}}, "'logit_bias' has a key that is no token id"),
         ({"extra_body": {"nonsense": 1}}, "Unknown parameter: 'nonsense'"),
-        ({"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1"),
+        ({"extra_body": {"nonsense": None}}, "Unknown parameter: 'nonsense'"),
+        ({"extra_body": {"nonsense": []}}, "Unknown parameter: 'nonsense'"),
+        ({"extra_body": {"min_p": 0.1}}, "'min_p' = 0.1 is not supported here. TensorRT-LLM's Triton backend has no"),
+        ({"extra_body": {"use_beam_search": True}}, "'use_beam_search' = True is not supported"),
+        ({"extra_body": {"response_format": {"type": "json_object"}}}, "'response_format'.*guided=llguidance adds it"),
+        ({"extra_body": {"truncate_prompt_tokens": 1}}, "'truncate_prompt_tokens' = 1 leaves nothing"),
+        ({"max_tokens": 0}, "'max_tokens' = 0 goes with echo and logprobs"),
         ({"top_p": 7}, "top_p: Input should be less than or equal to 1"),
-        ({"stop": ["a", "b", "c", "d", "e"]}, "'stop' takes up to 4 non-empty strings"),
+        ({"stop": ["a"] * 33}, "'stop' takes up to 32 non-empty strings"),
         ({"stream_options": {"include_usage": True}}, "'stream_options' requires stream=true"),
     ],
 )
@@ -156,9 +162,12 @@ def test_what_cannot_be_honoured_is_refused(client, given, said) -> None:
         complete(client, "a", **given)
 
 
-def test_tokens_as_a_prompt_are_refused(client) -> None:
-    with pytest.raises(openai.BadRequestError, match=r"'prompt' = \[1, 2\] is not supported"):
-        complete(client, [1, 2])
+def test_prompts_may_be_tokens(client) -> None:
+    """Word 3 is "a", 4 is "b"; nothing is added to tokens."""
+    answer = complete(client, [3, 4], max_tokens=3)
+    assert (answer.choices[0].text, answer.usage.prompt_tokens) == (" a b a", 2)
+    both = complete(client, [[3], [4, 5]], max_tokens=1, echo=True)
+    assert [choice.text for choice in both.choices] == ["a a", "b c b"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -219,9 +228,7 @@ def test_without_a_server_behind_the_answer_is_unavailable(echo_repository: Path
     from pipelines.serving.openai.backend import Backend
     from pipelines.serving.repository import read_repository
 
-    app = make_app(
-        served(read_repository(echo_repository), "http://127.0.0.1:1/metrics"), Backend("127.0.0.1:1", "ensemble")
-    )
+    app = make_app(served(read_repository(echo_repository), "http://127.0.0.1:1/metrics"), Backend("127.0.0.1:1"))
     with TestClient(app) as http_client:
         answer = http_client.post("/v1/completions", json={"model": "echo", "prompt": "a"})
         assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")

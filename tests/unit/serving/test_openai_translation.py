@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,43 +13,82 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.serving.openai.errors import ApiError, from_triton
-from pipelines.serving.openai.generation import Choice, collect_all
-from pipelines.serving.openai.inputs import InputTensor, triton_inputs
+from pipelines.serving.openai.generation import Choice, Prompt, TokenPart, collect_all
+from pipelines.serving.openai.inputs import EngineFacts, InputTensor, engine_inputs
 from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.schema import ChatRequest, CompletionRequest
 from pipelines.serving.openai.stops import StopFilter
+from pipelines.serving.openai.tokenizer import ServedTokenizer, TextStream
+from pipelines.settings.model import BUNDLED
 from pipelines.settings.serving import ServingSettings
 from tests.conftest import ROOT
+from triton_repo.tensors import TENSORRT_LLM_INTERFACE
+
+GEMMA = ServedTokenizer(BUNDLED / "models" / "tiny_gemma", adds_special=True)
+ENGINE = EngineFacts(GEMMA)
+END = 1
 
 
-def inputs(choice: int = 0, **asked: object) -> dict[str, InputTensor]:
+def inputs(choice: int = 0, engine: EngineFacts = ENGINE, **asked: object) -> dict[str, InputTensor]:
     request = CompletionRequest(model="m", prompt="p", **asked)
-    return {entry.name: entry for entry in triton_inputs(request, "p", 7, choice)}
+    return {entry.name: entry for entry in engine_inputs(request, (5, 6), 7, choice, engine)}
 
 
 def test_every_parameter_has_its_tensor() -> None:
-    found = inputs(temperature=0.5, top_p=0.9, seed=5, presence_penalty=1, frequency_penalty=-1, stop="x", stream=True)
+    found = inputs(
+        temperature=0.5, top_p=0.9, top_k=9, seed=5, presence_penalty=1, frequency_penalty=-1, repetition_penalty=1.5,
+        stop="x", stop_token_ids=[8, 9], stream=True, logprobs=2, logit_bias={"3": -4},
+        response_format={"type": "json_object"},
+    )  # fmt: skip
+    (word,) = GEMMA.ids("x", special=False)
+    bias = found.pop("embedding_bias")
+    assert (len(bias.values), bias.values[3], sum(bias.values)) == (GEMMA.size, -4, -4)
+    assert found.pop("stop_words_list") == InputTensor("stop_words_list", "INT32", (word, 8, 9, 1, 2, 3), (2, 3))
     assert {name: (entry.datatype, entry.values) for name, entry in found.items()} == {
-        "text_input": ("BYTES", ("p",)),
-        "max_tokens": ("INT32", (7,)),
-        "stream": ("BOOL", (True,)),
+        "input_ids": ("INT32", (5, 6)),
+        "input_lengths": ("INT32", (2,)),
+        "request_output_len": ("INT32", (7,)),
+        "streaming": ("BOOL", (True,)),
         "exclude_input_in_output": ("BOOL", (True,)),
-        "return_num_input_tokens": ("BOOL", (True,)),
-        "return_num_output_tokens": ("BOOL", (True,)),
+        "end_id": ("INT32", (END,)),
+        "pad_id": ("INT32", (0,)),
         "temperature": ("FP32", (0.5,)),
-        "top_p": ("FP32", (0.9,)),
+        "runtime_top_p": ("FP32", (0.9,)),
+        "runtime_top_k": ("INT32", (9,)),
         "seed": ("UINT64", (5,)),
-        "stop_words": ("BYTES", ("x",)),
         "presence_penalty": ("FP32", (1.0,)),
         "frequency_penalty": ("FP32", (-1.0,)),
+        "repetition_penalty": ("FP32", (1.5,)),
+        "return_log_probs": ("BOOL", (True,)),
+        "return_generation_logits": ("BOOL", (True,)),
+        "guided_decoding_guide_type": ("BYTES", ("json",)),
+        "guided_decoding_guide": ("BYTES", ("",)),
     }
+
+
+def test_every_tensor_is_one_of_the_engines() -> None:
+    """Names, types and dimensions are those of TensorRT-LLM's template."""
+    known = {entry.name: entry for entry in TENSORRT_LLM_INTERFACE.inputs}
+    asked = {"stop": "x", "logprobs": 2, "logit_bias": {"3": 1}, "min_tokens": 2, "presence_penalty": 1}
+    guided = {"response_format": {"type": "json_object"}, "seed": 1, "repetition_penalty": 1.1}
+    for each in inputs(engine=replace(ENGINE, tokens_per_block=32), **asked, **guided).values():
+        assert each.datatype.replace("BYTES", "STRING") == known[each.name].dtype
+        assert len(each.shape or (1,)) == len(known[each.name].dims)
+
+
+def test_what_only_the_service_sees_is_streamed_to_it() -> None:
+    assert inputs(stop="x")["streaming"].values == (True,)
+    assert inputs(stop_token_ids=[3])["streaming"].values == (False,)
+    assert inputs(stop_token_ids=[3], min_tokens=2)["streaming"].values == (True,)
+    assert inputs(stop="x", engine=replace(ENGINE, streams=False))["streaming"].values == (False,)
+    assert "stop_words_list" not in inputs(stop="x", min_tokens=2)
 
 
 @pytest.mark.parametrize("asked", [{"temperature": 0}, {"top_p": 0}])
 def test_zero_is_greedy(asked: dict[str, float]) -> None:
     found = inputs(**asked)
-    assert found["top_k"].values == (1,)
-    assert not {"temperature", "top_p", "seed"} & set(found)
+    assert found["runtime_top_k"].values == (1,)
+    assert not {"temperature", "runtime_top_p", "seed"} & set(found)
 
 
 @pytest.mark.parametrize("asked", [{"prompt": "a\ud800"}, {"prompt": "a", "stop": ["\udc00"]}])
@@ -67,12 +106,10 @@ def test_answers_draw_from_seeds_of_their_own() -> None:
 
 
 def test_an_engine_that_draws_anew_gets_a_seed_only_from_the_client() -> None:
-    asked = CompletionRequest(model="m", prompt="p")
-    names = {each.name for each in triton_inputs(asked, "p", 7, 0, draws_anew=True)}
-    assert "seed" not in names
-    assert "temperature" in names
-    asked.seed = 5
-    assert InputTensor("seed", "UINT64", (6,)) in triton_inputs(asked, "p", 7, 1, draws_anew=True)
+    anew = replace(ENGINE, draws_anew=True)
+    assert "seed" not in inputs(engine=anew)
+    assert "temperature" in inputs(engine=anew)
+    assert inputs(choice=1, engine=anew, seed=5)["seed"] == InputTensor("seed", "UINT64", (6,))
 
 
 def push_all(stops: Sequence[str], pieces: Sequence[str]) -> tuple[str, bool]:
@@ -176,37 +213,32 @@ def test_parts_of_a_message_are_joined_and_other_media_refused() -> None:
         message.plain()
 
 
-@dataclass(frozen=True)
-class Said:
-    """One piece."""
-
-    text: str
-    input_tokens: int = 3
-    output_tokens: int = 1
+A, B = GEMMA.ids("a b", special=False)
 
 
 class Script:
     """Says what it is told to, or fails; counts how many were cancelled."""
 
-    def __init__(self, pieces: Sequence[Said], failing: str = "") -> None:
-        self.pieces, self.failing, self.cancelled = pieces, failing, 0
+    def __init__(self, parts: Sequence[TokenPart], failing: int = -1) -> None:
+        self.parts, self.failing, self.cancelled = parts, failing, 0
 
-    async def generate(self, given: Sequence[InputTensor]) -> AsyncIterator[Said]:
+    async def generate(self, given: Sequence[InputTensor]) -> AsyncIterator[TokenPart]:
         if given[0].values[0] == self.failing:
             raise ApiError(429, "full")
         try:
-            for piece in self.pieces:
+            for part in self.parts:
                 await asyncio.sleep(0.001)
-                yield piece
+                yield part
         except (asyncio.CancelledError, GeneratorExit):
             self.cancelled += 1
             raise
 
 
-def finish(limit: int, max_seq_len: int | None, **asked: object) -> Choice:
-    choice = Choice(0, "p", limit, max_seq_len)
+def finish(limit: int, max_seq_len: int | None, *tokens: int, **asked: object) -> Choice:
+    choice = Choice(0, Prompt((5, 6, 7), "p"), limit, max_seq_len, ENGINE)
     request = CompletionRequest(model="m", prompt="p", **asked)
-    asyncio.run(collect_all([choice], Script([Said("a"), Said("b")]), request))
+    parts = [TokenPart((token,)) for token in tokens or (A, B)]
+    asyncio.run(collect_all([choice], Script(parts), request))
     return choice
 
 
@@ -215,11 +247,29 @@ def test_a_text_ends_for_one_of_two_reasons() -> None:
     assert finish(2, None).finish_reason == "length"
     assert finish(3, None).finish_reason == "stop"
     assert finish(3, 5).finish_reason == "length"
-    assert (finish(2, None, stop="b").finish_reason, finish(2, None, stop="b").text) == ("stop", "a")
+    assert (finish(2, None, stop=" b").finish_reason, finish(2, None, stop=" b").text) == ("stop", "a")
+    assert (finish(9, None, A, END, B).finish_reason, finish(9, None, A, END, B).text) == ("stop", "a")
+
+
+@given(st.text(min_size=1, max_size=60))
+def test_tokens_arrive_as_the_whole_text(text: str) -> None:
+    """Whatever characters are split over tokens; the judge is the tokenizer's own decoder of all tokens."""
+    tokens = GEMMA.ids(text, special=False)
+    stream = TextStream(GEMMA, skip_special=True)
+    pieces = [stream.push(token) for token in tokens]
+    assert "".join(pieces) + stream.rest() == GEMMA.continuation(tokens, skip_special=True)
+
+
+def test_an_incomplete_character_waits_and_is_not_lost() -> None:
+    """A snowman is three byte tokens in this vocabulary."""
+    tokens = GEMMA.ids("\u2603", special=False)[-3:]
+    stream = TextStream(GEMMA, skip_special=True)
+    assert [stream.push(token) for token in tokens] == ["", "", "\u2603"]
+    assert (stream.push(tokens[0]), stream.rest()) == ("", "\ufffd")
 
 
 def test_when_one_answer_fails_the_others_are_cancelled() -> None:
-    source = Script([Said("a")] * 1000, failing="bad")
-    choices = [Choice(0, "good", 9, None), Choice(1, "bad", 9, None)]
+    source = Script([TokenPart((A,))] * 1000, failing=9)
+    choices = [Choice(number, Prompt((token,), "p"), 9, None, ENGINE) for number, token in enumerate((8, 9))]
     with pytest.raises(ApiError, match="full"):
         asyncio.run(collect_all(choices, source, CompletionRequest(model="m", prompt="p")))

@@ -1,0 +1,145 @@
+"""The served model's tokenizer: prompts to tokens without long waits, and tokens to text as they arrive."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.domain.errors import UserError
+
+PIECE = 16_384  # characters that are tokenized at a time
+SHRINKING = 4  # normalizers may drop or join characters before a text is tokenized
+MARGIN = 8  # tokens that a tokenizer may add to a piece: its special ones, and those that the cut takes apart
+ANCHOR = "a"
+UNFINISHED = "\ufffd"
+"""What a decoder writes for the bytes of an incomplete character."""
+LONGEST_CHARACTER = 8  # tokens; a byte each is four
+
+
+class ServedTokenizer:
+    """Does what the preprocessing and postprocessing models of the repository do, inside this process."""
+
+    def __init__(self, folder: Path, *, adds_special: bool) -> None:
+        """Open the tokenizer of a folder.
+
+        Raises:
+            UserError: it is none that can be opened.
+        """
+        self._tokenizer: Any = _opened(folder)
+        self._adds_special = adds_special
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        self._longest = max(map(len, vocabulary), default=1)
+        self.size = max(vocabulary.values(), default=-1) + 1
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = frozenset(token for token, entry in added.items() if entry.special)
+        self._anchor = self._tokenizer.encode(ANCHOR, add_special_tokens=False).ids
+        config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
+        self.end_id = self._named(config, "eos_token")
+        self.pad_id = self._named(config, "pad_token")
+
+    def ids(self, text: str, *, special: bool | None = None) -> list[int]:
+        """Return the tokens of a prompt.
+
+        Args:
+            text: of the prompt.
+            special: whether to add special tokens such as BOS; None is as the repository was made.
+        """
+        add = self._adds_special if special is None else special
+        return list(self._tokenizer.encode(text, add_special_tokens=add).ids)
+
+    def text(self, tokens: Sequence[int], *, skip_special: bool = False) -> str:
+        """Return the text of a whole sequence."""
+        return str(self._tokenizer.decode(self._known(tokens), skip_special_tokens=skip_special))
+
+    def continuation(self, tokens: Sequence[int], *, skip_special: bool = False) -> str:
+        """Return the text of tokens that follow others.
+
+        Decoders like SentencePiece's drop the space in front of the first token, so they are decoded after another one.
+        """
+        known = self._known(tokens)
+        if not known:
+            return ""
+        if known[0] in self._special:
+            return self.text(known, skip_special=skip_special)
+        before = self.text(self._anchor, skip_special=skip_special)
+        return self.text([*self._anchor, *known], skip_special=skip_special)[len(before) :]
+
+    def name(self, token: int) -> str:
+        """Return the text by which one token is named among others."""
+        return self.text([token])
+
+    def exceeds(self, text: str, limit: int) -> bool:
+        """Return whether a text surely has more tokens than the limit.
+
+        The time this takes depends on the limit, not on the text: a token is no longer than the longest of the
+        vocabulary, and pieces are tokenized only until they have reached the limit. Near the limit the answer is no.
+        """
+        if len(text) <= limit // 4 or len(text.encode()) <= limit:  # no character has more than four bytes
+            return False
+        if len(text) > (limit + MARGIN) * self._longest * SHRINKING:
+            return True
+        found = 0
+        for start in range(0, len(text), PIECE):
+            found += len(self._tokenizer.encode(text[start : start + PIECE], add_special_tokens=False)) - MARGIN
+            if found > limit:
+                return True
+        return False
+
+    def _known(self, tokens: Sequence[int]) -> list[int]:
+        """Return those that have a text; engines pad the vocabulary."""
+        return [token for token in tokens if 0 <= token < self.size]
+
+    def _named(self, config: dict[str, Any], name: str) -> int | None:
+        token = config.get(name)
+        content = token.get("content") if isinstance(token, dict) else token
+        found = None if content is None else self._tokenizer.token_to_id(content)
+        return None if found is None else int(found)
+
+
+class TextStream:
+    """Turns the tokens of one answer into text as they arrive; an incomplete character waits for its rest."""
+
+    def __init__(self, tokenizer: ServedTokenizer, *, skip_special: bool) -> None:
+        self._tokenizer, self._skip = tokenizer, skip_special
+        self._held: list[int] = []
+
+    def push(self, token: int) -> str:
+        """Add a token and return the text that is complete."""
+        self._held.append(token)
+        text = self._tokenizer.continuation(self._held, skip_special=self._skip)
+        if text.endswith(UNFINISHED) and len(self._held) < LONGEST_CHARACTER:
+            return ""
+        self._held = []
+        return text
+
+    def rest(self) -> str:
+        """Return the text of what was held back, once no more tokens arrive."""
+        held, self._held = self._held, []
+        return self._tokenizer.continuation(held, skip_special=self._skip)
+
+
+def _opened(folder: Path) -> Any:
+    """Open tokenizer.json, or what Transformers makes of the folder's other files."""
+    from tokenizers import Tokenizer
+
+    if (folder / "tokenizer.json").is_file():
+        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    try:
+        from transformers import AutoTokenizer
+
+        found = AutoTokenizer.from_pretrained(str(folder))
+        return Tokenizer.from_str(found.backend_tokenizer.to_str())
+    except (ImportError, OSError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"The service in front cannot open the tokenizer in '{folder}': {error}",
+            todo="Save it with a tokenizer.json (transformers' save_pretrained does) and make the repository again.",
+        ) from error
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,142 @@
+"""Calls of tools in a model's answer, in the forms that chat templates teach: Hermes and Qwen, Mistral, Llama 3."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+Json = dict[str, Any]
+
+
+class ToolForm(StrEnum):
+    """How a model writes calls.
+
+    HERMES: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them, also after text.
+    MISTRAL: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`.
+    JSON: the whole answer is `{"name": ..., "parameters": {...}}`, several separated by semicolons.
+    """
+
+    HERMES = "hermes"
+    MISTRAL = "mistral"
+    JSON = "json"
+
+
+MARKS = {ToolForm.HERMES: "<tool_call>", ToolForm.MISTRAL: "[TOOL_CALLS]"}
+HERMES_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
+PYTHON_TAG = "<|python_tag|>"
+
+
+def form_of(template: str | None) -> ToolForm | None:
+    """Return the form that a chat template teaches; None if it knows no tools."""
+    if template is None or not re.search(r"\btools\b", template):
+        return None
+    return next((form for form, mark in MARKS.items() if mark in template), ToolForm.JSON)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call.
+
+    Attributes:
+        index: its number in the answer.
+        name: of the function.
+        arguments: JSON text of an object.
+        id: by which its result refers to it.
+    """
+
+    index: int
+    name: str
+    arguments: str
+    id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
+
+    def whole(self) -> Json:
+        """Return the call in a complete response."""
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        }
+
+    def delta(self) -> Json:
+        """Return the call in a stream, where it comes in one piece."""
+        return {"index": self.index, **self.whole()}
+
+
+class ToolFilter:
+    """Passes the text before a call through, and holds back what may be one until the answer has ended."""
+
+    def __init__(self, form: ToolForm) -> None:
+        self._form, self._held, self._holding = form, "", False
+
+    def push(self, text: str) -> str:
+        """Add text and return what can be shown so far."""
+        self._held += text
+        if self._holding:
+            return ""
+        if self._form is ToolForm.JSON:
+            begun = self._held.lstrip()
+            self._holding = begun.startswith(("{", PYTHON_TAG)) or PYTHON_TAG.startswith(begun or " ")
+            return "" if self._holding or not begun else self._all()
+        mark = MARKS[self._form]
+        place = self._held.find(mark)
+        self._holding = place >= 0
+        if not self._holding:
+            place = next((at for at in range(len(self._held)) if mark.startswith(self._held[at:])), len(self._held))
+        shown, self._held = self._held[:place], self._held[place:]
+        return shown
+
+    def rest(self) -> tuple[str, tuple[ToolCall, ...]]:
+        """Return the calls, or what was held back where it is none."""
+        held = self._all()
+        calls = tuple(
+            ToolCall(index, str(name), json.dumps(arguments, ensure_ascii=False))
+            for index, (name, arguments) in enumerate(_calls(self._form, held))
+        )
+        return ("", calls) if calls else (held, ())
+
+    def _all(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+
+def _calls(form: ToolForm, text: str) -> list[tuple[str, Json]]:
+    """Return name and arguments of each call; nothing if one of them is broken."""
+    if form is ToolForm.HERMES:
+        written: Iterable[str] = HERMES_CALL.findall(text)
+    elif form is ToolForm.MISTRAL:
+        written = [text.partition(MARKS[form])[2]]
+    else:
+        written = _joined(text.replace(PYTHON_TAG, "").split(";"))
+    try:
+        found = [json.loads(part) for part in written if part.strip()]
+    except ValueError:
+        return []
+    entries = [entry for part in found for entry in (part if isinstance(part, list) else [part])]
+    if not all(isinstance(entry, dict) and isinstance(entry.get("name"), str) for entry in entries):
+        return []
+    calls = [(entry["name"], entry.get("arguments", entry.get("parameters", {}))) for entry in entries]
+    return calls if all(isinstance(arguments, dict) for _, arguments in calls) else []
+
+
+def _joined(parts: Iterable[str]) -> list[str]:
+    """Join parts that a semicolon inside a string has taken apart."""
+    found: list[str] = []
+    for part in parts:
+        if found and not _is_json(found[-1]):
+            found[-1] += ";" + part
+        else:
+            found.append(part)
+    return found
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
