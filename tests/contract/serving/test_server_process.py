@@ -205,10 +205,11 @@ def test_nothing_outlives_a_parent(echo_repository: Path, number: signal.Signals
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
         assert parent.stdout is not None
         processes = [*family(int(parent.stdout.readline())), *family(parent.pid)]
-        assert len(set(processes)) == 5  # server, two stubs, keeper, parent
+        count = len(set(processes))
         parent.send_signal(number)
         assert eventually(lambda: gone(processes), 6 if number == signal.SIGINT else 2)
         assert eventually(lambda: regions(parent.pid) == [])
+        assert count == 6  # server, three stubs, keeper, parent
 
 
 @pytest.mark.parametrize("survivors", [{"triton_python_backend_stub"}, {"tritonserver"}, set()])
