@@ -1,4 +1,4 @@
-"""Compression: post-training quantization to a TensorRT-LLM checkpoint, and 2:4 sparsity.
+"""Compression: quantization to a TensorRT-LLM checkpoint, 2:4 sparsity, and training that recovers what they lose.
 
 All access to ModelOpt goes through this package. Importing it is cheap: torch, transformers and ModelOpt are
 imported only when the work starts.
@@ -7,21 +7,24 @@ imported only when the work starts.
 from pipelines.compress.api import (
     fake_quantized_model,
     quantize,
+    recover,
     reference_model,
     sparsify,
     trace_checkpoint,
     trace_model,
 )
-from pipelines.compress.specs import CalibrationSpec, QuantSpec, SparsitySpec
+from pipelines.compress.specs import CalibrationSpec, QuantSpec, RecoverySpec, SparsitySpec
 from pipelines.compress.texts import load_texts
 
 __all__ = [
     "CalibrationSpec",
     "QuantSpec",
+    "RecoverySpec",
     "SparsitySpec",
     "fake_quantized_model",
     "load_texts",
     "quantize",
+    "recover",
     "reference_model",
     "sparsify",
     "trace_checkpoint",

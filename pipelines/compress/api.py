@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.compress.specs import CalibrationSpec, Dtype, Layout, QuantSpec, SparsitySpec
+from pipelines.compress.specs import CalibrationSpec, Dtype, Layout, QuantSpec, RecoverySpec, SparsitySpec
 from pipelines.domain.progress import Progress, SilentProgress
 
 if TYPE_CHECKING:
@@ -136,6 +136,43 @@ def sparsify(
 
     return run_sparsify(
         model_dir, out_dir, spec, texts, calibration, device=device, progress=progress or SilentProgress()
+    )
+
+
+def recover(
+    model_dir: Path,
+    teacher_dir: Path | None,
+    out_dir: Path,
+    spec: RecoverySpec,
+    texts: Iterable[str],
+    *,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> Facts:
+    """Train a compressed Hugging Face model to win back what was lost.
+
+    A stopped run goes on from the last look at texts that are not trained on.
+
+    Args:
+        model_dir: plain Hugging Face folder.
+        teacher_dir: folder of the model to learn from; None trains on the texts.
+        out_dir: receives a complete Hugging Face folder with files and types as before.
+        spec: how to train.
+        texts: to train on.
+        device: "cpu", "cuda" or "auto".
+        progress: shows steps.
+
+    Returns:
+        JSON-serializable facts: steps, losses before, during and after, tokens, bytes, and for a sparse model the
+        zeros as counted in the written files.
+
+    Raises:
+        UserError: the texts are too short, the teacher has another tokenizer, or the loss is not finite.
+    """
+    from pipelines.compress.recovering import run_recover
+
+    return run_recover(
+        model_dir, teacher_dir, out_dir, spec, texts, device=device, progress=progress or SilentProgress()
     )
 
 

@@ -26,6 +26,7 @@ from pipelines.compress.specs import CalibrationSpec, SparsitySpec
 from pipelines.compress.weight_files import TensorWriter
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
+from pipelines.host.files import MANIFEST
 
 _WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx"})
 
@@ -58,14 +59,14 @@ def run_sparsify(
             record = ProgressRecord(out_dir, _identity(source, spec, calibration, data, device))
             states = HiddenStates(record.folder, layers, data) if data is not None else None
             pruned = _prune_layers(source, layers, states, out_dir, record, loud)
-            _link_small_files(model_dir, out_dir)
+            link_small_files(model_dir, out_dir)
             errors: dict[str, list[float]] = record.notes.get("errors", {})
             record.close()
     seen = {"sequences": data.sequences, "tokens": data.tokens} if data is not None else {"sequences": 0, "tokens": 0}
     facts: dict[str, Any] = {"method": spec.method, "device": device, "calibration": seen}
     if errors:
         facts["relative_output_error"] = {name: sum(values) / len(values) for name, values in errors.items()}
-    return facts | _count_zeros([out_dir / path.name for path in source.weight_files], pruned)
+    return facts | count_zeros([out_dir / path.name for path in source.weight_files], pruned)
 
 
 def _identity(
@@ -154,10 +155,10 @@ def _prune_by_sparsegpt(layer: torch.nn.Module, states: HiddenStates, number: in
         states.write(number + 1, 1, (run_layer(layer, *given, number) for given in inputs()))
 
 
-def _link_small_files(model_dir: Path, out_dir: Path) -> None:
-    """Hard-link everything but the weights into the new folder, or copy it to another file system."""
+def link_small_files(model_dir: Path, out_dir: Path) -> None:
+    """Hard-link everything but the weights and an artifact's manifest into the new folder, or copy it."""
     for path in sorted(model_dir.iterdir()):
-        if path.is_file() and path.suffix not in _WEIGHT_SUFFIXES:
+        if path.is_file() and path.suffix not in _WEIGHT_SUFFIXES and path.name != MANIFEST:
             target = out_dir / path.name
             target.unlink(missing_ok=True)
             try:
@@ -166,7 +167,7 @@ def _link_small_files(model_dir: Path, out_dir: Path) -> None:
                 shutil.copyfile(path, target)
 
 
-def _count_zeros(files: list[Path], names: set[str]) -> dict[str, Any]:
+def count_zeros(files: list[Path], names: set[str]) -> dict[str, Any]:
     """Count zeros and check in the written files that every four neighbouring inputs have at least two.
 
     Raises:

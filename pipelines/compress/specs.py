@@ -158,6 +158,48 @@ class CalibrationSpec:
         return min(self.size, AWQ_CALIB_CAP) if FORMATS[qformat].tuning == "awq" else self.size
 
 
+ROUNDED_BITS = {QFormat.INT8_WO: 8, QFormat.INT4_WO: 4}
+"""Formats whose rounding training simulates, and the bits of their weights. Both round weights alone, per output
+channel and without calibration, so that training sees exactly what the engine computes with."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoverySpec:
+    """Training of a compressed model.
+
+    Attributes:
+        method: "finetune" on the texts, or "distill" towards a teacher.
+        steps: updates of the weights.
+        learning_rate: the highest.
+        seq_len: tokens of a sequence.
+        batch_size: sequences at once.
+        accumulation: batches per update.
+        evaluate_every: steps between two looks at texts that are not trained on.
+        patience: looks in a row without anything better that end it.
+        seed: of the order of sequences.
+        precision: of the arithmetic.
+        gradient_checkpointing: keep few activations and compute them twice.
+        texts: how many texts to read; None is all.
+        sparse: keep the zeros of the linears.
+        rounded: format whose rounding of weights is simulated; None is none.
+    """
+
+    method: Literal["finetune", "distill"]
+    steps: int
+    learning_rate: float
+    seq_len: int
+    batch_size: int
+    accumulation: int
+    evaluate_every: int
+    patience: int
+    seed: int
+    precision: Literal["float32", "bfloat16"] = "float32"
+    gradient_checkpointing: bool = False
+    texts: int | None = None
+    sparse: bool = False
+    rounded: QFormat | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class SparsitySpec:
     """2:4 sparsity: of four neighbouring input channels at least two are zero.

@@ -18,6 +18,9 @@ from typing import Any
 HOST = os.uname().nodename
 """Goes into file names that must differ between machines on a shared file system."""
 
+MANIFEST = "manifest.json"
+"""What the store knows of an artifact, in its folder; never part of what a stage makes of it."""
+
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:

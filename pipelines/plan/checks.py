@@ -21,6 +21,7 @@ from pipelines.plan import memory_checks, serving_checks
 from pipelines.plan.accuracy_checks import few_questions, sequential_notes, unknown_reference
 from pipelines.plan.deployment import deployment
 from pipelines.plan.neighbours import baseline_faults, draft_faults, neighbours
+from pipelines.plan.recovery_checks import recovery_faults, recovery_notes
 from pipelines.plan.targets import (
     COMPARED,
     EVALUATED,
@@ -108,6 +109,8 @@ def check(
     checked.faults += unknown_reference(settings, target)
     if not is_for_a_named_gpu(settings, engine):
         checked.faults += check_memory(settings, shape, engine, machine, target)
+    checked.faults += recovery_faults(settings, shape, engine, machine.memory_bytes)
+    checked.notes += recovery_notes(settings, shape)
     known = {finding.rule.name for finding in findings if finding.rule.severity is Severity.REFUSE}
 
     def allowed(change: str) -> bool:

@@ -22,6 +22,7 @@ from pipelines.stages.build import Build
 from pipelines.stages.download import Download
 from pipelines.stages.llm_api import ConfigureLlm
 from pipelines.stages.quantize import Quantize
+from pipelines.stages.recover import Recover
 from pipelines.stages.script import HEADS_DTYPE, build_vision, convert_heads
 from pipelines.stages.sparsify import Sparsify
 from pipelines.store.sources import BuiltEngine, InputSource
@@ -112,7 +113,7 @@ class EngineFlow:
         self.given["engine"] = prefix + "build"
 
     def checkpoint(self, settings: Settings, prefix: str) -> None:
-        """Add sparsify and quantize for one variant; afterwards `given["checkpoint"]` is its checkpoint."""
+        """Add sparsify, recover and quantize for one variant; afterwards `given["checkpoint"]` is its checkpoint."""
         label, weights = self.label(settings), "model"
         quantize, sparsify = self._compression(settings)
         sparse = settings.sparsity.method != "none"
@@ -120,10 +121,25 @@ class EngineFlow:
             self._calibration_text()
         if sparse:
             self.add(prefix + "sparsify", sparsify, label, _with_text({"model": "model"}, sparsify.calibrated))
-            weights = "sparse"
+            weights = "compressed"
             self.given[weights] = prefix + "sparsify"
+        if settings.recover.trains:
+            self._recover(settings, prefix, weights)
+            weights = "compressed"
         self.add(prefix + "quantize", quantize, label, _with_text({"model": weights}, quantize.calibrated))
         self.given["checkpoint"] = prefix + "quantize"
+
+    def _recover(self, settings: Settings, prefix: str, weights: str) -> None:
+        """Add the training of what `given` has as `weights`; afterwards `given["compressed"]` is the trained model."""
+        self._calibration_text()
+        inputs = {"model": weights, "calibration": "calibration"}
+        if settings.recover.method == "distill":
+            inputs["teacher"] = "teacher" if "teacher" in self.given else "model"
+        sparse = settings.sparsity.method != "none"
+        device = torch_device(self.machine)
+        stage = Recover(settings.recover, settings.calibration, sparse, settings.quant.qformat, device)
+        self.add(prefix + "recover", stage, self.label(settings), inputs)
+        self.given["compressed"] = prefix + "recover"
 
     def heads(self, settings: Settings, prefix: str) -> None:
         """Add the conversion of a model with its trained heads, and its build."""

@@ -255,7 +255,7 @@ class _Flow(EngineFlow):
         quantize, _ = self._compression(settings)
         if not asked.given:
             self._made_here(settings, serve=asked.serve and not elsewhere)
-        names = ["sparse", "checkpoint", "engine", "repository"]
+        names = ["compressed", "checkpoint", "engine", "repository"]
         if not asked.given and asked.simulate and quantize.calibrated:
             names.append("calibration")
         stage = Diagnose(

@@ -160,7 +160,7 @@ def few_texts(source: Path, column: str) -> int | None:
 
 
 def _calibrates(settings: Settings, target: Target) -> bool:
-    """Return whether texts are observed: by quantization of the model or its draft, or by SparseGPT."""
+    """Return whether texts are observed: by quantization of the model or its draft, by SparseGPT, or by training."""
     if settings.engine.path is not None or is_elsewhere(settings, target):
         return False
     formats = [*settings.quant.formats, settings.speculative.draft_qformat]
@@ -168,6 +168,7 @@ def _calibrates(settings: Settings, target: Target) -> bool:
         any(FORMATS[each].calibrated for each in formats if each is not None)
         or settings.kv_cache.dtype != KvFormat.AUTO
         or settings.sparsity.method == "sparsegpt"
+        or settings.recover.trains
     )
 
 
@@ -233,6 +234,7 @@ def _named(settings: Settings, target: Target) -> Iterator[tuple[str, str, Path 
         yield "calibration", "calibration", BUNDLED / "corpus.jsonl"
     else:
         yield "calibration", "calibration.path", calibration.path
+    yield "teacher", "recover.teacher", settings.recover.teacher
     if evaluated and settings.eval.dataset_path is None and settings.eval.task in BUNDLED_TASKS:
         yield "dataset", "eval", PROJECT_ROOT / "eval" / "mini_mmlu" / "data"
     elif evaluated:

@@ -128,6 +128,10 @@ def _telling(stage: str, facts: Mapping[str, Any]) -> str:
         return f"{show_bytes(facts['source_bytes'])} -> {show_bytes(facts['total_bytes'])}{mix}"
     if stage == "sparsify":
         return f"{facts['linears']} linears 2:4 sparse"
+    if stage == "recover":
+        before, after = facts["loss_before"], facts["loss_after"]
+        fell = "" if before is None or after is None else f", loss {before:.3g} -> {after:.3g}"
+        return f"{count(facts['steps'], 'step')}{fell}"
     if stage == "build":
         return show_bytes(facts["engine_bytes"])
     if stage == "repository":

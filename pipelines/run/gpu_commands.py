@@ -36,6 +36,7 @@ INDENT = 4
 WRITES = {
     "download": "model",
     "sparsify": "sparse",
+    "recover": "recovered",
     "quantize": "checkpoint",
     "convert": "checkpoint",
     "build": "engine",

@@ -28,6 +28,7 @@ from pipelines.settings.paths import (
     StoreSettings,
     VerifySettings,
 )
+from pipelines.settings.recovery import RecoverSettings
 from pipelines.settings.report import ReportSettings
 from pipelines.settings.serving import ServingSettings
 from pipelines.settings.simulator import SimulatorSettings
@@ -42,6 +43,7 @@ class Settings(Group):
     model: ModelSettings
     quant: QuantSettings
     sparsity: SparsitySettings
+    recover: RecoverSettings = RecoverSettings()
     kv_cache: KvCacheSettings
     calibration: CalibrationSettings
     engine: EngineSettings
@@ -76,8 +78,10 @@ class Settings(Group):
 
     @property
     def variant(self) -> str:
-        """The compression as one word: "fp8", "magnitude_2_4-int8_sq", "fp8-kv_int8", "none"."""
+        """The compression as one word: "fp8", "magnitude_2_4-distill-int8_sq", "fp8-kv_int8", "none"."""
         parts = [] if self.sparsity.method == "none" else [f"{self.sparsity.method}_2_4"]
+        if self.recover.trains:
+            parts.append(self.recover.method)
         if self.quant.qformat != QFormat.NONE or not parts:
             parts.append(self.quant.qformat.value)
         if self.kv_cache.dtype != KvFormat.AUTO:
@@ -91,6 +95,7 @@ class Settings(Group):
             update={
                 "quant": QuantSettings(qformat=QFormat.NONE),
                 "sparsity": SparsitySettings(method="none"),
+                "recover": RecoverSettings(),
                 "kv_cache": self.kv_cache.model_copy(update={"dtype": KvFormat.AUTO}),
                 "speculative": SpeculativeSettings.none(),
                 "build": self.build.in_16_bit().model_copy(update={"tp_size": ranks, **NOT_SPECULATING}),
@@ -99,13 +104,14 @@ class Settings(Group):
 
 
 def compression_of(variant: str) -> dict[str, str]:
-    """Split `Settings.variant` by group: "magnitude_2_4-fp8-kv_fp8" has sparsity, quant and kv_cache.
+    """Split `Settings.variant` by group: "magnitude_2_4-distill-fp8-kv_fp8" has sparsity, recover, quant and kv_cache.
 
     Parts of another tool's word stay together in quant.
     """
     found: dict[str, str] = {}
     for part in variant.split("-"):
         group = "kv_cache" if part.startswith("kv_") else "sparsity" if part.endswith("_2_4") else "quant"
+        group = "recover" if part in ("finetune", "distill") else group
         name = part.removeprefix("kv_")
         found[group] = f"{found[group]}-{name}" if group in found else name
     return found

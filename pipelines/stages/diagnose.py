@@ -83,7 +83,7 @@ class Diagnose:
         served = self.url is not None or ("repository" in inputs and self.asked.serve)
         deployment = Deployment(
             model=inputs["model"],
-            source=inputs.get("sparse", inputs["model"]),
+            source=inputs.get("compressed", inputs["model"]),
             texts=inputs["text.bundled"],
             simulation=self._simulation(inputs, progress),
             checkpoint=inputs.get("checkpoint"),
@@ -141,7 +141,7 @@ class Diagnose:
             return None
         from eval.diagnose.run import Simulation
 
-        source = inputs.get("sparse", inputs["model"])
+        source = inputs.get("compressed", inputs["model"])
         return Simulation(self.quantize.spec, partial(self.quantize.simulate, inputs, source, progress))
 
     @property

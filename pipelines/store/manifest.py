@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import Fault, UserError
+from pipelines.host.files import MANIFEST as MANIFEST
 
-MANIFEST = "manifest.json"
 CHECKSUM = "checksum"
 Json = dict[str, Any]
 

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from pipelines.domain.errors import Fault
 from pipelines.engines.tensorrt_llm.folder import CONFIG, BuiltOn
+from pipelines.host.files import MANIFEST
 from pipelines.host.machine import gather
-
-MANIFEST = "manifest.json"
 
 
 def fit_faults(engine_dir: Path) -> list[Fault]:
