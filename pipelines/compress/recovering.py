@@ -37,8 +37,8 @@ HELD_OUT = 20
 """One sequence in so many is not trained on."""
 LEAST_SEQUENCES = 2
 WARMUP = 0.05
-IDENTITY = "recovery.json"
-WEIGHTS_TRAINED = "trained.safetensors"
+IDENTITY, BEFORE = "recovery.json", "before.json"
+"""Files beside the Trainer's checkpoints: what determines the result, and the held-out loss before training."""
 
 
 def run_recover(
@@ -199,8 +199,8 @@ def _train(
         dataloader_pin_memory=False,
         label_names=["input_ids"],
     )
-    begun = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    done = int(begun[-1].name.rpartition("-")[2]) if begun else 0
+    begun = sorted(folder.glob("checkpoint-*"), key=_number)
+    done = _number(begun[-1]) if begun else 0
     if done:
         progress.note(f"continuing a run that was stopped: {done} of {spec.steps} steps are complete")
     with progress.task("training", spec.steps - done, "steps") as advance:
@@ -216,29 +216,29 @@ def _train(
             ],
         )
         trainer.teacher = teacher
-        before = trainer.evaluate()["eval_loss"] if not done else None
+        if not done:
+            write_json(folder / BEFORE, trainer.evaluate()["eval_loss"])
         trainer.train(resume_from_checkpoint=str(begun[-1]) if begun else None)
-    return _report(trainer, before, folder)
+    return _report(trainer.state, json.loads((folder / BEFORE).read_text()))
 
 
-def _report(trainer: Any, before: float | None, folder: Path) -> dict[str, Any]:
-    """Return what happened; the loss before training is remembered for a run that goes on."""
-    remembered = folder / "before.json"
-    if before is None and remembered.is_file():
-        before = json.loads(remembered.read_text())
-    log = trainer.state.log_history
+def _report(state: Any, before: float) -> dict[str, Any]:
+    """Return what happened."""
+    log = state.log_history
+    held_out = [[entry["step"], round(entry["eval_loss"], 6)] for entry in log if "eval_loss" in entry]
     return {
-        "steps": trainer.state.global_step,
-        "best_step": _step_of(trainer.state.best_model_checkpoint, trainer.state.global_step),
-        "loss_before": None if before is None else round(before, 6),
-        "loss_after": None if trainer.state.best_metric is None else round(trainer.state.best_metric, 6),
+        "steps": state.global_step,
+        "best_step": _number(Path(state.best_model_checkpoint)),
+        "loss_before": round(before, 6),
+        "loss_after": round(state.best_metric, 6),
         "losses": [[entry["step"], round(entry["loss"], 6)] for entry in log if "loss" in entry],
-        "held_out_losses": [[entry["step"], round(entry["eval_loss"], 6)] for entry in log if "eval_loss" in entry],
+        "held_out_losses": [[0, round(before, 6)], *held_out],
     }
 
 
-def _step_of(checkpoint: str | None, last: int) -> int:
-    return int(checkpoint.rpartition("-")[2]) if checkpoint else last
+def _number(checkpoint: Path) -> int:
+    """Return the step of one of the Trainer's checkpoints."""
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 def _rows(blocks: torch.Tensor) -> list[dict[str, torch.Tensor]]:

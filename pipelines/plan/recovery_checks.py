@@ -29,9 +29,7 @@ def recovery_faults(
     faults = []
     if not engine.writes_engine or settings.speculative.mode in HEADS:
         what = f"engine={engine.name}" if not engine.writes_engine else f"speculative={settings.speculative.mode}"
-        faults.append(
-            Fault(f"{asked} does not go with {what}, which does not quantize here.", todo="Set recover=none.")
-        )
+        faults.append(Fault(f"{asked} does not go with {what}: it takes the model as it is.", todo="Set recover=none."))
     if settings.sparsity.method == "none" and qformat not in ROUNDED_BITS:
         faults.append(
             Fault(
@@ -45,12 +43,9 @@ def recovery_faults(
         return faults
     if shape.num_experts > 1:
         faults.append(Fault(f"{asked} does not train a mixture of experts.", todo="Set recover=none."))
-    if recover.seq_len is not None and recover.seq_len > shape.max_position_embeddings:
-        faults.append(
-            Fault(
-                f"recover.seq_len={recover.seq_len} is longer than the model's {shape.max_position_embeddings} positions."
-            )
-        )
+    positions = shape.max_position_embeddings
+    if recover.seq_len is not None and recover.seq_len > positions:
+        faults.append(Fault(f"recover.seq_len={recover.seq_len} is longer than the model's {positions} positions."))
     if (needed := training_memory_bytes(shape, settings)) > memory_bytes:
         faults.append(
             Fault(

@@ -33,14 +33,11 @@ def recovery_terms(facts: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Return what was trained, and what came of it; empty without training."""
     if "held_out_losses" not in facts:
         return ()
-    before, after = facts["loss_before"], facts["loss_after"]
-    fell = "unknown" if before is None or after is None else f"{before:.4g} before, {after:.4g} after"
+    fell = f"{facts['loss_before']:.4g} before, {facts['loss_after']:.4g} after"
+    steps = f"{facts['steps']:,} steps; the weights of step {facts['best_step']:,} are kept"
     sparse = facts.get("sparse")
     return (
-        (
-            "Training",
-            f"{facts['method']}, {facts['steps']:,} steps; the weights of step {facts['best_step']:,} are kept",
-        ),
+        ("Training", f"{facts['method']}, {steps}"),
         ("Text", f"{facts['tokens']:,} tokens in {facts['sequences']:,} sequences"),
         ("Loss on held-out text", f"{fell} ({LOSSES[facts['method']]})"),
         *((("Zeros after training", f"{100 * sparse['zero_fraction']:.1f} % of the linears"),) if sparse else ()),

@@ -118,6 +118,12 @@ def outcome_table(outcomes: Sequence[StepOutcome]) -> str:
     return "\n".join(table(rows, words=(1, 2, 3)))
 
 
+def _changed_weights(stage: str, facts: Mapping[str, Any]) -> str:
+    if stage == "sparsify":
+        return f"{facts['linears']} linears 2:4 sparse"
+    return f"{count(facts['steps'], 'step')}, loss {facts['loss_before']:.3g} -> {facts['loss_after']:.3g}"
+
+
 def _telling(stage: str, facts: Mapping[str, Any]) -> str:
     """Return the one number that matters most about a stage."""
     if stage == "download":
@@ -126,12 +132,8 @@ def _telling(stage: str, facts: Mapping[str, Any]) -> str:
         search = facts.get("search")
         mix = f", {search['effective_bits']:.2f} effective bits" if search else ""
         return f"{show_bytes(facts['source_bytes'])} -> {show_bytes(facts['total_bytes'])}{mix}"
-    if stage == "sparsify":
-        return f"{facts['linears']} linears 2:4 sparse"
-    if stage == "recover":
-        before, after = facts["loss_before"], facts["loss_after"]
-        fell = "" if before is None or after is None else f", loss {before:.3g} -> {after:.3g}"
-        return f"{count(facts['steps'], 'step')}{fell}"
+    if stage in ("sparsify", "recover"):
+        return _changed_weights(stage, facts)
     if stage == "build":
         return show_bytes(facts["engine_bytes"])
     if stage == "repository":
