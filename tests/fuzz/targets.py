@@ -26,7 +26,7 @@ from pipelines.predict.performance.read_measured import read_measured
 from pipelines.serving.openai import template_process
 from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.fields import Field
-from pipelines.serving.openai.inputs import EngineFacts, engine_inputs
+from pipelines.serving.openai.inputs import ServedEngine, engine_inputs
 from pipelines.serving.openai.limits import Limits
 from pipelines.serving.openai.prepare import Prepared, read_request
 from pipelines.serving.openai.prompts import ChatTemplate
@@ -118,7 +118,7 @@ class _Joined(ChatTemplate):
 @cache
 def _model() -> ServedModel:
     template = _Joined(None, {}, adds_bos=False)
-    engine = EngineFacts(ServedTokenizer(BUNDLED / "models" / "tiny_llama", adds_special=True))
+    engine = ServedEngine(ServedTokenizer(BUNDLED / "models" / "tiny_llama", adds_special=True))
     return ServedModel("m", 0, 100, 200, template, engine, "", {"ensemble": FIELDS}, guided=True)
 
 

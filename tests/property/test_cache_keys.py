@@ -26,6 +26,7 @@ SOURCES = {name: InputSource(Path("/x"), f"digest of {name}") for name in NAMES}
 REPOSITORY = {"repository"}
 COMPARE = {"fidelity"}
 QUANTIZE = {"quantize", "build", "evaluate", *COMPARE, *REPOSITORY}
+RECOVER = {"recover", *QUANTIZE}
 SPARSIFY = {"sparsify", *QUANTIZE}
 BASE = {*(f"baseline.{stage}" for stage in ("quantize", "build", "evaluate")), *COMPARE}
 BUILD_ON_GPU = {"build", "evaluate", "baseline.build", "baseline.evaluate", *REPOSITORY}
@@ -52,6 +53,17 @@ SEARCH = {
     "quant.scoring": "gradient",
     "quant.scoring_texts": 128,
 }
+TRAINING = {
+    "recover.method": "distill",
+    "recover.steps": 300,
+    "recover.learning_rate": 2e-4,
+    "recover.seq_len": 256,
+    "recover.batch_size": 8,
+    "recover.accumulation": 1,
+    "recover.evaluate_every": 50,
+    "recover.patience": 3,
+    "recover.seed": 1234,
+}
 START = ["quant=int4_awq", "sparsity=sparsegpt_2_4", "engine=openvino"]
 MUST_RERUN = {
     # setting: (another valid value, the stages that must run again)
@@ -67,6 +79,11 @@ MUST_RERUN = {
     "quant.smoothquant_alpha": (0.7, NOTHING),  # not read by int4_awq
     "quant.awq_alpha_step": (0.25, QUANTIZE),
     # a search has no default, and other formats refuse its settings: they go together
+    **dict.fromkeys(TRAINING, (TRAINING, RECOVER)),
+    "recover.texts": (TRAINING | {"recover.texts": 9}, RECOVER),
+    "recover.precision": (TRAINING | {"recover.precision": "bfloat16"}, RECOVER),
+    "recover.gradient_checkpointing": (TRAINING | {"recover.gradient_checkpointing": True}, RECOVER),
+    "recover.teacher": (TRAINING | {"recover.teacher": Path("/teacher")}, RECOVER),
     "quant.effective_bits": (SEARCH, QUANTIZE),
     "quant.candidates": (SEARCH, QUANTIZE),
     "quant.scoring": (SEARCH, QUANTIZE),
@@ -419,6 +436,36 @@ def test_every_setting_of_a_search_makes_another_checkpoint(key, value):
     assert changed(keys(start), keys(change(start, "quant.smoothquant_alpha", 0.7))) == NOTHING
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("method", "finetune"),
+        ("texts", 9),
+        ("steps", 9),
+        ("learning_rate", 1e-3),
+        ("seq_len", 64),
+        ("batch_size", 2),
+        ("accumulation", 2),
+        ("precision", "bfloat16"),
+        ("gradient_checkpointing", True),
+        ("evaluate_every", 9),
+        ("patience", 1),
+        ("seed", 9),
+    ],
+)
+def test_every_setting_of_a_training_makes_other_weights(key, value):
+    start = load(["recover=distill", "sparsity=magnitude_2_4", "quant=none", "engine=openvino"])
+    assert changed(keys(start), keys(change(start, f"recover.{key}", value))) == RECOVER
+    assert changed(keys(start), keys(change(start, "calibration.size", 9))) == COMPARE  # which reads these texts too
+
+
+def test_a_teacher_and_the_rounding_of_a_format_make_other_weights():
+    start = load(["recover=distill", "sparsity=magnitude_2_4", "quant=int4_wo", "engine=openvino"])
+    other = load(["recover=distill", "sparsity=magnitude_2_4", "quant=int8_wo", "engine=openvino"])
+    assert changed(keys(start), keys(other)) >= RECOVER
+    assert changed(keys(start), keys(start, {"model": "another digest"})) >= RECOVER
+
+
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(picked=st.lists(st.sampled_from(sorted(MUST_RERUN)), min_size=1, max_size=4, unique=True))
 def test_several_changes_rerun_at_least_what_each_does(start, picked):
@@ -426,6 +473,7 @@ def test_several_changes_rerun_at_least_what_each_does(start, picked):
     together = start
     deciding = {
         *SEARCH,
+        *(key for key in MUST_RERUN if key.startswith("recover.")),
         "sparsity.method",
         "calibration.source",
         "calibration.path",

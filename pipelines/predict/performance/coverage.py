@@ -82,6 +82,11 @@ COVERAGE = (
         "Choose one format, e.g. quant=fp8",
     ),
     Coverage(
+        ("recover.*",),
+        "no effect",
+        "trained weights are as many and as large as before",
+    ),
+    Coverage(
         ("sparsity.method", "build.weight_sparsity"),
         "modelled",
         "in 16 bit and FP8 fewer bytes and 1.27 times the FLOP/s (assumed; users measured 0 to 5 %); in the other "

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 from pipelines.serving.openai.errors import ApiError
-from pipelines.serving.openai.inputs import EngineFacts, InputTensor, engine_inputs
+from pipelines.serving.openai.inputs import InputTensor, ServedEngine, engine_inputs
 from pipelines.serving.openai.schema import Sampling
 from pipelines.serving.openai.stops import StopFilter
 from pipelines.serving.openai.tokenizer import TextStream
@@ -103,7 +103,7 @@ class Choice:
     prompt: Prompt
     max_tokens: int
     max_seq_len: int | None
-    engine: EngineFacts
+    engine: ServedEngine
     skip_special: bool = True
     number: int = 0
     tools: ToolForm | None = None

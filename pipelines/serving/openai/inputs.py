@@ -35,7 +35,7 @@ class InputTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineFacts:
+class ServedEngine:
     """What the inputs depend on beside the request.
 
     Attributes:
@@ -52,7 +52,7 @@ class EngineFacts:
 
 
 def engine_inputs(
-    asked: Sampling, prompt: Sequence[int], max_tokens: int, choice: int, engine: EngineFacts
+    asked: Sampling, prompt: Sequence[int], max_tokens: int, choice: int, engine: ServedEngine
 ) -> list[InputTensor]:
     """Build the inputs for one choice of one prompt.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipelines.serving.openai.errors import ApiError, shortened
 from pipelines.serving.openai.fields import Field, read_fields
-from pipelines.serving.openai.inputs import EngineFacts
+from pipelines.serving.openai.inputs import ServedEngine
 from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.tokenizer import ServedTokenizer
 from pipelines.serving.repository import ModelRepository
@@ -36,7 +36,7 @@ class ServedModel:
     max_input_len: int | None
     max_seq_len: int | None
     template: ChatTemplate
-    engine: EngineFacts
+    engine: ServedEngine
     metrics_url: str
     fields: Mapping[str, Mapping[str, Field]]
     guided: bool = False
@@ -101,7 +101,7 @@ class ServedModel:
 def served(repository: ModelRepository, metrics_url: str, chat_template: Path | None = None) -> ServedModel:
     """Collect the facts of the repository that responses depend on."""
     special = repository.adds_special_tokens
-    engine = EngineFacts(
+    engine = ServedEngine(
         ServedTokenizer(repository.tokenizer, adds_special=special),
         streams=repository.decoupled,
         draws_anew=repository.draws_anew,

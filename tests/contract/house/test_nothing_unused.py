@@ -11,6 +11,9 @@ CALLED_BY_A_LIBRARY = {
     "ignore_aliases": "PyYAML asks its dumper",
     "on_start": "numba's event listener",
     "on_end": "numba's event listener",
+    **dict.fromkeys(
+        ("compute_loss", "prediction_step", "on_optimizer_step", "on_step_end", "on_log"), "Transformers' Trainer"
+    ),
     "loglikelihood_rolling": "a method that lm-eval's models have",
     "render_broken_contract": "import-linter's contract",
 }

@@ -52,7 +52,7 @@ def test_without_a_server_no_repository_is_written(tmp_path):
 
 
 def test_a_sparse_model_is_what_the_checkpoint_is_compared_with(tmp_path):
-    assert diagnosis(plan(tmp_path, "sparsity=magnitude_2_4")).inputs["sparse"] == "sparsify"
+    assert diagnosis(plan(tmp_path, "sparsity=magnitude_2_4")).inputs["compressed"] == "sparsify"
 
 
 def test_with_folders_nothing_is_made(tmp_path):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pipelines.serving.openai.errors import ApiError, from_triton
 from pipelines.serving.openai.generation import Choice, Prompt, TokenPart, collect_all
-from pipelines.serving.openai.inputs import EngineFacts, InputTensor, engine_inputs
+from pipelines.serving.openai.inputs import InputTensor, ServedEngine, engine_inputs
 from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.schema import ChatRequest, CompletionRequest
 from pipelines.serving.openai.stops import StopFilter
@@ -25,11 +25,11 @@ from tests.conftest import ROOT
 from triton_repo.tensors import TENSORRT_LLM_INTERFACE
 
 GEMMA = ServedTokenizer(BUNDLED / "models" / "tiny_gemma", adds_special=True)
-ENGINE = EngineFacts(GEMMA)
+ENGINE = ServedEngine(GEMMA)
 END = 1
 
 
-def inputs(choice: int = 0, engine: EngineFacts = ENGINE, **asked: object) -> dict[str, InputTensor]:
+def inputs(choice: int = 0, engine: ServedEngine = ENGINE, **asked: object) -> dict[str, InputTensor]:
     request = CompletionRequest(model="m", prompt="p", **asked)
     return {entry.name: entry for entry in engine_inputs(request, (5, 6), 7, choice, engine)}
 
