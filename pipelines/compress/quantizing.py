@@ -93,6 +93,7 @@ def run_quantize(
         done.record.close()
     return {
         **(describe_unified(out_dir) if unified else describe(out_dir)),
+        "qformat": str(spec.qformat),  # the files do not name the algorithm
         "source_bytes": source.weight_bytes,
         "calibration": _calibration_facts(done.data, done.seconds),
         **({"search": done.search} if done.search else {}),
