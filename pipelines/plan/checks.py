@@ -20,6 +20,7 @@ from pipelines.host.machine import Machine, library_versions, torch_device
 from pipelines.plan import memory_checks, serving_checks
 from pipelines.plan.accuracy_checks import few_questions, sequential_notes, unknown_reference
 from pipelines.plan.deployment import deployment
+from pipelines.plan.given_checks import given_faults, is_given
 from pipelines.plan.neighbours import baseline_faults, draft_faults, neighbours
 from pipelines.plan.targets import (
     COMPARED,
@@ -95,7 +96,7 @@ def check(
         return Checked(served)
     checked = Checked()
     findings = check_table(deployment(settings, shape, engine, machine, found))
-    checked.faults += [*_quant(settings), *refused(findings)]
+    checked.faults += [*given_faults(settings, engine, target), *_quant(settings), *refused(findings)]
     checked.warnings = (*warned(findings), *_few_texts(settings, found), *few_questions(settings, target))
     checked.faults += _baseline(settings, shape, engine, machine, target, found, findings)
     checked.faults += _draft(settings, found)
@@ -137,7 +138,7 @@ def _quant(settings: Settings) -> list[Fault]:
     faults = mix_faults(quant.formats, quant.effective_bits) if quant.effective_bits is not None else []
     faults += scale_faults(quant.qformat, quant.int4_scales)
     version = library_versions(("nvidia-modelopt",))["nvidia-modelopt"]
-    if version == "absent":  # another check says so where it is needed
+    if version == "absent" or is_given(settings):  # another check says where it is needed
         return faults
     wanted = {(qformat, quant.int4_scales) for qformat in quant.formats} | ({(drafts, "max")} if drafts else set())
     return faults + [fault for qformat, scales in sorted(wanted) for fault in version_faults(qformat, scales, version)]
