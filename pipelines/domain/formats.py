@@ -483,13 +483,14 @@ def rules_out_reuse(kv_format: KvFormat, qformat: QFormat) -> bool:
 
 
 def formats_for(capability: float) -> list[QFormat]:
-    """List the weight formats whose engines can be built for a compute capability of 8.0 or newer.
-
-    Formats whose engines have the size and the speed of one in the list are left out: they differ in accuracy alone.
-    """
+    """List the weight formats whose engines can be built for a compute capability of 8.0 or newer."""
     lacks = (lacks_fp8, lacks_fp4, lacks_integers)
-    listed = (qformat for qformat in UNIFORM if BY_QUANT_ALGO[FORMATS[qformat].quant_algo] is qformat)
-    return [qformat for qformat in listed if not any(lack(qformat, capability) for lack in lacks)]
+    return [qformat for qformat in UNIFORM if not any(lack(qformat, capability) for lack in lacks)]
+
+
+def proposed(formats: Sequence[QFormat]) -> list[QFormat]:
+    """Leave out formats whose engines have the size and the speed of another: they differ in accuracy alone."""
+    return [qformat for qformat in formats if BY_QUANT_ALGO[FORMATS[qformat].quant_algo] is qformat]
 
 
 def kv_formats_for(capability: float) -> list[KvFormat]:

@@ -12,7 +12,15 @@ from eval.spec import task_fault
 from eval.task_names import BUNDLED
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault, UserError
-from pipelines.domain.formats import QFormat, formats_for, group_instead, mix_faults, scale_faults, version_faults
+from pipelines.domain.formats import (
+    QFormat,
+    formats_for,
+    group_instead,
+    mix_faults,
+    proposed,
+    scale_faults,
+    version_faults,
+)
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.description import EngineDescription
@@ -457,7 +465,7 @@ def _gpu_memory(
     total, name = usable_bytes(gpu), memory_checks.gpu_name(gpu)
     alone = draft_faults(settings, target, found, total, name)
     beside = [] if alone else neighbours(settings, target, found)
-    fit = memory_checks.check(settings, shape, gpu, formats_for(gpu.sm or 0), beside, allowed, chosen)
+    fit = memory_checks.check(settings, shape, gpu, proposed(formats_for(gpu.sm or 0)), beside, allowed, chosen)
     checked.faults += [*fit.faults, *alone]
     checked.faults += baseline_faults(settings, target, shape, total, name, gpu.gpus_per_server)
     checked.notes += fit.notes
