@@ -91,7 +91,7 @@ def _linear(
     layer, part = at
     name, form, smoothing = f"layers.{layer}.{part}", FORMATS[spec.qformat], simulated.smoothing(layer, part)
     source, decoded = model.linear(layer, part), simulated.linear(layer, part)
-    measured, expected = measure(source, decoded, smoothing, form.weights, spec.group_size)
+    measured, expected = measure(source, decoded, smoothing, form, spec.group_size)
     found.saw(f"{name}.weight", measured.ratio)
     if measured.suspicious:
         cause = weights.explain(weights.Suspect(source, decoded, expected), ())

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipelines.checkpoint.layers import LAYERS_FILE, MIXED, read_layers
 from pipelines.domain.errors import UserError, did_you_mean
-from pipelines.domain.formats import BY_QUANT_ALGO, FORMATS, FormatSpec, KvFormat, QFormat
+from pipelines.domain.formats import BY_QUANT_ALGO, FORMATS, FormatSpec, KvFormat, QFormat, stored_as
 from pipelines.domain.hf_config import shown
 from pipelines.host.files import parse_json
 
@@ -38,8 +38,8 @@ class Quantization:
         smoothquant_val: SmoothQuant alpha.
         clamp_val: [min, max] for FP8 rowwise, or None.
         use_meta_recipe: FP8 rowwise as Meta publishes it.
-        has_zero_point: weights have zero points (GPTQ).
-        pre_quant_scale: activations are scaled before quantization (AWQ).
+        has_zero_point: each group has a zero point beside its scale, the tensor `zero`.
+        pre_quant_scale: activations are multiplied by a scale per channel first, the tensor `prequant_scaling_factor`.
         exclude_modules: patterns of modules left in 16 bit, or None for TensorRT-LLM's default.
         mamba_ssm_cache_dtype: unused here; kept because TensorRT-LLM accepts it.
     """
@@ -78,6 +78,20 @@ class Quantization:
                 allowed="Supported: FP8, INT8, null.",
             )
         return parsed
+
+    @property
+    def qformat(self) -> QFormat:
+        """Our name for it.
+
+        Raises:
+            UserError: `quant_algo` is not one of `pipelines.domain.formats`.
+        """
+        if self.quant_algo not in BY_QUANT_ALGO:
+            raise UserError(
+                f"The checkpoint has quant_algo='{self.quant_algo}', which is not supported.",
+                allowed=f"Supported: {', '.join(str(name) for name in BY_QUANT_ALGO)}.",
+            )
+        return stored_as(self.quant_algo, self.pre_quant_scale)
 
     def excludes(self, module: str) -> bool:
         """Return whether a module, e.g. "lm_head" or "transformer.layers.0.mlp.fc", stays in 16 bit."""
@@ -143,7 +157,7 @@ class CheckpointConfig:
         Raises:
             UserError: `quant_algo` is not one of `pipelines.domain.formats`.
         """
-        return _qformat_of(self.quantization.quant_algo)
+        return self.quantization.qformat
 
     @property
     def qformats(self) -> tuple[QFormat, ...]:
@@ -153,7 +167,7 @@ class CheckpointConfig:
             UserError: a `quant_algo` is not one of `pipelines.domain.formats`.
         """
         blocks = (self.quantization,) if self.layers is None else self.layers.values()
-        return tuple(sorted({_qformat_of(block.quant_algo) for block in blocks}, key=list(QFormat).index))
+        return tuple(sorted({block.qformat for block in blocks}, key=list(QFormat).index))
 
     def quantization_of(self, module: str) -> Quantization:
         """Return how one linear is quantized, e.g. "lm_head" or "transformer.layers.0.mlp.fc"."""
@@ -167,7 +181,7 @@ class CheckpointConfig:
         Raises:
             UserError: its `quant_algo` is not one of `pipelines.domain.formats`.
         """
-        return FORMATS[_qformat_of(self.quantization_of(module).quant_algo)]
+        return FORMATS[self.quantization_of(module).qformat]
 
     @property
     def kv_format(self) -> KvFormat:
@@ -232,15 +246,6 @@ class CheckpointConfig:
         )
         _check(config, source)
         return config
-
-
-def _qformat_of(algo: str | None) -> QFormat:
-    if algo not in BY_QUANT_ALGO:
-        raise UserError(
-            f"The checkpoint has quant_algo='{algo}', which is not supported.",
-            allowed=f"Supported: {', '.join(str(name) for name in BY_QUANT_ALGO)}.",
-        )
-    return BY_QUANT_ALGO[algo]
 
 
 def _layers(folder: Path, whole: Quantization) -> dict[str, Quantization]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.tensors import numpy_dtype
-from pipelines.checkpoint.weight_codes import check_weight_dtype, quantize_weight_only, unpack_int4
+from pipelines.checkpoint.weight_codes import check_weight_dtype, quantize_weight_only, unpack_int4, zero_points
 from pipelines.domain.formats import (
     FLOAT_WEIGHTS,
     FP8_WEIGHTS,
@@ -67,7 +67,8 @@ def dequantize(checkpoint: Checkpoint, module: str) -> Array:
     if kind is INT8_WEIGHTS:
         return weight.astype(np.float32) * scale.astype(np.float32)[:, None]
     if kind is INT4_WEIGHTS:
-        return scale_groups(unpack_int4(weight), scale)
+        scaled, zeros = scale_groups(unpack_int4(weight), scale), zero_points(checkpoint, module)
+        return scaled if zeros is None else scaled + np.repeat(zeros, weight.shape[1] // scale.shape[1], axis=1)
     second = checkpoint.tensor(f"{module}.weights_scaling_factor_2").astype(np.float32)
     if kind is INT4_AS_FP8_WEIGHTS:
         # the kernel widens INT4 to FP8 with scale / scale_2 and multiplies by scale_2 after the product

@@ -9,7 +9,7 @@ from typing import Any
 from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.checkpoint.layers import LINEARS
 from pipelines.checkpoint.read import Checkpoint
-from pipelines.domain.formats import BY_QUANT_ALGO, FORMATS
+from pipelines.domain.formats import FORMATS
 from pipelines.domain.units import show_bytes
 from pipelines.host.text import table, wrapped
 
@@ -70,13 +70,12 @@ def _formats(config: CheckpointConfig) -> dict[str, str] | None:
     if config.layers is None:
         return None
     modules = [f"layers.{n}.{name}" for n in range(config.num_hidden_layers) for name in LINEARS]
-    chosen = {module: config.quantization_of(f"transformer.{module}").quant_algo for module in modules}
-    return {module: BY_QUANT_ALGO[algo].value for module, algo in chosen.items()}
+    return {module: config.quantization_of(f"transformer.{module}").qformat.value for module in modules}
 
 
 def _group_size(config: CheckpointConfig) -> int | None:
     blocks = (config.quantization,) if config.layers is None else config.layers.values()
-    grouped = [block.group_size for block in blocks if FORMATS[BY_QUANT_ALGO[block.quant_algo]].weights.group]
+    grouped = [block.group_size for block in blocks if FORMATS[block.qformat].weights.group]
     return grouped[0] if grouped else None
 
 
@@ -106,7 +105,7 @@ def _part(name: str) -> str:
     module, _, leaf = name.rpartition(".")
     if module in ("lm_head", "transformer.vocab_embedding"):
         return "embedding and head"
-    if leaf.endswith(("scaling_factor", "scaling_factor_2", "per_channel_scale")):
+    if leaf.endswith(("scaling_factor", "scaling_factor_2", "per_channel_scale", "zero")):
         return "scales"
     if module.endswith(("layernorm", "ln_f")):
         return "norms"

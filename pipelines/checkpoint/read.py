@@ -117,7 +117,7 @@ class Checkpoint:
             self._check_same(name, parts)
             return parts[0]
         if ".attention.qkv." in name:
-            return self._merge_qkv(parts)
+            return self._merge_qkv(parts) if axis == 0 else self._merge_qkv([part.T for part in parts]).T
         merged: Array = np.concatenate(parts, axis=axis)
         return merged[: len(merged) - self._padded_rows(name, len(merged))]
 
@@ -216,6 +216,8 @@ def split_axis(name: str, shape: tuple[int, ...]) -> int | None:
     module, _, leaf = name.rpartition(".")
     if shape in ((), (1,)):
         return None
+    if leaf == "zero":  # [G, O], the other way round than scales
+        return 0 if module.endswith(INPUT_SPLIT) else 1
     if module.endswith(OUTPUT_SPLIT) or module.endswith("attention.qkv"):
         return 0 if leaf in ("weight", "bias", "weights_scaling_factor", "per_channel_scale") else None
     if module.endswith(INPUT_SPLIT):

@@ -129,11 +129,9 @@ def _rule(form: FormatSpec) -> _LinearRule:
     return tensors
 
 
-LINEAR_RULES: dict[str | None, _LinearRule] = {
-    **{FORMATS[qformat].quant_algo: _rule(FORMATS[qformat]) for qformat in UNIFORM},
-    "FP8_PER_CHANNEL_PER_TOKEN": _fp8_rowwise,  # TensorRT-LLM's own script writes it; none of our formats does
-}
-"""quant_algo -> the tensors of one linear."""
+_ALGORITHMS = {FORMATS[qformat].quant_algo for qformat in UNIFORM}
+_FP8_ROWWISE = "FP8_PER_CHANNEL_PER_TOKEN"
+"""TensorRT-LLM's own script writes it; none of our formats does."""
 
 
 def verify(folder: Path) -> list[Fault]:
@@ -190,20 +188,21 @@ def _layer_name_faults(config: CheckpointConfig) -> Iterator[Fault]:
 
 def _block_faults(file: str, name: str, block: Quantization) -> Iterator[Fault]:
     """Yield what TensorRT-LLM would reject or misread in how linears are quantized."""
-    if block.quant_algo not in LINEAR_RULES:
-        known = ", ".join(str(algo) for algo in LINEAR_RULES)
+    if block.quant_algo not in {*_ALGORITHMS, _FP8_ROWWISE}:
+        known = ", ".join([*dict.fromkeys(str(FORMATS[qformat].quant_algo) for qformat in UNIFORM), _FP8_ROWWISE])
         where = "" if name == "quantization" else f" for {name}"
         yield Fault(
             f"{file} has quant_algo='{block.quant_algo}'{where}, which is not supported.", f"Supported: {known}."
         )
-    form = FORMATS[BY_QUANT_ALGO[block.quant_algo]] if block.quant_algo in BY_QUANT_ALGO else None
+    form = FORMATS[block.qformat] if block.quant_algo in BY_QUANT_ALGO else None
     if form is None:
         return
-    if form.tuning == "awq" and (block.has_zero_point or not block.pre_quant_scale):
+    if form.tuning == "awq" and not block.pre_quant_scale:
+        # TensorRT-LLM divides these scales by that of the activation (`modeling_utils.py`, preprocess_perlayer_weights)
+        yield Fault(f"{name} of {block.quant_algo} has pre_quant_scale=False.", "It must be true.", _AGAIN)
+    if block.has_zero_point and form.weights is not INT4_WEIGHTS:
         yield Fault(
-            f"{name} of {block.quant_algo} has has_zero_point={block.has_zero_point},"
-            f" pre_quant_scale={block.pre_quant_scale}.",
-            "AWQ must have pre-quantization scales and no zero points.",
+            f"{name} of {block.quant_algo} has has_zero_point=True.", "Only W4A16_AWQ may have zero points.", _AGAIN
         )
     group = form.weights.group_size(block.group_size)
     if group not in (0, block.group_size):
@@ -320,7 +319,11 @@ def has_bias(config: CheckpointConfig, linear: str) -> bool:
 def _linear_tensors(config: CheckpointConfig, name: str, path: str, out: int, width: int) -> Tensors:
     block = config.quantization_of(path)
     linear = _Linear(out, width, _DTYPE_CODES[config.dtype], block.group_size)
-    return {f"{name}.{leaf}": tensor for leaf, tensor in LINEAR_RULES[block.quant_algo](linear).items()}
+    rule = _fp8_rowwise if block.quant_algo == _FP8_ROWWISE else _rule(FORMATS[block.qformat])
+    tensors = rule(linear)
+    if block.has_zero_point:
+        tensors["zero"] = Expected(linear.dtype, (width // block.group_size, out))
+    return {f"{name}.{leaf}": tensor for leaf, tensor in tensors.items()}
 
 
 def value_faults(file: str, tensors: TensorFile) -> Iterator[Fault]:

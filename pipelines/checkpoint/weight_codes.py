@@ -29,6 +29,18 @@ def unpack_int4(packed: Array) -> Array:
     return signed
 
 
+def zero_points(checkpoint: Checkpoint, module: str) -> Array | None:
+    """Return what is added to each group of an INT4 weight after its scale, float32 [O, G]; None without zero points.
+
+    With the code q = 0..15 of a weight and the zero point z, code = q - 8 is stored, and zero = (8 - z) * scale.
+    Source: TensorRT-LLM `quantization/layers.py` (WeightOnlyGroupwiseQuantLinear).
+    """
+    import numpy as np
+
+    name = f"{module}.zero"
+    return checkpoint.tensor(name).astype(np.float32).T if name in checkpoint else None
+
+
 def quantize_weight_only(weight: Array, bits: int) -> tuple[Array, Array]:
     """Quantize float weights [O, I] as trtllm-build does for W8A16 and W4A16.
 

@@ -98,11 +98,13 @@ def run_batch(model: torch.nn.Module, batch: torch.Tensor, logits_to_keep: int =
         UserError: an activation is NaN or infinite; names the first such layer.
     """
     try:
-        logits: torch.Tensor = model(input_ids=batch, logits_to_keep=logits_to_keep).logits
+        output = model(input_ids=batch, logits_to_keep=logits_to_keep)
     except AssertionError as error:  # how ModelOpt's calibrators report an activation that is not finite
         if layer := first_broken_layer(model, lambda: model(input_ids=batch, logits_to_keep=1)):
             raise broken_at(layer) from error
         raise
+    # ModelOpt ends a pass behind the layer that GPTQ is at, without an output
+    logits: torch.Tensor = torch.empty(0) if output is None else output.logits
     if not torch.isfinite(logits).all():
         again = first_broken_layer(model, lambda: model(input_ids=batch, logits_to_keep=1))
         raise broken_at(again or "lm_head")

@@ -8,6 +8,7 @@ Shapes: B sequences, T tokens, H hidden size.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,9 @@ class HiddenStates:
             for batch in self._data.batches:
                 file.write(raw(self._source.first_states(batch)))
 
-    def passes(self, number: int) -> LayerPasses:
-        """Return the passes through layer `number`."""
-        return LayerPasses(self, number)
+    def passes(self, number: int, *, write: bool = True) -> LayerPasses:
+        """Return the passes through layer `number`, which write the inputs of the next layer if `write` is true."""
+        return LayerPasses(self, number, write)
 
     def batches(self, number: int, run: int) -> Iterator[torch.Tensor]:
         """Read the inputs of a layer in pass `run`, counted from 1: [B, T, H] each."""
@@ -75,10 +76,10 @@ class HiddenStates:
 
 
 class LayerPasses:
-    """What ModelOpt calls to run the model over all batches; it runs the only layer, and keeps its outputs."""
+    """What ModelOpt calls to run the model over all batches; it runs the only layer, and may keep its outputs."""
 
-    def __init__(self, states: HiddenStates, number: int) -> None:
-        self._states, self._number, self._runs = states, number, 0
+    def __init__(self, states: HiddenStates, number: int, write: bool) -> None:
+        self._states, self._number, self._write, self._runs = states, number, write, 0
 
     def __call__(self, model: Any) -> None:
         """Take the states of the next pass through the layer.
@@ -88,7 +89,11 @@ class LayerPasses:
         """
         self._runs += 1
         with torch.no_grad():
-            self._states.write(self._number + 1, self._runs, self._outputs(model.model.layers[0]))
+            outputs = self._outputs(model.model.layers[0])
+            if self._write:
+                self._states.write(self._number + 1, self._runs, outputs)
+            else:
+                deque(outputs, maxlen=0)  # only its effect on the quantizers counts
 
     def _outputs(self, layer: torch.nn.Module) -> Iterator[torch.Tensor]:
         for hidden in self._states.batches(self._number, self._runs):

@@ -14,11 +14,13 @@ from typing import Any
 
 from pipelines.checkpoint.config import Quantization
 from pipelines.checkpoint.layers import LAYERS_FILE, MIXED
+from pipelines.checkpoint.tensors import read_header
 from pipelines.compress.specs import QuantSpec
 from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import FORMATS, KvFormat
 
 _KNOWN_QUANTIZATION_KEYS = {field.name for field in fields(Quantization)}
+_PREQUANT = ".prequant_scaling_factor"
 DEFAULT_ROTARY_BASE = 10000.0
 QWEN_SEQ_LENGTH = 8192
 """TensorRT-LLM's Qwen layers read `seq_length` without a default; only the first Qwen's log(n) scaling uses it.
@@ -39,7 +41,8 @@ def correct_export(folder: Path, hf_config: Mapping[str, Any], spec: QuantSpec) 
         The corrected configuration.
     """
     path = folder / "config.json"
-    config = corrected(json.loads(path.read_text(encoding="utf-8")), hf_config, spec)
+    config, smoothed = corrected(json.loads(path.read_text(encoding="utf-8")), hf_config, spec), _smoothed(folder)
+    _correct_smoothing(config["quantization"], bool(smoothed))
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     layers = folder / LAYERS_FILE
     if config["quantization"]["quant_algo"] != MIXED:
@@ -47,10 +50,27 @@ def correct_export(folder: Path, hf_config: Mapping[str, Any], spec: QuantSpec) 
         return config
     # TensorRT-LLM takes the whole quantization from this file, the format of the KV cache too
     raw = json.loads(layers.read_text(encoding="utf-8"))
+    for name, block in raw["quantized_layers"].items():
+        _correct_smoothing(block, name in smoothed)
     whole = {key: config["quantization"][key] for key in ("quant_algo", "kv_cache_quant_algo")}
     mixed = whole | {"quantized_layers": raw["quantized_layers"]}
     layers.write_text(json.dumps(mixed, indent=2) + "\n", encoding="utf-8")
     return config
+
+
+def _smoothed(folder: Path) -> frozenset[str]:
+    """Return the linears whose inputs are scaled first, by their names in the whole model.
+
+    Layers are numbered from 0 in each pipeline stage, but a mix has only one.
+    """
+    names = (name for path in folder.glob("rank*.safetensors") for name in read_header(path))
+    return frozenset(name.removesuffix(_PREQUANT) for name in names if name.endswith(_PREQUANT))
+
+
+def _correct_smoothing(block: dict[str, Any], smoothed: bool) -> None:
+    """Say whether there are scales for inputs; the exporter says so of every INT4 weight in groups."""
+    if "pre_quant_scale" in block:
+        block["pre_quant_scale"] = smoothed
 
 
 def corrected(exported: Mapping[str, Any], hf_config: Mapping[str, Any], spec: QuantSpec) -> dict[str, Any]:

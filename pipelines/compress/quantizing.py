@@ -12,9 +12,11 @@ import torch
 import transformers
 
 from pipelines.checkpoint.describe import describe
+from pipelines.checkpoint.given import quantization_of
 from pipelines.checkpoint.unified import describe_unified
 from pipelines.compress.calibration import CalibrationSet
 from pipelines.compress.checkpoint_layout import CheckpointLayout, FolderLayout, RanksLayout
+from pipelines.compress.importing import import_folder
 from pipelines.compress.loading import ModelFolder, look_at, pick_dtype, torch_dtype
 from pipelines.compress.one_layer import LayerSource
 from pipelines.compress.postprocess import correct_export
@@ -24,6 +26,7 @@ from pipelines.compress.simulating import pick_device, prepared, simulated
 from pipelines.compress.specs import CalibrationSpec, Dtype, Layout, QuantSpec
 from pipelines.compress.streaming import LayerQuantizer, quantize_layers
 from pipelines.compress.unified import correct_unified
+from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 
 
@@ -76,6 +79,11 @@ def run_quantize(
     """See `pipelines.compress.api.quantize`."""
     source = look_at(model_dir)
     picked, device = pick_dtype(source, dtype), pick_device(device)
+    if quantization_of(source.config) is not None:
+        if layout == "hugging_face":
+            raise UserError(f"{model_dir} is already quantized; the PyTorch backend's export takes models in 16 bit.")
+        facts = import_folder(source, out_dir, spec, tp_size * pp_size, picked, progress)
+        return {**facts, "source_bytes": source.weight_bytes, "calibration": _calibration_facts(None, 0.0), "tool": {}}
     asked = _Asked(source, spec, texts, calibration, tp_size, pp_size, picked, device, layout)
     with muted() as quiet, transformers_to_log():
         from pipelines.compress import modelopt_door
@@ -93,6 +101,7 @@ def run_quantize(
         done.record.close()
     return {
         **(describe_unified(out_dir) if unified else describe(out_dir)),
+        "qformat": str(spec.qformat),  # the files do not name the algorithm
         "source_bytes": source.weight_bytes,
         "calibration": _calibration_facts(done.data, done.seconds),
         **({"search": done.search} if done.search else {}),

@@ -33,6 +33,9 @@ _KV_CACHE: dict[KvFormat, Config] = {
 
 _WEIGHTS = "*weight_quantizer"
 
+GPTQ_BLOCK, GPTQ_DAMP = 128, 0.01
+"""Columns solved at once, and the share of the Hessian's mean diagonal that is added to it: ModelOpt's defaults."""
+
 
 def modelopt_config(spec: QuantSpec, family: Family, preset: Callable[[str], Config]) -> Config | None:
     """Return the configuration for `mtq.quantize`, or None when nothing is simulated.
@@ -54,6 +57,14 @@ def modelopt_config(spec: QuantSpec, family: Family, preset: Callable[[str], Con
         _set(config, _KV_PATTERN, _KV_CACHE[spec.kv_cache])
     config["algorithm"] = _algorithm(spec, family, config["algorithm"])
     return config
+
+
+def of_one_layer(config: Config) -> Config:
+    """Return the configuration for a model whose only layer is fed as it would be within the whole model."""
+    algorithm = config["algorithm"]
+    if not isinstance(algorithm, dict) or "layerwise" not in algorithm:
+        return config
+    return config | {"algorithm": {key: value for key, value in algorithm.items() if key != "layerwise"}}
 
 
 def candidate_configs(spec: QuantSpec, family: Family, preset: Callable[[str], Config]) -> dict[QFormat, Config]:
@@ -101,10 +112,14 @@ def _set_group_size(config: Config, group_size: int) -> None:
 def _algorithm(spec: QuantSpec, family: Family, default: Any) -> Any:
     """Return ModelOpt's calibration algorithm, with the given parameters or those that the family needs."""
     form = FORMATS[spec.qformat]
+    if form.sequential:
+        # the columns of a block must be whole groups
+        block = max(GPTQ_BLOCK, spec.group_size)
+        return {"method": "gptq", "block_size": block, "perc_damp": GPTQ_DAMP, "layerwise": {"enable": True}}
     given = spec.smoothquant_alpha if form.tuning == "smoothquant" else spec.awq_alpha_step
     value = family.tuning_default(form) if given is None else given
-    if form.tuning is None or value is None:
-        return default
-    if form.tuning == "smoothquant":
+    if form.tuning == "smoothquant" and value is not None:
         return {"method": "smoothquant", "alpha": value}
-    return {"method": "awq_lite", "alpha_step": value}
+    if form.tuning == "awq" and value is not None:
+        default = {"method": "awq_lite", "alpha_step": value}
+    return {"method": "mse"} if spec.int4_scales == "mse" else default

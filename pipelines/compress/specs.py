@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from pipelines.domain.errors import Fault, UserError
-from pipelines.domain.formats import FORMATS, KvFormat, QFormat, mix_faults
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat, mix_faults, scale_faults
 
 Dtype = Literal["auto", "bfloat16", "float16"]
 """Element type of unquantized tensors; `auto` is the model's own 16-bit type."""
@@ -16,6 +16,9 @@ Layout = Literal["tensorrt_llm", "hugging_face"]
 
 Scoring = Literal["gradient", "kl_div"]
 """How the effect of a format on one linear is judged: from gradients, or from the logits."""
+
+Int4Scales = Literal["max", "mse"]
+"""Scale of a group of INT4 weights: from its largest weight, or that with the least squared error."""
 
 SparsityMethod = Literal["magnitude", "sparsegpt"]
 
@@ -70,6 +73,7 @@ class QuantSpec:
             None means ModelOpt's 1.0, or 0.5 for Gemma as in TensorRT-LLM's quantize.py.
         awq_alpha_step: step of AWQ's search over 0..1; None means ModelOpt's 0.1, or 1.0 for Gemma with
             w4a8_awq as in quantize.py.
+        int4_scales: int4_rtn: scale of a group: from its largest weight, or that with the least squared error.
         search: for `auto`: how the format of each linear is chosen.
     """
 
@@ -78,6 +82,7 @@ class QuantSpec:
     group_size: int = 128
     smoothquant_alpha: float | None = None
     awq_alpha_step: float | None = None
+    int4_scales: Int4Scales = "max"
     search: SearchSpec | None = None
 
     @property
@@ -94,6 +99,7 @@ class QuantSpec:
             kv_cache=KvFormat.AUTO,
             smoothquant_alpha=self.smoothquant_alpha if tuning == "smoothquant" else None,
             awq_alpha_step=self.awq_alpha_step if tuning == "awq" else None,
+            int4_scales="max",
             search=None,
         )
 
@@ -123,6 +129,7 @@ def _quant_faults(spec: QuantSpec) -> list[Fault]:
         faults.append(Fault(f"awq_alpha_step={step} does not apply to {spec.qformat}.", todo="Leave it out."))
     elif step is not None and not 0 < step <= 1:
         faults.append(Fault(f"awq_alpha_step={step} is out of range.", "Allowed: above 0, up to 1."))
+    faults += scale_faults(spec.qformat, spec.int4_scales)
     return faults
 
 

@@ -2,8 +2,9 @@
 
 Calibration by ModelOpt is exact this way: each of its passes runs the layers one after another, and what it does
 between passes and at the end concerns one layer at a time. So the inputs of a layer in a pass are the outputs of the
-layer before it in the same pass, which `HiddenStates` keeps on disk. The files are those of an export of the whole
-model, byte for byte.
+layer before it in the same pass, which `HiddenStates` keeps on disk. GPTQ calibrates a layer on the outputs of the
+quantized layers before it: all its passes read the same inputs, and one more pass, through the quantized layer, writes
+those of the next. The files are those of an export of the whole model, byte for byte.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pipelines.compress.f32_products import f32_products
 from pipelines.compress.hidden_states import HiddenStates, true_name
 from pipelines.compress.one_layer import EMBEDDING, HEAD, LayerSource
 from pipelines.compress.progress_record import ProgressRecord
-from pipelines.compress.recipes import Config
+from pipelines.compress.recipes import Config, of_one_layer
 from pipelines.compress.simulating import check_calibrated, seed_everything
 from pipelines.compress.weight_files import TensorWriter
 from pipelines.domain.families import Family
@@ -45,6 +46,7 @@ class LayerQuantizer:
         """
         self._source, self._family, self._config = source, family, config
         self._states = HiddenStates(folder, source, data) if data is not None else None
+        self._sequential = config is not None and config is not of_one_layer(config)
 
     def export(self, number: int, layout: CheckpointLayout, exported: Path) -> None:
         """Calibrate layer `number`, the next one, and export it as a model of one layer.
@@ -59,8 +61,11 @@ class LayerQuantizer:
             self._states.drop_before(number)
             if number == 0:
                 self._states.begin()
+            passes = self._states.passes(number, write=not self._sequential)
             with f32_products():
-                model = modelopt_door.simulate(model, self._config, self._states.passes(number))
+                model = modelopt_door.simulate(model, of_one_layer(self._config), passes)
+                if self._sequential:
+                    self._states.passes(number)(model)
             check_calibrated(model, lambda name: true_name(name, number))
         layout.export(model, self._family, self._source.dtype, exported)
 

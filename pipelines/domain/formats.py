@@ -25,6 +25,8 @@ class QFormat(StrEnum):
     FP8 = "fp8"
     INT8_SQ = "int8_sq"
     INT4_AWQ = "int4_awq"
+    INT4_GPTQ = "int4_gptq"
+    INT4_RTN = "int4_rtn"
     W4A8_AWQ = "w4a8_awq"
     INT8_WO = "int8_wo"
     INT4_WO = "int4_wo"
@@ -152,7 +154,11 @@ class FormatSpec:
         activation: input of the matrix product.
         tuning: method that moves scales between activations and weights, or None.
         preset: ModelOpt's configuration, an attribute of `modelopt.torch.quantization`; None exports floats.
-        modelopt_on_cpu: oldest ModelOpt that makes it without a GPU, (major, minor).
+        modelopt: oldest ModelOpt that makes it, (major, minor); of the two versions that the project is tested with.
+        modelopt_on_cpu: the same without a GPU.
+        searches_scales: whether the scale of a group of weights may be that with the least squared error.
+        sequential: whether a layer is calibrated on the outputs of the quantized layers before it; the others see those
+            of the original layers.
         llm_api: whether TensorRT-LLM's PyTorch backend lists it.
         llm_api_below: it is listed for compute capabilities below this one.
         mixable: whether TensorRT-LLM's `quantize.py --autoq_format` takes it, for some linears of a model.
@@ -170,7 +176,10 @@ class FormatSpec:
     activation: Activation = "16bit"
     tuning: Tuning | None = None
     preset: str | None = None
+    modelopt: tuple[int, int] = (0, 37)
     modelopt_on_cpu: tuple[int, int] = (0, 37)
+    searches_scales: bool = False
+    sequential: bool = False
     llm_api: bool = False
     llm_api_below: float | None = None
     mixable: bool = False
@@ -200,6 +209,12 @@ class FormatSpec:
         group = self.weights.group_size(asked)
         return self.weights.bits + (self.weights.scale_bits / group if group else 0.0)
 
+
+_GROUPED_INT4 = CpuCost(
+    *(0.55, 0.53, 1.35 * MIB, (9.0, 4.2, 9.4, 0.0), 1.05, 2.45),
+    kernels=CpuKernels(linears=True, size=0.175 * MIB),
+    f32_kernels=CpuKernels(linears=True, size=0.165 * MIB),
+)
 
 FORMATS: dict[QFormat, FormatSpec] = {
     QFormat.NONE: FormatSpec(
@@ -260,11 +275,26 @@ FORMATS: dict[QFormat, FormatSpec] = {
         llm_api_below=10.0,
         aliases=("int4", "w4a16"),
         heading=("int4", "awq"),
-        cpu=CpuCost(
-            *(0.55, 0.53, 1.35 * MIB, (9.0, 4.2, 9.4, 0.0), 1.05, 2.45),
-            kernels=CpuKernels(linears=True, size=0.175 * MIB),
-            f32_kernels=CpuKernels(linears=True, size=0.165 * MIB),
-        ),
+        cpu=_GROUPED_INT4,
+    ),
+    QFormat.INT4_GPTQ: FormatSpec(
+        summary="INT4 weights in groups, GPTQ",
+        quant_algo="W4A16_AWQ",  # its layout without smoothing; that of W4A16_GPTQ depends on the GPU
+        weights=INT4_WEIGHTS,
+        preset="INT4_BLOCKWISE_WEIGHT_ONLY_CFG",
+        modelopt=(0, 47),
+        sequential=True,
+        heading=("int4", "gptq"),
+        cpu=_GROUPED_INT4,
+    ),
+    QFormat.INT4_RTN: FormatSpec(
+        summary="INT4 weights in groups, rounded to nearest",
+        quant_algo="W4A16_AWQ",
+        weights=INT4_WEIGHTS,
+        searches_scales=True,
+        preset="INT4_BLOCKWISE_WEIGHT_ONLY_CFG",
+        heading=("int4", "rtn"),
+        cpu=_GROUPED_INT4,
     ),
     QFormat.W4A8_AWQ: FormatSpec(
         summary="INT4 weights in groups with AWQ, FP8 activations",
@@ -323,11 +353,27 @@ FORMATS: dict[QFormat, FormatSpec] = {
 UNIFORM: tuple[QFormat, ...] = tuple(qformat for qformat in QFormat if qformat is not QFormat.AUTO)
 """Formats that all linears of a model can share."""
 
-BY_QUANT_ALGO: dict[str | None, QFormat] = {spec.quant_algo: name for name, spec in FORMATS.items()}
-"""The same table, read from a checkpoint's `quant_algo`."""
+BY_QUANT_ALGO: dict[str | None, QFormat] = {spec.quant_algo: name for name, spec in reversed(FORMATS.items())}
+"""The same table, read from `quant_algo` alone; where formats share one, the first of them."""
+
+UNSMOOTHED: dict[QFormat, QFormat] = {QFormat.INT4_AWQ: QFormat.INT4_GPTQ}
+"""The same weights and `quant_algo`, but `pre_quant_scale` is false: activations are not multiplied by scales first.
+
+A checkpoint does not say by which algorithm its weights were found, so int4_rtn is read back under this name too.
+"""
 
 BY_ALIAS: dict[str, QFormat] = {word: name for name in UNIFORM for word in (*FORMATS[name].aliases, name.value)}
 """The same table, read from a published measurement's precision."""
+
+
+def stored_as(quant_algo: str | None, pre_quant_scale: bool) -> QFormat:
+    """Return the format that a checkpoint's `quantization` block describes.
+
+    Raises:
+        KeyError: no format has this `quant_algo`.
+    """
+    first = BY_QUANT_ALGO[quant_algo]
+    return first if pre_quant_scale else UNSMOOTHED.get(first, first)
 
 
 def mix_faults(candidates: Sequence[QFormat], effective_bits: float) -> list[Fault]:
@@ -354,6 +400,45 @@ def mix_faults(candidates: Sequence[QFormat], effective_bits: float) -> list[Fau
             )
         )
     return faults
+
+
+MSE_SINCE = (0, 47)
+"""First of the two ModelOpt versions that the project is tested with that searches scales by their error."""
+
+
+def version_faults(qformat: QFormat, int4_scales: str, version: str) -> list[Fault]:
+    """Return why this version of ModelOpt, e.g. "0.37.0", cannot make a format on any device."""
+    asked = [(f"quant={qformat}", FORMATS[qformat].modelopt), (f"quant.int4_scales={int4_scales}", MSE_SINCE)]
+    have = tuple(int(part) for part in version.split(".")[:2])
+    return [
+        Fault(
+            f"{what} needs an algorithm that nvidia-modelopt {version} does not have.",
+            f"{oldest[0]}.{oldest[1]}.0 or newer has it.",
+            f"Install a newer nvidia-modelopt, or leave {what} out.",
+        )
+        for what, oldest in asked[: 1 if int4_scales == "max" else 2]
+        if have < oldest
+    ]
+
+
+def scale_faults(qformat: QFormat, int4_scales: str) -> list[Fault]:
+    """Return why the scales of a format cannot be chosen like that; "max" is how all formats have them."""
+    if int4_scales == "max" or FORMATS[qformat].searches_scales:
+        return []
+    why = {
+        QFormat.INT4_GPTQ: "; ModelOpt's GPTQ rounds to scales from the largest weights",
+        QFormat.INT4_AWQ: "; ModelOpt's export of AWQ takes scales from the largest weights again",
+        QFormat.INT4_WO: "; trtllm-build itself computes its scales",
+        QFormat.AUTO: "; the search compares formats with their usual scales",
+    }.get(qformat, "")
+    works = ", ".join(name for name in UNIFORM if FORMATS[name].searches_scales)
+    return [
+        Fault(
+            f"quant.int4_scales={int4_scales} has no effect on quant={qformat}{why}.",
+            f"It applies to quant={works}.",
+            "Leave it out.",
+        )
+    ]
 
 
 def group_instead(given: QFormat, size: int, other: QFormat) -> int:
@@ -401,6 +486,11 @@ def formats_for(capability: float) -> list[QFormat]:
     """List the weight formats whose engines can be built for a compute capability of 8.0 or newer."""
     lacks = (lacks_fp8, lacks_fp4, lacks_integers)
     return [qformat for qformat in UNIFORM if not any(lack(qformat, capability) for lack in lacks)]
+
+
+def proposed(formats: Sequence[QFormat]) -> list[QFormat]:
+    """Leave out formats whose engines have the size and the speed of another: they differ in accuracy alone."""
+    return [qformat for qformat in formats if BY_QUANT_ALGO[FORMATS[qformat].quant_algo] is qformat]
 
 
 def kv_formats_for(capability: float) -> list[KvFormat]:

@@ -12,14 +12,23 @@ from eval.spec import task_fault
 from eval.task_names import BUNDLED
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault, UserError
-from pipelines.domain.formats import QFormat, formats_for, group_instead, mix_faults
+from pipelines.domain.formats import (
+    QFormat,
+    formats_for,
+    group_instead,
+    mix_faults,
+    proposed,
+    scale_faults,
+    version_faults,
+)
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.description import EngineDescription
-from pipelines.host.machine import Machine, torch_device
+from pipelines.host.machine import Machine, library_versions, torch_device
 from pipelines.plan import memory_checks, serving_checks
 from pipelines.plan.accuracy_checks import few_questions, sequential_notes, unknown_reference
 from pipelines.plan.deployment import deployment
+from pipelines.plan.given_checks import given_faults, is_given
 from pipelines.plan.neighbours import baseline_faults, draft_faults, neighbours
 from pipelines.plan.recovery_checks import recovery_faults, recovery_notes
 from pipelines.plan.targets import (
@@ -43,7 +52,6 @@ from pipelines.predict.performance.memory import checkpoint_bytes, weight_bytes
 from pipelines.rules.record import BrokenRule, Severity
 from pipelines.rules.table import check as check_table
 from pipelines.rules.table import check_checkpoint, refused, refused_whatever_format, warned
-from pipelines.settings.compression import QuantSettings
 from pipelines.settings.engine import HardwareSettings
 from pipelines.settings.root import Settings
 from pipelines.settings.triton import TritonSettings
@@ -97,7 +105,7 @@ def check(
         return Checked(served)
     checked = Checked()
     findings = check_table(deployment(settings, shape, engine, machine, found))
-    checked.faults += [*_mix(settings.quant), *refused(findings)]
+    checked.faults += [*given_faults(settings, engine, target), *_quant(settings), *refused(findings)]
     checked.warnings = (*warned(findings), *_few_texts(settings, found), *few_questions(settings, target))
     checked.faults += _baseline(settings, shape, engine, machine, target, found, findings)
     checked.faults += _draft(settings, found)
@@ -135,9 +143,16 @@ def check(
     return checked
 
 
-def _mix(quant: QuantSettings) -> list[Fault]:
-    """Check the candidates of a search, and the bits it may spend."""
-    return mix_faults(quant.formats, quant.effective_bits) if quant.effective_bits is not None else []
+def _quant(settings: Settings) -> list[Fault]:
+    """Check the candidates of a search and the bits it may spend, the scales, and the version of ModelOpt."""
+    quant, drafts = settings.quant, settings.speculative.draft_qformat
+    faults = mix_faults(quant.formats, quant.effective_bits) if quant.effective_bits is not None else []
+    faults += scale_faults(quant.qformat, quant.int4_scales)
+    version = library_versions(("nvidia-modelopt",))["nvidia-modelopt"]
+    if version == "absent" or is_given(settings):  # another check says where it is needed
+        return faults
+    wanted = {(qformat, quant.int4_scales) for qformat in quant.formats} | ({(drafts, "max")} if drafts else set())
+    return faults + [fault for qformat, scales in sorted(wanted) for fault in version_faults(qformat, scales, version)]
 
 
 def _logged(settings: Settings, target: Target) -> list[Fault]:
@@ -453,7 +468,7 @@ def _gpu_memory(
     total, name = usable_bytes(gpu), memory_checks.gpu_name(gpu)
     alone = draft_faults(settings, target, found, total, name)
     beside = [] if alone else neighbours(settings, target, found)
-    fit = memory_checks.check(settings, shape, gpu, formats_for(gpu.sm or 0), beside, allowed, chosen)
+    fit = memory_checks.check(settings, shape, gpu, proposed(formats_for(gpu.sm or 0)), beside, allowed, chosen)
     checked.faults += [*fit.faults, *alone]
     checked.faults += baseline_faults(settings, target, shape, total, name, gpu.gpus_per_server)
     checked.notes += fit.notes

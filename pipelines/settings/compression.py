@@ -17,10 +17,11 @@ class QuantSettings(Group):
     Attributes:
         qformat: format of weights and activations.
         dtype: of everything that is not quantized; `auto` is the model's own 16-bit type.
-        group_size: values of a weight's row that share one scale; for int4_awq and w4a8_awq.
+        group_size: values of a weight's row that share one scale; for int4_awq, int4_gptq, int4_rtn, w4a8_awq.
         smoothquant_alpha: int8_sq: how much of the activations' range moves into the weights; null is ModelOpt's
             default.
         awq_alpha_step: int4_awq, w4a8_awq: step of the search for scales; null is ModelOpt's default.
+        int4_scales: int4_rtn: scale of a group, from its largest weight (max) or with the least squared error (mse).
         effective_bits: auto: most bits per weight of the layers' linears on average, without scales of groups.
         candidates: auto: formats that a linear may get; 16 bit is always among the choices.
         scoring: auto: how the effect of a format on a linear is judged, from gradients or from the logits (kl_div).
@@ -34,6 +35,7 @@ class QuantSettings(Group):
     group_size: Literal[16, 32, 64, 128, 256] = 128
     smoothquant_alpha: Annotated[float, Field(ge=0, le=1)] | None = None
     awq_alpha_step: Annotated[float, Field(gt=0, le=1)] | None = None
+    int4_scales: Literal["max", "mse"] = "max"
     effective_bits: Annotated[float, Field(gt=0, le=16)] | None = None
     candidates: tuple[QFormat, ...] | None = None
     scoring: Literal["gradient", "kl_div"] | None = None

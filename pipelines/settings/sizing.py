@@ -16,7 +16,7 @@ FITS = "fits"
 """Folder below the store in which `make calibrate` keeps its files."""
 Signal = Literal["queue_time", "ttft", "kv_use"]
 TriedFormat = Literal[
-    "auto", "none", "fp8", "int8_sq", "int4_awq", "int8_wo", "int4_wo", "w4a8_awq", "nvfp4",
+    "auto", "none", "fp8", "int8_sq", "int4_awq", "int4_gptq", "int4_rtn", "int8_wo", "int4_wo", "w4a8_awq", "nvfp4",
 ]  # fmt: skip
 Mode = Literal["online", "sequential", "offline"]
 Usd = Annotated[float, Field(ge=0)]

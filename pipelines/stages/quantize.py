@@ -16,7 +16,7 @@ from pipelines.settings.compression import CalibrationSettings, KvCacheSettings,
 
 if TYPE_CHECKING:
     from pipelines.compress import CalibrationSpec, QuantSpec
-    from pipelines.compress.specs import Layout, SearchSpec
+    from pipelines.compress.specs import Int4Scales, Layout, SearchSpec
     from pipelines.compress.traced_simulation import SimulatedModel
 
 
@@ -65,8 +65,14 @@ class Quantize:
             group_size=self.quant.group_size,
             smoothquant_alpha=self.quant.smoothquant_alpha,
             awq_alpha_step=self.quant.awq_alpha_step,
+            int4_scales=self._int4_scales,
             search=search_of(self.quant),
         )
+
+    @property
+    def _int4_scales(self) -> Int4Scales:
+        """The setting where the format reads it; a draft model has the settings of its target, but another format."""
+        return self.quant.int4_scales if FORMATS[self.quant.qformat].searches_scales else "max"
 
     @property
     def why_not_simulated(self) -> str:
@@ -116,6 +122,8 @@ class Quantize:
             identity["smoothquant_alpha"] = self.quant.smoothquant_alpha
         if any(form.tuning == "awq" for form in forms):
             identity["awq_alpha_step"] = self.quant.awq_alpha_step
+        if self._int4_scales != "max":
+            identity["int4_scales"] = self._int4_scales
         if self.calibrated:
             identity["calibration"] = calibration_identity(self.calibration)
         return identity

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipelines.checkpoint.tensors import read_header
 from pipelines.domain.errors import Fault, UserError, collecting
-from pipelines.domain.formats import BY_QUANT_ALGO
+from pipelines.domain.formats import BY_QUANT_ALGO, stored_as
 from pipelines.domain.hf_config import shown
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import MIB
@@ -104,7 +104,7 @@ def _built(raw: Any, config: Path) -> BuiltEngine:
     """Read an engine's config.json; what has another form than an engine's raises what reading it raises."""
     pretrained, _ = raw["pretrained_config"], raw["build_config"]
     mapping, quantization = pretrained.get("mapping") or {}, pretrained.get("quantization") or {}
-    variant = _variant(quantization.get("quant_algo"), quantization.get("kv_cache_quant_algo"), config)
+    variant = _variant(quantization, config)
     flavour = str(raw.get("engine", {}).get("flavour", "tensorrt_llm"))
     tp_size, pp_size = int(mapping.get("tp_size", 1)), int(mapping.get("pp_size", 1))
     if tp_size < 1 or pp_size < 1:
@@ -112,13 +112,15 @@ def _built(raw: Any, config: Path) -> BuiltEngine:
     return BuiltEngine(flavour, variant, tp_size, pp_size)
 
 
-def _variant(quant_algo: str | None, kv_algo: str | None, config: Path) -> str:
+def _variant(quantization: Mapping[str, Any], config: Path) -> str:
+    quant_algo, kv_algo = quantization.get("quant_algo"), quantization.get("kv_cache_quant_algo")
     if quant_algo not in BY_QUANT_ALGO:
         raise UserError(
             f"{config} has quant_algo={shown(quant_algo)}, which is not supported.",
             allowed=f"Supported: {', '.join(str(algo) for algo in BY_QUANT_ALGO)}.",
         )
-    return BY_QUANT_ALGO[quant_algo].value + (f"-kv_{kv_algo.lower()}" if kv_algo else "")
+    qformat = stored_as(quant_algo, bool(quantization.get("pre_quant_scale")))
+    return qformat.value + (f"-kv_{kv_algo.lower()}" if kv_algo else "")
 
 
 def model_source(

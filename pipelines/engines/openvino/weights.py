@@ -19,7 +19,7 @@ import openvino as ov
 from openvino import opset13 as op
 
 from pipelines.checkpoint.read import Checkpoint
-from pipelines.checkpoint.weight_codes import quantize_weight_only, unpack_int4
+from pipelines.checkpoint.weight_codes import quantize_weight_only, unpack_int4, zero_points
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import (
     FLOAT_WEIGHTS,
@@ -111,8 +111,27 @@ class WeightStore:
         return _widen(self.raw(_pack_int4(codes), ov.Type.i4, shape)), scale[:, :, None]
 
     def _int4(self, module: str, rows: Rows) -> ov.Node:
-        codes, scale = self._grouped_int4(module, rows)
-        return _flatten(op.multiply(codes, _const(scale)))
+        zeros = zero_points(self.checkpoint, module)
+        if zeros is None:
+            codes, scale = self._grouped_int4(module, rows)
+            return _flatten(op.multiply(codes, _const(scale)))
+        scale = self.float32(f"{module}.weights_scaling_factor")[rows]
+        unsigned = unpack_int4(self.checkpoint.tensor(f"{module}.weight")[_byte_rows(rows)]) + np.int8(8)
+        shape = [*scale.shape, unsigned.shape[1] // scale.shape[1]]
+        codes = _widen(self.raw(_pack_int4(unsigned), ov.Type.u4, shape))
+        shifted = op.subtract(codes, self._zero_points(8 - zeros[rows] / scale))
+        return _flatten(op.multiply(shifted, _const(scale[:, :, None])))
+
+    def _zero_points(self, points: Array) -> ov.Node:
+        """Return zero points [O, G] as float32 [O, G, 1], stored as integers where they are ones.
+
+        The plugin multiplies about three times as fast with integers. The checkpoint has them times the scale, in 16
+        bit, which moves them by less than 0.04.
+        """
+        whole = np.rint(points)
+        if np.abs(points - whole).max() > 0.05 or whole.min() < 0:
+            return _const(points[:, :, None])
+        return _widen(self.raw(whole.astype(np.uint8), ov.Type.u8, [*points.shape, 1]))
 
     def _int4_as_fp8(self, module: str, rows: Rows) -> ov.Node:
         """Return INT4 widened to FP8 with scale / scale_2, as in the kernel, and then multiplied by scale_2."""

@@ -208,7 +208,14 @@ COVERAGE = (
         "is worth is part of its usual error",
     ),
     Coverage(
-        ("quant.dtype", "quant.smoothquant_alpha", "quant.awq_alpha_step", "quant.scoring*", "calibration.*"),
+        (
+            "quant.dtype",
+            "quant.smoothquant_alpha",
+            "quant.awq_alpha_step",
+            "quant.int4_scales",
+            "quant.scoring*",
+            "calibration.*",
+        ),
         "no effect",
         "they change the values of weights and scales, not their number",
     ),

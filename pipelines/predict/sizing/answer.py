@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pipelines.document.show import count
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import FORMATS
+from pipelines.domain.formats import FORMATS, proposed
 from pipelines.predict.performance.performance import Costed, Setup, runnable
 from pipelines.predict.sizing.fleet import Layout, PeakFleet, fleet
 from pipelines.predict.sizing.instance import (
@@ -267,7 +267,7 @@ def _lower_limits(question: Question) -> str:
 def _lighter(question: Question) -> str:
     """Name, as an override, formats that this GPU runs and whose weights are smaller than any tried."""
     tried = min(FORMATS[qformat].linear_bits for qformat in question.formats)
-    able = [name for name in runnable(next(question.setups())) if FORMATS[name].linear_bits < tried]
+    able = [name for name in proposed(runnable(next(question.setups()))) if FORMATS[name].linear_bits < tried]
     return f"sizing.formats=[{','.join(able)}]" if able else ""
 
 

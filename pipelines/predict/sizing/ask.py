@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.domain.errors import UserError, collecting
-from pipelines.domain.formats import QFormat
+from pipelines.domain.formats import QFormat, proposed
 from pipelines.domain.model_shape import ModelShape
 from pipelines.host.machine import Machine
 from pipelines.predict.performance.coverage import unmodelled
@@ -112,7 +112,7 @@ def formats_to_try(settings: Settings, model: ModelShape, gpu: GpuSpec) -> tuple
     given = settings.sizing.formats
     if given is None:
         return (settings.quant.qformat,)
-    return tuple(runnable(Setup(model, gpu))) if "auto" in given else tuple(QFormat(name) for name in given)
+    return tuple(proposed(runnable(Setup(model, gpu)))) if "auto" in given else tuple(QFormat(name) for name in given)
 
 
 def unit_gaps(workload: WorkloadSettings, count: int) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import FORMATS, KvFormat, kv_formats_for
+from pipelines.domain.formats import FORMATS, KvFormat, kv_formats_for, proposed
 from pipelines.predict.performance.full_load import full_load_rate
 from pipelines.predict.performance.limits import WantedLimits
 from pipelines.predict.performance.performance import Setup, runnable
@@ -161,7 +161,7 @@ def _steps(question: Question, one: Instance) -> Iterator[_Step]:
         yield _limited("max_batch_size", f"max_batch_size {value:,}", partial(replace, max_batch_size=value))
     for value in (tokens // 2, 2 * tokens):
         yield _limited("max_num_tokens", f"max_num_tokens {value:,}", partial(replace, max_num_tokens=value))
-    for qformat in runnable(setup):
+    for qformat in proposed(runnable(setup)):
         if qformat != setup.qformat and not FORMATS[qformat].weights.at_build:
             kv_format = question.kv_of.get(qformat, setup.kv_format)
             with_kv = "" if kv_format == setup.kv_format else f", KV cache {_kv_word(kv_format)}"

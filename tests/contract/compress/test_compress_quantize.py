@@ -23,7 +23,12 @@ OLD = tuple(map(int, modelopt.__version__.split(".")[:2])) < (0, 47)
 NVFP4 = pytest.param(
     QFormat.NVFP4, marks=pytest.mark.skipif(OLD, reason="NVFP4 needs CUDA with nvidia-modelopt before 0.47")
 )
-EXPORTED = [qformat for qformat in UNIFORM if qformat is not QFormat.NVFP4]
+NEW = pytest.mark.skipif(OLD, reason="nvidia-modelopt before 0.47 has no GPTQ")
+EXPORTED = [
+    pytest.param(qformat, marks=NEW) if FORMATS[qformat].sequential else qformat
+    for qformat in UNIFORM
+    if qformat is not QFormat.NVFP4
+]
 SIMULATED = [QFormat.FP8, QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.W4A8_AWQ]
 
 

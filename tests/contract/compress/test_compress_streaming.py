@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.checkpoint.dequantize import dequantize
+from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.tensors import read_header
 from pipelines.compress import CalibrationSpec, QuantSpec, quantize
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import UNIFORM, KvFormat, QFormat
+from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat
 from pipelines.domain.progress import PARTIAL
 from pipelines.settings.model import BUNDLED
 from tests.contract.compress.conftest import CALIBRATION, write_model
@@ -34,7 +36,12 @@ OLD = tuple(map(int, modelopt.__version__.split(".")[:2])) < (0, 47)
 NVFP4 = pytest.param(
     QFormat.NVFP4, marks=pytest.mark.skipif(OLD, reason="NVFP4 needs CUDA with nvidia-modelopt before 0.47")
 )
-EXPORTED = [qformat for qformat in UNIFORM if qformat is not QFormat.NVFP4]
+NEW = pytest.mark.skipif(OLD, reason="nvidia-modelopt before 0.47 has no GPTQ")
+EXPORTED = [
+    pytest.param(qformat, marks=NEW) if FORMATS[qformat].sequential else qformat
+    for qformat in UNIFORM
+    if qformat is not QFormat.NVFP4
+]
 
 
 def spec_of(qformat: QFormat, kv_cache: KvFormat = KvFormat.AUTO) -> QuantSpec:
@@ -60,6 +67,31 @@ def compare(model: Path, spec: QuantSpec, texts, folder: Path, calibration=CALIB
 def test_every_format_equals_the_whole_model(kind, qformat, kv_cache, models, texts, tmp_path) -> None:
     """An INT8 cache is rounded in AWQ's second pass, so its scales also prove that passes are kept apart."""
     compare(models[kind], spec_of(qformat, kv_cache), texts, tmp_path)
+
+
+@pytest.mark.skipif(OLD, reason="nvidia-modelopt before 0.47 searches no scales")
+@pytest.mark.parametrize("kind", ["llama", "gemma"])
+def test_scales_with_the_least_error_equal_those_of_the_whole_model(kind, models, texts, tmp_path) -> None:
+    """And they are smaller than those from the largest weights, because a few large weights are cut."""
+    spec = QuantSpec(QFormat.INT4_RTN, group_size=64, int4_scales="mse")
+    compare(models[kind], spec, texts, tmp_path)
+    quantize(models[kind], tmp_path / "max", spec_of(QFormat.INT4_RTN), texts, CALIBRATION)
+    name = "transformer.layers.1.mlp.fc.weights_scaling_factor"
+    found, largest = (Checkpoint.open(tmp_path / each).tensor(name) for each in ("layers", "max"))
+    assert (found < largest).mean() > 0.5
+
+
+@pytest.mark.skipif(OLD, reason="nvidia-modelopt before 0.47 has no GPTQ")
+def test_gptq_moves_weights_and_has_no_scales_for_inputs(models, texts, tmp_path) -> None:
+    """The exporter claims such scales of every grouped INT4 weight."""
+    for qformat in (QFormat.INT4_GPTQ, QFormat.INT4_RTN):
+        facts = quantize(models["llama"], tmp_path / qformat, spec_of(qformat), texts, CALIBRATION)
+        assert facts["qformat"] == qformat
+        assert not Checkpoint.open(tmp_path / qformat).config.quantization.pre_quant_scale
+    name = "transformer.layers.1.mlp.proj"
+    solved, rounded = (dequantize(Checkpoint.open(tmp_path / each), name) for each in ("int4_gptq", "int4_rtn"))
+    source = ModelWeights(look_at(models["llama"])).tensor("model.layers.1.mlp.down_proj.weight", torch.float32).numpy()
+    assert abs(solved - source).sum() > abs(rounded - source).sum()
 
 
 @pytest.mark.parametrize("qformat", [NVFP4])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,12 +21,13 @@ from pipelines.host.machine import native_bf16
 from tests.contract.engines.conftest import Workshop, as_exported, relative_error, same_top, torch_logits
 
 torch = pytest.importorskip("torch")
+from safetensors.torch import load_file, save_file  # noqa: E402 - after the skip
 
 KINDS = ("gemma", "llama")
 FLIPPED = 0.015
 """Share of next tokens that may differ: one flipped code decides between two nearly equal logits, and which codes flip
 depends on the processor's own rounding (int8_sq of gemma: 1.0 % on an Intel Xeon with VNNI, 1.1 % on an AMD EPYC)."""
-SIMULATED = (QFormat.FP8, QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.W4A8_AWQ)
+SIMULATED = (QFormat.FP8, QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.INT4_GPTQ, QFormat.W4A8_AWQ)
 HF_NAMES = {
     "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "attention.dense": ("self_attn.o_proj",),
@@ -160,6 +163,27 @@ def test_nvfp4_with_bf16_arithmetic_is_as_far_as_torch(workshop: Workshop) -> No
     torch_moved = relative_error(torch_logits(model, workshop.batch("llama")), exact)
     moved = relative_error(workshop.logits(folder, "llama", inference_precision="bf16"), exact)
     assert moved <= 1.2 * torch_moved
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.3])
+def test_zero_points_are_in_the_numbers(shift: float, workshop: Workshop, tmp_path: Path) -> None:
+    """Integers 7 to 9, as libraries store them, and in between; what the arithmetic gives in Transformers."""
+    source = workshop.checkpoint("llama", QFormat.INT4_RTN)
+    config = json.loads((source / "config.json").read_text())
+    config["quantization"]["has_zero_point"] = True
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = load_file(source / "rank0.safetensors")
+    torch.manual_seed(5)
+    for name in [name for name in tensors if name.endswith(".weights_scaling_factor")]:
+        scale = tensors[name].T
+        points = torch.randint(7, 10, scale.shape) + shift
+        tensors[name.replace("weights_scaling_factor", "zero")] = ((8 - points) * scale).bfloat16().contiguous()
+    save_file(tensors, tmp_path / "rank0.safetensors")
+    assert verify(tmp_path) == []
+    expected = torch_logits(
+        decoded(workshop.plain("llama").float(), Checkpoint.open(tmp_path)), workshop.batch("llama")
+    )
+    assert relative_error(workshop.logits(tmp_path, "llama"), expected) <= 2e-2
 
 
 @pytest.mark.parametrize("kv", [KvFormat.FP8, KvFormat.INT8])

@@ -27,7 +27,7 @@ def parse(checkpoint_config: dict[str, Any]) -> Parse:
 
 def test_sizes_and_formats_are_read(parse: Parse) -> None:
     """W4A16_AWQ is our int4_awq; the KV cache is FP8."""
-    block = {"quant_algo": "W4A16_AWQ", "kv_cache_quant_algo": "FP8", "group_size": 64, "exclude_modules": ["lm_head"]}
+    block = {"quant_algo": "W4A16_AWQ", "kv_cache_quant_algo": "FP8", "group_size": 64, "pre_quant_scale": True}
     config = parse(quantization=block)
     assert (config.qformat, config.kv_format) == (QFormat.INT4_AWQ, KvFormat.FP8)
     assert (config.quantization.group_size, config.head_size, config.world_size) == (64, 2, 1)

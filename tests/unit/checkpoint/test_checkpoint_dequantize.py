@@ -116,3 +116,14 @@ def test_a_weight_of_another_format_is_refused(write_checkpoint: Write) -> None:
     weight = np.zeros((2, 2), dtype=np.float16)
     with pytest.raises(UserError, match=rf"'{FC}\.weight' is F16, but FP8 stores F8_E4M3"):
         fc(write_checkpoint, "FP8", weight, weights_scaling_factor=f32(1))
+
+
+def test_zero_points_are_added_after_the_scale(write_checkpoint: Write) -> None:
+    """The codes q = 9 and 4 with the zero point 10 and the scale 0.5: (9 - 10) * 0.5 and (4 - 10) * 0.5.
+
+    Stored are q - 8 = 1 and -4, and zero = (8 - 10) * 0.5, [G, O].
+    """
+    packed = np.array([[(1 & 15) | ((-4 & 15) << 4)]], dtype=np.uint8).view(np.int8)
+    zero = f32(-1, -1).reshape(1, 2).astype(ml_dtypes.bfloat16)
+    decoded = fc(write_checkpoint, "W4A16_AWQ", packed, weights_scaling_factor=f32(0.5, 0.5).reshape(2, 1), zero=zero)
+    assert decoded.tolist() == [[-0.5], [-3.0]]

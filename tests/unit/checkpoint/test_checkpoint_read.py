@@ -71,6 +71,19 @@ def test_input_split_linears_merge_on_the_input(write_checkpoint: Write) -> None
     assert checkpoint.tensor(f"{DENSE}.activation_scaling_factor").tolist() == [0.5]
 
 
+def test_zero_points_merge_the_other_way_round_than_scales(write_checkpoint: Write) -> None:
+    """They are [G, O]: those of qkv are q | k | v of each rank in columns, those of dense split with the input."""
+    qkv, dense = QKV.replace("weight", "zero"), f"{DENSE}.zero"
+    ranks = [
+        {qkv: np.array([[10, 20, 30]], np.int8), dense: np.array([[1, 2]], np.int8)},
+        {qkv: np.array([[12, 22, 32]], np.int8), dense: np.array([[3, 4]], np.int8)},
+    ]
+    checkpoint = Checkpoint.open(write_checkpoint(ranks, mapping=TP2))
+    assert checkpoint.tensor(qkv).tolist() == [[10, 12, 20, 22, 30, 32]]
+    assert checkpoint.tensor(dense).tolist() == [[1, 2], [3, 4]]
+    assert [checkpoint.spec(name).shape for name in (qkv, dense)] == [(1, 6), (2, 2)]
+
+
 def test_padded_vocabulary_is_cut(write_checkpoint: Write) -> None:
     """6 rows over 4 ranks are padded to 8 by the exporter; the two rows of zeros go again."""
     name, mapping = "lm_head.weight", {"world_size": 4, "tp_size": 4, "pp_size": 1}

@@ -41,6 +41,8 @@ BLOCKS = {
         "exclude_modules": ["lm_head"],
     },
 }
+BLOCKS["unsmoothed"] = BLOCKS["W4A16_AWQ"] | {"pre_quant_scale": False}
+BLOCKS["zero points"] = BLOCKS["unsmoothed"] | {"has_zero_point": True}
 DTYPES = {"BF16": ml_dtypes.bfloat16, "F32": np.float32, "F8_E4M3": ml_dtypes.float8_e4m3fn, "I8": np.int8}
 CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
 MEASURED = Path(__file__).parent / "measured"
@@ -131,6 +133,13 @@ def test_a_sound_checkpoint_has_no_faults(algo, mapping, tmp_path) -> None:
         ("W4A16_AWQ", {f"{FC}.weight": np.ones((128, 64), np.int8)}, r"is I8\[128, 64\].*I8\[64, 64\]"),
         ("W4A16_AWQ", {f"{FC}.weights_scaling_factor": np.ones((128, 1), np.float32)}, r"F32\[128, 1\].*F32\[128, 2\]"),
         ("W4A16_AWQ", {f"{FC}.prequant_scaling_factor": None}, f"lacks '{FC}.prequant_scaling_factor'"),
+        (
+            "unsmoothed",
+            {f"{FC}.prequant_scaling_factor": np.ones(64, ml_dtypes.bfloat16)},
+            f"unexpected tensor '{FC}.prequant_scaling_factor'",
+        ),
+        ("zero points", {f"{FC}.zero": None}, rf"lacks '{FC}.zero'.*BF16\[2, 128\]"),
+        ("zero points", {f"{FC}.zero": np.full((2, 128), np.nan, ml_dtypes.bfloat16)}, f"'{FC}.zero' contains NaN"),
     ],
 )
 def test_a_changed_tensor_is_named(algo, changes, message, tmp_path) -> None:
@@ -152,7 +161,8 @@ def test_a_renamed_tensor_is_missing_and_left_over(tmp_path) -> None:
     [
         ({"quantization": BLOCKS["FP8"] | {"extra": 1}}, "unknown key 'extra'"),
         ({"quantization": BLOCKS["FP8"] | {"quant_algo": "FP9"}}, "quant_algo='FP9'"),
-        ({"quantization": BLOCKS["W4A16_AWQ"] | {"pre_quant_scale": False}}, "pre_quant_scale=False"),
+        ({"quantization": BLOCKS["unsmoothed"] | {"quant_algo": "W4A8_AWQ"}}, "W4A8_AWQ has pre_quant_scale=False"),
+        ({"quantization": BLOCKS["FP8"] | {"has_zero_point": True}}, "FP8 has has_zero_point=True"),
         ({"quantization": {"quant_algo": "NVFP4", "group_size": 32}}, "NVFP4 has group_size=32"),
         ({"architecture": "QwenForCausalLM"}, "architecture='QwenForCausalLM'"),
         ({"mapping": {"world_size": 2, "tp_size": 1, "pp_size": 1}}, "world_size=2"),
@@ -275,7 +285,11 @@ def test_a_tensor_of_another_format_is_named(tmp_path) -> None:
         ({FC: {"quant_algo": "FP9"}}, f"quant_cfg.json has quant_algo='FP9' for {FC}, which is not supported"),
         ({"transformer.layers.7.mlp.fc": {"quant_algo": "FP8"}}, "'transformer.layers.7.mlp.fc', which is no linear"),
         ({FC: {"quant_algo": "FP8", "bits": 3}}, r"quant_cfg.json has the unknown key 'bits'"),
-        ({FC: {"quant_algo": "W4A16_AWQ", "pre_quant_scale": False}}, f"{FC} of W4A16_AWQ has .*pre_quant_scale=False"),
+        ({FC: {"quant_algo": "W4A8_AWQ", "pre_quant_scale": False}}, f"{FC} of W4A8_AWQ has pre_quant_scale=False"),
+        (
+            {FC: {"quant_algo": "W4A16_AWQ", "group_size": 32, "pre_quant_scale": False}},
+            f"unexpected tensor '{FC}.prequant_scaling_factor'",
+        ),
         ({FC: 8}, f"quant_cfg.json has '{FC}': 8"),
     ],
 )

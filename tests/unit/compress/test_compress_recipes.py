@@ -6,19 +6,25 @@ from typing import Any
 
 import pytest
 
-from pipelines.compress.recipes import modelopt_config
+from pipelines.compress.recipes import modelopt_config, of_one_layer
 from pipelines.compress.specs import QuantSpec
+from pipelines.domain.errors import UserError
 from pipelines.domain.families import FAMILIES, Architecture
-from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat, version_faults
 
 LLAMA, GEMMA = FAMILIES[Architecture.LLAMA], FAMILIES[Architecture.GEMMA]
 BLOCK = {"num_bits": 4, "block_sizes": {-1: 128, "type": "static"}}
+GROUPED = "INT4_BLOCKWISE_WEIGHT_ONLY_CFG"
 FP8 = {"num_bits": (4, 3), "axis": None}
 
 
 def old_style(name: str) -> dict[str, Any]:
     """ModelOpt 0.37: a dict of patterns."""
-    weights: Any = {"W4A8_AWQ_BETA_CFG": [dict(BLOCK), dict(FP8)], "INT4_AWQ_CFG": dict(BLOCK)}.get(name, dict(FP8))
+    weights: Any = {
+        "W4A8_AWQ_BETA_CFG": [dict(BLOCK), dict(FP8)],
+        "INT4_AWQ_CFG": dict(BLOCK),
+        GROUPED: dict(BLOCK),
+    }.get(name, dict(FP8))
     entries = {"*weight_quantizer": weights, "*input_quantizer": dict(FP8), "*lm_head*": {"enable": False}}
     return {"quant_cfg": {**entries, "default": {"enable": False}}, "algorithm": "preset"}
 
@@ -92,3 +98,44 @@ def test_the_preset_itself_is_not_changed() -> None:
     kept = new_style("INT4_AWQ_CFG")
     modelopt_config(QuantSpec(QFormat.INT4_AWQ, KvFormat.FP8, group_size=32), LLAMA, lambda _name: kept)
     assert kept == new_style("INT4_AWQ_CFG")
+
+
+@pytest.mark.parametrize(("group", "block"), [(128, 128), (64, 128), (256, 256)])
+def test_gptq_solves_whole_groups(group, block) -> None:
+    """Blocks of 128 columns, as in ModelOpt, unless a group is larger."""
+    config = modelopt_config(QuantSpec(QFormat.INT4_GPTQ, group_size=group), LLAMA, new_style)
+    assert config is not None
+    wanted = {"method": "gptq", "block_size": block, "perc_damp": 0.01}
+    assert config["algorithm"] == wanted | {"layerwise": {"enable": True}}
+    assert of_one_layer(config)["algorithm"] == wanted
+
+
+def test_scales_with_the_least_error_replace_the_algorithm() -> None:
+    config = modelopt_config(QuantSpec(QFormat.INT4_RTN, int4_scales="mse"), LLAMA, new_style)
+    assert config is not None
+    assert config["algorithm"] == {"method": "mse"}
+
+
+@pytest.mark.parametrize(
+    ("qformat", "why"),
+    [
+        (QFormat.INT4_GPTQ, "ModelOpt's GPTQ rounds"),
+        (QFormat.INT4_AWQ, "export of AWQ"),
+        (QFormat.INT4_WO, "trtllm-build itself"),
+        (QFormat.FP8, "quant=fp8. It applies to quant=int4_rtn"),
+    ],
+)
+def test_scales_that_a_format_does_not_search_are_refused(qformat, why) -> None:
+    with pytest.raises(UserError, match=rf"int4_scales=mse has no effect on quant={qformat}.*") as error:
+        QuantSpec(qformat, int4_scales="mse")
+    assert why in str(error.value)
+
+
+def test_what_an_old_modelopt_lacks_is_named() -> None:
+    """0.37 has neither GPTQ nor scales by their error (`modelopt/torch/quantization/config.py`)."""
+    (gptq,) = version_faults(QFormat.INT4_GPTQ, "max", "0.37.0")
+    assert "quant=int4_gptq needs an algorithm that nvidia-modelopt 0.37.0 does not have" in str(gptq)
+    (mse,) = version_faults(QFormat.INT4_RTN, "mse", "0.37.0")
+    assert "quant.int4_scales=mse needs" in str(mse)
+    assert version_faults(QFormat.INT4_RTN, "max", "0.37.0") == []
+    assert version_faults(QFormat.INT4_GPTQ, "max", "0.47.0") == []

@@ -71,7 +71,7 @@ def test_an_a10_is_not_told_to_use_fp8() -> None:
     """Gemma has no NVFP4, and this GPU no FP8: one message used to say "Choose fp8 or int4_awq"."""
     faults = refused(check(deployment(sm=8.6, shape=GEMMA, qformat=QFormat.NVFP4, group_size=16)))
     said = " ".join(map(str, faults))
-    assert "Supported here: quant=none, int8_sq, int4_awq, int8_wo, int4_wo." in said
+    assert "Supported here: quant=none, int8_sq, int4_awq, int4_gptq, int4_rtn, int8_wo, int4_wo." in said
     assert not re.search(r"fp8", said.replace("quant=nvfp4", "").replace("NVFP4", ""))
 
 

@@ -97,12 +97,12 @@ def test_every_fault_of_a_shape_is_found_at_once(
 @pytest.mark.parametrize(
     ("sm", "formats"),
     [
-        (8.0, "none int8_sq int4_awq int8_wo int4_wo"),
-        (8.6, "none int8_sq int4_awq int8_wo int4_wo"),
-        (8.9, "none fp8 int8_sq int4_awq w4a8_awq int8_wo int4_wo"),
-        (9.0, "none fp8 int8_sq int4_awq w4a8_awq int8_wo int4_wo"),
+        (8.0, "none int8_sq int4_awq int4_gptq int4_rtn int8_wo int4_wo"),
+        (8.6, "none int8_sq int4_awq int4_gptq int4_rtn int8_wo int4_wo"),
+        (8.9, "none fp8 int8_sq int4_awq int4_gptq int4_rtn w4a8_awq int8_wo int4_wo"),
+        (9.0, "none fp8 int8_sq int4_awq int4_gptq int4_rtn w4a8_awq int8_wo int4_wo"),
         (10.0, "none fp8 nvfp4"),
-        (12.0, "none fp8 int8_sq int4_awq w4a8_awq int8_wo int4_wo nvfp4"),
+        (12.0, "none fp8 int8_sq int4_awq int4_gptq int4_rtn w4a8_awq int8_wo int4_wo nvfp4"),
     ],
 )
 def test_each_gpu_takes_the_formats_of_the_builders_table(sm: float, formats: str) -> None:

@@ -7,7 +7,7 @@ key=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')  # told to nobody
 cd /home/user/project/cluster/llama_3_1_70b-fp8.runs/repository  # relative paths of the engine start there
 if [ "$rank" -eq 0 ]; then
   # The kernel ends it together with this shell, which becomes the server.
-  PYTHONPATH=/home/user/project${PYTHONPATH:+:$PYTHONPATH} setpriv --pdeathsig TERM python3 -m pipelines.serving.openai --repository=. --grpc=127.0.0.1:8001 --metrics=http://127.0.0.1:8002/metrics --port=9000 --target=ensemble --host=0.0.0.0 --drain-timeout-s=30 --max-body-bytes=4000000 --max-prompts=128 --request-timeout-s=600 &
+  PYTHONPATH=/home/user/project${PYTHONPATH:+:$PYTHONPATH} setpriv --pdeathsig TERM python3 -m pipelines.serving.openai --repository=. --grpc=127.0.0.1:8001 --metrics=http://127.0.0.1:8002/metrics --port=9000 --host=0.0.0.0 --drain-timeout-s=30 --max-body-bytes=4000000 --max-prompts=128 --request-timeout-s=600 &
   exec /opt/tritonserver/bin/tritonserver \
     --model-repository=. \
     --http-address=127.0.0.1 \

@@ -1,0 +1,105 @@
+"""A folder that is already quantized becomes a checkpoint with the same weights, or is refused with the reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines.checkpoint.dequantize import dequantize
+from pipelines.checkpoint.given import import_faults
+from pipelines.checkpoint.read import Checkpoint
+from pipelines.checkpoint.tensors import TensorFile
+from pipelines.checkpoint.verify import verify
+from pipelines.compress import QuantSpec, quantize
+from pipelines.domain.errors import UserError
+from pipelines.domain.formats import KvFormat, QFormat
+from tests.contract.compress.conftest import CALIBRATION
+from tests.support.gptq_folder import rounded, write_gptq
+
+torch = pytest.importorskip("torch")
+from safetensors.torch import load_file, save_file  # noqa: E402 - after the skip
+
+SPEC = QuantSpec(QFormat.INT4_GPTQ, group_size=64)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("kind", ["llama", "tied", "gemma"])
+def test_an_imported_checkpoint_has_the_weights_of_the_folder(kind, symmetric, version, models, tmp_path) -> None:
+    """Everything but the linears is byte for byte what ModelOpt exports from the original."""
+    folder = write_gptq(models[kind], tmp_path / "given", group=64, version=version, symmetric=symmetric)
+    facts = quantize(folder, tmp_path / "out", SPEC, (), CALIBRATION)
+    assert verify(tmp_path / "out") == []
+    checkpoint = Checkpoint.open(tmp_path / "out")
+    assert facts["calibration"]["sequences"] == 0
+    assert checkpoint.config.quantization.has_zero_point is not symmetric
+    name = "model.layers.1.mlp.down_proj"
+    source = load_file(models[kind] / "model.safetensors")[f"{name}.weight"].float().numpy()
+    codes, points, scales = (each.astype(np.float32) for each in rounded(source, 64, symmetric))
+    expected = (codes - np.repeat(points, 64, axis=1)) * np.repeat(scales, 64, axis=1)
+    found = dequantize(checkpoint, "transformer.layers.1.mlp.proj")
+    # zero points are stored times the scale, in bfloat16
+    np.testing.assert_allclose(found, expected, atol=1e-7 if symmetric else float(scales.max()) * 2**-8)
+    quantize(models[kind], tmp_path / "plain", QuantSpec(QFormat.NONE), (), CALIBRATION)
+    ours, theirs = (TensorFile(tmp_path / each / "rank0.safetensors") for each in ("out", "plain"))
+    others = [each for each in theirs if not any(part in each for part in (".mlp.", "qkv", "dense"))]
+    assert others
+    for each in others:
+        assert ours[each].tobytes() == theirs[each].tobytes(), each
+    config, exported = (json.loads((tmp_path / each / "config.json").read_text()) for each in ("out", "plain"))
+    assert {k: v for k, v in config.items() if k not in ("quantization", "producer")} == {
+        k: v for k, v in exported.items() if k not in ("quantization", "producer")
+    }
+
+
+def test_order_of_activations_is_refused(models, tmp_path) -> None:
+    folder = write_gptq(models["llama"], tmp_path / "given", group=64, desc_act=True)
+    quantize(folder, tmp_path / "sorted", SPEC, (), CALIBRATION)  # the flag alone does no harm
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.g_idx"
+    tensors[name] = tensors[name].flip(0).contiguous()
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(UserError, match=rf"'{name}' of .* out of order \(desc_act=true\)"):
+        quantize(folder, tmp_path / "out", SPEC, (), CALIBRATION)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked", "message"),
+    [
+        ({}, {"qformat": QFormat.FP8}, "quant=fp8 would quantize it again.*Set quant=int4_gptq quant.group_size=64"),
+        ({}, {"group_size": 128}, "in groups of 64. Set quant.group_size=64"),
+        ({}, {"kv_cache": KvFormat.FP8}, "without scales for kv_cache=fp8"),
+        ({}, {"world_size": 2}, "for one rank, not 2"),
+        ({"quant_method": "awq"}, {}, "quant_method='awq'.*Folders of AutoGPTQ and GPTQModel"),
+        ({"bits": 8}, {}, "with bits=8. It can be 4"),
+        ({"group_size": -1}, {}, "with group_size=-1. It can be 16, 32, 64, 128, 256"),
+        ({"checkpoint_format": "marlin"}, {}, "checkpoint_format='marlin'. It can be gptq, gptq_v2"),
+        ({"lm_head": True}, {}, "with its output head"),
+    ],
+)
+def test_what_cannot_be_taken_over_is_named(changes, asked, message) -> None:
+    config = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 64, **changes}}
+    usual = {"qformat": QFormat.INT4_GPTQ, "group_size": 64, "kv_cache": KvFormat.AUTO, "world_size": 1}
+    with pytest.raises(UserError, match=message):
+        raise UserError.of(import_faults(Path("/given"), config, **(usual | asked)))
+
+
+def test_a_plan_says_what_to_set(models, tmp_path) -> None:
+    from pipelines.engines.registry import ENGINES
+    from pipelines.plan.given_checks import given_faults
+    from pipelines.settings.compose import load
+
+    folder = write_gptq(models["llama"], tmp_path / "given", group=64)
+    words = [f"model.path={folder}", "quant=int4_gptq", "quant.group_size=64"]
+    engines = {name: ENGINES[name] for name in ENGINES}
+    build = next(engine for engine in engines.values() if engine.writes_engine)
+    assert given_faults(load(words), build, "build") == []
+    (fault,) = given_faults(load(words), build, "evaluate")
+    assert "the 16-bit model to compare it with is not known" in str(fault)
+    assert given_faults(load([*words, "eval.baseline=skip"]), build, "evaluate") == []
+    shutil.rmtree(folder)
