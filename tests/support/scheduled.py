@@ -46,7 +46,8 @@ class Channel:
         """Receive a part of the answer."""
         self.moments.append(time.perf_counter())
         self.tokens += part.rows[0]
-        self.log_probs += part.log_probs[0] if part.log_probs else []
+        if part.log_probs:  # of a stream all so far, otherwise there is one part
+            self.log_probs = part.log_probs[0]
         self.stamps, self.kv, self.draft = part.sequence.stamps, part.sequence.kv, part.sequence.draft
         if part.last:
             self.ended.set()

@@ -126,6 +126,14 @@ def _part(sequence: Sequence, step: StepOutput, *, last: bool) -> ResponsePart:
     if request.log_probs:
         part.log_probs, part.cum_log_probs = step.log_probs, step.cum or [0.0] * len(rows)
     part.context_logits = step.context_logits
+    if sequence.streams_tokens:  # as TensorRT-LLM: cpp/tensorrt_llm/batch_manager/llmRequest.cpp, createResult
+        if request.log_probs:
+            sequence.sent_log_probs += step.log_probs[0]
+            sequence.cum_sent = step.cum[0] if step.cum else sequence.cum_sent
+            part.log_probs, part.cum_log_probs = [sequence.sent_log_probs[:]], [sequence.cum_sent]
+        if step.context_logits is not None:
+            sequence.context_logits = step.context_logits
+        part.context_logits = sequence.context_logits
     if request.generation_logits and step.logits:
         part.generation_logits = np.stack(step.logits)[None]
     return part

@@ -80,9 +80,9 @@ class ResponsePart:
     Attributes:
         sequence: the sequence of these tokens.
         rows: token ids per beam.
-        log_probs: per beam and new token; None if not requested.
+        log_probs: per beam and token, of a stream those of all tokens so far; None if not requested.
         cum_log_probs: per beam, the sum over everything generated so far.
-        context_logits: [T, V] or None.
+        context_logits: [T, V], of a stream in every response; None if not requested.
         generation_logits: [beams, N, V] or None.
         last: whether this is the last response to the request.
     """
@@ -182,12 +182,18 @@ class Sequence:
         kv: KV blocks it needed.
         draft: counts of the draft model's tokens.
         handle: the engine's own handle, while it runs.
+        held: tokens that wait for the rest of their character.
+        sent_log_probs: log probabilities that were sent; a stream repeats them in every response.
+        cum_sent: their sum.
+        context_logits: logits of the prompt, likewise.
     """
 
     __slots__ = (
         "batch_index",
         "cancelled",
+        "context_logits",
         "cum",
+        "cum_sent",
         "deadline_ns",
         "draft",
         "handle",
@@ -196,6 +202,7 @@ class Sequence:
         "log_probs",
         "request",
         "response",
+        "sent_log_probs",
         "sequence_index",
         "stamps",
         "tokens",
@@ -219,6 +226,9 @@ class Sequence:
         self.stamps, self.kv, self.draft = Stamps(arrival=time.monotonic_ns()), KvUse(), DraftUse()
         self.handle: Any = None
         self.held: StepOutput | None = None
+        self.sent_log_probs: list[float] = []
+        self.cum_sent = 0.0
+        self.context_logits: Array | None = None
         response.sequences.append(self)
         response.open += 1
 

@@ -19,10 +19,12 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat, QFormat
 from tests.contract.compress.conftest import CALIBRATION
 from tests.support.gptq_folder import rounded, write_gptq
+from tests.support.small_models import write_model as write_trained
 
 torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file  # noqa: E402 - after the skip
 
+LINEARS = (".mlp.", "attention.qkv", "attention.dense")
 SPEC = QuantSpec(QFormat.INT4_GPTQ, group_size=64)
 
 
@@ -54,6 +56,26 @@ def test_an_imported_checkpoint_has_the_weights_of_the_folder(kind, symmetric, v
     assert {k: v for k, v in config.items() if k not in ("quantization", "producer")} == {
         k: v for k, v in exported.items() if k not in ("quantization", "producer")
     }
+
+
+@pytest.mark.parametrize("kind", ["mistral", "qwen2", "qwen3"])
+def test_other_families_are_taken_over_with_all_that_is_not_rounded(kind, tmp_path) -> None:
+    """Biases of Qwen2 and head norms of Qwen3 among it; codes and scales are those of the folder."""
+    original = write_trained(tmp_path / "original", kind)
+    folder = write_gptq(original, tmp_path / "given", group=64, version=1, symmetric=True)
+    quantize(folder, tmp_path / "out", SPEC, (), CALIBRATION)
+    assert verify(tmp_path / "out") == []
+    source = load_file(original / "model.safetensors")["model.layers.1.mlp.down_proj.weight"].float().numpy()
+    codes, points, scales = (each.astype(np.float32) for each in rounded(source, 64, symmetric=True))
+    expected = (codes - np.repeat(points, 64, axis=1)) * np.repeat(scales, 64, axis=1)
+    found = dequantize(Checkpoint.open(tmp_path / "out"), "transformer.layers.1.mlp.proj")
+    np.testing.assert_allclose(found, expected, atol=1e-7)
+    quantize(original, tmp_path / "plain", QuantSpec(QFormat.NONE), (), CALIBRATION)
+    ours, theirs = (TensorFile(tmp_path / each / "rank0.safetensors") for each in ("out", "plain"))
+    others = [each for each in theirs if not (each.endswith(".weight") and any(p in each for p in LINEARS))]
+    assert any("bias" in each or "q_layernorm" in each for each in others) is (kind != "mistral")
+    for each in others:
+        assert ours[each].tobytes() == theirs[each].tobytes(), each
 
 
 def test_order_of_activations_is_refused(models, tmp_path) -> None:

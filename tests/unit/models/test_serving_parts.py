@@ -241,3 +241,29 @@ def test_unfilled_placeholders_are_defaults() -> None:
     found = ServingOptions.from_model_config({"parameters": parameters}, Path("/repo"))
     assert found.max_beam_width is None
     assert found.engine_dir == Path("/repo/e")
+
+
+class Parts(Channel):
+    """Keeps whole responses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[ResponsePart] = []
+
+    def send(self, part: ResponsePart) -> None:
+        self.parts.append(part)
+
+
+def test_a_stream_repeats_log_probabilities_and_context_logits() -> None:
+    """TensorRT-LLM sends all so far with every response, which NVIDIA's client relies on; the sum is of all as well."""
+    channel = Parts()
+    (sequence,) = streamed(channel, log_probs=True, context_logits=True)
+    sender = ResponseSender(PartialCharacters.none(), lambda _: None)
+    logits = np.ones((2, 10), np.float32)
+    sender.send(sequence, StepOutput([[4]], [[-0.5]], [-0.5], context_logits=logits))
+    sender.send(sequence, StepOutput([[5, 6]], [[-1.0, -2.0]], [-3.5]))
+    sender.send(sequence, StepOutput([[]], [[]], ended=True))
+    assert [part.rows for part in channel.parts] == [[[4]], [[5, 6]], [[]]]
+    assert [part.log_probs for part in channel.parts] == [[[-0.5]], [[-0.5, -1.0, -2.0]], [[-0.5, -1.0, -2.0]]]
+    assert [part.cum_log_probs for part in channel.parts] == [[-0.5], [-3.5], [-3.5]]
+    assert all(part.context_logits is logits for part in channel.parts)
