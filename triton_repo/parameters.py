@@ -150,7 +150,7 @@ def tensorrt_llm(settings: TritonSettings, limits: EngineLimits, spec: Repositor
         **({"lora_prefetch_dir": LORA_DIR} if spec.lora_tasks else {}),
     }
     if spec.engine.server is ServerBackend.PYTHON:
-        return {**found, **_own(spec)}
+        return {**found, **_own(settings, spec)}
     vocabulary = {"xgrammar_tokenizer_info_path": VOCABULARY} if writes_vocabulary(settings, spec) else {}
     return {**dict.fromkeys(MUST_BE_THERE, ""), **found, **vocabulary, **_set(settings, (*SPECULATION, *GPU_PLACES))}
 
@@ -172,12 +172,14 @@ def draft(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) 
     return {**found, **own, **({} if devices is None else {"gpu_device_ids": text(devices)})}
 
 
-def _own(spec: RepositorySpec) -> dict[str, str]:
+def _own(settings: TritonSettings, spec: RepositorySpec) -> dict[str, str]:
     """Return the parameters that only the CPU engine reads; its tokenizer is for characters and guides."""
     options = {f"{spec.flavour}_{name}": text(value) for name, value in spec.options.items() if value is not None}
     tokenizer = TOKENIZER.format(model=PREPROCESSING)
     if spec.num_draft_tokens is not None:
         options |= {"openvino_draft_dir": CPU_DRAFT_DIR, "openvino_num_draft_tokens": text(spec.num_draft_tokens)}
+    if settings.fold_token_ids:
+        options["openvino_fold_token_ids"] = "true"
     return {"tokenizer_dir": tokenizer, **options, "pipelines_version": __version__}
 
 
@@ -198,7 +200,12 @@ def changed(settings: TritonSettings, names: Iterable[str]) -> dict[str, Any]:
 
 def setting_faults(settings: TritonSettings, engine: EngineDescription) -> list[Fault]:
     """Find settings that an engine cannot honour or would silently ignore; needs no engine, so a plan can use it."""
-    return cpu_faults(settings) if engine.server is ServerBackend.PYTHON else []
+    if engine.server is ServerBackend.PYTHON:
+        return cpu_faults(settings)
+    if settings.fold_token_ids:
+        failed = f"triton.fold_token_ids=true was given, which engine={engine.name} does not have."
+        return [Fault(failed, todo="Leave triton.fold_token_ids out, or take engine=openvino.")]
+    return []
 
 
 def cpu_faults(settings: TritonSettings) -> list[Fault]:

@@ -104,6 +104,8 @@ class TritonSettings(ChoosingGroup):
         guided_decoding_backend: restricts answers to a schema or grammar: xgrammar (TensorRT-LLM), llguidance (CPU
             engine, LLM API); null turns it off.
         xgrammar_tokenizer_info_path: vocabulary file for xgrammar.
+        fold_token_ids: take token ids beyond the vocabulary modulo its size, for load generators that send any numbers
+            (NVIDIA's benchmark_core_model.py with token-norm-dist); on the CPU only.
     """
 
     CHOSEN: ClassVar[tuple[str, ...]] = ("kv_cache_free_gpu_mem_fraction",)
@@ -169,6 +171,7 @@ class TritonSettings(ChoosingGroup):
 
     guided_decoding_backend: Literal["xgrammar", "llguidance"] | None = None
     xgrammar_tokenizer_info_path: str | None = None
+    fold_token_ids: bool = False
 
     @field_validator("medusa_choices", "eagle_choices")
     @classmethod

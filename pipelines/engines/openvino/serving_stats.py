@@ -97,7 +97,7 @@ class EngineCounters:
                 "micro_batch_id": 0,
                 "paused_requests": 0,
             },
-            "nv_trt_llm_general_metrics": {"timestamp": time.time(), "iteration_counter": self._iterations},
+            "nv_trt_llm_general_metrics": {"timestamp": time.time_ns() // 1000, "iteration_counter": self._iterations},
         }
         return EngineSnapshot(gauges, lengths)
 

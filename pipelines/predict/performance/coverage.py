@@ -230,7 +230,7 @@ COVERAGE = (
         "a prefix that all requests share stays in the GPU's cache; nothing else is reused",
     ),
     Coverage(
-        ("triton.guided_decoding_backend", "triton.xgrammar_tokenizer_info_path"),
+        ("triton.guided_decoding_backend", "triton.xgrammar_tokenizer_info_path", "triton.fold_token_ids"),
         "no effect",
         "only requests with a guide are slower, and the requests of a workload have none",
     ),

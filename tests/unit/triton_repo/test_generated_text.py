@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.engines.limits import EngineLimits
+from pipelines.engines.openvino.serving_options import ServingOptions
+from pipelines.engines.registry import describe
 from pipelines.settings.base import LARGEST
 from pipelines.settings.triton import TritonSettings
 from triton_repo.generate import llmapi_configs, parse, repository_configs, to_text
+from triton_repo.parameters import setting_faults
 from triton_repo.spec import RepositorySpec
 
 LIMITS = EngineLimits(
@@ -115,3 +119,16 @@ def test_one_instance_per_group_of_gpus():
     configs = repository_configs(chosen, LIMITS, RepositorySpec("tensorrt_llm", "m", "none"))
     assert configs["tensorrt_llm"].instance_group[0].count == 2
     assert configs["tensorrt_llm"].parameters["gpu_device_ids"].string_value == "0,1;2,3"
+
+
+def test_ids_beyond_the_vocabulary_are_folded_on_the_cpu_alone():
+    """The model reads the parameter; TensorRT-LLM has none."""
+    chosen = TritonSettings(fold_token_ids=True)
+    config = repository_configs(chosen, LIMITS, RepositorySpec("openvino", "m", "none"))["tensorrt_llm"]
+    raw = {name: {"string_value": value.string_value} for name, value in config.parameters.items()}
+    assert ServingOptions.from_model_config({"parameters": raw}, Path("/repo")).fold_token_ids
+    config = repository_configs(TritonSettings(), LIMITS, RepositorySpec("openvino", "m", "none"))["tensorrt_llm"]
+    assert "openvino_fold_token_ids" not in config.parameters
+    (fault,) = setting_faults(chosen, describe("tensorrt_llm"))
+    assert "fold_token_ids=true was given, which engine=tensorrt_llm does not have" in str(fault)
+    assert setting_faults(chosen, describe("openvino")) == []
