@@ -118,6 +118,16 @@ def outcome_table(outcomes: Sequence[StepOutcome]) -> str:
     return "\n".join(table(rows, words=(1, 2, 3)))
 
 
+def _changed_weights(stage: str, facts: Mapping[str, Any]) -> str:
+    if stage == "prune_model":
+        return f"{facts['parameters_before']:,} -> {facts['parameters_after']:,} parameters"
+    if stage == "sparsify":
+        return f"{facts['linears']} linears 2:4 sparse"
+    before, after = facts["loss_before"], facts["loss_after"]
+    fell = "" if before is None or after is None else f", loss {before:.3g} -> {after:.3g}"
+    return f"{count(facts['steps'], 'step')}{fell}"
+
+
 def _telling(stage: str, facts: Mapping[str, Any]) -> str:
     """Return the one number that matters most about a stage."""
     if stage == "download":
@@ -126,12 +136,8 @@ def _telling(stage: str, facts: Mapping[str, Any]) -> str:
         search = facts.get("search")
         mix = f", {search['effective_bits']:.2f} effective bits" if search else ""
         return f"{show_bytes(facts['source_bytes'])} -> {show_bytes(facts['total_bytes'])}{mix}"
-    if stage == "sparsify":
-        return f"{facts['linears']} linears 2:4 sparse"
-    if stage == "recover":
-        before, after = facts["loss_before"], facts["loss_after"]
-        fell = "" if before is None or after is None else f", loss {before:.3g} -> {after:.3g}"
-        return f"{count(facts['steps'], 'step')}{fell}"
+    if stage in ("prune_model", "sparsify", "recover"):
+        return _changed_weights(stage, facts)
     if stage == "build":
         return show_bytes(facts["engine_bytes"])
     if stage == "repository":
