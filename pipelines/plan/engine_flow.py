@@ -115,7 +115,7 @@ class EngineFlow:
         self.given["engine"] = prefix + "build"
 
     def checkpoint(self, settings: Settings, prefix: str) -> None:
-        """Add prune, sparsify, recover, quantize for one variant; afterwards `given["checkpoint"]` is its checkpoint."""
+        """Add prune, sparsify, recover and quantize for one variant; its checkpoint is then `given["checkpoint"]`."""
         label, weights = self.label(settings), "model"
         quantize, sparsify = self._compression(settings)
         sparse = settings.sparsity.method != "none"

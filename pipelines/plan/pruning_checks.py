@@ -39,6 +39,13 @@ def pruning_faults(
                 todo="Set pruning=none, or leave lora out.",
             )
         )
+    if settings.fidelity.by_layer:
+        faults.append(
+            Fault(
+                f"{asked} does not go with fidelity.by_layer=true: layers of different sizes cannot be compared.",
+                todo="Leave fidelity.by_layer out.",
+            )
+        )
     if shape is None or shape.pruned_from is None:
         return faults
     faults += _divided(settings, shape)

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from pipelines.settings.base import largest
 from pipelines.settings.compose import compose_config, to_raw
 from pipelines.settings.groups import choices, groups
+from pipelines.settings.pruning import PruningSettings
 from pipelines.settings.root import Settings
 
 
@@ -308,6 +309,8 @@ ONLY: dict[str, tuple[str, ...]] = {
     "model.bundled": ("tiny_gemma", "tiny_llama"),
     "quant.qformat": ("none", "fp8", "int8_sq", "int4_awq", "int8_wo", "int4_wo"),
     **{f"quant.{name}": ("null",) for name in ("effective_bits", "candidates", "scoring", "scoring_texts")},
+    "pruning.method": ("none",),
+    **{f"pruning.{name}": ("null",) for name in PruningSettings.model_fields if name != "method"},
     "build.max_input_len": ("128", "500", "1024"),
     "build.max_seq_len": ("512", "1024", "2048"),
     "build.max_num_tokens": ("1024", "8192"),
