@@ -16,7 +16,7 @@ EXITS = {
 }
 """Exit codes of every command."""
 
-MODEL = ("model", "quant", "sparsity", "recover", "kv_cache", "calibration")
+MODEL = ("model", "quant", "pruning", "sparsity", "recover", "kv_cache", "calibration")
 ENGINE = ("engine", "build", "runtime", "lora", "speculative", "multimodal", "hardware")
 PRESETS = ("experiment", "parallel", "window", "weights", "reuse", "guided")
 """Groups without keys of their own: each choice sets keys of other groups."""

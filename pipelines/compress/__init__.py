@@ -1,4 +1,4 @@
-"""Compression: quantization to a TensorRT-LLM checkpoint, 2:4 sparsity, and training that recovers what they lose.
+"""Compression: quantization to a TensorRT-LLM checkpoint, pruning, 2:4 sparsity, and training that recovers the loss.
 
 All access to ModelOpt goes through this package. Importing it is cheap: torch, transformers and ModelOpt are
 imported only when the work starts.
@@ -6,6 +6,7 @@ imported only when the work starts.
 
 from pipelines.compress.api import (
     fake_quantized_model,
+    prune_model,
     quantize,
     recover,
     reference_model,
@@ -13,16 +14,19 @@ from pipelines.compress.api import (
     trace_checkpoint,
     trace_model,
 )
+from pipelines.compress.pruning_spec import PruningSpec
 from pipelines.compress.specs import CalibrationSpec, QuantSpec, RecoverySpec, SparsitySpec
 from pipelines.compress.texts import load_texts
 
 __all__ = [
     "CalibrationSpec",
+    "PruningSpec",
     "QuantSpec",
     "RecoverySpec",
     "SparsitySpec",
     "fake_quantized_model",
     "load_texts",
+    "prune_model",
     "quantize",
     "recover",
     "reference_model",

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.compress.pruning_spec import PruningSpec
 from pipelines.compress.specs import CalibrationSpec, Dtype, Layout, QuantSpec, RecoverySpec, SparsitySpec
 from pipelines.domain.progress import Progress, SilentProgress
 
@@ -137,6 +138,42 @@ def sparsify(
     return run_sparsify(
         model_dir, out_dir, spec, texts, calibration, device=device, progress=progress or SilentProgress()
     )
+
+
+def prune_model(
+    model_dir: Path,
+    out_dir: Path,
+    spec: PruningSpec,
+    texts: Iterable[str],
+    calibration: CalibrationSpec,
+    *,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> Facts:
+    """Remove MLP channels, attention heads or layers of a Hugging Face model.
+
+    A stopped run goes on from the last complete layer, or from the last layer that was dropped.
+
+    Args:
+        model_dir: plain Hugging Face folder.
+        out_dir: receives a complete Hugging Face folder whose config.json has the smaller sizes; files that do not
+            change are hard-linked where possible.
+        spec: the method and the sizes.
+        texts: on which importance is observed.
+        calibration: how many texts to use and how to cut them.
+        device: "cpu", "cuda" or "auto".
+        progress: shows layers.
+
+    Returns:
+        JSON-serializable facts: sizes, parameters and bytes before and after; for width the heads that stay and the
+        share of importance that stays in each layer; for depth the dropped layers in order, and the loss after each.
+
+    Raises:
+        UserError: the model cannot be pruned to these sizes, the texts are empty, a value is not finite.
+    """
+    from pipelines.compress.pruning import run_prune
+
+    return run_prune(model_dir, out_dir, spec, texts, calibration, device=device, progress=progress or SilentProgress())
 
 
 def recover(

@@ -44,7 +44,7 @@ class ModelWeights:
     def __init__(self, source: ModelFolder) -> None:
         """Read the headers of the files that Transformers would load."""
         self.folder = source.folder
-        self._found = {name: (path, info) for path in _loaded(source) for name, info in read_header(path).items()}
+        self._found = {name: (path, info) for path in loaded_files(source) for name, info in read_header(path).items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self._found
@@ -128,7 +128,7 @@ class ModelWeights:
         return found.to(dtype)
 
 
-def _loaded(source: ModelFolder) -> list[Path]:
+def loaded_files(source: ModelFolder) -> list[Path]:
     """Return the files that Transformers loads: model.safetensors, or those that the index names."""
     single, index = source.folder / "model.safetensors", source.folder / "model.safetensors.index.json"
     if single.is_file():

@@ -34,6 +34,7 @@ class ModelShape:
         global_every: every n-th layer attends to all tokens despite the window; 0 is none.
         norms_per_layer: RMS or layer norms, each with `hidden_size` weights.
         name: for display; two models with different names may have the same shape.
+        pruned_from: the model that this one was pruned from.
     """
 
     architecture: str
@@ -53,6 +54,7 @@ class ModelShape:
     global_every: int = 0
     norms_per_layer: int = 2
     name: str = field(default="", compare=False)
+    pruned_from: ModelShape | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def from_hf_config(
@@ -112,6 +114,11 @@ class ModelShape:
     def family(self) -> Family:
         """The family of this architecture."""
         return FAMILIES[self.architecture]
+
+    @property
+    def unpruned(self) -> ModelShape:
+        """The shape before pruning: that of the model the user named."""
+        return self.pruned_from or self
 
     def differences(self, other: ModelShape) -> list[str]:
         """List the fields in which two shapes differ."""

@@ -30,6 +30,7 @@ from pipelines.plan.accuracy_checks import few_questions, sequential_notes, unkn
 from pipelines.plan.deployment import deployment
 from pipelines.plan.given_checks import given_faults, is_given
 from pipelines.plan.neighbours import baseline_faults, draft_faults, neighbours
+from pipelines.plan.pruning_checks import pruning_faults, pruning_notes
 from pipelines.plan.recovery_checks import recovery_faults, recovery_notes
 from pipelines.plan.targets import (
     COMPARED,
@@ -117,6 +118,8 @@ def check(
     checked.faults += unknown_reference(settings, target)
     if not is_for_a_named_gpu(settings, engine):
         checked.faults += check_memory(settings, shape, engine, machine, target)
+    checked.faults += pruning_faults(settings, shape, engine, machine.memory_bytes)
+    checked.notes += pruning_notes(settings, shape)
     checked.faults += recovery_faults(settings, shape, engine, machine.memory_bytes)
     checked.notes += recovery_notes(settings, shape)
     known = {finding.rule.name for finding in findings if finding.rule.severity is Severity.REFUSE}
@@ -214,8 +217,9 @@ def _baseline(
     """Apply the rules to the 16-bit baseline, which is built and evaluated but not served."""
     if not has_baseline(settings, target):
         return []
+    original = shape.unpruned if shape else None
     alone = settings.baseline().model_copy(update={"triton": TritonSettings(num_nodes=settings.triton.num_nodes)})
-    findings = check_table(deployment(tune(alone, engine, shape, machine), shape, engine, machine, found))
+    findings = check_table(deployment(tune(alone, engine, original, machine), original, engine, machine, found))
     told = {finding.rule.name for finding in known}
     new = refused([finding for finding in findings if finding.rule.name not in told])
     ranks = settings.eval.baseline_tp_size
@@ -373,7 +377,7 @@ def _reference(settings: Settings, shape: ModelShape | None, machine: Machine, t
     """Check the memory of the model in float32, which the engine is compared with."""
     if shape is None or not has_reference(settings, target):
         return []
-    needed, where, held = 2 * weight_bytes(shape, QFormat.NONE) + 2 * GIB, "this machine", machine.memory_bytes
+    needed, where, held = 2 * weight_bytes(shape.unpruned, QFormat.NONE) + 2 * GIB, "this machine", machine.memory_bytes
     if torch_device(machine) == "cuda" and machine.gpus[0].memory_bytes < held:
         where, held = f"one {machine.gpus[0].name}", machine.gpus[0].memory_bytes
     if needed <= held:

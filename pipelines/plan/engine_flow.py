@@ -21,6 +21,7 @@ from pipelines.stages import Stage
 from pipelines.stages.build import Build
 from pipelines.stages.download import Download
 from pipelines.stages.llm_api import ConfigureLlm
+from pipelines.stages.prune_model import PruneModel
 from pipelines.stages.quantize import Quantize
 from pipelines.stages.recover import Recover
 from pipelines.stages.script import HEADS_DTYPE, build_vision, convert_heads
@@ -75,7 +76,7 @@ class EngineFlow:
         """Add the downloads from the Hub, which all variants share."""
         model, questions = self.settings.model, self.settings.eval
         if "model" not in self.given:
-            stage = Download(str(model.hub_id), model.revision or "main", "model", self.shape)
+            stage = Download(str(model.hub_id), model.revision or "main", "model", unpruned(self.shape))
             self.add("download", stage, model.label, {})
             self.given["model"] = "download"
         if self.target in EVALUATED and "dataset" not in self.given:
@@ -97,7 +98,7 @@ class EngineFlow:
         return f"{settings.model.label}-{self.variant(settings)}"
 
     def engine(self, settings: Settings, prefix: str) -> None:
-        """Add sparsify, quantize and build for one variant; afterwards `given["engine"]` is its engine."""
+        """Add the stages of its checkpoint and build for one variant; afterwards `given["engine"]` is its engine."""
         if self.built is not None:
             return
         if not self.chosen.writes_engine:
@@ -107,20 +108,24 @@ class EngineFlow:
             self.heads(settings, prefix)
             return
         self.checkpoint(settings, prefix)
-        predicted = gpu_predicted(settings, self.shape) if self.chosen.memory_model == "rank" else {}
-        stage = self._build(settings.build, self.shape, predicted)
+        shape = self.shape if settings.pruning.prunes else unpruned(self.shape)
+        predicted = gpu_predicted(settings, shape) if self.chosen.memory_model == "rank" else {}
+        stage = self._build(settings.build, shape, predicted)
         self.add(prefix + "build", stage, self.label(settings), {"checkpoint": "checkpoint"})
         self.given["engine"] = prefix + "build"
 
     def checkpoint(self, settings: Settings, prefix: str) -> None:
-        """Add sparsify, recover and quantize for one variant; afterwards `given["checkpoint"]` is its checkpoint."""
+        """Add prune, sparsify, recover and quantize for one variant; its checkpoint is then `given["checkpoint"]`."""
         label, weights = self.label(settings), "model"
         quantize, sparsify = self._compression(settings)
         sparse = settings.sparsity.method != "none"
+        if settings.pruning.prunes:
+            self._prune(settings, prefix)
+            weights = "compressed"
         if quantize.calibrated or (sparse and sparsify.calibrated):
             self._calibration_text()
         if sparse:
-            self.add(prefix + "sparsify", sparsify, label, _with_text({"model": "model"}, sparsify.calibrated))
+            self.add(prefix + "sparsify", sparsify, label, _with_text({"model": weights}, sparsify.calibrated))
             weights = "compressed"
             self.given[weights] = prefix + "sparsify"
         if settings.recover.trains:
@@ -128,6 +133,13 @@ class EngineFlow:
             weights = "compressed"
         self.add(prefix + "quantize", quantize, label, _with_text({"model": weights}, quantize.calibrated))
         self.given["checkpoint"] = prefix + "quantize"
+
+    def _prune(self, settings: Settings, prefix: str) -> None:
+        """Add the pruning of the model; afterwards `given["pruned"]` and `given["compressed"]` are the smaller one."""
+        self._calibration_text()
+        stage = PruneModel(settings.pruning, settings.calibration, torch_device(self.machine))
+        self.add(prefix + "prune_model", stage, self.label(settings), _with_text({"model": "model"}, True))
+        self.given["pruned"] = self.given["compressed"] = prefix + "prune_model"
 
     def _recover(self, settings: Settings, prefix: str, weights: str) -> None:
         """Add the training of what `given` has as `weights`; afterwards `given["compressed"]` is the trained model."""
@@ -255,6 +267,11 @@ class EngineFlow:
         text = self.settings.calibration
         self.add("download.calibration", Download(str(text.dataset), text.revision or "main", "dataset"), "text", {})
         self.given["calibration"] = "download.calibration"
+
+
+def unpruned(shape: ModelShape | None) -> ModelShape | None:
+    """Return the shape of the model before pruning, where known."""
+    return None if shape is None else shape.unpruned
 
 
 def _with_text(inputs: dict[str, str], calibrated: bool) -> dict[str, str]:

@@ -12,7 +12,7 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.description import EngineDescription, ServerBackend
 from pipelines.host.machine import Machine, torch_device
 from pipelines.plan.accuracy_checks import asked_questions
-from pipelines.plan.engine_flow import EngineFlow, Node
+from pipelines.plan.engine_flow import EngineFlow, Node, unpruned
 from pipelines.plan.memory_checks import cpu_reached, two_models
 from pipelines.plan.targets import (
     EVALUATED,
@@ -125,7 +125,7 @@ class _Flow(EngineFlow):
 
     def baseline(self, settings: Settings) -> None:
         """Add the 16-bit engine, and its evaluation unless it is asked in turns with the other."""
-        alone = self.tuned(settings.baseline(), self.shape)
+        alone = self.tuned(settings.baseline(), unpruned(self.shape))
         self.engine(alone, "baseline.")
         self.given |= {"baseline": self.given["engine"], "reference": self.given["engine"]}
         if self.target in EVALUATED and not is_sequential(settings, self.target):
@@ -274,6 +274,8 @@ class _Flow(EngineFlow):
             ("torch", "transformers", *(self.chosen.packages if self.chosen.gives_logits else ())),
         )
         inputs = {name: name for name in ("model", "text.bundled", *names) if name in self.given}
+        if "pruned" in self.given:  # a diagnosis compares layer by layer, so with a model of the same sizes
+            inputs["model"] = "pruned"
         self.add("diagnose", stage, self.label(settings), inputs)
 
     def _made_here(self, settings: Settings, *, serve: bool) -> None:

@@ -34,8 +34,14 @@ def given_faults(settings: Settings, engine: EngineDescription, target: Target) 
     what = f"model.path='{folder}' is already quantized"
     if not engine.writes_engine:
         faults.append(Fault(f"{what}; engine={engine.setting} takes models in 16 bit.", todo="Use another engine."))
-    if settings.sparsity.method != "none":
-        faults.append(Fault(f"{what} and cannot be pruned.", todo="Set sparsity=none."))
+    changing = {
+        "pruning": settings.pruning.method,
+        "sparsity": settings.sparsity.method,
+        "recover": settings.recover.method,
+    }
+    for group, method in changing.items():
+        if method != "none":
+            faults.append(Fault(f"{what}, so {group}={method} cannot change its weights.", todo=f"Set {group}=none."))
     if has_baseline(settings, target):
         faults.append(
             Fault(

@@ -296,7 +296,7 @@ def check_cpu(settings: Settings, shape: ModelShape, memory_bytes: float) -> Mem
 
 def two_models(settings: Settings, shape: ModelShape | None, memory_bytes: float) -> str:
     """Explain why two copies of the 16-bit model, which fidelity loads at a time, do not fit; empty if they do."""
-    memory = cpu_predicted(settings.baseline(), shape) if shape is not None else None
+    memory = cpu_predicted(settings.baseline(), shape.unpruned) if shape is not None else None
     needed = memory.process + 2 * memory.weights if memory is not None else 0.0
     if needed <= memory_bytes:
         return ""

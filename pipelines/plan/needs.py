@@ -9,6 +9,7 @@ from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.predict.performance.memory import checkpoint_bytes, weight_bytes
 from pipelines.stages.build import Build
 from pipelines.stages.download import Download
+from pipelines.stages.prune_model import PruneModel
 from pipelines.stages.quantize import Quantize
 from pipelines.stages.script import Script
 from pipelines.stages.sparsify import Sparsify
@@ -68,13 +69,15 @@ def _bytes(plan: Plan, step: PlannedStep) -> float | None:
     """Return the modelled size of what a step writes, or None where there is no model."""
     stage, draft = step.node.stage, "draft" in step.node.id.split(".")
     shape = plan.settings.speculative.draft_shape if draft else plan.shape
+    if shape is not None and (step.node.id.startswith("baseline.") or isinstance(stage, Download)):
+        shape = shape.unpruned
     if shape is None or step.node.id == "vision" or (isinstance(stage, Download) and stage.repo_type != "model"):
         return None
     if isinstance(stage, Quantize):
         return checkpoint_bytes(shape, stage.quant.qformat, stage.quant.mean_bits)
     if isinstance(stage, Build):
         return weight_bytes(shape, *_format(plan, step))
-    return weight_bytes(shape, QFormat.NONE) if isinstance(stage, Download | Sparsify | Script) else None
+    return weight_bytes(shape, QFormat.NONE) if isinstance(stage, Download | PruneModel | Sparsify | Script) else None
 
 
 def _format(plan: Plan, step: PlannedStep) -> tuple[QFormat, float | None]:

@@ -117,7 +117,7 @@ def baseline_faults(
     """
     if not has_baseline(settings, target):
         return []
-    sizes = engine_sizes(settings.baseline(), shape)
+    sizes = engine_sizes(settings.baseline(), shape.unpruned)
     if sizes.shape.num_attention_heads % sizes.tp_size or _one_fits(sizes, settings, total):
         return []
     ranks = _enough_ranks(sizes, settings, total, gpus)

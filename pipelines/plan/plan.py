@@ -25,6 +25,7 @@ from pipelines.plan.user_inputs import Found, look
 from pipelines.predict.performance.hardware import resolved
 from pipelines.predict.performance.limits import ChosenLimits, with_limits
 from pipelines.settings.root import Settings
+from pipelines.stages.prune_model import pruning_spec
 from pipelines.store.manifest import DamagedError
 from pipelines.store.sources import InputSource
 from pipelines.store.store import Artifact, Store, canonical, fingerprint
@@ -105,9 +106,11 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
         shape = found.shape or shape
     except UserError as error:
         faults.extend(error.faults)
-    choice = choose(found.built.flavour if found.built else settings.engine.name, machine, settings.hardware.name)
     if compares_server(settings, target):  # its format is its own
         settings = settings.baseline()
+    with collecting(faults):
+        shape = _pruned(settings, shape, from_model=found.built is None and not is_elsewhere(settings, target))
+    choice = choose(found.built.flavour if found.built else settings.engine.name, machine, settings.hardware.name)
     limits = None
     tuning: tuple[str, ...] = ()
     if found.built is None:
@@ -154,6 +157,17 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     memory = checks.quantize_note(shape, settings) if any(stage.name == "quantize" for stage in todo) else ()
     findings = ((*checked.notes, *memory, *tuning), (*checked.warnings, *unwritable), (*not_here, *unwritable))
     return Plan(settings, target, machine, choice, shape, steps, *findings, only)
+
+
+def _pruned(settings: Settings, shape: ModelShape | None, *, from_model: bool) -> ModelShape | None:
+    """Return the shape that every later stage sees, where the model's is known.
+
+    Raises:
+        UserError: the model cannot be pruned to these sizes.
+    """
+    if not settings.pruning.prunes or shape is None or not from_model:
+        return shape
+    return pruning_spec(settings.pruning).applied(shape)
 
 
 def _limits(settings: Settings, shape: ModelShape | None, machine: Machine) -> ChosenLimits | None:

@@ -30,12 +30,12 @@ def recovery_faults(
     if not engine.writes_engine or settings.speculative.mode in HEADS:
         what = f"engine={engine.name}" if not engine.writes_engine else f"speculative={settings.speculative.mode}"
         faults.append(Fault(f"{asked} does not go with {what}: it takes the model as it is.", todo="Set recover=none."))
-    if settings.sparsity.method == "none" and qformat not in ROUNDED_BITS:
+    if settings.sparsity.method == "none" and not settings.pruning.prunes and qformat not in ROUNDED_BITS:
         faults.append(
             Fault(
-                f"{asked} with sparsity=none and quant={qformat} has nothing to win back: training sees zeros of 2:4"
-                " sparsity and the rounding of weights, and here is neither.",
-                f"It goes with sparsity=..., or with quant={' or quant='.join(ROUNDED_BITS)}.",
+                f"{asked} with pruning=none, sparsity=none and quant={qformat} has nothing to win back: training sees"
+                " what pruning and 2:4 sparsity removed and the rounding of weights, and here is none of it.",
+                f"It goes with pruning=..., sparsity=..., or with quant={' or quant='.join(ROUNDED_BITS)}.",
                 "Set recover=none.",
             )
         )
@@ -65,7 +65,7 @@ def recovery_notes(settings: Settings, shape: ModelShape | None) -> tuple[str, .
     notes = [f"training needs about {needed} of memory, the whole model (modelled)"]
     qformat = settings.quant.qformat
     if qformat not in (QFormat.NONE, *ROUNDED_BITS):
-        notes.append(f"training does not see the rounding of quant={qformat}, only the zeros of sparsity")
+        notes.append(f"training does not see the rounding of quant={qformat}, only what pruning and sparsity removed")
     return tuple(notes)
 
 
@@ -73,7 +73,7 @@ def training_memory_bytes(shape: ModelShape, settings: Settings) -> float:
     """Return the host memory of training in bytes: weights, gradients, moments, teacher, logits and activations."""
     recover = settings.recover
     weights = weight_bytes(shape, QFormat.NONE) / 2
-    teacher = 4 * weights if recover.method == "distill" else 0
+    teacher = 2 * weight_bytes(shape.unpruned, QFormat.NONE) if recover.method == "distill" else 0
     tokens = (recover.batch_size or 1) * (recover.seq_len or 1)
     logits = LOGITS_HELD * 4 * tokens * shape.vocab_size
     kept = 1 if recover.gradient_checkpointing else shape.num_hidden_layers

@@ -35,13 +35,13 @@ def tuning_notes(
     if settings.tuning.name == "plain":
         return (*changed, "tuning=plain: nothing is set for speed; tuning=recommended does")
 
-    def advised(wanted: Settings) -> tuple[Recommended, ...]:
-        return advice(wanted, engine, shape, resolved(settings.hardware, machine))
+    def advised(wanted: Settings, sizes: ModelShape | None) -> tuple[Recommended, ...]:
+        return advice(wanted, engine, sizes, resolved(settings.hardware, machine))
 
-    own = advised(settings)
+    own = advised(settings, shape)
     lines = [f"tuning: {each.line}" for each in own]
     if baseline:
-        base = advised(settings.baseline())
+        base = advised(settings.baseline(), shape.unpruned if shape else None)
         lines += [f"tuning of the 16-bit baseline: {each.line}" for each in base if each not in own]
         lacks = [each.word for each in own if each not in base]
         lines += [f"tuning of the 16-bit baseline: without {', '.join(lacks)}"] if lacks else []

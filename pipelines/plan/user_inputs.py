@@ -160,7 +160,7 @@ def few_texts(source: Path, column: str) -> int | None:
 
 
 def _calibrates(settings: Settings, target: Target) -> bool:
-    """Return whether texts are observed: by quantization of the model or its draft, by SparseGPT, or by training."""
+    """Return whether texts are observed: by quantization of model or draft, by pruning, SparseGPT or training."""
     if settings.engine.path is not None or is_elsewhere(settings, target):
         return False
     formats = [*settings.quant.formats, settings.speculative.draft_qformat]
@@ -168,6 +168,7 @@ def _calibrates(settings: Settings, target: Target) -> bool:
         any(FORMATS[each].calibrated for each in formats if each is not None)
         or settings.kv_cache.dtype != KvFormat.AUTO
         or settings.sparsity.method == "sparsegpt"
+        or settings.pruning.prunes
         or settings.recover.trains
     )
 

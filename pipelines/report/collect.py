@@ -35,7 +35,7 @@ from pipelines.report.data import (
 )
 from pipelines.report.shelf import READ, STAGES, Shelf
 from pipelines.report.workloads import group_runs, run_key
-from pipelines.settings.root import compression_of
+from pipelines.settings.root import overrides_of
 from pipelines.store.store import Store
 
 Label = tuple[str, str]
@@ -135,7 +135,7 @@ def _choose(
             f"There is no artifact of {model or 'any model'} in the format {', '.join(missing)} in {store.root}.",
             allowed=f"It contains {', '.join(known)}.",
             todo="Make it:",
-            command=("make", "evaluate", *(f"{group}={name}" for group, name in compression_of(missing[0]).items())),
+            command=("make", "evaluate", *overrides_of(missing[0])),
         )
     order = list(dict.fromkeys(variants))
     return sorted((label for label in chosen if label[1] in order), key=lambda label: (label[0], order.index(label[1])))

@@ -24,6 +24,7 @@ from pipelines.domain.units import show_bytes
 from pipelines.host.files import write_text
 from pipelines.report.data import BASELINE, ArtifactInput, FormatReport, ReportData, ReportedArtifact
 from pipelines.report.mix import mix_terms
+from pipelines.report.pruning import pruning_terms
 from pipelines.report.recovery import recovery_terms
 
 FOLDER = "model_cards"
@@ -181,7 +182,7 @@ def _origin(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str
 def _recipe(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str, str], ...]:
     facts, settings = checkpoint.facts, checkpoint.settings
     kept = facts.get("linears_16bit")
-    sparse, trained = item.piece("sparsify"), item.piece("recover")
+    pruned, sparse, trained = (item.piece(stage) for stage in ("prune_model", "sparsify", "recover"))
     return (
         ("Format", f"{settings['qformat']} (quant_algo {facts.get('quant_algo') or UNKNOWN})"),
         *mix_terms(facts),
@@ -189,6 +190,7 @@ def _recipe(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str
         ("Group size", str(facts.get("group_size") or "none")),
         ("Everything else", str(facts.get("dtype", UNKNOWN))),
         ("Linears left in 16 bit", UNKNOWN if kept is None else ", ".join(kept) or "none"),
+        *(pruning_terms(pruned.facts) if pruned else ()),
         ("Sparsity", settings_text(sparse.settings) or "2:4" if sparse else "none"),
         *(recovery_terms(trained.facts) if trained else ()),
         ("Calibration", _calibration(checkpoint)),

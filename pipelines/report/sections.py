@@ -24,7 +24,7 @@ from pipelines.document.blocks import (
 from pipelines.document.show import count, machine_text, ms, number, percent, when
 from pipelines.domain.summary import has_limits
 from pipelines.domain.units import show_bytes
-from pipelines.report import fidelity, mix, plots, plots_requests, recovery
+from pipelines.report import fidelity, mix, plots, plots_requests, pruning, recovery
 from pipelines.report.compare import Comparison, comparison, finished, in_words
 from pipelines.report.data import BenchmarkRun, FormatReport, ReportData, ReportedArtifact, Workload
 from pipelines.report.protocol import protocol, slo_text
@@ -56,6 +56,7 @@ def document(data: ReportData, max_accuracy_loss_percent: float = 1.0) -> Docume
         _accuracy(data),
         fidelity.section(data),
         mix.section(data),
+        pruning.section(data),
         recovery.section(data),
         *(_load(workload, data, number, len(data.workloads)) for number, workload in enumerate(data.workloads, 1)),
         _sizes(data),

@@ -19,8 +19,8 @@ from pipelines.store.store import KEY_LENGTH, Store
 READ = "perplexity"
 """What an evaluation is called here if the model read texts instead of answering questions."""
 STAGES = (
-    "download", "sparsify", "recover", "quantize", "build", "reference", "evaluate", READ, "fidelity", "bounds",
-    "repository", "benchmark",
+    "download", "prune_model", "sparsify", "recover", "quantize", "build", "reference", "evaluate", READ, "fidelity",
+    "bounds", "repository", "benchmark",
 )  # fmt: skip
 """Stages in order of dependency."""
 

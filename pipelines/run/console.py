@@ -119,6 +119,8 @@ def outcome_table(outcomes: Sequence[StepOutcome]) -> str:
 
 
 def _changed_weights(stage: str, facts: Mapping[str, Any]) -> str:
+    if stage == "prune_model":
+        return f"{facts['parameters_before']:,} -> {facts['parameters_after']:,} parameters"
     if stage == "sparsify":
         return f"{facts['linears']} linears 2:4 sparse"
     return f"{count(facts['steps'], 'step')}, loss {facts['loss_before']:.3g} -> {facts['loss_after']:.3g}"
@@ -132,7 +134,7 @@ def _telling(stage: str, facts: Mapping[str, Any]) -> str:
         search = facts.get("search")
         mix = f", {search['effective_bits']:.2f} effective bits" if search else ""
         return f"{show_bytes(facts['source_bytes'])} -> {show_bytes(facts['total_bytes'])}{mix}"
-    if stage in ("sparsify", "recover"):
+    if stage in ("prune_model", "sparsify", "recover"):
         return _changed_weights(stage, facts)
     if stage == "build":
         return show_bytes(facts["engine_bytes"])

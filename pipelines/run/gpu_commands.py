@@ -35,6 +35,7 @@ from triton_repo.start import start_commands
 INDENT = 4
 WRITES = {
     "download": "model",
+    "prune_model": "pruned",
     "sparsify": "sparse",
     "recover": "recovered",
     "quantize": "checkpoint",

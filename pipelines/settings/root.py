@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,7 @@ from pipelines.settings.paths import (
     StoreSettings,
     VerifySettings,
 )
+from pipelines.settings.pruning import PruningSettings
 from pipelines.settings.recovery import RecoverSettings
 from pipelines.settings.report import ReportSettings
 from pipelines.settings.serving import ServingSettings
@@ -36,12 +38,16 @@ from pipelines.settings.sizing import SizingSettings
 from pipelines.settings.triton import TritonSettings
 from pipelines.settings.tuning import TuningSettings
 
+SIZE = re.compile(r"(mlp|kvheads|heads|layers)_(\d+)")
+"""One size in what `PruningSettings.word` returns."""
+
 
 class Settings(Group):
     """The whole configuration."""
 
     model: ModelSettings
     quant: QuantSettings
+    pruning: PruningSettings = PruningSettings()
     sparsity: SparsitySettings
     recover: RecoverSettings = RecoverSettings()
     kv_cache: KvCacheSettings
@@ -78,8 +84,10 @@ class Settings(Group):
 
     @property
     def variant(self) -> str:
-        """The compression as one word: "fp8", "magnitude_2_4-distill-int8_sq", "fp8-kv_int8", "none"."""
-        parts = [] if self.sparsity.method == "none" else [f"{self.sparsity.method}_2_4"]
+        """The compression as one word: "fp8", "mlp_512-magnitude_2_4-distill-int8_sq", "fp8-kv_int8", "none"."""
+        parts = [self.pruning.word] if self.pruning.prunes else []
+        if self.sparsity.method != "none":
+            parts.append(f"{self.sparsity.method}_2_4")
         if self.recover.trains:
             parts.append(self.recover.method)
         if self.quant.qformat != QFormat.NONE or not parts:
@@ -94,6 +102,7 @@ class Settings(Group):
         return self.model_copy(
             update={
                 "quant": QuantSettings(qformat=QFormat.NONE),
+                "pruning": PruningSettings(),
                 "sparsity": SparsitySettings(method="none"),
                 "recover": RecoverSettings(),
                 "kv_cache": self.kv_cache.model_copy(update={"dtype": KvFormat.AUTO}),
@@ -106,15 +115,24 @@ class Settings(Group):
 def compression_of(variant: str) -> dict[str, str]:
     """Split `Settings.variant` by group: "magnitude_2_4-distill-fp8-kv_fp8" has sparsity, recover, quant and kv_cache.
 
-    Parts of another tool's word stay together in quant.
+    "mlp_512" or "layers_3" at its start is pruning. Parts of another tool's word stay together in quant.
     """
     found: dict[str, str] = {}
     for part in variant.split("-"):
         group = "kv_cache" if part.startswith("kv_") else "sparsity" if part.endswith("_2_4") else "quant"
         group = "recover" if part in ("finetune", "distill") else group
+        group = "pruning" if SIZE.match(part) else group
         name = part.removeprefix("kv_")
         found[group] = f"{found[group]}-{name}" if group in found else name
     return found
+
+
+def overrides_of(variant: str) -> list[str]:
+    """Return the overrides that make a variant: "mlp_512-fp8" is pruning=width pruning.mlp=512 quant=fp8."""
+    found = compression_of(variant)
+    sizes = [(name.replace("kvheads", "kv_heads"), size) for name, size in SIZE.findall(found.pop("pruning", ""))]
+    method = ["pruning=depth" if sizes[0][0] == "layers" else "pruning=width"] if sizes else []
+    return [*method, *(f"pruning.{name}={size}" for name, size in sizes), *(f"{k}={v}" for k, v in found.items())]
 
 
 def validate(raw: Mapping[str, Any]) -> Settings:

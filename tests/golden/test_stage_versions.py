@@ -14,7 +14,9 @@ from pipelines.stages.download import Download
 from pipelines.stages.evaluate import Evaluate
 from pipelines.stages.evaluate_sequentially import EvaluateSequentially
 from pipelines.stages.fidelity import Fidelity
+from pipelines.stages.prune_model import PruneModel
 from pipelines.stages.quantize import Quantize
+from pipelines.stages.recover import Recover
 from pipelines.stages.repository import WriteRepository
 from pipelines.stages.sparsify import Sparsify
 from tests.conftest import ROOT
@@ -28,7 +30,9 @@ BUILDER = [
 SCORER = [f"{OPENVINO}/{name}.py" for name in ("engine", "options", "prefixes", "runtime", "scoring", "session")]
 CODE = {
     Download: ["pipelines/hub", "pipelines/stages/download.py"],
+    PruneModel: ["pipelines/compress", "pipelines/stages/prune_model.py"],
     Sparsify: ["pipelines/compress", "pipelines/stages/sparsify.py"],
+    Recover: ["pipelines/compress", "pipelines/stages/recover.py"],
     Quantize: ["pipelines/compress", "pipelines/stages/quantize.py"],
     Build: [
         *BUILDER,

@@ -28,6 +28,7 @@ COMPARE = {"fidelity"}
 QUANTIZE = {"quantize", "build", "evaluate", *COMPARE, *REPOSITORY}
 RECOVER = {"recover", *QUANTIZE}
 SPARSIFY = {"sparsify", *QUANTIZE}
+PRUNE = {"prune_model", *SPARSIFY}
 BASE = {*(f"baseline.{stage}" for stage in ("quantize", "build", "evaluate")), *COMPARE}
 BUILD_ON_GPU = {"build", "evaluate", "baseline.build", "baseline.evaluate", *REPOSITORY}
 BUILD = {*BUILD_ON_GPU, *COMPARE}  # TensorRT engines are not compared
@@ -64,6 +65,7 @@ TRAINING = {
     "recover.patience": 3,
     "recover.seed": 1234,
 }
+WIDTH = {"pruning.method": "width", "pruning.mlp": 384, "pruning.texts": 64}
 START = ["quant=int4_awq", "sparsity=sparsegpt_2_4", "engine=openvino"]
 MUST_RERUN = {
     # setting: (another valid value, the stages that must run again)
@@ -89,6 +91,10 @@ MUST_RERUN = {
     "quant.candidates": (SEARCH, QUANTIZE),
     "quant.scoring": (SEARCH, QUANTIZE),
     "quant.scoring_texts": (SEARCH, QUANTIZE),
+    **dict.fromkeys(WIDTH, (WIDTH, PRUNE)),
+    "pruning.heads": (WIDTH | {"pruning.heads": 2}, PRUNE),
+    "pruning.kv_heads": (WIDTH | {"pruning.heads": 2, "pruning.kv_heads": 1}, PRUNE),
+    "pruning.layers": ({"pruning.method": "depth", "pruning.layers": 3, "pruning.texts": 64}, PRUNE),
     "sparsity.method": ("magnitude", SPARSIFY),
     "kv_cache.dtype": ("fp8", QUANTIZE),
     "kv_cache.enable_block_reuse": (False, REPOSITORY),  # a choice at run time
@@ -467,6 +473,15 @@ def test_a_teacher_and_the_rounding_of_a_format_make_other_weights():
     assert changed(keys(start), keys(start, {"model": "another digest"})) >= RECOVER
 
 
+@pytest.mark.parametrize(("key", "value"), [("mlp", 256), ("heads", 2), ("texts", 8)])
+def test_every_setting_of_pruning_makes_another_model(key, value):
+    start = load(["pruning=width", "pruning.mlp=384", "quant=none", "engine=openvino"])
+    another = {"prune_model", *QUANTIZE}
+    assert changed(keys(start), keys(change(start, f"pruning.{key}", value))) == another
+    assert changed(keys(start), keys(change(start, "calibration.seq_len", 64))) == another
+    assert changed(keys(start), keys(change(start, "calibration.size", 9))) == COMPARE  # pruning.texts counts instead
+
+
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(picked=st.lists(st.sampled_from(sorted(MUST_RERUN)), min_size=1, max_size=4, unique=True))
 def test_several_changes_rerun_at_least_what_each_does(start, picked):
@@ -475,6 +490,7 @@ def test_several_changes_rerun_at_least_what_each_does(start, picked):
     deciding = {
         *SEARCH,
         *(key for key in MUST_RERUN if key.startswith("recover.")),
+        *(key for key in MUST_RERUN if key.startswith("pruning.")),
         "sparsity.method",
         "calibration.source",
         "calibration.path",

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from pipelines.settings.base import largest
 from pipelines.settings.compose import compose_config, to_raw
 from pipelines.settings.groups import choices, groups
+from pipelines.settings.pruning import PruningSettings
 from pipelines.settings.recovery import RecoverSettings
 from pipelines.settings.root import Settings
 
@@ -312,6 +313,8 @@ ONLY: dict[str, tuple[str, ...]] = {
     "recover.method": ("none",),
     **{f"recover.{name}": ("null",) for name in RecoverSettings.model_fields if name != "method"},
     "recover.gradient_checkpointing": ("false",),
+    "pruning.method": ("none",),
+    **{f"pruning.{name}": ("null",) for name in PruningSettings.model_fields if name != "method"},
     "build.max_input_len": ("128", "500", "1024"),
     "build.max_seq_len": ("512", "1024", "2048"),
     "build.max_num_tokens": ("1024", "8192"),

@@ -87,6 +87,13 @@ COVERAGE = (
         "trained weights are as many and as large as before",
     ),
     Coverage(
+        ("pruning.*",),
+        "refused",
+        "sizing and simulation take the sizes of the model as it is named; give those of the pruned one as model.shape",
+        lambda settings: f"pruning={settings.pruning.method}" if settings.pruning.prunes else None,
+        "Leave pruning out, and give the smaller sizes as the model's own (model.path=/its/folder or model.shape.*)",
+    ),
+    Coverage(
         ("sparsity.method", "build.weight_sparsity"),
         "modelled",
         "in 16 bit and FP8 fewer bytes and 1.27 times the FLOP/s (assumed; users measured 0 to 5 %); in the other "

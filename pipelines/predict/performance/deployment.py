@@ -54,8 +54,10 @@ class Compression:
 
     @classmethod
     def of(cls, variant: str) -> Compression | None:
-        """Parse `Settings.variant`; None for the word of another tool."""
+        """Parse `Settings.variant`; None for the word of another tool, and for a pruned model of other sizes."""
         found = compression_of(variant)
+        if "pruning" in found:
+            return None
         try:
             qformat, kv_format = QFormat(found.get("quant", "none")), KvFormat(found.get("kv_cache", "auto"))
         except ValueError:

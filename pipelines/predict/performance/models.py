@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.families import FAMILIES
@@ -80,9 +81,10 @@ def _shape(row: Mapping[str, str]) -> ModelShape:
         "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
         "intermediate_size", "vocab_size", "max_position_embeddings",
     )  # fmt: skip
+    stated: dict[str, Any] = {size: int(row[size]) for size in sizes}
     return ModelShape(
         architecture=built.get(row["family"], ""),
-        **{size: int(row[size]) for size in sizes},
+        **stated,
         tie_word_embeddings=row["tie_word_embeddings"] == "True",
         gated_mlp=row["gated_mlp"] == "True",
         num_experts=int(row["num_experts"] or 1),

@@ -1,0 +1,105 @@
+"""What pruning makes of a model's shape, and which sizes it cannot make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.families import FAMILIES, Architecture
+from pipelines.domain.model_shape import ModelShape
+
+PRUNED = (
+    Architecture.LLAMA, Architecture.GEMMA, Architecture.MISTRAL, Architecture.QWEN2, Architecture.QWEN3,
+)  # fmt: skip
+"""Families whose layers are pruned: separate q, k, v, gate and up, two norms, one kind of attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class PruningSpec:
+    """The sizes of the pruned model; None keeps the size.
+
+    Attributes:
+        method: "width" keeps the channels and heads with the largest activation x weight norm; "depth" drops, one
+            after another, the layer without which the loss is lowest.
+        mlp: MLP channels of a layer.
+        heads: query heads of a layer.
+        kv_heads: KV heads of a layer.
+        layers: layers.
+    """
+
+    method: Literal["width", "depth"]
+    mlp: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    layers: int | None = None
+
+    def applied(self, shape: ModelShape) -> ModelShape:
+        """Return the shape of the pruned model.
+
+        Raises:
+            UserError: lists everything that keeps a model of this shape from being pruned so.
+        """
+        if faults := [*self._faults(shape)]:
+            raise UserError.of(faults)
+        return replace(
+            shape,
+            num_hidden_layers=self.layers or shape.num_hidden_layers,
+            intermediate_size=self.mlp or shape.intermediate_size,
+            num_attention_heads=self.heads or shape.num_attention_heads,
+            num_key_value_heads=self.kv_heads_of(shape),
+            pruned_from=shape,
+        )
+
+    def kv_heads_of(self, shape: ModelShape) -> int:
+        """Return the KV heads that stay: all of them, unless each query head has its own."""
+        own = shape.num_key_value_heads == shape.num_attention_heads
+        return self.kv_heads or (self.heads if self.heads and own else shape.num_key_value_heads)
+
+    def _faults(self, shape: ModelShape) -> Iterator[Fault]:
+        family = FAMILIES.get(shape.architecture)
+        if shape.architecture not in PRUNED or shape.num_experts > 1:
+            name = family.title if family else shape.architecture or "this architecture"
+            why = "is a mixture of experts" if shape.num_experts > 1 else "has layers of another kind"
+            yield Fault(
+                f"pruning={self.method} does not prune {name}, which {why}.",
+                f"It prunes {', '.join(FAMILIES[each].title for each in PRUNED)}.",
+                "Set pruning=none.",
+            )
+            return
+        if self.layers and shape.global_every:
+            yield Fault(
+                f"pruning=depth does not drop layers of a model in which every {shape.global_every}th attends to all"
+                " tokens and the others to a window.",
+                todo="Set pruning=width, or pruning=none.",
+            )
+        sizes = (
+            ("mlp", self.mlp, shape.intermediate_size, "MLP channels"),
+            ("heads", self.heads, shape.num_attention_heads, "query heads"),
+            ("layers", self.layers, shape.num_hidden_layers, "layers"),
+        )
+        for name, size, has, what in sizes:
+            if size and size >= has:
+                allowed = f"1 to {has - 1}." if has > 1 else ""
+                yield Fault(f"pruning.{name}={size} removes nothing: the model has {has} {what}.", allowed)
+        if self.heads and self.heads < shape.num_attention_heads:
+            yield from self._head_faults(self.heads, shape)
+
+    def _head_faults(self, heads: int, shape: ModelShape) -> Iterator[Fault]:
+        """Check that every KV head that stays is shared by as many query heads as every other."""
+        has, kv_heads = shape.num_key_value_heads, self.kv_heads_of(shape)
+        if kv_heads > has:
+            yield Fault(f"pruning.kv_heads={kv_heads} is more than the model's {has} KV heads.", f"1 to {has}.")
+            return
+        shared = shape.num_attention_heads // has
+        works = [kv_heads * each for each in range(1, shared + 1) if kv_heads * each < shape.num_attention_heads]
+        if heads in works:
+            return
+        groups = [n for n in range(1, has + 1) if heads % n == 0 and heads // n <= shared]
+        yield Fault(
+            f"pruning.heads={heads} with {kv_heads} KV heads does not work: every KV head must be shared by the same"
+            f" number of query heads, at most {shared} as in the model.",
+            f"With pruning.kv_heads={kv_heads}: pruning.heads={'|'.join(map(str, works))}.",
+            f"Or set pruning.kv_heads={'|'.join(map(str, groups))}." if groups else "",
+        )
