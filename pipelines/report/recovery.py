@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipelines.document.blocks import Block, Figure, Section, Terms
-from pipelines.document.canvas import Theme, plot
+from pipelines.document.canvas import Theme, axis, plain_log, plot
 from pipelines.report.data import FormatReport, ReportData
 
 if TYPE_CHECKING:
@@ -54,9 +54,8 @@ def _picture(item: FormatReport, facts: Mapping[str, Any]) -> Figure:
             steps, losses = zip(*points, strict=True) if points else ((), ())
             axes.plot(steps, losses, color=theme.series(index), linewidth=2, marker="o", markersize=3, label=name)
         axes.axvline(facts["best_step"], color=theme["ink"], linewidth=0.8, linestyle=":")
-        axes.set_yscale("log")
-        axes.set_xlabel("step")
-        axes.set_ylabel("loss")
+        plain_log(axes, "y", [loss for _, loss in (*trained, *held_out)])
+        axis(axes, "", "step", "loss (log)")
         figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=8)
 
     shown = ", ".join(f"{loss:.3g} at step {step}" for step, loss in held_out)
