@@ -3,8 +3,8 @@
     python -m scripts.measure_fairness [--seconds 5] [--rounds 4] [--attackers 2] [ATTACK...]
 
 Quiet and attacked spells take turns, so that a machine that grows busier changes both. Attackers are processes of their
-own at the lowest priority: on another machine their work would cost the server nothing. What the server does for them
-is not excluded.
+own in the scheduler's idle class, which gives way at once: on another machine their work would cost the server nothing.
+What the server does for them is not excluded.
 """
 
 from __future__ import annotations
