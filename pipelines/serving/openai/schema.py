@@ -174,9 +174,9 @@ class Sampling(BaseModel):
 class CompletionRequest(Sampling):
     """POST /v1/completions."""
 
-    prompt: str | List[str] | List[TokenId] | List[List[TokenId]]
+    prompt: str | List[str] | List[int] | List[List[int]]
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | bool | None = None
+    logprobs: int | bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
     @property
@@ -192,6 +192,8 @@ class CompletionRequest(Sampling):
     def refuse_unsupported(self) -> None:
         """Refuse parameters that cannot be honoured; see `Sampling`."""
         super().refuse_unsupported()
+        if self.scores is not None and not 0 <= self.scores <= MAX_LOGPROBS:
+            raise unsupported("logprobs", self.logprobs, f"0 to {MAX_LOGPROBS} are.")
         if self.return_tokens_as_token_ids and self.scores is None:
             raise unsupported("return_tokens_as_token_ids", True, "It goes with logprobs.")
         if not self.scores_prompts:
@@ -226,6 +228,8 @@ class CompletionRequest(Sampling):
         prompts = [given] if one else list(given)
         if not prompts or not all(prompts):
             raise ApiError(400, "'prompt' is empty; a prompt needs at least one token.", param="prompt")
+        if any(not 0 <= token <= INT32_MAX for each in prompts if not isinstance(each, str) for token in each):
+            raise ApiError(400, f"'prompt' has a token id that is not 0 to {INT32_MAX}.", param="prompt")
         return prompts
 
 

@@ -103,10 +103,10 @@ def test_lm_evals_own_client_reads_our_log_probabilities(served: TritonServer, s
     [
         ({"max_tokens": 5}, "'max_tokens' = 5 is not supported"),
         ({"temperature": 1}, "'temperature' = 1"),
-        ({"logprobs": 21}, "'logprobs' = 21 .* With echo=true, 0 to 20 are"),
+        ({"logprobs": 21}, "'logprobs' = 21 .* 0 to 20 are"),
         ({"logprobs": -1}, "'logprobs' = -1"),
         ({"logprobs": None, "return_tokens_as_token_ids": True}, "'return_tokens_as_token_ids' = True"),
-        ({"prompt": []}, "'prompt' has no tokens"),
+        ({"prompt": []}, "'prompt' is empty"),
         ({"prompt": ["a"] * 200}, "200 prompts with n=1 are 200 answers"),
         ({"prompt": [-1]}, "'prompt' has a token id that is not 0 to"),
         ({"prompt": [2] * 300}, "'prompt' has 300 tokens; this model takes 256"),
