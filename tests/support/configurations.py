@@ -329,6 +329,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "sizing.peak_percentile": ("50", "99.9"),
     "sizing.slo.percentile": ("50", "95", "99.9"),
     "triton.guided_decoding_backend": ("null",),
+    "triton.sink_token_length": ("null",),  # goes only with a window
     "triton.decoding_mode": ("null", "top_k", "top_p", "top_k_top_p"),
     "nightly.least": ("4", "20"),
     "calibration.source": ("bundled",),

@@ -126,7 +126,7 @@ def test_weights_may_be_quantized_when_activations_are_not(workshop: Workshop, q
 @pytest.mark.parametrize("qformat", [QFormat.FP8, QFormat.INT4_AWQ])
 def test_formats_that_change_activations_are_refused(workshop: Workshop, qformat: QFormat) -> None:
     folder = EngineFolder.load(workshop.engine(workshop.checkpoint("gemma", qformat)))
-    with pytest.raises(UserError, match=rf"next_letter is not possible with {qformat}.*none, int8_wo, int4_wo"):
+    with pytest.raises(UserError, match=rf"next_letter is not possible with {qformat}.*none, .*int8_wo, int4_wo"):
         open_pipeline(replace(folder, adapter=LoraAdapter.read(FOLDER / "next_letter")), F32)
 
 
