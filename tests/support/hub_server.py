@@ -375,8 +375,9 @@ class _Handler(BaseHTTPRequestHandler):
         drop = fault.drop_after if fault.times > 0 else None
         limit = min((n for n in (drop, fault.hold_after) if n is not None), default=file.size)
         for chunk in _chunks(file, start, start + limit, fault):
-            self.wfile.write(chunk)
+            # Counted first: a client that has everything may ask for the count before this thread runs again.
             self.hub.count(self.file, len(chunk))
+            self.wfile.write(chunk)
         if start + limit >= file.size:
             return
         self.wfile.flush()
