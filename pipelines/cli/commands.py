@@ -16,7 +16,7 @@ EXITS = {
 }
 """Exit codes of every command."""
 
-MODEL = ("model", "quant", "pruning", "sparsity", "recover", "kv_cache", "calibration")
+MODEL = ("model", "quant", "prune", "sparsity", "recover", "kv_cache", "calibration")
 ENGINE = ("engine", "build", "runtime", "lora", "speculative", "multimodal", "hardware")
 PRESETS = ("experiment", "parallel", "window", "weights", "reuse", "guided")
 """Groups without keys of their own: each choice sets keys of other groups."""
@@ -293,9 +293,9 @@ COMMANDS = {
         "Lists the artifacts of the store with their sizes and why each is kept, and the drafts of killed runs. An "
         "artifact is kept while a running stage or server uses it, while a kept artifact was made from it, while a "
         "link of `stage` leads to it, and for store.keep_days after its last use. It removes the others only with "
-        "prune.remove=true.",
-        ("store", "prune", "paths"),
-        ("prune", "prune store.keep_days=7", "prune store.keep_days=7 prune.remove=true"),
+        "store.remove=true.",
+        ("store", "paths"),
+        ("prune", "prune store.keep_days=7", "prune store.keep_days=7 store.remove=true"),
     ),
     "nightly": Command(
         "pipelines.nightly.command:run",

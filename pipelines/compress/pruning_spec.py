@@ -63,16 +63,16 @@ class PruningSpec:
             name = family.title if family else shape.architecture or "this architecture"
             why = "is a mixture of experts" if shape.num_experts > 1 else "has layers of another kind"
             yield Fault(
-                f"pruning={self.method} does not prune {name}, which {why}.",
+                f"prune={self.method} does not prune {name}, which {why}.",
                 f"It prunes {', '.join(FAMILIES[each].title for each in PRUNED)}.",
-                "Set pruning=none.",
+                "Set prune=none.",
             )
             return
         if self.layers and shape.global_every:
             yield Fault(
-                f"pruning=depth does not drop layers of a model in which every {shape.global_every}th attends to all"
+                f"prune=depth does not drop layers of a model in which every {shape.global_every}th attends to all"
                 " tokens and the others to a window.",
-                todo="Set pruning=width, or pruning=none.",
+                todo="Set prune=width, or prune=none.",
             )
         sizes = (
             ("mlp", self.mlp, shape.intermediate_size, "MLP channels"),
@@ -82,7 +82,7 @@ class PruningSpec:
         for name, size, has, what in sizes:
             if size and size >= has:
                 allowed = f"1 to {has - 1}." if has > 1 else ""
-                yield Fault(f"pruning.{name}={size} removes nothing: the model has {has} {what}.", allowed)
+                yield Fault(f"prune.{name}={size} removes nothing: the model has {has} {what}.", allowed)
         if self.heads and self.heads < shape.num_attention_heads:
             yield from self._head_faults(self.heads, shape)
 
@@ -90,7 +90,7 @@ class PruningSpec:
         """Check that every KV head that stays is shared by as many query heads as every other."""
         has, kv_heads = shape.num_key_value_heads, self.kv_heads_of(shape)
         if kv_heads > has:
-            yield Fault(f"pruning.kv_heads={kv_heads} is more than the model's {has} KV heads.", f"1 to {has}.")
+            yield Fault(f"prune.kv_heads={kv_heads} is more than the model's {has} KV heads.", f"1 to {has}.")
             return
         shared = shape.num_attention_heads // has
         works = [kv_heads * each for each in range(1, shared + 1) if kv_heads * each < shape.num_attention_heads]
@@ -98,8 +98,8 @@ class PruningSpec:
             return
         groups = [n for n in range(1, has + 1) if heads % n == 0 and heads // n <= shared]
         yield Fault(
-            f"pruning.heads={heads} with {kv_heads} KV heads does not work: every KV head must be shared by the same"
+            f"prune.heads={heads} with {kv_heads} KV heads does not work: every KV head must be shared by the same"
             f" number of query heads, at most {shared} as in the model.",
-            f"With pruning.kv_heads={kv_heads}: pruning.heads={'|'.join(map(str, works))}.",
-            f"Or set pruning.kv_heads={'|'.join(map(str, groups))}." if groups else "",
+            f"With prune.kv_heads={kv_heads}: prune.heads={'|'.join(map(str, works))}.",
+            f"Or set prune.kv_heads={'|'.join(map(str, groups))}." if groups else "",
         )

@@ -28,7 +28,7 @@ LIBRARIES = (
     "lm-eval", "numpy", "tensorrt-llm", "tensorrt", "huggingface-hub", "datasets",
 )  # fmt: skip
 NOT_DECIDING = (
-    "paths", "store", "prune", "report", "verify", "nightly", "image", "manifests", "cluster", "doctor", "plan",
+    "paths", "store", "report", "verify", "nightly", "image", "manifests", "cluster", "doctor", "plan",
     "stage",
 )  # fmt: skip
 """Groups of settings that do not affect results."""

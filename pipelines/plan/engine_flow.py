@@ -108,7 +108,7 @@ class EngineFlow:
             self.heads(settings, prefix)
             return
         self.checkpoint(settings, prefix)
-        shape = self.shape if settings.pruning.prunes else unpruned(self.shape)
+        shape = self.shape if settings.prune.prunes else unpruned(self.shape)
         predicted = gpu_predicted(settings, shape) if self.chosen.memory_model == "rank" else {}
         stage = self._build(settings.build, shape, predicted)
         self.add(prefix + "build", stage, self.label(settings), {"checkpoint": "checkpoint"})
@@ -119,7 +119,7 @@ class EngineFlow:
         label, weights = self.label(settings), "model"
         quantize, sparsify = self._compression(settings)
         sparse = settings.sparsity.method != "none"
-        if settings.pruning.prunes:
+        if settings.prune.prunes:
             self._prune(settings, prefix)
             weights = "compressed"
         if quantize.calibrated or (sparse and sparsify.calibrated):
@@ -137,7 +137,7 @@ class EngineFlow:
     def _prune(self, settings: Settings, prefix: str) -> None:
         """Add the pruning of the model; afterwards `given["pruned"]` and `given["compressed"]` are the smaller one."""
         self._calibration_text()
-        stage = PruneModel(settings.pruning, settings.calibration, torch_device(self.machine))
+        stage = PruneModel(settings.prune, settings.calibration, torch_device(self.machine))
         self.add(prefix + "prune_model", stage, self.label(settings), _with_text({"model": "model"}, True))
         self.given["pruned"] = self.given["compressed"] = prefix + "prune_model"
 

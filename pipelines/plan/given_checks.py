@@ -35,7 +35,7 @@ def given_faults(settings: Settings, engine: EngineDescription, target: Target) 
     if not engine.writes_engine:
         faults.append(Fault(f"{what}; engine={engine.setting} takes models in 16 bit.", todo="Use another engine."))
     changing = {
-        "pruning": settings.pruning.method,
+        "prune": settings.prune.method,
         "sparsity": settings.sparsity.method,
         "recover": settings.recover.method,
     }

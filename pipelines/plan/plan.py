@@ -165,9 +165,9 @@ def _pruned(settings: Settings, shape: ModelShape | None, *, from_model: bool) -
     Raises:
         UserError: the model cannot be pruned to these sizes.
     """
-    if not settings.pruning.prunes or shape is None or not from_model:
+    if not settings.prune.prunes or shape is None or not from_model:
         return shape
-    return pruning_spec(settings.pruning).applied(shape)
+    return pruning_spec(settings.prune).applied(shape)
 
 
 def _limits(settings: Settings, shape: ModelShape | None, machine: Machine) -> ChosenLimits | None:

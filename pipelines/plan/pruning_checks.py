@@ -23,20 +23,20 @@ def pruning_faults(
     settings: Settings, shape: ModelShape | None, engine: EngineDescription, memory_bytes: float
 ) -> list[Fault]:
     """Return why the pruning that is asked for cannot be; sizes alone are checked where the shape is made."""
-    pruning = settings.pruning
+    pruning = settings.prune
     if not pruning.prunes:
         return []
-    asked, faults = f"pruning={pruning.method}", []
+    asked, faults = f"prune={pruning.method}", []
     if not engine.writes_engine or settings.speculative.mode in HEADS:
         what = f"engine={engine.name}" if not engine.writes_engine else f"speculative={settings.speculative.mode}"
         faults.append(
-            Fault(f"{asked} does not go with {what}, which takes the model as it is.", todo="Set pruning=none.")
+            Fault(f"{asked} does not go with {what}, which takes the model as it is.", todo="Set prune=none.")
         )
     if settings.lora.adapters:
         faults.append(
             Fault(
                 f"{asked} does not go with lora.adapters, which were trained for the sizes of the whole model.",
-                todo="Set pruning=none, or leave lora out.",
+                todo="Set prune=none, or leave lora out.",
             )
         )
     if settings.fidelity.by_layer:
@@ -54,7 +54,7 @@ def pruning_faults(
             Fault(
                 f"{settings.model.label} needs about {show_bytes(needed)} of memory while pruning (modelled); this"
                 f" machine has {show_bytes(memory_bytes)}.",
-                todo="Set pruning=width, which holds one layer at a time, or take a smaller model.",
+                todo="Set prune=width, which holds one layer at a time, or take a smaller model.",
             )
         )
     return faults
@@ -62,7 +62,7 @@ def pruning_faults(
 
 def _divided(settings: Settings, shape: ModelShape) -> list[Fault]:
     """Name the numbers of MLP channels that ranks and groups divide, where the model's own is one of them."""
-    size, has = settings.pruning.mlp, shape.unpruned.intermediate_size
+    size, has = settings.prune.mlp, shape.unpruned.intermediate_size
     group = max((FORMATS[each].weights.group_size(settings.quant.group_size) or 1) for each in settings.quant.formats)
     sparse = {"none": 1, "magnitude": 16, "sparsegpt": 4}[settings.sparsity.method]
     multiple = settings.build.tp_size * lcm(group, sparse)
@@ -71,21 +71,21 @@ def _divided(settings: Settings, shape: ModelShape) -> list[Fault]:
     works = [near for near in (size // multiple * multiple, (size // multiple + 1) * multiple) if 0 < near < has]
     return [
         Fault(
-            f"pruning.mlp={size} does not go with build.tp_size={settings.build.tp_size},"
+            f"prune.mlp={size} does not go with build.tp_size={settings.build.tp_size},"
             f" quant={settings.quant.qformat} and sparsity={settings.sparsity.method}: it is not a"
             f" multiple of {multiple}.",
-            f"Nearest: pruning.mlp={' or pruning.mlp='.join(map(str, works))}." if works else "",
+            f"Nearest: prune.mlp={' or prune.mlp='.join(map(str, works))}." if works else "",
         )
     ]
 
 
 def pruning_notes(settings: Settings, shape: ModelShape | None) -> tuple[str, ...]:
     """Say what pruning leaves of the model, and what memory it needs."""
-    if not settings.pruning.prunes or shape is None or shape.pruned_from is None:
+    if not settings.prune.prunes or shape is None or shape.pruned_from is None:
         return ()
     before, after = shape.unpruned.num_params, shape.num_params
     needed = show_bytes(pruning_memory_bytes(shape.unpruned, settings))
-    held = "the whole model" if settings.pruning.method == "depth" else "one layer at a time"
+    held = "the whole model" if settings.prune.method == "depth" else "one layer at a time"
     return (
         f"pruning leaves {after:,} of {before:,} parameters ({100 * after / before:.1f} %), and needs about {needed} of"
         f" memory, {held} (modelled)",
@@ -94,7 +94,7 @@ def pruning_notes(settings: Settings, shape: ModelShape | None) -> tuple[str, ..
 
 def pruning_memory_bytes(shape: ModelShape, settings: Settings) -> float:
     """Return the host memory of pruning a model of this shape, in bytes."""
-    if settings.pruning.method == "width":
+    if settings.prune.method == "width":
         return LAYER_COPIES * 2 * shape.linear_params / shape.num_hidden_layers + GIB
     text = settings.calibration
     logits = LOGITS_HELD * 4 * text.batch_size * text.seq_len * shape.vocab_size

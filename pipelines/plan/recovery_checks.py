@@ -30,12 +30,12 @@ def recovery_faults(
     if not engine.writes_engine or settings.speculative.mode in HEADS:
         what = f"engine={engine.name}" if not engine.writes_engine else f"speculative={settings.speculative.mode}"
         faults.append(Fault(f"{asked} does not go with {what}: it takes the model as it is.", todo="Set recover=none."))
-    if settings.sparsity.method == "none" and not settings.pruning.prunes and qformat not in ROUNDED_BITS:
+    if settings.sparsity.method == "none" and not settings.prune.prunes and qformat not in ROUNDED_BITS:
         faults.append(
             Fault(
-                f"{asked} with pruning=none, sparsity=none and quant={qformat} has nothing to win back: training sees"
+                f"{asked} with prune=none, sparsity=none and quant={qformat} has nothing to win back: training sees"
                 " what pruning and 2:4 sparsity removed and the rounding of weights, and here is none of it.",
-                f"It goes with pruning=..., sparsity=..., or with quant={' or quant='.join(ROUNDED_BITS)}.",
+                f"It goes with prune=..., sparsity=..., or with quant={' or quant='.join(ROUNDED_BITS)}.",
                 "Set recover=none.",
             )
         )

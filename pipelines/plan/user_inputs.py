@@ -168,7 +168,7 @@ def _calibrates(settings: Settings, target: Target) -> bool:
         any(FORMATS[each].calibrated for each in formats if each is not None)
         or settings.kv_cache.dtype != KvFormat.AUTO
         or settings.sparsity.method == "sparsegpt"
-        or settings.pruning.prunes
+        or settings.prune.prunes
         or settings.recover.trains
     )
 

@@ -19,7 +19,7 @@ from pipelines.store.store import Store
 
 
 def prune(overrides: Sequence[str]) -> int:
-    """Show what each artifact costs and what nothing needs; remove it if prune.remove=true."""
+    """Show what each artifact costs and what nothing needs; remove it if store.remove=true."""
     settings = load(overrides)
     store = Store(settings.paths.store)
     with disk_errors("`prune`", store.root):
@@ -29,7 +29,7 @@ def prune(overrides: Sequence[str]) -> int:
             say("It is empty.")
             return 0
         say("\n" + "\n".join(_rows(space)) + "\n")
-        if settings.prune.remove:
+        if settings.store.remove:
             _remove(store, space)
         else:
             _offer(space)
@@ -65,7 +65,7 @@ def _offer(space: Space) -> None:
         wrapped(
             f"Nothing needs {len(unneeded)} of {count(len(space.artifacts) + len(space.drafts), 'folder')}. Removing "
             f"them frees {show_bytes(freed(unneeded))} of {show_bytes(total)} (files that others link to stay). "
-            "Nothing was removed; the same command with prune.remove=true removes them.",
+            "Nothing was removed; the same command with store.remove=true removes them.",
             0,
         )
     )

@@ -1,4 +1,4 @@
-"""The groups `paths`, `store`, `prune`, `plan`, `stage` and `verify`, and where the project itself is."""
+"""The groups `paths`, `store`, `plan`, `stage` and `verify`, and where the project itself is."""
 
 from __future__ import annotations
 
@@ -27,22 +27,14 @@ class PathSettings(Group):
 
 
 class StoreSettings(Group):
-    """How long the store keeps what it holds.
+    """How long the store keeps what it holds, and what `make prune` does.
 
     Attributes:
         keep_days: days for which `make prune` keeps an artifact after the last run that used it.
+        remove: whether `make prune` removes what nothing needs, or only shows it.
     """
 
     keep_days: Annotated[int, Field(ge=0, le=36500)]
-
-
-class PruneSettings(Group):
-    """Settings of the command `prune`.
-
-    Attributes:
-        remove: whether it removes what nothing needs, or only shows it.
-    """
-
     remove: bool
 
 

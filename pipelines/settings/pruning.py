@@ -1,4 +1,4 @@
-"""The group `pruning`: a smaller model made by removing what matters least."""
+"""The group `prune`: a smaller model made by removing what matters least."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class PruningSettings(Group):
     }
 
     EXAMPLES: ClassVar[dict[str, str]] = {
-        "width": "add pruning.mlp=..., pruning.heads=... or both",
-        "depth": "add pruning.layers=...",
+        "width": "add prune.mlp=..., prune.heads=... or both",
+        "depth": "add prune.layers=...",
     }
 
     method: Literal["none", "width", "depth"] = "none"
@@ -61,15 +61,15 @@ class PruningSettings(Group):
         for name, size in self.sizes.items():
             if name not in read:
                 right = next(method for method, names in self.SIZES.items() if name in names)
-                raise ValueError(f"{name}={size} has no effect on pruning={self.method}: add pruning={right}")
+                raise ValueError(f"{name}={size} has no effect on prune={self.method}: add prune={right}")
         if not self.prunes:
             if self.texts is not None:
-                raise ValueError(f"texts={self.texts} has no effect on pruning=none")
+                raise ValueError(f"texts={self.texts} has no effect on prune=none")
             return self
         if self.texts is None:
-            raise ValueError(f"texts is null, but pruning={self.method} needs it")
+            raise ValueError(f"texts is null, but prune={self.method} needs it")
         if self.kv_heads is not None and self.heads is None:
-            raise ValueError(f"kv_heads={self.kv_heads} needs pruning.heads=...: the query heads that stay")
+            raise ValueError(f"kv_heads={self.kv_heads} needs prune.heads=...: the query heads that stay")
         if not self.sizes:
-            raise ValueError(f"{read[0]} is null, but pruning={self.method} needs a size: {self.EXAMPLES[self.method]}")
+            raise ValueError(f"{read[0]} is null, but prune={self.method} needs a size: {self.EXAMPLES[self.method]}")
         return self

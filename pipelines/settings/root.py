@@ -24,7 +24,6 @@ from pipelines.settings.nightly import NightlySettings
 from pipelines.settings.paths import (
     PathSettings,
     PlanSettings,
-    PruneSettings,
     StageSettings,
     StoreSettings,
     VerifySettings,
@@ -47,7 +46,7 @@ class Settings(Group):
 
     model: ModelSettings
     quant: QuantSettings
-    pruning: PruningSettings = PruningSettings()
+    prune: PruningSettings = PruningSettings()
     sparsity: SparsitySettings
     recover: RecoverSettings = RecoverSettings()
     kv_cache: KvCacheSettings
@@ -75,7 +74,6 @@ class Settings(Group):
     sizing: SizingSettings
     paths: PathSettings
     store: StoreSettings
-    prune: PruneSettings
     plan: PlanSettings
     stage: StageSettings
     verify: VerifySettings
@@ -85,7 +83,7 @@ class Settings(Group):
     @property
     def variant(self) -> str:
         """The compression as one word: "fp8", "mlp_512-magnitude_2_4-distill-int8_sq", "fp8-kv_int8", "none"."""
-        parts = [self.pruning.word] if self.pruning.prunes else []
+        parts = [self.prune.word] if self.prune.prunes else []
         if self.sparsity.method != "none":
             parts.append(f"{self.sparsity.method}_2_4")
         if self.recover.trains:
@@ -102,7 +100,7 @@ class Settings(Group):
         return self.model_copy(
             update={
                 "quant": QuantSettings(qformat=QFormat.NONE),
-                "pruning": PruningSettings(),
+                "prune": PruningSettings(),
                 "sparsity": SparsitySettings(method="none"),
                 "recover": RecoverSettings(),
                 "kv_cache": self.kv_cache.model_copy(update={"dtype": KvFormat.AUTO}),
@@ -121,18 +119,18 @@ def compression_of(variant: str) -> dict[str, str]:
     for part in variant.split("-"):
         group = "kv_cache" if part.startswith("kv_") else "sparsity" if part.endswith("_2_4") else "quant"
         group = "recover" if part in ("finetune", "distill") else group
-        group = "pruning" if SIZE.match(part) else group
+        group = "prune" if SIZE.match(part) else group
         name = part.removeprefix("kv_")
         found[group] = f"{found[group]}-{name}" if group in found else name
     return found
 
 
 def overrides_of(variant: str) -> list[str]:
-    """Return the overrides that make a variant: "mlp_512-fp8" is pruning=width pruning.mlp=512 quant=fp8."""
+    """Return the overrides that make a variant: "mlp_512-fp8" is prune=width prune.mlp=512 quant=fp8."""
     found = compression_of(variant)
-    sizes = [(name.replace("kvheads", "kv_heads"), size) for name, size in SIZE.findall(found.pop("pruning", ""))]
-    method = ["pruning=depth" if sizes[0][0] == "layers" else "pruning=width"] if sizes else []
-    return [*method, *(f"pruning.{name}={size}" for name, size in sizes), *(f"{k}={v}" for k, v in found.items())]
+    sizes = [(name.replace("kvheads", "kv_heads"), size) for name, size in SIZE.findall(found.pop("prune", ""))]
+    method = ["prune=depth" if sizes[0][0] == "layers" else "prune=width"] if sizes else []
+    return [*method, *(f"prune.{name}={size}" for name, size in sizes), *(f"{k}={v}" for k, v in found.items())]
 
 
 def validate(raw: Mapping[str, Any]) -> Settings:

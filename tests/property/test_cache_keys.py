@@ -65,7 +65,7 @@ TRAINING = {
     "recover.patience": 3,
     "recover.seed": 1234,
 }
-WIDTH = {"pruning.method": "width", "pruning.mlp": 384, "pruning.texts": 64}
+WIDTH = {"prune.method": "width", "prune.mlp": 384, "prune.texts": 64}
 START = ["quant=int4_awq", "sparsity=sparsegpt_2_4", "engine=openvino"]
 MUST_RERUN = {
     # setting: (another valid value, the stages that must run again)
@@ -92,9 +92,9 @@ MUST_RERUN = {
     "quant.scoring": (SEARCH, QUANTIZE),
     "quant.scoring_texts": (SEARCH, QUANTIZE),
     **dict.fromkeys(WIDTH, (WIDTH, PRUNE)),
-    "pruning.heads": (WIDTH | {"pruning.heads": 2}, PRUNE),
-    "pruning.kv_heads": (WIDTH | {"pruning.heads": 2, "pruning.kv_heads": 1}, PRUNE),
-    "pruning.layers": ({"pruning.method": "depth", "pruning.layers": 3, "pruning.texts": 64}, PRUNE),
+    "prune.heads": (WIDTH | {"prune.heads": 2}, PRUNE),
+    "prune.kv_heads": (WIDTH | {"prune.heads": 2, "prune.kv_heads": 1}, PRUNE),
+    "prune.layers": ({"prune.method": "depth", "prune.layers": 3, "prune.texts": 64}, PRUNE),
     "sparsity.method": ("magnitude", SPARSIFY),
     "kv_cache.dtype": ("fp8", QUANTIZE),
     "kv_cache.enable_block_reuse": (False, REPOSITORY),  # a choice at run time
@@ -186,7 +186,7 @@ MUST_RERUN = {
     "paths.runs": (Path("/runs"), NOTHING),
     "paths.trtllm_examples": (Path("/examples"), NOTHING),  # scripts are run for TensorRT engines only
     "store.keep_days": (7, NOTHING),
-    "prune.remove": (True, NOTHING),
+    "store.remove": (True, NOTHING),
     "verify.path": (Path("/checkpoint"), NOTHING),
     "diagnose.checkpoint": (Path("/checkpoint"), NOTHING),  # `make diagnose` alone reads them, and runs every time
     "diagnose.engine": (Path("/engine"), NOTHING),
@@ -475,11 +475,11 @@ def test_a_teacher_and_the_rounding_of_a_format_make_other_weights():
 
 @pytest.mark.parametrize(("key", "value"), [("mlp", 256), ("heads", 2), ("texts", 8)])
 def test_every_setting_of_pruning_makes_another_model(key, value):
-    start = load(["pruning=width", "pruning.mlp=384", "quant=none", "engine=openvino"])
+    start = load(["prune=width", "prune.mlp=384", "quant=none", "engine=openvino"])
     another = {"prune_model", *QUANTIZE}
-    assert changed(keys(start), keys(change(start, f"pruning.{key}", value))) == another
+    assert changed(keys(start), keys(change(start, f"prune.{key}", value))) == another
     assert changed(keys(start), keys(change(start, "calibration.seq_len", 64))) == another
-    assert changed(keys(start), keys(change(start, "calibration.size", 9))) == COMPARE  # pruning.texts counts instead
+    assert changed(keys(start), keys(change(start, "calibration.size", 9))) == COMPARE  # prune.texts counts instead
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -490,7 +490,7 @@ def test_several_changes_rerun_at_least_what_each_does(start, picked):
     deciding = {
         *SEARCH,
         *(key for key in MUST_RERUN if key.startswith("recover.")),
-        *(key for key in MUST_RERUN if key.startswith("pruning.")),
+        *(key for key in MUST_RERUN if key.startswith("prune.")),
         "sparsity.method",
         "calibration.source",
         "calibration.path",

@@ -10,8 +10,8 @@ NEEDS: dict[tuple[str, str], list[str]] = {
     ("manifests", "hub"): ["manifests.fetch.hub=org/name"],
     ("eval", "lm_eval"): ["eval.task=winogrande", "eval.dataset=org/name"],
     ("lora", "adapters"): ["lora.adapters={1:/some/adapter,2:/another}"],
-    ("pruning", "width"): ["pruning.mlp=256"],
-    ("pruning", "depth"): ["pruning.layers=1"],
+    ("prune", "width"): ["prune.mlp=256"],
+    ("prune", "depth"): ["prune.layers=1"],
     ("multimodal", "llava"): ["multimodal.path=/some/model"],
     **{("speculative", mode): ["speculative.heads_path=/heads"] for mode in ("medusa", "redrafter", "eagle")},
 }

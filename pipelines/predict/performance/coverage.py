@@ -87,10 +87,10 @@ COVERAGE = (
         "trained weights are as many and as large as before",
     ),
     Coverage(
-        ("pruning.*",),
+        ("prune.*",),
         "refused",
         "sizing and simulation take the sizes of the model as it is named; give those of the pruned one as model.shape",
-        lambda settings: f"pruning={settings.pruning.method}" if settings.pruning.prunes else None,
+        lambda settings: f"prune={settings.prune.method}" if settings.prune.prunes else None,
         "Leave pruning out, and give the smaller sizes as the model's own (model.path=/its/folder or model.shape.*)",
     ),
     Coverage(
@@ -257,7 +257,7 @@ COVERAGE = (
     Coverage(
         (
             *("eval.*", "fidelity.*", "report.*", "image.*", "manifests.*", "cluster.*", "nightly.*"),
-            *("paths.*", "store.*", "prune.*", "plan.*", "stage.*", "verify.*", "doctor.*", "diagnose.*"),
+            *("paths.*", "store.*", "plan.*", "stage.*", "verify.*", "doctor.*", "diagnose.*"),
         ),
         "no effect",
         "other stages",

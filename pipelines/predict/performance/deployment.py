@@ -56,7 +56,7 @@ class Compression:
     def of(cls, variant: str) -> Compression | None:
         """Parse `Settings.variant`; None for the word of another tool, and for a pruned model of other sizes."""
         found = compression_of(variant)
-        if "pruning" in found:
+        if "prune" in found:
             return None
         try:
             qformat, kv_format = QFormat(found.get("quant", "none")), KvFormat(found.get("kv_cache", "auto"))

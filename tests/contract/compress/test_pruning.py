@@ -193,11 +193,11 @@ def test_the_original_folder_is_not_touched(models, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("family", "spec", "message"),
     [
-        ("llama", PruningSpec("width", mlp=768), "pruning.mlp=768 removes nothing: the model has 768 MLP channels"),
-        ("llama", PruningSpec("width", heads=3), "pruning.heads=3 with 2 KV heads .* pruning.heads=2"),
-        ("llama", PruningSpec("width", heads=3, kv_heads=1), r"pruning.heads=3 with 1 KV heads .* pruning.heads=1\|2"),
-        ("llama", PruningSpec("width", heads=2, kv_heads=3), "pruning.kv_heads=3 is more than the model's 2"),
-        ("gemma", PruningSpec("depth", layers=5), "pruning.layers=5 removes nothing: the model has 4 layers"),
+        ("llama", PruningSpec("width", mlp=768), "prune.mlp=768 removes nothing: the model has 768 MLP channels"),
+        ("llama", PruningSpec("width", heads=3), "prune.heads=3 with 2 KV heads .* prune.heads=2"),
+        ("llama", PruningSpec("width", heads=3, kv_heads=1), r"prune.heads=3 with 1 KV heads .* prune.heads=1\|2"),
+        ("llama", PruningSpec("width", heads=2, kv_heads=3), "prune.kv_heads=3 is more than the model's 2"),
+        ("gemma", PruningSpec("depth", layers=5), "prune.layers=5 removes nothing: the model has 4 layers"),
     ],
 )
 def test_sizes_that_do_not_work_are_refused_before_anything_is_written(family, spec, message, models, tmp_path) -> None:
@@ -209,5 +209,5 @@ def test_sizes_that_do_not_work_are_refused_before_anything_is_written(family, s
 @pytest.mark.parametrize(("kind", "name"), [("mixtral", "Mixtral"), ("phi3", "Phi-3"), ("gemma3", "Gemma 3")])
 def test_other_families_are_refused(kind, name, tmp_path) -> None:
     model = small_models.write_random(tmp_path / "model", kind)
-    with pytest.raises(UserError, match=f"pruning=width does not prune {name}.*Llama, Gemma, Mistral, Qwen2"):
+    with pytest.raises(UserError, match=f"prune=width does not prune {name}.*Llama, Gemma, Mistral, Qwen2"):
         prune_model(model, tmp_path / "out", PruningSpec("width", mlp=64), TEXTS, CALIBRATION)

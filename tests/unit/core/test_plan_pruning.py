@@ -13,8 +13,8 @@ from pipelines.settings.root import compression_of, overrides_of
 from pipelines.store.store import Store
 from tests.unit.core.test_plan_fidelity import MACHINE
 
-WIDTH = ("model=tiny_llama", "pruning=width", "pruning.mlp=512", "pruning.heads=2")
-DEPTH = ("model=tiny_llama", "pruning=depth", "pruning.layers=3")
+WIDTH = ("model=tiny_llama", "prune=width", "prune.mlp=512", "prune.heads=2")
+DEPTH = ("model=tiny_llama", "prune=depth", "prune.layers=3")
 HERE = "engine=openvino"
 ON_GPU = replace(MACHINE, gpus=(GpuFacts("NVIDIA H100 80GB HBM3", 9.0, 81559 * 2**20),), has_tensorrt_llm=True)
 
@@ -72,7 +72,7 @@ def test_the_engine_of_the_baseline_is_predicted_for_the_whole_model(tmp_path):
 
 
 def test_a_model_of_the_hub_is_downloaded_whole(tmp_path):
-    words = ("model=llama_3_2_1b", "pruning=depth", "pruning.layers=12", "quant=fp8", HERE)
+    words = ("model=llama_3_2_1b", "prune=depth", "prune.layers=12", "quant=fp8", HERE)
     made = plan(tmp_path, *words, target="build")
     assert nodes(made)["download"].stage.shape.num_hidden_layers == 16
     assert made.shape.num_hidden_layers == 12
@@ -87,22 +87,22 @@ def test_a_diagnosis_compares_with_the_pruned_model(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("pruning.mlp=512",), r"mlp=512 has no effect on pruning=none: add pruning=width"),
-        (("pruning=depth",), r"layers is null, but pruning=depth needs a size: add pruning.layers=\.\.\."),
-        (("pruning=width",), r"mlp is null, but pruning=width needs a size"),
-        ((*DEPTH, "pruning.mlp=512"), "mlp=512 has no effect on pruning=depth: add pruning=width"),
-        (("pruning=width", "pruning.kv_heads=1"), r"kv_heads=1 needs pruning.heads="),
-        ((*DEPTH, "pruning.texts=null"), "texts is null, but pruning=depth needs it"),
-        (("model=tiny_llama", "pruning=width", "pruning.mlp=768"), "pruning.mlp=768 removes nothing.*768 MLP channels"),
-        (("model=tiny_llama", "pruning=width", "pruning.heads=3"), "pruning.heads=3 with 2 KV heads does not work"),
-        ((*DEPTH, "pruning.layers=4"), "pruning.layers=4 removes nothing: the model has 4 layers"),
+        (("prune.mlp=512",), r"mlp=512 has no effect on prune=none: add prune=width"),
+        (("prune=depth",), r"layers is null, but prune=depth needs a size: add prune.layers=\.\.\."),
+        (("prune=width",), r"mlp is null, but prune=width needs a size"),
+        ((*DEPTH, "prune.mlp=512"), "mlp=512 has no effect on prune=depth: add prune=width"),
+        (("prune=width", "prune.kv_heads=1"), r"kv_heads=1 needs prune.heads="),
+        ((*DEPTH, "prune.texts=null"), "texts is null, but prune=depth needs it"),
+        (("model=tiny_llama", "prune=width", "prune.mlp=768"), "prune.mlp=768 removes nothing.*768 MLP channels"),
+        (("model=tiny_llama", "prune=width", "prune.heads=3"), "prune.heads=3 with 2 KV heads does not work"),
+        ((*DEPTH, "prune.layers=4"), "prune.layers=4 removes nothing: the model has 4 layers"),
         (
-            ("model=tiny_llama", "pruning=width", "pruning.mlp=500", "quant=int4_awq"),
-            "pruning.mlp=500 .* not a multiple of 128. Nearest: pruning.mlp=384 or pruning.mlp=512",
+            ("model=tiny_llama", "prune=width", "prune.mlp=500", "quant=int4_awq"),
+            "prune.mlp=500 .* not a multiple of 128. Nearest: prune.mlp=384 or prune.mlp=512",
         ),
-        ((*DEPTH, "engine=tensorrt_llm_llmapi"), "pruning=depth does not go with engine="),
-        ((*DEPTH, "lora=adapters", "lora.adapters={1:/a}"), "pruning=depth does not go with lora.adapters"),
-        ((*DEPTH, "fidelity.by_layer=true"), "pruning=depth does not go with fidelity.by_layer=true"),
+        ((*DEPTH, "engine=tensorrt_llm_llmapi"), "prune=depth does not go with engine="),
+        ((*DEPTH, "lora=adapters", "lora.adapters={1:/a}"), "prune=depth does not go with lora.adapters"),
+        ((*DEPTH, "fidelity.by_layer=true"), "prune=depth does not go with fidelity.by_layer=true"),
     ],
 )
 def test_what_cannot_be_pruned_is_refused_while_planning(tmp_path, words, message):
@@ -114,18 +114,18 @@ def test_a_model_that_does_not_fit_while_layers_are_tried_is_refused(tmp_path):
     small = replace(MACHINE, memory_bytes=8 * 2**30)
     words = (HERE, "model=llama_3_8b", "quant=int4_wo", "build.max_batch_size=1", "eval.baseline=skip")
     with pytest.raises(UserError, match=r"needs about 2\d\.\d GiB of memory while pruning"):
-        plan(tmp_path, *words, "pruning=depth", "pruning.layers=24", target="build", machine=small)
-    plan(tmp_path, *words, "pruning=width", "pruning.mlp=8192", target="build", machine=small)
+        plan(tmp_path, *words, "prune=depth", "prune.layers=24", target="build", machine=small)
+    plan(tmp_path, *words, "prune=width", "prune.mlp=8192", target="build", machine=small)
 
 
-@pytest.mark.parametrize("words", [WIDTH, DEPTH, (*WIDTH, "pruning.kv_heads=1", "sparsity=magnitude_2_4")])
+@pytest.mark.parametrize("words", [WIDTH, DEPTH, (*WIDTH, "prune.kv_heads=1", "sparsity=magnitude_2_4")])
 def test_the_word_of_a_variant_says_how_to_make_it(words):
     settings = load([*words, "quant=fp8"])
     again = load(["model=tiny_llama", *overrides_of(settings.variant)])
-    assert again.pruning == settings.pruning
+    assert again.prune == settings.prune
     assert again.variant == settings.variant
-    assert "pruning" in compression_of(settings.variant)
-    assert not settings.baseline().pruning.prunes
+    assert "prune" in compression_of(settings.variant)
+    assert not settings.baseline().prune.prunes
 
 
 def test_a_shape_remembers_what_it_was_pruned_from_and_equals_one_that_was_not():

@@ -172,7 +172,7 @@ def test_the_command_shows_first_and_removes_on_request(store, capsys):
     assert "used in the last 30 days" in shown
     assert re.search(r"Nothing needs 1 of 2 folders\. Removing them frees [\d.]+ KiB of [\d.]+ KiB", shown)
     assert old.path.exists()
-    assert main([*words, "prune.remove=true"]) == 0
+    assert main([*words, "store.remove=true"]) == 0
     assert re.search(r"Removed 1 folder: [\d.]+ KiB came back", capsys.readouterr().out)
     assert not old.path.exists()
     assert main(words) == 0
@@ -190,7 +190,7 @@ def test_the_drafts_of_killed_runs_are_shown_and_reclaimed(store, capsys):
     assert main(words) == 0
     assert "(draft of a killed run)" in capsys.readouterr().out
     assert len(list((store.root / ".drafts").iterdir())) == 1
-    assert main([*words, "prune.remove=true"]) == 0
+    assert main([*words, "store.remove=true"]) == 0
     assert re.search(r"Removed 1 folder: (9\d|100)\.\d KiB came back", capsys.readouterr().out)
     assert list((store.root / ".drafts").iterdir()) == []
 

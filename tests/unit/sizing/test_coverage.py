@@ -66,7 +66,7 @@ ASKED = {"sizing.*", "simulator.*", "sizing.model", "benchmark.*"}
 """Groups that ask the question."""
 REFUSED = {
     "quant.effective_bits": (("quant=auto",), "quant.effective_bits=6.0"),
-    "pruning.*": (("pruning=depth", "pruning.layers=8"), "pruning=depth"),
+    "prune.*": (("prune=depth", "prune.layers=8"), "prune=depth"),
     "speculative.*": (("speculative=lookahead",), "speculative=lookahead"),
     "lora.*": (("lora=adapters", "lora.adapters={1:/a,7:/b}"), "lora.adapters with id 1,7"),
     "build.lora_*": (("build.lora_plugin=auto",), "build.lora_plugin=auto"),
