@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _give_way() -> None:
-    """Lower the priority, also against other sessions, each of which has an equal share of the processors (sched(7))."""
+    """Lower the priority, also against other sessions: each has an equal share of the processors (sched(7))."""
     os.nice(NICENESS)
     os.setsid()
     with contextlib.suppress(OSError):  # a kernel without autogroups
