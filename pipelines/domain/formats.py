@@ -200,6 +200,11 @@ class FormatSpec:
         return self.activation == "16bit" and self.tuning is None
 
     @property
+    def weight_only(self) -> bool:
+        """Whether weights are quantized and activations are not."""
+        return self.activation == "16bit" and self.weights.bits < 16
+
+    @property
     def linear_bits(self) -> float:
         """Bits per weight of a linear, including the scales of groups of the usual size."""
         return self.bits_in_groups(self.weights.group)

@@ -35,6 +35,7 @@ def deployment(
         chunked_context=settings.runtime.enable_chunked_context,
         build=settings.build,
         triton=settings.triton,
+        dynamic_quantization=settings.engine.openvino.dynamic_quantization,
         through_bls=settings.benchmark.model_name == BLS,
         speculation=guess.mode,
         draft=found.draft or guess.draft_shape,

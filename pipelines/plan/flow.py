@@ -251,6 +251,8 @@ class _Flow(EngineFlow):
 
     def diagnose(self, settings: Settings) -> None:
         """Add the diagnosis of what is given, or of what this configuration makes as far as it runs here."""
+        # activations that the engine rounds by itself would look like a fault of it
+        settings = settings.model_copy(update={"engine": settings.engine.with_checkpoints_arithmetic()})
         asked, elsewhere = settings.diagnose, settings.eval.url is not None
         quantize, _ = self._compression(settings)
         if not asked.given:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.domain.formats import FORMATS
+from pipelines.domain.formats import FORMATS, UNIFORM
 from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, least_window, nearest_window
 from pipelines.rules.builder import longest
 from pipelines.rules.record import CPU, Cases, DeploymentFacts, Rule, listed
@@ -33,7 +33,25 @@ def _sizes(d: DeploymentFacts) -> Cases:
     return ({"windows": listed(windows), "one": max(windows)},) if len(set(windows)) > 1 else ()
 
 
+def _rounded_otherwise(d: DeploymentFacts) -> Cases:
+    """Return a format that leaves nothing to dynamic quantization, if a number of activations is given."""
+    formats = d.candidates or (d.qformat,)
+    other = [qformat for qformat in formats if not FORMATS[qformat].weight_only]
+    works = listed([qformat for qformat in UNIFORM if FORMATS[qformat].weight_only])
+    return [{"other": other[0], "works": works}] if d.dynamic_quantization not in ("auto", "off") and other else ()
+
+
 RULES = (
+    Rule(
+        name="cpu-rounds-activations-of-weight-only-formats",
+        topic=TOPIC,
+        engines=CPU,
+        when=_rounded_otherwise,
+        failed="engine.openvino.dynamic_quantization={d.dynamic_quantization} has no effect on quant={other}.",
+        allowed="It applies to formats that quantize weights only: {works}.",
+        todo="Leave it out.",
+        source="pipelines/engines/openvino/runtime.py: formats with activation scales round activations in the graph",
+    ),
     Rule(
         name="cpu-windows-are-whole-blocks",
         topic=TOPIC,

@@ -87,6 +87,7 @@ class DeploymentFacts:
         chunked_context: whether long prompts are to be processed in chunks.
         build: options of trtllm-build.
         triton: parameters of the served model.
+        dynamic_quantization: activations that the CPU engine gives a scale together, "auto" or "off".
         through_bls: whether requests go to `tensorrt_llm_bls`.
         speculation: kind of speculative decoding.
         draft: dimensions of the draft model.
@@ -114,6 +115,7 @@ class DeploymentFacts:
     chunked_context: bool = False
     build: BuildSettings = field(default_factory=BuildSettings)
     triton: TritonSettings = field(default_factory=TritonSettings)
+    dynamic_quantization: str = "auto"
     through_bls: bool = False
     speculation: SpeculationMode = "none"
     draft: ModelShape | None = None

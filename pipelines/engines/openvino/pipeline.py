@@ -42,7 +42,7 @@ def open_pipeline(folder: EngineFolder, options: OpenVinoOptions) -> genai.Conti
             f" {precision}; one request may have max_seq_len={folder.limits.max_seq_len}.",
             todo=f"Set at least {needed} bytes ({show_bytes(needed)}).",
         )
-    scheduler, chosen = _scheduler(folder, options, blocks), properties(options, precision)
+    scheduler, chosen = _scheduler(folder, options, blocks), properties(folder.config, options, precision)
     if options.draft_dir is not None:
         return _with_draft(folder, options, scheduler, chosen)
     if folder.adapter is None:
@@ -89,7 +89,7 @@ def _with_draft(
     check_draft(folder, draft)
     guessing = _scheduler(draft, options, scheduler.num_kv_blocks)
     guessing.max_num_seqs, guessing.max_num_batched_tokens = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
-    its_own = properties(options, kv_precision(draft.config, options))
+    its_own = properties(draft.config, options, kv_precision(draft.config, options))
     with tempfile.TemporaryDirectory(prefix="pipelines-draft-") as scratch:
         target = with_tokenizer(folder.path, Path(scratch) / "target")
         small = with_tokenizer(draft.path, Path(scratch) / "draft")

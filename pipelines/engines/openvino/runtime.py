@@ -11,13 +11,16 @@ import openvino as ov
 
 from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import KvFormat
+from pipelines.domain.formats import FORMATS, KvFormat
 from pipelines.engines.openvino import memory
 from pipelines.engines.openvino.build import CONFIG_FILE, FLAVOUR, MODEL_FILE
 from pipelines.engines.openvino.lora import LoraAdapter, apply_adapter
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.port import BuildLimits
 from pipelines.host.machine import native_bf16
+
+USUAL_GROUP = 128
+"""Activations that share a scale: of the sizes that lose no accuracy the fastest (docs/benchmarks.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +83,31 @@ def kv_precision(config: CheckpointConfig, options: OpenVinoOptions) -> str:
     return inference_precision(options) if config.kv_format is KvFormat.AUTO else "u8"
 
 
-def properties(options: OpenVinoOptions, kv_cache: str) -> dict[str, Any]:
-    """Return the CPU plugin's properties.
+def dynamic_quantization(config: CheckpointConfig, options: OpenVinoOptions) -> int:
+    """Return how many activations share a dynamic INT8 scale, 0 for none; see `OpenVinoOptions.dynamic_quantization`.
 
-    Activations are quantized by the graph with the checkpoint's scales or not at all, so the plugin's own dynamic
-    INT8 activations, which are on by default for packed weights, are disabled.
+    Formats that quantize activations do so in the graph, with the checkpoint's scales.
     """
+    asked = options.dynamic_quantization
+    if asked == "off" or not all(FORMATS[qformat].weight_only for qformat in config.qformats):
+        return 0
+    if asked == "auto":
+        return USUAL_GROUP if options.inference_precision == "auto" else 0
+    return int(asked)
+
+
+def arithmetic(config: CheckpointConfig, options: OpenVinoOptions) -> str:
+    """Return the type of the arithmetic in words, e.g. "bf16, activations rounded to INT8 in groups of 128"."""
+    group = dynamic_quantization(config, options)
+    return inference_precision(options) + (f", activations rounded to INT8 in groups of {group}" if group else "")
+
+
+def properties(config: CheckpointConfig, options: OpenVinoOptions, kv_cache: str) -> dict[str, Any]:
+    """Return the CPU plugin's properties."""
     chosen: dict[str, Any] = {
         "INFERENCE_PRECISION_HINT": inference_precision(options),
         "KV_CACHE_PRECISION": kv_cache,
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(dynamic_quantization(config, options)),
         "CPU_RUNTIME_CACHE_CAPACITY": str(memory.KERNEL_CACHE),
     }
     if options.num_threads is not None:

@@ -39,7 +39,9 @@ class Scorer:
         """
         core = ov.Core()
         model = with_chosen_logits(folder.read_model())
-        self._compiled = core.compile_model(model, "CPU", properties(options, inference_precision(options)))
+        self._compiled = core.compile_model(
+            model, "CPU", properties(folder.config, options, inference_precision(options))
+        )
         self._request = self._compiled.create_infer_request()
         self._limits = folder.limits
         self._max_logits_rows = max(1, MAX_LOGITS // folder.config.vocab_size)

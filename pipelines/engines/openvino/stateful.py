@@ -22,7 +22,9 @@ class StatefulModel:
         """Load and compile."""
         core = ov.Core()
         model = with_chosen_logits(folder.read_model())
-        self.compiled = core.compile_model(model, "CPU", properties(options, inference_precision(options)))
+        self.compiled = core.compile_model(
+            model, "CPU", properties(folder.config, options, inference_precision(options))
+        )
         self.piece = min(folder.limits.max_num_tokens, max(1, MAX_LOGITS // folder.config.vocab_size))
 
 

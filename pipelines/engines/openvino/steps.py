@@ -41,7 +41,7 @@ def step_results(
         first_position: position of the first token.
         layers: whose steps are given, besides those outside of layers.
     """
-    exact = options.model_copy(update={"inference_precision": "f32"})
+    exact = options.model_copy(update={"inference_precision": "f32", "dynamic_quantization": "off"})
     model = folder.read_model()
     wanted = {*OUTSIDE, *(f"model.layers.{layer}.{end}" for layer in layers for end in OF_A_LAYER)}
     # the block before the first one is its input
@@ -54,7 +54,7 @@ def step_results(
             result.get_output_tensor(0).add_names({f"step.{name}"})  # the node may have a name already
             model.add_results([result])
             names.append(name)
-    request = ov.Core().compile_model(model, "CPU", properties(exact, "f32")).create_infer_request()
+    request = ov.Core().compile_model(model, "CPU", properties(folder.config, exact, "f32")).create_infer_request()
     count = len(tokens)
     positions = np.arange(first_position, first_position + count, dtype=np.int64)
     request.infer(

@@ -14,7 +14,7 @@ from openvino import opset13 as op
 
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.rounding import scalar
-from pipelines.engines.openvino.runtime import EngineFolder, inference_precision, properties
+from pipelines.engines.openvino.runtime import EngineFolder, arithmetic, inference_precision, properties
 
 Array = np.ndarray[Any, Any]
 
@@ -46,7 +46,7 @@ class GraphForcing:
             blocks: give the outputs of the decoder blocks as well.
         """
         model, precision = folder.read_model(), inference_precision(options)
-        self._varied, self.arithmetic = varied, precision
+        self._varied, self.arithmetic = varied, arithmetic(folder.config, options)
         if varied and precision == "f32":
             dtype = folder.config.dtype if folder.config.dtype in KEPT_BITS else "bfloat16"
             _round_results(model, KEPT_BITS[dtype])
@@ -54,7 +54,9 @@ class GraphForcing:
         elif varied:
             options, self.arithmetic = options.model_copy(update={"inference_precision": "f32"}), "f32"
         self._blocks = _with_block_outputs(model) if blocks else []
-        compiled = ov.Core().compile_model(model, "CPU", properties(options, inference_precision(options)))
+        compiled = ov.Core().compile_model(
+            model, "CPU", properties(folder.config, options, inference_precision(options))
+        )
         self._request = compiled.create_infer_request()
 
     def slices(

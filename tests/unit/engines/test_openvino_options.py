@@ -18,6 +18,7 @@ from triton_repo.parameters import tensorrt_llm
 from triton_repo.spec import RepositorySpec
 
 CHOSEN = {"inference_precision": "f32", "num_threads": 3, "kv_cache_bytes": 2**20, "kv_cache_precision": "u8"}
+CHOSEN |= {"dynamic_quantization": "32"}
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,7 @@ CHOSEN = {"inference_precision": "f32", "num_threads": 3, "kv_cache_bytes": 2**2
     [
         ({"inference_precision": "bf61"}, r"inference_precision='bf61'.*Did you mean 'bf16'"),
         ({"kv_cache_precision": "fp8"}, r"kv_cache_precision='fp8'.*auto, f32, bf16, f16, u8, u4"),
+        ({"dynamic_quantization": 64}, "dynamic_quantization='?64'?.*auto, off, 32, 128"),
         ({"num_threads": 0}, "engine.openvino.num_threads='0'.*greater than or equal to 1"),
         ({"kv_cache_bytes": -1}, "kv_cache_bytes='-1'"),
         ({"num_draft_tokens": 0}, "num_draft_tokens='0'"),

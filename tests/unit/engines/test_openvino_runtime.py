@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ import pytest
 
 pytest.importorskip("openvino_genai")
 
-from pipelines.checkpoint.config import CheckpointConfig
+from pipelines.checkpoint.config import CheckpointConfig, Quantization
 from pipelines.domain.errors import UserError
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.runtime import (
     EngineFolder,
+    arithmetic,
     check_request,
+    dynamic_quantization,
     kv_block_bytes,
     kv_blocks,
     kv_precision,
@@ -68,9 +71,33 @@ def test_kv_cache_follows_the_checkpoint(kv: str | None, option: str, expected: 
     assert kv_precision(config(kv), options) == expected
 
 
-def test_properties_never_quantize_activations_unasked() -> None:
-    """The plugin's dynamic INT8 activations would change what W4A16 means."""
-    chosen = properties(OpenVinoOptions(inference_precision="bf16", num_threads=3), "u8")
+@pytest.mark.parametrize(
+    ("quant_algo", "precision", "asked", "group"),
+    [
+        ("W4A16_AWQ", "auto", "auto", 128),
+        ("W8A16", "auto", "auto", 128),
+        ("W4A16_AWQ", "f32", "auto", 0),
+        ("W4A16_AWQ", "bf16", "auto", 0),
+        ("W4A16_AWQ", "f32", 32, 32),
+        ("W4A16_AWQ", "auto", "off", 0),
+        (None, "auto", "auto", 0),
+        (None, "auto", 128, 0),
+        ("FP8", "auto", "auto", 0),
+        ("W4A8_AWQ", "auto", 128, 0),
+        ("W8A8_SQ_PER_CHANNEL", "auto", "auto", 0),
+    ],
+)
+def test_activations_are_rounded_for_weight_only_formats(quant_algo, precision, asked, group) -> None:
+    """Other formats have scales for activations in the checkpoint, or want 16 bit; so does who names the arithmetic."""
+    options = OpenVinoOptions(inference_precision=precision, dynamic_quantization=asked)
+    model = replace(config(None), quantization=Quantization(quant_algo))
+    assert dynamic_quantization(model, options) == group
+    assert properties(model, options, "u8")["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == str(group)
+    assert ("INT8 in groups of" in arithmetic(model, options)) == bool(group)
+
+
+def test_properties_of_a_16_bit_model() -> None:
+    chosen = properties(config(None), OpenVinoOptions(inference_precision="bf16", num_threads=3), "u8")
     assert chosen == {
         "INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "u8", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
         "CPU_RUNTIME_CACHE_CAPACITY": "512",
