@@ -7,8 +7,7 @@ import pytest
 
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.response_sender import ResponseSender
-from pipelines.predict.performance.fit import FEW, FREE_KNOBS, fit, guess, moved
+from pipelines.predict.performance.fit import FREE_KNOBS, fit, guess, moved
 from pipelines.predict.performance.measured import Measured, MeasuredLevel
 from pipelines.predict.performance.modelled import ModelledDeployment, run_trial, trial
 from pipelines.predict.simulator.cost import IterationCost
@@ -17,7 +16,7 @@ from pipelines.predict.simulator.interface import SchedulerLimits
 ENGINE = SchedulerLimits(policy="inflight_chunked", slots=64, max_num_tokens=8192, kv_blocks=4096)
 COST = IterationCost(
     0.0, 0.0, 0.0, 0.0, knee=1.0, prefill_attention=6e-8, kv_token=5e-7, token=4e-5, fixed=5e-4, sequence=1.5e-4,
-    few=FEW, few_sequence=2e-4, prompts=2e-3, end=5e-4,
+    prompts=2e-3, end=5e-4,
 )  # fmt: skip
 TRUE = ModelledDeployment(ENGINE, COST, overhead_s=2e-3, client_gap_s=3e-4)
 NOTHING = Distribution(0)
@@ -79,7 +78,7 @@ def test_a_fit_to_the_simulator_predicts_unseen_loads_within_half_a_percent(seed
     truth = moved(TRUE, FREE_KNOBS, np.random.default_rng(seed).uniform(-0.4, 0.4, len(FREE_KNOBS)))
     found = fit(benchmark(truth), ENGINE)
     assert np.median([abs(error) for error in errors(UNSEEN, truth, found.deployment)]) < 0.005
-    for name in ("fixed", "sequence", "few_sequence", "token", "kv_token"):
+    for name in ("fixed", "sequence", "token", "kv_token"):
         assert getattr(found.deployment.cost, name) == pytest.approx(getattr(truth.cost, name), rel=0.15), name
 
 
@@ -100,7 +99,3 @@ def test_a_measurement_without_streaming_cannot_be_fitted_for_a_machine_without_
     level = replace(load(4), e2e_s=Distribution(1, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2))
     with pytest.raises(UserError, match="no level has TTFT and ITL"):
         guess(Measured("aiperf", (level,), "m", ("results.json",)), ENGINE)
-
-
-def test_few_is_what_the_server_says():
-    assert FEW == ResponseSender.FEW

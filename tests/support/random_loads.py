@@ -23,8 +23,6 @@ SECONDS = IterationCost(
     fixed=9e-4,
     sequence=3.3e-5,
     prefill=1.7e-4,
-    few=2,
-    few_sequence=2.9e-4,
     prompts=4.1e-4,
     end=2.3e-4,
 )

@@ -1,34 +1,28 @@
-"""Send responses, immediately or when the engine leaves time for it."""
+"""Send responses: one for every token of a stream, in whole characters."""
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from pipelines.engines.openvino.characters import PartialCharacters
-from pipelines.engines.openvino.sequences import ResponsePart, Sequence, StepOutput
+from pipelines.engines.openvino.sequences import Response, ResponsePart, Sequence, StepOutput
 
 log = logging.getLogger(__name__)
 
 
 class ResponseSender:
-    """Sends the output of steps, immediately or when the budget allows.
+    """Sends the output of a step as one response, as TensorRT-LLM does.
 
-    The engine's step holds Python's interpreter lock (openvino_genai 2026.4), so a separate thread could only send in
-    the gaps between steps; instead the engine's thread sends in these gaps itself. First and last parts are always
-    sent immediately. The others share a budget, a fraction of the time the steps take. On any model whose step takes
-    much longer than its responses (about 50 microseconds each) this gives a response for every token; with shorter
-    steps, the tokens that a sequence accumulates are sent together, the sequence that has waited longest first.
+    The engine's step holds Python's interpreter lock (openvino_genai 2026.4), so responses are sent in the gaps between
+    steps. Most of such a gap is spent waiting: the server acknowledges every response. A few threads wait together.
     """
 
-    SHARE = 0.12
-    """Seconds spent sending per second of engine time."""
-    FEW = 4
-    """Up to this many sequences, every token is sent on its own if sending takes no longer than the engine."""
+    THREADS = 4
 
     def __init__(self, characters: PartialCharacters, after: Callable[[Sequence], None]) -> None:
         """Start empty.
@@ -38,42 +32,30 @@ class ResponseSender:
             after: called with every sequence after its last part was sent.
         """
         self._characters, self._after = characters, after
-        self._waiting: dict[Sequence, StepOutput] = {}
-        self._budget = 0.0
         self._closing_responses = threading.Lock()
+        self._threads = ThreadPoolExecutor(self.THREADS, "responses")
 
-    def put(self, sequence: Sequence, step: StepOutput, *, urgent: bool) -> None:
-        """Take the output of a step; for the engine's thread only.
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown()
 
-        Args:
-            sequence: the sequence of the step.
-            step: its output; owned from now on, not copied.
-            urgent: send it immediately.
-        """
-        before = self._waiting.get(sequence)
-        if before is not None:
-            before.add(step)
-            step = before
-        if urgent:
-            self._waiting.pop(sequence, None)
+    def send_all(self, outputs: Iterable[tuple[Sequence, StepOutput]]) -> None:
+        """Send the outputs of a step, those of one request in order; return when all are sent."""
+        requests: dict[Response, list[tuple[Sequence, StepOutput]]] = {}
+        for sequence, step in outputs:
+            requests.setdefault(sequence.response, []).append((sequence, step))
+        first, *others = requests.values() or [[]]
+        at_work = [self._threads.submit(self._send_in_order, each) for each in others]
+        self._send_in_order(first)
+        for each in at_work:
+            each.result()
+
+    def _send_in_order(self, outputs: Iterable[tuple[Sequence, StepOutput]]) -> None:
+        for sequence, step in outputs:
             self.send(sequence, step)
-        elif before is None:
-            self._waiting[sequence] = step
-
-    def spend(self, step_seconds: float, running: int) -> None:
-        """Send what the budget allows after a step of some sequences; for the engine's thread only."""
-        if not self._waiting:
-            return
-        share = 1.0 if running <= self.FEW else self.SHARE
-        self._budget = min(self._budget + step_seconds * share, 2 * step_seconds)
-        started = time.perf_counter()
-        while self._waiting and time.perf_counter() - started < self._budget:
-            sequence = next(iter(self._waiting))
-            self.send(sequence, self._waiting.pop(sequence))
-        self._budget -= time.perf_counter() - started
 
     def send(self, sequence: Sequence, step: StepOutput) -> None:
-        """Send now, from any thread."""
+        """Send the output of a step, which is owned from now on; from any thread."""
         try:
             self._deliver(sequence, step)
         except Exception:  # a client's channel may break at any time; the others must continue

@@ -151,6 +151,7 @@ class Scheduler:
         for thread in self._threads:
             thread.join()
         self._logits_loop.close()
+        self._sender.close()
         self._fail_all(STOPPED)
 
     def _check_queue(self, new: int) -> None:
@@ -230,30 +231,21 @@ class Scheduler:
         cancelled = [sequence for sequence in self._running if sequence.cancelled]
         if cancelled:
             self._conclude([(sequence, _READER.abandon(sequence)) for sequence in cancelled])
-        started = time.monotonic_ns()
         for pipeline in self._pipelines.busy(self._running):
             pipeline.step()
         now = time.monotonic_ns()
-        ended: list[tuple[Sequence, StepOutput]] = []
-        for sequence in self._running:
-            first = not sequence.stamps.first_token
-            step = _READER.read(sequence, now)
-            if step is None:
-                continue
-            if step.ended:
-                ended.append((sequence, step))
-            else:
-                self._sender.put(sequence, step, urgent=first)
+        found = [(sequence, _READER.read(sequence, now)) for sequence in self._running]
+        outputs = [(sequence, step) for sequence, step in found if step is not None]
+        ended = [(sequence, step) for sequence, step in outputs if step.ended]
+        self._sender.send_all((sequence, step) for sequence, step in outputs if not step.ended)
         if ended:
             self._conclude(ended)
-        self._sender.spend((now - started) / 1e9, len(self._running))
         self._counters.iteration()
 
     def _conclude(self, ended: list[tuple[Sequence, StepOutput]]) -> None:
         """Free the slots first, then notify the clients."""
         self._release([sequence for sequence, _ in ended])
-        for sequence, step in ended:
-            self._sender.put(sequence, step, urgent=True)
+        self._sender.send_all(ended)
 
     def _release(self, ended: list[Sequence]) -> None:
         gone = set(ended)

@@ -39,7 +39,6 @@ SHOWN = {
     "prefill": ("prompt", "ms"),
     "prompts": ("iteration with prompts", "ms"),
     "end": ("request that has ended", "ms"),
-    "few_sequence": ("request, when few are streamed", "us"),
     "overhead_s": ("in transit, per request", "ms"),
     "client_gap_s": ("client, between two requests", "ms"),
 }

@@ -34,8 +34,6 @@ FARTHEST = 3.0
 KNOWN_BY = 0.7
 """Share of the prior's deviation above which a posterior deviation means that the measurement did not decide."""
 MOST_EVALUATIONS = 40
-FEW = 4
-"""Requests up to which our CPU server sends each token separately (`ResponseSender.FEW`); with more it batches them."""
 
 SIGMA = {"rps": 0.06, "itl_mean": 0.06, "itl_p50": 0.06, "itl_p95": 0.12}
 SIGMA |= {"ttft_mean": 0.10, "ttft_p50": 0.10, "ttft_p95": 0.15, "e2e_mean": 0.06}
@@ -76,7 +74,7 @@ FREE_KNOBS = tuple(
     Knob(name, WIDE, (name,))
     for name in (
         *("token", "prefill_attention", "kv_token", "fixed", "sequence", "prefill"),
-        *("few_sequence", "prompts", "end", "overhead_s", "client_gap_s"),
+        *("prompts", "end", "overhead_s", "client_gap_s"),
     )
 )
 """Each coefficient separately, for an engine without a model; those that `guess` leaves at 0 stay there."""
@@ -237,7 +235,7 @@ def guess(measured: Measured, engine: SchedulerLimits) -> ModelledDeployment:
         sequence=max(0.2 * ((busy.itl_s.p50 or step) - step) / users, 0.02 * step),
     )
     if runs_on_cpu(measured.engine):
-        cost = replace(cost, prompts=0.1 * first, end=0.1 * first, few=FEW, few_sequence=0.2 * step)
+        cost = replace(cost, prompts=0.1 * first, end=0.1 * first)
     else:
         cost = replace(cost, prefill=0.1 * first)
     return ModelledDeployment(engine, cost, overhead_s=0.2 * first, client_gap_s=0.05 * first)

@@ -8,7 +8,6 @@ their chunks) and takes
       + kv_token sum(kv) + kv_window_token sum(min(kv, window))   attention of decoding requests: KV traffic
       + token T                                             norms, activations, all-reduce traffic
       + fixed + sequence n_seq + prefill n_prefill          launches, all-reduce latency, scheduler, sampling
-      + few_sequence n_seq, where n_seq <= few              a server that sends tokens singly only to few clients
       + prompts, where n_prefill > 0                        cost of preparing a batch of a new size
       + end n_ended, before the next iteration              last answers sent, blocks freed, next requests admitted
 
@@ -47,8 +46,6 @@ class IterationCost:
         fixed: per iteration.
         sequence: per request in the iteration.
         prefill: per prompt, or chunk of one, in the iteration.
-        few: requests up to which an iteration has `few_sequence`; 0 means never.
-        few_sequence: per request, in such small iterations: the CPU engine's server then sends each token separately.
         prompts: per iteration with prompts: the CPU engine prepares its kernels for each new number of tokens.
         end: per request that ended, before the next iteration: the CPU engine's server does it in the same thread.
     """
@@ -68,13 +65,11 @@ class IterationCost:
     fixed: float = 0.0
     sequence: float = 0.0
     prefill: float = 0.0
-    few: int = 0
-    few_sequence: float = 0.0
     prompts: float = 0.0
     end: float = 0.0
 
     def array(self) -> Any:
-        """Return float64[19]: the fields in order, for the loop."""
+        """Return float64[17]: the fields in order, for the loop."""
         return np.array(astuple(self), dtype=np.float64)
 
     def seconds(

@@ -26,9 +26,8 @@ def iteration_seconds(c: Any, tokens: Any, sequences: Any, q_ctx: Any, kv: Any, 
     memory = c[2] * touched + c[3]
     linears = (compute ** c[4] + memory ** c[4]) ** (1 / c[4])
     attention = c[7] * q_ctx + c[8] * kv + c[9] * kv_window
-    replies = c[16] * sequences * (sequences <= c[15])
-    host = c[12] + c[13] * sequences + c[14] * prefills + c[17] * (prefills > 0)
-    return linears + attention + c[11] * tokens + host + replies
+    host = c[12] + c[13] * sequences + c[14] * prefills + c[15] * (prefills > 0)
+    return linears + attention + c[11] * tokens + host
 
 
 def seconds_of(rules: Rules, cost: Any, n: RunTotals, batch: Batch) -> float:
@@ -204,7 +203,7 @@ def iterate(rules: Rules, cost: Any, w: Work) -> float:
     """Iterate until all requests have ended, or until `rules.until`; return the time at which the run ended."""
     n = w.n
     now = 0.0
-    after_end = 0.0 if rules.ticks else cost[18]
+    after_end = 0.0 if rules.ticks else cost[16]
     while now < rules.until:
         arrive(w.requests, n, now)
         if rules.on_demand:

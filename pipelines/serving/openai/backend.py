@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -27,6 +30,13 @@ NUMPY = {
 RECONNECT = ("grpc.max_reconnect_backoff_ms", 500)
 ENGINE = "tensorrt_llm"
 """The Triton model that computes; it takes tokens."""
+ENSEMBLE = "ensemble"
+STOP_S = (0.0, 0.5)
+"""Seconds after a client has left at which its request is stopped: the first time, it may not have got so far."""
+STOP = (
+    *(InputTensor(name, "INT32", (1,)) for name in ("input_ids", "input_lengths", "request_output_len")),
+    InputTensor("stop", "BOOL", (True,)),
+)
 PLAIN = ("output_ids", "sequence_length")
 ON_REQUEST = {
     "return_log_probs": "output_log_probs",
@@ -43,6 +53,7 @@ class Backend:
         """Remember the address (host:port of the gRPC service); `open` creates the connection in its event loop."""
         self._url = url
         self._client: Any = None
+        self._stopping: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
         """Create the channel, which connects on first use."""
@@ -50,6 +61,8 @@ class Backend:
 
     async def close(self) -> None:
         """Close the connection."""
+        for task in self._stopping:
+            task.cancel()
         await self._client.close()
 
     async def ready(self) -> bool:
@@ -105,24 +118,49 @@ class Backend:
         """
         # not with the header triton_grpc_error, which would give errors a status: tritonserver 2.51 uses a stream that
         # ended that way after it has freed it, and dies of that after some hundred errors
-        call: Any = self._client.stream_infer(_once(_request(model, inputs, outputs)))
+        request = _request(model, inputs, outputs)
+        call: Any = self._client.stream_infer(_once(request))
+        answered = False
         try:
             async for result, error in call:
                 if error is not None:
                     raise from_triton(error.message() or str(error), None)
                 yield result
+            answered = True
         except grpc.aio.AioRpcError as error:
             raise from_triton(error.details() or "no reason given", error.code().name) from None
         except InferenceServerException as error:
             raise from_triton(error.message(), _code(error)) from None
         finally:
             call.cancel()
+            if model == ENSEMBLE and not answered:
+                self._stop(request["request_id"])
+
+    def _stop(self, request_id: str) -> None:
+        """Stop a request in the engine: Triton does not tell a step of an ensemble that runs of a cancellation."""
+
+        async def stop() -> None:
+            for pause in STOP_S:
+                await asyncio.sleep(pause)
+                with contextlib.suppress(InferenceServerException, grpc.aio.AioRpcError):  # then the server has ended
+                    request = {**_request(ENGINE, STOP, ("output_ids",)), "request_id": request_id}
+                    async for _ in self._client.stream_infer(_once(request)):
+                        pass
+
+        task = asyncio.get_running_loop().create_task(stop())
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
 
 
 def _request(model: str, inputs: Sequence[InputTensor], outputs: Sequence[str]) -> dict[str, Any]:
     """Build the request before the stream opens, because tritonclient swallows errors raised inside its iterator."""
     wanted = [triton.InferRequestedOutput(name) for name in outputs]
-    return {"model_name": model, "inputs": [_tensor(entry) for entry in inputs], "outputs": wanted or None}
+    return {
+        "model_name": model,
+        "inputs": [_tensor(entry) for entry in inputs],
+        "outputs": wanted or None,
+        "request_id": uuid.uuid4().hex,
+    }
 
 
 async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:

@@ -182,6 +182,26 @@ def test_a_slot_is_free_at_once(served: TritonServer, client: Client) -> None:
     assert gauge(served, "nv_trt_llm_general_metrics", "iteration_counter") - before < 500
 
 
+@pytest.mark.parametrize("way", ["generate", "generate_stream"])
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
+def test_the_slot_of_a_client_of_the_front_is_free_at_once(
+    served: TritonServer, openai_service: object, model: str, way: str
+) -> None:
+    """Also an ensemble's, which Triton itself tells of a cancellation only between its steps."""
+    streams = way == "generate_stream"
+    body = json.dumps({**SHORT, "max_tokens": 1000, "exclude_input_in_output": True, "stream": streams}).encode()
+    clients = [connect(served.ports["openai_port"]) for _ in range(4)]
+    for one in clients:
+        one.sendall(http_request(f"/v2/models/{model}/{way}", body, kind="application/json"))
+    assert eventually(lambda: gauge(served, "nv_trt_llm_request_metrics", "active") == 4)
+    before = gauge(served, "nv_trt_llm_general_metrics", "iteration_counter")
+    for one in clients:
+        one.close()
+    assert eventually(lambda: is_idle(served), 2)
+    time.sleep(0.05)  # the page is renewed every 20 ms
+    assert gauge(served, "nv_trt_llm_general_metrics", "iteration_counter") - before < 700
+
+
 def test_memory_returns(served: TritonServer, openai_service: object, references: References) -> None:
     """Whatever the first rounds take (pools, threads, caches of the allocator) is there; then three rounds add nothing.
 

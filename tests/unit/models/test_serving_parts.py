@@ -86,29 +86,6 @@ def test_the_last_of_several_sequences_closes_the_request() -> None:
     assert channel.sent == [([1], False), ([2], True)]
 
 
-def test_tokens_that_may_not_leave_yet_travel_together() -> None:
-    """Without a budget only urgent steps leave, with everything before them."""
-    channel = Channel()
-    sequence = streamed(channel)[0]
-    sender = ResponseSender(PartialCharacters.none(), lambda _: None)
-    sender.put(sequence, StepOutput([[1]]), urgent=False)
-    sender.put(sequence, StepOutput([[2]]), urgent=False)
-    sender.spend(0.0, running=32)
-    assert channel.sent == []
-    sender.put(sequence, StepOutput([[3]], ended=True), urgent=True)
-    assert channel.sent == [([1, 2, 3], True)]
-
-
-def test_a_time_budget_lets_every_token_travel_alone() -> None:
-    channel = Channel()
-    sequence = streamed(channel)[0]
-    sender = ResponseSender(PartialCharacters.none(), lambda _: None)
-    for token in (1, 2):
-        sender.put(sequence, StepOutput([[token]]), urgent=False)
-        sender.spend(0.1, running=32)
-    assert channel.sent == [([1], False), ([2], False)]
-
-
 def inputs(**values: Any) -> dict[str, Any]:
     return {"input_ids": np.array([[1, 2, 3]]), "request_output_len": np.array([4]), **values}
 

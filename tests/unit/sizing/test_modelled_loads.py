@@ -96,9 +96,8 @@ def test_users_who_think_come_back_later():
 
 
 def test_what_only_the_cpu_engine_pays():
-    """10 ms; with few requests 1 ms for each; with prompts in it 5 ms once, however many."""
-    cost = replace(COST, few=4, few_sequence=0.001, prompts=0.005)
-    assert cost.seconds(4, 4) == pytest.approx(0.014)
+    """10 ms; with prompts in it 5 ms once, however many."""
+    cost = replace(COST, prompts=0.005)
     assert cost.seconds(5, 5) == pytest.approx(0.010)
     assert cost.seconds(200, 5, prefills=2) == pytest.approx(0.015)
     burst = run_trial(trial(level("burst", count=5, steady=False, osl=1)), replace(DEPLOYMENT, cost=cost))
