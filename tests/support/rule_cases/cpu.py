@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pipelines.domain.formats import QFormat
-from tests.support.rule_cases.words import ADAPTER, AWQ, LLAVA, Case, kv
+from tests.support.rule_cases.words import ADAPTER, AWQ, FP8, LLAVA, Case, kv
 
 CASES = {
+    "cpu-rounds-activations-of-weight-only-formats": Case(
+        {"engine": "openvino", "qformat": FP8, "dynamic_quantization": "128"},
+        r"dynamic_quantization=128 has no effect on quant=fp8\. .*int4_awq.*int8_wo",
+        {"qformat": AWQ},
+    ),
     # one block for the sinks, one last block and one between them: 96 tokens
     "cpu-windows-are-whole-blocks": Case(
         {"engine": "openvino", "triton": {"max_attention_window_size": (100,)}},
