@@ -1,21 +1,18 @@
-"""Hugging Face folders that are already quantized: which kind, whether it can be taken over, and what its tensors mean.
+"""Hugging Face folders that are already quantized: which kind, and whether it can be taken over.
 
-Shape legend: O output channels, I input channels, G groups of input channels.
-
-Sources: `quantization_config` as AutoGPTQ 0.7.1 and GPTQModel 7.7 write it; the tensors of a linear are those of their
-`nn_modules/qlinear`: qweight int32 [I/8, O], eight neighbouring inputs in a value, the first in the lowest bits; qzeros
-int32 [G, O/8] likewise; scales [G, O]; g_idx int32 [I], the group of each input.
+Sources: `quantization_config` as AutoGPTQ 0.7.1 and GPTQModel 7.7, AutoAWQ 0.2.9 (`models/_config.py`) and
+compressed-tensors 0.20 (`quantization/quant_config.py`, `quant_args.py`) write it; for its tensors see `packings`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.checkpoint.packings import ZEROS_LESS_ONE
 from pipelines.checkpoint.tensors import TensorFile
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.hf_config import shown
 
@@ -26,23 +23,8 @@ if TYPE_CHECKING:
 
 IMPORTED = QFormat.INT4_GPTQ
 """What `quant` must say: the format that the checkpoint of such a folder has."""
-_ZEROS_LESS_ONE = {"gptq": True, "gptq_v2": False}
-"""`checkpoint_format` -> whether zero points are stored less one; AutoGPTQ, which names no format, does."""
-
-
-@dataclass(frozen=True, slots=True)
-class GivenLinear:
-    """A linear as a TensorRT-LLM checkpoint has it.
-
-    Attributes:
-        codes: int8 [O, I], -8 to 7.
-        scales: float32 [O, G].
-        points: zero points, [O, G]; 8 is symmetric.
-    """
-
-    codes: Array
-    scales: Array
-    points: Array
+_GROUPS = (16, 32, 64, 128, 256)
+_KNOWN = "Folders of AutoGPTQ and GPTQModel (gptq), AutoAWQ (awq) and compressed-tensors can be taken over."
 
 
 def quantization_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -69,7 +51,7 @@ def import_faults(
     faults = [*_kind_faults(what, block)]
     if faults:
         return faults
-    group = block.get("group_size")
+    group = group_size_of(block)
     if qformat is not IMPORTED:
         size = "" if group == 128 else f" quant.group_size={group}"
         faults.append(
@@ -93,18 +75,73 @@ def import_faults(
     return faults or [*_order_faults(folder, group_size)]
 
 
+def group_size_of(block: Mapping[str, Any]) -> Any:
+    """Return how many inputs share a scale, as the folder says it; None if it does not."""
+    if block.get("quant_method") != "compressed-tensors":
+        return block.get("group_size")
+    return _weights(block).get("group_size")
+
+
+def _weights(block: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return how compressed-tensors rounds the weights of its first group of linears."""
+    return next(iter(_mapping(block.get("config_groups")).values()), {}).get("weights") or {}
+
+
+def _mapping(given: Any) -> dict[str, dict[str, Any]]:
+    return {str(k): dict(v) for k, v in given.items() if isinstance(v, Mapping)} if isinstance(given, Mapping) else {}
+
+
 def _kind_faults(what: str, block: Mapping[str, Any]) -> Iterator[Fault]:
     todo = "Give the original model."
-    if block.get("quant_method") != "gptq":
-        yield Fault(f"{what}.", "Folders of AutoGPTQ and GPTQModel (gptq) can be taken over.", todo)
+    judged = _DEMANDS.get(str(block.get("quant_method")))
+    if judged is None:
+        yield Fault(f"{what}.", _KNOWN, todo)
         return
-    wanted = {"bits": (4,), "group_size": (16, 32, 64, 128, 256), "checkpoint_format": (*_ZEROS_LESS_ONE, None)}
-    for name, allowed in wanted.items():
-        if (value := block.get(name)) not in allowed:
-            known = ", ".join(str(each) for each in allowed if each is not None)
-            yield Fault(f"{what} with {name}={shown(value)}.", f"It can be {known}.", todo)
-    if block.get("lm_head"):
-        yield Fault(f"{what} with its output head.", "The head must be in 16 bit.", todo)
+    for name, value, allowed in judged(block):
+        if value not in allowed:
+            known = ", ".join(shown(each) for each in allowed if each is not None)
+            can = f"It can be {known}." if known else "It must be absent."
+            yield Fault(f"{what} with {name}={shown(value)}.", can, todo)
+
+
+_Demands = Iterator[tuple[str, Any, tuple[Any, ...]]]
+"""Name of an entry, what it is, what it may be."""
+
+
+def _of_gptq(block: Mapping[str, Any]) -> _Demands:
+    yield "bits", block.get("bits"), (4,)
+    yield "group_size", block.get("group_size"), _GROUPS
+    yield "checkpoint_format", block.get("checkpoint_format"), (*ZEROS_LESS_ONE, None)
+    yield "lm_head", block.get("lm_head") or None, (None,)
+
+
+def _of_awq(block: Mapping[str, Any]) -> _Demands:
+    yield "bits", block.get("bits"), (4,)
+    yield "group_size", block.get("group_size"), _GROUPS
+    yield "version", str(block.get("version", "gemm")).lower(), ("gemm",)
+    yield "modules_to_not_convert", block.get("modules_to_not_convert") or None, (None, ["lm_head"])
+
+
+def _of_compressed(block: Mapping[str, Any]) -> _Demands:
+    groups, weights = _mapping(block.get("config_groups")), _weights(block)
+    only = next(iter(groups.values()), {})
+    yield "format", block.get("format"), ("pack-quantized",)
+    yield "number of config_groups", len(groups), (1,)
+    yield "targets", only.get("targets"), (["Linear"],)
+    yield "input_activations", only.get("input_activations"), (None,)
+    yield "num_bits", weights.get("num_bits"), (4,)
+    yield "type", weights.get("type", "int"), ("int",)
+    yield "strategy", weights.get("strategy"), ("group",)
+    yield "group_size", weights.get("group_size"), _GROUPS
+    yield "ignore", block.get("ignore") or None, (["lm_head"],)
+    yield "kv_cache_scheme", block.get("kv_cache_scheme"), (None,)
+
+
+_DEMANDS: dict[str, Callable[[Mapping[str, Any]], _Demands]] = {
+    "gptq": _of_gptq,
+    "awq": _of_awq,
+    "compressed-tensors": _of_compressed,
+}
 
 
 def _order_faults(folder: Path, group_size: int) -> Iterator[Fault]:
@@ -112,11 +149,11 @@ def _order_faults(folder: Path, group_size: int) -> Iterator[Fault]:
     for path in sorted(folder.glob("*.safetensors")):
         file = TensorFile(path)
         for name in file:
-            if name.endswith(".g_idx") and not _in_order(file[name], group_size):
+            if name.endswith("g_idx") and not _in_order(file[name], group_size):
                 yield Fault(
-                    f"'{name}' of {folder} assigns inputs to groups out of order (desc_act=true).",
+                    f"'{name}' of {folder} assigns inputs to groups out of order (act-order).",
                     f"TensorRT-LLM knows groups of {group_size} neighbouring inputs only.",
-                    "Quantize the model with desc_act=false, or give the original model.",
+                    "Quantize the model without act-order (desc_act=false), or give the original model.",
                 )
                 return
 
@@ -125,36 +162,3 @@ def _in_order(groups: Array, group_size: int) -> bool:
     import numpy as np
 
     return bool((groups == np.arange(len(groups)) // group_size).all())
-
-
-def decode(tensors: Mapping[str, Array], name: str, block: Mapping[str, Any]) -> GivenLinear:
-    """Return a linear of a GPTQ folder.
-
-    Args:
-        tensors: of the folder.
-        name: of the linear, e.g. "model.layers.0.mlp.up_proj".
-        block: `quantization_config`.
-
-    Raises:
-        UserError: a tensor is missing.
-    """
-    import numpy as np
-
-    for leaf in ("qweight", "qzeros", "scales"):
-        if f"{name}.{leaf}" not in tensors:
-            raise UserError(f"The folder lacks the tensor '{name}.{leaf}'.", todo="Download the model again.")
-    codes = _nibbles(tensors[f"{name}.qweight"].T)  # [O, I]
-    points = _nibbles(tensors[f"{name}.qzeros"])  # [G, O]
-    if _ZEROS_LESS_ONE[block.get("checkpoint_format") or "gptq"]:
-        points = (points + 1) & 15  # AutoGPTQ's kernels wrap 16 to 0 as well
-    scales = np.ascontiguousarray(tensors[f"{name}.scales"].T.astype(np.float32))
-    return GivenLinear((codes.astype(np.int8) - np.int8(8)), scales, points.T)
-
-
-def _nibbles(packed: Array) -> Array:
-    """Unpack int32 [R, C] to eight values each, the first from the lowest bits: uint8 [R, 8 C]."""
-    import numpy as np
-
-    words = np.ascontiguousarray(packed).view(np.uint32)[..., None]
-    found: Array = ((words >> np.arange(0, 32, 4, dtype=np.uint32)) & 15).astype(np.uint8)
-    return found.reshape(packed.shape[0], -1)

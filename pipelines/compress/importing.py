@@ -12,7 +12,8 @@ import torch
 
 from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.checkpoint.describe import describe
-from pipelines.checkpoint.given import GivenLinear, decode, import_faults, quantization_of
+from pipelines.checkpoint.given import import_faults, quantization_of
+from pipelines.checkpoint.packings import GivenLinear, decode
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.checkpoint.verify import expected_tensors
 from pipelines.compress.loading import ModelFolder, torch_dtype

@@ -18,7 +18,7 @@ from pipelines.compress import QuantSpec, quantize
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat, QFormat
 from tests.contract.compress.conftest import CALIBRATION
-from tests.support.gptq_folder import rounded, write_gptq
+from tests.support.packed_folder import rounded, write_awq, write_compressed, write_gptq
 from tests.support.small_models import write_model as write_trained
 
 torch = pytest.importorskip("torch")
@@ -85,7 +85,7 @@ def test_order_of_activations_is_refused(models, tmp_path) -> None:
     name = "model.layers.1.mlp.up_proj.g_idx"
     tensors[name] = tensors[name].flip(0).contiguous()
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(UserError, match=rf"'{name}' of .* out of order \(desc_act=true\)"):
+    with pytest.raises(UserError, match=rf"'{name}' of .* out of order \(act-order\)"):
         quantize(folder, tmp_path / "out", SPEC, (), CALIBRATION)
     assert not (tmp_path / "out").exists()
 
@@ -97,11 +97,11 @@ def test_order_of_activations_is_refused(models, tmp_path) -> None:
         ({}, {"group_size": 128}, "in groups of 64. Set quant.group_size=64"),
         ({}, {"kv_cache": KvFormat.FP8}, "without scales for kv_cache=fp8"),
         ({}, {"world_size": 2}, "for one rank, not 2"),
-        ({"quant_method": "awq"}, {}, "quant_method='awq'.*Folders of AutoGPTQ and GPTQModel"),
+        ({"quant_method": "hqq"}, {}, r"quant_method='hqq'.*Folders of AutoGPTQ and GPTQModel .* AutoAWQ"),
         ({"bits": 8}, {}, "with bits=8. It can be 4"),
         ({"group_size": -1}, {}, "with group_size=-1. It can be 16, 32, 64, 128, 256"),
-        ({"checkpoint_format": "marlin"}, {}, "checkpoint_format='marlin'. It can be gptq, gptq_v2"),
-        ({"lm_head": True}, {}, "with its output head"),
+        ({"checkpoint_format": "marlin"}, {}, "checkpoint_format='marlin'. It can be 'gptq', 'gptq_v2'"),
+        ({"lm_head": True}, {}, "with lm_head=True. It must be absent"),
     ],
 )
 def test_what_cannot_be_taken_over_is_named(changes, asked, message) -> None:
@@ -109,6 +109,60 @@ def test_what_cannot_be_taken_over_is_named(changes, asked, message) -> None:
     usual = {"qformat": QFormat.INT4_GPTQ, "group_size": 64, "kv_cache": KvFormat.AUTO, "world_size": 1}
     with pytest.raises(UserError, match=message):
         raise UserError.of(import_faults(Path("/given"), config, **(usual | asked)))
+
+
+def compressed(**weights):
+    usual = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64, **weights}
+    return {"group_0": {"targets": ["Linear"], "weights": usual, "input_activations": None}}
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm"}
+COMPRESSED = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"]}
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        (AWQ | {"version": "gemv"}, "with version='gemv'. It can be 'gemm'"),
+        (AWQ | {"modules_to_not_convert": ["mlp.down_proj"]}, r"modules_to_not_convert=\['mlp.down_proj'\]"),
+        (AWQ | {"bits": 8}, "with bits=8. It can be 4"),
+        (COMPRESSED | {"format": "float-quantized"}, "format='float-quantized'. It can be 'pack-quantized'"),
+        (COMPRESSED | {"config_groups": compressed(num_bits=8)}, "num_bits=8. It can be 4"),
+        (COMPRESSED | {"config_groups": compressed(strategy="channel")}, "strategy='channel'. It can be 'group'"),
+        (COMPRESSED | {"config_groups": compressed(), "ignore": []}, r"ignore=None. It can be \['lm_head'\]"),
+        (COMPRESSED | {"config_groups": []}, "number of config_groups=0. It can be 1"),
+        (AWQ | {"group_size": 32}, "in groups of 32. Set quant.group_size=32"),
+        (COMPRESSED | {"config_groups": compressed(group_size=128)}, "in groups of 128. Set quant.group_size=128"),
+    ],
+)
+def test_what_other_kinds_cannot_be_is_named(block, message) -> None:
+    asked = {"qformat": QFormat.INT4_GPTQ, "group_size": 64, "kv_cache": KvFormat.AUTO, "world_size": 1}
+    with pytest.raises(UserError, match=message):
+        raise UserError.of(import_faults(Path("/given"), {"quantization_config": block}, **asked))
+
+
+@pytest.mark.parametrize(
+    ("write", "symmetric"), [(write_awq, False), (write_compressed, False), (write_compressed, True)]
+)
+@pytest.mark.parametrize("kind", ["llama", "tied", "gemma"])
+def test_a_folder_of_another_kind_gives_the_checkpoint_of_a_gptq_folder(
+    kind, write, symmetric, models, tmp_path
+) -> None:
+    """The same codes, scales and zero points packed by each: equal files, apart from the library's name."""
+    options = {"symmetric": symmetric} if write is write_compressed else {}
+    folder = write(models[kind], tmp_path / "given", group=64, **options)
+    gptq = write_gptq(models[kind], tmp_path / "gptq", group=64, symmetric=symmetric)
+    for source, out in ((folder, "out"), (gptq, "expected")):
+        quantize(source, tmp_path / out, SPEC, (), CALIBRATION)
+    assert verify(tmp_path / "out") == []
+    files = [tmp_path / each / "rank0.safetensors" for each in ("out", "expected")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    configs = [json.loads((tmp_path / each / "config.json").read_text()) for each in ("out", "expected")]
+    assert (
+        configs[0]["producer"]["version"]
+        == json.loads((folder / "config.json").read_text())["quantization_config"]["quant_method"]
+    )
+    assert {**configs[0], "producer": None} == {**configs[1], "producer": None}
 
 
 def test_a_plan_says_what_to_set(models, tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""Tensors of GPTQ folders mean what AutoGPTQ computes with them."""
+"""Tensors of folders that other libraries quantized mean what these libraries compute with them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.checkpoint.given import decode
+from pipelines.checkpoint.packings import decode
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.domain.errors import UserError
-from tests.support.gptq_folder import pack
+from tests.support.packed_folder import awq_order, pack
 
 PACKED = Path(__file__).parent / "gptq"
 """Written by scripts/make_gptq_fixture.py with AutoGPTQ 0.7.1."""
@@ -37,6 +37,41 @@ def test_the_packing_of_our_tests_is_that_of_autogptq(name) -> None:
     linear = decode(file, "linear", {"quant_method": "gptq"})
     assert (file["linear.qweight"] == pack(linear.codes.view(np.uint8) + np.uint8(8)).T).all()
     assert (pack(linear.points.T.astype(int) - 1) == file["linear.qzeros"]).all()
+
+
+OTHERS = Path(__file__).parent
+"""awq and compressed_tensors: scripts/make_packed_fixtures.py with AutoAWQ 0.2.9 and compressed-tensors 0.20."""
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [("awq", "zero_points"), ("compressed-tensors", "symmetric"), ("compressed-tensors", "zero_points")],
+)
+def test_a_linear_of_another_kind_is_what_its_library_computes_with(method, name) -> None:
+    """AutoAWQ unpacks to float16."""
+    file = TensorFile(OTHERS / method.replace("-", "_") / f"{name}.safetensors")
+    linear = decode(file, "linear", {"quant_method": method})
+    np.testing.assert_allclose(weights(linear), file["computed"], atol=1e-3 if method == "awq" else 1e-6)
+    assert (linear.points == 8).all() == (name == "symmetric")
+
+
+def test_the_packing_of_our_tests_is_that_of_autoawq_and_compressed_tensors() -> None:
+    file = TensorFile(OTHERS / "awq/zero_points.safetensors")
+    linear = decode(file, "linear", {"quant_method": "awq"})
+    codes = linear.codes.view(np.uint8) + np.uint8(8)
+    assert (file["linear.qweight"] == pack(awq_order(codes.T))).all()
+    assert (file["linear.qzeros"] == pack(awq_order(linear.points.T))).all()
+    file = TensorFile(OTHERS / "compressed_tensors/zero_points.safetensors")
+    linear = decode(file, "linear", {"quant_method": "compressed-tensors"})
+    assert (file["linear.weight_packed"] == pack(linear.codes.view(np.uint8) + np.uint8(8))).all()
+    assert (file["linear.weight_zero_point"] == pack(linear.points.T).T).all()
+
+
+def test_tensors_that_do_not_go_together_are_named() -> None:
+    file = TensorFile(OTHERS / "awq/zero_points.safetensors")
+    tensors = dict(file) | {"linear.scales": file["linear.scales"][:, :8]}
+    with pytest.raises(UserError, match=r"'linear' do not go together: 32 x 64 weights, scales \[8, 2\]"):
+        decode(tensors, "linear", {"quant_method": "awq"})
 
 
 def test_the_second_version_stores_zero_points_as_they_are() -> None:
