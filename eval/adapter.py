@@ -15,7 +15,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Advance, Progress
-from pipelines.engines.port import SamplingParams, ScoringSession, Session
+from pipelines.engines.port import JsonGuide, SamplingParams, ScoringSession, Session
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -26,7 +26,7 @@ Encoded = tuple[tuple[str, str] | None, Tokens, Tokens]
 ENCODE_TOGETHER = 512
 """Requests tokenized in one call: enough to use all cores, few enough to limit the memory of texts and ids."""
 
-GENERATION_SETTINGS = {"do_sample", "temperature", "top_k", "top_p", "max_gen_toks", "until"}
+GENERATION_SETTINGS = {"do_sample", "temperature", "top_k", "top_p", "max_gen_toks", "until", "json_schema"}
 READING = "reading prompts"
 """Title of the bar while prompts are tokenized."""
 DEFAULT_NEW_TOKENS = 256
@@ -76,6 +76,22 @@ class _PerQuestion:
         self._outer.note(text)
 
 
+class OnOneBar:
+    """A progress display whose tasks all advance one bar; prompts that are read are no answers."""
+
+    def __init__(self, advance: Advance, outer: Progress) -> None:
+        self._advance, self._outer = advance, outer
+
+    @contextmanager
+    def task(self, title: str, total: float | None, unit: str = "") -> Iterator[Advance]:
+        """See `Progress.task`."""
+        yield (lambda _amount: None) if title == READING else self._advance
+
+    def note(self, text: str) -> None:
+        """See `Progress.note`."""
+        self._outer.note(text)
+
+
 class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
     """A session behind lm-eval's interface; it scores exactly the tokens that lm-eval's `hf` model would.
 
@@ -94,6 +110,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         progress: Progress,
         *,
         max_prompt: int | None = None,
+        tokenizer_dir: Path | None = None,
     ) -> None:
         super().__init__()
         self.tokenizer = tokenizer
@@ -101,6 +118,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         self.max_prompt = max_prompt
         self.truncated = 0
         self._session = session
+        self._tokenizer_dir = tokenizer_dir
         self._progress = progress
         self._bos_text = tokenizer.decode(self.prefix_token_id)
         self._memo: dict[str, Tokens] = {}
@@ -212,13 +230,16 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         groups: dict[str, list[int]] = {}
         for position, request in enumerate(requests):
             groups.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(position)
-        for settings, positions in groups.items():
-            contexts = [str(requests[position].args[0]) for position in positions]
-            for position, text in zip(positions, self._generate(contexts, json.loads(settings)), strict=True):
-                texts[position] = text
+        with self._progress.task("generating", len(requests), "requests") as advance:
+            progress = OnOneBar(advance, self._progress)
+            for settings, positions in groups.items():
+                contexts = [str(requests[position].args[0]) for position in positions]
+                answers = self._generate(contexts, json.loads(settings), progress)
+                for position, text in zip(positions, answers, strict=True):
+                    texts[position] = text
         return texts
 
-    def _generate(self, contexts: Sequence[str], settings: dict[str, Any]) -> list[str]:
+    def _generate(self, contexts: Sequence[str], settings: dict[str, Any], progress: Progress) -> list[str]:
         wanted = dict(normalize_gen_kwargs(settings, DEFAULT_NEW_TOKENS))
         if unknown := set(wanted) - GENERATION_SETTINGS:
             raise UserError(
@@ -231,6 +252,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             temperature=float(wanted.get("temperature", 0.0)),
             top_k=int(wanted.get("top_k", 0)),
             top_p=float(wanted.get("top_p", 1.0)),
+            guide=self._guide(wanted.get("json_schema")),
         )
         stop = handle_stop_sequences(wanted.get("until"), eos=None)
         if not isinstance(self._session, Session | TextSession):
@@ -248,11 +270,18 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
                 context if len(prompt) <= room else self.tokenizer.decode(prompt[1 - room :])  # it adds BOS again
                 for context, prompt in zip(contexts, encoded, strict=True)
             ]
-            answers = self._session.write(texts, limits, stop, self._progress)
+            answers = self._session.write(texts, limits, stop, progress)
             return [postprocess_generated_text(text, stop, None) for text in answers]
-        made = self._session.generate([prompt[-room:] for prompt in encoded], limits, self._progress)
+        made = self._session.generate([prompt[-room:] for prompt in encoded], limits, progress)
         # The session stops at tokens, not at strings, so text from a stop string on is cut here.
         return [
             postprocess_generated_text(self.tokenizer.decode(one.token_ids, skip_special_tokens=True), stop, None)
             for one in made
         ]
+
+    def _guide(self, schema: str | None) -> JsonGuide | None:
+        if schema is None:
+            return None
+        if self._tokenizer_dir is None:
+            raise UserError("A JSON schema cannot be followed without the folder of the tokenizer.")
+        return JsonGuide(schema, self._tokenizer_dir)

@@ -149,7 +149,14 @@ def _run(
     from eval.adapter import EngineLM, load_tokenizer
 
     with _tamed():
-        lm = EngineLM(session, load_tokenizer(tokenizer_dir), spec.max_length, progress, max_prompt=spec.max_prompt)
+        lm = EngineLM(
+            session,
+            load_tokenizer(tokenizer_dir),
+            spec.max_length,
+            progress,
+            max_prompt=spec.max_prompt,
+            tokenizer_dir=tokenizer_dir,
+        )
         # Not `simple_evaluate`, which would spend seconds describing the machine. Any positive number of
         # bootstrap rounds yields the standard error of a mean, which has a closed form and draws no samples.
         return lm, lm_eval.evaluator.evaluate(lm=lm, task_dict=tasks, limit=limit, bootstrap_iters=1)

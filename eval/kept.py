@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -56,7 +56,10 @@ class KeptSession:
 
     def generate(self, prompts: Sequence[TokenIds], limits: SamplingParams, progress: Progress) -> list[Generation]:
         """Generate for every prompt; see `port.Session`."""
-        wanted = {**asdict(limits), "stop_token_ids": sorted(limits.stop_token_ids)}
+        wanted = {**asdict(replace(limits, guide=None)), "stop_token_ids": sorted(limits.stop_token_ids)}
+        del wanted["guide"]
+        if limits.guide is not None:
+            wanted["json_schema"] = limits.guide.schema
         requests = [{"prompt": prompt, **wanted} for prompt in prompts]
 
         def ask(session: Session, some: Sequence[TokenIds], silent: Progress) -> list[Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from eval.adapter import READING
+from eval.adapter import OnOneBar
 from eval.answers import AnswerLog
 from eval.harness import ask, note_truncated
 from eval.kept import KeptSession
@@ -18,7 +18,7 @@ from eval.questions import Questions
 from eval.results import EvalResult, Sequential
 from eval.verdict import Criteria, Verdict, judge
 from pipelines.document.show import count
-from pipelines.domain.progress import Advance, Progress
+from pipelines.domain.progress import Progress
 from pipelines.engines.port import Session
 
 
@@ -87,7 +87,7 @@ def ask_in_turns(
         title = f"{look.questions:,} of {count(most, 'question')}{known}"
         with progress.task(title, 2 * look.questions, "answers") as advance:
             both = [
-                _answers(side, tokenizer_dir, questions, _Forwarding(advance, progress), look.questions, model, engine)
+                _answers(side, tokenizer_dir, questions, OnOneBar(advance, progress), look.questions, model, engine)
                 for side in (baseline, other)
             ]
         before, after = (replace(result, sequential=how) for result, _ in both)
@@ -127,19 +127,3 @@ def _known(evidence: Evidence, criteria: Criteria) -> str:
     """Describe in a few words what the answers show so far."""
     changed, (least, most) = evidence.changed, evidence.bounds(criteria.false_go)
     return f"{changed.lost} lost, {changed.gained} gained, loss {100 * least:+.2f} to {100 * most:+.2f}"
-
-
-class _Forwarding:
-    """The progress of one side on the bar of a look; prompts that are read are no questions asked."""
-
-    def __init__(self, advance: Advance, outer: Progress) -> None:
-        self._advance, self._outer = advance, outer
-
-    @contextmanager
-    def task(self, title: str, total: float | None, unit: str = "") -> Iterator[Advance]:
-        """See `Progress.task`."""
-        yield (lambda _amount: None) if title == READING else self._advance
-
-    def note(self, text: str) -> None:
-        """See `Progress.note`."""
-        self._outer.note(text)

@@ -116,6 +116,9 @@ class OpenAiServer:
             settings |= {"top_p": limits.top_p, "seed": limits.seed}
         if stops := [text for text in stop if text][:MOST_STOPS]:
             settings["stop"] = stops
+        if limits.guide is not None:
+            schema = {"name": "answer", "schema": json.loads(limits.guide.schema)}
+            settings["response_format"] = {"type": "json_schema", "json_schema": schema}
         requests = [{"model": self.model, "prompt": prompt, **settings} for prompt in prompts]
         return [str(text) for text in self._ask(requests, [read_text] * len(requests), "generating", progress)]
 

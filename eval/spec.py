@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.task_names import BUNDLED, OWN_READER, PASSKEY, all_names, find, folder
+from eval.task_names import BUNDLED, JSON_VALIDITY, OWN_READER, PASSKEY, all_names, find, folder
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 
 
@@ -22,10 +22,13 @@ def task_fault(task: str) -> Fault | None:
 
 PASSKEY_QUESTIONS = 100
 """Of each of three lengths: together just enough for GO at the defaults."""
+QUESTIONS_PER_SCHEMA = 25
+"""Of each of twelve schemas: together just enough for GO at the defaults."""
 TASK_SIZES = {
     "mini_mmlu": (12, 1104),
     "mini_answers": (12, 868),
     PASSKEY: (3, 3 * PASSKEY_QUESTIONS),
+    JSON_VALIDITY: (12, 12 * QUESTIONS_PER_SCHEMA),
     "mmlu": (57, 14042),
     "mmlu_pro": (14, 12032),
     "hellaswag": (1, 10042),
@@ -55,7 +58,8 @@ class EvalSpec:
     """Settings of one evaluation.
 
     Attributes:
-        task: "mini_mmlu", "mini_answers" or "passkey", which ship with the project, or a task, group or tag of lm-eval.
+        task: one that ships with the project ("mini_mmlu", "mini_answers", "passkey", "json_validity"), or a task,
+            group or tag of lm-eval.
         max_length: maximum number of tokens fed to the model; longer prompts lose their beginning, as in lm-eval.
         num_fewshot: worked examples before the question; None is the task's own number.
         limit: questions per subject, the first ones; None means all.
@@ -66,6 +70,7 @@ class EvalSpec:
             longer ones lose their beginning too. None is `max_length` without the tokens of the answer.
         metric: what makes an answer right, in lm-eval's words: a metric, or "metric,filter"; None is the first
             metric of the task, with its first filter.
+        guided: make the model follow the JSON schema of the question, where the task has one.
     """
 
     task: str
@@ -75,6 +80,7 @@ class EvalSpec:
     dataset_path: Path | None = None
     metric: str | None = None
     max_prompt: int | None = None
+    guided: bool = False
 
     def __post_init__(self) -> None:
         """Reject settings that cannot be run.

@@ -8,8 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PASSKEY = "passkey"
-BUNDLED = ("mini_mmlu", "mini_answers", PASSKEY)
+JSON_VALIDITY = "json_validity"
+BUNDLED = ("mini_mmlu", "mini_answers", PASSKEY, JSON_VALIDITY)
 """Tasks whose questions ship with the project, or are made by it."""
+WRITTEN = ("mini_answers", PASSKEY, JSON_VALIDITY)
+"""Those of them whose answers are written, not chosen."""
 MMLU = "mmlu"
 OWN_READER = (*BUNDLED, MMLU)
 """Tasks whose questions are read by our own reader, which checks every row."""

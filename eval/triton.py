@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -83,7 +84,8 @@ async def _text(backend: Backend, model: str, body: Json) -> Json:
     from pipelines.serving.openai.inputs import text_inputs
 
     drawn = {name: body[name] for name in ("temperature", "top_p", "seed") if name in body}
-    inputs = text_inputs(body["prompt"], body["max_tokens"], body.get("stop", ()), **drawn)
+    schema = json.dumps(body["response_format"]["json_schema"]["schema"]) if "response_format" in body else None
+    inputs = text_inputs(body["prompt"], body["max_tokens"], body.get("stop", ()), json_schema=schema, **drawn)
     async with aclosing(backend.stream(model, inputs, ("text_output",))) as results:  # type: ignore[type-var]
         texts = [result.as_numpy("text_output").reshape(-1) async for result in results]
     return {"choices": [{"text": b"".join(part for text in texts for part in text).decode(errors="replace")}]}

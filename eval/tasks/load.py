@@ -8,7 +8,8 @@ from typing import Any
 
 from eval.dataset import MINI_MMLU, Splits, as_datasets, open_questions, read_subjects
 from eval.spec import EvalSpec
-from eval.task_names import MMLU, OWN_READER, PASSKEY
+from eval.task_names import JSON_VALIDITY, MMLU, OWN_READER, PASSKEY
+from eval.tasks.json_validity import load_json_validity
 from eval.tasks.local import load_lm_eval_task
 from eval.tasks.passkey import load_passkey
 from pipelines.domain.errors import Fault, UserError
@@ -36,6 +37,8 @@ def load_tasks(spec: EvalSpec, tokenizer: Any = None) -> dict[str, Any]:
         return load_lm_eval_task(spec.task, spec)
     if spec.task == PASSKEY:
         return load_passkey(spec, tokenizer)
+    if spec.task == JSON_VALIDITY:
+        return load_json_validity(spec)
     from lm_eval.tasks import TaskManager
 
     shots = OWN_SHOTS if spec.num_fewshot is None else spec.num_fewshot

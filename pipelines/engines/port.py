@@ -52,6 +52,19 @@ class OnGpu:
 
 
 @dataclass(frozen=True, slots=True)
+class JsonGuide:
+    """A JSON schema that an output follows token by token.
+
+    Attributes:
+        schema: the schema, as JSON.
+        tokenizer: folder of the model's tokenizer.
+    """
+
+    schema: str
+    tokenizer: Path
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters of generation. Greedy unless `temperature` > 0.
 
@@ -62,6 +75,7 @@ class SamplingParams:
         top_k: sample from this many likeliest tokens; 0 means all.
         top_p: sample from tokens up to this cumulative probability; 1 means all.
         seed: seed of the sampler.
+        guide: what every output follows; None means nothing.
     """
 
     max_new_tokens: int
@@ -70,6 +84,7 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    guide: JsonGuide | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from eval.spec import task_fault
-from eval.task_names import BUNDLED
+from eval.task_names import BUNDLED, JSON_VALIDITY, WRITTEN
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.formats import (
@@ -191,6 +191,20 @@ def _questions(settings: Settings, target: Target) -> list[Fault]:
             Fault(
                 "eval.baseline=hugging_face is not evaluated beside a server (eval.url).",
                 todo="Evaluate it by itself, without eval.url.",
+            )
+        ]
+    if asked.guided and asked.task != JSON_VALIDITY:
+        return [
+            Fault(
+                f"eval.guided=true has no effect on eval.task='{asked.task}', whose questions have no JSON schema.",
+                todo="Leave it out, or set eval=json_validity.",
+            )
+        ]
+    if asked.baseline == "hugging_face" and asked.task in WRITTEN:
+        return [
+            Fault(
+                f"eval.baseline=hugging_face scores choices; the answers of eval.task='{asked.task}' are written.",
+                todo="Leave eval.baseline out.",
             )
         ]
     if fault := task_fault(asked.task):

@@ -148,6 +148,8 @@ class EvalSettings(Group):
         limit: questions of each subject at most; null is all.
         metric: what makes an answer right, in lm-eval's words: a metric, or "metric,filter"; it must be 0 or 1 for each
             question. null is the first one of the task.
+        guided: make the model follow the JSON schema of each question (guided decoding); json_validity alone has
+            schemas.
         dataset: data set of the Hub, org/name; null for a task that ships with the project.
         revision: branch, tag or commit of that data set.
         dataset_path: local copy of the data set's folder, instead of the Hub.
@@ -176,6 +178,7 @@ class EvalSettings(Group):
     num_fewshot: Annotated[int, Field(ge=0, le=64)] | None
     limit: Positive | None
     metric: str | None = None
+    guided: bool = False
     dataset: HubName | None
     revision: Revision | None
     dataset_path: Path | None

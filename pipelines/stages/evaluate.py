@@ -251,6 +251,7 @@ def _spec_of(settings: EvalSettings, dataset: Path, max_length: int, max_prompt:
         dataset_path=dataset,
         metric=settings.metric,
         max_prompt=max_prompt,
+        guided=settings.guided,
     )
 
 
@@ -262,7 +263,8 @@ def _positions(model: Path) -> int:
 def asked(settings: EvalSettings) -> dict[str, Any]:
     """Return the settings that decide which questions are asked and what makes an answer right."""
     metric = {} if settings.metric is None else {"metric": settings.metric}
-    return {**settings.model_dump(include={"task", "num_fewshot", "limit"}), **metric}
+    guided = {"guided": True} if settings.guided else {}
+    return {**settings.model_dump(include={"task", "num_fewshot", "limit"}), **metric, **guided}
 
 
 def kept(result: EvalResult | PerplexityResult, settings: EvalSettings, out_dir: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """TensorRT-LLM's own backend runs what the repository holds for drafts, adapters, guided decoding and retention."""
 
 import json
+import re
 import urllib.request
 
 import numpy as np
@@ -82,6 +83,13 @@ def test_guided_decoding_follows_the_grammar(cli):
         answer = ask(server, model="ensemble", exclude_input_in_output=True, **guide)["text_output"]
     assert answer.strip().isalpha()
     assert answer == answer.lower()
+
+
+def test_guided_answers_of_an_engine_follow_their_schema(cli):
+    """In the runtime that evaluates; what is cut at max_tokens is the only invalid JSON."""
+    words = ["model=tiny_llama", "engine=tensorrt_llm", "quant=none", "eval=json_validity", "eval.limit=2"]
+    (line,) = [line for line in cli.run("evaluate", *words).splitlines() if line.startswith("evaluate ")]
+    assert float(re.search(r"([\d.]+) % of 24 questions", line)[1]) > 0
 
 
 def test_a_lookahead_engine_is_evaluated(cli):

@@ -148,6 +148,7 @@ MUST_RERUN = {
     "eval.num_fewshot": (3, EVALUATE),
     "eval.limit": (10, EVALUATE),
     "eval.metric": ("acc", EVALUATE),
+    "eval.guided": (True, EVALUATE),
     "eval.dataset": ("org/mmlu", NOTHING),
     "eval.revision": ("v2", NOTHING),
     "eval.dataset_path": (Path("/questions"), NOTHING),  # the questions' digest counts

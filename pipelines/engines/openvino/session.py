@@ -14,6 +14,7 @@ import openvino_genai as genai
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.engines.openvino.blocks import blocks_of
+from pipelines.engines.openvino.guided_generation import GuidedGenerator
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.pipeline import open_pipeline
 from pipelines.engines.openvino.runtime import EngineFolder, check_length, check_request, kv_blocks
@@ -24,7 +25,7 @@ from pipelines.engines.port import Generation, SamplingParams, TokenIds
 
 
 class OpenVinoSession:
-    """Generates and scores. Each of the two loads the model when first used; both then stay loaded."""
+    """Generates, scores and generates under a guide. Each loads the model when first used, which then stays loaded."""
 
     def __init__(self, engine_dir: Path, options: OpenVinoOptions) -> None:
         """Read the engine's description.
@@ -37,6 +38,7 @@ class OpenVinoSession:
         self._options = options
         self._pipeline: genai.ContinuousBatchingPipeline | None = None
         self._scorer: Scorer | None = None
+        self._guided: GuidedGenerator | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -44,7 +46,7 @@ class OpenVinoSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pipeline, self._scorer = None, None
+        self._pipeline, self._scorer, self._guided = None, None, None
 
     def generate(self, prompts: Sequence[TokenIds], limits: SamplingParams, progress: Progress) -> list[Generation]:
         """See `port.Session.generate`; a prompt starts as soon as the KV cache has room for everything it may need.
@@ -64,6 +66,8 @@ class OpenVinoSession:
         for prompt in prompts:
             self._check_tokens(prompt)
             check_request(self.folder, self._options, len(prompt), limits.max_new_tokens)
+        if limits.guide is not None:
+            return self._guiding(limits.guide.tokenizer).generate(prompts, limits, limits.guide.schema, progress)
         if self._pipeline is None:
             self._pipeline = open_pipeline(self.folder, self._options)
         return self._run(self._pipeline, prompts, limits, progress)
@@ -106,6 +110,11 @@ class OpenVinoSession:
         if self._scorer is None:
             self._scorer = Scorer(self.folder, self._options)
         return self._scorer
+
+    def _guiding(self, tokenizer: Path) -> GuidedGenerator:
+        if self._guided is None or self._guided.tokenizer != tokenizer:
+            self._guided = GuidedGenerator(self.folder, self._options, tokenizer)
+        return self._guided
 
     def _run(
         self,

@@ -28,7 +28,7 @@ LOGITS_AT_ONCE = 2**28
 
 
 class TensorRtSession:
-    """A loaded engine. Inputs and outputs are token ids, so no tokenizer is loaded."""
+    """A loaded engine. Inputs and outputs are token ids, so a tokenizer is loaded only to guide outputs."""
 
     def __init__(self, engine_dir: Path) -> None:
         """Load every rank of an engine onto this machine's GPUs.
@@ -39,6 +39,7 @@ class TensorRtSession:
         self.limits = EngineLimits.load(engine_dir)
         self._engine_dir = engine_dir
         self._llm: Any = None
+        self._tokenizer: Path | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -46,6 +47,9 @@ class TensorRtSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._close()
+
+    def _close(self) -> None:
         if self._llm is not None:
             self._llm.shutdown()
             self._llm = None
@@ -58,6 +62,9 @@ class TensorRtSession:
         """
         for prompt in prompts:
             self._check(prompt, limits.max_new_tokens)
+        if limits.guide is not None and limits.guide.tokenizer != self._tokenizer:
+            self._close()
+            self._tokenizer = limits.guide.tokenizer
         runtime, params = self._runtime(), sampling_params(limits)
         requests = [runtime.generate_async(list(prompt), params) for prompt in prompts]
         found = []
@@ -133,7 +140,7 @@ class TensorRtSession:
                 ) from error
             self._llm = LLM(
                 model=str(self._engine_dir),
-                skip_tokenizer_init=True,
+                **self._guided(),
                 tensor_parallel_size=self.limits.tp_size,
                 pipeline_parallel_size=self.limits.pp_size,
                 kv_cache_config=KvCacheConfig(enable_block_reuse=bool(self.limits.paged_context_fmha)),
@@ -141,6 +148,12 @@ class TensorRtSession:
                 **self._speculative(),
             )
         return self._llm
+
+    def _guided(self) -> dict[str, Any]:
+        """Return what guides outputs by xgrammar, which reads the vocabulary from the tokenizer (`llmapi/llm.py`)."""
+        if self._tokenizer is None:
+            return {"skip_tokenizer_init": True}
+        return {"tokenizer": str(self._tokenizer), "guided_decoding_backend": "xgrammar"}
 
     def _speculative(self) -> dict[str, Any]:
         """Return the decoding that a lookahead engine requires ("Lookahead decoding config must be provided").
@@ -165,9 +178,13 @@ def sampling_params(limits: SamplingParams) -> Any:
     from tensorrt_llm import SamplingParams
 
     stops = sorted(limits.stop_token_ids)
-    drawn: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     if limits.temperature > 0:
-        drawn = {"temperature": limits.temperature, "top_k": limits.top_k, "top_p": limits.top_p, "seed": limits.seed}
+        given = {"temperature": limits.temperature, "top_k": limits.top_k, "top_p": limits.top_p, "seed": limits.seed}
+    if limits.guide is not None:
+        from tensorrt_llm.sampling_params import GuidedDecodingParams
+
+        given["guided_decoding"] = GuidedDecodingParams(json=limits.guide.schema)
     return SamplingParams(
         max_tokens=limits.max_new_tokens,
         end_id=stops[0] if stops else 0,
@@ -175,7 +192,7 @@ def sampling_params(limits: SamplingParams) -> Any:
         stop_token_ids=stops or None,
         ignore_eos=not stops,
         detokenize=False,
-        **drawn,
+        **given,
     )
 
 

@@ -93,11 +93,7 @@ def engine_inputs(
         inputs.append(InputTensor("return_generation_logits", "BOOL", (True,)))
     if engine.tokens_per_block is not None:
         inputs.append(InputTensor("return_perf_metrics", "BOOL", (True,)))
-    if asked.guide is not None:
-        kind, text = asked.guide
-        inputs.append(InputTensor("guided_decoding_guide_type", "BYTES", (kind,)))
-        inputs.append(InputTensor("guided_decoding_guide", "BYTES", (text,)))
-    return inputs
+    return [*inputs, *(_guide(*asked.guide) if asked.guide is not None else ())]
 
 
 def text_inputs(
@@ -108,6 +104,7 @@ def text_inputs(
     temperature: float = 0.0,
     top_p: float = 1.0,
     seed: int | None = None,
+    json_schema: str | None = None,
 ) -> list[InputTensor]:
     """Build the inputs of the model for text (`ensemble`, `tensorrt_llm_bls`), for one answer in one response."""
     asked = Sampling(model="", temperature=temperature, top_p=top_p, seed=seed)
@@ -122,6 +119,14 @@ def text_inputs(
         InputTensor("return_num_output_tokens", "BOOL", (True,)),
         *drawn,
         *([InputTensor("stop_words", "BYTES", tuple(stops))] if stops else []),
+        *(_guide("json_schema", json_schema) if json_schema is not None else ()),
+    ]
+
+
+def _guide(kind: str, text: str) -> list[InputTensor]:
+    return [
+        InputTensor("guided_decoding_guide_type", "BYTES", (kind,)),
+        InputTensor("guided_decoding_guide", "BYTES", (text,)),
     ]
 
 

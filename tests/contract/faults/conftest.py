@@ -29,6 +29,7 @@ SETTINGS = {
     "triton_max_batch_size": 8,
     "stats_check_period_ms": 20,
     "max_tokens_in_paged_kv_cache": KV_TOKENS,
+    "guided_decoding_backend": "llguidance",
 }
 
 

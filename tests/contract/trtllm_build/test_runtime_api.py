@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 from pipelines.domain.errors import UserError  # noqa: E402
 from pipelines.domain.progress import SilentProgress  # noqa: E402
-from pipelines.engines.port import SamplingParams  # noqa: E402
+from pipelines.engines.port import JsonGuide, SamplingParams  # noqa: E402
 from pipelines.engines.tensorrt_llm.runtime import TensorRtSession  # noqa: E402
 from tests.support.engine_folders import write_engine  # noqa: E402
 
@@ -39,6 +39,7 @@ class Table:
 
     def generate_async(self, prompt, params):
         self.asked.append(tuple(prompt))
+        self.params = params
         logits = torch.zeros(1, PADDED, dtype=torch.float16)
         logits[0, sum(prompt) % 7] = 2
         logits[0, VOCAB:] = 50
@@ -68,12 +69,14 @@ def table(monkeypatch):
 
     package = types.ModuleType("tensorrt_llm")
     package.SamplingParams = with_fields("SamplingParams")
+    params = types.ModuleType("tensorrt_llm.sampling_params")
+    params.GuidedDecodingParams = with_fields("GuidedDecodingParams")
     engine = types.ModuleType("tensorrt_llm._tensorrt_engine")
     engine.LLM = LLM
     llmapi = types.ModuleType("tensorrt_llm.llmapi")
     llmapi.KvCacheConfig = with_fields("KvCacheConfig")
     llmapi.LookaheadDecodingConfig = with_fields("LookaheadDecodingConfig")
-    for module in (package, engine, llmapi):
+    for module in (package, params, engine, llmapi):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return table
 
@@ -92,6 +95,20 @@ def test_the_engine_is_loaded_on_its_ranks_without_a_tokenizer(session, table):
     assert llm.kv_cache_config.enable_block_reuse is True
     session.__exit__(None, None, None)
     assert table.is_down
+
+
+def test_a_guide_needs_the_tokenizer_and_the_backend(session, table, tmp_path):
+    """Xgrammar reads the vocabulary when the engine is loaded, so an engine that is open without it is loaded again."""
+    session.generate([[1, 2]], SamplingParams(1), SilentProgress())
+    guide = JsonGuide('{"type": "object"}', tmp_path / "tokenizer")
+    session.generate([[1, 2]], SamplingParams(1, guide=guide), SilentProgress())
+    assert table.is_down
+    llm = table.llm
+    assert (llm.tokenizer, llm.guided_decoding_backend) == (str(tmp_path / "tokenizer"), "xgrammar")
+    assert llm.skip_tokenizer_init is None
+    assert table.params.guided_decoding.json == '{"type": "object"}'
+    session.generate([[1, 2]], SamplingParams(1), SilentProgress())
+    assert table.llm is llm
 
 
 def test_a_lookahead_engine_is_opened_with_the_decoding_it_requires(table, tmp_path):

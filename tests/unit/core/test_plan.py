@@ -99,6 +99,8 @@ def test_a_server_elsewhere_is_asked_and_nothing_is_built(tmp_path, model):
             r"eval\.url=.http://gpu7:8000/v1. is asked by `make evaluate`, `make fidelity` and",
         ),
         (["eval.url=http://gpu7:8000/v1", "eval.baseline=hugging_face"], "evaluate", "not evaluated beside a server"),
+        (["eval.guided=true"], "evaluate", r"eval\.guided=true has no effect on eval\.task='mini_mmlu'"),
+        (["eval=passkey", "eval.baseline=hugging_face"], "evaluate", r"eval\.task='passkey' are written"),
         (["eval.task=mmlu"], "evaluate", r"eval\.task='mmlu' has no data"),
         (["eval.task=hellaswga"], "evaluate", r"'hellaswga' is not known.*Did you mean 'hellaswag'"),
     ],
