@@ -32,6 +32,7 @@ def main() -> None:
     for name, points in (("symmetric", (8, 9)), ("zero_points", (1, 16))):
         weight, scales, zeros = drawn(*points)
         write(f"compressed_tensors/{name}", compressed(weight, scales, zeros - 8, symmetric=name == "symmetric"))
+    write("compressed_tensors/fp8", in_fp8(torch.randn(OUTPUTS, INPUTS, generator=torch.Generator().manual_seed(5))))
 
 
 def drawn(low: int, high: int) -> tuple[Any, Any, Any]:
@@ -69,6 +70,20 @@ def compressed(weight: Any, scales: Any, zeros: Any, *, symmetric: bool) -> dict
     packed = Compressor.compress(given, scheme)
     computed = Compressor.decompress(packed, scheme)["weight"]
     assert torch.allclose(computed, weight, atol=1e-5)
+    return {"computed": computed, **packed}
+
+
+def in_fp8(weight: Any) -> dict[str, Any]:
+    """Compress and decompress with compressed-tensors, with one scale for the weight."""
+    from compressed_tensors.compressors.naive_quantized.base import FloatQuantizationCompressor as Compressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    arguments = QuantizationArgs(num_bits=8, type="float", strategy="tensor", symmetric=True, dynamic=False)
+    scheme = QuantizationScheme(targets=["Linear"], weights=arguments, input_activations=arguments)
+    given = {"weight": weight, "weight_scale": (weight.abs().max() / 448).reshape(1), "input_scale": torch.ones(1) / 7}
+    packed = Compressor.compress(given, scheme)
+    computed = Compressor.decompress(packed, scheme)["weight"]
+    assert torch.allclose(computed, weight, rtol=1 / 16, atol=1e-2)
     return {"computed": computed, **packed}
 
 

@@ -1,17 +1,20 @@
 """Hugging Face folders that are already quantized: which kind, and whether it can be taken over.
 
-Sources: `quantization_config` as AutoGPTQ 0.7.1 and GPTQModel 7.7, AutoAWQ 0.2.9 (`models/_config.py`) and
-compressed-tensors 0.20 (`quantization/quant_config.py`, `quant_args.py`) write it; for its tensors see `packings`.
+Sources: `quantization_config` as AutoGPTQ 0.7.1 and GPTQModel 7.7, AutoAWQ 0.2.9 (`models/_config.py`),
+compressed-tensors 0.20 (`quantization/quant_config.py`, `quant_args.py`), AutoFP8 (its README) and ModelOpt 0.47
+write it, the last one in hf_quant_config.json as well; for the tensors see `packings`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.checkpoint.packings import ZEROS_LESS_ONE
 from pipelines.checkpoint.tensors import TensorFile
+from pipelines.checkpoint.unified import quantization_block
 from pipelines.domain.errors import Fault
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.hf_config import shown
@@ -21,16 +24,64 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-IMPORTED = QFormat.INT4_GPTQ
-"""What `quant` must say: the format that the checkpoint of such a folder has."""
 _GROUPS = (16, 32, 64, 128, 256)
-_KNOWN = "Folders of AutoGPTQ and GPTQModel (gptq), AutoAWQ (awq) and compressed-tensors can be taken over."
+_KNOWN = (
+    "Folders of AutoGPTQ and GPTQModel (gptq), AutoAWQ (awq), compressed-tensors, AutoFP8 (fp8) and ModelOpt can be"
+    " taken over."
+)
+_IN_16_BIT = {"lm_head", "re:.*lm_head", "lm_head*", "model.embed_tokens"}
+"""What a folder in FP8 may leave out, as it names it."""
 
 
-def quantization_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return how a Hugging Face folder says that it is quantized, from its config.json; None if it is not."""
+@dataclass(frozen=True, slots=True)
+class GivenFormat:
+    """What the checkpoint of a quantized folder holds.
+
+    Attributes:
+        qformat: what `quant` must say.
+        group_size: inputs that share a scale; None if all of a linear do.
+        kv_cache: what it has scales for; AUTO if for none.
+    """
+
+    qformat: QFormat
+    group_size: int | None = None
+    kv_cache: KvFormat = KvFormat.AUTO
+
+    def __str__(self) -> str:
+        return "FP8 with one scale per linear" if self.group_size is None else f"INT4 in groups of {self.group_size}"
+
+
+def quantization_of(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return how a Hugging Face folder says that it is quantized; None if it is not.
+
+    Args:
+        folder: the folder; ModelOpt's hf_quant_config.json in it has the last word.
+        config: its config.json.
+
+    Raises:
+        UserError: hf_quant_config.json is no JSON.
+    """
+    if (own := quantization_block(folder)).get("quant_algo"):
+        return {"quant_method": "modelopt", **own}
     block = config.get("quantization_config")
-    return dict(block) if isinstance(block, Mapping) else None
+    if not isinstance(block, Mapping):
+        return None
+    if block.get("quant_method") != "modelopt":
+        return dict(block)
+    cache = "FP8" if _is_fp8(block.get("kv_cache_scheme")) else block.get("kv_cache_scheme")
+    return {**block, "kv_cache_quant_algo": cache, "exclude_modules": block.get("ignore")}
+
+
+def given_format(block: Mapping[str, Any]) -> GivenFormat:
+    """Return what the checkpoint of a folder without faults holds."""
+    method = block.get("quant_method")
+    if method == "modelopt":
+        cache = block.get("kv_cache_quant_algo")
+    elif method == "fp8" or block.get("format") == "float-quantized":
+        cache = block.get("kv_cache_scheme")
+    else:
+        return GivenFormat(QFormat.INT4_GPTQ, _group_size(block))
+    return GivenFormat(QFormat.FP8, kv_cache=KvFormat.FP8 if cache else KvFormat.AUTO)
 
 
 def import_faults(
@@ -44,27 +95,30 @@ def import_faults(
     key: str = "model.path",
 ) -> list[Fault]:
     """Return why a quantized folder cannot be taken over like that; reads `g_idx`, but no weights."""
-    block = quantization_of(config)
+    block = quantization_of(folder, config)
     if block is None:
         return []
     what = f"{key}='{folder}' is already quantized (quant_method={shown(block.get('quant_method'))})"
     faults = [*_kind_faults(what, block)]
     if faults:
         return faults
-    group = group_size_of(block)
-    if qformat is not IMPORTED:
-        size = "" if group == 128 else f" quant.group_size={group}"
+    given = given_format(block)
+    if qformat is not given.qformat:
+        size = "" if given.group_size in (None, 128) else f" quant.group_size={given.group_size}"
         faults.append(
             Fault(
                 f"{what}, and quant={qformat} would quantize it again.",
-                f"Its weights are taken over as they are: INT4 in groups of {group}.",
-                f"Set quant={IMPORTED}{size}, or give the original model.",
+                f"Its weights are taken over as they are: {given}.",
+                f"Set quant={given.qformat}{size}, or give the original model.",
             )
         )
-    elif group != group_size:
-        faults.append(Fault(f"{what} in groups of {group}.", todo=f"Set quant.group_size={group}."))
-    if kv_cache is not KvFormat.AUTO:
-        faults.append(Fault(f"{what} without scales for kv_cache={kv_cache}.", todo="Set kv_cache=auto."))
+    elif given.group_size not in (None, group_size):
+        faults.append(
+            Fault(f"{what} in groups of {given.group_size}.", todo=f"Set quant.group_size={given.group_size}.")
+        )
+    if kv_cache not in (KvFormat.AUTO, given.kv_cache):
+        can = "Set kv_cache=auto." if given.kv_cache is KvFormat.AUTO else f"Set kv_cache={given.kv_cache} or auto."
+        faults.append(Fault(f"{what} without scales for kv_cache={kv_cache}.", todo=can))
     if world_size > 1:
         faults.append(
             Fault(
@@ -72,11 +126,10 @@ def import_faults(
                 todo="Set build.tp_size=1 build.pp_size=1, or give the original model.",
             )
         )
-    return faults or [*_order_faults(folder, group_size)]
+    return faults or ([] if given.group_size is None else [*_order_faults(folder, given.group_size)])
 
 
-def group_size_of(block: Mapping[str, Any]) -> Any:
-    """Return how many inputs share a scale, as the folder says it; None if it does not."""
+def _group_size(block: Mapping[str, Any]) -> Any:
     if block.get("quant_method") != "compressed-tensors":
         return block.get("group_size")
     return _weights(block).get("group_size")
@@ -125,9 +178,16 @@ def _of_awq(block: Mapping[str, Any]) -> _Demands:
 def _of_compressed(block: Mapping[str, Any]) -> _Demands:
     groups, weights = _mapping(block.get("config_groups")), _weights(block)
     only = next(iter(groups.values()), {})
-    yield "format", block.get("format"), ("pack-quantized",)
+    yield "format", block.get("format"), ("pack-quantized", "float-quantized")
     yield "number of config_groups", len(groups), (1,)
     yield "targets", only.get("targets"), (["Linear"],)
+    if block.get("format") == "float-quantized":
+        yield from _fp8_of("weights", weights)
+        yield from _fp8_of("input_activations", only.get("input_activations") or {})
+        if cache := block.get("kv_cache_scheme"):
+            yield from _fp8_of("kv_cache_scheme", cache)
+        yield "ignore", _unknown(block.get("ignore")), (None,)
+        return
     yield "input_activations", only.get("input_activations"), (None,)
     yield "num_bits", weights.get("num_bits"), (4,)
     yield "type", weights.get("type", "int"), ("int",)
@@ -137,10 +197,45 @@ def _of_compressed(block: Mapping[str, Any]) -> _Demands:
     yield "kv_cache_scheme", block.get("kv_cache_scheme"), (None,)
 
 
+def _fp8_of(part: str, given: Mapping[str, Any]) -> _Demands:
+    """One fixed scale: TensorRT-LLM's FP8 has neither scales for channels nor such as are made while the model runs."""
+    yield f"{part}.num_bits", given.get("num_bits"), (8,)
+    yield f"{part}.type", given.get("type"), ("float",)
+    yield f"{part}.strategy", given.get("strategy", "tensor"), ("tensor",)
+    yield f"{part}.dynamic", given.get("dynamic") or False, (False,)
+
+
+def _is_fp8(scheme: Any) -> bool:
+    return isinstance(scheme, Mapping) and all(value in allowed for _, value, allowed in _fp8_of("", scheme))
+
+
+def _of_auto_fp8(block: Mapping[str, Any]) -> _Demands:
+    yield "activation_scheme", block.get("activation_scheme"), ("static",)
+    yield "weight_block_size", block.get("weight_block_size"), (None,)
+    yield "kv_cache_scheme", block.get("kv_cache_scheme"), (None,)
+    yield "ignored_layers", _unknown(block.get("ignored_layers")), (None,)
+    yield "modules_to_not_convert", _unknown(block.get("modules_to_not_convert")), (None,)
+
+
+def _of_modelopt(block: Mapping[str, Any]) -> _Demands:
+    yield "quant_algo", block.get("quant_algo"), ("FP8",)
+    yield "kv_cache_quant_algo", block.get("kv_cache_quant_algo"), ("FP8", None)
+    yield "exclude_modules", _unknown(block.get("exclude_modules")), (None,)
+
+
+def _unknown(left_out: Any) -> Any:
+    """Return what stays in 16 bit beyond head and embedding, which TensorRT-LLM's checkpoint always keeps so."""
+    if not isinstance(left_out, list):
+        return left_out or None
+    return [name for name in left_out if name not in _IN_16_BIT] or None
+
+
 _DEMANDS: dict[str, Callable[[Mapping[str, Any]], _Demands]] = {
     "gptq": _of_gptq,
     "awq": _of_awq,
     "compressed-tensors": _of_compressed,
+    "fp8": _of_auto_fp8,
+    "modelopt": _of_modelopt,
 }
 
 

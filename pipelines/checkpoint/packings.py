@@ -1,4 +1,4 @@
-"""What the tensors of INT4 folders of other libraries mean.
+"""What the tensors of folders that other libraries quantized mean.
 
 Shape legend: O output channels, I input channels, G groups of input channels. Eight values of 4 bits share an int32.
 
@@ -10,11 +10,17 @@ Shape legend: O output channels, I input channels, G groups of input channels. E
   the first in the lowest bits; weight_scale [O, G]; weight_zero_point [O/8, G], stored plus 8, if not symmetric.
 
 A weight is (code - zero point) * scale.
+
+In FP8, a linear has `weight` [O, I], `weight_scale` and `input_scale`, one number each. Scales of the KV cache:
+
+- ModelOpt 0.47 (`export_hf_checkpoint`): self_attn.k_proj.k_scale and self_attn.v_proj.v_scale.
+- compressed-tensors 0.20: self_attn.k_scale and self_attn.v_scale.
+- AutoFP8 0.1: not read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +38,8 @@ SYMMETRIC = 8
 
 
 @dataclass(frozen=True, slots=True)
-class GivenLinear:
-    """A linear as a TensorRT-LLM checkpoint has it.
+class Int4Linear:
+    """A linear in INT4 with a scale for each group of inputs.
 
     Attributes:
         codes: int8 [O, I], -8 to 7.
@@ -46,8 +52,90 @@ class GivenLinear:
     points: Array
 
 
-def decode(tensors: Mapping[str, Array], name: str, block: Mapping[str, Any]) -> GivenLinear:
-    """Return a linear of a folder.
+@dataclass(frozen=True, slots=True)
+class Fp8Linear:
+    """A linear in FP8 with one scale.
+
+    Attributes:
+        weight: float8_e4m3fn [O, I].
+        scale: of the weight.
+        input_scale: of the activations.
+    """
+
+    weight: Array
+    scale: float
+    input_scale: float
+
+
+def decode_fp8(tensors: Mapping[str, Array], name: str) -> Fp8Linear:
+    """Return a linear of a folder in FP8.
+
+    Args:
+        tensors: of the folder.
+        name: of the linear, e.g. "model.layers.0.mlp.up_proj".
+
+    Raises:
+        UserError: a tensor is missing, is not FP8, or a scale is not one number.
+    """
+    find = _Leaves(tensors, name)
+    weight = find["weight"]
+    if str(weight.dtype) != "float8_e4m3fn":
+        raise UserError(
+            f"'{name}.weight' is {weight.dtype}; config.json says that every linear of the layers is in FP8.",
+            todo="Give the original model.",
+        )
+    return Fp8Linear(weight, *(_one(find[leaf], f"{name}.{leaf}") for leaf in ("weight_scale", "input_scale")))
+
+
+def fused_fp8(parts: Sequence[Fp8Linear]) -> Fp8Linear:
+    """Put q, k and v into one linear with the largest scale, as TensorRT-LLM does when it loads such a folder.
+
+    A part with another scale is rounded anew, as its values have to be multiples of the common scale.
+    Source: `tensorrt_llm/_torch/modules/linear.py`, `rescale_fused_weights`.
+    """
+    import numpy as np
+
+    scale = max(part.scale for part in parts)
+    weights = [
+        part.weight
+        if part.scale == scale
+        else (part.weight.astype(np.float32) * np.float32(part.scale / scale)).astype(part.weight.dtype)
+        for part in parts
+    ]
+    return Fp8Linear(np.concatenate(weights), scale, max(part.input_scale for part in parts))
+
+
+def kv_scales(tensors: Mapping[str, Array], attention: str) -> tuple[float, float]:
+    """Return the scales of K and V of a folder whose KV cache is FP8, at least 1 as ModelOpt recommends and exports.
+
+    Args:
+        tensors: of the folder.
+        attention: the module, e.g. "model.layers.0.self_attn".
+
+    Raises:
+        UserError: there is none, or it is not one number.
+    """
+    found = []
+    for one in ("k", "v"):
+        names = (f"{attention}.{one}_proj.{one}_scale", f"{attention}.{one}_scale")
+        name = next((name for name in names if name in tensors), None)
+        if name is None:
+            raise UserError(f"The folder lacks the tensor '{names[0]}'.", todo="Set kv_cache=auto.")
+        found.append(max(1.0, _one(tensors[name], name)))
+    return found[0], found[1]
+
+
+def _one(scale: Array, name: str) -> float:
+    if scale.size != 1:
+        raise UserError(
+            f"'{name}' holds {scale.size} scales; TensorRT-LLM's FP8 has one for a linear.",
+            todo="Give the original model.",
+        )
+    return float(scale.reshape(()).astype("float32"))
+
+
+def decode_int4(tensors: Mapping[str, Array], name: str, block: Mapping[str, Any]) -> Int4Linear:
+    """Return a linear of a folder in INT4.
 
     Args:
         tensors: of the folder.
@@ -87,7 +175,7 @@ class _Leaves:
         return self._tensors[f"{self._name}.{leaf}"]
 
 
-def _gptq(find: _Leaves, block: Mapping[str, Any]) -> GivenLinear:
+def _gptq(find: _Leaves, block: Mapping[str, Any]) -> Int4Linear:
     codes = _nibbles(find["qweight"].T)
     points = _nibbles(find["qzeros"])  # [G, O]
     if ZEROS_LESS_ONE[block.get("checkpoint_format") or "gptq"]:
@@ -95,12 +183,12 @@ def _gptq(find: _Leaves, block: Mapping[str, Any]) -> GivenLinear:
     return _linear(codes, find["scales"].T, points.T)
 
 
-def _awq(find: _Leaves) -> GivenLinear:
+def _awq(find: _Leaves) -> Int4Linear:
     codes, points = (_in_order(_nibbles(find[leaf])) for leaf in ("qweight", "qzeros"))
     return _linear(codes.T, find["scales"].T, points.T)
 
 
-def _compressed(find: _Leaves) -> GivenLinear:
+def _compressed(find: _Leaves) -> Int4Linear:
     import numpy as np
 
     codes, scales = _nibbles(find["weight_packed"]), find["weight_scale"]
@@ -111,11 +199,11 @@ def _compressed(find: _Leaves) -> GivenLinear:
     return _linear(codes, scales, points)
 
 
-def _linear(codes: Array, scales: Array, points: Array) -> GivenLinear:
+def _linear(codes: Array, scales: Array, points: Array) -> Int4Linear:
     import numpy as np
 
     signed = np.ascontiguousarray(codes).astype(np.int8) - np.int8(SYMMETRIC)
-    return GivenLinear(signed, np.ascontiguousarray(scales.astype(np.float32)), points)
+    return Int4Linear(signed, np.ascontiguousarray(scales.astype(np.float32)), points)
 
 
 def _nibbles(packed: Array) -> Array:

@@ -112,11 +112,20 @@ def _tensor_faults(folder: Path, expected: Tensors, found: Mapping[str, TensorIn
 def _load(folder: Path) -> tuple[dict[str, Any], ModelShape, dict[str, Any]]:
     """Return config.json, its model shape, and the quantization block of hf_quant_config.json (empty for 16 bit)."""
     config = _json(folder / "config.json")
+    return config, ModelShape.from_hf_config(config, str(folder / "config.json")), quantization_block(folder)
+
+
+def quantization_block(folder: Path) -> dict[str, Any]:
+    """Return what hf_quant_config.json says of a folder's quantization; empty without that file.
+
+    Raises:
+        UserError: the file is no JSON, or says nothing of it.
+    """
     path = folder / QUANT_CONFIG
     block = _json(path).get("quantization") if path.is_file() else {}
     if not isinstance(block, dict):
         raise UserError(f"{path} has no JSON object 'quantization'.", todo=_AGAIN)
-    return config, ModelShape.from_hf_config(config, str(folder / "config.json")), block
+    return block
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Write a quantized Hugging Face folder as a TensorRT-LLM checkpoint, without changing a weight."""
+"""Write a quantized Hugging Face folder as a TensorRT-LLM checkpoint, with the weights that it has."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 
 from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.checkpoint.describe import describe
-from pipelines.checkpoint.given import import_faults, quantization_of
-from pipelines.checkpoint.packings import GivenLinear, decode
+from pipelines.checkpoint.given import given_format, import_faults, quantization_of
+from pipelines.checkpoint.packings import Fp8Linear, Int4Linear, decode_fp8, decode_int4, fused_fp8, kv_scales
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.checkpoint.verify import expected_tensors
 from pipelines.compress.loading import ModelFolder, torch_dtype
@@ -22,9 +22,11 @@ from pipelines.compress.postprocess import corrected
 from pipelines.compress.specs import QuantSpec
 from pipelines.compress.weight_files import ModelWeights, TensorWriter
 from pipelines.domain.errors import UserError
+from pipelines.domain.formats import FORMATS, KvFormat
 from pipelines.domain.progress import Progress
 
 _FILE = "rank0.safetensors"
+_FLOATS = ("BF16", "F16", "F32")
 _LINEARS = {
     "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "attention.dense": ("self_attn.o_proj",),
@@ -38,39 +40,88 @@ _NORMS = {"input_layernorm": "input_layernorm", "post_layernorm": "post_attentio
 class _Folder:
     """The tensors of a quantized folder under the names of a TensorRT-LLM checkpoint."""
 
-    def __init__(self, source: ModelFolder, dtype: str) -> None:
-        self._source, self._dtype = source, torch_dtype(dtype)
-        self._weights, self._block = ModelWeights(source), quantization_of(source.config) or {}
+    def __init__(self, source: ModelFolder, spec: QuantSpec, dtype: str) -> None:
+        self._source, self._spec, self._dtype = source, spec, torch_dtype(dtype)
+        self.block = quantization_of(source.folder, source.config) or {}
+        self._weights = ModelWeights(source)
         self._files = {name: file for path in source.weight_files for file in [TensorFile(path)] for name in file}
+        self._tensors = _Tensors(self._files)
         self._family = source.shape.family
+        self._layers = range(source.shape.num_hidden_layers)
+        self.int4 = given_format(self.block).group_size is not None
+        self.points = self.int4 and any(
+            (self._int4(layer, module).points != 8).any() for layer in self._layers for module in _LINEARS
+        )
 
-    def linear(self, layer: int, module: str) -> GivenLinear:
-        """Decode a linear; q, k and v are one."""
-        names = [f"model.layers.{layer}.{name}" for name in _LINEARS[module]]
-        parts = [decode(_Tensors(self._files), name, self._block) for name in names]
+    def layer(self, layer: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what is quantized of a layer, by name within it."""
+        for module in _LINEARS:
+            stored = self._stored_int4(layer, module) if self.int4 else self._stored_fp8(layer, module)
+            for leaf, tensor in stored:
+                yield f"{module}.{leaf}", tensor
+        if self._spec.kv_cache is not KvFormat.AUTO:
+            scales = kv_scales(self._tensors, f"model.layers.{layer}.self_attn")
+            for name, scale in zip(("kv", "k", "v"), (max(scales), *scales), strict=True):
+                yield f"attention.{name}_cache_scaling_factor", torch.tensor([scale])
+
+    def _stored_int4(self, layer: int, module: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the tensors of a linear; two neighbouring outputs share a byte."""
+        linear = self._int4(layer, module)
+        nibbles = linear.codes.view(np.uint8) & 15
+        yield "weight", torch.from_numpy((nibbles[0::2] | (nibbles[1::2] << 4)).view(np.int8))
+        yield "weights_scaling_factor", torch.from_numpy(linear.scales)
+        if self.points:
+            zero = (8 - linear.points.astype(np.float32)) * linear.scales
+            yield "zero", torch.from_numpy(np.ascontiguousarray(zero.T)).to(self._dtype)
+
+    def _stored_fp8(self, layer: int, module: str) -> Iterator[tuple[str, torch.Tensor]]:
+        linear = self._fp8(layer, module)
+        codes = np.ascontiguousarray(linear.weight).view(np.uint8)
+        yield "weight", torch.from_numpy(codes).view(torch.float8_e4m3fn)
+        yield "weights_scaling_factor", torch.tensor([linear.scale])
+        yield "activation_scaling_factor", torch.tensor([linear.input_scale])
+
+    def _int4(self, layer: int, module: str) -> Int4Linear:
+        parts = [decode_int4(self._tensors, name, self.block) for name in self._names(layer, module)]
         merged = [np.concatenate([getattr(part, each) for part in parts]) for each in ("codes", "scales", "points")]
-        return GivenLinear(*merged)
+        return Int4Linear(*merged)
+
+    def _fp8(self, layer: int, module: str) -> Fp8Linear:
+        return fused_fp8([decode_fp8(self._tensors, name) for name in self._names(layer, module)])
+
+    @staticmethod
+    def _names(layer: int, module: str) -> list[str]:
+        """Return the linears of the folder that are one in a checkpoint: q, k and v."""
+        return [f"model.layers.{layer}.{name}" for name in _LINEARS[module]]
 
     def plain(self, name: str) -> torch.Tensor:
         """Return a tensor that is not quantized, by its name in the checkpoint."""
         if name == "transformer.vocab_embedding.weight":
-            return self._weights.tensor(EMBEDDING, self._dtype)
+            return self._float(EMBEDDING)
         if name == "lm_head.weight":
-            return self._weights.tensor(HEAD if HEAD in self._weights else EMBEDDING, self._dtype)
+            return self._float(HEAD if HEAD in self._weights else EMBEDDING)
         if name == "transformer.ln_f.weight":
             return self._norm(NORM)
         _, _, layer, rest = name.split(".", 3)
         module, _, leaf = rest.rpartition(".")
         if leaf == "bias":
-            names = [f"model.layers.{layer}.{part}.bias" for part in _LINEARS[module]]
-            return torch.cat([self._weights.tensor(each, self._dtype) for each in names])
+            return torch.cat([self._float(f"{each}.bias") for each in self._names(int(layer), module)])
         if module.startswith("attention."):
             head_norm = self._family.head_norms[module.removeprefix("attention.")]
-            return self._weights.tensor(f"model.layers.{layer}.self_attn.{head_norm}.weight", self._dtype)
+            return self._float(f"model.layers.{layer}.self_attn.{head_norm}.weight")
         return self._norm(f"model.layers.{layer}.{_NORMS[module]}.weight")
 
     def _norm(self, name: str) -> torch.Tensor:
-        return self._weights.tensor(name, self._dtype) + self._family.norm_offset
+        return self._float(name) + self._family.norm_offset
+
+    def _float(self, name: str) -> torch.Tensor:
+        stored = self._files[name].header[name].dtype if name in self._files else _FLOATS[0]
+        if stored not in _FLOATS:
+            raise UserError(
+                f"'{name}' of {self._source.folder} is {stored}; a checkpoint has it in 16 bit.",
+                todo="Give the original model.",
+            )
+        return self._weights.tensor(name, self._dtype)
 
 
 class _Tensors(dict[str, Any]):
@@ -106,21 +157,20 @@ def import_folder(
     family = source.shape.family
     if set(family.layer_norms) != set(_NORMS) or family.fused_linears or family.experts:
         raise UserError(f"A quantized folder of {family.architecture} cannot be taken over.", todo="Give the original.")
-    folder, layers = _Folder(source, dtype), range(source.shape.num_hidden_layers)
-    points = any((folder.linear(layer, module).points != 8).any() for layer in layers for module in _LINEARS)
+    folder = _Folder(source, spec, dtype)
     out_dir.mkdir(parents=True, exist_ok=True)
-    raw = corrected(_config(source, spec, dtype, points), source.config, spec)
+    raw = corrected(_config(source, spec, dtype, folder), source.config, spec)
     (out_dir / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
     expected = expected_tensors(CheckpointConfig.parse(raw), 0)
     writer = TensorWriter.create(out_dir, {_FILE: {name: (each.dtype, each.shape) for name, each in expected.items()}})
     done = set()
-    with progress.task("importing", len(layers), "layers") as advance:
-        for layer in layers:
-            for module in _LINEARS:
-                for leaf, tensor in _stored(folder.linear(layer, module), points, dtype):
-                    name = f"transformer.layers.{layer}.{module}.{leaf}"
-                    writer.write(_FILE, name, iter([tensor]))
-                    done.add(name)
+    layers = source.shape.num_hidden_layers
+    with progress.task("importing", layers, "layers") as advance:
+        for layer in range(layers):
+            for leaf, tensor in folder.layer(layer):
+                name = f"transformer.layers.{layer}.{leaf}"
+                writer.write(_FILE, name, iter([tensor]))
+                done.add(name)
             advance(1)
     for name in expected.keys() - done:
         writer.write(_FILE, name, iter([folder.plain(name)]))
@@ -128,21 +178,11 @@ def import_folder(
     return describe(out_dir)
 
 
-def _stored(linear: GivenLinear, points: bool, dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a linear; two neighbouring outputs share a byte."""
-    nibbles = linear.codes.view(np.uint8) & 15
-    yield "weight", torch.from_numpy((nibbles[0::2] | (nibbles[1::2] << 4)).view(np.int8))
-    yield "weights_scaling_factor", torch.from_numpy(linear.scales)
-    if points:
-        zero = (8 - linear.points.astype(np.float32)) * linear.scales
-        yield "zero", torch.from_numpy(np.ascontiguousarray(zero.T)).to(torch_dtype(dtype))
-
-
-def _config(source: ModelFolder, spec: QuantSpec, dtype: str, points: bool) -> dict[str, Any]:
+def _config(source: ModelFolder, spec: QuantSpec, dtype: str, folder: _Folder) -> dict[str, Any]:
     """Return what ModelOpt would write into config.json, before it is corrected."""
     shape, config = source.shape, source.config
     return {
-        "producer": {"name": "imported", "version": str((quantization_of(config) or {}).get("quant_method"))},
+        "producer": {"name": "imported", "version": str(folder.block.get("quant_method"))},
         "dtype": dtype,
         "num_hidden_layers": shape.num_hidden_layers,
         "num_attention_heads": shape.num_attention_heads,
@@ -166,11 +206,13 @@ def _config(source: ModelFolder, spec: QuantSpec, dtype: str, points: bool) -> d
         "lm_head_bias": False,
         "mapping": {"tp_size": 1, "pp_size": 1},
         "quantization": {
-            "quant_algo": "W4A16_AWQ",
-            "kv_cache_quant_algo": None,
-            "group_size": spec.group_size,
-            "has_zero_point": points,
-            "pre_quant_scale": False,
+            "quant_algo": FORMATS[spec.qformat].quant_algo,
+            "kv_cache_quant_algo": None if spec.kv_cache is KvFormat.AUTO else "FP8",
+            **(
+                {"group_size": spec.group_size, "has_zero_point": folder.points, "pre_quant_scale": False}
+                if folder.int4
+                else {}
+            ),
             "exclude_modules": ["lm_head"],
         },
     }

@@ -79,7 +79,7 @@ def run_quantize(
     """See `pipelines.compress.api.quantize`."""
     source = look_at(model_dir)
     picked, device = pick_dtype(source, dtype), pick_device(device)
-    if quantization_of(source.config) is not None:
+    if quantization_of(source.folder, source.config) is not None:
         if layout == "hugging_face":
             raise UserError(f"{model_dir} is already quantized; the PyTorch backend's export takes models in 16 bit.")
         facts = import_folder(source, out_dir, spec, tp_size * pp_size, picked, progress)

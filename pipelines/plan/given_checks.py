@@ -13,7 +13,7 @@ from pipelines.store.sources import model_config
 def is_given(settings: Settings) -> bool:
     """Return whether the model is a local folder whose weights are already quantized."""
     folder = settings.model.folder
-    return folder is not None and quantization_of(model_config(folder)) is not None
+    return folder is not None and quantization_of(folder, model_config(folder)) is not None
 
 
 def given_faults(settings: Settings, engine: EngineDescription, target: Target) -> list[Fault]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,7 +127,7 @@ COMPRESSED = {"quant_method": "compressed-tensors", "format": "pack-quantized", 
         (AWQ | {"version": "gemv"}, "with version='gemv'. It can be 'gemm'"),
         (AWQ | {"modules_to_not_convert": ["mlp.down_proj"]}, r"modules_to_not_convert=\['mlp.down_proj'\]"),
         (AWQ | {"bits": 8}, "with bits=8. It can be 4"),
-        (COMPRESSED | {"format": "float-quantized"}, "format='float-quantized'. It can be 'pack-quantized'"),
+        (COMPRESSED | {"format": "int-quantized"}, "'int-quantized'. It can be 'pack-quantized', 'float-quantized'"),
         (COMPRESSED | {"config_groups": compressed(num_bits=8)}, "num_bits=8. It can be 4"),
         (COMPRESSED | {"config_groups": compressed(strategy="channel")}, "strategy='channel'. It can be 'group'"),
         (COMPRESSED | {"config_groups": compressed(), "ignore": []}, r"ignore=None. It can be \['lm_head'\]"),
@@ -139,6 +140,135 @@ def test_what_other_kinds_cannot_be_is_named(block, message) -> None:
     asked = {"qformat": QFormat.INT4_GPTQ, "group_size": 64, "kv_cache": KvFormat.AUTO, "world_size": 1}
     with pytest.raises(UserError, match=message):
         raise UserError.of(import_faults(Path("/given"), {"quantization_config": block}, **asked))
+
+
+FP8 = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+IN_FP8 = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": FP8, "input_activations": FP8}},
+    "ignore": ["lm_head"],
+}
+AUTO_FP8 = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
+
+
+def in_fp8(weights=FP8, inputs=FP8, **more):
+    return (
+        IN_FP8
+        | {"config_groups": {"": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}}}
+        | more
+    )
+
+
+@pytest.mark.parametrize(
+    ("block", "asked", "message"),
+    [
+        (in_fp8(inputs=FP8 | {"dynamic": True}), {}, r"input_activations\.dynamic=True. It can be False"),
+        (in_fp8(weights=FP8 | {"strategy": "channel"}), {}, r"weights\.strategy='channel'. It can be 'tensor'"),
+        (in_fp8(kv_cache_scheme=FP8 | {"num_bits": 4}), {}, r"kv_cache_scheme\.num_bits=4. It can be 8"),
+        (in_fp8(ignore=["model.layers.0.mlp.up_proj"]), {}, r"ignore=\['model.layers.0.mlp.up_proj'\]"),
+        (in_fp8(inputs=None), {}, r"input_activations\.num_bits=None. It can be 8"),
+        (AUTO_FP8 | {"activation_scheme": "dynamic"}, {}, "activation_scheme='dynamic'. It can be 'static'"),
+        (AUTO_FP8 | {"weight_block_size": [128, 128]}, {}, r"weight_block_size=\[128, 128\]. It must be absent"),
+        (MODELOPT | {"quant_algo": "NVFP4"}, {}, "quant_algo='NVFP4'. It can be 'FP8'"),
+        (MODELOPT | {"kv_cache_scheme": FP8 | {"type": "int"}}, {}, "kv_cache_quant_algo={.*It can be 'FP8'"),
+        (AUTO_FP8, {"qformat": QFormat.INT8_SQ}, "as they are: FP8 with one scale per linear. Set quant=fp8, or"),
+        (AUTO_FP8, {"kv_cache": KvFormat.FP8}, "without scales for kv_cache=fp8. Set kv_cache=auto"),
+        (
+            MODELOPT | {"kv_cache_scheme": FP8},
+            {"kv_cache": KvFormat.INT8},
+            "without scales for kv_cache=int8. Set kv_cache=fp8 or auto",
+        ),
+    ],
+)
+def test_what_fp8_cannot_be_is_named(block, asked, message) -> None:
+    usual = {"qformat": QFormat.FP8, "group_size": 128, "kv_cache": KvFormat.AUTO, "world_size": 1}
+    assert import_faults(Path("/given"), {"quantization_config": MODELOPT}, **usual) == []
+    with pytest.raises(UserError, match=message):
+        raise UserError.of(import_faults(Path("/given"), {"quantization_config": block}, **(usual | asked)))
+
+
+def modelopts(source: Path, out: Path) -> Path:
+    """ModelOpt's own export of a model in FP8 with an FP8 cache, as a Hugging Face folder."""
+    texts = ["the moon of it is small", "a star"] * 8
+    quantize(source, out, QuantSpec(QFormat.FP8, KvFormat.FP8), texts, CALIBRATION, layout="hugging_face")
+    return out
+
+
+def rewritten(source: Path, out: Path, block: dict[str, Any] | None, rename: dict[str, str] | None = None) -> Path:
+    """The same tensors under the names and with the configuration of another library."""
+    shutil.copytree(source, out)
+    config = json.loads((out / "config.json").read_text())
+    config["quantization_config"] = block
+    if block is None:  # as ModelOpt's first exports
+        del config["quantization_config"]
+    else:
+        (out / "hf_quant_config.json").unlink()
+    (out / "config.json").write_text(json.dumps(config))
+    tensors = load_file(source / "model.safetensors")
+    for old, new in (rename or {}).items():
+        tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    return out
+
+
+@pytest.mark.parametrize("kind", ["llama", "tied", "gemma"])
+def test_a_folder_in_fp8_becomes_modelopts_own_checkpoint(kind, models, tmp_path) -> None:
+    """As ModelOpt writes both: equal scales; weights of the folder, but for q, k and v, which get a common scale."""
+    folder = modelopts(models[kind], tmp_path / "given")
+    texts = ["the moon of it is small", "a star"] * 8
+    spec = QuantSpec(QFormat.FP8, KvFormat.FP8)
+    quantize(models[kind], tmp_path / "expected", spec, texts, CALIBRATION)
+    quantize(folder, tmp_path / "out", spec, (), CALIBRATION)
+    assert verify(tmp_path / "out") == []
+    ours, theirs = (TensorFile(tmp_path / each / "rank0.safetensors") for each in ("out", "expected"))
+    given = load_file(folder / "model.safetensors")
+    for name in theirs:
+        if "mlp.fc" in name or "mlp.gate" in name:
+            continue  # ModelOpt gives gate and up one scale; TensorRT-LLM does so itself where it needs that
+        a, b = (each[name].astype(np.float32) for each in (ours, theirs))
+        if name.endswith((".qkv.weight", ".dense.weight", ".proj.weight")):
+            np.testing.assert_allclose(a, b, rtol=1 / 8, atol=2**-8, err_msg=name)  # one step of FP8
+        else:
+            assert (a == b).all(), name
+    for layer in range(2):
+        for part, module in (("fc", "gate"), ("gate", "up")):
+            stored = ours[f"transformer.layers.{layer}.mlp.{part}.weight"]
+            source = given[f"model.layers.{layer}.mlp.{module}_proj.weight"]
+            assert stored.tobytes() == source.view(torch.uint8).numpy().tobytes()
+    configs = [json.loads((tmp_path / each / "config.json").read_text()) for each in ("out", "expected")]
+    assert {**configs[0], "producer": None} == {**configs[1], "producer": None}
+
+
+def test_the_same_tensors_of_each_library_give_the_same_checkpoint(models, tmp_path) -> None:
+    folder = modelopts(models["llama"], tmp_path / "modelopt")
+    short = {"k_proj.k_scale": "k_scale", "v_proj.v_scale": "v_scale"}
+    given = {
+        "modelopt": (folder, KvFormat.FP8),
+        "first": (rewritten(folder, tmp_path / "first", None), KvFormat.FP8),
+        "llm-compressor": (
+            rewritten(folder, tmp_path / "ct", IN_FP8 | {"kv_cache_scheme": FP8}, short),
+            KvFormat.FP8,
+        ),
+        "modelopt, 16-bit cache": (folder, KvFormat.AUTO),
+        "AutoFP8": (rewritten(folder, tmp_path / "auto", AUTO_FP8), KvFormat.AUTO),
+    }
+    written: dict[KvFormat, set[bytes]] = {}
+    for name, (source, cache) in given.items():
+        quantize(source, tmp_path / "out" / name, QuantSpec(QFormat.FP8, cache), (), CALIBRATION)
+        assert verify(tmp_path / "out" / name) == [], name
+        written.setdefault(cache, set()).add((tmp_path / "out" / name / "rank0.safetensors").read_bytes())
+    assert {cache: len(files) for cache, files in written.items()} == {KvFormat.FP8: 1, KvFormat.AUTO: 1}
+
+
+def test_a_head_in_fp8_is_not_read_as_if_it_were_16_bit(models, tmp_path) -> None:
+    folder = rewritten(modelopts(models["llama"], tmp_path / "modelopt"), tmp_path / "auto", AUTO_FP8)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].to(torch.float8_e4m3fn)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"'lm_head.weight' of .*auto is F8_E4M3; a checkpoint has it in 16 bit"):
+        quantize(folder, tmp_path / "out", QuantSpec(QFormat.FP8), (), CALIBRATION)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.checkpoint.packings import decode
+from pipelines.checkpoint.packings import Fp8Linear, decode_fp8, decode_int4, fused_fp8, kv_scales
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.domain.errors import UserError
 from tests.support.packed_folder import awq_order, pack
@@ -26,7 +26,7 @@ def weights(linear) -> np.ndarray:
 @pytest.mark.parametrize("name", ["symmetric", "zero_points"])
 def test_a_decoded_linear_is_what_autogptq_computes_with(name) -> None:
     file = TensorFile(PACKED / f"{name}.safetensors")
-    linear = decode(file, "linear", {"quant_method": "gptq"})
+    linear = decode_int4(file, "linear", {"quant_method": "gptq"})
     np.testing.assert_allclose(weights(linear), file["computed"], atol=1e-5)
     assert (linear.points == 8).all() == (name == "symmetric")
 
@@ -34,7 +34,7 @@ def test_a_decoded_linear_is_what_autogptq_computes_with(name) -> None:
 @pytest.mark.parametrize("name", ["symmetric", "zero_points"])
 def test_the_packing_of_our_tests_is_that_of_autogptq(name) -> None:
     file = TensorFile(PACKED / f"{name}.safetensors")
-    linear = decode(file, "linear", {"quant_method": "gptq"})
+    linear = decode_int4(file, "linear", {"quant_method": "gptq"})
     assert (file["linear.qweight"] == pack(linear.codes.view(np.uint8) + np.uint8(8)).T).all()
     assert (pack(linear.points.T.astype(int) - 1) == file["linear.qzeros"]).all()
 
@@ -50,19 +50,19 @@ OTHERS = Path(__file__).parent
 def test_a_linear_of_another_kind_is_what_its_library_computes_with(method, name) -> None:
     """AutoAWQ unpacks to float16."""
     file = TensorFile(OTHERS / method.replace("-", "_") / f"{name}.safetensors")
-    linear = decode(file, "linear", {"quant_method": method})
+    linear = decode_int4(file, "linear", {"quant_method": method})
     np.testing.assert_allclose(weights(linear), file["computed"], atol=1e-3 if method == "awq" else 1e-6)
     assert (linear.points == 8).all() == (name == "symmetric")
 
 
 def test_the_packing_of_our_tests_is_that_of_autoawq_and_compressed_tensors() -> None:
     file = TensorFile(OTHERS / "awq/zero_points.safetensors")
-    linear = decode(file, "linear", {"quant_method": "awq"})
+    linear = decode_int4(file, "linear", {"quant_method": "awq"})
     codes = linear.codes.view(np.uint8) + np.uint8(8)
     assert (file["linear.qweight"] == pack(awq_order(codes.T))).all()
     assert (file["linear.qzeros"] == pack(awq_order(linear.points.T))).all()
     file = TensorFile(OTHERS / "compressed_tensors/zero_points.safetensors")
-    linear = decode(file, "linear", {"quant_method": "compressed-tensors"})
+    linear = decode_int4(file, "linear", {"quant_method": "compressed-tensors"})
     assert (file["linear.weight_packed"] == pack(linear.codes.view(np.uint8) + np.uint8(8))).all()
     assert (file["linear.weight_zero_point"] == pack(linear.points.T).T).all()
 
@@ -71,18 +71,58 @@ def test_tensors_that_do_not_go_together_are_named() -> None:
     file = TensorFile(OTHERS / "awq/zero_points.safetensors")
     tensors = dict(file) | {"linear.scales": file["linear.scales"][:, :8]}
     with pytest.raises(UserError, match=r"'linear' do not go together: 32 x 64 weights, scales \[8, 2\]"):
-        decode(tensors, "linear", {"quant_method": "awq"})
+        decode_int4(tensors, "linear", {"quant_method": "awq"})
 
 
 def test_the_second_version_stores_zero_points_as_they_are() -> None:
     file = TensorFile(PACKED / "symmetric.safetensors")
     tensors = dict(file) | {"linear.qzeros": file["linear.qzeros"] + np.int32(0x11111111)}
-    linear = decode(tensors, "linear", {"quant_method": "gptq", "checkpoint_format": "gptq_v2"})
+    linear = decode_int4(tensors, "linear", {"quant_method": "gptq", "checkpoint_format": "gptq_v2"})
     np.testing.assert_allclose(weights(linear), file["computed"], atol=1e-5)
 
 
 def test_a_missing_tensor_is_named() -> None:
     with pytest.raises(UserError, match=r"lacks the tensor 'linear\.scales'"):
-        decode(
+        decode_int4(
             {"linear.qweight": np.zeros((8, 8), np.int32), "linear.qzeros": np.zeros((1, 1), np.int32)}, "linear", {}
         )
+
+
+def test_a_linear_in_fp8_is_what_compressed_tensors_computes_with() -> None:
+    file = TensorFile(OTHERS / "compressed_tensors/fp8.safetensors")
+    linear = decode_fp8(file, "linear")
+    np.testing.assert_array_equal(linear.weight.astype(np.float32) * np.float32(linear.scale), file["computed"])
+    assert linear.input_scale == pytest.approx(1 / 7)
+
+
+def test_q_k_and_v_share_the_largest_scale() -> None:
+    """The part that has it keeps its codes; the others are at most half a step of the common scale away."""
+    codes = TensorFile(OTHERS / "compressed_tensors/fp8.safetensors")["linear.weight"]
+    fused = fused_fp8([Fp8Linear(codes, 0.5, 0.25), Fp8Linear(codes, 2.0, 0.125)])
+    assert (fused.scale, fused.input_scale) == (2.0, 0.25)
+    rows = len(codes)
+    assert (fused.weight[rows:].view(np.uint8) == codes.view(np.uint8)).all()
+    values = codes.astype(np.float32) * 0.5
+    np.testing.assert_allclose(fused.weight[:rows].astype(np.float32) * 2.0, values, rtol=1 / 16, atol=2.0 * 2**-10)
+
+
+@pytest.mark.parametrize("names", [("k_proj.k_scale", "v_proj.v_scale"), ("k_scale", "v_scale")])
+def test_scales_of_the_cache_are_at_least_one(names) -> None:
+    tensors = {f"a.self_attn.{name}": np.array(value) for name, value in zip(names, (0.02, 1.5), strict=True)}
+    assert kv_scales(tensors, "a.self_attn") == (1.0, 1.5)
+    del tensors[f"a.self_attn.{names[1]}"]
+    with pytest.raises(UserError, match=r"lacks the tensor 'a\.self_attn\.v_proj\.v_scale'. Set kv_cache=auto"):
+        kv_scales(tensors, "a.self_attn")
+
+
+@pytest.mark.parametrize(
+    ("leaf", "value", "message"),
+    [
+        ("weight", np.zeros((32, 64), np.float32), r"'linear\.weight' is float32; config\.json says"),
+        ("weight_scale", np.ones((32, 1), np.float32), r"'linear\.weight_scale' holds 32 scales"),
+    ],
+)
+def test_what_is_not_fp8_with_one_scale_is_named(leaf, value, message) -> None:
+    file = TensorFile(OTHERS / "compressed_tensors/fp8.safetensors")
+    with pytest.raises(UserError, match=message):
+        decode_fp8(dict(file) | {f"linear.{leaf}": value}, "linear")
