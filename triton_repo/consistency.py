@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from pipelines.domain.errors import Fault, did_you_mean
+from pipelines.engines.description import ServerBackend
 from pipelines.engines.limits import EngineLimits
 from triton_repo.generate import logits_outputs
-from triton_repo.tensors import BLS, DRAFT, INTERFACES, LLMAPI, LOGITS, TENSORRT_LLM, Tensor
+from triton_repo.tensors import BLS, DRAFT, INTERFACES, LLMAPI, LOGITS, TENSORRT_LLM, Tensor, interface
 
 if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb
@@ -33,11 +34,13 @@ def config_faults(configs: Configs, limits: EngineLimits) -> list[Fault]:
 def tensor_faults(configs: Configs, *, llmapi: bool) -> list[Fault]:
     """Find tensors that clients do not know, or know with another type or shape."""
     faults: list[Fault] = []
+    ours = not llmapi and TENSORRT_LLM in configs and configs[TENSORRT_LLM].backend == ServerBackend.PYTHON
     for name, config in configs.items():
-        interface = INTERFACES.get(LLMAPI if llmapi else TENSORRT_LLM if name == DRAFT else name)
-        if interface is not None:
-            faults += _unknown(name, "input", config.input, interface.inputs)
-            faults += _unknown(name, "output", config.output, interface.outputs)
+        known_as = LLMAPI if llmapi else TENSORRT_LLM if name == DRAFT else name
+        if known_as in INTERFACES:
+            tensors = interface(known_as, ours=ours)
+            faults += _unknown(name, "input", config.input, tensors.inputs)
+            faults += _unknown(name, "output", config.output, tensors.outputs)
     return faults
 
 

@@ -15,16 +15,15 @@ from triton_repo.tensors import (
     DRAFT,
     ENCODERS,
     ENSEMBLE,
-    INTERFACES,
     LLMAPI,
     LOGITS,
     POSTPROCESSING,
     PREPROCESSING,
     TENSORRT_LLM,
-    ModelInterface,
     Tensor,
+    interface,
 )
-from triton_repo.wiring import STEPS
+from triton_repo.wiring import CANCELLATION, STEPS, EnsembleStep
 
 if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb
@@ -39,7 +38,8 @@ def repository_configs(
 ) -> dict[str, pb.ModelConfig]:
     """Return the configuration of every model of the in-flight batcher layout, by model."""
     batch = settings.triton_max_batch_size or limits.max_batch_size
-    configs = {name: _model(name, batch, limits.logits_type) for name in MODELS}
+    ours = spec.engine.server is ServerBackend.PYTHON
+    configs = {name: _model(name, batch, limits.logits_type, ours=ours) for name in MODELS}
     for name in (PREPROCESSING, POSTPROCESSING, BLS):
         configs[name].backend = "python"
     configs[TENSORRT_LLM].backend = str(spec.engine.server)
@@ -55,7 +55,7 @@ def repository_configs(
     _parameters(configs[POSTPROCESSING], parameters.postprocessing(settings))
     _parameters(configs[BLS], parameters.bls(settings, spec))
     _parameters(configs[TENSORRT_LLM], parameters.tensorrt_llm(settings, limits, spec))
-    _ensemble(configs[ENSEMBLE])
+    _ensemble(configs[ENSEMBLE], (*STEPS, *CANCELLATION) if ours else STEPS)
     if spec.images is not None:
         configs[ENCODERS] = _model(ENCODERS, batch, limits.logits_type)
         configs[ENCODERS].backend = "python"
@@ -116,15 +116,15 @@ def parse(text: str) -> pb.ModelConfig:
     return text_format.Parse(text, pb.ModelConfig())
 
 
-def _model(name: str, batch: int, logits: str) -> pb.ModelConfig:
+def _model(name: str, batch: int, logits: str, *, ours: bool = False) -> pb.ModelConfig:
     """Make a model's configuration with name, batch size and tensors."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     config = pb.ModelConfig(name=name, max_batch_size=batch)
-    interface: ModelInterface = INTERFACES[name]
-    for tensor in interface.inputs:
+    tensors = interface(name, ours=ours)
+    for tensor in tensors.inputs:
         _fill(config.input.add(optional=tensor.optional, allow_ragged_batch=tensor.ragged), tensor, logits)
-    for tensor in interface.outputs:
+    for tensor in tensors.outputs:
         _fill(config.output.add(), tensor, logits)
     return config
 
@@ -167,11 +167,14 @@ def _parameters(config: pb.ModelConfig, values: Mapping[str, str]) -> None:
         config.parameters[name].string_value = value
 
 
-def _ensemble(config: pb.ModelConfig) -> None:
-    """Wire the three models."""
+def _ensemble(config: pb.ModelConfig, steps: Iterable[EnsembleStep]) -> None:
+    """Wire the three models; the wires of a model may come in several parts."""
     config.platform = "ensemble"
-    for step in STEPS:
-        target = config.ensemble_scheduling.step.add(model_name=step.model, model_version=-1)
+    targets: dict[str, pb.ModelEnsembling.Step] = {}
+    for step in steps:
+        if step.model not in targets:
+            targets[step.model] = config.ensemble_scheduling.step.add(model_name=step.model, model_version=-1)
+        target = targets[step.model]
         target.input_map.update(step.inputs)
         target.output_map.update(step.outputs)
 

@@ -392,3 +392,28 @@ INTERFACES = {
     LLMAPI: LLMAPI_INTERFACE,
     ENCODERS: MULTIMODAL_INTERFACE,
 }
+
+CANCELLATION = {
+    PREPROCESSING: ModelInterface(inputs=(), outputs=(tensor("CANCELLATION_KEY", UINT64, 1),)),
+    TENSORRT_LLM: ModelInterface(
+        inputs=(optional("cancellation_key", UINT64, 1),), outputs=(tensor("cancellation_key", UINT64, 2),)
+    ),
+    POSTPROCESSING: ModelInterface(inputs=(optional("CANCELLATION_KEY", UINT64, 2),), outputs=()),
+}
+"""What the models have beside the template's tensors where `tensorrt_llm` is ours; see `wiring.CANCELLATION`."""
+
+
+def interface(name: str, *, ours: bool = False) -> ModelInterface:
+    """Return the tensors of a model.
+
+    Args:
+        name: of the model, or LLMAPI.
+        ours: whether the repository's `tensorrt_llm` is this project's own Python model.
+
+    Raises:
+        KeyError: there is no such model.
+    """
+    known, more = INTERFACES[name], CANCELLATION.get(name) if ours else None
+    if more is None:
+        return known
+    return ModelInterface(known.inputs + more.inputs, known.outputs + more.outputs)

@@ -143,3 +143,17 @@ STEPS = (
         },
     ),
 )
+
+CANCELLATION = (
+    EnsembleStep(PREPROCESSING, {}, {"CANCELLATION_KEY": "_CANCELLATION_KEY"}),
+    EnsembleStep(
+        TENSORRT_LLM, {"cancellation_key": "_CANCELLATION_KEY"}, {"cancellation_key": "_CANCELLATION_KEY_OF_RESPONSE"}
+    ),
+    EnsembleStep(POSTPROCESSING, {"CANCELLATION_KEY": "_CANCELLATION_KEY_OF_RESPONSE"}, {}),
+)
+"""Added where `tensorrt_llm` is ours, so that a client of the ensemble that leaves frees its slot.
+
+Triton tells a step of a cancellation only when the step begins. While an answer streams, postprocessing begins again
+with every response and is told; the key says which request of `tensorrt_llm` it must stop. A request id would not do:
+clients may leave it out or use the same one twice.
+"""

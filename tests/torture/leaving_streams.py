@@ -1,8 +1,9 @@
-"""Clients that stream from `tensorrt_llm_bls` and leave at random: those that stay get their whole answer.
+"""Clients stream from `tensorrt_llm_bls` or `ensemble` and leave at random: those that stay get their whole answer.
 
-Its nested calls can deadlock Triton's python backend when more than one thread of a process is in one (decision 19);
-then the model answers nobody any more. It takes responses that come faster than the interpreter takes them, so the
-engine is a stand-in that counts.
+The nested calls of `tensorrt_llm_bls` can deadlock Triton's python backend when more than one thread of a process is in
+one (decision 19); then the model answers nobody any more. It takes responses that come faster than the interpreter
+takes them, so the engine is a stand-in that counts. Through `ensemble` the real engine answers, which frees the slots
+of those that leave; one way to do that corrupted the server's heap (decision 70).
 """
 
 from __future__ import annotations
@@ -60,10 +61,13 @@ class TritonPythonModel:
             if last:
                 break
 """
-MODEL = "tensorrt_llm_bls"
+MODELS = {"tensorrt_llm_bls": ENGINE, "ensemble": ""}
+"""Those asked, and a stand-in for the engine; empty for the real one."""
 STAYS = 0.1
 """Share of the clients that stay to the end."""
-ASKED = {"text_input": "The capital of", "max_tokens": TOKENS}
+ASKED = {"text_input": "The capital of", "max_tokens": TOKENS, "end_id": -1}
+BEGINS = 24
+"""Characters that must be equal: the last bits of a real engine's logits depend on who else is in the batch."""
 
 
 @dataclass
@@ -79,17 +83,23 @@ class Outcome:
 
 def run(seed: int, seconds: float) -> list[Row]:
     """Let clients come and go for about so many seconds."""
+    return [_leave(model, seed, seconds / len(MODELS)) for model in MODELS]
+
+
+def _leave(model: str, seed: int, seconds: float) -> Row:
     settings = ServingSettings(drain_timeout_s=5, startup_timeout_s=300)
     with tempfile.TemporaryDirectory(prefix="leaving-streams-") as root:
         limits = replace(LIMITS, max_batch_size=CLIENTS)
         repository = write_gemma(Path(root), limits=limits, bls_instance_count=INSTANCES)
-        (repository / "tensorrt_llm" / "1" / "model.py").write_text(ENGINE)
+        if engine := MODELS[model]:
+            (repository / "tensorrt_llm" / "1" / "model.py").write_text(engine)
         with TritonServer(repository, settings) as server:
-            expected = {stream: _ask(server.grpc_url, stream=stream) for stream in (True, False)}
+            expected = {stream: _ask(server.grpc_url, model, stream=stream) for stream in (True, False)}
             outcome, until = Outcome(), time.monotonic() + seconds
             threads = [
                 threading.Thread(
-                    target=_visit, args=(server.grpc_url, random.Random(f"{seed}-{number}"), until, expected, outcome)
+                    target=_visit,
+                    args=(server.grpc_url, model, random.Random(f"{seed}-{number}"), until, expected, outcome),
                 )
                 for number in range(CLIENTS)
             ]
@@ -97,24 +107,27 @@ def run(seed: int, seconds: float) -> list[Row]:
                 thread.start()
             for thread in threads:
                 thread.join()
-    what = f"streams of {MODEL} whose clients leave at random: whoever stays is answered"
-    return [Row(what, outcome.begun, outcome.ended, outcome.worst_s, "; ".join(outcome.faults[:3]))]
+    what = f"streams of {model} whose clients leave at random: whoever stays is answered"
+    return Row(what, outcome.begun, outcome.ended, outcome.worst_s, "; ".join(outcome.faults[:3]))
 
 
-def _visit(url: str, rng: random.Random, until: float, expected: Mapping[bool, str], outcome: Outcome) -> None:
+def _visit(
+    url: str, model: str, rng: random.Random, until: float, expected: Mapping[bool, str], outcome: Outcome
+) -> None:
     """Come again and again until the time is over, or nobody answers."""
     while time.monotonic() < until and not outcome.faults:
         stays, streams = rng.random() < STAYS, rng.random() < 0.8
         begun, fault = time.monotonic(), ""
         if stays:
             try:
-                answer = _ask(url, stream=streams)
-                fault = "" if answer == expected[streams] else f"another answer: {answer[:80]!r}"
+                answer = _ask(url, model, stream=streams)
+                same = answer[:BEGINS] == expected[streams][:BEGINS] and len(answer) > 0.7 * len(expected[streams])
+                fault = "" if same else f"another answer: {answer!r}"
             except (queue.Empty, AssertionError) as error:
                 fault = f"no answer within 30 s ({type(error).__name__} {error})"
         else:
             client = Client(url)
-            client.send(MODEL, "one", stream=streams, **ASKED)
+            client.send(model, "one", stream=streams, **ASKED)
             time.sleep(rng.uniform(0, 0.5))
             client.close(cancel=True)
         with outcome.lock:
@@ -125,10 +138,10 @@ def _visit(url: str, rng: random.Random, until: float, expected: Mapping[bool, s
                 outcome.faults.append(fault)
 
 
-def _ask(url: str, *, stream: bool) -> str:
+def _ask(url: str, model: str, *, stream: bool) -> str:
     """Ask and wait for the whole answer."""
     client = Client(url)
     try:
-        return client.ask(MODEL, stream=stream, **ASKED).text
+        return client.ask(model, stream=stream, **ASKED).text
     finally:
         client.close(cancel=True)

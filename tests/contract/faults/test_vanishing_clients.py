@@ -206,6 +206,23 @@ def test_the_slot_of_a_client_of_the_front_is_free_at_once(
     assert fewest_iterations(served, leave) < 700
 
 
+@pytest.mark.parametrize("answers", [1, 2])
+def test_the_slot_of_a_streams_client_is_free_though_it_asked_the_ensemble(served: TritonServer, answers: int) -> None:
+    """Triton tells only postprocessing, with the next response; without request ids, or with the same one."""
+
+    def leave() -> float:
+        gone = Client(served.grpc_url)
+        asked = {"text_input": PROMPT, "max_tokens": 1000, "end_id": -1, "num_return_sequences": answers}
+        for index in range(4):
+            gone.send("ensemble", "" if index < 2 else "same", **asked, stream=True)
+        gone.first()
+        before = iterations(served)
+        gone.close(cancel=True)
+        return before
+
+    assert fewest_iterations(served, leave) < 700
+
+
 def iterations(server: TritonServer) -> float:
     return gauge(server, "nv_trt_llm_general_metrics", "iteration_counter")
 

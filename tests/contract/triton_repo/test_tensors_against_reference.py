@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pipelines.doctor.templates import TABLE
 from pipelines.engines.limits import EngineLimits
 from pipelines.settings.triton import DECIDED_ELSEWHERE, TritonSettings
 from tests.support.engine_folders import write_engine
+from tests.support.own_tensors import OWN
 from triton_repo.generate import llmapi_configs, repository_configs
 from triton_repo.parameters import ENGINE_DIR
 from triton_repo.spec import ImageSpec, RepositorySpec
@@ -60,16 +62,21 @@ def expected(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [tensor for index, tensor in enumerate(filled) if tensor not in filled[:index]]
 
 
+def beside_the_reference(configs: Any, model: str, kind: str) -> list[dict[str, Any]]:
+    ours = configs["tensorrt_llm"].backend == "python"
+    return OWN.get(model, {}).get(kind, []) if ours else []
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_inputs_are_those_of_the_reference_in_its_order(configs, model):
     found = [as_reference(tensor, is_input=True) for tensor in configs[model].input]
-    assert found == expected(IO[model]["inputs"])
+    assert found == expected(IO[model]["inputs"]) + beside_the_reference(configs, model, "inputs")
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_outputs_are_those_of_the_reference_in_its_order(configs, model):
     found = [as_reference(tensor, is_input=False) for tensor in configs[model].output]
-    assert found == expected(IO[model]["outputs"])
+    assert found == expected(IO[model]["outputs"]) + beside_the_reference(configs, model, "outputs")
 
 
 def test_the_reference_declares_exactly_one_tensor_twice():
@@ -102,10 +109,22 @@ def test_the_vision_model_has_the_tensors_of_the_reference(tmp_path):
 
 def test_the_ensemble_is_wired_as_the_reference(configs):
     found = [
-        (step.model_name, dict(step.input_map), dict(step.output_map))
+        (step.model_name, without_keys(step.input_map), without_keys(step.output_map))
         for step in configs["ensemble"].ensemble_scheduling.step
     ]
     assert found == [(step["model_name"], dict(step["input_map"]), dict(step["output_map"])) for step in STEPS]
+    keys = [
+        wire
+        for step in configs["ensemble"].ensemble_scheduling.step
+        for wire in (*step.input_map.values(), *step.output_map.values())
+        if wire.startswith("_CANCELLATION_KEY")
+    ]
+    assert len(keys) == (4 if configs["tensorrt_llm"].backend == "python" else 0)
+
+
+def without_keys(wires: Mapping[str, str]) -> dict[str, str]:
+    """The wires that the reference knows."""
+    return {name: wire for name, wire in wires.items() if not wire.startswith("_CANCELLATION_KEY")}
 
 
 def test_every_wire_ends_at_a_tensor_of_the_same_type(configs):

@@ -14,6 +14,7 @@ from pipelines.engines.openvino.serving_options import ServingOptions
 from pipelines.engines.registry import describe
 from pipelines.settings.base import LARGEST
 from pipelines.settings.triton import TritonSettings
+from tests.support.own_tensors import OWN
 from triton_repo.generate import llmapi_configs, parse, repository_configs, to_text
 from triton_repo.parameters import setting_faults
 from triton_repo.spec import RepositorySpec
@@ -97,9 +98,16 @@ def test_the_flavours_differ_in_the_backend(flavour, backend, batch):
     configs = repository_configs(TritonSettings(), LIMITS, RepositorySpec(flavour, "m", "none"))
     assert configs["tensorrt_llm"].backend == backend
     assert {config.max_batch_size for config in configs.values()} == {batch}
+    cpu = repository_configs(TritonSettings(), LIMITS, RepositorySpec("openvino", "m", "none"))
     for name in ("preprocessing", "postprocessing", "tensorrt_llm_bls"):
-        other = repository_configs(TritonSettings(), LIMITS, RepositorySpec("openvino", "m", "none"))
-        assert configs[name] == other[name]
+        for kind, ours, shared in (
+            ("inputs", cpu[name].input, configs[name].input),
+            ("outputs", cpu[name].output, configs[name].output),
+        ):
+            own = OWN.get(name, {}).get(kind, []) if flavour != "openvino" else []
+            assert [tensor.name for tensor in ours[len(shared) :]] == [tensor["name"] for tensor in own]
+            del ours[len(shared) :]
+        assert configs[name] == cpu[name]
 
 
 def test_decoupled_and_queue_reach_the_models():

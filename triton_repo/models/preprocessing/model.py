@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,7 @@ class TritonPythonModel:
             "OUT_END_ID": end_id,
             "OUT_PAD_ID": pad_id,
             "OUT_PROMPT_TABLE_EXTRA_IDS": self._extra_ids(request, ids),
+            "CANCELLATION_KEY": np.full((batch, 1), secrets.randbits(64), dtype=np.uint64),
         }
 
     def _encode(self, raw: bytes, name: str) -> list[int]:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,9 @@ SWITCH_SECONDS = 0.0002
 """Switch interval of the interpreter: the engine's step holds the lock, and no thread should wait for it twice."""
 SUPERVISED = "TRTLLM_PIPELINES_RESTARTS"
 """Variable that pipelines/serving/process.py sets."""
+KEY_BYTES = 8
+KEY_PERIOD_S = 0.1
+"""How often a streamed answer shows its key; each costs a tensor, and a look by the next step of the ensemble."""
 ERRORS_OUT_S = 0.5
 """How long the errors of running requests may take to reach their clients."""
 
@@ -55,6 +60,7 @@ class TritonPythonModel:
         except UserError as error:
             raise pb_utils.TritonModelException(str(error)) from error
         self._logits_type = _logits_type(config)
+        self._keys = Keys()
         labels = {"model": args["model_name"], "version": args["model_version"]}
         self._metrics = Metrics(self._scheduler, labels, options.stats_check_period_ms / 1000)
 
@@ -73,6 +79,7 @@ class TritonPythonModel:
     def finalize(self) -> None:
         """Cancel what runs and join all threads."""
         self._metrics.close()
+        self._keys.close()
         self._scheduler.close()
 
     def _take(self, request: Any, channel: TritonChannel) -> None:
@@ -85,6 +92,8 @@ class TritonPythonModel:
             channel.close()
             return
         prompts = read_requests(inputs, self._limits)
+        if prompts[0].streaming and "cancellation_key" in inputs:
+            self._keys.give(inputs["cancellation_key"].flat[0], channel)
         self._scheduler.submit(prompts, channel, request.request_id(), request.timeout())
 
 
@@ -100,6 +109,11 @@ class TritonChannel:
         self._logits_type = logits_type
         self._lock = threading.Lock()
         self._closed = False
+        self.key: np.ndarray[Any, Any] | None = None
+        """[1, 2], shown in responses, so that a later step of an ensemble can say whose client is gone."""
+        self.left = False
+        """The client is gone, as that step was told."""
+        self._show_key_at = 0.0
 
     def send(self, part: ResponsePart) -> None:
         """Send a response."""
@@ -124,7 +138,7 @@ class TritonChannel:
     def is_cancelled(self) -> bool:
         """Whether the client is gone."""
         with self._lock:
-            return not self._closed and bool(self._sender.is_cancelled())
+            return not self._closed and (self.left or bool(self._sender.is_cancelled()))
 
     def _finish(self, response: Any) -> None:
         with self._lock:
@@ -152,7 +166,44 @@ class TritonChannel:
             tensors.append(("context_logits", part.context_logits[None].astype(self._logits_type)))
         if part.generation_logits is not None:
             tensors.append(("generation_logits", part.generation_logits[None].astype(self._logits_type)))
+        if self.key is not None and time.monotonic() >= self._show_key_at:
+            self._show_key_at = time.monotonic() + KEY_PERIOD_S
+            tensors.append(("cancellation_key", self.key))
         return tensors + _extras(part)
+
+
+class Keys:
+    """Requests by the key that came with them; hears from `postprocessing` which clients of the ensemble are gone.
+
+    It listens on an abstract socket. The kernel gives that a number, because names would clash where servers in several
+    containers share a network.
+    """
+
+    def __init__(self) -> None:
+        self._channels: weakref.WeakValueDictionary[int, TritonChannel] = weakref.WeakValueDictionary()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind("")
+        self._number = int(self._socket.getsockname()[1:], 16)
+        self._thread = threading.Thread(target=self._listen, name="left", daemon=True)
+        self._thread.start()
+
+    def give(self, key: np.uint64, channel: TritonChannel) -> None:
+        """Let the channel show its key, after the number of the socket to send it to."""
+        channel.key = np.array([[self._number, key]], dtype=np.uint64)
+        self._channels[int(key)] = channel
+
+    def close(self) -> None:
+        """End the thread."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one:
+            one.sendto(b"", self._socket.getsockname())
+        self._thread.join()
+        self._socket.close()
+
+    def _listen(self) -> None:
+        while key := self._socket.recv(KEY_BYTES):
+            channel = self._channels.get(int.from_bytes(key, sys.byteorder))
+            if channel is not None:
+                channel.left = True
 
 
 class Metrics:
