@@ -217,7 +217,7 @@ class FormatSpec:
 
 _GROUPED_INT4 = CpuCost(
     *(0.55, 0.53, 1.35 * MIB, (9.0, 4.2, 9.4, 0.0), 1.05, 2.45),
-    kernels=CpuKernels(linears=True, size=0.175 * MIB),
+    kernels=CpuKernels(linears=True, size=0.22 * MIB),
     f32_kernels=CpuKernels(linears=True, size=0.165 * MIB),
 )
 
@@ -232,7 +232,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
         heading=("16", "bit"),
         cpu=CpuCost(
             *(2.0, 2.0, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 4.0, 2.1),
-            kernels=CpuKernels(linears=True, size=0.17 * MIB),
+            kernels=CpuKernels(linears=True, size=0.21 * MIB),
             f32_kernels=CpuKernels(linears=False, size=0.25 * MIB),
         ),
     ),
@@ -320,7 +320,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
         heading=("int8", "wo"),
         cpu=CpuCost(
             *(1.02, 1.0, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 1.03, 1.97),
-            kernels=CpuKernels(linears=True, size=0.175 * MIB),
+            kernels=CpuKernels(linears=True, size=0.22 * MIB),
             f32_kernels=CpuKernels(linears=True, size=0.165 * MIB),
         ),
     ),
@@ -331,7 +331,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
         heading=("int4", "wo"),
         cpu=CpuCost(
             *(0.51, 0.5, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 0.52, 1.97),
-            kernels=CpuKernels(linears=True, size=0.175 * MIB),
+            kernels=CpuKernels(linears=True, size=0.22 * MIB),
             f32_kernels=CpuKernels(linears=True, size=0.165 * MIB),
         ),
     ),

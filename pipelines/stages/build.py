@@ -43,7 +43,7 @@ class Build:
     longest: int | None = None
     predicted: Mapping[str, float] = field(default_factory=dict)
     name = "build"
-    version = "3"
+    version = "4"
     measures = False
 
     def identity(self) -> dict[str, Any]:

@@ -123,7 +123,9 @@ class GraphBuilder:
         up_in = gate_in if shares else self._quantized(f"{ours}.mlp.gate", f"{theirs}.mlp.up_proj", normed)
         gate = self._linear(f"{ours}.mlp.fc", f"{theirs}.mlp.gate_proj", gate_in)
         up = self._linear(f"{ours}.mlp.gate", f"{theirs}.mlp.up_proj", up_in)
-        product = named(op.multiply(_ACTS[self._config.hidden_act](gate), up), f"{theirs}.mlp.product")
+        # Without broadcasting, so that OpenVINO does not make one node of the MLP where there is AMX: that holds the
+        # weights twice and divides by zero on one thread.
+        product = named(op.multiply(_ACTS[self._config.hidden_act](gate), up, "NONE"), f"{theirs}.mlp.product")
         down_in = self._quantized(f"{ours}.mlp.proj", f"{theirs}.mlp.down_proj", product)
         down = self._linear(f"{ours}.mlp.proj", f"{theirs}.mlp.down_proj", down_in)
         return named(op.add(hidden, down), f"{theirs}.mlp_residual")

@@ -61,6 +61,13 @@ def test_bf16_engine_is_transformers(kind: str, workshop: Workshop) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_one_thread_is_enough(kind: str, workshop: Workshop) -> None:
+    """OpenVINO divided by zero there on processors with AMX (its issue 28550)."""
+    found = workshop.logits(workshop.checkpoint(kind, QFormat.NONE), kind, inference_precision="auto", num_threads=1)
+    assert relative_error(found, torch_logits(workshop.plain(kind), workshop.batch(kind))) <= 1e-2
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_greedy_text_is_transformers(kind: str, workshop: Workshop) -> None:
     """64 greedy tokens of 20 prompts are the same, through paged attention and in-flight batching."""
     model = as_exported(workshop.plain(kind, torch.float32), kind)
