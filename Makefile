@@ -41,7 +41,7 @@ setup: $(READY) ## Make the virtual environment (every other target does it by i
 
 test: check ## Everything that needs no GPU, end to end
 	@scripts/test_packages.sh
-	$(PYTHON) -m tests.contained $(PYTHON) -m pytest $(WHOLE) --reruns=1 -rR
+	$(PYTHON) -m tests.contained $(PYTHON) -m pytest $(WHOLE) --reruns=1 -rR --max-worker-restart=0
 
 test-under-load: $(READY) ## The same tests three times in a row, beside two busy processes
 	@scripts/test_packages.sh

@@ -38,7 +38,13 @@ def write_gemma(root: Path, *, limits: BuildLimits = LIMITS, **settings: Any) ->
     calibration = CalibrationSpec(size=1, seq_len=16, batch_size=1)
     quantize(MODEL, root / "checkpoint", QuantSpec(QFormat.NONE, KvFormat.AUTO), ["a"], calibration)
     OpenVinoEngine().build(root / "checkpoint", limits, root / "engine", SilentProgress())
-    spec = RepositorySpec(flavour="openvino", label="tiny_gemma", variant="none", enable_chunked_context=True)
+    spec = RepositorySpec(
+        flavour="openvino",
+        label="tiny_gemma",
+        variant="none",
+        enable_chunked_context=True,
+        options={"inference_precision": "f32"},  # in bf16 the tokens depend on who else is in the batch
+    )
     write_repository(
         root / "repository",
         engine_dir=root / "engine",
