@@ -3,9 +3,9 @@
     python -m scripts.measure_against_optimum WORK_FOLDER PYTHON_OF_OPTIMUM [HIDDEN LAYERS ROUNDS]
 
 PYTHON_OF_OPTIMUM is the interpreter of an environment that has optimum-intel 2.2 and no torchvision. The model is a
-random Llama (1,024 x 20: 322 million parameters). Prints tokens/s of decoding with 1, 8 and 32 requests, medians of rounds in
-turn, their ratio, and the anonymous memory of a process that has answered eight requests. Threads, arithmetic, KV cache
-and scheduler are the same on both sides; the rounding of activations is what each side's users get.
+random Llama (1,024 x 20: 322 million parameters). Prints tokens/s of decoding with 1, 8 and 32 requests, medians of
+rounds in turn, their ratio, and the anonymous memory of a process that has answered eight requests. Threads, the
+arithmetic, KV cache and scheduler are the same on both sides; the rounding of activations is what its users get.
 """
 
 from __future__ import annotations
