@@ -215,10 +215,12 @@ class FormatSpec:
         return self.weights.bits + (self.weights.scale_bits / group if group else 0.0)
 
 
+_PACKED, _PACKED_F32 = CpuKernels(linears=True, size=0.22 * MIB), CpuKernels(linears=True, size=0.165 * MIB)
+"""Those of the formats that quantize weights only, in bf16 and float32."""
 _GROUPED_INT4 = CpuCost(
     *(0.55, 0.53, 1.35 * MIB, (9.0, 4.2, 9.4, 0.0), 1.05, 2.45),
-    kernels=CpuKernels(linears=True, size=0.22 * MIB),
-    f32_kernels=CpuKernels(linears=True, size=0.165 * MIB),
+    kernels=_PACKED,
+    f32_kernels=_PACKED_F32,
 )
 
 FORMATS: dict[QFormat, FormatSpec] = {
@@ -320,8 +322,8 @@ FORMATS: dict[QFormat, FormatSpec] = {
         heading=("int8", "wo"),
         cpu=CpuCost(
             *(1.02, 1.0, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 1.03, 1.97),
-            kernels=CpuKernels(linears=True, size=0.22 * MIB),
-            f32_kernels=CpuKernels(linears=True, size=0.165 * MIB),
+            kernels=_PACKED,
+            f32_kernels=_PACKED_F32,
         ),
     ),
     QFormat.INT4_WO: FormatSpec(
@@ -331,8 +333,8 @@ FORMATS: dict[QFormat, FormatSpec] = {
         heading=("int4", "wo"),
         cpu=CpuCost(
             *(0.51, 0.5, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 0.52, 1.97),
-            kernels=CpuKernels(linears=True, size=0.22 * MIB),
-            f32_kernels=CpuKernels(linears=True, size=0.165 * MIB),
+            kernels=_PACKED,
+            f32_kernels=_PACKED_F32,
         ),
     ),
     QFormat.NVFP4: FormatSpec(

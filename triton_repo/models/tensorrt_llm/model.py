@@ -184,6 +184,7 @@ class Keys:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind("")
         self._number = int(self._socket.getsockname()[1:], 16)
+        self._closed = False
         self._thread = threading.Thread(target=self._listen, name="left", daemon=True)
         self._thread.start()
 
@@ -194,14 +195,14 @@ class Keys:
 
     def close(self) -> None:
         """End the thread."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one:
-            one.sendto(b"", self._socket.getsockname())
+        self._closed = True
+        self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join()
         self._socket.close()
 
     def _listen(self) -> None:
-        while key := self._socket.recv(KEY_BYTES):
-            channel = self._channels.get(int.from_bytes(key, sys.byteorder))
+        while not self._closed:
+            channel = self._channels.get(int.from_bytes(self._socket.recv(KEY_BYTES), sys.byteorder))
             if channel is not None:
                 channel.left = True
 
