@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 KINDS = ("mistral", "qwen2", "qwen2_tied", "qwen2_yarn", "qwen3")
 FORMATS = (QFormat.FP8, QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.W4A8_AWQ)
-FLIPPED = 0.02
+FLIPPED = 0.016
 """Share of next tokens that may differ; see test_openvino_numbers.py. w4a8_awq of qwen3: 1.6 % on a Xeon with AMX."""
 
 
