@@ -11,7 +11,6 @@ arithmetic, KV cache and scheduler are the same on both sides; the rounding of a
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 import subprocess
 import sys
@@ -25,22 +24,13 @@ import openvino_genai as genai
 
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.runtime import EngineFolder, kv_precision, properties
-from scripts.measure_fidelity import ROOT, build, resident
+from scripts.measure_fidelity import build, resident
+from scripts.measure_streaming import SHAPES, make_model
 
 THREADS, PROMPT, NEW_TOKENS, KV_BLOCKS = 2, 16, 48, 1024
 REQUESTS = (1, 8, 32)
-FORMATS = {"none": None, "int8_wo": {"bits": 8, "sym": True}, "int4_awq": {"bits": 4, "sym": True, "group_size": 128}}
+FORMATS = {"none": None, "int8_wo": {"bits": 8, "sym": True}, "int4_rtn": {"bits": 4, "sym": True, "group_size": 128}}
 """Ours, and the nearest that optimum-intel quantizes to without data."""
-MAKE = """
-import sys, torch
-from transformers import LlamaConfig, LlamaForCausalLM
-torch.manual_seed(0)
-hidden, layers = map(int, sys.argv[2:4])
-heads = {"num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 64, "max_position_embeddings": 2048}
-config = LlamaConfig(vocab_size=32000, hidden_size=hidden, intermediate_size=hidden * 11 // 4, num_hidden_layers=layers,
-                     tie_word_embeddings=False, torch_dtype="bfloat16", **heads)
-LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(sys.argv[1])
-"""
 EXPORT = """
 import json, sys
 from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
@@ -93,17 +83,17 @@ def measured(sides: dict[str, tuple[str, dict[str, Any]]], rounds: int) -> dict[
 def main() -> None:
     """Make the model and both engines of each format, then measure."""
     if sys.argv[1] == "memory":
-        rate(opened(sys.argv[2], json.loads(sys.argv[3])), 8, 8)
+        pipeline = opened(sys.argv[2], json.loads(sys.argv[3]))
+        rate(pipeline, 8, 8)
         sys.stdout.write(str(resident("RssAnon")))
         return
     work, optimum = Path(sys.argv[1]).absolute(), sys.argv[2]
     hidden, layers, rounds = (int(word) for word in (*sys.argv[3:], *("1024", "20", "5")[len(sys.argv) - 3 :]))
     model = work / f"llama_{hidden}x{layers}"
-    if not (model / "config.json").is_file():
-        subprocess.run([sys.executable, "-c", MAKE, str(model), str(hidden), str(layers)], check=True)
-        for path in (ROOT / "pipelines/bundled/models/tiny_llama").glob("*token*.json"):
-            shutil.copy(path, model)
-    sys.stdout.write(f"format    requests  ours tokens/s  optimum tokens/s  ratio{'':4}ours MiB  optimum MiB\n")
+    heads = {"num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 64, "num_hidden_layers": layers}
+    sizes = {"hidden_size": hidden, "intermediate_size": hidden * 11 // 4, "head_dim": 64, "vocab_size": 32_000}
+    make_model(model, {**SHAPES["llama_8b"], "max_position_embeddings": 2048, **heads, **sizes})
+    sys.stdout.write("format    requests  ours tokens/s  optimum tokens/s  ratio    ours MiB  optimum MiB\n")
     for qformat, chosen in FORMATS.items():
         ours, theirs = build(work, model, qformat), work / f"optimum_{hidden}x{layers}_{qformat}"
         if not (theirs / "openvino_model.xml").is_file():
