@@ -14,6 +14,7 @@ from pipelines.compress import CalibrationSpec, QuantSpec, quantize
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
+from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.port import BuildLimits
 from pipelines.settings.model import BUNDLED
 from pipelines.settings.triton import TritonSettings
@@ -21,6 +22,8 @@ from triton_repo.spec import RepositorySpec
 from triton_repo.write import write_repository
 
 MODEL = BUNDLED / "models" / "tiny_gemma"
+COMPUTES = OpenVinoOptions(inference_precision="f32")
+"""How the served engine computes: in bf16 its tokens depend on who else is in the batch."""
 LIMITS = BuildLimits(max_batch_size=4, max_input_len=256, max_seq_len=1024, max_num_tokens=512, max_beam_width=3)
 
 
@@ -43,7 +46,7 @@ def write_gemma(root: Path, *, limits: BuildLimits = LIMITS, **settings: Any) ->
         label="tiny_gemma",
         variant="none",
         enable_chunked_context=True,
-        options={"inference_precision": "f32"},  # in bf16 the tokens depend on who else is in the batch
+        options=COMPUTES.model_dump(exclude_unset=True),
     )
     write_repository(
         root / "repository",

@@ -24,12 +24,13 @@ from pipelines.cli.main import main
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
-from pipelines.engines.openvino.options import OpenVinoOptions
-from pipelines.engines.openvino.runtime import inference_precision
 from pipelines.engines.port import LogitsSession
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.process import TritonServer
-from tests.support.served_gemma import LIMITS, MODEL
+from tests.support.served_gemma import COMPUTES, LIMITS, MODEL
+
+ROUNDING = 1e-3
+"""How far log probabilities may be apart in float32."""
 
 
 def asked(session: Any, task: str, **settings: Any) -> EvalResult:
@@ -58,17 +59,16 @@ def test_the_server_answers_as_its_engine(
 ) -> None:
     """One question of each subject: the same prompts, the same choices or texts, over OpenAI's interface and Triton's.
 
-    The log probabilities are equal but for the rounding of another batch: 1e-3 in float32, 2e-2 in bf16.
+    The log probabilities are equal but for the rounding of another batch.
     """
-    rounding = 1e-3 if inference_precision(OpenVinoOptions()) == "f32" else 2e-2
-    with OpenVinoEngine().open(served.repository.path.parent / "engine") as session:
+    with OpenVinoEngine(COMPUTES).open(served.repository.path.parent / "engine") as session:
         engine = asked(session, task, limit=1)
     assert (server.model, triton.model) == ("tiny_gemma", "ensemble")
     assert engine.accuracy > 0.5
     for ours in (asked(server, task, limit=1), asked(triton, task, limit=1)):
         assert (ours.prompts_sha256, ours.questions) == (engine.prompts_sha256, 12)
         for served_record, engine_record in zip(ours.records, engine.records, strict=True):
-            assert served_record.logprobs == pytest.approx(engine_record.logprobs, abs=rounding)
+            assert served_record.logprobs == pytest.approx(engine_record.logprobs, abs=ROUNDING)
             assert (served_record.choice, served_record.correct) == (engine_record.choice, engine_record.correct)
 
 
@@ -80,7 +80,7 @@ def test_the_server_follows_schemas_as_its_engine(
     Two schemas make prompts longer than this engine takes; a text that was cut is tokenized anew, to other tokens.
     """
     settings = {"limit": 1, "guided": True, "max_prompt": LIMITS.max_input_len}
-    with OpenVinoEngine().open(served.repository.path.parent / "engine") as session:
+    with OpenVinoEngine(COMPUTES).open(served.repository.path.parent / "engine") as session:
         engine = asked(session, "json_validity", **settings)
     assert engine.accuracy > 0
     for ours in (asked(server, "json_validity", **settings), asked(triton, "json_validity", **settings)):
@@ -165,12 +165,11 @@ def test_the_service_gives_as_many_likely_tokens_as_asked(server: OpenAiServer) 
 
 def test_bounds_of_the_server_hold_for_its_engine(served: TritonServer, server: OpenAiServer) -> None:
     """The same engine is read as both sides: its own divergence is exact, and the bounds of another's are below it."""
-    rounding = 1e-3 if inference_precision(OpenVinoOptions()) == "f32" else 2e-2
     tokenizer = load_tokenizer(MODEL)
     text = cut(
         "user", lambda: ["The river is wide. A baker makes bread."] * 30, tokenizer, length=64, tokens=189, observed=0
     )
-    with OpenVinoEngine().open(served.repository.path.parent / "engine") as session:
+    with OpenVinoEngine(COMPUTES).open(served.repository.path.parent / "engine") as session:
         assert isinstance(session, LogitsSession)
         side = Side("tiny_gemma", session)
         found = measure_served(side, server, [text], 20, SilentProgress())
@@ -181,18 +180,18 @@ def test_bounds_of_the_server_hold_for_its_engine(served: TritonServer, server: 
          "echo": True, "return_tokens_as_token_ids": True}
     )  # fmt: skip
     assert found.overall.tokens == exact.tokens == text.tokens
-    assert 0 <= found.overall.kl_mean_at_least <= rounding
+    assert 0 <= found.overall.kl_mean_at_least <= ROUNDING
     assert found.overall.top1_agreement >= 1 - 2 / text.tokens
-    assert found.overall.perplexity == pytest.approx(exact.reference_perplexity, rel=rounding)
+    assert found.overall.perplexity == pytest.approx(exact.reference_perplexity, rel=ROUNDING)
     assert found.overall.reference_perplexity == pytest.approx(exact.reference_perplexity, rel=1e-6)
     # another 16-bit model, whose logits are the engine's at half the temperature: its exact divergence is known
     targets = np.array(text.rows[0][1:])
     known = KnownTokens(*(np.array(answer[name]) for name in ("ids", "logprobs")), targets, np.array(answer["own"]))
     bounded, whole = bound_logits(2 * ours, known), compare_logits(2 * ours, ours.copy(), targets)
-    assert (bounded.kl_at_least <= whole.kl + rounding).all()
+    assert (bounded.kl_at_least <= whole.kl + ROUNDING).all()
     assert bounded.kl_at_least.mean() > 0.5 * whole.kl.mean()
     assert (bounded.same_top == whole.same_top).mean() >= 1 - 2 / text.tokens
-    assert bounded.other_nll == pytest.approx(whole.other_nll, abs=rounding)
+    assert bounded.other_nll == pytest.approx(whole.other_nll, abs=ROUNDING)
 
 
 def test_the_command_writes_the_result_and_forgets_the_answers(
