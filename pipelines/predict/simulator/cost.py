@@ -18,7 +18,8 @@ experts. KV traffic is its own term, because it stays memory-bound at any batch 
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ class IterationCost:
 
     def array(self) -> Any:
         """Return float64[17]: the fields in order, for the loop."""
-        return np.array(astuple(self), dtype=np.float64)
+        return np.array(_numbers(self), dtype=np.float64)
 
     def seconds(
         self, tokens: Any, sequences: Any, *, q_ctx: Any = 0.0, kv: Any = 0.0, kv_window: Any = 0.0, prefills: Any = 0.0
@@ -85,7 +86,10 @@ class IterationCost:
             kv_window: the same, with each request capped at the window.
             prefills: prompts or chunks.
         """
-        return iteration_seconds(astuple(self), tokens, sequences, q_ctx, kv, kv_window, prefills)
+        return iteration_seconds(_numbers(self), tokens, sequences, q_ctx, kv, kv_window, prefills)
+
+
+_numbers = attrgetter(*(field.name for field in fields(IterationCost)))  # astuple copies each of them deeply
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -82,6 +83,7 @@ def _records(load: OfferedLoad, isl: Any, osl: Any) -> tuple[Any, Any]:
     return requests, np.array([_values(RunTotals)(RunTotals(known=known))], dtype=record_of(RunTotals))
 
 
+@cache
 def _values(kind: type) -> attrgetter[Any]:
     return attrgetter(*(field.name for field in fields(kind)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -131,6 +132,7 @@ class Batch(NamedTuple):
     share: float
 
 
+@cache
 def record_of(kind: type) -> Any:
     """Return the numpy type with the fields of `Request` or `RunTotals`."""
     return np.dtype([(field.name, np.float64 if field.type == "float" else np.int64) for field in fields(kind)])
