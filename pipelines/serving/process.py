@@ -15,6 +15,7 @@ from pipelines.host.kept import KeptProcess
 from pipelines.serving import logs
 from pipelines.serving.backends import backend_directory
 from pipelines.serving.command import NVIDIA_FRONTEND, Launch, Ranks, nvidia_frontend_command, server_command
+from pipelines.serving.crashes import CrashWatch
 from pipelines.serving.drain import Drain
 from pipelines.serving.failures import (
     PortTakenError,
@@ -197,13 +198,18 @@ class TritonServer:
         return self._running.poll()
 
     def check(self) -> None:
-        """Raise an error if the server has ended.
+        """Raise an error if the server has ended, or crashed without ending, in which case it is killed.
 
         Raises:
             ServerFailedError: it has ended; with the exit code, the last useful lines and the path of the log.
         """
         if self._running.poll() is not None:
             raise why_ended(self._read_log(self._ready_at), self._running.describe_exit(), self.log_file)
+        if self._crash_watch.overdue():
+            self.kill()
+            caught = self._crash_watch.caught
+            ended = f"it crashed with {caught.name if caught else '?'}, hung while it wrote its stack, and was killed"
+            raise why_ended(self._read_log(self._ready_at), ended, self.log_file)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Wait for the end and return the exit code, or None after `timeout_s`."""
@@ -258,6 +264,7 @@ class TritonServer:
                 watch.update(lines, elapsed)
                 if self._answers(lines):
                     self._ready_at = self.log_file.stat().st_size
+                    self._crash_watch = CrashWatch(self.log_file, self._ready_at)
                     self._running.watch_stubs()
                     remove_bytecode(self.repository.path)
                     return

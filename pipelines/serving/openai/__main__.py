@@ -10,7 +10,7 @@ import uvicorn
 
 from pipelines.serving.openai.app import make_app
 from pipelines.serving.openai.backend import Backend
-from pipelines.serving.openai.connections import GuardedProtocol
+from pipelines.serving.openai.connections import Turns
 from pipelines.serving.openai.limits import Limits
 from pipelines.serving.openai.served import served
 from pipelines.serving.repository import read_repository
@@ -44,7 +44,7 @@ def main() -> None:
         make_app(known, Backend(given.grpc), limits, reading, given.cors_origin),
         host=given.host,
         port=given.port,
-        http=GuardedProtocol,
+        http=Turns().protocol,  # type: ignore[arg-type]
         ws="none",
         limit_concurrency=MOST_CONNECTIONS,
         log_level="error",  # one line per broken request would let anyone fill the disk

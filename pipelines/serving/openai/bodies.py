@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import json
+import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -17,6 +18,8 @@ BODIES_HELD = 16  # of the largest size, over all requests that are being answer
 LINGER_S, LINGER_BODIES = 2.0, 8
 TRIM_AFTER_S = 1.0
 LARGE_BODY = 2**16
+INTAKE_BYTES_PER_S = 4_000_000
+"""What is taken in each second for each processor, beyond the first LARGE_BODY bytes of a body."""
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -36,6 +39,7 @@ class BodyGuard:
         self._answer_timeout_s = limits.request_timeout_s + LINGER_S
         self._held = 0
         self._trimmer = _Trimmer()
+        self._pace, self._pace_of_refused = _Pace(), _Pace()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -89,6 +93,8 @@ class BodyGuard:
                 raise self._too_large(size)
             if not message.get("more_body", False):
                 return True
+            if size > LARGE_BODY:
+                await self._pace.wait(len(part))
 
     def _too_large(self, size: int) -> ApiError:
         message = (
@@ -118,6 +124,7 @@ class BodyGuard:
                     if not message.get("more_body", False):
                         break
                     taken += len(message["body"])
+                    await self._pace_of_refused.wait(len(message["body"]))
         await send({"type": "http.response.body", "body": b""})
 
 
@@ -133,6 +140,24 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return next_message
+
+
+class _Pace:
+    """Bounds the bytes taken in per second, over all clients.
+
+    The loopback and fast networks carry gigabytes per second; receiving them, and reading what was received, would take
+    the processors that tokens are computed on.
+    """
+
+    def __init__(self) -> None:
+        self._rate = INTAKE_BYTES_PER_S * len(os.sched_getaffinity(0))
+        self._free_at = 0.0
+
+    async def wait(self, size: int) -> None:
+        """Wait until so many bytes more are due, behind all who came before."""
+        now = asyncio.get_running_loop().time()
+        self._free_at = max(self._free_at, now) + size / self._rate
+        await asyncio.sleep(self._free_at - now)
 
 
 class _Trimmer:

@@ -279,7 +279,7 @@ def test_memory_returns_after_an_attack(own_front: tuple[OpenAiFrontend, int]) -
         assert post(port, CHAT, message("a " * 1_900_000))[0] == 400
     held = []
     head = b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 3900000\r\n\r\n"
-    for _ in range(40):
+    for _ in range(20):
         connection = socket.create_connection(("127.0.0.1", port), timeout=10)
         connection.setblocking(False)
         held.append(connection)
@@ -289,7 +289,7 @@ def test_memory_returns_after_an_attack(own_front: tuple[OpenAiFrontend, int]) -
             except OSError:
                 break
     time.sleep(0.5)
-    assert memory() < before + 300 * MIB  # the service holds 16 of the longest bodies, not 40
+    assert memory() < before + 200 * MIB  # the service holds 16 of the longest bodies at most, and takes them in slowly
     for connection in held:
         connection.close()
     until = time.monotonic() + 60

@@ -26,8 +26,10 @@ import tritonclient.grpc as grpc
 from tritonclient.utils import triton_to_np_dtype
 
 from pipelines.domain.errors import UserError
+from pipelines.serving import crashes
 from pipelines.serving import process as process_module
 from pipelines.serving.locate import why_no_server
+from pipelines.serving.ports import answers_200
 from pipelines.serving.process import ServerFailedError, TritonServer
 from pipelines.settings.serving import ServingSettings
 from tests.contract.serving.conftest import eventually
@@ -128,6 +130,23 @@ def test_a_killed_server_is_noticed_with_its_signal_and_log(own_server: TritonSe
     assert gone(processes)
     with pytest.raises(ServerFailedError, match=r"killed by SIGKILL .*Log: .*logs/server\.log"):
         own_server.check()
+
+
+def test_a_server_that_hangs_in_its_crash_handler_is_ended(
+    own_server: TritonServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its other threads still say that it is ready; the handler's first words are in the log."""
+    monkeypatch.setattr(crashes, "GRACE_S", 0.5)
+    processes = family(own_server.pid)
+    own_server.check()
+    with own_server.log_file.open("a") as log:
+        log.write("Signal (11) received.\n")
+    own_server.check()  # it may still be writing its stack
+    time.sleep(0.6)
+    assert answers_200("127.0.0.1", own_server.ports["http_port"], "/v2/health/ready")
+    with pytest.raises(ServerFailedError, match="in use: it crashed with SIGSEGV, hung while it wrote its"):
+        own_server.check()
+    assert gone(processes)
 
 
 def idle_http(server: TritonServer) -> http.client.HTTPConnection:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 
 from pipelines.serving.openai import bodies, reader
 from pipelines.serving.openai.bodies import BodyGuard
+from pipelines.serving.openai.connections import Turns
 from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.limits import Limits
 from pipelines.serving.openai.reader import Reader
@@ -55,11 +58,13 @@ class Exchange:
         headers = [] if declared is None else [(b"content-length", str(declared).encode())]
         self._scope = {"type": "http", "headers": headers}
         self.sent: list[dict[str, Any]] = []
+        self.taken = 0
 
     async def receive(self) -> dict[str, Any]:
         part = next(self._parts, None)
         if part is None:
             return await never()
+        self.taken += 1
         return {"type": "http.request", "body": part, "more_body": part != b""}
 
     async def send(self, message: dict[str, Any]) -> None:
@@ -124,6 +129,56 @@ def test_all_bodies_together_are_bounded_and_slow_clients_hold_only_what_they_se
         assert (await Exchange(one, [b"a" * 900, b""]).run())[0] == 200
 
     asyncio.run(check())
+
+
+def test_large_bodies_are_taken_at_a_bounded_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of 400 kB at 2 MB/s; the first 64 KiB of a body, and so all small ones, are free."""
+    monkeypatch.setattr(bodies, "INTAKE_BYTES_PER_S", 2_000_000 / len(os.sched_getaffinity(0)))
+    monkeypatch.setattr(bodies, "BODY_TIMEOUT_S", 5)
+    one = BodyGuard(application, limits=Limits(body_bytes=10**6, request_timeout_s=1))
+
+    async def seconds(*sizes: int) -> float:
+        begun = time.monotonic()
+        answers = await asyncio.gather(*(Exchange(one, [b"a" * size] * 10 + [b""]).run() for size in sizes))
+        assert answers == [(200, str(10 * size)) for size in sizes]
+        return time.monotonic() - begun
+
+    assert asyncio.run(seconds(6000, 6000, 6000, 6000)) < 0.1
+    assert 0.3 < asyncio.run(seconds(40_000, 40_000)) < 1
+
+
+def test_what_is_refused_is_taken_at_a_bounded_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that goes on sending is read slowly, and not on the account of others."""
+    monkeypatch.setattr(bodies, "INTAKE_BYTES_PER_S", 100_000 / len(os.sched_getaffinity(0)))
+    one = guard()
+    refused = Exchange(one, itertools.repeat(b"a" * 1000), 1001)
+    assert asyncio.run(refused.run())[0] == 413
+    assert 3 < refused.taken < 8  # 50 ms at 100 kB/s
+
+
+def test_connections_are_started_one_at_a_time_the_newest_first() -> None:
+    """What has arrived for others is looked at between two of them."""
+    order: list[str] = []
+
+    class Named:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def start(self) -> None:
+            order.append(self._name)
+            asyncio.get_running_loop().call_soon(order.append, "others")
+
+    async def check() -> None:
+        turns, loop = Turns(), asyncio.get_running_loop()
+        for name in "abc":
+            turns.take(Named(name), loop)  # type: ignore[arg-type]
+        assert order == ["a"]
+        await asyncio.sleep(0.01)
+        turns.take(Named("d"), loop)  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+
+    asyncio.run(check())
+    assert order == ["a", "others", "c", "others", "b", "others", "d", "others"]
 
 
 def test_reading_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
