@@ -7,7 +7,7 @@ import pytest
 from tests.torture.__main__ import CAMPAIGNS, main, table
 from tests.torture.row import Row
 
-SEED, SECONDS = 1, 40
+SEED, SECONDS = 1, 35
 
 
 @pytest.mark.timeout(600)

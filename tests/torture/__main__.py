@@ -17,7 +17,17 @@ from tests.torture.row import Row
 
 NAME_WIDTH = 52
 """Characters of a name on one line, so that the table fits 80 columns."""
-CAMPAIGNS = ("rot", "disks", "kills", "attacks", "leaving_streams", "configurations", "hostile_folders", "fuzz_corpus")
+CAMPAIGNS = (
+    "rot",
+    "disks",
+    "kills",
+    "killed_quantizing",
+    "attacks",
+    "leaving_streams",
+    "configurations",
+    "hostile_folders",
+    "fuzz_corpus",
+)
 """Modules beside this one, each with `run(seed, seconds) -> list[Row]`."""
 
 

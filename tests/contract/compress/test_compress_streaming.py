@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -147,26 +145,6 @@ def test_families_of_the_llm_api_alone_equal_the_whole_model(kind, qformat, text
     """Gemma 3 has layers of two kinds, with a rotary embedding each; mixtures are quantized in one piece."""
     model = write_random(tmp_path / "model", kind)
     compare(model, QuantSpec(qformat), texts, tmp_path, layout="hugging_face")
-
-
-def killed(model: Path, out: Path, qformat: QFormat, kills: int, seed: int) -> list[int]:
-    """Quantize under kills; return the complete layers after each."""
-    words = [sys.executable, "-m", "tests.support.killed_quantize", *map(str, (model, out, qformat, kills, seed))]
-    done = subprocess.run(words, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[3])
-    found: list[int] = json.loads(done.stdout.splitlines()[-1])["layers"]
-    return found
-
-
-@pytest.mark.parametrize("qformat", [QFormat.INT4_AWQ])
-def test_kills_cost_no_complete_layer_and_no_bit(qformat, tmp_path) -> None:
-    from tests.support.killed_quantize import CALIBRATION, TEXTS, spec_of
-
-    model = BUNDLED / "models" / "tiny_llama"
-    layers = killed(model, tmp_path / "killed", qformat, kills=6, seed=5)
-    assert len(layers) >= 3, "too few kills met a running child"
-    assert layers == sorted(layers)
-    quantize(model, tmp_path / "once", spec_of(qformat), TEXTS, CALIBRATION)
-    assert_same_files(tmp_path / "once", tmp_path / "killed")
 
 
 def test_a_stopped_run_is_continued_only_with_the_same_settings(models, texts, tmp_path) -> None:
