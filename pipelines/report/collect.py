@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -65,7 +66,8 @@ def collect(
     benchmarks = [piece for label in labels for piece in _stage(by_label[label], "benchmark")]
     results = {piece.place: _benchmark(shelf, piece) for piece in benchmarks}
     evaluations = _evaluations(shelf, by_label, {label[0] for label in labels})
-    formats = tuple(_format(shelf, label, by_label[label], results, evaluations) for label in labels)
+    tasks = _main_tasks(labels, by_label, evaluations)
+    formats = tuple(_format(shelf, label, by_label[label], results, evaluations, tasks) for label in labels)
     formats = _judged(formats, evaluations, criteria)
     return ReportData(formats, group_runs(formats), _bounds(shelf, {label[0] for label in labels}))
 
@@ -74,14 +76,44 @@ def _judged(
     formats: Sequence[FormatReport], evaluations: Mapping[str, EvalResult], criteria: Criteria
 ) -> tuple[FormatReport, ...]:
     """Judge all formats with a baseline together, because several comparisons need a correction."""
-    found = [item.accuracy for item in formats if item.accuracy and item.accuracy.baseline]
-    rows = iter(loss_rows([(evaluations[each.baseline or ""], each.result) for each in found], criteria))
+    main = iter(_with_rows([item.accuracy for item in formats if item.accuracy], evaluations, criteria))
+    others = [each for item in formats for each in item.other_tasks]
+    judged = {
+        each.piece.place: each
+        for task in dict.fromkeys(each.result.task for each in others)
+        for each in _with_rows([each for each in others if each.result.task == task], evaluations, criteria)
+    }
     return tuple(
-        replace(item, accuracy=replace(item.accuracy, row=next(rows)))
-        if item.accuracy and item.accuracy.baseline
-        else item
+        replace(
+            item,
+            accuracy=next(main) if item.accuracy else None,
+            other_tasks=tuple(judged[each.piece.place] for each in item.other_tasks),
+        )
         for item in formats
     )
+
+
+def _with_rows(found: Sequence[Accuracy], evaluations: Mapping[str, EvalResult], criteria: Criteria) -> list[Accuracy]:
+    pairs = [(evaluations[each.baseline], each.result) for each in found if each.baseline]
+    rows = iter(loss_rows(pairs, criteria))
+    return [replace(each, row=next(rows)) if each.baseline else each for each in found]
+
+
+def _main_tasks(
+    labels: Sequence[Label], by_label: Mapping[Label, list[ReportedArtifact]], evaluations: Mapping[str, EvalResult]
+) -> dict[str, str]:
+    """Return the task of each model that most formats were evaluated on, of several the one asked last."""
+    asked: dict[str, Counter[str]] = {}
+    last: dict[tuple[str, str], str] = {}
+    for model, variant in labels:
+        pieces = _stage(by_label[model, variant], "evaluate")
+        for piece in pieces:
+            task = evaluations[piece.place].task
+            last[model, task] = max(last.get((model, task), ""), piece.created)
+        asked.setdefault(model, Counter()).update({evaluations[piece.place].task for piece in pieces})
+    return {
+        model: max(tasks, key=lambda task: (tasks[task], last[model, task])) for model, tasks in asked.items() if tasks
+    }
 
 
 def _stage(pieces: Iterable[ReportedArtifact], stage: str) -> list[ReportedArtifact]:
@@ -153,19 +185,26 @@ def _format(
     pieces: list[ReportedArtifact],
     results: Mapping[str, BenchmarkResult],
     evaluations: Mapping[str, EvalResult],
+    main_tasks: Mapping[str, str],
 ) -> FormatReport:
     """Choose the artifacts that belong together, starting from the newest benchmark, else the newest evaluation, ..."""
     head = _head(shelf, pieces)
-    chain = {piece.place: piece for piece in shelf.chain(head)}
     engines = _engines(shelf, head)
-    for stage in ("repository", "evaluate"):
-        of_engine = [p for p in _stage(pieces, stage) if engines & {source.digest for source in p.inputs}]
-        if of_engine and not _stage(chain.values(), stage):
-            chain[of_engine[0].place] = of_engine[0]
-    evaluated = _stage(chain.values(), "evaluate")
-    accuracy = _accuracy(evaluated[0], evaluations, shelf) if evaluated else None
+    chain = {piece.place: piece for piece in shelf.chain(head) if piece.stage != "evaluate"}
+    of_engine = [piece for piece in pieces if engines & {source.digest for source in piece.inputs}]
+    if not _stage(chain.values(), "repository"):
+        chain |= {piece.place: piece for piece in _stage(of_engine, "repository")[:1]}
+    by_task: dict[str, ReportedArtifact] = {}
+    for piece in _stage(of_engine, "evaluate"):
+        by_task.setdefault(evaluations[piece.place].task, piece)
+    task = main_tasks.get(label[0], "")
+    main = by_task.pop(task if task in by_task else next(iter(by_task), ""), None)
+    if main is not None:
+        chain[main.place] = main
+    accuracy = _accuracy(main, evaluations, shelf) if main is not None else None
+    others = tuple(_accuracy(piece, evaluations, shelf) for piece in by_task.values())
     runs, repeated = _runs(shelf, _stage(pieces, "benchmark"), results)
-    places = {*chain, *(run.piece.place for run in runs), *repeated}
+    places = {*chain, *(run.piece.place for run in runs), *repeated, *(each.piece.place for each in others)}
     left_out = tuple(
         f"{piece.place} ({piece.created}): {'a newer one' if _engines(shelf, piece) & engines else 'another engine'}"
         " is shown"
@@ -178,10 +217,11 @@ def _format(
         chain=tuple(sorted(chain.values(), key=lambda piece: STAGES.index(piece.stage))),
         accuracy=accuracy,
         runs=runs,
-        missing=_missing(label, pieces, bool(evaluated), runs),
+        missing=_missing(label, pieces, main is not None, runs),
         left_out=left_out,
         fidelity=_fidelity(shelf, label, engines, accuracy, evaluations),
         perplexities=_perplexities(shelf, label, engines),
+        other_tasks=others,
     )
 
 

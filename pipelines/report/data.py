@@ -188,12 +188,13 @@ class FormatReport:
         model: label of the model.
         variant: compression in one word.
         chain: artifacts from the model to the newest result, in order of dependency.
-        accuracy: the evaluation; None if there is none.
+        accuracy: the evaluation, of the task that most formats of the model were evaluated on; None if there is none.
         runs: newest benchmark of each workload.
         missing: sentences about missing parts.
         left_out: artifacts of the same label that do not belong to the chain, with the reason.
         fidelity: the newest comparison of the same engine with the 16-bit model; None if there is none.
         perplexities: the newest perplexity of the same engine for each task.
+        other_tasks: the newest evaluation of the same engine for each further task.
     """
 
     model: str
@@ -205,6 +206,7 @@ class FormatReport:
     left_out: tuple[str, ...]
     fidelity: ReportedFidelity | None = None
     perplexities: tuple[ReportedPerplexity, ...] = ()
+    other_tasks: tuple[Accuracy, ...] = ()
 
     def piece(self, stage: str) -> ReportedArtifact | None:
         """Return the chain's artifact of a stage."""
@@ -222,8 +224,10 @@ class FormatReport:
 
     @property
     def beside(self) -> tuple[ReportedArtifact, ...]:
-        """Return what was measured of the engine besides accuracy and speed: fidelity and perplexity."""
-        return (*((self.fidelity.piece,) if self.fidelity else ()), *(each.piece for each in self.perplexities))
+        """Return what was measured of the engine besides accuracy and speed: fidelity, perplexity, other tasks."""
+        fidelity = (self.fidelity.piece,) if self.fidelity else ()
+        texts = (each.piece for each in self.perplexities)
+        return (*fidelity, *texts, *(each.piece for each in self.other_tasks))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat
 from pipelines.domain.units import show_bytes
 from pipelines.host.files import write_text
-from pipelines.report.data import BASELINE, ArtifactInput, FormatReport, ReportData, ReportedArtifact
+from pipelines.report.data import BASELINE, Accuracy, ArtifactInput, FormatReport, ReportData, ReportedArtifact
 from pipelines.report.mix import mix_terms
 from pipelines.report.pruning import pruning_terms
 from pipelines.report.recovery import recovery_terms
@@ -88,9 +88,11 @@ def _metadata(item: FormatReport, checkpoint: ReportedArtifact) -> dict[str, Any
 
 
 def _results(item: FormatReport) -> list[dict[str, Any]]:
-    if item.accuracy is None:
-        return []
-    result = item.accuracy.result
+    return [_result(item, each) for each in (item.accuracy, *item.other_tasks) if each is not None]
+
+
+def _result(item: FormatReport, accuracy: Accuracy) -> dict[str, Any]:
+    result = accuracy.result
     task, _, how = result.metric.partition(",")
     metric = {
         "type": task,
@@ -98,8 +100,8 @@ def _results(item: FormatReport) -> list[dict[str, Any]]:
         "name": f"{task} ({how}, {result.num_fewshot}-shot, {count(result.questions, 'question')})",
         "verified": False,
     }
-    dataset = {"name": result.task, "type": _dataset(item, item.accuracy.piece) or result.task}
-    return [{"task": {"type": "text-generation"}, "dataset": dataset, "metrics": [metric]}]
+    dataset = {"name": result.task, "type": _dataset(item, accuracy.piece) or result.task}
+    return {"task": {"type": "text-generation"}, "dataset": dataset, "metrics": [metric]}
 
 
 def _dataset(item: FormatReport, evaluation: ReportedArtifact) -> str | None:
@@ -225,14 +227,19 @@ def _bytes(size: int | None) -> str:
 def _accuracy(item: FormatReport) -> tuple[Block, ...]:
     if item.accuracy is None:
         return (Text(f"{NOT_MEASURED.capitalize()}."),)
-    result, row = item.accuracy.result, item.accuracy.row
+    tasks = (item.accuracy, *item.other_tasks)
+    return tuple(block for each in tasks for block in _task(each))
+
+
+def _task(accuracy: Accuracy) -> tuple[Block, ...]:
+    result, row = accuracy.result, accuracy.row
     terms = [
         ("Task", f"{result.task}, {result.num_fewshot}-shot, {count(result.questions, 'question')}, {result.metric}"),
         ("Accuracy", f"{percent(result.accuracy)} % (standard error {percent(result.overall.stderr)} %)"),
         ("Computed by", f"{result.engine}; prompts and scores by lm-eval {result.lm_eval_version}"),
     ]
     if row is None:
-        return Terms(tuple(terms)), Text(f"Verdict: none, because {item.accuracy.missing or 'there is no baseline'}.")
+        return Terms(tuple(terms)), Text(f"Verdict: none, because {accuracy.missing or 'there is no baseline'}.")
     terms.append(("16-bit baseline", f"{percent(row['baseline_accuracy'])} % on the same questions"))
     changed = f"{row['lost']:,} lost, {row['gained']:,} gained"
     terms.append(("Answers", changed))

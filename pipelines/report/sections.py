@@ -33,6 +33,7 @@ from pipelines.report.tables import (
     build_memory_table,
     chain_table,
     memory_table,
+    other_tasks_table,
     perplexity_table,
     published_tables,
     size_table,
@@ -199,6 +200,10 @@ def _accuracy(data: ReportData) -> Section:
     if found:
         blocks.append(Text("Against the model itself, computed by Transformers in float32 before any conversion:"))
         blocks.append(BulletList(tuple(map(against_original, found))))
+    if table := other_tasks_table(data):
+        judged = [each.row for item in data.formats for each in item.other_tasks if each.row]
+        sentences = tuple(f"{row['task']}: {verdict_sentence(row)}" for row in judged)
+        blocks += [table, *([BulletList(sentences)] if sentences else [])]
     blocks += [*published_tables(data), *read]
     if figure := plots.accuracy_change(data.formats):
         blocks.append(figure)

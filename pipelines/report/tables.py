@@ -11,16 +11,28 @@ from eval.results import EvalResult
 from pipelines.document.blocks import LEFT, Column, Table, groups
 from pipelines.document.show import NONE, percent, span, when
 from pipelines.domain.units import show_bytes, show_seconds
-from pipelines.report.data import FormatReport, ReportData, ReportedArtifact
+from pipelines.report.data import Accuracy, FormatReport, ReportData, ReportedArtifact
 
 
 def accuracy_table(data: ReportData) -> Table:
     """Return the accuracy of every format with the verdict against the baseline and what it rests on."""
-    items = [item for item in data.formats if item.accuracy]
-    results = [item.accuracy.result for item in items if item.accuracy]
+    found = [(item, item.accuracy) for item in data.formats if item.accuracy]
+    return _accuracies(data, found, "Accuracy")
+
+
+def other_tasks_table(data: ReportData) -> Table | None:
+    """Return the same for the tasks that fewer formats were evaluated on; None if there are none."""
+    found = [(item, each) for item in data.formats for each in item.other_tasks]
+    found.sort(key=lambda each: each[1].result.task)
+    return _accuracies(data, found, "Other tasks") if found else None
+
+
+def _accuracies(data: ReportData, found: Sequence[tuple[FormatReport, Accuracy]], title: str) -> Table:
+    results = [accuracy.result for _, accuracy in found]
     tasks = dict.fromkeys(f"{each.task}, {each.num_fewshot}-shot, engine {each.engine}" for each in results)
+    several = len({each.task for each in results}) > 1
     return Table(
-        caption=f"Accuracy: model {', '.join(data.models)}; {'; '.join(tasks)}",
+        caption=f"{title}: model {', '.join(data.models)}; {'; '.join(tasks)}",
         origin="measured",
         columns=(
             Column("format", right=LEFT),
@@ -31,16 +43,12 @@ def accuracy_table(data: ReportData) -> Table:
             Column("p"),
             Column("verdict", right=LEFT),
         ),
-        rows=tuple(_accuracy_cells(item, _asked(item, data)) for item in items),
+        rows=tuple(
+            _accuracy_cells(accuracy, _name(item, data) + (f", {accuracy.result.task}" if several else ""))
+            for item, accuracy in found
+        ),
         notes=("Lost: answered right only by the baseline; gained: only by this format. ±: standard error.",),
     )
-
-
-def _asked(item: FormatReport, data: ReportData) -> str:
-    """Return the format, with the task if not all formats were asked the same."""
-    tasks = {each.accuracy.result.task for each in data.formats if each.accuracy}
-    name = _name(item, data)
-    return f"{name}, {item.accuracy.result.task}" if item.accuracy and len(tasks) > 1 else name
 
 
 def perplexity_table(data: ReportData) -> Table | None:
@@ -74,9 +82,9 @@ def published_tables(data: ReportData) -> list[Table]:
     """Return the accuracies that NVIDIA published beside those measured; a table per model and task."""
     found: dict[tuple[str, str], list[EvalResult]] = {}
     for item in data.formats:
-        if item.accuracy:
-            result = item.accuracy.result
-            found.setdefault((result.model, result.task), []).append(result)
+        for each in (item.accuracy, *item.other_tasks):
+            if each:
+                found.setdefault((each.result.model, each.result.task), []).append(each.result)
     return [_published(results) for key, results in found.items() if references_of(*key)]
 
 
@@ -111,12 +119,11 @@ def _name(item: FormatReport, data: ReportData) -> str:
     return item.label if len(data.models) > 1 else item.variant
 
 
-def _accuracy_cells(item: FormatReport, name: str) -> tuple[str, ...]:
-    assert item.accuracy is not None, "only evaluated formats are shown"
-    result, row = item.accuracy.result, item.accuracy.row
+def _accuracy_cells(accuracy: Accuracy, name: str) -> tuple[str, ...]:
+    result, row = accuracy.result, accuracy.row
     cells = [name, f"{result.questions:,}", percent(result.accuracy), percent(result.overall.stderr)]
     if row is None:
-        why = item.accuracy.missing or "baseline"
+        why = accuracy.missing or "baseline"
         return (*cells, *[NONE] * 7, why)
     return (
         *cells,

@@ -55,6 +55,33 @@ def test_formats_of_a_report_are_judged_together(tmp_path):
     assert [item.accuracy.row["verdict"] for item in loose if item.accuracy.row] == ["GO", "GO", "GO", "NO-GO"]
 
 
+def test_a_later_evaluation_on_another_task_stands_beside_the_one_that_all_formats_have(tmp_path):
+    """None and fp8 were also asked to write answers, after all three were asked mini_mmlu."""
+    store = Store(tmp_path)
+    for minute, variant in enumerate(("none", "fp8", "int4_wo")):
+        add_format(store, variant, minute=10 * minute)
+    engines = {path.name.split("-")[1]: path for path in (store.root / "build").iterdir()}
+    for variant, wrong in (("none", 0), ("fp8", 20)):
+        commit(
+            store, "evaluate", f"synthetic-{variant}", {"accuracy": 1 - wrong / 200, "questions": 200},
+            {"engine": json.loads((engines[variant] / "manifest.json").read_text())["digest"], "model": "cd" * 32},
+            {"model": "synthetic", "variant": variant, "task": "mini_answers"},
+            {"evaluation.json": replace(evaluation(variant, wrong), task="mini_answers").to_json()}, 50,
+        )  # fmt: skip
+    data = collect(store)
+    assert {item.variant: item.accuracy.result.task for item in data.formats} == dict.fromkeys(
+        ("none", "fp8", "int4_wo"), "mini_mmlu"
+    )
+    others = {item.variant: [each.result.task for each in item.other_tasks] for item in data.formats}
+    assert others == {"none": ["mini_answers"], "fp8": ["mini_answers"], "int4_wo": []}
+    (written,) = data.formats[1].other_tasks
+    assert (written.row["lost"], written.row["compared"]) == (20, 1)
+    assert data.formats[1].left_out == ()
+    text = render_markdown(document(data))
+    assert "Other tasks: model synthetic; mini_answers, 5-shot, engine openvino" in text
+    assert "mini_answers: NO-GO: synthetic fp8 loses at least" in text
+
+
 def test_an_evaluation_that_stopped_early_has_its_baseline_beside_it(tmp_path):
     """The 16-bit engine that was asked in turns is not among what the format was made from."""
     store = Store(tmp_path)
