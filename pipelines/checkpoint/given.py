@@ -2,8 +2,8 @@
 
 Sources: `quantization_config` as AutoGPTQ 0.7.1 and GPTQModel 7.7, AutoAWQ 0.2.9 (`models/_config.py`),
 compressed-tensors 0.20 (`quantization/quant_config.py`, `quant_args.py`), AutoFP8 (its README) and ModelOpt 0.37 and
-0.47 (`export/quant_utils.py`, process_layer_quant_config) write it, the last one in hf_quant_config.json as well; for the
-tensors see `packings`.
+0.47 (`export/quant_utils.py`, process_layer_quant_config) write it, the last one in hf_quant_config.json as well; for
+the tensors see `packings`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class GivenFormat:
     @property
     def formats(self) -> tuple[QFormat, ...]:
         """Its format, or those of a mix, without 16 bit."""
-        return tuple(sorted(set(self.layers.values()) or {self.qformat}, key=list(QFormat).index))
+        found = set(self.layers.values()) or {self.qformat}
+        return tuple(each for each in QFormat if each in found)
 
     @property
     def plain_activations(self) -> bool:
@@ -219,7 +220,7 @@ def _mix_words(given: GivenFormat, config: Mapping[str, Any]) -> str:
 
 
 def _words(effective_bits: float | None, candidates: Sequence[QFormat]) -> str:
-    names = ",".join(sorted(candidates, key=list(QFormat).index))
+    names = ",".join(each for each in QFormat if each in candidates)
     return f"quant.effective_bits={effective_bits or 0:g} quant.candidates=[{names}]"
 
 
@@ -341,8 +342,10 @@ def _of_mix(layers: Mapping[str, Mapping[str, Any]]) -> _Demands:
     unknown = next((name for name in layers if not _LINEAR.fullmatch(name)), None)
     yield "quantized_layers", unknown, (None,)
     said = ("quant_algo", "group_size", "has_zero_point")
-    kinds = {repr([block.get(key) for key in said]): name for name, block in reversed(layers.items())}
-    for name in reversed(kinds.values()):  # the first linear of each kind
+    kinds: dict[str, str] = {}
+    for name, block in layers.items():
+        kinds.setdefault(repr([block.get(key) for key in said]), name)
+    for name in kinds.values():  # the first linear of each kind
         yield f"quantized_layers.{name}.quant_algo", layers[name].get("quant_algo"), _MIXED_ALGORITHMS
         yield from _of_modelopts_groups(f"quantized_layers.{name}.", layers[name])
     sizes = [each["group_size"] for each in layers.values() if each.get("group_size")]

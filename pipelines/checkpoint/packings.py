@@ -17,9 +17,9 @@ In FP8, a linear has `weight` [O, I], `weight_scale` and `input_scale`, one numb
 - compressed-tensors 0.20: self_attn.k_scale and self_attn.v_scale.
 - AutoFP8 0.1: not read.
 
-ModelOpt's other formats (`export/unified_export_hf.py`) are packed as in its checkpoint for TensorRT-LLM, under other names:
-see `decode_modelopt`. The scales by which activations are multiplied first are folded into the norm before q, k and v, and
-into that before gate and up; those linears then have no `pre_quant_scale`.
+ModelOpt's other formats (`export/unified_export_hf.py`) are packed as in its checkpoint for TensorRT-LLM, under other
+names: see `decode_modelopt`. AWQ's scales of activations are folded into the norm before q, k and v, and into that
+before gate and up; those linears then have no `pre_quant_scale`.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def decode_modelopt(
 ) -> dict[str, Array]:
     """Return the tensors of one linear of a checkpoint, from a folder of ModelOpt that is not in FP8.
 
-    ModelOpt gives linears that are computed together the same scales for activations, and a common one over those of the
-    groups. TensorRT-LLM asserts that (`_torch/modules/linear.py`), and so does this.
+    ModelOpt gives linears that are computed together the same scales for activations, and a common one over those of
+    the groups. TensorRT-LLM asserts that (`_torch/modules/linear.py`), and so does this.
 
     Args:
         tensors: of the folder.
@@ -168,7 +168,7 @@ def decode_modelopt(
 
 
 def _as(value: Array, dtype: Any, name: str) -> Array:
-    """Convert scales between float types; keep the bits of packed values, which are U8 in one place and I8 in another."""
+    """Convert scales between float types; keep the bits of packed values, U8 in one place and I8 in another."""
     if (value.dtype.name, dtype.name) in (("uint8", "int8"), ("int8", "uint8")):
         return value.view(dtype)
     if value.dtype != dtype and not {value.dtype.name, dtype.name} <= _FLOATS:

@@ -61,8 +61,10 @@ class _Folder:
         self._layers = range(source.shape.num_hidden_layers)
         self.given = given_format(self.block)
         self._modelopts = self.block.get("quant_method") == "modelopt"
-        self.points = not self._modelopts and self.given.group_size is not None and any(
-            (self._int4(layer, module).points != 8).any() for layer in self._layers for module in _LINEARS
+        self.points = (
+            not self._modelopts
+            and self.given.group_size is not None
+            and any((self._int4(layer, module).points != 8).any() for layer in self._layers for module in _LINEARS)
         )
 
     def format_of(self, layer: int, module: str) -> QFormat:
@@ -210,7 +212,8 @@ def import_folder(
         group_size=spec.group_size,
         kv_cache=spec.kv_cache,
         world_size=world_size,
-        **({"effective_bits": spec.search.effective_bits, "candidates": spec.search.candidates} if spec.search else {}),
+        effective_bits=spec.search.effective_bits if spec.search else None,
+        candidates=spec.search.candidates if spec.search else (),
     ):
         raise UserError.of(faults)
     family = source.shape.family

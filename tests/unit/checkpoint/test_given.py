@@ -167,7 +167,11 @@ def test_linears_of_modelopt_are_joined() -> None:
         ("k.pre_quant_scale", np.ones(4, np.float32), r"'k\.pre_quant_scale' differs from 'q\.pre_quant_scale'"),
         ("k.pre_quant_scale", None, r"lacks the tensor 'k\.pre_quant_scale'"),
         ("q.weight", np.zeros((4, 4), np.float32), r"'q\.weight' is float32; it must be int8"),
-        ("q.weight_scale", np.ones((8, 1), np.float32), r"'q\.weight_scale' is \[8, 1\], which does not go with \[12, 2\]"),
+        (
+            "q.weight_scale",
+            np.ones((8, 1), np.float32),
+            r"'q\.weight_scale' is \[8, 1\], which does not go with \[12, 2\]",
+        ),
         ("q.weight_scale", np.ones((12, 2), np.float32), r"'q\.weight_scale' is \[12, 2\]"),
     ],
 )
