@@ -36,8 +36,8 @@ def given_faults(settings: Settings, engine: EngineDescription, target: Target) 
     what = f"model.path='{folder}' is already quantized"
     if not engine.writes_engine:
         faults.append(Fault(f"{what}; engine={engine.setting} takes models in 16 bit.", todo="Use another engine."))
-    for name in ("smoothquant_alpha", "awq_alpha_step"):
-        if (value := getattr(settings.quant, name)) is not None:
+    for name in ("smoothquant_alpha", "awq_alpha_step", "fp4_inputs"):
+        if (value := getattr(settings.quant, name)) not in (None, "max"):
             faults.append(Fault(f"{what}; quant.{name}={value} has no effect.", todo=f"Leave quant.{name} out."))
     changing = {
         "prune": settings.prune.method,
