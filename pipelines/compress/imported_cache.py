@@ -102,6 +102,7 @@ def calibrated_scales(
     """
     cache = QuantSpec(QFormat.NONE, spec.kv_cache)
     scales, folder = {}, out_dir / PARTIAL
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
     folder.mkdir()
     try:
         with muted() as quiet, transformers_to_log():

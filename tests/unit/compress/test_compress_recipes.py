@@ -132,7 +132,7 @@ def test_scales_that_a_format_does_not_search_are_refused(qformat, why) -> None:
 
 
 def test_headroom_for_activations_in_fp4_replaces_the_algorithm() -> None:
-    config = modelopt_config(QuantSpec(QFormat.NVFP4, fp4_inputs="headroom"), LLAMA, new_style)
+    config = modelopt_config(QuantSpec(QFormat.NVFP4, fp4_inputs="headroom"), LLAMA, lambda _: new_style(GROUPED))
     assert config is not None
     assert config["algorithm"] == {"method": "nvfp4_act_headroom"}
     with pytest.raises(UserError, match=r"fp4_inputs=headroom has no effect on quant=fp8. It applies to quant=nvfp4"):
