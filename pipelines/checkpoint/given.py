@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from pipelines.checkpoint.layers import MIXED
 from pipelines.checkpoint.packings import PRE_QUANT_SCALE, ZEROS_LESS_ONE
 from pipelines.checkpoint.tensors import TensorFile, read_header
-from pipelines.checkpoint.unified import FUSED, linear_shapes, quantization_block
+from pipelines.checkpoint.unified import FUSED, linear_shapes, quantization_block, quantization_producer
 from pipelines.domain.errors import Fault
+from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import BY_QUANT_ALGO, FORMATS, UNIFORM, KvFormat, QFormat, stored_as
 from pipelines.domain.hf_config import shown
 from pipelines.domain.model_shape import ModelShape
@@ -101,7 +102,7 @@ def quantization_of(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] |
         UserError: hf_quant_config.json is no JSON, or a file with weights is damaged.
     """
     if (own := quantization_block(folder)).get("quant_algo"):
-        return _mended({"quant_method": "modelopt", **own}, folder)
+        return _mended({"quant_method": "modelopt", **own, "producer": quantization_producer(folder)}, folder)
     block = config.get("quantization_config")
     if not isinstance(block, Mapping):
         return None
@@ -179,6 +180,7 @@ def import_faults(
     if faults:
         return faults
     given = given_format(block)
+    faults += _lost_scales(what, block, given, config)
     if qformat is not given.qformat:
         size = "" if given.group_size in (None, 128) else f" quant.group_size={given.group_size}"
         faults.append(
@@ -211,6 +213,29 @@ def import_faults(
             )
         )
     return faults or ([] if given.group_size is None else [*_order_faults(folder, given.group_size)])
+
+
+SCALED_NORMS_SINCE = (0, 47)
+"""First of the two ModelOpt versions that were tried that folds scales into norms that are stored less one."""
+
+
+def _lost_scales(what: str, block: Mapping[str, Any], given: GivenFormat, config: Mapping[str, Any]) -> Iterator[Fault]:
+    """Yield a folder whose norms lack the scales that ModelOpt divided the weights by.
+
+    0.37 multiplies the norm as it is stored (`export/quant_utils.py`, fuse_prequant_layernorm), which for Gemma is less
+    one.
+    """
+    family = FAMILIES.get((config.get("architectures") or [""])[0])
+    smoothed = any(FORMATS[each].tuning == "awq" for each in given.formats)
+    if family is None or not family.norm_offset or not smoothed:
+        return
+    version = str((block.get("producer") or {}).get("version"))
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < SCALED_NORMS_SINCE:
+        yield Fault(
+            f"{what} by ModelOpt {version}, whose AWQ folders of {family.title} lack scales in the norms.",
+            "0.47.0 writes them right; they cannot be found again.",
+            "Give the original model, or quantize it with a newer ModelOpt.",
+        )
 
 
 def _mix_words(given: GivenFormat, config: Mapping[str, Any]) -> str:

@@ -129,6 +129,12 @@ def quantization_block(folder: Path) -> dict[str, Any]:
     return block
 
 
+def quantization_producer(folder: Path) -> dict[str, Any]:
+    """Return name and version of what wrote hf_quant_config.json; empty if it does not say."""
+    found = _json(folder / QUANT_CONFIG).get("producer")
+    return found if isinstance(found, dict) else {}
+
+
 def _json(path: Path) -> dict[str, Any]:
     try:
         raw = parse_json(path.read_text(encoding="utf-8"))
