@@ -360,7 +360,7 @@ FORMATS_OF_MODELOPT = [
     (QFormat.W4A8_AWQ, "llama"),
     (QFormat.INT8_SQ, "llama"),
     (QFormat.INT8_SQ, "gemma"),
-    (QFormat.INT4_RTN, "tied"),
+    pytest.param(QFormat.INT4_RTN, "tied", marks=pytest.mark.skipif(OLD, reason="0.37 cannot export it as a folder")),
     pytest.param(
         QFormat.NVFP4, "llama", marks=pytest.mark.skipif(OLD, reason="needs CUDA with nvidia-modelopt before 0.47")
     ),
