@@ -16,6 +16,10 @@ In FP8, a linear has `weight` [O, I], `weight_scale` and `input_scale`, one numb
 - ModelOpt 0.47 (`export_hf_checkpoint`): self_attn.k_proj.k_scale and self_attn.v_proj.v_scale.
 - compressed-tensors 0.20: self_attn.k_scale and self_attn.v_scale.
 - AutoFP8 0.1: not read.
+
+ModelOpt's other formats (`export/unified_export_hf.py`) are packed as in its checkpoint for TensorRT-LLM, under other
+names: see `decode_modelopt`. AWQ's scales of activations are folded into the norm before q, k and v, and into that
+before gate and up; those linears then have no `pre_quant_scale`.
 """
 
 from __future__ import annotations
@@ -31,6 +35,18 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
+PRE_QUANT_SCALE = "pre_quant_scale"
+"""Tensor of a linear in ModelOpt's folders; absent where it was folded into the norm or linear before it."""
+_MODELOPT = {
+    "weight": "weight",
+    "weights_scaling_factor": "weight_scale",
+    "weights_scaling_factor_2": "weight_scale_2",
+    "activation_scaling_factor": "input_scale",
+    "prequant_scaling_factor": PRE_QUANT_SCALE,
+}
+"""Tensor of a linear in a TensorRT-LLM checkpoint -> its name in ModelOpt's folders."""
+_FLOATS = {"float32", "float16", "bfloat16"}
+_OF_OUTPUTS = ("weight", "weights_scaling_factor")
 ZEROS_LESS_ONE = {"gptq": True, "gptq_v2": False}
 """`checkpoint_format` of GPTQ -> whether zero points are stored less one; AutoGPTQ, which names no format, does."""
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -103,6 +119,62 @@ def fused_fp8(parts: Sequence[Fp8Linear]) -> Fp8Linear:
         for part in parts
     ]
     return Fp8Linear(np.concatenate(weights), scale, max(part.input_scale for part in parts))
+
+
+def decode_modelopt(
+    tensors: Mapping[str, Array], names: Sequence[str], expected: Mapping[str, tuple[Any, tuple[int, ...]]]
+) -> dict[str, Array]:
+    """Return the tensors of one linear of a checkpoint, from a folder of ModelOpt that is not in FP8.
+
+    ModelOpt gives linears that are computed together the same scales for activations, and a common one over those of
+    the groups. TensorRT-LLM asserts that (`_torch/modules/linear.py`), and so does this.
+
+    Args:
+        tensors: of the folder.
+        names: linears that are one in a checkpoint: q, k and v.
+        expected: tensor of the linear -> its type and shape in the checkpoint.
+
+    Raises:
+        UserError: a tensor is missing or has another shape, or linears differ in a scale that they must share.
+    """
+    import numpy as np
+
+    found = {}
+    for leaf, (dtype, shape) in expected.items():
+        of = _MODELOPT[leaf]
+        if leaf == "prequant_scaling_factor" and not any(f"{name}.{of}" in tensors for name in names):
+            found[leaf] = np.ones(shape, dtype)  # nothing is multiplied
+            continue
+        parts = [_Leaves(tensors, name)[of] for name in names]
+        if leaf in _OF_OUTPUTS:
+            fits = all(part.shape[1:] == shape[1:] for part in parts) and sum(map(len, parts)) == shape[0]
+        else:
+            fits = all(part.size == np.prod(shape, dtype=int) for part in parts)
+        if not fits:
+            raise UserError(
+                f"'{names[0]}.{of}' is {list(parts[0].shape)}, which does not go with {list(shape)} in a checkpoint.",
+                todo="Download the model again.",
+            )
+        if leaf not in _OF_OUTPUTS:
+            for name, part in zip(names, parts, strict=True):
+                if not np.array_equal(part, parts[0]):
+                    raise UserError(
+                        f"'{name}.{of}' differs from '{names[0]}.{of}'; TensorRT-LLM computes them with one.",
+                        todo="Give the original model.",
+                    )
+        value = np.concatenate(parts) if leaf in _OF_OUTPUTS else parts[0]
+        found[leaf] = _as(value, np.dtype(dtype), f"{names[0]}.{of}").reshape(shape)
+    return found
+
+
+def _as(value: Array, dtype: Any, name: str) -> Array:
+    """Convert scales between float types; keep the bits of packed values, U8 in one place and I8 in another."""
+    if (value.dtype.name, dtype.name) in (("uint8", "int8"), ("int8", "uint8")):
+        return value.view(dtype)
+    if value.dtype != dtype and not {value.dtype.name, dtype.name} <= _FLOATS:
+        raise UserError(f"'{name}' is {value.dtype}; it must be {dtype}.", todo="Give the original model.")
+    found: Array = value.astype(dtype)
+    return found
 
 
 def kv_scales(tensors: Mapping[str, Array], attention: str) -> tuple[float, float]:

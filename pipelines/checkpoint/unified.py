@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pipelines.checkpoint.packings import PRE_QUANT_SCALE
 from pipelines.checkpoint.tensors import TensorFile, TensorInfo
 from pipelines.checkpoint.verify import Expected, Tensors, value_faults
 from pipelines.domain.errors import Fault, UserError
@@ -33,9 +34,9 @@ QUANT_CONFIG = "hf_quant_config.json"
 _AGAIN = "Export the checkpoint again."
 _16BIT = ("BF16", "F16")
 _ONE = Expected("F32", ())
-_PRE_QUANT = "pre_quant_scale"  # absent where it was folded into the preceding norm or linear
 _NORMS = ("input_layernorm", "post_attention_layernorm")
-_FUSED = (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj"))
+FUSED = (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj"))
+"""Linears of a layer that TensorRT-LLM computes together."""
 
 _LAYER_PARTS = (".self_attn.", ".mlp.", ".block_sparse_moe.")
 
@@ -98,7 +99,7 @@ def verify_unified(folder: Path) -> list[Fault]:
 def _tensor_faults(folder: Path, expected: Tensors, found: Mapping[str, TensorInfo]) -> list[Fault]:
     faults = []
     for name in sorted(expected.keys() - found.keys()):
-        if not name.endswith(_PRE_QUANT):
+        if not name.endswith(PRE_QUANT_SCALE):
             faults.append(Fault(f"{folder} lacks the tensor '{name}'.", f"Expected: {expected[name]}.", _AGAIN))
     for name in sorted(found.keys() - expected.keys()):
         faults.append(Fault(f"{folder} contains the unexpected tensor '{name}'.", todo=_AGAIN))
@@ -126,6 +127,12 @@ def quantization_block(folder: Path) -> dict[str, Any]:
     if not isinstance(block, dict):
         raise UserError(f"{path} has no JSON object 'quantization'.", todo=_AGAIN)
     return block
+
+
+def quantization_producer(folder: Path) -> dict[str, Any]:
+    """Return name and version of what wrote hf_quant_config.json; empty if it does not say."""
+    found = _json(folder / QUANT_CONFIG).get("producer")
+    return found if isinstance(found, dict) else {}
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -207,7 +214,7 @@ def expected_tensors(config: Mapping[str, Any], shape: ModelShape, block: Mappin
 
 
 def _has_bias(config: Mapping[str, Any], shape: ModelShape, linear: str) -> bool:
-    if shape.family.qkv_bias and linear in _FUSED[0]:
+    if shape.family.qkv_bias and linear in FUSED[0]:
         return True
     return bool(config.get("attention_bias" if linear.startswith("self_attn") else "mlp_bias"))
 
@@ -218,7 +225,7 @@ def _linear(out: int, width: int, block: Mapping[str, Any], dtype: str) -> Tenso
     if form.activation != "16bit":
         tensors["input_scale"] = _ONE
     if block.get("pre_quant_scale"):
-        tensors[_PRE_QUANT] = Expected(dtype, (width,))
+        tensors[PRE_QUANT_SCALE] = Expected(dtype, (width,))
     return tensors
 
 
@@ -231,7 +238,7 @@ def _fused_faults(shape: ModelShape, files: list[TensorFile]) -> Iterator[Fault]
         if name.endswith((".weight_scale_2", ".input_scale"))
     }
     for number in range(shape.num_hidden_layers):
-        for group in _FUSED:
+        for group in FUSED:
             for leaf in ("weight_scale_2", "input_scale"):
                 names = [f"model.layers.{number}.{part}.{leaf}" for part in group]
                 if len({values.get(name) for name in names}) > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,27 @@ import torch
 from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.checkpoint.describe import describe
 from pipelines.checkpoint.given import given_format, import_faults, quantization_of
-from pipelines.checkpoint.packings import Fp8Linear, Int4Linear, decode_fp8, decode_int4, fused_fp8, kv_scales
-from pipelines.checkpoint.tensors import TensorFile
-from pipelines.checkpoint.verify import expected_tensors
+from pipelines.checkpoint.layers import LAYERS_FILE
+from pipelines.checkpoint.packings import (
+    Fp8Linear,
+    Int4Linear,
+    decode_fp8,
+    decode_int4,
+    decode_modelopt,
+    fused_fp8,
+    kv_scales,
+)
+from pipelines.checkpoint.tensors import TensorFile, numpy_dtype
+from pipelines.checkpoint.verify import Tensors, expected_tensors
+from pipelines.compress.calibration import CalibrationSet
+from pipelines.compress.imported_cache import calibrated_scales
 from pipelines.compress.loading import ModelFolder, torch_dtype
 from pipelines.compress.one_layer import EMBEDDING, HEAD, NORM
 from pipelines.compress.postprocess import corrected
-from pipelines.compress.specs import QuantSpec
+from pipelines.compress.specs import CalibrationSpec, QuantSpec
 from pipelines.compress.weight_files import ModelWeights, TensorWriter
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import FORMATS, KvFormat
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.progress import Progress
 
 _FILE = "rank0.safetensors"
@@ -48,21 +59,50 @@ class _Folder:
         self._tensors = _Tensors(self._files)
         self._family = source.shape.family
         self._layers = range(source.shape.num_hidden_layers)
-        self.int4 = given_format(self.block).group_size is not None
-        self.points = self.int4 and any(
-            (self._int4(layer, module).points != 8).any() for layer in self._layers for module in _LINEARS
+        self.given = given_format(self.block)
+        self._modelopts = self.block.get("quant_method") == "modelopt"
+        self.points = (
+            not self._modelopts
+            and self.given.group_size is not None
+            and any((self._int4(layer, module).points != 8).any() for layer in self._layers for module in _LINEARS)
         )
 
-    def layer(self, layer: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what is quantized of a layer, by name within it."""
+    def format_of(self, layer: int, module: str) -> QFormat:
+        """Return the format of a linear of the checkpoint."""
+        return self.given.of(self._names(layer, module)[0])
+
+    def layer(self, layer: int, expected: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what is quantized of a layer, by name within it.
+
+        Args:
+            layer: number of the layer.
+            expected: every tensor of the checkpoint.
+        """
         for module in _LINEARS:
-            stored = self._stored_int4(layer, module) if self.int4 else self._stored_fp8(layer, module)
-            for leaf, tensor in stored:
+            for leaf, tensor in self._stored(layer, module, expected):
                 yield f"{module}.{leaf}", tensor
-        if self._spec.kv_cache is not KvFormat.AUTO:
+        if self._spec.kv_cache is not KvFormat.AUTO and self._spec.kv_cache is self.given.kv_cache:
             scales = kv_scales(self._tensors, f"model.layers.{layer}.self_attn")
             for name, scale in zip(("kv", "k", "v"), (max(scales), *scales), strict=True):
                 yield f"attention.{name}_cache_scaling_factor", torch.tensor([scale])
+
+    def _stored(self, layer: int, module: str, expected: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
+        qformat = self.format_of(layer, module)
+        if qformat is QFormat.NONE:
+            return iter(())
+        if qformat is QFormat.FP8:
+            return self._stored_fp8(layer, module)
+        return self._stored_modelopt(layer, module, expected) if self._modelopts else self._stored_int4(layer, module)
+
+    def _stored_modelopt(self, layer: int, module: str, expected: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
+        prefix = f"transformer.layers.{layer}.{module}."
+        types = {
+            name.removeprefix(prefix): (numpy_dtype(each.dtype), each.shape)
+            for name, each in expected.items()
+            if name.startswith(prefix) and not name.endswith(".bias")
+        }
+        for leaf, found in decode_modelopt(self._tensors, self._names(layer, module), types).items():
+            yield leaf, _from_numpy(found)
 
     def _stored_int4(self, layer: int, module: str) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the tensors of a linear; two neighbouring outputs share a byte."""
@@ -76,8 +116,7 @@ class _Folder:
 
     def _stored_fp8(self, layer: int, module: str) -> Iterator[tuple[str, torch.Tensor]]:
         linear = self._fp8(layer, module)
-        codes = np.ascontiguousarray(linear.weight).view(np.uint8)
-        yield "weight", torch.from_numpy(codes).view(torch.float8_e4m3fn)
+        yield "weight", _from_numpy(linear.weight)
         yield "weights_scaling_factor", torch.tensor([linear.scale])
         yield "activation_scaling_factor", torch.tensor([linear.input_scale])
 
@@ -104,8 +143,8 @@ class _Folder:
             return self._norm(NORM)
         _, _, layer, rest = name.split(".", 3)
         module, _, leaf = rest.rpartition(".")
-        if leaf == "bias":
-            return torch.cat([self._float(f"{each}.bias") for each in self._names(int(layer), module)])
+        if leaf == "bias" or module in _LINEARS:
+            return torch.cat([self._float(f"{each}.{leaf}") for each in self._names(int(layer), module)])
         if module.startswith("attention."):
             head_norm = self._family.head_norms[module.removeprefix("attention.")]
             return self._float(f"model.layers.{layer}.self_attn.{head_norm}.weight")
@@ -124,6 +163,18 @@ class _Folder:
         return self._weights.tensor(name, self._dtype)
 
 
+_TORCH = {"float8_e4m3fn": torch.float8_e4m3fn, "bfloat16": torch.bfloat16}
+"""Types that torch does not take from numpy."""
+
+
+def _from_numpy(values: np.ndarray[Any, Any]) -> torch.Tensor:
+    own = _TORCH.get(values.dtype.name)
+    if own is None:
+        return torch.from_numpy(np.ascontiguousarray(values))
+    bits = np.ascontiguousarray(values).view(f"u{values.itemsize}")
+    return torch.from_numpy(bits).view(own)
+
+
 class _Tensors(dict[str, Any]):
     """Tensors by name, each from its file when asked for."""
 
@@ -135,12 +186,21 @@ class _Tensors(dict[str, Any]):
 
 
 def import_folder(
-    source: ModelFolder, out_dir: Path, spec: QuantSpec, world_size: int, dtype: str, progress: Progress
-) -> dict[str, Any]:
-    """Write the checkpoint of one rank.
+    source: ModelFolder,
+    out_dir: Path,
+    spec: QuantSpec,
+    world_size: int,
+    dtype: str,
+    progress: Progress,
+    *,
+    texts: Iterable[str] = (),
+    calibration: CalibrationSpec,
+    device: str,
+) -> tuple[dict[str, Any], CalibrationSet | None]:
+    """Write the checkpoint of one rank; texts calibrate a KV cache that the folder has no scales for.
 
     Returns:
-        the facts of `pipelines.checkpoint.describe`.
+        the facts of `pipelines.checkpoint.describe`, and what was calibrated on; None if nothing was.
 
     Raises:
         UserError: the folder cannot be taken over like that, or lacks a tensor.
@@ -152,6 +212,8 @@ def import_folder(
         group_size=spec.group_size,
         kv_cache=spec.kv_cache,
         world_size=world_size,
+        effective_bits=spec.search.effective_bits if spec.search else None,
+        candidates=spec.search.candidates if spec.search else (),
     ):
         raise UserError.of(faults)
     family = source.shape.family
@@ -159,23 +221,33 @@ def import_folder(
         raise UserError(f"A quantized folder of {family.architecture} cannot be taken over.", todo="Give the original.")
     folder = _Folder(source, spec, dtype)
     out_dir.mkdir(parents=True, exist_ok=True)
+    layers = source.shape.num_hidden_layers
     raw = corrected(_config(source, spec, dtype, folder), source.config, spec)
     (out_dir / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-    expected = expected_tensors(CheckpointConfig.parse(raw), 0)
+    if folder.given.layers:
+        mixed = {key: raw["quantization"][key] for key in ("quant_algo", "kv_cache_quant_algo")}
+        mixed["quantized_layers"] = _layer_blocks(folder, layers)
+        (out_dir / LAYERS_FILE).write_text(json.dumps(mixed, indent=2) + "\n", encoding="utf-8")
+    expected = expected_tensors(CheckpointConfig.load(out_dir), 0)
     writer = TensorWriter.create(out_dir, {_FILE: {name: (each.dtype, each.shape) for name, each in expected.items()}})
     done = set()
-    layers = source.shape.num_hidden_layers
     with progress.task("importing", layers, "layers") as advance:
         for layer in range(layers):
-            for leaf, tensor in folder.layer(layer):
+            for leaf, tensor in folder.layer(layer, expected):
                 name = f"transformer.layers.{layer}.{leaf}"
                 writer.write(_FILE, name, iter([tensor]))
                 done.add(name)
             advance(1)
-    for name in expected.keys() - done:
+    scales = {name for name in expected if name.endswith("_cache_scaling_factor")} - done
+    for name in expected.keys() - done - scales:
         writer.write(_FILE, name, iter([folder.plain(name)]))
+    data = None
+    if scales:
+        found, data = calibrated_scales(source, out_dir, _LINEARS, spec, texts, calibration, dtype, device, progress)
+        for name in scales:
+            writer.write(_FILE, name, iter([found[name]]))
     writer.sync()
-    return describe(out_dir)
+    return describe(out_dir), data
 
 
 def _config(source: ModelFolder, spec: QuantSpec, dtype: str, folder: _Folder) -> dict[str, Any]:
@@ -206,13 +278,30 @@ def _config(source: ModelFolder, spec: QuantSpec, dtype: str, folder: _Folder) -
         "lm_head_bias": False,
         "mapping": {"tp_size": 1, "pp_size": 1},
         "quantization": {
-            "quant_algo": FORMATS[spec.qformat].quant_algo,
-            "kv_cache_quant_algo": None if spec.kv_cache is KvFormat.AUTO else "FP8",
-            **(
-                {"group_size": spec.group_size, "has_zero_point": folder.points, "pre_quant_scale": False}
-                if folder.int4
-                else {}
-            ),
-            "exclude_modules": ["lm_head"],
+            **_block(spec.qformat, spec.group_size, folder.points),
+            "kv_cache_quant_algo": None if spec.kv_cache is KvFormat.AUTO else spec.kv_cache.upper(),
+            **({} if folder.given.layers else {"exclude_modules": ["lm_head"]}),
         },
     }
+
+
+def _block(qformat: QFormat, group_size: int, points: bool = False) -> dict[str, Any]:
+    """Return how linears are quantized, in the entries that ModelOpt writes."""
+    form = FORMATS[qformat]
+    block: dict[str, Any] = {"quant_algo": form.quant_algo}
+    if group := form.weights.group_size(group_size):
+        block["group_size"] = group
+    if form.weights.pairs_outputs:
+        block |= {"has_zero_point": points, "pre_quant_scale": form.tuning == "awq"}
+    return block
+
+
+def _layer_blocks(folder: _Folder, layers: int) -> dict[str, Any]:
+    """Return `quantized_layers` of a mix."""
+    formats = {
+        f"transformer.layers.{layer}.{module}": folder.format_of(layer, module)
+        for layer in range(layers)
+        for module in _LINEARS
+    }
+    size = folder.given.group_size or 0
+    return {name: _block(qformat, size) for name, qformat in formats.items() if qformat is not QFormat.NONE}

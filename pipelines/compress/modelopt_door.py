@@ -22,7 +22,7 @@ from modelopt.torch.export import (
 from modelopt.torch.quantization.algorithms import QuantRecipe
 
 from pipelines.compress.recipes import Config
-from pipelines.compress.specs import Int4Scales, Scoring
+from pipelines.compress.specs import Fp4Inputs, Int4Scales, Scoring
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import Family
 from pipelines.domain.formats import FORMATS, QFormat, version_faults
@@ -38,14 +38,14 @@ KL_DIV_SINCE = (0, 47)
 Forward = Callable[[torch.nn.Module], None]
 
 
-def check_format(qformat: QFormat, device: str, int4_scales: Int4Scales = "max") -> None:
+def check_format(qformat: QFormat, device: str, int4_scales: Int4Scales = "max", fp4_inputs: Fp4Inputs = "max") -> None:
     """Reject a format that this ModelOpt does not support on this device, before anything is calibrated.
 
     Raises:
         UserError: this ModelOpt does not know the format (GPTQ in 0.37) or the way to find scales; or the device is a
             CPU, and this ModelOpt has no CPU path for the format (NVFP4 in 0.37).
     """
-    if faults := version_faults(qformat, int4_scales, VERSION):
+    if faults := version_faults(qformat, VERSION, int4_scales, fp4_inputs):
         raise UserError.of(faults)
     oldest = FORMATS[qformat].modelopt_on_cpu
     if device == "cpu" and _version_tuple() < oldest:

@@ -53,7 +53,9 @@ class LayerSource:
         head: name of the tensor that is the output head: its own, or the embedding.
     """
 
-    def __init__(self, source: ModelFolder, dtype: str, device: str, rows: int = 64) -> None:
+    def __init__(
+        self, source: ModelFolder, dtype: str, device: str, rows: int = 64, weights: ModelWeights | None = None
+    ) -> None:
         """Check that the folder has every tensor; only a head that is said to be tied is read.
 
         Args:
@@ -61,11 +63,12 @@ class LayerSource:
             dtype: "bfloat16", "float16" or "float32".
             device: "cpu" or "cuda".
             rows: of the stand-ins for embedding and head.
+            weights: tensors of the folder, if they are not to be read as they are stored.
 
         Raises:
             UserError: a tensor is missing, or a head contradicts config.json.
         """
-        self.weights, self.dtype, self.device = ModelWeights(source), torch_dtype(dtype), device
+        self.weights, self.dtype, self.device = weights or ModelWeights(source), torch_dtype(dtype), device
         self._config, self._rows, self._folder = hf_config(source), rows, source.folder
         self._config.use_cache = False
         self.layers: int = self._config.num_hidden_layers

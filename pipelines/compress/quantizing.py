@@ -82,12 +82,19 @@ def run_quantize(
     if quantization_of(source.folder, source.config) is not None:
         if layout == "hugging_face":
             raise UserError(f"{model_dir} is already quantized; the PyTorch backend's export takes models in 16 bit.")
-        facts = import_folder(source, out_dir, spec, tp_size * pp_size, picked, progress)
-        return {**facts, "source_bytes": source.weight_bytes, "calibration": _calibration_facts(None, 0.0), "tool": {}}
+        began = time.monotonic()
+        facts, data = import_folder(
+            source, out_dir, spec, tp_size * pp_size, picked, progress,
+            texts=texts, calibration=calibration, device=device,
+        )  # fmt: skip
+        return {
+            **facts,
+            "source_bytes": source.weight_bytes,
+            "calibration": _calibration_facts(data, time.monotonic() - began if data else 0.0),
+            "tool": _tool() if data else {},
+        }
     asked = _Asked(source, spec, texts, calibration, tp_size, pp_size, picked, device, layout)
     with muted() as quiet, transformers_to_log():
-        from pipelines.compress import modelopt_door
-
         # a search compares all linears, and Transformers stores experts under other names than it computes with
         whole = spec.search is not None or source.shape.num_experts > 1
         way = _whole if whole else _by_layer
@@ -106,8 +113,14 @@ def run_quantize(
         "calibration": _calibration_facts(done.data, done.seconds),
         **({"search": done.search} if done.search else {}),
         "device": device,
-        "tool": {"nvidia-modelopt": modelopt_door.VERSION},
+        "tool": _tool(),
     }
+
+
+def _tool() -> dict[str, str]:
+    from pipelines.compress import modelopt_door
+
+    return {"nvidia-modelopt": modelopt_door.VERSION}
 
 
 def _by_layer(asked: _Asked, out_dir: Path, progress: Progress) -> _Exported:

@@ -122,4 +122,6 @@ def _algorithm(spec: QuantSpec, family: Family, default: Any) -> Any:
         return {"method": "smoothquant", "alpha": value}
     if form.tuning == "awq" and value is not None:
         default = {"method": "awq_lite", "alpha_step": value}
+    if spec.fp4_inputs == "headroom":
+        return {"method": "nvfp4_act_headroom"}
     return {"method": "mse"} if spec.int4_scales == "mse" else default

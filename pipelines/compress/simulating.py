@@ -99,7 +99,7 @@ def prepared(
 
     seed_everything(calibration.seed)
     for qformat in spec.formats:
-        modelopt_door.check_format(qformat, device, spec.int4_scales)
+        modelopt_door.check_format(qformat, device, spec.int4_scales, spec.fp4_inputs)
     if spec.search is not None:
         modelopt_door.check_scoring(spec.search.scoring)
     config = modelopt_config(spec, source.shape.family, modelopt_door.preset)

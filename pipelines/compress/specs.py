@@ -18,6 +18,7 @@ Scoring = Literal["gradient", "kl_div"]
 """How the effect of a format on one linear is judged: from gradients, or from the logits."""
 
 Int4Scales = Literal["max", "mse"]
+Fp4Inputs = Literal["max", "headroom"]
 """Scale of a group of INT4 weights: from its largest weight, or that with the least squared error."""
 
 SparsityMethod = Literal["magnitude", "sparsegpt"]
@@ -74,6 +75,7 @@ class QuantSpec:
         awq_alpha_step: step of AWQ's search over 0..1; None means ModelOpt's 0.1, or 1.0 for Gemma with
             w4a8_awq as in quantize.py.
         int4_scales: int4_rtn: scale of a group: from its largest weight, or that with the least squared error.
+        fp4_inputs: nvfp4: scale of activations: from the largest that was seen, or with headroom above what was seen.
         search: for `auto`: how the format of each linear is chosen.
     """
 
@@ -83,6 +85,7 @@ class QuantSpec:
     smoothquant_alpha: float | None = None
     awq_alpha_step: float | None = None
     int4_scales: Int4Scales = "max"
+    fp4_inputs: Fp4Inputs = "max"
     search: SearchSpec | None = None
 
     @property
@@ -100,6 +103,7 @@ class QuantSpec:
             smoothquant_alpha=self.smoothquant_alpha if tuning == "smoothquant" else None,
             awq_alpha_step=self.awq_alpha_step if tuning == "awq" else None,
             int4_scales="max",
+            fp4_inputs="max",
             search=None,
         )
 
@@ -129,7 +133,7 @@ def _quant_faults(spec: QuantSpec) -> list[Fault]:
         faults.append(Fault(f"awq_alpha_step={step} does not apply to {spec.qformat}.", todo="Leave it out."))
     elif step is not None and not 0 < step <= 1:
         faults.append(Fault(f"awq_alpha_step={step} is out of range.", "Allowed: above 0, up to 1."))
-    faults += scale_faults(spec.qformat, spec.int4_scales)
+    faults += scale_faults(spec.qformat, spec.int4_scales, spec.fp4_inputs)
     return faults
 
 

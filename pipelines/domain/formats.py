@@ -409,13 +409,15 @@ def mix_faults(candidates: Sequence[QFormat], effective_bits: float) -> list[Fau
     return faults
 
 
-MSE_SINCE = (0, 47)
-"""First of the two ModelOpt versions that the project is tested with that searches scales by their error."""
+SCALES_SINCE = (0, 47)
+"""First of the two ModelOpt versions that the project is tested with whose scales need not come from a maximum."""
 
 
-def version_faults(qformat: QFormat, int4_scales: str, version: str) -> list[Fault]:
+def version_faults(qformat: QFormat, version: str, int4_scales: str, fp4_inputs: str) -> list[Fault]:
     """Return why this version of ModelOpt, e.g. "0.37.0", cannot make a format on any device."""
-    asked = [(f"quant={qformat}", FORMATS[qformat].modelopt), (f"quant.int4_scales={int4_scales}", MSE_SINCE)]
+    asked = [(f"quant={qformat}", FORMATS[qformat].modelopt)]
+    ways = {"int4_scales": int4_scales, "fp4_inputs": fp4_inputs}
+    asked += [(f"quant.{name}={way}", SCALES_SINCE) for name, way in ways.items() if way != "max"]
     have = tuple(int(part) for part in version.split(".")[:2])
     return [
         Fault(
@@ -423,13 +425,30 @@ def version_faults(qformat: QFormat, int4_scales: str, version: str) -> list[Fau
             f"{oldest[0]}.{oldest[1]}.0 or newer has it.",
             f"Install a newer nvidia-modelopt, or leave {what} out.",
         )
-        for what, oldest in asked[: 1 if int4_scales == "max" else 2]
+        for what, oldest in asked
         if have < oldest
     ]
 
 
-def scale_faults(qformat: QFormat, int4_scales: str) -> list[Fault]:
+def scale_faults(qformat: QFormat, int4_scales: str, fp4_inputs: str) -> list[Fault]:
     """Return why the scales of a format cannot be chosen like that; "max" is how all formats have them."""
+    return [*_weight_scale_faults(qformat, int4_scales), *_input_scale_faults(qformat, fp4_inputs)]
+
+
+def _input_scale_faults(qformat: QFormat, fp4_inputs: str) -> list[Fault]:
+    if fp4_inputs == "max" or FORMATS[qformat].activation == "fp4":
+        return []
+    works = ", ".join(name for name in UNIFORM if FORMATS[name].activation == "fp4")
+    return [
+        Fault(
+            f"quant.fp4_inputs={fp4_inputs} has no effect on quant={qformat}.",
+            f"It applies to quant={works}.",
+            "Leave it out.",
+        )
+    ]
+
+
+def _weight_scale_faults(qformat: QFormat, int4_scales: str) -> list[Fault]:
     if int4_scales == "max" or FORMATS[qformat].searches_scales:
         return []
     why = {

@@ -150,12 +150,13 @@ def _quant(settings: Settings) -> list[Fault]:
     """Check the candidates of a search and the bits it may spend, the scales, and the version of ModelOpt."""
     quant, drafts = settings.quant, settings.speculative.draft_qformat
     faults = mix_faults(quant.formats, quant.effective_bits) if quant.effective_bits is not None else []
-    faults += scale_faults(quant.qformat, quant.int4_scales)
+    faults += scale_faults(quant.qformat, quant.int4_scales, quant.fp4_inputs)
     version = library_versions(("nvidia-modelopt",))["nvidia-modelopt"]
     if version == "absent" or is_given(settings):  # another check says where it is needed
         return faults
-    wanted = {(qformat, quant.int4_scales) for qformat in quant.formats} | ({(drafts, "max")} if drafts else set())
-    return faults + [fault for qformat, scales in sorted(wanted) for fault in version_faults(qformat, scales, version)]
+    wanted = {(qformat, quant.int4_scales, quant.fp4_inputs) for qformat in quant.formats}
+    wanted |= {(drafts, "max", "max")} if drafts else set()
+    return faults + [fault for qformat, *ways in sorted(wanted) for fault in version_faults(qformat, version, *ways)]
 
 
 def _logged(settings: Settings, target: Target) -> list[Fault]:

@@ -28,12 +28,17 @@ def given_faults(settings: Settings, engine: EngineDescription, target: Target) 
         group_size=settings.quant.group_size,
         kv_cache=settings.kv_cache.dtype,
         world_size=build.tp_size * build.pp_size,
+        effective_bits=settings.quant.effective_bits,
+        candidates=settings.quant.mixed,
     )
     if faults:
         return faults
     what = f"model.path='{folder}' is already quantized"
     if not engine.writes_engine:
         faults.append(Fault(f"{what}; engine={engine.setting} takes models in 16 bit.", todo="Use another engine."))
+    for name in ("smoothquant_alpha", "awq_alpha_step", "fp4_inputs"):
+        if (value := getattr(settings.quant, name)) not in (None, "max"):
+            faults.append(Fault(f"{what}; quant.{name}={value} has no effect.", todo=f"Leave quant.{name} out."))
     changing = {
         "prune": settings.prune.method,
         "sparsity": settings.sparsity.method,

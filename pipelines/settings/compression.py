@@ -22,6 +22,8 @@ class QuantSettings(Group):
             default.
         awq_alpha_step: int4_awq, w4a8_awq: step of the search for scales; null is ModelOpt's default.
         int4_scales: int4_rtn: scale of a group, from its largest weight (max) or with the least squared error (mse).
+        fp4_inputs: nvfp4: scale of activations, from the largest that was seen (max), or with room above what was seen
+            and less below (headroom).
         effective_bits: auto: most bits per weight of the layers' linears on average, without scales of groups.
         candidates: auto: formats that a linear may get; 16 bit is always among the choices.
         scoring: auto: how the effect of a format on a linear is judged, from gradients or from the logits (kl_div).
@@ -36,6 +38,7 @@ class QuantSettings(Group):
     smoothquant_alpha: Annotated[float, Field(ge=0, le=1)] | None = None
     awq_alpha_step: Annotated[float, Field(gt=0, le=1)] | None = None
     int4_scales: Literal["max", "mse"] = "max"
+    fp4_inputs: Literal["max", "headroom"] = "max"
     effective_bits: Annotated[float, Field(gt=0, le=16)] | None = None
     candidates: tuple[QFormat, ...] | None = None
     scoring: Literal["gradient", "kl_div"] | None = None

@@ -16,7 +16,7 @@ from pipelines.settings.compression import CalibrationSettings, KvCacheSettings,
 
 if TYPE_CHECKING:
     from pipelines.compress import CalibrationSpec, QuantSpec
-    from pipelines.compress.specs import Int4Scales, Layout, SearchSpec
+    from pipelines.compress.specs import Fp4Inputs, Int4Scales, Layout, SearchSpec
     from pipelines.compress.traced_simulation import SimulatedModel
 
 
@@ -66,6 +66,7 @@ class Quantize:
             smoothquant_alpha=self.quant.smoothquant_alpha,
             awq_alpha_step=self.quant.awq_alpha_step,
             int4_scales=self._int4_scales,
+            fp4_inputs=self._fp4_inputs,
             search=search_of(self.quant),
         )
 
@@ -73,6 +74,11 @@ class Quantize:
     def _int4_scales(self) -> Int4Scales:
         """The setting where the format reads it; a draft model has the settings of its target, but another format."""
         return self.quant.int4_scales if FORMATS[self.quant.qformat].searches_scales else "max"
+
+    @property
+    def _fp4_inputs(self) -> Fp4Inputs:
+        """The setting where the format reads it, as above."""
+        return self.quant.fp4_inputs if FORMATS[self.quant.qformat].activation == "fp4" else "max"
 
     @property
     def why_not_simulated(self) -> str:
@@ -124,6 +130,8 @@ class Quantize:
             identity["awq_alpha_step"] = self.quant.awq_alpha_step
         if self._int4_scales != "max":
             identity["int4_scales"] = self._int4_scales
+        if self._fp4_inputs != "max":
+            identity["fp4_inputs"] = self._fp4_inputs
         if self.calibrated:
             identity["calibration"] = calibration_identity(self.calibration)
         return identity

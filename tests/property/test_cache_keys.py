@@ -81,6 +81,7 @@ MUST_RERUN = {
     "quant.smoothquant_alpha": (0.7, NOTHING),  # not read by int4_awq
     "quant.awq_alpha_step": (0.25, QUANTIZE),
     "quant.int4_scales": ("mse", NOTHING),  # not read by int4_awq
+    "quant.fp4_inputs": ("headroom", NOTHING),  # not read by int4_awq
     # a search has no default, and other formats refuse its settings: they go together
     **dict.fromkeys(TRAINING, (TRAINING, RECOVER)),
     "recover.texts": (TRAINING | {"recover.texts": 9}, RECOVER),

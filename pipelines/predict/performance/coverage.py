@@ -220,6 +220,7 @@ COVERAGE = (
             "quant.smoothquant_alpha",
             "quant.awq_alpha_step",
             "quant.int4_scales",
+            "quant.fp4_inputs",
             "quant.scoring*",
             "calibration.*",
         ),

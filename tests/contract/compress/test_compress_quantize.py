@@ -10,6 +10,7 @@ import pytest
 
 from pipelines.checkpoint.dequantize import dequantize
 from pipelines.checkpoint.read import Checkpoint
+from pipelines.checkpoint.tensors import TensorFile
 from pipelines.checkpoint.verify import verify
 from pipelines.compress import CalibrationSpec, QuantSpec, fake_quantized_model, quantize
 from pipelines.domain.errors import UserError
@@ -54,6 +55,17 @@ def test_nvfp4_exports_a_sound_llama(qformat, models, texts, tmp_path) -> None:
     """NVFP4 is for Llama, in groups of 16."""
     quantize(models["llama"], tmp_path, spec_of(qformat), texts, CALIBRATION)
     assert verify(tmp_path) == []
+
+
+@pytest.mark.skipif(OLD, reason="ModelOpt has it since 0.47")
+def test_headroom_changes_the_scales_of_activations_alone(models, texts, tmp_path) -> None:
+    for way in ("max", "headroom"):
+        spec = QuantSpec(QFormat.NVFP4, fp4_inputs=way)
+        quantize(models["llama"], tmp_path / way, spec, texts, CALIBRATION)
+    assert verify(tmp_path / "headroom") == []
+    usual, found = (TensorFile(tmp_path / way / "rank0.safetensors") for way in ("max", "headroom"))
+    changed = {name for name in usual if usual[name].tobytes() != found[name].tobytes()}
+    assert changed == {name for name in usual if name.endswith("activation_scaling_factor")}
 
 
 @pytest.mark.skipif(not OLD or torch.cuda.is_available(), reason="this ModelOpt exports NVFP4 here")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,16 @@ from pipelines.checkpoint.given import import_faults
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.checkpoint.verify import verify
-from pipelines.compress import QuantSpec, quantize
+from pipelines.compress import QuantSpec, modelopt_door, quantize
+from pipelines.compress.loading import look_at
+from pipelines.compress.quiet import muted
+from pipelines.compress.simulating import simulated
+from pipelines.compress.specs import SearchSpec
+from pipelines.compress.unified import correct_unified
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import KvFormat, QFormat
-from tests.contract.compress.conftest import CALIBRATION
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from pipelines.domain.progress import SilentProgress
+from tests.contract.compress.conftest import CALIBRATION, write_model
 from tests.support.packed_folder import rounded, write_awq, write_compressed, write_gptq
 from tests.support.small_models import write_model as write_trained
 
@@ -79,6 +87,51 @@ def test_other_families_are_taken_over_with_all_that_is_not_rounded(kind, tmp_pa
         assert ours[each].tobytes() == theirs[each].tobytes(), each
 
 
+@pytest.mark.parametrize("cache", [KvFormat.FP8, KvFormat.INT8])
+@pytest.mark.parametrize(("kind", "symmetric"), [("llama", True), ("gemma", False)])
+def test_the_cache_of_an_int4_folder_is_calibrated_on_its_weights(
+    kind, symmetric, cache, models, texts, tmp_path
+) -> None:
+    """The scales are those of a 16-bit model that has the decoded weights; the weights are those without a cache."""
+    folder = write_gptq(models[kind], tmp_path / "given", group=64, symmetric=symmetric)
+    facts = quantize(folder, tmp_path / "out", replace(SPEC, kv_cache=cache), texts, CALIBRATION)
+    assert verify(tmp_path / "out") == []
+    assert facts["calibration"]["sequences"] == CALIBRATION.size
+    quantize(folder, tmp_path / "bare", SPEC, (), CALIBRATION)
+    shutil.copytree(models[kind], tmp_path / "decoded")
+    tensors, bare = load_file(models[kind] / "model.safetensors"), Checkpoint.open(tmp_path / "bare")
+    for layer in range(2):
+        rows = 0
+        for name in ("q", "k", "v"):
+            at = f"model.layers.{layer}.self_attn.{name}_proj.weight"
+            qkv = torch.from_numpy(dequantize(bare, f"transformer.layers.{layer}.attention.qkv"))
+            tensors[at] = qkv[rows : rows + len(tensors[at])].to(torch.bfloat16)
+            rows += len(tensors[at])
+        for module, name in DECODED.items():
+            found = torch.from_numpy(dequantize(bare, f"transformer.layers.{layer}.{module}"))
+            tensors[f"model.layers.{layer}.{name}.weight"] = found.to(torch.bfloat16)
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()},
+        tmp_path / "decoded/model.safetensors",
+        metadata={"format": "pt"},
+    )
+    quantize(tmp_path / "decoded", tmp_path / "expected", QuantSpec(QFormat.NONE, cache), texts, CALIBRATION)
+    ours, theirs, plain = (TensorFile(tmp_path / each / "rank0.safetensors") for each in ("out", "expected", "bare"))
+    scales = ours.keys() - plain.keys()
+    assert len(scales) == 6
+    assert {name: float(ours[name][0]) for name in scales} == {name: float(theirs[name][0]) for name in scales}
+    assert all(ours[name].tobytes() == plain[name].tobytes() for name in plain)
+    assert not (tmp_path / "out/.partial").exists()
+
+
+DECODED = {
+    "attention.dense": "self_attn.o_proj",
+    "mlp.fc": "mlp.gate_proj",
+    "mlp.gate": "mlp.up_proj",
+    "mlp.proj": "mlp.down_proj",
+}
+
+
 def test_order_of_activations_is_refused(models, tmp_path) -> None:
     folder = write_gptq(models["llama"], tmp_path / "given", group=64, desc_act=True)
     quantize(folder, tmp_path / "sorted", SPEC, (), CALIBRATION)  # the flag alone does no harm
@@ -96,7 +149,6 @@ def test_order_of_activations_is_refused(models, tmp_path) -> None:
     [
         ({}, {"qformat": QFormat.FP8}, "quant=fp8 would quantize it again.*Set quant=int4_gptq quant.group_size=64"),
         ({}, {"group_size": 128}, "in groups of 64. Set quant.group_size=64"),
-        ({}, {"kv_cache": KvFormat.FP8}, "without scales for kv_cache=fp8"),
         ({}, {"world_size": 2}, "for one rank, not 2"),
         ({"quant_method": "hqq"}, {}, r"quant_method='hqq'.*Folders of AutoGPTQ and GPTQModel .* AutoAWQ"),
         ({"bits": 8}, {}, "with bits=8. It can be 4"),
@@ -151,6 +203,7 @@ IN_FP8 = {
 }
 AUTO_FP8 = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
+AWQ_64 = {"quant_algo": "W4A16_AWQ", "group_size": 64, "has_zero_point": False, "pre_quant_scale": True}
 
 
 def in_fp8(weights=FP8, inputs=FP8, **more):
@@ -171,14 +224,43 @@ def in_fp8(weights=FP8, inputs=FP8, **more):
         (in_fp8(inputs=None), {}, r"input_activations\.num_bits=None. It can be 8"),
         (AUTO_FP8 | {"activation_scheme": "dynamic"}, {}, "activation_scheme='dynamic'. It can be 'static'"),
         (AUTO_FP8 | {"weight_block_size": [128, 128]}, {}, r"weight_block_size=\[128, 128\]. It must be absent"),
-        (MODELOPT | {"quant_algo": "NVFP4"}, {}, "quant_algo='NVFP4'. It can be 'FP8'"),
+        (
+            MODELOPT | {"quant_algo": "NVFP4_AWQ"},
+            {},
+            "quant_algo='NVFP4_AWQ'. It can be 'FP8', 'W8A8_SQ_PER_CHANNEL', ",
+        ),
+        (MODELOPT | {"quant_algo": "FP8_PB_WO"}, {}, "quant_algo='FP8_PB_WO'. It can be 'FP8', "),
+        (MODELOPT | {"quant_algo": "W8A16"}, {}, "quant_algo='W8A16'. It can be 'FP8', "),
+        (MODELOPT | {"quant_algo": "NVFP4", "group_size": 32}, {}, "group_size=32. It can be 16"),
+        (
+            MODELOPT | {"quant_algo": "NVFP4", "group_size": 16},
+            {},
+            "as they are: FP4 .*groups of 16. Set quant=nvfp4, or",
+        ),
+        (MODELOPT | AWQ_64 | {"has_zero_point": True}, {}, "has_zero_point=True. It must be absent"),
+        (MODELOPT | AWQ_64 | {"group_size": 48}, {}, "group_size=48. It can be 16, 32"),
+        (MODELOPT | AWQ_64, {}, "quant=fp8 would quantize it again.*Set quant=int4_gptq quant.group_size=64"),
+        (
+            MODELOPT | AWQ_64 | {"quant_algo": "W4A8_AWQ"},
+            {"qformat": QFormat.W4A8_AWQ},
+            "in groups of 64. Set quant.group_size=64",
+        ),
+        (
+            MODELOPT | {"quant_algo": "W8A8_SQ_PER_CHANNEL"},
+            {},
+            "INT8 weights and .* SmoothQuant. Set quant=int8_sq, or",
+        ),
         (MODELOPT | {"kv_cache_scheme": FP8 | {"type": "int"}}, {}, "kv_cache_quant_algo={.*It can be 'FP8'"),
         (AUTO_FP8, {"qformat": QFormat.INT8_SQ}, "as they are: FP8 with one scale per linear. Set quant=fp8, or"),
-        (AUTO_FP8, {"kv_cache": KvFormat.FP8}, "without scales for kv_cache=fp8. Set kv_cache=auto"),
+        (
+            AUTO_FP8,
+            {"kv_cache": KvFormat.FP8},
+            "without scales for kv_cache=fp8. They .* not rounded. Set kv_cache=auto",
+        ),
         (
             MODELOPT | {"kv_cache_scheme": FP8},
             {"kv_cache": KvFormat.INT8},
-            "without scales for kv_cache=int8. Set kv_cache=fp8 or auto",
+            "without scales for kv_cache=int8. They .* Set kv_cache=fp8 or auto",
         ),
     ],
 )
@@ -269,6 +351,136 @@ def test_a_head_in_fp8_is_not_read_as_if_it_were_16_bit(models, tmp_path) -> Non
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(UserError, match=r"'lm_head.weight' of .*auto is F8_E4M3; a checkpoint has it in 16 bit"):
         quantize(folder, tmp_path / "out", QuantSpec(QFormat.FP8), (), CALIBRATION)
+
+
+OLD = modelopt_door.VERSION.startswith("0.37")
+FORMATS_OF_MODELOPT = [
+    (QFormat.INT4_AWQ, "llama"),
+    pytest.param(QFormat.INT4_AWQ, "gemma", marks=pytest.mark.skipif(OLD, reason="0.37 loses scales of Gemma")),
+    (QFormat.W4A8_AWQ, "llama"),
+    (QFormat.INT8_SQ, "llama"),
+    (QFormat.INT8_SQ, "gemma"),
+    pytest.param(QFormat.INT4_RTN, "tied", marks=pytest.mark.skipif(OLD, reason="0.37 cannot export it as a folder")),
+    pytest.param(
+        QFormat.NVFP4, "llama", marks=pytest.mark.skipif(OLD, reason="needs CUDA with nvidia-modelopt before 0.47")
+    ),
+]
+
+
+def given_and_expected(source: Path, out: Path, spec: QuantSpec, texts: list[str]) -> tuple[Path, Path]:
+    """ModelOpt's two exports of a model that it calibrated: as a Hugging Face folder, and for TensorRT-LLM."""
+    for name, layout in (("given", "hugging_face"), ("expected", "tensorrt_llm")):
+        quantize(source, out / name, spec, texts, CALIBRATION, layout=layout)
+    return out / "given", out / "expected"
+
+
+@pytest.mark.parametrize(("qformat", "kind"), FORMATS_OF_MODELOPT)
+def test_a_folder_of_modelopt_becomes_its_own_checkpoint(qformat, kind, models, texts, tmp_path) -> None:
+    """The same bytes as ModelOpt's other export, but for what its folders hold in another way.
+
+    There, scales of AWQ's activations are part of the norm before q, k and v, and gate and up have common ones.
+    """
+    cache = KvFormat.AUTO if qformat is QFormat.INT8_SQ else KvFormat.FP8
+    spec = QuantSpec(qformat, cache, group_size=64)
+    folder, expected = given_and_expected(models[kind], tmp_path, replace_awq_step(spec), texts)
+    taken = replace(spec, qformat=QFormat.INT4_GPTQ) if qformat is QFormat.INT4_RTN else spec
+    quantize(folder, tmp_path / "out", taken, (), CALIBRATION)
+    assert verify(tmp_path / "out") == []
+    ours, theirs = (TensorFile(path / "rank0.safetensors") for path in (tmp_path / "out", expected))
+    assert ours.keys() == theirs.keys()
+    differ = {name for name in ours if ours[name].tobytes() != theirs[name].tobytes()}
+    smoothed = FORMATS[qformat].tuning is not None
+    assert not {name for name in differ if not (smoothed and any(part in name for part in CHANGED))}
+    given = load_file(folder / "model.safetensors")
+    for layer in range(2):
+        for part, module in (("fc", "gate"), ("gate", "up")):
+            stored = ours[f"transformer.layers.{layer}.mlp.{part}.weight"]
+            source = given[f"model.layers.{layer}.mlp.{module}_proj.weight"]
+            assert stored.tobytes() == source.view(torch.uint8).numpy().tobytes()
+        if FORMATS[qformat].tuning == "awq":
+            at = f"transformer.layers.{layer}"
+            assert (ours[f"{at}.attention.qkv.prequant_scaling_factor"] == 1).all()
+            norm, scale = (
+                theirs[f"{at}.{name}"].astype(np.float32)
+                for name in ("input_layernorm.weight", "attention.qkv.prequant_scaling_factor")
+            )
+            found = ours[f"{at}.input_layernorm.weight"].astype(np.float32)
+            # Gemma's norms are stored less one, which is one rounding more
+            np.testing.assert_allclose(found, norm * scale, rtol=2**-7 if kind == "gemma" else 2**-8)
+    configs = [json.loads((path / "config.json").read_text()) for path in (tmp_path / "out", expected)]
+    assert {**configs[0], "producer": None} == {**configs[1], "producer": None}
+
+
+CHANGED = ("input_layernorm", "post_layernorm", "qkv.prequant_scaling_factor", "mlp.fc.", "mlp.gate.")
+
+
+def replace_awq_step(spec: QuantSpec) -> QuantSpec:
+    """A short search for AWQ's scales."""
+    return replace(spec, awq_alpha_step=0.5) if FORMATS[spec.qformat].tuning == "awq" else spec
+
+
+def test_a_mix_of_modelopt_keeps_the_format_of_each_linear(texts, tmp_path) -> None:
+    """quant_cfg.json is that of ModelOpt's own export for TensorRT-LLM; linears have the bytes of the folder."""
+    source = write_model(tmp_path / "model", "llama", num_hidden_layers=1)
+    search = SearchSpec((QFormat.FP8, QFormat.INT4_AWQ), 6.0, texts=4)
+    spec = QuantSpec(QFormat.AUTO, KvFormat.FP8, group_size=64, awq_alpha_step=0.5, search=search)
+    facts = quantize(source, tmp_path / "expected", spec, texts, CALIBRATION)
+    done = simulated(look_at(source), spec, texts, CALIBRATION, "bfloat16", "cpu", SilentProgress())
+    with muted():
+        modelopt_door.export_unified(done.model, torch.bfloat16, tmp_path / "given")
+    correct_unified(tmp_path / "given", json.loads((source / "config.json").read_text()), "bfloat16")
+    shutil.copy(source / "tokenizer.json", tmp_path / "given")
+    assert len(set(facts["formats"].values())) > 1
+    exact = math.ceil(100 * facts["search"]["effective_bits"]) / 100
+    used = tuple(QFormat(name) for name in sorted(set(facts["formats"].values()) - {"none"}))
+    with pytest.raises(UserError, match=rf"Set quant.effective_bits={exact:g} quant.candidates=\[{','.join(used)}\]"):
+        quantize(tmp_path / "given", tmp_path / "out", spec, (), CALIBRATION)
+    taken = replace(spec, search=SearchSpec(used, exact))
+    assert quantize(tmp_path / "given", tmp_path / "out", taken, (), CALIBRATION)["formats"] == facts["formats"]
+    assert verify(tmp_path / "out") == []
+    ours, theirs = (json.loads((tmp_path / each / "quant_cfg.json").read_text()) for each in ("out", "expected"))
+    assert ours == theirs
+    file, given = TensorFile(tmp_path / "out" / "rank0.safetensors"), load_file(tmp_path / "given/model.safetensors")
+    for module, name in (("dense", "self_attn.o"), ("fc", "mlp.gate"), ("gate", "mlp.up"), ("proj", "mlp.down")):
+        stored = file[f"transformer.layers.0.{'attention' if module == 'dense' else 'mlp'}.{module}.weight"]
+        assert stored.tobytes() == given[f"model.layers.0.{name}_proj.weight"].view(torch.uint8).numpy().tobytes()
+    configs = [json.loads((tmp_path / each / "config.json").read_text()) for each in ("out", "expected")]
+    assert {**configs[0], "producer": None} == {**configs[1], "producer": None}
+
+
+@pytest.mark.parametrize("version", ["0.37.0", None])
+def test_scales_that_an_old_modelopt_lost_are_named(version) -> None:
+    """Found with 0.37: weights divided by scales that its norms of Gemma do not have."""
+    producer = {"producer": {"name": "modelopt", "version": version}} if version else {}
+    block = MODELOPT | AWQ_64 | {"quant_algo": "W4A8_AWQ"} | producer
+    config = {"architectures": ["GemmaForCausalLM"], "quantization_config": block}
+    usual = {"qformat": QFormat.W4A8_AWQ, "group_size": 64, "kv_cache": KvFormat.AUTO, "world_size": 1}
+    with pytest.raises(UserError, match=rf"by ModelOpt {version}, whose AWQ folders of Gemma lack scales in the norms"):
+        raise UserError.of(import_faults(Path("/given"), config, **usual))
+    newer = block | {"producer": {"name": "modelopt", "version": "0.47.0"}}
+    assert import_faults(Path("/given"), config | {"quantization_config": newer}, **usual) == []
+    assert import_faults(Path("/given"), config | {"architectures": ["LlamaForCausalLM"]}, **usual) == []
+
+
+Q, K, UP = (f"model.layers.0.{name}_proj" for name in ("self_attn.q", "self_attn.k", "mlp.up"))
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ({}, "number of quantized_layers=0. It can be 1"),
+        ({"lm_head": {"quant_algo": "FP8"}}, "quantized_layers='lm_head'. It must be absent"),
+        ({UP: {"quant_algo": "NVFP4", "group_size": 16}}, rf"{UP}.quant_algo='NVFP4'. It can be 'FP8', 'W8A8_SQ"),
+        ({Q: {"quant_algo": "FP8"}}, rf"{K}.quant_algo=None. It can be 'FP8'"),
+        ({UP: {"quant_algo": "FP8"}}, rf"{UP}.quant_algo='FP8'. It must be absent"),
+        ({UP: AWQ_64, Q: AWQ_64 | {"group_size": 128}}, "quantized_layers.group_size=128. It can be 64"),
+    ],
+)
+def test_a_mix_that_tensorrt_llm_does_not_compute_is_named(layers, message) -> None:
+    block = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    usual = {"qformat": QFormat.AUTO, "group_size": 64, "kv_cache": KvFormat.AUTO, "world_size": 1}
+    with pytest.raises(UserError, match=message):
+        raise UserError.of(import_faults(Path("/given"), {"quantization_config": block}, **usual))
 
 
 @pytest.mark.parametrize(

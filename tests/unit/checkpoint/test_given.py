@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.checkpoint.packings import Fp8Linear, decode_fp8, decode_int4, fused_fp8, kv_scales
+from pipelines.checkpoint.packings import Fp8Linear, decode_fp8, decode_int4, decode_modelopt, fused_fp8, kv_scales
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.domain.errors import UserError
 from tests.support.packed_folder import awq_order, pack
@@ -126,3 +126,62 @@ def test_what_is_not_fp8_with_one_scale_is_named(leaf, value, message) -> None:
     file = TensorFile(OTHERS / "compressed_tensors/fp8.safetensors")
     with pytest.raises(UserError, match=message):
         decode_fp8(dict(file) | {f"linear.{leaf}": value}, "linear")
+
+
+TYPES = {
+    "weight": ("int8", (6, 4)),
+    "weights_scaling_factor": ("float32", (12, 2)),
+    "activation_scaling_factor": ("float32", (1,)),
+    "prequant_scaling_factor": ("float16", (4,)),
+}
+"""Of q and k in one linear of a checkpoint, with 8 and 4 outputs of 4 inputs in groups of 2."""
+
+
+def two_linears() -> dict[str, np.ndarray]:
+    found = {}
+    for name, out in (("q", 8), ("k", 4)):
+        found[f"{name}.weight"] = np.arange(out * 2, dtype=np.uint8).reshape(out // 2, 4) + np.uint8(200)
+        found[f"{name}.weight_scale"] = np.full((out, 2), out, np.float32)
+        found[f"{name}.input_scale"] = np.array(0.5, np.float32)
+        found[f"{name}.pre_quant_scale"] = np.array([1, 2, 3, 4], np.float32)
+    return found
+
+
+def test_linears_of_modelopt_are_joined() -> None:
+    """Weights keep their bits, scales become what the checkpoint has, common ones are taken once."""
+    given = two_linears()
+    found = decode_modelopt(given, ("q", "k"), TYPES)
+    assert found["weight"].tobytes() == given["q.weight"].tobytes() + given["k.weight"].tobytes()
+    assert found["weights_scaling_factor"][:, 0].tolist() == [8.0] * 8 + [4.0] * 4
+    assert found["activation_scaling_factor"].tolist() == [0.5]
+    assert found["prequant_scaling_factor"].tolist() == [1, 2, 3, 4]
+    assert {leaf: (found[leaf].dtype.name, found[leaf].shape) for leaf in found} == TYPES
+    bare = {name: value for name, value in given.items() if "pre_quant" not in name}
+    assert decode_modelopt(bare, ("q", "k"), TYPES)["prequant_scaling_factor"].tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("k.input_scale", np.array(0.25, np.float32), r"'k\.input_scale' differs from 'q\.input_scale'"),
+        ("k.pre_quant_scale", np.ones(4, np.float32), r"'k\.pre_quant_scale' differs from 'q\.pre_quant_scale'"),
+        ("k.pre_quant_scale", None, r"lacks the tensor 'k\.pre_quant_scale'"),
+        ("q.weight", np.zeros((4, 4), np.float32), r"'q\.weight' is float32; it must be int8"),
+        (
+            "q.weight_scale",
+            np.ones((8, 1), np.float32),
+            r"'q\.weight_scale' is \[8, 1\], which does not go with \[12, 2\]",
+        ),
+        ("q.weight_scale", np.ones((12, 2), np.float32), r"'q\.weight_scale' is \[12, 2\]"),
+    ],
+)
+def test_what_modelopt_would_not_write_is_named(name, value, message) -> None:
+    given = two_linears()
+    if value is None:
+        del given[name]
+    else:
+        given[name] = value
+        if name == "q.weight":
+            given["k.weight"] = np.zeros((2, 4), np.float32)
+    with pytest.raises(UserError, match=message):
+        decode_modelopt(given, ("q", "k"), TYPES)

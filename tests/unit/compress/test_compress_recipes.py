@@ -131,11 +131,21 @@ def test_scales_that_a_format_does_not_search_are_refused(qformat, why) -> None:
     assert why in str(error.value)
 
 
+def test_headroom_for_activations_in_fp4_replaces_the_algorithm() -> None:
+    config = modelopt_config(QuantSpec(QFormat.NVFP4, fp4_inputs="headroom"), LLAMA, lambda _: new_style(GROUPED))
+    assert config is not None
+    assert config["algorithm"] == {"method": "nvfp4_act_headroom"}
+    with pytest.raises(UserError, match=r"fp4_inputs=headroom has no effect on quant=fp8. It applies to quant=nvfp4"):
+        QuantSpec(QFormat.FP8, fp4_inputs="headroom")
+
+
 def test_what_an_old_modelopt_lacks_is_named() -> None:
     """0.37 has neither GPTQ nor scales by their error (`modelopt/torch/quantization/config.py`)."""
-    (gptq,) = version_faults(QFormat.INT4_GPTQ, "max", "0.37.0")
+    (gptq,) = version_faults(QFormat.INT4_GPTQ, "0.37.0", "max", "max")
     assert "quant=int4_gptq needs an algorithm that nvidia-modelopt 0.37.0 does not have" in str(gptq)
-    (mse,) = version_faults(QFormat.INT4_RTN, "mse", "0.37.0")
+    (mse,) = version_faults(QFormat.INT4_RTN, "0.37.0", "mse", "max")
     assert "quant.int4_scales=mse needs" in str(mse)
-    assert version_faults(QFormat.INT4_RTN, "max", "0.37.0") == []
-    assert version_faults(QFormat.INT4_GPTQ, "max", "0.47.0") == []
+    (headroom,) = version_faults(QFormat.NVFP4, "0.37.0", "max", "headroom")
+    assert "quant.fp4_inputs=headroom needs" in str(headroom)
+    assert version_faults(QFormat.INT4_RTN, "0.37.0", "max", "max") == []
+    assert version_faults(QFormat.INT4_GPTQ, "0.47.0", "max", "max") == []

@@ -1,0 +1,127 @@
+"""Calibrate the KV cache of a quantized folder whose weights are taken over.
+
+Nothing but the cache is quantized: its scales are observed on the weights that the checkpoint holds, decoded. That is
+exact where activations are not rounded, apart from the decoded weights being rounded to 16 bit.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+
+from pipelines.checkpoint.dequantize import dequantize
+from pipelines.checkpoint.read import Checkpoint
+from pipelines.checkpoint.tensors import TensorFile
+from pipelines.checkpoint.unified import linear_shapes
+from pipelines.compress.calibration import CalibrationSet
+from pipelines.compress.checkpoint_layout import RanksLayout
+from pipelines.compress.loading import ModelFolder
+from pipelines.compress.one_layer import LayerSource
+from pipelines.compress.quiet import muted, transformers_to_log
+from pipelines.compress.simulating import prepared, seed_everything
+from pipelines.compress.specs import CalibrationSpec, QuantSpec
+from pipelines.compress.streaming import LayerQuantizer
+from pipelines.compress.weight_files import ModelWeights
+from pipelines.domain.formats import QFormat
+from pipelines.domain.progress import PARTIAL, Progress
+
+_KV_SCALE = "_cache_scaling_factor"
+
+
+class DecodedWeights(ModelWeights):
+    """The tensors of a model folder, with the linears of a checkpoint instead of those of its layers."""
+
+    def __init__(self, source: ModelFolder, checkpoint: Checkpoint, modules: Mapping[str, tuple[str, ...]]) -> None:
+        """Compute which rows of which linear of the checkpoint each linear of the folder is.
+
+        Args:
+            source: the folder.
+            checkpoint: of one rank.
+            modules: linear of a layer of the checkpoint -> linears of the folder that it consists of, in order.
+        """
+        super().__init__(source)
+        self._checkpoint = checkpoint
+        shapes = linear_shapes(source.shape)
+        self._rows: dict[str, tuple[str, int, tuple[int, int]]] = {}
+        for layer in range(source.shape.num_hidden_layers):
+            for module, names in modules.items():
+                start = 0
+                for name in names:
+                    weight = f"model.layers.{layer}.{name}.weight"
+                    self._rows[weight] = f"transformer.layers.{layer}.{module}", start, shapes[name]
+                    start += shapes[name][0]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._rows or super().__contains__(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        return self._rows[name][2] if name in self._rows else super().shape(name)
+
+    def require(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Reject a folder without one of these tensors, or with one of another shape; see `ModelWeights.require`."""
+        super().require({name: shape for name, shape in shapes.items() if name not in self._rows})
+
+    def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """Read a whole tensor; errors as for `ModelWeights.tensor`."""
+        if name not in self._rows:
+            return super().tensor(name, dtype)
+        module, start, (rows, _) = self._rows[name]
+        weight, smoothing = dequantize(self._checkpoint, module), f"{module}.prequant_scaling_factor"
+        if smoothing in self._checkpoint:
+            weight = weight * self._checkpoint.tensor(smoothing).astype("float32")
+        return torch.from_numpy(weight[start : start + rows].copy()).to(dtype)
+
+
+def calibrated_scales(
+    source: ModelFolder,
+    out_dir: Path,
+    modules: Mapping[str, tuple[str, ...]],
+    spec: QuantSpec,
+    texts: Iterable[str],
+    calibration: CalibrationSpec,
+    dtype: str,
+    device: str,
+    progress: Progress,
+) -> tuple[dict[str, torch.Tensor], CalibrationSet | None]:
+    """Return the scales of the KV cache under their names in the checkpoint, and what they were calibrated on.
+
+    Args:
+        source: the quantized folder.
+        out_dir: the checkpoint, with all weights; hidden states are in it meanwhile.
+        modules: see `DecodedWeights`.
+        spec: with the format of the cache.
+        texts: to calibrate on.
+        calibration: how many, and how long.
+        dtype: of the decoded weights.
+        device: "cpu" or "cuda".
+        progress: shows the layers.
+    """
+    cache = QuantSpec(QFormat.NONE, spec.kv_cache)
+    scales, folder = {}, out_dir / PARTIAL
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+    folder.mkdir()
+    try:
+        with muted() as quiet, transformers_to_log():
+            config, data = prepared(source, cache, texts, calibration, device)
+            weights = DecodedWeights(source, Checkpoint.open(out_dir), modules)
+            layers = LayerSource(source, dtype, device, weights=weights)
+            quantizer = LayerQuantizer(layers, source.shape.family, config, data, folder)
+            exported, layout = folder / "layer", RanksLayout(1, 1, 1)
+            with quiet.progress(progress).task("calibrating the KV cache", layers.layers, "layers") as advance:
+                for number in range(layers.layers):
+                    seed_everything(calibration.seed)
+                    quantizer.export(number, layout, exported)
+                    file = TensorFile(exported / "rank0.safetensors")
+                    for name in file:
+                        if name.endswith(_KV_SCALE):
+                            ours = name.replace("layers.0.", f"layers.{number}.", 1)
+                            scales[ours] = torch.from_numpy(file[name].copy())
+                    shutil.rmtree(exported)
+                    advance(1)
+    finally:
+        shutil.rmtree(folder)
+    return scales, data
