@@ -47,6 +47,8 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     # OpenMP threads that spin while waiting make a shared machine several times slower; torch reads this when it loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # pydantic looks for plugins in every installed package, which takes as long as making half of the settings
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         if (text := _answer(words)) is not None:
             sys.stdout.write(text)

@@ -112,7 +112,7 @@ class Group(BaseModel):
     @field_validator("*", mode="wrap")
     @classmethod
     def _is_plausible(cls, given: Any, validate: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-        """Refuse what no field takes, whatever its own rules are; one validator, since each costs every start its time."""
+        """Refuse what no field takes, whatever its own rules are; one validator, as each takes time at every start."""
         name = str(info.field_name)
         value = validate(_of_its_kind(cls.model_fields[name].annotation, given))
         most = largest(name)

@@ -1,8 +1,8 @@
 """Compose plain overrides by Hydra's rules, without Hydra, which takes much longer to load than to do this.
 
 Plain are `group=choice`, and `key=value` where the value is a number, a word, true, false, null or a list of them. All
-else, mistakes included, is left to Hydra: nothing is refused or explained here, and no text means something that it does
-not mean to Hydra. Nothing is kept: each call reads the files of conf/.
+else, mistakes included, is left to Hydra: nothing is refused or explained here, and no text means something that it
+does not mean to Hydra. Nothing is kept: each call reads the files of conf/.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Plain overrides are composed exactly as Hydra composes them, and everything else is left to Hydra."""
 
-import re
-
 import pytest
 import yaml
 from hypothesis import HealthCheck, example, given, settings
@@ -31,17 +29,19 @@ def leaves(node, prefix=""):
 
 
 KEYS = [
-    *leaves(compose_plain([])), *leaves(compose_plain(["workload=chat", "speculative=medusa"])), "hydra.run.dir",
-    "build.no_such", "model.shape.hidden_size", "speculative.draft", "model@speculative.draft", "quant/fp8", "x", "lora.1",
+    *leaves(compose_plain([])), *leaves(compose_plain(["workload=chat", "speculative=medusa"])), "hydra.run.dir", "x",
+    "build.no_such", "model.shape.hidden_size", "speculative.draft", "model@speculative.draft", "quant/fp8", "lora.1",
     "hydra/launcher",
 ]  # fmt: skip
 SCALARS = [
-    "0", "1", "-1", "64", "007", "+5", "1_000", "99999999999999999999999", "0x1F", "1.5", "-0.0", "1.", ".5", "1e5", "1E-3",
-    "1.5e+3", "00.5", "1.2.3", "nan", "NaN", "inf", "-inf", "true", "True", "FALSE", "null", "NULL", "none", "fp8", "a-b",
-    "-x", "host:8001", "/a/b.c", "a.b/c", "~/x", "org/name", "a@b", "a*", "100%", "???", "'a b'", '"1"', "'null'", "\\,",
-    "a b", " a", "a ", "", "${quant.qformat}", "x${build.tp_size}", "${oc.env:HOME}", "${paths.store}/y", "int(3)",
-    "glob(*)", "é", "yes", "on", "2020-01-01", "12:30", "a:", ":a", "a=b", "#a", "a#b", "None", "infinity", "nano",
+    "0", "1", "-1", "64", "007", "+5", "1_000", "99999999999999999999999", "0x1F", "1.5", "-0.0", "1.", ".5", "1e5",
+    "1E-3", "1.5e+3", "00.5", "1.2.3", "nan", "NaN", "inf", "-inf", "true", "True", "FALSE", "null", "NULL", "none",
+    "fp8", "a-b", "-x", "host:8001", "/a/b.c", "a.b/c", "~/x", "org/name", "a@b", "a*", "100%", "???", "'a b'", '"1"',
+    "'null'", "\\,", "a b", " a", "a ", "", "${quant.qformat}", "x${build.tp_size}", "${oc.env:HOME}", "int(3)",
+    "${paths.store}/y", "glob(*)", "é", "yes", "on", "2020-01-01", "12:30", "a:", ":a", "a=b", "#a", "a#b", "None",
+    "infinity", "nano",
 ]  # fmt: skip
+PLAIN_SCALARS = ["0", "-1", "64", "1.5", "1e-3", "true", "false", "null", "fp8", "a-b", "host:8001", "/a/b.c", "nano"]
 SCALAR = st.sampled_from(SCALARS) | st.text("aefinulNT01.:-+_/e", min_size=1, max_size=5)
 VALUE = st.one_of(
     SCALAR,
@@ -57,10 +57,10 @@ TAKEN = st.builds(
     "{}={}".format,
     st.sampled_from([key for key in leaves(compose_plain([])) if "." in key and key != "nightly.name"]),
     st.one_of(
-        st.sampled_from(["0", "-1", "64", "1.5", "1e-3", "true", "false", "null", "fp8", "a-b", "host:8001", "/a/b.c", "nano"]),
+        st.sampled_from(PLAIN_SCALARS),
         st.integers().map(str),
         st.floats(allow_nan=False, allow_infinity=False).map(str),
-        st.lists(st.sampled_from(["0", "2.5", "null", "true", "x", "/y"]), max_size=3).map(lambda items: f"[{','.join(items)}]"),
+        st.lists(st.sampled_from(PLAIN_SCALARS), max_size=3).map(lambda items: f"[{','.join(items)}]"),
     ),
 )
 OTHER = st.one_of(
