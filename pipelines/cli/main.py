@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -33,7 +34,9 @@ def program() -> None:
     outlive_readers()
     if make := os.environ.pop(MAKE_PID, None):
         end_with(int(make))
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    gc.freeze()  # nobody needs what a last search for garbage would find
+    sys.exit(code)
 
 
 def main(arguments: Sequence[str]) -> int:
