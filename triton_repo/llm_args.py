@@ -68,8 +68,8 @@ class LlmArgs(Group):
     max_beam_width: Positive = 1
     enable_chunked_prefill: bool = False
     guided_decoding_backend: Literal["xgrammar", "llguidance"] | None = None
-    kv_cache_config: KvCacheConfig = KvCacheConfig()
-    scheduler_config: SchedulerConfig = SchedulerConfig()
+    kv_cache_config: KvCacheConfig = Field(default_factory=KvCacheConfig)
+    scheduler_config: SchedulerConfig = Field(default_factory=SchedulerConfig)
     speculative_config: DraftTargetConfig | None = None
 
     @model_validator(mode="after")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -33,7 +34,9 @@ def program() -> None:
     outlive_readers()
     if make := os.environ.pop(MAKE_PID, None):
         end_with(int(make))
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    gc.freeze()  # nobody needs what a last search for garbage would find
+    sys.exit(code)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,6 +50,8 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     # OpenMP threads that spin while waiting make a shared machine several times slower; torch reads this when it loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # pydantic looks for plugins in every installed package, which takes as long as making half of the settings
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         if (text := _answer(words)) is not None:
             sys.stdout.write(text)

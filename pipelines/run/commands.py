@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.domain.errors import UserError
+from pipelines.host.collector import paused
 from pipelines.host.files import link_to
 from pipelines.host.machine import gather
 from pipelines.host.screen import complain, say
@@ -28,10 +29,11 @@ INTERRUPTED = 130
 
 
 def _plan_for(settings: Settings, target: Target, only: str | None = None) -> tuple[Plan, Store]:
-    from pipelines.plan.plan import make_plan  # imports every stage
+    with paused():
+        from pipelines.plan.plan import make_plan  # imports every stage
 
-    store = Store(settings.paths.store)
-    return make_plan(settings, target, store, gather(), only), store
+        store = Store(settings.paths.store)
+        return make_plan(settings, target, store, gather(), only), store
 
 
 def _run(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, list[StepOutcome]]:

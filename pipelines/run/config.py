@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipelines.host.text import wrapped
-from pipelines.settings.compose import compose_config, to_raw
+from pipelines.settings.compose import compose
 from pipelines.settings.groups import CONF, choices, groups
 from pipelines.settings.root import validate
 
@@ -19,7 +19,7 @@ def config(overrides: Sequence[str]) -> int:
     if overrides and "=" not in overrides[0] and not overrides[0].startswith("~"):
         sys.stdout.write(explained(overrides[0], overrides[1:]))
         return 0
-    raw = to_raw(compose_config(overrides))
+    raw = compose(overrides)
     validate(raw)
     sys.stdout.write(yaml.safe_dump(raw, sort_keys=False))
     return 0
@@ -29,7 +29,7 @@ def explained(group: str, overrides: Sequence[str]) -> str:
     """Each key of a group: type, allowed values, value with these overrides, and what it means."""
     from pipelines.settings.describe import about, keys_of
 
-    raw = to_raw(compose_config(overrides))
+    raw = compose(overrides)
     validate(raw)
     lines = _wrap(f"{group}: {about(group)}", 2) if about(group) else [group]
     if group in groups():

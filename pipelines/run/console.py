@@ -19,7 +19,6 @@ from pipelines.host.paths import relative_to_cwd
 from pipelines.host.text import table, wrapped
 from pipelines.plan.needs import needs
 from pipelines.plan.plan import Plan, PlannedStep
-from pipelines.run.gpu_commands import gpu_commands
 from pipelines.run.runner import StepOutcome
 from pipelines.run.stored_flips import stored_flips
 from pipelines.settings.engine import EvalSettings
@@ -44,6 +43,8 @@ def plan_text(plan: Plan, overrides: Sequence[str] = ()) -> str:
         plan: the plan.
         overrides: that it was made from; the commands repeat them.
     """
+    from pipelines.run.gpu_commands import gpu_commands  # a run shows none
+
     lines = [wrapped(f"engine: {plan.choice.engine.name} ({plan.choice.reason})", 8)]
     if plan.shape is not None:
         lines.append(f"model:  {plan.settings.model.label}, {plan.shape.num_params / 1e6:,.1f} M parameters")

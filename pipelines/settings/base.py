@@ -16,6 +16,7 @@ from pydantic import (
     Field,
     ValidationError,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
     field_validator,
     model_validator,
 )
@@ -59,6 +60,16 @@ def _kinds(annotation: Any) -> frozenset[Any]:
     return frozenset().union(*(_kinds(each) for each in inner if isinstance(each, Hashable)))
 
 
+def _of_its_kind(annotation: Any, value: Any) -> Any:
+    """Refuse true and false for numbers, which Python counts with, and read a number as text where text belongs."""
+    kinds = _kinds(annotation)
+    truths = [each for each in (value if isinstance(value, list | tuple) else [value]) if isinstance(each, bool)]
+    if truths and kinds & {int, float} and bool not in kinds:
+        raise ValueError(f"is {str(truths[0]).lower()}, and a number belongs there")
+    is_text = bool(kinds & {str, Path}) and not kinds & {int, float}
+    return str(value) if is_text and type(value) is int else value
+
+
 NAME = re.compile(r"\w[\w.+-]*")
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 REVISION = re.compile(r"\w[\w.+-]*(/\w[\w.+-]*)*")
@@ -98,23 +109,13 @@ class Group(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
-    @field_validator("*", mode="before")
+    @field_validator("*", mode="wrap")
     @classmethod
-    def _is_of_its_kind(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse true and false for numbers, which Python counts with, and read a number as text where text belongs."""
-        annotation: Any = cls.model_fields[str(info.field_name)].annotation
-        kinds = _kinds(annotation)
-        truths = [each for each in (value if isinstance(value, list | tuple) else [value]) if isinstance(each, bool)]
-        if truths and kinds & {int, float} and bool not in kinds:
-            raise ValueError(f"is {str(truths[0]).lower()}, and a number belongs there")
-        is_text = bool(kinds & {str, Path}) and not kinds & {int, float}
-        return str(value) if is_text and type(value) is int else value
-
-    @field_validator("*", mode="after")
-    @classmethod
-    def _is_in_range(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse sizes that no machine has, whichever field they are given for."""
-        most = largest(str(info.field_name))
+    def _is_plausible(cls, given: Any, validate: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        """Refuse what no field takes, whatever its own rules are; one validator, as each takes time at every start."""
+        name = str(info.field_name)
+        value = validate(_of_its_kind(cls.model_fields[name].annotation, given))
+        most = largest(name)
         if absurd := [number for number in _numbers(value) if abs(number) > most]:
             raise ValueError(f"is {absurd[0]:,g}, which is out of range: give at most {most:,}")
         return value

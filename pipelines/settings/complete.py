@@ -1,16 +1,19 @@
-"""Complete a command line: groups, choices and keys by Hydra's completion, values by the settings."""
+"""Complete a command line: groups, choices and keys as Hydra completes them, values by the settings."""
 
 from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from typing import Any
 
-from pipelines.settings.groups import CONF
+from pipelines.settings.groups import CONF, groups
+from pipelines.settings.plain import KEY, MISSING, NotPlainError, parse, unresolved
 
 LISTS = ","
+PLAIN_WORD = re.compile(rf"({KEY}\.?|)(=[A-Za-z0-9_-]*)?")
 LAUNCHER = "hydra/launcher="
 """The only choice of a user in the group hydra."""
 
@@ -27,11 +30,63 @@ def complete(words: Sequence[str]) -> list[str]:
 
 
 def _complete(before: Sequence[str], word: str) -> list[str]:
-    found = {LAUNCHER if each == "hydra" else each for each in (*_asked_hydra(before, word), *_values(word))}
+    plain = plain_candidates(before, word)
+    asked = asked_hydra(before, word) if plain is None else plain
+    found = {LAUNCHER if each == "hydra" else each for each in (*asked, *_values(word))}
     return sorted(each for each in found if each.startswith(word) and not each.startswith("hydra."))
 
 
-def _asked_hydra(before: Sequence[str], word: str) -> list[str]:
+def plain_candidates(before: Sequence[str], word: str) -> list[str] | None:
+    """List groups, choices and keys, with their present values; None if Hydra has to be asked."""
+    if not PLAIN_WORD.fullmatch(word):
+        return None
+    key, equals, _ = word.partition("=")
+    try:
+        if equals and (CONF / key).is_dir():
+            parse(before)
+            names = (path.stem for path in (CONF / key).glob("*.yaml"))
+            return sorted(found for name in names if (found := f"{key}={name}").startswith(word))
+        config = unresolved(before)
+        return _value_of(config, word) if equals else _groups(word) + _keys(config, word)
+    except NotPlainError:
+        return None
+
+
+def _groups(word: str) -> list[str]:
+    return [each for each in (*(f"{name}=" for name in groups()), "hydra") if each.startswith(word)]
+
+
+def _keys(config: Mapping[str, Any], word: str) -> list[str]:
+    """List the keys that begin with a word; those of a group end with a dot."""
+    inside, dot, _ = word.rpartition(".")
+    node = _node(config, inside) if dot else config
+    ends = {key: "." if isinstance(value, dict | list) else "=" for key, value in node.items()}
+    return [found for key, end in ends.items() if (found := f"{inside}{dot}{key}{end}").startswith(word)]
+
+
+def _value_of(config: Mapping[str, Any], word: str) -> list[str]:
+    """List the present value of a key, as long as nothing is typed of another one."""
+    key, _, typed = word.partition("=")
+    inside, _, last = key.rpartition(".")
+    value = _node(config, inside).get(last, {})
+    if typed:
+        return []
+    if isinstance(value, dict | list) or "$" in str(value) or value == MISSING:
+        raise NotPlainError
+    return [] if value is None else [f"{word}{str(value).lower() if isinstance(value, bool) else value}"]
+
+
+def _node(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    node: Any = config
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, dict) else None
+    if not isinstance(node, dict):
+        raise NotPlainError
+    return node
+
+
+def asked_hydra(before: Sequence[str], word: str) -> list[str]:
+    """List what Hydra's own completion finds."""
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.plugins import Plugins

@@ -1,4 +1,4 @@
-"""Compose overrides into a configuration with Hydra."""
+"""Compose overrides into a configuration: with Hydra, or as Hydra would."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipelines.domain.errors import Fault, UserError
+from pipelines.host.collector import paused
 from pipelines.settings.diagnose import KEY, diagnose, unexplained
 from pipelines.settings.features import lookahead_draft_len
 from pipelines.settings.groups import CONF
 from pipelines.settings.model import BUNDLED
+from pipelines.settings.plain import compose_plain
 from pipelines.settings.root import Settings, validate
 
 
@@ -20,11 +22,22 @@ def load(overrides: Sequence[str]) -> Settings:
     Raises:
         UserError: every fault of the overrides or of the values, all at once.
     """
-    return validate(to_raw(compose_config(overrides)))
+    with paused():
+        return validate(compose(overrides))
+
+
+def compose(overrides: Sequence[str]) -> dict[str, Any]:
+    """Compose conf/ with a user's overrides to plain dictionaries; Hydra is loaded only for what is not plain.
+
+    Raises:
+        UserError: every fault of the overrides, all at once.
+    """
+    plain = compose_plain(overrides)
+    return to_raw(compose_config(overrides)) if plain is None else plain
 
 
 def compose_config(overrides: Sequence[str]) -> Any:
-    """Compose conf/ with a user's overrides.
+    """Compose conf/ with a user's overrides, with Hydra.
 
     Args:
         overrides: Hydra overrides, e.g. ["quant=fp8", "build.max_batch_size=64"].
@@ -43,7 +56,8 @@ def compose_config(overrides: Sequence[str]) -> Any:
             )
     if not all(KEY.match(text) for text in overrides):
         raise UserError.of(diagnose(overrides))
-    from hydra import compose, initialize_config_dir
+    from hydra import compose as compose_by_hydra
+    from hydra import initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -53,7 +67,7 @@ def compose_config(overrides: Sequence[str]) -> Any:
     OmegaConf.register_new_resolver("lookahead_draft_len", lookahead_draft_len, replace=True)
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            return compose("config", overrides=list(overrides))
+            return compose_by_hydra("config", overrides=list(overrides))
     except (HydraException, OmegaConfBaseException, ValueError):  # ValueError: a number for a name
         raise UserError.of(diagnose(overrides) or [unexplained(overrides)]) from None
 

@@ -104,7 +104,7 @@ class ManifestSettings(Group):
     access_mode: Literal["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany"] = "ReadWriteMany"
     host_path: Annotated[str, Field(pattern=r"^/")] | None = None
     sub_path: Annotated[str, Field(pattern=r"^([^/].*)?$")] = ""
-    fetch: FetchSettings = FetchSettings()
+    fetch: FetchSettings = Field(default_factory=FetchSettings)
     hf_token_secret: SecretName | None = None
     env: Words = Field(default_factory=dict)
     cpus: Positive | None = None

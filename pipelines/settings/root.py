@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import Field
+
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.settings.base import Group
 from pipelines.settings.build import NOT_SPECULATING, BuildSettings
@@ -46,9 +48,9 @@ class Settings(Group):
 
     model: ModelSettings
     quant: QuantSettings
-    prune: PruningSettings = PruningSettings()
+    prune: PruningSettings = Field(default_factory=PruningSettings)
     sparsity: SparsitySettings
-    recover: RecoverSettings = RecoverSettings()
+    recover: RecoverSettings = Field(default_factory=RecoverSettings)
     kv_cache: KvCacheSettings
     calibration: CalibrationSettings
     engine: EngineSettings

@@ -29,7 +29,9 @@ def run_folder(name: str, settings: Settings, overrides: Sequence[str]) -> Itera
 
     try:
         folder = _new_folder(settings.paths.runs.absolute(), name)
-        (folder / "config.yaml").write_text(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
+        dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+        text = yaml.dump(settings.model_dump(mode="json"), Dumper=dumper, sort_keys=False)
+        (folder / "config.yaml").write_text(text)
         (folder / "overrides.json").write_text(json.dumps(list(overrides)) + "\n")
     except OSError as error:
         raise UserError(

@@ -22,7 +22,7 @@ from pipelines.host.machine import Machine, gather
 from pipelines.host.screen import say
 from pipelines.plan.plan import make_plan
 from pipelines.plan.targets import Target, has_baseline, is_sequential
-from pipelines.settings.compose import compose_config, to_raw
+from pipelines.settings.compose import compose
 from pipelines.settings.diagnose import diagnose, unexplained
 from pipelines.settings.groups import CONF
 from pipelines.settings.root import Settings, validate
@@ -67,8 +67,8 @@ def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[Swee
 
 def _new_folder(overrides: Sequence[str]) -> Path:
     """Create a folder for the cells' files and logs, named after the current time."""
-    kept = compose_config([word for word in overrides if word.startswith("paths.")])
-    return Path(kept.paths.runs).absolute() / "sweeps" / f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+    kept = compose([word for word in overrides if word.startswith("paths.")])
+    return Path(kept["paths"]["runs"]).absolute() / "sweeps" / f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
 
 
 def _write(folder: Path, cells: Sequence[SweepCell]) -> None:
@@ -104,7 +104,7 @@ def expand(overrides: Sequence[str], folder: Path) -> Sweep:
     Raises:
         UserError: Hydra refuses an override.
     """
-    from hydra import compose
+    from hydra import compose as compose_by_hydra
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -116,7 +116,7 @@ def expand(overrides: Sequence[str], folder: Path) -> Sweep:
             parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
             words = parser.parse_overrides(list(overrides))
             plain = [str(word.input_line) for word in words if not word.is_sweep_override()]
-            config = compose("config", [*plain, f"hydra.sweep.dir='{place}'"], return_hydra_config=True)
+            config = compose_by_hydra("config", [*plain, f"hydra.sweep.dir='{place}'"], return_hydra_config=True)
             given = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
             words = [*parser.parse_overrides(given), *(word for word in words if not _of_hydra(word))]
             combinations = product(*{word.get_key_element(): _alternatives(word) for word in words}.values())
@@ -171,7 +171,7 @@ def _together(cells: Sequence[SweepCell]) -> list[SweepCell]:
 def _valid(cell: SweepCell) -> Settings | None:
     """Return the settings of a cell; None if they are refused, which is said when it is planned."""
     try:
-        return validate(to_raw(compose_config(cell.overrides)))
+        return validate(compose(cell.overrides))
     except UserError:
         return None
 
@@ -186,7 +186,7 @@ def _without_finished(cells: Sequence[SweepCell], store: Store, machine: Machine
     judged = []
     for cell in cells:
         with collecting(faults):
-            raw = to_raw(compose_config(cell.overrides))
+            raw = compose(cell.overrides)
             judged.append(_judged(cell, raw, store, machine, here))
     if faults:
         raise UserError.of(list(dict.fromkeys(faults)))

@@ -28,7 +28,7 @@ def test_every_argument_is_one_of_the_librarys_with_its_default(name):
     for field, info in fields.items():
         entry = REFERENCE[name][field]
         if "factory" in entry:
-            assert isinstance(info.default, CLASSES[entry["factory"]])
+            assert info.default_factory is CLASSES[entry["factory"]]
         elif field not in ALWAYS_GIVEN:
             assert info.default == entry["default"], field
 

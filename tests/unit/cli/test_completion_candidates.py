@@ -1,10 +1,15 @@
 """Candidates for a Tab: commands, then Hydra's groups, choices and keys, and the values of settings."""
 
+import subprocess
+import sys
+
 import pytest
 
 from pipelines.cli.completion import candidates, script
 from pipelines.domain.errors import UserError
+from pipelines.settings.complete import asked_hydra, plain_candidates
 from pipelines.settings.groups import choices
+from tests.conftest import ROOT
 
 
 def found(line: str) -> list[str]:
@@ -49,3 +54,41 @@ def test_groups_of_config():
 def test_another_shell_is_refused():
     with pytest.raises(UserError, match=r"'fish' is not a shell that can be completed\. Choose one of bash, zsh"):
         script(["fish"])
+
+
+@pytest.mark.parametrize(
+    ("before", "word"),
+    [
+        ([], ""),
+        ([], "quant"),
+        ([], "hyd"),
+        ([], "quant=int"),
+        ([], "paths."),
+        ([], "build.max_"),
+        ([], "build.kv_cache_type=pa"),
+        (["model=tiny_llama"], "model.b"),
+        (["workload=chat"], "workload."),
+        (["benchmark.warmup_s=3"], "benchmark.warmup_s="),
+        (["experiment=cpu_demo"], "store.remove="),
+        ([], "plan.target="),
+    ],
+)
+def test_what_is_found_without_hydra_is_what_hydra_finds(before, word):
+    mine = plain_candidates(before, word)
+    assert mine is not None
+    hydras = asked_hydra(before, word)
+    assert {each for each in mine if each[:6] != "hydra."} == {each for each in hydras if each[:6] != "hydra."}
+
+
+@pytest.mark.parametrize("word", ["+quant", "~quant", "model.path=/", "hydra/", "a b", "eval.task", "lora.adapters="])
+def test_other_words_are_left_to_hydra(word):
+    assert plain_candidates(["lora=tiny_gemma"] if "lora" in word else ["eval=lm_eval", "x=y"], word) is None
+
+
+def test_a_completion_of_keys_loads_neither_hydra_nor_the_settings():
+    code = (
+        "import sys; from pipelines.cli.completion import candidates; "
+        "assert candidates(['trtllm-pipelines build quant=fp8 build.max_']); "
+        "sys.exit(bool({'hydra', 'omegaconf', 'pydantic'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0

@@ -1,0 +1,283 @@
+"""Compose plain overrides by Hydra's rules, without Hydra, which takes much longer to load than to do this.
+
+Plain are `group=choice`, and `key=value` where the value is a number, a word, true, false, null or a list of them. All
+else, mistakes included, is left to Hydra: nothing is refused or explained here, and no text means something that it
+does not mean to Hydra. Nothing is kept: each call reads the files of conf/.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from pipelines.settings.groups import CONF
+
+KEY = r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*"
+OVERRIDE = re.compile(rf"({KEY})=(.+)")
+INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
+FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+WORD = re.compile(r"[A-Za-z_/][A-Za-z0-9_./:-]*")
+"""A value that is text to Hydra, unless it is one of these in some spelling."""
+NOT_TEXT = ("true", "false", "null", "nan", "inf")
+CONSTANTS = {"true": True, "false": False, "null": None}
+CHOICE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+GLOBAL = "# @package _global_\n"
+"""Begins a choice that sets keys of other groups."""
+MISSING = "???"
+REFERENCE = re.compile(r"\$\{([a-z_]+(?:\.[a-z_]+)+)\}")
+
+
+class NotPlainError(Exception):
+    """Hydra has to be asked."""
+
+
+def compose_plain(overrides: Sequence[str]) -> dict[str, Any] | None:
+    """Compose conf/ with overrides to dictionaries, each reference to another setting replaced by its value.
+
+    Returns:
+        what Hydra composes, in the same order; None if Hydra has to be asked.
+    """
+    try:
+        config = unresolved(overrides)
+        return {group: _resolved(value, config) for group, value in config.items()}
+    except NotPlainError:
+        return None
+
+
+def unresolved(overrides: Sequence[str]) -> dict[str, Any]:
+    """Compose conf/ with overrides, with `???` and `${...}` as they are written.
+
+    Raises:
+        NotPlainError: Hydra has to be asked.
+    """
+    chosen, values = parse(overrides)
+    config = _Composition(chosen).compose()
+    for path, value in values:
+        _set(config, path, value)
+    return config
+
+
+def parse(overrides: Sequence[str]) -> tuple[dict[str, str], list[tuple[list[str], Any]]]:
+    """Read overrides as Hydra's grammar does: the choice of each group, then keys and values in their order.
+
+    Raises:
+        NotPlainError: Hydra has to be asked.
+    """
+    chosen: dict[str, str] = {}
+    values: list[tuple[list[str], Any]] = []
+    for text in overrides:
+        match = OVERRIDE.fullmatch(text)
+        if match is None:
+            raise NotPlainError
+        key, value = match[1], _value(match[2])
+        if not (CONF / key).is_dir():
+            values.append((key.split("."), value))
+        elif key in chosen or not isinstance(value, str):
+            raise NotPlainError
+        else:
+            chosen[key] = value
+    return chosen, values
+
+
+def _value(text: str) -> Any:
+    """Read a value as Hydra's grammar does."""
+    if text == "[]":
+        return []
+    if text[0] == "[" and text[-1] == "]":
+        return [_scalar(each) for each in text[1:-1].split(",")]
+    return _scalar(text)
+
+
+def _scalar(text: str) -> Any:
+    if INTEGER.fullmatch(text):
+        return int(text)
+    if FLOAT.fullmatch(text):
+        return float(text)
+    if text in CONSTANTS:
+        return CONSTANTS[text]
+    if WORD.fullmatch(text) and text.lower() not in NOT_TEXT:
+        return text
+    raise NotPlainError
+
+
+class _Composition:
+    """Follow the defaults lists, from their ends as Hydra does, so that an experiment chooses for the groups above it.
+
+    Attributes:
+        choices: by group; those of the user come first, and nothing replaces them.
+        unused: groups of choices that nothing was chosen for yet.
+        parts: what is merged, the last first: group, or "" for the whole configuration, and content.
+    """
+
+    def __init__(self, chosen: Mapping[str, str]) -> None:
+        self.choices = dict(chosen)
+        self.unused = set(chosen)
+        self.parts: list[tuple[str, dict[str, Any]]] = []
+
+    def compose(self) -> dict[str, Any]:
+        """Merge everything that conf/config.yaml and the choices name."""
+        self._add("config", "", "")
+        if self.unused:
+            raise NotPlainError
+        config: dict[str, Any] = {}
+        for group, content in reversed(self.parts):
+            _merge(config, {group: content} if group else content)
+        config.pop("hydra", None)
+        return config
+
+    def _add(self, name: str, folder: str, group: str) -> None:
+        """Add a file, and what its defaults list names.
+
+        Args:
+            name: of the file, without its suffix.
+            folder: its folder in conf/; empty for conf/ itself.
+            group: whose keys it sets, unless it sets those of others.
+        """
+        is_global, content = _read(folder, name)
+        group = "" if is_global else group
+        entries = content.pop("defaults", None) or []
+        if "_self_" not in entries:
+            entries.append("_self_")
+        for entry in entries:
+            self._override(entry)
+        for entry in reversed(entries):
+            if entry == "_self_":
+                self.parts.append((group, content))
+            elif isinstance(entry, str) and folder:
+                self._add(entry, folder, group)
+            elif not _is_override(entry):
+                self._add_choice(entry, folder)
+
+    def _override(self, entry: Any) -> None:
+        """Take a choice that a defaults list makes for another group, unless there is one already."""
+        if _is_override(entry):
+            ((key, value),) = entry.items()
+            other = key.removeprefix("override ").removeprefix("/")
+            if not other.startswith("hydra/") and other not in self.choices:
+                self.choices[other] = value
+                self.unused.add(other)
+
+    def _add_choice(self, entry: Any, folder: str) -> None:
+        """Add the choice of a group that conf/config.yaml names."""
+        if folder or not isinstance(entry, dict) or len(entry) != 1:
+            raise NotPlainError
+        ((group, value),) = entry.items()
+        value = self.choices.get(group, value)
+        self.unused.discard(group)
+        if value is not None:
+            self._add(value, group, group)
+
+
+def _is_override(entry: Any) -> bool:
+    return isinstance(entry, dict) and len(entry) == 1 and str(next(iter(entry))).startswith("override ")
+
+
+def _read(folder: str, name: Any) -> tuple[bool, dict[str, Any]]:
+    """Read a file of conf/: whether it sets keys of any group, and its content."""
+    if not isinstance(name, str) or not CHOICE.fullmatch(name):
+        raise NotPlainError
+    try:
+        text = (CONF / folder / f"{name}.yaml").read_text(encoding="utf-8")
+    except OSError:
+        raise NotPlainError from None
+    is_global = text.startswith(GLOBAL)
+    content = load_yaml(text)
+    if (not is_global and "@package" in text) or not isinstance(content, dict | None):
+        raise NotPlainError
+    return is_global, content or {}
+
+
+def load_yaml(text: str) -> Any:
+    """Parse YAML as OmegaConf does, with the C parser where there is one.
+
+    Raises:
+        NotPlainError: it is not valid.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError, TypeError):
+        raise NotPlainError from None
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """OmegaConf's YAML: numbers such as 1e-5, dates as text, and no key twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Refuse a mapping that has a key twice."""
+        keys = [key.value for key, _ in node.value]
+        if len(keys) != len(set(keys)):
+            raise NotPlainError
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+}
+
+
+def _merge(into: dict[Any, Any], content: Mapping[Any, Any]) -> None:
+    for key, value in content.items():
+        there = into.get(key)
+        if isinstance(there, dict) and isinstance(value, dict):
+            _merge(there, value)
+        elif isinstance(there, str) and "${" in there and isinstance(value, dict | list):
+            raise NotPlainError  # it may be merged into what is referred to
+        elif value != MISSING or key not in into:
+            into[key] = value
+
+
+def _set(config: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Set a key that is there; a list takes no place of a mapping."""
+    node: Any = config
+    for key in path[:-1]:
+        node = node.get(key) if isinstance(node, dict) else None
+    if not isinstance(node, dict) or path[-1] not in node:
+        raise NotPlainError
+    if isinstance(node[path[-1]], dict) and isinstance(value, list):
+        raise NotPlainError
+    node[path[-1]] = value
+
+
+def _resolved(value: Any, config: Mapping[str, Any]) -> Any:
+    """Replace each `${group.key}`; any other expression, and what must still be given, is left to Hydra."""
+    if isinstance(value, dict):
+        return {key: _resolved(each, config) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_resolved(each, config) for each in value]
+    if not isinstance(value, str):
+        return value
+    if value == MISSING:
+        raise NotPlainError
+    if "${" not in value:
+        return value
+    if match := REFERENCE.fullmatch(value):
+        return _referred(match[1], config)
+    text = REFERENCE.sub(lambda match: _as_text(_referred(match[1], config)), value)
+    if "$" in text or "\\" in text:
+        raise NotPlainError
+    return text
+
+
+def _referred(key: str, config: Mapping[str, Any]) -> Any:
+    node: Any = config
+    for part in key.split("."):
+        node = node.get(part, MISSING) if isinstance(node, Mapping) else MISSING
+    if isinstance(node, Mapping | list) or (isinstance(node, str) and ("$" in node or node == MISSING)):
+        raise NotPlainError
+    return node
+
+
+def _as_text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise NotPlainError
+    return value
