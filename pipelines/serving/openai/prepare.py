@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from pipelines.serving.openai.errors import ApiError, unsupported
-from pipelines.serving.openai.fields import PROMPT, to_tensors
+from pipelines.serving.openai.fields import PROMPT, to_tensors, with_parameters
 from pipelines.serving.openai.generation import Prompt
 from pipelines.serving.openai.inputs import InputTensor
 from pipelines.serving.openai.limits import Limits
@@ -103,7 +103,9 @@ def _completion(asked: CompletionRequest, model: ServedModel, limits: Limits) ->
     prompts = tuple(_prompt(each, asked, model, "prompt") for each in given)
     if asked.scores_prompts:
         return Scoring(asked, tuple(prompt.tokens for prompt in prompts))
-    return Prepared(asked, prompts, DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens)
+    most = DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
+    _check_least(asked, most)
+    return Prepared(asked, prompts, most)
 
 
 def _prompt(given: str | list[int], asked: Sampling, model: ServedModel, param: str) -> Prompt:
@@ -150,7 +152,15 @@ def _chat(asked: ChatRequest, model: ServedModel, limits: Limits) -> Prepared:
         values["add_generation_prompt"] = asked.add_generation_prompt
     text = model.template.render([message.plain() for message in asked.messages], values)
     prompt = _prompt(text, asked, model, "messages")
-    return Prepared(asked, (prompt,), asked.limit or model.room_after(len(prompt.tokens)), tools)
+    most = asked.limit or model.room_after(len(prompt.tokens))
+    _check_least(asked, most)
+    return Prepared(asked, (prompt,), most, tools)
+
+
+def _check_least(asked: Sampling, most: int) -> None:
+    if asked.min_tokens is not None and asked.min_tokens > most:
+        message = f"'min_tokens' = {asked.min_tokens} is more than the {most} tokens that the answer may have."
+        raise ApiError(400, message, param="min_tokens")
 
 
 def _check_guide(asked: Sampling, model: ServedModel) -> None:
@@ -174,6 +184,7 @@ def _tokens(asked: TokenizeRequest, model: ServedModel) -> tuple[int, ...]:
 
 
 def _generate(name: str, given: dict[str, Any], model: ServedModel) -> list[InputTensor]:
+    given = with_parameters(given)
     prompt = given.get(PROMPT)
     if isinstance(prompt, str):
         model.check_length(prompt, PROMPT)

@@ -6,11 +6,12 @@ The parameters are OpenAI's, and those that vLLM, NIM and trtllm-serve add to th
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pipelines.serving.openai.errors import ApiError, shortened, unsupported
+from pipelines.serving.openai.errors import SHOWN_VALUE, ApiError, shortened, unsupported
 
 INT32_MAX = 2**31 - 1
 MAX_CHOICES = 128
@@ -243,15 +244,17 @@ class Message(BaseModel):
     name: str | None = None
     tool_calls: List[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
     def plain(self) -> dict[str, Any]:
         """Return the message for the chat template."""
         if self.content is None and not self.tool_calls:
             raise ApiError(400, "A message has neither content nor tool_calls.", param="messages")
+        refuse_more("A message", self.model_extra or {}, "messages", type=("text", "message"))
         found: dict[str, Any] = {"role": self.role, "content": self._text()}
         if self.tool_calls:
             found["tool_calls"] = [_with_arguments(call) for call in self.tool_calls]
-        for name in ("name", "tool_call_id"):
+        for name in ("name", "tool_call_id", "reasoning_content"):
             if (value := getattr(self, name)) is not None:
                 found[name] = value
         return found
@@ -262,11 +265,30 @@ class Message(BaseModel):
         for part in self.content:
             if part.get("type") not in TEXTS or not isinstance(part.get("text"), str):
                 raise unsupported("messages", part, "Only text content is supported: this server runs a text model.")
+            refuse_more("A part of a message", part, "messages", type=TEXTS, text=(part["text"],))
         return "".join(part["text"] for part in self.content)
 
 
 TEXTS = ("text", "input_text", "output_text")
 """Types of parts that are text, of chats and of responses."""
+
+
+def refuse_more(what: str, given: Mapping[str, Any], param: str, **known: tuple[object, ...]) -> None:
+    """Refuse what would be ignored; clients that send an answer back send its empty fields, too.
+
+    Args:
+        what: has these entries, for the message.
+        given: the entries.
+        param: of the request.
+        known: values that an entry may have.
+
+    Raises:
+        ApiError: 400, naming the entry.
+    """
+    for name, value in given.items():
+        if value not in known.get(name, (None, "", [], {})):
+            raise ApiError(400, f"{what} has '{shortened(name)}' = {SHOWN_VALUE.repr(value)}, which is not supported"
+                           " here. Leave it out.", param=param, code="unknown_parameter")  # fmt: skip
 
 
 def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
