@@ -145,6 +145,8 @@ def _chat(asked: ChatRequest, model: ServedModel, limits: Limits) -> Prepared:
     if asked.calls_tools and tools is None:
         raise unsupported("tools", [tool["function"]["name"] for tool in asked.tools or ()],
                           "The chat template of this model knows no tools.")  # fmt: skip
+    if asked.must_call:
+        tools = ToolForm.JSON  # as the guide has it
     values: dict[str, Any] = dict(asked.chat_template_kwargs or {})
     if asked.tools and tools is not None:
         values["tools"] = asked.tools
@@ -165,8 +167,10 @@ def _check_least(asked: Sampling, most: int) -> None:
 
 def _check_guide(asked: Sampling, model: ServedModel) -> None:
     if asked.guide is not None and not model.guided:
-        assert asked.response_format is not None
         instead = "This server was started without guided decoding; on the CPU, guided=llguidance adds it."
+        if isinstance(asked, ChatRequest) and asked.must_call:
+            raise unsupported("tool_choice", asked.model_dump()["tool_choice"], instead)
+        assert asked.response_format is not None
         raise unsupported("response_format", asked.response_format.type, instead)
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pipelines.serving.openai.errors import SHOWN_VALUE, ApiError, shortened, unsupported
+from pipelines.serving.openai.tools import call_schema
 
 INT32_MAX = 2**31 - 1
 MAX_CHOICES = 128
@@ -306,6 +307,23 @@ def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", **call, "function": {**function, "arguments": arguments}}
 
 
+class NamedFunction(BaseModel):
+    """The function of a `tool_choice`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+
+
+class NamedTool(BaseModel):
+    """A `tool_choice` that names the tool to call."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
 class ChatRequest(Sampling):
     """POST /v1/chat/completions."""
 
@@ -314,7 +332,7 @@ class ChatRequest(Sampling):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: List[dict[str, Any]] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -334,6 +352,24 @@ class ChatRequest(Sampling):
         """Whether the answer may be calls of tools."""
         return bool(self.tools) and self.tool_choice != "none"
 
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer must be a call of a tool."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+    @property
+    def guide(self) -> tuple[str, str] | None:
+        """Kind and text of the guide that answers must follow: the wanted format, or a call of one of the tools."""
+        return ("json_schema", call_schema(self._callable)) if self.must_call else super().guide
+
+    @property
+    def _callable(self) -> list[dict[str, Any]]:
+        """The functions that may be called."""
+        functions = [tool["function"] for tool in self.tools or ()]
+        if not isinstance(self.tool_choice, NamedTool):
+            return functions
+        return [function for function in functions if function["name"] == self.tool_choice.function.name]
+
     def refuse_unsupported(self) -> None:
         """Refuse parameters that cannot be honoured; see `Sampling`."""
         super().refuse_unsupported()
@@ -347,8 +383,10 @@ class ChatRequest(Sampling):
             function = tool.get("function")
             if tool.get("type") != "function" or not isinstance(function, dict) or not function.get("name"):
                 raise unsupported("tools", tool, "A tool is of type function and has a function with a name.")
-        if self.calls_tools and self.guide is not None:
+        if self.calls_tools and super().guide is not None:
             raise unsupported("response_format", self.response_format, "It does not go with tools.")
+        if self.must_call and not self._callable:
+            raise unsupported("tool_choice", self.model_dump()["tool_choice"], "It is none of the tools.")
 
 
 class TokenizeRequest(BaseModel):

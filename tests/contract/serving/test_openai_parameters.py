@@ -210,6 +210,22 @@ def test_a_tools_answer_goes_through_the_template(client) -> None:
         chat(client, messages)
 
 
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ("required", "'tool_choice' = 'required' is not supported here.*guided=llguidance adds it"),
+        ({"type": "function", "function": {"name": "get_weather"}}, "'tool_choice' = .*get_weather.*guided=llguidance"),
+        ({"type": "function", "function": {"name": "trains"}}, "'tool_choice' = .*trains.* It is none of the tools"),
+    ],
+)
+def test_a_call_is_promised_only_where_a_guide_can_keep_it(client, choice, said) -> None:
+    """tests/contract/faults/test_forced_calls.py has a server that can."""
+    with pytest.raises(openai.BadRequestError, match=said):
+        chat(client, tools=[WEATHER], tool_choice=choice)
+    with pytest.raises(openai.BadRequestError, match="'tool_choice' = .* It is none of the tools"):
+        chat(client, tool_choice=choice)
+
+
 def test_responses_answer(client) -> None:
     answer = client.responses.create(model="echo", input="hi", instructions="words", max_output_tokens=5, temperature=0)
     assert answer.output_text.split() == ["system", ":", "words", "user", ":"]
