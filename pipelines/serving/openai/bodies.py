@@ -69,7 +69,7 @@ class BodyGuard:
     def _check_declared(self, scope: Message) -> None:
         headers = dict(scope["headers"])
         encoding = headers.get(b"content-encoding", b"identity").decode("latin-1")
-        if encoding.strip().lower() != "identity":
+        if encoding.strip().lower() not in ("", "identity"):
             message = f"Content-Encoding is '{shortened(encoding)}'; send the body as it is, without one."
             raise ApiError(415, message, code="unsupported_encoding")
         length = headers.get(b"content-length", b"0")

@@ -381,12 +381,18 @@ class ChatRequest(Sampling):
             raise unsupported("continue_final_message", True, "Use /v1/completions with the text so far.")
         for tool in self.tools or ():
             function = tool.get("function")
-            if tool.get("type") != "function" or not isinstance(function, dict) or not function.get("name"):
+            if tool.get("type") != "function" or not isinstance(function, dict) or not _is_named(function):
                 raise unsupported("tools", tool, "A tool is of type function and has a function with a name.")
+            if not isinstance(function.get("parameters") or {}, dict):
+                raise unsupported("tools", tool, "The parameters of a function are a JSON schema.")
         if self.calls_tools and super().guide is not None:
             raise unsupported("response_format", self.response_format, "It does not go with tools.")
         if self.must_call and not self._callable:
             raise unsupported("tool_choice", self.model_dump()["tool_choice"], "It is none of the tools.")
+
+
+def _is_named(function: dict[str, Any]) -> bool:
+    return isinstance(function.get("name"), str) and bool(function["name"])
 
 
 class TokenizeRequest(BaseModel):

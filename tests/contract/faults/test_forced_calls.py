@@ -28,9 +28,11 @@ NAMED = {"type": "function", "function": {"name": "trains"}}
 def client(served: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     template: Path = tmp_path_factory.mktemp("template") / "tools.jinja"
     template.write_text(TEMPLATE)
-    with another_front(served, chat_template=template) as (_, port):
-        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as found:
-            yield found
+    with (
+        another_front(served, chat_template=template) as (_, port),
+        openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as found,
+    ):
+        yield found
 
 
 def chat(client: Any, **given: Any) -> Any:

@@ -69,7 +69,7 @@ def message(content: str) -> dict[str, object]:
         (GENERATE, {"text_input": "a", "max_tokens": 2**31}, 400, "'max_tokens' = 2147483648 is not an integer"),
         (GENERATE, {"text_input": "a", "max_tokens": [1, 2]}, 400, "'max_tokens' has 2 values; it takes 1 value"),
         (GENERATE, {"text_input": "a", "shape": [2**31, 2**31]}, 400, "'shape' is not a field that can be set here"),
-        (GENERATE, {"text_input": "a", "parameters": {"shape": [1]}}, 400, "'shape' is not a field that can be set here"),
+        (GENERATE, {"text_input": "a", "parameters": {"shape": [1]}}, 400, "'shape' is not a field that can be"),
         (GENERATE, {"text_input": "a", "parameters": [1]}, 400, "'parameters' = [1] is not an object"),
         (GENERATE, {"text_input": "a", "parameters": {"text_input": "a"}}, 400, "'text_input' is given twice"),
         (GENERATE, {"text_input": "\ud800", "max_tokens": 1}, 400, "half of a surrogate pair"),

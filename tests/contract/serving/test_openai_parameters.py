@@ -222,8 +222,20 @@ def test_a_call_is_promised_only_where_a_guide_can_keep_it(client, choice, said)
     """tests/contract/faults/test_forced_calls.py has a server that can."""
     with pytest.raises(openai.BadRequestError, match=said):
         chat(client, tools=[WEATHER], tool_choice=choice)
-    with pytest.raises(openai.BadRequestError, match="'tool_choice' = .* It is none of the tools"):
+    with pytest.raises(openai.BadRequestError, match=r"'tool_choice' = .* It is none of the tools"):
         chat(client, tool_choice=choice)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ({"name": 3}, "'tools' = .*3.* A tool is of type function and has a function with a name"),
+        ({"name": "f", "parameters": ["city"]}, "'tools' = .*city.* The parameters of a function are a JSON schema"),
+    ],
+)
+def test_what_is_no_tool_is_refused(client, function, said) -> None:
+    with pytest.raises(openai.BadRequestError, match=said):
+        chat(client, tools=[{"type": "function", "function": function}])
 
 
 def test_responses_answer(client) -> None:
