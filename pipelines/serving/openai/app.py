@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Literal, TypeVar
 
@@ -86,6 +86,11 @@ def make_app(
     return app
 
 
+def _readable(app: FastAPI, path: str) -> Callable[[Any], Any]:
+    """Answer GET, and HEAD with the same head; the HTTP library leaves the body out."""
+    return app.api_route(path, methods=["GET", "HEAD"])
+
+
 def _add_openai(app: FastAPI, served: ServedModel, backend: Backend, limits: Limits, read: Read) -> None:
     """Add OpenAI's endpoints."""
     scorer = PromptScorer(backend)
@@ -114,11 +119,11 @@ def _add_openai(app: FastAPI, served: ServedModel, backend: Backend, limits: Lim
     async def responses(request: Request) -> Response:
         return await answer("responses", request)
 
-    @app.get("/v1/models")
+    @_readable(app, "/v1/models")
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [_model(served)]}
 
-    @app.get("/v1/models/{name:path}")
+    @_readable(app, "/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         served.check_name(name)
         return _model(served)
@@ -143,28 +148,28 @@ def _add_tokens(app: FastAPI, served: ServedModel, read: Read) -> None:
 def _add_health(app: FastAPI, served: ServedModel, backend: Backend) -> None:
     """Add what load balancers and Prometheus ask for."""
 
-    @app.get("/health")
-    @app.get("/v1/health/ready")
-    @app.get("/v2/health/ready")
+    @_readable(app, "/health")
+    @_readable(app, "/v1/health/ready")
+    @_readable(app, "/v2/health/ready")
     async def ready() -> Response:
         return Response(status_code=200 if await backend.ready() else 503)
 
-    @app.get("/v1/health/live")
-    @app.get("/v2/health/live")
+    @_readable(app, "/v1/health/live")
+    @_readable(app, "/v2/health/live")
     async def live() -> Response:
         return Response(status_code=200 if await backend.alive() else 503)
 
-    @app.get("/version")
-    @app.get("/v1/version")
+    @_readable(app, "/version")
+    @_readable(app, "/v1/version")
     async def version() -> dict[str, Any]:
         return {"version": __version__}
 
-    @app.get("/v1/metadata")
+    @_readable(app, "/v1/metadata")
     async def metadata() -> dict[str, Any]:
         return {"version": __version__, "modelInfo": [{"shortName": served.label, "modelUrl": ""}]}
 
-    @app.get("/metrics")
-    @app.get("/v1/metrics")
+    @_readable(app, "/metrics")
+    @_readable(app, "/v1/metrics")
     async def metrics() -> Response:
         try:
             text = await asyncio.to_thread(_read, served.metrics_url)
@@ -316,11 +321,12 @@ async def _unless_client_leaves(request: Request, work: Awaitable[Result]) -> Re
 def _add_error_handlers(app: FastAPI) -> None:
     """Return every error in OpenAI's format, and in Triton's where the endpoint is Triton's."""
 
-    async def response(request: Request, error: ApiError) -> Response:
+    async def response(request: Request, error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
         await asyncio.sleep(REFUSAL_PAUSE_S)
-        headers = {"Retry-After": "1"} if error.status in (429, 503) else None
+        if error.status in (429, 503):
+            headers = {"Retry-After": "1"}
         body = {"error": error.message} if request.url.path.startswith("/v2/") else error.body()
-        return JSONResponse(body, status_code=error.status, headers=headers)
+        return JSONResponse(body, status_code=error.status, headers=dict(headers or {}))
 
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
@@ -329,7 +335,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path}: {error.detail}"
-        return await response(request, ApiError(error.status_code, message))
+        return await response(request, ApiError(error.status_code, message), error.headers)
 
 
 def _model(served: ServedModel) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from pipelines.serving.openai.errors import ApiError
+from pipelines.serving.openai.errors import ApiError, shortened
 from pipelines.serving.openai.limits import REFUSAL_PAUSE_S, Limits
 
 BODY_TIMEOUT_S = 30.0
@@ -71,7 +71,12 @@ class BodyGuard:
                 self._trimmer.soon()
 
     def _check_declared(self, scope: Message) -> None:
-        length = dict(scope["headers"]).get(b"content-length", b"0")
+        headers = dict(scope["headers"])
+        encoding = headers.get(b"content-encoding", b"identity").decode("latin-1")
+        if encoding.strip().lower() not in ("", "identity"):
+            message = f"Content-Encoding is '{shortened(encoding)}'; send the body as it is, without one."
+            raise ApiError(415, message, code="unsupported_encoding")
+        length = headers.get(b"content-length", b"0")
         if int(length) > self._most:  # the HTTP parser has checked that it is a number
             raise self._too_large(int(length))
 

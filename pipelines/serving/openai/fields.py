@@ -19,6 +19,7 @@ from pipelines.serving.openai.inputs import InputTensor
 
 MODELS = ("ensemble", "tensorrt_llm_bls")
 PROMPT = "text_input"
+PARAMETERS = "parameters"
 MAX_VALUES = 1024
 MAX_FIELDS_LENGTH = 65_536  # characters of all fields but the prompt
 AT_MOST = {"beam_width": 128, "num_return_sequences": 128}
@@ -59,6 +60,20 @@ def _field(entry: Any) -> Field | None:
     datatype = DataType.Name(entry.data_type).removeprefix("TYPE_").replace("STRING", "BYTES")
     known = datatype in RANGES or datatype in ("BYTES", "BOOL", "FP32")
     return Field(datatype, entry.dims[0]) if known and len(entry.dims) == 1 else None
+
+
+def with_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Put the entries of `parameters`, where Triton's generate endpoints take fields as well, beside the others.
+
+    Raises:
+        ApiError: 400, it is no object, or a field is given twice.
+    """
+    more = given.get(PARAMETERS, {})
+    if not isinstance(more, dict):
+        raise ApiError(400, f"'{PARAMETERS}' = {SHOWN_VALUE.repr(more)} is not an object.", param=PARAMETERS)
+    for name in more.keys() & given.keys():
+        raise ApiError(400, f"'{shortened(name)}' is given twice, once in '{PARAMETERS}'.", param=shortened(name))
+    return {name: value for name, value in given.items() if name != PARAMETERS} | more
 
 
 def to_tensors(fields: Mapping[str, Field], given: Mapping[str, Any]) -> list[InputTensor]:

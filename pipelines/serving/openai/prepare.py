@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from pipelines.serving.openai.errors import ApiError, unsupported
-from pipelines.serving.openai.fields import PROMPT, to_tensors
+from pipelines.serving.openai.fields import PROMPT, to_tensors, with_parameters
 from pipelines.serving.openai.generation import Prompt
 from pipelines.serving.openai.inputs import InputTensor
 from pipelines.serving.openai.limits import Limits
@@ -103,7 +103,9 @@ def _completion(asked: CompletionRequest, model: ServedModel, limits: Limits) ->
     prompts = tuple(_prompt(each, asked, model, "prompt") for each in given)
     if asked.scores_prompts:
         return Scoring(asked, tuple(prompt.tokens for prompt in prompts))
-    return Prepared(asked, prompts, DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens)
+    most = DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
+    _check_least(asked, most)
+    return Prepared(asked, prompts, most)
 
 
 def _prompt(given: str | list[int], asked: Sampling, model: ServedModel, param: str) -> Prompt:
@@ -143,6 +145,8 @@ def _chat(asked: ChatRequest, model: ServedModel, limits: Limits) -> Prepared:
     if asked.calls_tools and tools is None:
         raise unsupported("tools", [tool["function"]["name"] for tool in asked.tools or ()],
                           "The chat template of this model knows no tools.")  # fmt: skip
+    if asked.must_call:
+        tools = ToolForm.JSON  # as the guide has it
     values: dict[str, Any] = dict(asked.chat_template_kwargs or {})
     if asked.tools and tools is not None:
         values["tools"] = asked.tools
@@ -150,13 +154,23 @@ def _chat(asked: ChatRequest, model: ServedModel, limits: Limits) -> Prepared:
         values["add_generation_prompt"] = asked.add_generation_prompt
     text = model.template.render([message.plain() for message in asked.messages], values)
     prompt = _prompt(text, asked, model, "messages")
-    return Prepared(asked, (prompt,), asked.limit or model.room_after(len(prompt.tokens)), tools)
+    most = asked.limit or model.room_after(len(prompt.tokens))
+    _check_least(asked, most)
+    return Prepared(asked, (prompt,), most, tools)
+
+
+def _check_least(asked: Sampling, most: int) -> None:
+    if asked.min_tokens is not None and asked.min_tokens > most:
+        message = f"'min_tokens' = {asked.min_tokens} is more than the {most} tokens that the answer may have."
+        raise ApiError(400, message, param="min_tokens")
 
 
 def _check_guide(asked: Sampling, model: ServedModel) -> None:
     if asked.guide is not None and not model.guided:
-        assert asked.response_format is not None
         instead = "This server was started without guided decoding; on the CPU, guided=llguidance adds it."
+        if isinstance(asked, ChatRequest) and asked.must_call:
+            raise unsupported("tool_choice", asked.model_dump()["tool_choice"], instead)
+        assert asked.response_format is not None
         raise unsupported("response_format", asked.response_format.type, instead)
 
 
@@ -174,6 +188,7 @@ def _tokens(asked: TokenizeRequest, model: ServedModel) -> tuple[int, ...]:
 
 
 def _generate(name: str, given: dict[str, Any], model: ServedModel) -> list[InputTensor]:
+    given = with_parameters(given)
     prompt = given.get(PROMPT)
     if isinstance(prompt, str):
         model.check_length(prompt, PROMPT)

@@ -25,6 +25,7 @@ from pipelines.serving.openai.schema import (
     Message,
     ResponseFormat,
     Sampling,
+    refuse_more,
 )
 
 Json = dict[str, Any]
@@ -124,6 +125,8 @@ def _message(entry: Json) -> Message:
         isinstance(content, list) and all(isinstance(part, dict) for part in content)
     ):
         raise ApiError(400, "A message of 'input' has neither text nor parts as its content.", param="input")
+    refuse_more("A message of 'input'", entry, "input", role=(role,), content=(content,), type=(kind,),
+                id=(entry.get("id"),), status=(entry.get("status"),))  # fmt: skip
     return Message(role=role, content=content)
 
 

@@ -6,11 +6,13 @@ The parameters are OpenAI's, and those that vLLM, NIM and trtllm-serve add to th
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pipelines.serving.openai.errors import ApiError, shortened, unsupported
+from pipelines.serving.openai.errors import SHOWN_VALUE, ApiError, shortened, unsupported
+from pipelines.serving.openai.tools import call_schema
 
 INT32_MAX = 2**31 - 1
 MAX_CHOICES = 128
@@ -243,15 +245,17 @@ class Message(BaseModel):
     name: str | None = None
     tool_calls: List[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
     def plain(self) -> dict[str, Any]:
         """Return the message for the chat template."""
         if self.content is None and not self.tool_calls:
             raise ApiError(400, "A message has neither content nor tool_calls.", param="messages")
+        refuse_more("A message", self.model_extra or {}, "messages", type=("text", "message"))
         found: dict[str, Any] = {"role": self.role, "content": self._text()}
         if self.tool_calls:
             found["tool_calls"] = [_with_arguments(call) for call in self.tool_calls]
-        for name in ("name", "tool_call_id"):
+        for name in ("name", "tool_call_id", "reasoning_content"):
             if (value := getattr(self, name)) is not None:
                 found[name] = value
         return found
@@ -262,11 +266,30 @@ class Message(BaseModel):
         for part in self.content:
             if part.get("type") not in TEXTS or not isinstance(part.get("text"), str):
                 raise unsupported("messages", part, "Only text content is supported: this server runs a text model.")
+            refuse_more("A part of a message", part, "messages", type=TEXTS, text=(part["text"],))
         return "".join(part["text"] for part in self.content)
 
 
 TEXTS = ("text", "input_text", "output_text")
 """Types of parts that are text, of chats and of responses."""
+
+
+def refuse_more(what: str, given: Mapping[str, Any], param: str, **known: tuple[object, ...]) -> None:
+    """Refuse what would be ignored; clients that send an answer back send its empty fields, too.
+
+    Args:
+        what: has these entries, for the message.
+        given: the entries.
+        param: of the request.
+        known: values that an entry may have.
+
+    Raises:
+        ApiError: 400, naming the entry.
+    """
+    for name, value in given.items():
+        if value not in known.get(name, (None, "", [], {})):
+            raise ApiError(400, f"{what} has '{shortened(name)}' = {SHOWN_VALUE.repr(value)}, which is not supported"
+                           " here. Leave it out.", param=param, code="unknown_parameter")  # fmt: skip
 
 
 def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
@@ -284,6 +307,23 @@ def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", **call, "function": {**function, "arguments": arguments}}
 
 
+class NamedFunction(BaseModel):
+    """The function of a `tool_choice`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+
+
+class NamedTool(BaseModel):
+    """A `tool_choice` that names the tool to call."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
 class ChatRequest(Sampling):
     """POST /v1/chat/completions."""
 
@@ -292,7 +332,7 @@ class ChatRequest(Sampling):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: List[dict[str, Any]] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -312,6 +352,24 @@ class ChatRequest(Sampling):
         """Whether the answer may be calls of tools."""
         return bool(self.tools) and self.tool_choice != "none"
 
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer must be a call of a tool."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+    @property
+    def guide(self) -> tuple[str, str] | None:
+        """Kind and text of the guide that answers must follow: the wanted format, or a call of one of the tools."""
+        return ("json_schema", call_schema(self._callable)) if self.must_call else super().guide
+
+    @property
+    def _callable(self) -> list[dict[str, Any]]:
+        """The functions that may be called."""
+        functions = [tool["function"] for tool in self.tools or ()]
+        if not isinstance(self.tool_choice, NamedTool):
+            return functions
+        return [function for function in functions if function["name"] == self.tool_choice.function.name]
+
     def refuse_unsupported(self) -> None:
         """Refuse parameters that cannot be honoured; see `Sampling`."""
         super().refuse_unsupported()
@@ -323,10 +381,18 @@ class ChatRequest(Sampling):
             raise unsupported("continue_final_message", True, "Use /v1/completions with the text so far.")
         for tool in self.tools or ():
             function = tool.get("function")
-            if tool.get("type") != "function" or not isinstance(function, dict) or not function.get("name"):
+            if tool.get("type") != "function" or not isinstance(function, dict) or not _is_named(function):
                 raise unsupported("tools", tool, "A tool is of type function and has a function with a name.")
-        if self.calls_tools and self.guide is not None:
+            if not isinstance(function.get("parameters") or {}, dict):
+                raise unsupported("tools", tool, "The parameters of a function are a JSON schema.")
+        if self.calls_tools and super().guide is not None:
             raise unsupported("response_format", self.response_format, "It does not go with tools.")
+        if self.must_call and not self._callable:
+            raise unsupported("tool_choice", self.model_dump()["tool_choice"], "It is none of the tools.")
+
+
+def _is_named(function: dict[str, Any]) -> bool:
+    return isinstance(function.get("name"), str) and bool(function["name"])
 
 
 class TokenizeRequest(BaseModel):

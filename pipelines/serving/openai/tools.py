@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -36,6 +36,23 @@ def form_of(template: str | None) -> ToolForm | None:
     if template is None or not re.search(r"\btools\b", template):
         return None
     return next((form for form, mark in MARKS.items() if mark in template), ToolForm.JSON)
+
+
+def call_schema(functions: Sequence[Json]) -> str:
+    """Return the JSON schema of a call of one of these functions, as `ToolForm.JSON` has it."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": function["name"]},
+                "arguments": function.get("parameters") or {"type": "object", "properties": {}},
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for function in functions
+    ]
+    return json.dumps(calls[0] if len(calls) == 1 else {"anyOf": calls})
 
 
 @dataclass(frozen=True, slots=True)

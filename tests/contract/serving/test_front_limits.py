@@ -69,6 +69,9 @@ def message(content: str) -> dict[str, object]:
         (GENERATE, {"text_input": "a", "max_tokens": 2**31}, 400, "'max_tokens' = 2147483648 is not an integer"),
         (GENERATE, {"text_input": "a", "max_tokens": [1, 2]}, 400, "'max_tokens' has 2 values; it takes 1 value"),
         (GENERATE, {"text_input": "a", "shape": [2**31, 2**31]}, 400, "'shape' is not a field that can be set here"),
+        (GENERATE, {"text_input": "a", "parameters": {"shape": [1]}}, 400, "'shape' is not a field that can be"),
+        (GENERATE, {"text_input": "a", "parameters": [1]}, 400, "'parameters' = [1] is not an object"),
+        (GENERATE, {"text_input": "a", "parameters": {"text_input": "a"}}, 400, "'text_input' is given twice"),
         (GENERATE, {"text_input": "\ud800", "max_tokens": 1}, 400, "half of a surrogate pair"),
         (GENERATE, {"text_input": "a", "max_tokens": 1, "stop_words": ["a" * 15_000] * 5}, 400, "more than 65,536"),
         (GENERATE, {"text_input": "a", "max_tokens": 1, "stop_words": ["a"] * 1025}, 400, "has 1025 values"),
@@ -112,7 +115,10 @@ def test_a_long_head_is_refused_before_it_is_parsed(port: int, head: bytes) -> N
     assert connections.LONG_HEAD.encode() in answer
 
 
-@pytest.mark.parametrize("given", [{}, {"temperature": 0.5, "seed": 3}, {"stream": True}], ids=str)
+FIELDS = {"temperature": 0.5, "seed": 3}
+
+
+@pytest.mark.parametrize("given", [{}, FIELDS, {"stream": True}, {"parameters": FIELDS}, {"parameters": {}}], ids=str)
 @pytest.mark.parametrize("stream", ["", "_stream"])
 def test_generate_answers_as_triton_does(port: int, echo_server: TritonServer, given: dict, stream: str) -> None:
     """Same JSON, whether it comes through the service in front or from tritonserver itself."""

@@ -210,6 +210,34 @@ def test_a_tools_answer_goes_through_the_template(client) -> None:
         chat(client, messages)
 
 
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ("required", "'tool_choice' = 'required' is not supported here.*guided=llguidance adds it"),
+        ({"type": "function", "function": {"name": "get_weather"}}, "'tool_choice' = .*get_weather.*guided=llguidance"),
+        ({"type": "function", "function": {"name": "trains"}}, "'tool_choice' = .*trains.* It is none of the tools"),
+    ],
+)
+def test_a_call_is_promised_only_where_a_guide_can_keep_it(client, choice, said) -> None:
+    """tests/contract/faults/test_forced_calls.py has a server that can."""
+    with pytest.raises(openai.BadRequestError, match=said):
+        chat(client, tools=[WEATHER], tool_choice=choice)
+    with pytest.raises(openai.BadRequestError, match=r"'tool_choice' = .* It is none of the tools"):
+        chat(client, tool_choice=choice)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ({"name": 3}, "'tools' = .*3.* A tool is of type function and has a function with a name"),
+        ({"name": "f", "parameters": ["city"]}, "'tools' = .*city.* The parameters of a function are a JSON schema"),
+    ],
+)
+def test_what_is_no_tool_is_refused(client, function, said) -> None:
+    with pytest.raises(openai.BadRequestError, match=said):
+        chat(client, tools=[{"type": "function", "function": function}])
+
+
 def test_responses_answer(client) -> None:
     answer = client.responses.create(model="echo", input="hi", instructions="words", max_output_tokens=5, temperature=0)
     assert answer.output_text.split() == ["system", ":", "words", "user", ":"]
@@ -290,3 +318,76 @@ def test_web_pages_are_let_in_only_when_named(frontend, echo_server) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
         connection.request("OPTIONS", "/v1/completions", headers=ask)
         assert connection.getresponse().headers[allowed] == "https://chat.example.com"
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/models/echo", "/v1/metrics", "/version"])
+def test_heads_can_be_asked_for(frontend, echo_server, path) -> None:
+    """As health checks of load balancers do."""
+    whole = send(echo_server, "GET", path)
+    head = send(echo_server, "HEAD", path)
+    assert (head[0], head[1], head[2]["Content-Type"]) == (200, b"", whole[2]["Content-Type"])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [("GET", "/v1/completions", "POST"), ("OPTIONS", "/v1/chat/completions", "POST"), ("POST", "/v1/models", "GET")],
+)
+def test_the_methods_of_a_place_are_named(frontend, echo_server, method, path, allowed) -> None:
+    status, found, headers = send(echo_server, method, path)
+    assert (status, allowed in headers["Allow"].split(", ")) == (405, True)
+    assert found["error"]["message"] == f"{method} {path}: Method Not Allowed"
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "zstd, gzip"])
+def test_a_coded_body_is_refused_by_its_coding(frontend, echo_server, coding) -> None:
+    """What it decodes to could have any size."""
+    status, found, _ = send(echo_server, "POST", "/v1/completions", {}, **{"Content-Encoding": coding})
+    assert status == 415
+    assert f"Content-Encoding is '{coding}'" in found["error"]["message"]
+    given = {"model": "echo", "prompt": "a", "max_tokens": 1}
+    assert send(echo_server, "POST", "/v1/completions", given, **{"Content-Encoding": "identity"})[0] == 200
+
+
+def test_more_tokens_at_least_than_at_most_are_refused(client) -> None:
+    with pytest.raises(openai.BadRequestError, match="'min_tokens' = 5 is more than the 2 tokens") as error:
+        complete(client, max_tokens=2, min_tokens=5)
+    assert error.value.param == "min_tokens"
+    with pytest.raises(openai.BadRequestError, match="'min_tokens' = 60 is more than the 58 tokens"):
+        chat(client, min_tokens=60)
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"content": "a", "wings": 1}, "A message has 'wings' = 1"),
+        ({"content": "a", "wings": False}, "A message has 'wings' = False"),
+        ({"content": [{"type": "text", "text": "a", "wings": "x"}]}, "A part of a message has 'wings' = 'x'"),
+        ({"content": "a", "type": "image"}, "A message has 'type' = 'image'"),
+    ],
+)
+def test_what_a_message_has_beside_its_text_is_not_ignored(client, message, said) -> None:
+    with pytest.raises(openai.BadRequestError, match=said):
+        chat(client, [{"role": "user", **message}])
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"content": "a", "wings": 1}, "A message of 'input' has 'wings' = 1"),
+        ({"content": [{"type": "input_text", "text": "a", "wings": "x"}]}, "A part of a message has 'wings' = 'x'"),
+    ],
+)
+def test_what_an_input_has_beside_its_text_is_not_ignored(client, message, said) -> None:
+    with pytest.raises(openai.BadRequestError, match=said):
+        client.responses.create(model="echo", input=[{"role": "user", **message}])
+
+
+def test_an_answer_can_be_sent_back_as_it_came(client) -> None:
+    """With the empty fields that the client's classes and the service's own answers have."""
+    first = chat(client, "a end").choices[0].message
+    lm_eval = {"role": "user", "content": "b end", "type": "text"}
+    assert chat(client, [{"role": "user", "content": "a"}, first, lm_eval]).usage.prompt_tokens > 9
+    assert chat(client, [{"role": "user", "content": "a"}, first.model_dump(), lm_eval]).usage.prompt_tokens > 9
+    answer = client.responses.create(model="echo", input="a end", temperature=0)
+    again = [*(item.model_dump() for item in answer.output), {"role": "user", "content": "b end"}]
+    assert client.responses.create(model="echo", input=again, temperature=0).usage.input_tokens > 6

@@ -1,0 +1,94 @@
+"""LangChain's ChatOpenAI and OpenAI: URL MODEL."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from asked import ask, refused
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_openai import ChatOpenAI, OpenAI
+from openai import BadRequestError
+from pydantic import BaseModel, Field
+
+URL, MODEL = sys.argv[1:]
+PROMPT = "The river of Githbrel is"
+SHARED = {"base_url": URL, "api_key": "none", "model": MODEL, "max_retries": 0, "timeout": 60}
+chat = ChatOpenAI(**SHARED, max_tokens=16, temperature=0)
+texts = OpenAI(**SHARED, max_tokens=16, temperature=0)
+
+
+class River(BaseModel):
+    """A river."""
+
+    name: str = Field(max_length=8)
+
+
+def invoke() -> str:
+    found = chat.invoke([SystemMessage("You know rivers."), HumanMessage(PROMPT), AIMessage("Yes?"), HumanMessage("?")])
+    assert found.usage_metadata["output_tokens"] <= 16
+    return found.usage_metadata
+
+
+def stream() -> str:
+    parts = list(ChatOpenAI(**SHARED, max_tokens=16, temperature=0, stream_usage=True).stream(PROMPT))
+    whole = sum(parts[1:], parts[0])
+    assert whole.content == chat.invoke(PROMPT).content
+    return f"{len(parts)} parts, {whole.usage_metadata['output_tokens']} tokens"
+
+
+def batch() -> str:
+    found = chat.batch([PROMPT] * 4)
+    assert len({each.content for each in found}) == 1
+    return "4 prompts"
+
+
+def structured() -> object:
+    maker = ChatOpenAI(**SHARED, max_tokens=150, temperature=0, frequency_penalty=2)
+    found = maker.with_structured_output(River).invoke(PROMPT + " Answer in JSON.")
+    assert isinstance(found, River)
+    return found
+
+
+def log_probs() -> str:
+    found = chat.bind(logprobs=True, top_logprobs=2).invoke(PROMPT)
+    assert len(found.response_metadata["logprobs"]["content"][0]["top_logprobs"]) == 2
+    return "2 likeliest of each"
+
+
+def tools() -> str:
+    return refused(BadRequestError, lambda: chat.bind_tools([River]).invoke(PROMPT))
+
+
+def responses() -> str:
+    found = ChatOpenAI(**SHARED, max_tokens=16, use_responses_api=True, temperature=0)
+    parts = list(found.stream(PROMPT))
+    assert found.invoke(PROMPT).text
+    return f"{len(parts)} parts"
+
+
+def text() -> str:
+    assert texts.invoke(PROMPT) == "".join(texts.stream(PROMPT))
+    assert len(texts.generate([PROMPT] * 3, n=1).generations) == 3
+    return texts.invoke(PROMPT)
+
+
+def asynchronous() -> str:
+    async def all_of_them() -> int:
+        return len(await asyncio.gather(*(chat.ainvoke(PROMPT) for _ in range(4))))
+
+    return asyncio.run(all_of_them())
+
+
+for question, answer in (
+    ("ChatOpenAI.invoke, with a conversation", invoke),
+    ("ChatOpenAI.stream with stream_usage", stream),
+    ("ChatOpenAI.batch", batch),
+    ("with_structured_output (json_schema)", structured),
+    ("log probabilities", log_probs),
+    ("bind_tools, which the model's template does not know: refused", tools),
+    ("use_responses_api", responses),
+    ("OpenAI (completions): invoke, stream, generate", text),
+    ("ainvoke", asynchronous),
+):
+    ask(question, answer)
