@@ -69,7 +69,9 @@ class OpenVinoSession:
         if limits.guide is not None:
             return self._guiding(limits.guide.tokenizer).generate(prompts, limits, limits.guide.schema, progress)
         if self._pipeline is None:
-            self._pipeline = open_pipeline(self.folder, self._options)
+            with self.folder.loading():
+                self._pipeline = open_pipeline(self.folder, self._options)
+                return self._run(self._pipeline, prompts, limits, progress)
         return self._run(self._pipeline, prompts, limits, progress)
 
     def loglikelihood(self, pairs: Sequence[tuple[TokenIds, TokenIds]], progress: Progress) -> list[tuple[float, bool]]:
