@@ -13,9 +13,11 @@ from lm_eval import utils
 from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 
+from eval.chat import ChatPrompts
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Advance, Progress
-from pipelines.engines.port import JsonGuide, SamplingParams, ScoringSession, Session
+from pipelines.engines.port import JsonGuide, SamplingParams, ScoringSession, Session, TokenIds
+from pipelines.host.files import parse_json
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -35,10 +37,10 @@ DEFAULT_NEW_TOKENS = 256
 
 @runtime_checkable
 class TextSession(ScoringSession, Protocol):
-    """A server that takes a prompt as text and answers with text, so that its own tokenizer is part of the test."""
+    """A server that answers with text, to a prompt as text, so that its own tokenizer is part of the test, or as ids."""
 
     def write(
-        self, prompts: Sequence[str], limits: SamplingParams, stop: Sequence[str], progress: Progress
+        self, prompts: Sequence[str | TokenIds], limits: SamplingParams, stop: Sequence[str], progress: Progress
     ) -> list[str]:
         """Generate for every prompt up to a stop string, which may be part of the answer."""
         ...
@@ -111,8 +113,10 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         *,
         max_prompt: int | None = None,
         tokenizer_dir: Path | None = None,
+        chat: ChatPrompts | None = None,
     ) -> None:
         super().__init__()
+        self._chat = chat
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.max_prompt = max_prompt
@@ -121,6 +125,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         self._tokenizer_dir = tokenizer_dir
         self._progress = progress
         self._bos_text = tokenizer.decode(self.prefix_token_id)
+        self._ends = frozenset({self.eot_token_id, *_ends_of(tokenizer_dir)})
         self._memo: dict[str, Tokens] = {}
         self._ids = list(range(max(tokenizer.get_vocab().values()) + 1))
 
@@ -145,15 +150,26 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         own = not string.startswith(self._bos_text)
         return list(self.tokenizer.encode(string, add_special_tokens=own, verbose=False))
 
+    @property
+    def tokenizer_name(self) -> str:
+        """Part of the name of lm-eval's file of prepared requests, which is not used here."""
+        return str(self.tokenizer.name_or_path)
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Render messages; lm-eval calls it where the chat template is applied."""
+        assert self._chat is not None
+        return self._chat.render(chat_history, answers=add_generation_prompt)
+
     @contextmanager
     def _encoded_together(self, requests: Sequence[Instance]) -> Iterator[None]:
         """Pre-encode the texts that lm-eval will request: each once and in parallel, 5 per question instead of 8."""
         contexts = {request.args[0].rstrip() for request in requests}
         texts = contexts | {request.args[0] + request.args[1] for request in requests}
-        plain = [text for text in texts if text and not text.startswith(self._bos_text)]
-        if plain:
-            batch = self.tokenizer(plain, return_attention_mask=False)["input_ids"]
-            self._memo = dict(zip(plain, batch, strict=True))
+        for special in (True, False):  # as in `tok_encode`
+            some = [text for text in texts if text and text.startswith(self._bos_text) is not special]
+            if some:
+                batch = self.tokenizer(some, add_special_tokens=special, return_attention_mask=False, verbose=False)
+                self._memo |= dict(zip(some, batch["input_ids"], strict=True))
         for text in contexts & self._memo.keys():
             # Contexts are kept until the end. With one shared int object per id, 14,042 prompts of 700 tokens
             # take 80 MB instead of 400.
@@ -248,7 +264,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             )
         limits = SamplingParams(
             max_new_tokens=int(wanted["max_gen_toks"]),
-            stop_token_ids=frozenset({self.eot_token_id}),
+            stop_token_ids=self._ends,
             temperature=float(wanted.get("temperature", 0.0)),
             top_k=int(wanted.get("top_k", 0)),
             top_p=float(wanted.get("top_p", 1.0)),
@@ -266,11 +282,13 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         encoded = [self.tok_encode(context) for context in contexts]
         self.truncated += sum(len(prompt) > room for prompt in encoded)
         if isinstance(self._session, TextSession):
-            texts = [
+            asked: list[str | TokenIds] = [
                 context if len(prompt) <= room else self.tokenizer.decode(prompt[1 - room :])  # it adds BOS again
                 for context, prompt in zip(contexts, encoded, strict=True)
             ]
-            answers = self._session.write(texts, limits, stop, progress)
+            if self._chat is not None:  # a template writes BOS itself, to which the server would add another
+                asked = [prompt[-room:] for prompt in encoded]
+            answers = self._session.write(asked, limits, stop, progress)
             return [postprocess_generated_text(text, stop, None) for text in answers]
         made = self._session.generate([prompt[-room:] for prompt in encoded], limits, progress)
         # The session stops at tokens, not at strings, so text from a stop string on is cut here.
@@ -285,3 +303,12 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         if self._tokenizer_dir is None:
             raise UserError("A JSON schema cannot be followed without the folder of the tokenizer.")
         return JsonGuide(schema, self._tokenizer_dir)
+
+
+def _ends_of(tokenizer_dir: Path | None) -> list[int]:
+    """Return the tokens that end an answer by generation_config.json: of an instruct model that of a turn, too."""
+    file = None if tokenizer_dir is None else tokenizer_dir / "generation_config.json"
+    if file is None or not file.is_file():
+        return []
+    ends = parse_json(file.read_text(encoding="utf-8")).get("eos_token_id")
+    return [int(end) for end in (ends if isinstance(ends, list) else [ends]) if end is not None]

@@ -18,7 +18,7 @@ def accuracy_table(data: ReportData) -> Table:
     """Return the accuracy of every format with the verdict against the baseline and what it rests on."""
     items = [item for item in data.formats if item.accuracy]
     results = [item.accuracy.result for item in items if item.accuracy]
-    tasks = dict.fromkeys(f"{each.task}, {each.num_fewshot}-shot, engine {each.engine}" for each in results)
+    tasks = dict.fromkeys(f"{each.task}, {each.shots}, engine {each.engine}" for each in results)
     return Table(
         caption=f"Accuracy: model {', '.join(data.models)}; {'; '.join(tasks)}",
         origin="measured",
