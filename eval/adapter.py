@@ -14,9 +14,11 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 
 from eval.chat import ChatPrompts
+from eval.fidelity.measure import TOKENS_AT_ONCE, Side, not_finite
+from eval.kept import KeptSession
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Advance, Progress
-from pipelines.engines.port import JsonGuide, SamplingParams, ScoringSession, Session, TokenIds
+from pipelines.engines.port import JsonGuide, LogitsSession, SamplingParams, ScoringSession, Session, TokenIds
 from pipelines.host.files import parse_json
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ DEFAULT_NEW_TOKENS = 256
 
 @runtime_checkable
 class TextSession(ScoringSession, Protocol):
-    """A server that answers with text, to a prompt as text, so that its own tokenizer is part of the test, or as ids."""
+    """A server that answers with text: to text, so that its own tokenizer is part of the test, or to token ids."""
 
     def write(
         self, prompts: Sequence[str | TokenIds], limits: SamplingParams, stop: Sequence[str], progress: Progress
@@ -205,12 +207,17 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         scores = self._session.loglikelihood(pairs, progress or self._progress)
         if len(scores) != len(pairs):
             raise RuntimeError(f"the session returned {len(scores)} scores for {len(pairs)} pairs")
-        for (text, _, _), (score, _) in zip(requests, scores, strict=True):
+        for (text, _, _), (context, continuation), (score, _) in zip(requests, pairs, scores, strict=True):
             if math.isnan(score):
-                raise RuntimeError(
-                    f"the engine returned NaN as log probability; the prompt ends with {str(text)[-80:]!r}"
-                )
+                raise self._nan(text, [*context, *continuation])
         return scores
+
+    def _nan(self, text: object, tokens: Tokens) -> Exception:
+        """Return the error for a NaN, with the decoder block that it comes from if the engine shows that."""
+        engine = self._session.engine if isinstance(self._session, KeptSession) else self._session
+        if isinstance(engine, LogitsSession):
+            return not_finite(Side("The engine", engine), [tokens[: self.max_length]], TOKENS_AT_ONCE)
+        return RuntimeError(f"the engine returned NaN as log probability; the prompt ends with {str(text)[-80:]!r}")
 
     def _fitted(self, context: Tokens, continuation: Tokens) -> tuple[Tokens, Tokens]:
         """Cut the context from the left until both fit; the last token is only predicted, never fed to the model."""

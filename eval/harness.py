@@ -56,8 +56,8 @@ def evaluate(
         criteria: of the verdict that follows; says before the first question if there are too few questions for it.
 
     Raises:
-        UserError: the questions or the tokenizer are missing or malformed.
-        RuntimeError: the engine returned NaN.
+        UserError: the questions or the tokenizer are missing or malformed, or the engine gave NaN.
+        RuntimeError: something else that scores gave NaN.
     """
     questions = load_questions(spec, tokenizer_dir)
     if questions.metric is None:
@@ -118,8 +118,8 @@ def ask(
         the result, and what lm-eval returned.
 
     Raises:
-        UserError: the tokenizer is missing or malformed.
-        RuntimeError: the engine returned NaN.
+        UserError: the tokenizer is missing or malformed, or the engine gave NaN.
+        RuntimeError: something else that scores gave NaN.
     """
     spec, metric = questions.spec, questions.metric
     if metric is None:

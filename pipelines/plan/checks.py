@@ -101,7 +101,11 @@ def check(
         on_gpu: the configuration with these limits, whatever the engine.
     """
     served = serving_checks.check(settings, shape, engine, target, found.built)
-    served = [*served, *(_questions(settings, target, found) if target in EVALUATED else ()), *_logged(settings, target)]
+    served = [
+        *served,
+        *(_questions(settings, target, found) if target in EVALUATED else ()),
+        *_logged(settings, target),
+    ]
     if found.built is not None or is_elsewhere(settings, target):
         return Checked(served)
     checked = Checked()

@@ -21,7 +21,9 @@ from pipelines.domain.progress import SilentProgress
 from pipelines.engines.port import Generation, SamplingParams
 from pipelines.settings.model import BUNDLED
 
-SYSTEM = "{% if messages[0].role == 'system' %}[S] {{ messages[0].content }}\n{% set messages = messages[1:] %}{% endif %}"
+SYSTEM = (
+    "{% if messages[0].role == 'system' %}[S] {{ messages[0].content }}\n{% set messages = messages[1:] %}{% endif %}"
+)
 TURNS = (
     "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content | trim }}</turn>\n{% endfor %}"
     "{% if add_generation_prompt %}<turn>assistant\n{% endif %}{{ 'tools' if tools is not none }}"
@@ -96,9 +98,7 @@ def theirs(model: Path, task: str, **settings: Any) -> Any:
 
     lm = Seen(pretrained=str(model), device="cpu", batch_size=1, max_length=1536)
     tasks = load_tasks(EvalSpec(task, 1536, num_fewshot=2, limit=1))
-    lm_eval.evaluator.evaluate(
-        lm=lm, task_dict=tasks, limit=1, bootstrap_iters=1, apply_chat_template=True, **settings
-    )
+    lm_eval.evaluator.evaluate(lm=lm, task_dict=tasks, limit=1, bootstrap_iters=1, apply_chat_template=True, **settings)
     return found
 
 
