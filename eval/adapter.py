@@ -13,9 +13,13 @@ from lm_eval import utils
 from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 
+from eval.chat import ChatPrompts
+from eval.fidelity.measure import TOKENS_AT_ONCE, Side, not_finite
+from eval.kept import KeptSession
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Advance, Progress
-from pipelines.engines.port import JsonGuide, SamplingParams, ScoringSession, Session
+from pipelines.engines.port import JsonGuide, LogitsSession, SamplingParams, ScoringSession, Session, TokenIds
+from pipelines.host.files import parse_json
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -35,10 +39,10 @@ DEFAULT_NEW_TOKENS = 256
 
 @runtime_checkable
 class TextSession(ScoringSession, Protocol):
-    """A server that takes a prompt as text and answers with text, so that its own tokenizer is part of the test."""
+    """A server that answers with text: to text, so that its own tokenizer is part of the test, or to token ids."""
 
     def write(
-        self, prompts: Sequence[str], limits: SamplingParams, stop: Sequence[str], progress: Progress
+        self, prompts: Sequence[str | TokenIds], limits: SamplingParams, stop: Sequence[str], progress: Progress
     ) -> list[str]:
         """Generate for every prompt up to a stop string, which may be part of the answer."""
         ...
@@ -111,8 +115,10 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         *,
         max_prompt: int | None = None,
         tokenizer_dir: Path | None = None,
+        chat: ChatPrompts | None = None,
     ) -> None:
         super().__init__()
+        self._chat = chat
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.max_prompt = max_prompt
@@ -121,6 +127,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         self._tokenizer_dir = tokenizer_dir
         self._progress = progress
         self._bos_text = tokenizer.decode(self.prefix_token_id)
+        self._ends = frozenset({self.eot_token_id, *_ends_of(tokenizer_dir)})
         self._memo: dict[str, Tokens] = {}
         self._ids = list(range(max(tokenizer.get_vocab().values()) + 1))
 
@@ -145,15 +152,26 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         own = not string.startswith(self._bos_text)
         return list(self.tokenizer.encode(string, add_special_tokens=own, verbose=False))
 
+    @property
+    def tokenizer_name(self) -> str:
+        """Part of the name of lm-eval's file of prepared requests, which is not used here."""
+        return str(self.tokenizer.name_or_path)
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Render messages; lm-eval calls it where the chat template is applied."""
+        assert self._chat is not None
+        return self._chat.render(chat_history, answers=add_generation_prompt)
+
     @contextmanager
     def _encoded_together(self, requests: Sequence[Instance]) -> Iterator[None]:
         """Pre-encode the texts that lm-eval will request: each once and in parallel, 5 per question instead of 8."""
         contexts = {request.args[0].rstrip() for request in requests}
         texts = contexts | {request.args[0] + request.args[1] for request in requests}
-        plain = [text for text in texts if text and not text.startswith(self._bos_text)]
-        if plain:
-            batch = self.tokenizer(plain, return_attention_mask=False)["input_ids"]
-            self._memo = dict(zip(plain, batch, strict=True))
+        for special in (True, False):  # as in `tok_encode`
+            some = [text for text in texts if text and text.startswith(self._bos_text) is not special]
+            if some:
+                batch = self.tokenizer(some, add_special_tokens=special, return_attention_mask=False, verbose=False)
+                self._memo |= dict(zip(some, batch["input_ids"], strict=True))
         for text in contexts & self._memo.keys():
             # Contexts are kept until the end. With one shared int object per id, 14,042 prompts of 700 tokens
             # take 80 MB instead of 400.
@@ -189,12 +207,17 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         scores = self._session.loglikelihood(pairs, progress or self._progress)
         if len(scores) != len(pairs):
             raise RuntimeError(f"the session returned {len(scores)} scores for {len(pairs)} pairs")
-        for (text, _, _), (score, _) in zip(requests, scores, strict=True):
+        for (text, _, _), (context, continuation), (score, _) in zip(requests, pairs, scores, strict=True):
             if math.isnan(score):
-                raise RuntimeError(
-                    f"the engine returned NaN as log probability; the prompt ends with {str(text)[-80:]!r}"
-                )
+                raise self._nan(text, [*context, *continuation])
         return scores
+
+    def _nan(self, text: object, tokens: Tokens) -> Exception:
+        """Return the error for a NaN, with the decoder block that it comes from if the engine shows that."""
+        engine = self._session.engine if isinstance(self._session, KeptSession) else self._session
+        if isinstance(engine, LogitsSession):
+            return not_finite(Side("The engine", engine), [tokens[: self.max_length]], TOKENS_AT_ONCE)
+        return RuntimeError(f"the engine returned NaN as log probability; the prompt ends with {str(text)[-80:]!r}")
 
     def _fitted(self, context: Tokens, continuation: Tokens) -> tuple[Tokens, Tokens]:
         """Cut the context from the left until both fit; the last token is only predicted, never fed to the model."""
@@ -248,7 +271,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             )
         limits = SamplingParams(
             max_new_tokens=int(wanted["max_gen_toks"]),
-            stop_token_ids=frozenset({self.eot_token_id}),
+            stop_token_ids=self._ends,
             temperature=float(wanted.get("temperature", 0.0)),
             top_k=int(wanted.get("top_k", 0)),
             top_p=float(wanted.get("top_p", 1.0)),
@@ -266,11 +289,13 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         encoded = [self.tok_encode(context) for context in contexts]
         self.truncated += sum(len(prompt) > room for prompt in encoded)
         if isinstance(self._session, TextSession):
-            texts = [
+            asked: list[str | TokenIds] = [
                 context if len(prompt) <= room else self.tokenizer.decode(prompt[1 - room :])  # it adds BOS again
                 for context, prompt in zip(contexts, encoded, strict=True)
             ]
-            answers = self._session.write(texts, limits, stop, progress)
+            if self._chat is not None:  # a template writes BOS itself, to which the server would add another
+                asked = [prompt[-room:] for prompt in encoded]
+            answers = self._session.write(asked, limits, stop, progress)
             return [postprocess_generated_text(text, stop, None) for text in answers]
         made = self._session.generate([prompt[-room:] for prompt in encoded], limits, progress)
         # The session stops at tokens, not at strings, so text from a stop string on is cut here.
@@ -285,3 +310,12 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         if self._tokenizer_dir is None:
             raise UserError("A JSON schema cannot be followed without the folder of the tokenizer.")
         return JsonGuide(schema, self._tokenizer_dir)
+
+
+def _ends_of(tokenizer_dir: Path | None) -> list[int]:
+    """Return the tokens that end an answer by generation_config.json: of an instruct model that of a turn, too."""
+    file = None if tokenizer_dir is None else tokenizer_dir / "generation_config.json"
+    if file is None or not file.is_file():
+        return []
+    ends = parse_json(file.read_text(encoding="utf-8")).get("eos_token_id")
+    return [int(end) for end in (ends if isinstance(ends, list) else [ends]) if end is not None]

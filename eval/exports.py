@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.perplexity import PerplexityResult
-from eval.results import EvalResult
+from eval.results import PLAIN_PROMPTS, EvalResult
 
 LM_EVAL = "lm_eval_results.json"
 """Name of the file in lm-eval's form."""
@@ -28,6 +28,7 @@ def write_lm_eval(raw: Mapping[str, Any], result: EvalResult | PerplexityResult,
         **{name: value for name, value in raw.items() if name != "samples"},
         "config": {"model": result.engine, "model_args": {"model": result.model, "format": result.qformat},
                    "limit": result.limit},
+        **({name: getattr(result, name) for name in PLAIN_PROMPTS} if isinstance(result, EvalResult) else {}),
         "lm_eval_version": result.lm_eval_version,
         "model_name": result.model,
         "max_length": result.max_length,
@@ -59,7 +60,7 @@ def write_hub(result: EvalResult, dataset: str, revision: str | None, folder: Pa
     if revision is not None and len(revision) == 40 and not revision.strip("0123456789abcdef"):
         source["revision"] = revision
     notes = (
-        f"lm-eval {result.lm_eval_version}, {result.num_fewshot}-shot, {result.metric}, {result.questions} questions; "
+        f"lm-eval {result.lm_eval_version}, {result.shots}, {result.metric}, {result.questions} questions; "
         f"format {result.qformat}, computed by {result.engine}"
     )
     (folder / HUB).mkdir()

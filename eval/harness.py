@@ -56,8 +56,8 @@ def evaluate(
         criteria: of the verdict that follows; says before the first question if there are too few questions for it.
 
     Raises:
-        UserError: the questions or the tokenizer are missing or malformed.
-        RuntimeError: the engine returned NaN.
+        UserError: the questions or the tokenizer are missing or malformed, or the engine gave NaN.
+        RuntimeError: something else that scores gave NaN.
     """
     questions = load_questions(spec, tokenizer_dir)
     if questions.metric is None:
@@ -118,8 +118,8 @@ def ask(
         the result, and what lm-eval returned.
 
     Raises:
-        UserError: the tokenizer is missing or malformed.
-        RuntimeError: the engine returned NaN.
+        UserError: the tokenizer is missing or malformed, or the engine gave NaN.
+        RuntimeError: something else that scores gave NaN.
     """
     spec, metric = questions.spec, questions.metric
     if metric is None:
@@ -147,19 +147,31 @@ def _run(
     import lm_eval.evaluator
 
     from eval.adapter import EngineLM, load_tokenizer
+    from eval.chat import ChatPrompts
 
     with _tamed():
+        tokenizer, system = load_tokenizer(tokenizer_dir), spec.system_instruction
+        chat = ChatPrompts(tokenizer, progress, system_instruction=system) if spec.apply_chat_template else None
         lm = EngineLM(
             session,
-            load_tokenizer(tokenizer_dir),
+            tokenizer,
             spec.max_length,
             progress,
             max_prompt=spec.max_prompt,
             tokenizer_dir=tokenizer_dir,
+            chat=chat,
         )
         # Not `simple_evaluate`, which would spend seconds describing the machine. Any positive number of
         # bootstrap rounds yields the standard error of a mean, which has a closed form and draws no samples.
-        return lm, lm_eval.evaluator.evaluate(lm=lm, task_dict=tasks, limit=limit, bootstrap_iters=1)
+        return lm, lm_eval.evaluator.evaluate(
+            lm=lm,
+            task_dict=tasks,
+            limit=limit,
+            bootstrap_iters=1,
+            system_instruction=system,
+            apply_chat_template=spec.apply_chat_template,
+            fewshot_as_multiturn=spec.fewshot_as_multiturn,
+        )
 
 
 def note_truncated(result: EvalResult, progress: Progress) -> None:
@@ -265,6 +277,9 @@ def _result(
         },
         records=records,
         metric=str(metric),
+        apply_chat_template=spec.apply_chat_template,
+        fewshot_as_multiturn=spec.fewshot_as_multiturn,
+        system_instruction=spec.system_instruction,
     )
 
 

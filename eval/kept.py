@@ -44,6 +44,11 @@ class KeptSession:
         self._session = None
         self._stack.close()
 
+    @property
+    def engine(self) -> Session:
+        """The engine, which is opened for it if it was not asked anything yet."""
+        return self._loaded()
+
     def loglikelihood(self, pairs: Sequence[tuple[TokenIds, TokenIds]], progress: Progress) -> list[tuple[float, bool]]:
         """Score continuations; see `port.ScoringSession`."""
         requests = [{"context": context, "continuation": continuation} for context, continuation in pairs]

@@ -69,12 +69,17 @@ def measures_perplexity(spec: EvalSpec, tasks: Sequence[Any]) -> bool:
         raise UserError(
             f"eval.task='{spec.task}' measures the perplexity of texts, but without {', '.join(sorted(missing))}."
         )
-    given = {"eval.metric": spec.metric, "eval.num_fewshot": spec.num_fewshot or None}
+    given = {
+        "eval.metric": spec.metric,
+        "eval.num_fewshot": spec.num_fewshot or None,
+        "eval.system_instruction": spec.system_instruction,
+        "eval.apply_chat_template": "true" if spec.apply_chat_template else None,
+    }
     for setting, value in given.items():
         if value is not None:
             raise UserError(
                 f"{setting}={value} has no effect on eval.task='{spec.task}', which measures the perplexity of texts.",
-                todo=f"Set {setting}=null.",
+                todo="Leave it out.",
             )
     return True
 

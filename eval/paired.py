@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from eval.exact import Changed
 from eval.looks import Evidence, Look
-from eval.results import EvalResult, Sequential
+from eval.results import PLAIN_PROMPTS, EvalResult, Sequential
 from pipelines.domain.errors import UserError
 
 
@@ -124,7 +124,7 @@ def above_chance(result: EvalResult) -> bool:
 
 
 def _check_same_questions(baseline: EvalResult, other: EvalResult) -> None:
-    for name in ("task", "metric", "num_fewshot", "limit", "sequential", "prompts_sha256"):
+    for name in ("task", "metric", "num_fewshot", "limit", "sequential", *PLAIN_PROMPTS, "prompts_sha256"):
         ours, theirs = getattr(baseline, name), getattr(other, name)
         if ours != theirs:
             raise UserError(

@@ -67,6 +67,8 @@ def differences(result: EvalResult) -> str:
     """Name the differences between how an accuracy was measured here and how NVIDIA measures."""
     asked = f"{result.questions:,} here and {THEIR_QUESTIONS:,} there (72 of each subject, drawn at random)"
     shots = f"{result.num_fewshot} here and 5 there"
+    if result.apply_chat_template or result.system_instruction is not None:
+        shots += f"; prompts {result.shots} here and plain there"
     return (
         f"Differences of the measurement: questions {asked}; worked examples {shots}; here, the answer is the letter "
         "with the highest log probability, there the beginning of two generated tokens; the engine here is "

@@ -17,6 +17,9 @@ RESULT = "evaluation.json"
 BASELINE = "baseline.json"
 """File beside it with the result of the 16-bit engine, where both were asked in turns."""
 
+PLAIN_PROMPTS = {"apply_chat_template": False, "fewshot_as_multiturn": False, "system_instruction": None}
+"""How prompts are made unless something else is asked for; results have the fields that differ."""
+
 
 @dataclass(frozen=True, slots=True)
 class Score:
@@ -93,6 +96,9 @@ class EvalResult:
         records: every question, in the order asked.
         metric: lm-eval's name of what decides whether an answer is right, with its filter.
         sequential: how asking went, if it could stop before all questions were asked; None otherwise.
+        apply_chat_template: whether prompts were put into the model's chat template.
+        fewshot_as_multiturn: whether each worked example was a turn of its own.
+        system_instruction: the user's, before the task's own description; None without one.
     """
 
     model: str
@@ -111,6 +117,17 @@ class EvalResult:
     records: tuple[QuestionRecord, ...]
     metric: str = "acc,none"
     sequential: Sequential | None = None
+    apply_chat_template: bool = False
+    fewshot_as_multiturn: bool = False
+    system_instruction: str | None = None
+
+    @property
+    def shots(self) -> str:
+        """How prompts were made, in words: "5-shot, chat template, system instruction"."""
+        turns = "" if self.fewshot_as_multiturn or not self.num_fewshot else " (examples in one turn)"
+        parts = [f"chat template{turns}"] if self.apply_chat_template else []
+        parts += ["system instruction"] if self.system_instruction is not None else []
+        return ", ".join([f"{self.num_fewshot}-shot", *parts])
 
     @property
     def chance(self) -> float:
@@ -129,11 +146,10 @@ class EvalResult:
         return self.overall.questions
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain JSON values; how asking went is left out where all questions were asked."""
+        """Return the result as plain JSON values, without those of settings that were not used."""
         values = asdict(self)
-        if self.sequential is None:
-            del values["sequential"]
-        return values
+        unused = {"sequential": None, **PLAIN_PROMPTS}
+        return {name: value for name, value in values.items() if name not in unused or value != unused[name]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], source: str = "evaluation result") -> EvalResult:

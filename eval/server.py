@@ -108,7 +108,7 @@ class OpenAiServer:
         return list(self._ask(requests, read, "asking the server", progress))
 
     def write(
-        self, prompts: Sequence[str], limits: SamplingParams, stop: Sequence[str], progress: Progress
+        self, prompts: Sequence[str | TokenIds], limits: SamplingParams, stop: Sequence[str], progress: Progress
     ) -> list[str]:
         """Generate for every prompt; see `TextSession`."""
         settings: Json = {"max_tokens": limits.max_new_tokens, "temperature": limits.temperature}

@@ -71,6 +71,9 @@ class EvalSpec:
         metric: what makes an answer right, in lm-eval's words: a metric, or "metric,filter"; None is the first
             metric of the task, with its first filter.
         guided: make the model follow the JSON schema of the question, where the task has one.
+        apply_chat_template: put the prompt into the tokenizer's chat template.
+        fewshot_as_multiturn: each worked example is a turn of the chat of its own.
+        system_instruction: stands before the task's own description, in a chat as the message of the system.
     """
 
     task: str
@@ -81,6 +84,9 @@ class EvalSpec:
     metric: str | None = None
     max_prompt: int | None = None
     guided: bool = False
+    apply_chat_template: bool = False
+    fewshot_as_multiturn: bool = False
+    system_instruction: str | None = None
 
     def __post_init__(self) -> None:
         """Reject settings that cannot be run.

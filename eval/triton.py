@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,10 +13,17 @@ from urllib.parse import urlsplit
 
 from eval.server import FOR_THE_MOMENT, ForTheMoment, Json, OpenAiServer
 from pipelines.domain.errors import UserError
+from pipelines.domain.progress import Progress
+from pipelines.engines.port import SamplingParams, TokenIds
 
 if TYPE_CHECKING:
     from pipelines.serving.openai.backend import Backend
 
+WRITTEN_CHATS = (
+    "eval.apply_chat_template=true needs prompts as token ids where answers are written, and the models for text at "
+    "{url} take text, to which they add BOS once more."
+)
+WRITTEN_CHATS_TODO = "Ask an OpenAI-compatible server: eval.url=http://host:port/v1."
 TEXT_MODEL = "ensemble"
 """The Triton model that is given text, unless another is named."""
 
@@ -53,6 +61,18 @@ class TritonGrpc(OpenAiServer):
             raise UserError(f"The server at {self.url} refused a request: {error.message}") from None
         except TimeoutError:
             raise ForTheMoment(f"no response within {self.timeout_s:g} s") from None
+
+    def write(
+        self, prompts: Sequence[str | TokenIds], limits: SamplingParams, stop: Sequence[str], progress: Progress
+    ) -> list[str]:
+        """Generate for every prompt; see `TextSession`.
+
+        Raises:
+            UserError: the prompts are token ids, which the models for text do not take.
+        """
+        if any(not isinstance(prompt, str) for prompt in prompts):
+            raise UserError(WRITTEN_CHATS.format(url=self.url), todo=WRITTEN_CHATS_TODO)
+        return super().write(prompts, limits, stop, progress)
 
     async def _answer(self, body: Json | None) -> Json:
         from pipelines.serving.openai.backend import Backend

@@ -1,8 +1,10 @@
 """Measure what fidelity costs on a model with Gemma's architecture, a vocabulary of 256,000 and random weights.
 
-    python -m scripts.measure_fidelity WORK_FOLDER [HIDDEN LAYERS TOKENS]
+    python -m scripts.measure_fidelity WORK_FOLDER [SHAPE TOKENS]
 
-Prints the memory of the two loaded models, the peak of a comparison, and its seconds and processor seconds.
+SHAPE is HIDDENxLAYERS (768x12 unless given), or gemma_2b for Gemma 2B's own (measure_gemma_2b_shaped). Prints tokens/s
+and processor time of reading, the time that 32,768 tokens would take, the memory of the two loaded models, and how much
+a comparison takes beyond it at its peak.
 """
 
 from __future__ import annotations
@@ -11,16 +13,21 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from eval.fidelity.measure import Side, measure
+from eval.fidelity.measure import NOISE_SHARE, Side, measure
 from eval.fidelity.windows import Windows
-from pipelines.domain.progress import SilentProgress
+from pipelines.domain.progress import Advance
 from pipelines.engines.port import LogitsSession
 from pipelines.engines.registry import open_engine
+from pipelines.settings.fidelity import ALONE
+from scripts import measure_gemma_2b_shaped as gemma_2b
 
 ROOT = Path(__file__).resolve().parent.parent
 VOCABULARY, WINDOW = 256_000, 512
+FORMATS, PRECISION, GEMMA_2B = ("none", "int8_wo"), "f32", "gemma_2b"
 
 
 def make_model(folder: Path, hidden: int, layers: int) -> None:
@@ -52,39 +59,88 @@ def resident(name: str) -> float:
     return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) / 1024
 
 
+class Clock:
+    """A progress display that keeps when each slice was compared.
+
+    Attributes:
+        slices: of each task, (seconds, processor seconds, tokens) at the end of every slice.
+    """
+
+    def __init__(self) -> None:
+        self.slices: list[list[tuple[float, float, float]]] = []
+
+    @contextmanager
+    def task(self, _title: str, _total: float | None, _unit: str = "") -> Iterator[Advance]:
+        """See `Progress.task`."""
+        here: list[tuple[float, float, float]] = []
+        self.slices.append(here)
+        yield lambda tokens: here.append((time.monotonic(), time.process_time(), tokens))
+
+    def note(self, text: str) -> None:
+        """See `Progress.note`."""
+
+    def per_token(self, task: int) -> tuple[float, float]:
+        """Return seconds and processor seconds of a token, without the first slice, which loads and compiles.
+
+        Raises:
+            ValueError: there was one slice only.
+        """
+        first, *rest = self.slices[task]
+        if not rest:
+            raise ValueError("One slice says nothing about time; measure more tokens.")
+        tokens = sum(slice_tokens for _, _, slice_tokens in rest)
+        return (rest[-1][0] - first[0]) / tokens, (rest[-1][1] - first[1]) / tokens
+
+
 def opened(engine: Path, name: str) -> Side:
     """Open an engine to read texts with."""
-    session = open_engine("openvino", inference_precision="f32").open(engine)
+    session = open_engine("openvino", inference_precision=PRECISION).open(engine)
     assert isinstance(session, LogitsSession)
     return Side(name, session)
 
 
+def engines(work: Path, shape: str) -> list[Path]:
+    """Make the model in a process of its own, which takes memory, and build an engine in each format."""
+    command = [sys.executable, "-m", "scripts.measure_fidelity", str(work), shape, "model"]
+    subprocess.run(command, check=True)
+    if shape == GEMMA_2B:
+        return [gemma_2b.build(work, qformat) for qformat in FORMATS]
+    return [build(work, work / f"gemma_{shape}", qformat) for qformat in FORMATS]
+
+
 def main() -> None:
-    """Build the engines, then compare them; a process of its own makes the model, which takes memory."""
-    if sys.argv[1] == "model":
-        make_model(Path(sys.argv[2]), *map(int, sys.argv[3:5]))
+    """Build the engines, then compare them."""
+    work, shape, tokens = Path(sys.argv[1]).absolute(), *(sys.argv[2:] or ("768x12", "4096"))
+    work.mkdir(parents=True, exist_ok=True)
+    if tokens == "model":
+        if shape == GEMMA_2B:
+            gemma_2b.make_model(work / "gemma_2b_shaped")
+        else:
+            make_model(work / f"gemma_{shape}", *map(int, shape.split("x")))
         return
-    work = Path(sys.argv[1]).absolute()
-    hidden, layers, tokens = map(int, sys.argv[2:5]) if len(sys.argv) > 2 else (768, 12, 4096)
-    model = work / f"gemma_{hidden}x{layers}"
-    subprocess.run(
-        [sys.executable, "-m", "scripts.measure_fidelity", "model", *map(str, (model, hidden, layers))], check=True
-    )
-    reference, other = (opened(build(work, model, qformat), qformat) for qformat in ("none", "int8_wo"))
-    rows = tuple(tuple((7 * at + 13 * row) % 1900 for at in range(WINDOW)) for row in range(-(-tokens // (WINDOW - 1))))
-    loaded = [side.session.teacher_forcing() for side in (reference, other)]
+    sides = [opened(engine, qformat) for engine, qformat in zip(engines(work, shape), FORMATS, strict=True)]
+    count = -(-int(tokens) // (WINDOW - 1))
+    rows = tuple(tuple((7 * at + 13 * row) % 1900 for at in range(WINDOW)) for row in range(count))
+    imports = resident("VmRSS")
+    loaded = [side.session.teacher_forcing() for side in sides]
     for each in loaded:
         list(each.slices([rows[0][:32]], 32))
     models, loading = resident("VmRSS"), resident("VmHWM")
     del loaded, each
     Path("/proc/self/clear_refs").write_text("5")
-    start, busy = time.monotonic(), time.process_time()
-    found = measure(reference, other, [Windows("user", rows, unseen=True)], SilentProgress())
+    clock, start, busy = Clock(), time.monotonic(), time.process_time()
+    found = measure(*sides, [Windows("user", rows, unseen=True)], clock)
     seconds, busy = time.monotonic() - start, time.process_time() - busy
+    read, noise = clock.per_token(0), clock.per_token(1)
+    fixed = seconds - read[0] * found.overall.tokens - noise[0] * found.noise.tokens
+    whole = fixed + ALONE * (read[0] + noise[0] / NOISE_SHARE)
     sys.stdout.write(
         f"{found.overall.tokens:,} tokens: {seconds:.1f} s, {busy:.1f} s of processor time; mean KL "
         f"{found.overall.kl_mean:.3g}, noise {found.noise.kl_mean:.3g}\n"
-        f"two models {models:,.0f} MiB, {loading:,.0f} MiB while they load; peak {resident('VmHWM'):,.0f} MiB\n"
+        f"{1 / read[0]:.1f} tokens/s through both, {read[1] * 1000:.1f} ms of processor time each; noise "
+        f"{1 / noise[0]:.1f} tokens/s; loading {fixed:.1f} s; {ALONE:,} tokens with their noise: {whole:,.0f} s\n"
+        f"imports {imports:,.0f} MiB; with two models {models:,.0f} MiB, {loading:,.0f} MiB while they load; "
+        f"peak {resident('VmHWM'):,.0f} MiB, {resident('VmHWM') - models:,.0f} MiB beyond the loaded models\n"
     )
 
 

@@ -26,7 +26,9 @@ Reading = tuple["Side", TeacherForcing]
 
 MAX_LOGITS = 2**23
 """Most logits of one slice, 32 MiB of float32; there are two slices at any time."""
-WINDOWS_AT_ONCE = 8
+TOKENS_AT_ONCE = 256
+"""Most tokens of one slice, of all windows together: what an iteration's activations take grows with them."""
+WINDOWS_AT_ONCE = 2
 """More windows in one iteration are no faster."""
 NOISE_SHARE = 4
 """The noise is measured on the first of so many parts of each text."""
@@ -119,7 +121,7 @@ def batches(rows: Rows, sessions: Sequence[LogitsSession]) -> Iterator[tuple[Arr
     length, vocabulary = len(rows[0]) - 1, sessions[0].vocabulary
     most = min(WINDOWS_AT_ONCE, *(session.limits.max_batch_size for session in sessions))
     together = max(1, min(most, MAX_LOGITS // (vocabulary * length)))
-    iteration = min(session.limits.max_num_tokens for session in sessions)
+    iteration = min(TOKENS_AT_ONCE, *(session.limits.max_num_tokens for session in sessions))
     for start in range(0, len(rows), together):
         batch = np.array(rows[start : start + together], dtype=np.int64)
         yield batch, max(1, min(length, MAX_LOGITS // (vocabulary * len(batch)), iteration // len(batch)))

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from eval.references import all_references, references_of
 from eval.spec import TASK_SIZES, known_questions
+from eval.task_names import PASSKEY, WRITTEN
+from eval.triton import WRITTEN_CHATS, WRITTEN_CHATS_TODO
 from eval.verdict import Criteria, least_for_go, least_to_stop, too_few
 from pipelines.domain.errors import Fault
 from pipelines.plan.targets import EVALUATED, Target, has_baseline, has_reference, is_sequential
+from pipelines.plan.user_inputs import Found
+from pipelines.serving.openai.prompts import template_source
+from pipelines.settings.engine import EvalSettings
 from pipelines.settings.root import Settings
 
 
@@ -23,6 +28,28 @@ def unknown_reference(settings: Settings, target: Target) -> list[Fault]:
             "Use eval.baseline=build, which also gives a verdict.",
         )
     ]
+
+
+def chat_fault(asked: EvalSettings, found: Found) -> Fault | None:
+    """Refuse a chat template that the tokenizer lacks, as far as it is on disk, or that cannot be applied."""
+    if asked.task == PASSKEY and (asked.apply_chat_template or asked.system_instruction):
+        which = "apply_chat_template=true" if asked.apply_chat_template else "system_instruction"
+        return Fault(
+            f"eval.{which} makes prompts longer, and those of eval.task='{PASSKEY}' are as long as the engine takes.",
+            todo="Leave it out.",
+        )
+    if not asked.apply_chat_template:
+        return None
+    if asked.asks_triton and asked.task in WRITTEN:
+        return Fault(WRITTEN_CHATS.format(url=asked.url), todo=WRITTEN_CHATS_TODO)
+    model = found.sources.get("model")
+    if model is None or template_source(model.path) is not None:
+        return None
+    return Fault(
+        f"eval.apply_chat_template=true, but the tokenizer at '{model.path}' has no chat template.",
+        "It is in chat_template.jinja, or under chat_template in tokenizer_config.json.",
+        "Set eval.apply_chat_template=false, or use the instruction-tuned model.",
+    )
 
 
 def asked_questions(settings: Settings) -> int | None:

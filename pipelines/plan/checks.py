@@ -26,7 +26,7 @@ from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.description import EngineDescription
 from pipelines.host.machine import Machine, library_versions, torch_device
 from pipelines.plan import memory_checks, serving_checks
-from pipelines.plan.accuracy_checks import few_questions, sequential_notes, unknown_reference
+from pipelines.plan.accuracy_checks import chat_fault, few_questions, sequential_notes, unknown_reference
 from pipelines.plan.deployment import deployment
 from pipelines.plan.given_checks import given_faults, is_given
 from pipelines.plan.neighbours import baseline_faults, draft_faults, neighbours
@@ -101,7 +101,11 @@ def check(
         on_gpu: the configuration with these limits, whatever the engine.
     """
     served = serving_checks.check(settings, shape, engine, target, found.built)
-    served = [*served, *(_questions(settings, target) if target in EVALUATED else ()), *_logged(settings, target)]
+    served = [
+        *served,
+        *(_questions(settings, target, found) if target in EVALUATED else ()),
+        *_logged(settings, target),
+    ]
     if found.built is not None or is_elsewhere(settings, target):
         return Checked(served)
     checked = Checked()
@@ -177,7 +181,7 @@ def _two_models(settings: Settings, shape: ModelShape, machine: Machine, target:
         checked.notes += (f"left out: {why}",)
 
 
-def _questions(settings: Settings, target: Target) -> list[Fault]:
+def _questions(settings: Settings, target: Target, found: Found) -> list[Fault]:
     """Check that the task is known and that its questions can be had."""
     asked = settings.eval
     if asked.url is not None and target != "evaluate":
@@ -208,7 +212,7 @@ def _questions(settings: Settings, target: Target) -> list[Fault]:
                 todo="Leave eval.baseline out.",
             )
         ]
-    if fault := task_fault(asked.task):
+    if fault := task_fault(asked.task) or chat_fault(asked, found):
         return [fault]
     if asked.task in BUNDLED or asked.dataset or asked.dataset_path:
         return []

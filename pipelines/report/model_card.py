@@ -97,7 +97,7 @@ def _result(item: FormatReport, accuracy: Accuracy) -> dict[str, Any]:
     metric = {
         "type": task,
         "value": result.accuracy,
-        "name": f"{task} ({how}, {result.num_fewshot}-shot, {count(result.questions, 'question')})",
+        "name": f"{task} ({how}, {result.shots}, {count(result.questions, 'question')})",
         "verified": False,
     }
     dataset = {"name": result.task, "type": _dataset(item, accuracy.piece) or result.task}
@@ -234,7 +234,7 @@ def _accuracy(item: FormatReport) -> tuple[Block, ...]:
 def _task(accuracy: Accuracy) -> tuple[Block, ...]:
     result, row = accuracy.result, accuracy.row
     terms = [
-        ("Task", f"{result.task}, {result.num_fewshot}-shot, {count(result.questions, 'question')}, {result.metric}"),
+        ("Task", f"{result.task}, {result.shots}, {count(result.questions, 'question')}, {result.metric}"),
         ("Accuracy", f"{percent(result.accuracy)} % (standard error {percent(result.overall.stderr)} %)"),
         ("Computed by", f"{result.engine}; prompts and scores by lm-eval {result.lm_eval_version}"),
     ]

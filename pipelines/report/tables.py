@@ -29,7 +29,7 @@ def other_tasks_table(data: ReportData) -> Table | None:
 
 def _accuracies(data: ReportData, found: Sequence[tuple[FormatReport, Accuracy]], title: str) -> Table:
     results = [accuracy.result for _, accuracy in found]
-    tasks = dict.fromkeys(f"{each.task}, {each.num_fewshot}-shot, engine {each.engine}" for each in results)
+    tasks = dict.fromkeys(f"{each.task}, {each.shots}, engine {each.engine}" for each in results)
     several = len({each.task for each in results}) > 1
     return Table(
         caption=f"{title}: model {', '.join(data.models)}; {'; '.join(tasks)}",

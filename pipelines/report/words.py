@@ -31,5 +31,5 @@ def what_was_asked(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the tasks of comparisons with their worked examples and numbers of questions."""
     tasks: dict[str, list[int]] = {}
     for row in rows:
-        tasks.setdefault(f"{row['task']}, {row['num_fewshot']}-shot", []).append(row["questions"])
+        tasks.setdefault(f"{row['task']}, {row['shots']}", []).append(row["questions"])
     return "; ".join(f"{task}, {span(asked)} questions" for task, asked in tasks.items())

@@ -150,6 +150,10 @@ class EvalSettings(Group):
             question. null is the first one of the task.
         guided: make the model follow the JSON schema of each question (guided decoding); json_validity alone has
             schemas.
+        apply_chat_template: put every prompt into the tokenizer's chat template, as instruct models expect.
+        fewshot_as_multiturn: each worked example is a turn of the chat of its own; false puts them all into the user's
+            one message; null is true. Without a chat template, or without examples, it is refused.
+        system_instruction: stands before the task's own description, in a chat as the message of the system.
         dataset: data set of the Hub, org/name; null for a task that ships with the project.
         revision: branch, tag or commit of that data set.
         dataset_path: local copy of the data set's folder, instead of the Hub.
@@ -179,6 +183,9 @@ class EvalSettings(Group):
     limit: Positive | None
     metric: str | None = None
     guided: bool = False
+    apply_chat_template: bool = False
+    fewshot_as_multiturn: bool | None = None
+    system_instruction: Annotated[str, Field(min_length=1)] | None = None
     dataset: HubName | None
     revision: Revision | None
     dataset_path: Path | None
@@ -219,6 +226,22 @@ class EvalSettings(Group):
             shown = f"{wanted}={str(needs[wanted]).lower()}"
             raise ValueError(f"has {shown} with {beside}; it needs the 16-bit engine, made here with baseline=build")
         return self
+
+    @model_validator(mode="after")
+    def _has_turns(self) -> Self:
+        """Refuse to say how worked examples are put into turns where there are none."""
+        if self.fewshot_as_multiturn is not None:
+            given = f"has fewshot_as_multiturn={str(self.fewshot_as_multiturn).lower()}"
+            if not self.apply_chat_template:
+                raise ValueError(f"{given} without apply_chat_template=true: there are no turns")
+            if self.num_fewshot == 0:
+                raise ValueError(f"{given} with num_fewshot=0: there are no worked examples")
+        return self
+
+    @property
+    def multiturn(self) -> bool:
+        """Whether each worked example is a turn of its own; lm-eval's default where a template is applied."""
+        return self.apply_chat_template and self.fewshot_as_multiturn is not False
 
     @property
     def asks_triton(self) -> bool:

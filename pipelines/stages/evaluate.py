@@ -72,7 +72,7 @@ class Evaluate:
     needs: tuple[str, ...]
     warns: bool = False
     name = "evaluate"
-    version = "2"
+    version = "3"
     measures = False
 
     def identity(self) -> dict[str, Any]:
@@ -252,6 +252,9 @@ def _spec_of(settings: EvalSettings, dataset: Path, max_length: int, max_prompt:
         metric=settings.metric,
         max_prompt=max_prompt,
         guided=settings.guided,
+        apply_chat_template=settings.apply_chat_template,
+        fewshot_as_multiturn=settings.multiturn,
+        system_instruction=settings.system_instruction,
     )
 
 
@@ -264,7 +267,15 @@ def asked(settings: EvalSettings) -> dict[str, Any]:
     """Return the settings that decide which questions are asked and what makes an answer right."""
     metric = {} if settings.metric is None else {"metric": settings.metric}
     guided = {"guided": True} if settings.guided else {}
-    return {**settings.model_dump(include={"task", "num_fewshot", "limit"}), **metric, **guided}
+    chat = {"apply_chat_template": True, "fewshot_as_multiturn": settings.multiturn}
+    system = {} if settings.system_instruction is None else {"system_instruction": settings.system_instruction}
+    return {
+        **settings.model_dump(include={"task", "num_fewshot", "limit"}),
+        **metric,
+        **guided,
+        **(chat if settings.apply_chat_template else {}),
+        **system,
+    }
 
 
 def kept(result: EvalResult | PerplexityResult, settings: EvalSettings, out_dir: Path) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class Fidelity:
     libraries: tuple[str, ...]
     needs: tuple[str, ...]
     name = "fidelity"
-    version = "1"
+    version = "2"
     measures = False
 
     def identity(self) -> dict[str, Any]:

@@ -150,6 +150,9 @@ MUST_RERUN = {
     "eval.limit": (10, EVALUATE),
     "eval.metric": ("acc", EVALUATE),
     "eval.guided": (True, EVALUATE),
+    "eval.apply_chat_template": (True, EVALUATE),
+    "eval.fewshot_as_multiturn": ({"eval.apply_chat_template": True, "eval.fewshot_as_multiturn": False}, EVALUATE),
+    "eval.system_instruction": ("Be brief.", EVALUATE),
     "eval.dataset": ("org/mmlu", NOTHING),
     "eval.revision": ("v2", NOTHING),
     "eval.dataset_path": (Path("/questions"), NOTHING),  # the questions' digest counts

@@ -228,6 +228,7 @@ CONTRADICTIONS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("eval=quick", "eval.baseline=skip"), ("max_questions=400", "baseline=skip")),
     (("eval.sequential=true", "eval.baseline=hugging_face"), ("sequential=true", "baseline=hugging_face")),
     (("eval.fidelity=true", "eval.url=http://127.0.0.1:9/v1"), ("fidelity=true", "url=http")),
+    (("eval.fewshot_as_multiturn=true", "eval.num_fewshot=3"), ("fewshot_as_multiturn=true", "apply_chat_template")),
     # quantization and GPU; capabilities: conf/hardware
     *((("engine=tensorrt_llm", f"quant={quant}", f"hardware={gpu}"), (quant, "8."))
       for quant in ("fp8", "w4a8_awq") for gpu in ("a10", "a30", "a100_sxm_80gb", "a100_pcie_40gb")),
@@ -356,6 +357,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "sizing.measured_gpus": ("sizing.rate=2.4",),
     "benchmark.tp_size": ("benchmark.url=localhost:8001",),
     "triton.decoupled_mode": ("benchmark.streaming=false",),
+    "eval.fewshot_as_multiturn": ("eval.apply_chat_template=true",),
 }
 """What else a key needs."""
 

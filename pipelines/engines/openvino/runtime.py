@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,17 @@ from pipelines.domain.formats import FORMATS, KvFormat
 from pipelines.engines.openvino import memory
 from pipelines.engines.openvino.build import CONFIG_FILE, FLAVOUR, MODEL_FILE
 from pipelines.engines.openvino.lora import LoraAdapter, apply_adapter
+from pipelines.engines.openvino.mapped import weights_dropped
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.port import BuildLimits
 from pipelines.host.machine import native_bf16
 
 USUAL_GROUP = 128
 """Activations that share a scale: of the sizes that lose no accuracy the fastest (docs/benchmarks.md)."""
+
+FIRST_TOKENS = 2
+"""Tokens of the first inference. The layout of weights that the plugin chooses for two serves any number but one; after
+a first inference of 16 it packed the linears a second time (float32, AVX2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,12 @@ class EngineFolder:
         if self.adapter is not None:
             apply_adapter(model, self.adapter, self.config)
         return model
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Compile and run for the first time in here: the plugin then makes its copies of the weights."""
+        with weights_dropped((self.path / MODEL_FILE).with_suffix(".bin")):
+            yield
 
 
 def inference_precision(options: OpenVinoOptions) -> str:

@@ -11,7 +11,7 @@ from openvino import opset13 as op
 
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.prefixes import PrefixGroup, PrefixRow, plan
-from pipelines.engines.openvino.runtime import EngineFolder, inference_precision, properties
+from pipelines.engines.openvino.runtime import FIRST_TOKENS, EngineFolder, inference_precision, properties
 
 Array = np.ndarray[Any, Any]
 Position = tuple[int, int]
@@ -38,13 +38,15 @@ class Scorer:
         The KV state is kept in the inference precision: values of an 8-bit KV cache are already rounded by the graph.
         """
         core = ov.Core()
-        model = with_chosen_logits(folder.read_model())
-        self._compiled = core.compile_model(
-            model, "CPU", properties(folder.config, options, inference_precision(options))
-        )
-        self._request = self._compiled.create_infer_request()
         self._limits = folder.limits
         self._max_logits_rows = max(1, MAX_LOGITS // folder.config.vocab_size)
+        with folder.loading():
+            model = with_chosen_logits(folder.read_model())
+            self._compiled = core.compile_model(
+                model, "CPU", properties(folder.config, options, inference_precision(options))
+            )
+            self._request = self._compiled.create_infer_request()
+            self._infer(np.zeros((1, FIRST_TOKENS), dtype=np.int64), 0, np.zeros(1), list(range(FIRST_TOKENS)))
 
     def score(
         self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], done: Callable[[float], None]

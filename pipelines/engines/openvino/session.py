@@ -12,12 +12,18 @@ import openvino as ov
 import openvino_genai as genai
 
 from pipelines.domain.errors import UserError
-from pipelines.domain.progress import Progress
+from pipelines.domain.progress import Progress, SilentProgress
 from pipelines.engines.openvino.blocks import blocks_of
 from pipelines.engines.openvino.guided_generation import GuidedGenerator
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.pipeline import open_pipeline
-from pipelines.engines.openvino.runtime import EngineFolder, check_length, check_request, kv_blocks
+from pipelines.engines.openvino.runtime import (
+    FIRST_TOKENS,
+    EngineFolder,
+    check_length,
+    check_request,
+    kv_blocks,
+)
 from pipelines.engines.openvino.scoring import Scorer
 from pipelines.engines.openvino.steps import step_results
 from pipelines.engines.openvino.teacher_forcing import GraphForcing, linear_weights
@@ -69,7 +75,9 @@ class OpenVinoSession:
         if limits.guide is not None:
             return self._guiding(limits.guide.tokenizer).generate(prompts, limits, limits.guide.schema, progress)
         if self._pipeline is None:
-            self._pipeline = open_pipeline(self.folder, self._options)
+            with self.folder.loading():
+                self._pipeline = open_pipeline(self.folder, self._options)
+                self._run(self._pipeline, [[0] * FIRST_TOKENS], SamplingParams(2), SilentProgress())
         return self._run(self._pipeline, prompts, limits, progress)
 
     def loglikelihood(self, pairs: Sequence[tuple[TokenIds, TokenIds]], progress: Progress) -> list[tuple[float, bool]]:

@@ -9,7 +9,7 @@ import numpy as np
 import openvino as ov
 
 from pipelines.engines.openvino.options import OpenVinoOptions
-from pipelines.engines.openvino.runtime import EngineFolder, inference_precision, properties
+from pipelines.engines.openvino.runtime import FIRST_TOKENS, EngineFolder, inference_precision, properties
 from pipelines.engines.openvino.scoring import MAX_LOGITS, with_chosen_logits
 
 Array = np.ndarray[Any, Any]
@@ -21,11 +21,15 @@ class StatefulModel:
     def __init__(self, folder: EngineFolder, options: OpenVinoOptions) -> None:
         """Load and compile."""
         core = ov.Core()
-        model = with_chosen_logits(folder.read_model())
-        self.compiled = core.compile_model(
-            model, "CPU", properties(folder.config, options, inference_precision(options))
-        )
         self.piece = min(folder.limits.max_num_tokens, max(1, MAX_LOGITS // folder.config.vocab_size))
+        with folder.loading():
+            model = with_chosen_logits(folder.read_model())
+            self.compiled = core.compile_model(
+                model, "CPU", properties(folder.config, options, inference_precision(options))
+            )
+            first = StatefulSequence(self)
+            for tokens in (FIRST_TOKENS, 1):  # as a prompt, and as each token after it
+                first.feed([0] * tokens, all_logits=False)
 
 
 class StatefulSequence:

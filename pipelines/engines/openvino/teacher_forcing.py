@@ -14,7 +14,13 @@ from openvino import opset13 as op
 
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.rounding import scalar
-from pipelines.engines.openvino.runtime import EngineFolder, arithmetic, inference_precision, properties
+from pipelines.engines.openvino.runtime import (
+    FIRST_TOKENS,
+    EngineFolder,
+    arithmetic,
+    inference_precision,
+    properties,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -45,8 +51,13 @@ class GraphForcing:
                 computes in bf16, else float32 with the results of all products and sums rounded to 16 bits.
             blocks: give the outputs of the decoder blocks as well.
         """
-        model, precision = folder.read_model(), inference_precision(options)
         self._varied, self.arithmetic = varied, arithmetic(folder.config, options)
+        with folder.loading():
+            self._request = self._compiled(folder, options, blocks=blocks)
+            self._infer(np.zeros((1, FIRST_TOKENS), dtype=np.int64), 0, FIRST_TOKENS)
+
+    def _compiled(self, folder: EngineFolder, options: OpenVinoOptions, *, blocks: bool) -> ov.InferRequest:
+        model, precision, varied = folder.read_model(), inference_precision(options), self._varied
         if varied and precision == "f32":
             dtype = folder.config.dtype if folder.config.dtype in KEPT_BITS else "bfloat16"
             _round_results(model, KEPT_BITS[dtype])
@@ -57,7 +68,7 @@ class GraphForcing:
         compiled = ov.Core().compile_model(
             model, "CPU", properties(folder.config, options, inference_precision(options))
         )
-        self._request = compiled.create_infer_request()
+        return compiled.create_infer_request()
 
     def slices(
         self, sequences: Sequence[Sequence[int]], tokens_at_once: int

@@ -11,10 +11,14 @@ from typing import Any, TypeVar
 from pipelines.domain.errors import UserError
 from pipelines.host.files import parse_json
 from pipelines.serving.openai.errors import ApiError
-from pipelines.serving.openai.rendering import WORKERS, Renderer
+from pipelines.serving.openai.rendering import WORKERS, NoPromptError, Renderer
 from pipelines.serving.openai.tools import form_of
 
 Result = TypeVar("Result")
+OF_THE_TEMPLATE = (
+    ". Use /v1/completions with a prompt of your own, or give the server another template: serving.chat_template=FILE"
+)
+"""What to do about a template that gives no prompt whatever the messages."""
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -40,13 +44,7 @@ class ChatTemplate:
             given: the user's own template.
             tokenizer_adds_special: whether the preprocessing model lets the tokenizer add special tokens.
         """
-        config = _read_json(folder / "tokenizer_config.json")
-        file = given or folder / "chat_template.jinja"
-        source = (
-            file.read_text(encoding="utf-8", errors="replace")
-            if file.is_file()
-            else _default(config.get("chat_template"))
-        )
+        config, source = _read_json(folder / "tokenizer_config.json"), template_source(folder, given)
         tokens = {name: _token_text(config.get(name)) for name in SPECIAL if config.get(name) is not None}
         return cls(source, tokens, adds_bos=tokenizer_adds_special and _adds_bos(folder, tokens.get("bos_token")))
 
@@ -70,11 +68,31 @@ class ChatTemplate:
                 param="messages",
                 code="no_chat_template",
             )
-        return self._renderer.render(messages, values or {}).removeprefix(self._bos)
+        try:
+            return self._renderer.render(messages, values or {}).removeprefix(self._bos)
+        except NoPromptError as fault:
+            raise ApiError(
+                400,
+                f"The model's chat template {fault}{'' if fault.code is None else OF_THE_TEMPLATE}",
+                param="messages",
+                code=fault.code,
+            ) from None
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
         """Do work that renders in a thread of the template's own: `render` waits for another process."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def template_source(folder: Path, given: Path | None = None) -> str | None:
+    """Return the given file, else chat_template.jinja, else the template in tokenizer_config.json; None without one.
+
+    Raises:
+        UserError: tokenizer_config.json is not JSON.
+    """
+    file = given or folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8", errors="replace")
+    return _default(_read_json(folder / "tokenizer_config.json").get("chat_template"))
 
 
 def _default(given: object) -> str | None:

@@ -15,7 +15,6 @@ from contextlib import suppress
 from typing import Any
 
 from pipelines.serving.openai import template_process
-from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.template_process import (
     CPU_SECONDS,
     LENGTH_BYTES,
@@ -33,6 +32,18 @@ ENDS_BY_ITSELF_S = 1.0
 """Time between the last byte of a process and its exit code."""
 GROWTH, LEAST_TEXT_BYTES = 4, 2**20
 """A prompt may be so many times as long as its messages, and at least this long."""
+
+
+class NoPromptError(Exception):
+    """A template that gives no prompt, and why, as what follows "the template".
+
+    Attributes:
+        code: of the fault in the template; None if it refuses these messages.
+    """
+
+    def __init__(self, why: str, code: str | None = None) -> None:
+        super().__init__(why)
+        self.code = code
 
 
 class StoppedTemplateError(Exception):
@@ -66,7 +77,7 @@ class Renderer:
         """Return the prompt.
 
         Raises:
-            ApiError: 400, the template does not compile, refuses these messages, or was stopped.
+            NoPromptError: the template does not compile, refuses these messages, or was stopped.
         """
         worker = self._idle.get() or self._started()
         if worker.ended:  # by somebody else
@@ -75,12 +86,12 @@ class Renderer:
             if not self._invalid:
                 return worker.render(json.dumps({**values, "messages": list(messages)}).encode())
         except StoppedTemplateError as stopped:
-            raise _unusable("was stopped", str(stopped), "chat_template_stopped") from None
+            raise NoPromptError(f"was stopped: {stopped}", "chat_template_stopped") from None
         except InvalidTemplateError as invalid:
             self._invalid = str(invalid)
         finally:
             self._idle.put(self._replaced(worker) if worker.ended else worker)
-        raise _unusable("is not valid", self._invalid, "invalid_chat_template")
+        raise NoPromptError(f"is not valid: {self._invalid}", "invalid_chat_template")
 
     def _replaced(self, worker: _TemplateProcess) -> _TemplateProcess:
         self._all.remove(worker)
@@ -90,16 +101,6 @@ class Renderer:
         worker = _TemplateProcess(self._setup)
         self._all.append(worker)
         return worker
-
-
-def _unusable(how: str, why: str, code: str) -> ApiError:
-    return ApiError(
-        400,
-        f"The model's chat template {how}: {why}. Use /v1/completions with a prompt of your own, or give the server "
-        "another template: serving.chat_template=FILE",
-        param="messages",
-        code=code,
-    )
 
 
 def _end(workers: list[_TemplateProcess]) -> None:
@@ -128,7 +129,7 @@ class _TemplateProcess:
         """Return the prompt.
 
         Raises:
-            ApiError: 400, the template refuses these messages.
+            NoPromptError: the template refuses these messages.
             InvalidTemplateError: it does not compile.
             StoppedTemplateError: it took too much time or memory with these messages, and the process was ended.
         """
@@ -142,7 +143,7 @@ class _TemplateProcess:
             self._setup = None
         kind, text = self._answer(request, max(LEAST_TEXT_BYTES, GROWTH * len(request)))
         if kind == REFUSED:
-            raise ApiError(400, f"The model's chat template refuses these messages: {text}", param="messages")
+            raise NoPromptError(f"refuses these messages: {text}")
         return text
 
     def _answer(self, content: bytes, most: int) -> tuple[bytes, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import UNIFORM, KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
+from pipelines.engines.openvino.mapped import drop_pages
 from pipelines.engines.port import BuildLimits
 from tests.contract.engines.conftest import LIMITS, Workshop
 
@@ -202,3 +204,44 @@ def test_an_engine_of_another_flavour_is_refused(workshop: Workshop, tmp_path: P
     (engine / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="built with engine=tensorrt_llm, not with engine=openvino"):
         OpenVinoEngine().open(engine)
+
+
+def test_pages_of_the_weights_file_leave_memory_and_come_back(tmp_path: Path) -> None:
+    """Only those of mappings that cannot be written to: a changed page of another is kept."""
+    file = tmp_path / "weights.bin"
+    file.write_bytes(b"w" * 2**20)
+    with file.open("r+b") as handle:
+        read = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+        written = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY)
+        written[:4] = b"mine"
+        assert read[:: mmap.PAGESIZE] == b"w" * 256
+        before = resident(file)
+        assert drop_pages(file) == 2**20
+        assert resident(file) <= before - 2**20
+        assert (read[5], written[:4]) == (ord("w"), b"mine")
+        written.close()
+        read.close()
+
+
+@pytest.mark.parametrize("qformat", [QFormat.NONE, QFormat.FP8])
+def test_a_loaded_engine_holds_its_own_weights_alone(qformat: QFormat, workshop: Workshop) -> None:
+    """The plugin multiplies its packed copies; what it read of the file to make them is dropped."""
+    folder = workshop.engine(workshop.checkpoint("llama", qformat))
+    file = folder / "openvino_model.bin"
+    with OpenVinoEngine().open(folder) as session:
+        session.loglikelihood([([2, 3], [4])], SilentProgress())
+        list(session.teacher_forcing().slices([[2, 3, 4]], 3))
+        assert drop_pages(file) > 0
+        session.loglikelihood([([2, 3, 4], [5])], SilentProgress())
+        assert resident(file) < file.stat().st_size / 4
+
+
+def resident(file: Path) -> int:
+    """Resident bytes of all mappings of a file in this process."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if " " in line and "-" in line.split()[0]:
+            inside = line.endswith(str(file.resolve()))
+        elif inside and line.startswith("Rss:"):
+            total += 1024 * int(line.split()[1])
+    return total

@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from eval.adapter import EngineLM, load_tokenizer
+from eval.answers import AnswerLog
 from eval.fidelity.divergence import Figures
 from eval.fidelity.measure import Side, check_sides, greedy, layer_errors, measure
 from eval.fidelity.windows import Windows
+from eval.kept import KeptSession
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
@@ -22,6 +25,7 @@ from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.port import BuildLimits
+from pipelines.settings.model import BUNDLED
 from tests.support.random_checkpoint import write_checkpoint
 
 SHAPE = ModelShape(
@@ -186,6 +190,16 @@ def test_nan_is_refused_with_the_block_it_comes_from(engines: Engines) -> None:
     head = engines.side("head", "transformer.ln_f.weight", lambda weight: weight * np.nan)
     with pytest.raises(UserError, match=r"all decoder blocks give finite outputs, so it is the last norm or the head"):
         figures(engines, head)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_an_evaluation_names_the_block_too(engines: Engines, tmp_path: Path, *, keeps: bool) -> None:
+    """Whether the engine is asked directly or its answers are kept."""
+    side = engines.side("nan", "transformer.layers.1.post_layernorm.weight", lambda weight: weight * np.nan)
+    session = KeptSession(lambda: side.session, AnswerLog(tmp_path / "answers.jsonl")) if keeps else side.session
+    asked = EngineLM(session, load_tokenizer(BUNDLED / "models" / "tiny_llama"), 64, SilentProgress())
+    with pytest.raises(UserError, match=r"^The engine gives logits that are NaN .*decoder block 1 is the first"):
+        asked._loglikelihood_tokens([(("q", "a"), [5, 6, 7], [8])])
 
 
 def test_greedy_continuations_name_the_first_token_that_differs(engines: Engines) -> None:

@@ -14,7 +14,7 @@ CALLED_BY_A_LIBRARY = {
     **dict.fromkeys(
         ("compute_loss", "prediction_step", "on_optimizer_step", "on_step_end", "on_log"), "Transformers' Trainer"
     ),
-    "loglikelihood_rolling": "a method that lm-eval's models have",
+    **dict.fromkeys(("loglikelihood_rolling", "tokenizer_name"), "lm-eval's models have it"),
     "render_broken_contract": "import-linter's contract",
 }
 

@@ -100,6 +100,18 @@ def test_a_server_elsewhere_is_asked_and_nothing_is_built(tmp_path, model):
         ),
         (["eval.url=http://gpu7:8000/v1", "eval.baseline=hugging_face"], "evaluate", "not evaluated beside a server"),
         (["eval.guided=true"], "evaluate", r"eval\.guided=true has no effect on eval\.task='mini_mmlu'"),
+        (["eval.apply_chat_template=true"], "evaluate", r"the tokenizer at '.*' has no chat template"),
+        (
+            ["eval.apply_chat_template=true", "eval=mini_answers", "eval.url=grpc://gpu7:8001"],
+            "evaluate",
+            r"eval\.apply_chat_template=true needs prompts as token ids where answers are written.*grpc://gpu7:8001",
+        ),
+        (
+            ["eval=passkey", "eval.apply_chat_template=true"],
+            "evaluate",
+            r"apply_chat_template=true makes prompts longer",
+        ),
+        (["eval=passkey", "eval.system_instruction=Hi"], "evaluate", r"eval\.system_instruction makes prompts longer"),
         (["eval=passkey", "eval.baseline=hugging_face"], "evaluate", r"eval\.task='passkey' are written"),
         (["eval.task=mmlu"], "evaluate", r"eval\.task='mmlu' has no data"),
         (["eval.task=hellaswga"], "evaluate", r"'hellaswga' is not known.*Did you mean 'hellaswag'"),
@@ -108,6 +120,30 @@ def test_a_server_elsewhere_is_asked_and_nothing_is_built(tmp_path, model):
 def test_questions_that_cannot_be_asked_are_refused_while_planning(tmp_path, model, words, target, said):
     with pytest.raises(UserError, match=said):
         plan(tmp_path, [f"model.path={model}", *words], target)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["eval.fewshot_as_multiturn=true"], r"fewshot_as_multiturn=true without apply_chat_template=true"),
+        (["eval.fewshot_as_multiturn=false"], r"fewshot_as_multiturn=false without apply_chat_template=true"),
+        (
+            ["eval.fewshot_as_multiturn=true", "eval.apply_chat_template=true", "eval.num_fewshot=0"],
+            r"fewshot_as_multiturn=true with num_fewshot=0",
+        ),
+        (["eval.system_instruction=''"], r"eval\.system_instruction"),
+    ],
+)
+def test_settings_of_chats_without_effect_are_refused(tmp_path, model, words, said):
+    with pytest.raises(UserError, match=said):
+        plan(tmp_path, [f"model.path={model}", *words], "evaluate")
+
+
+def test_a_chat_template_beside_the_tokenizer_is_found(tmp_path, model):
+    """In a file of its own, or in tokenizer_config.json."""
+    words = [f"model.path={model}", "eval.apply_chat_template=true", "eval.url=http://gpu7:8000/v1"]
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    assert plan(tmp_path, words, "evaluate").steps
 
 
 def engine_folder(tmp_path, **quantization):

@@ -14,6 +14,7 @@ import pytest
 
 from eval.answers import AnswerLog
 from eval.server import OpenAiServer
+from eval.triton import TritonGrpc
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.port import SamplingParams
@@ -120,6 +121,19 @@ def test_a_request_says_all_that_decides_the_answer(stand, tmp_path) -> None:
     assert made.requests == [
         {"model": "m", "prompt": "p", "max_tokens": 4, "temperature": 0.0, "stop": ["a", "b", "c", "d"]}
     ]
+
+
+def test_prompts_as_token_ids_are_sent_as_they_are(stand, tmp_path) -> None:
+    """A rendered chat has BOS already, and a server would add it to text once more."""
+    made = stand(echo)
+    client(made, tmp_path)[0].write([[2, 5, 9]], GREEDY, ["\n"], SilentProgress())
+    assert made.requests[0]["prompt"] == [2, 5, 9]
+
+
+def test_triton_models_for_text_take_no_token_ids(tmp_path) -> None:
+    server = TritonGrpc("grpc://h:1", "ensemble", AnswerLog(tmp_path / "a.jsonl"))
+    with pytest.raises(UserError, match=r"needs prompts as token ids where answers are written.*grpc://h:1"):
+        server.write([[2, 5]], GREEDY, [], SilentProgress())
 
 
 def test_scores_are_those_of_the_continuation(stand, tmp_path) -> None:
