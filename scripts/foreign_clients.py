@@ -365,7 +365,7 @@ CLIENTS = (
     Client("GuideLLM", ("guidellm==0.8.1", "torch==2.13.0"), (
         Run("chat, its default, concurrency", f"{GUIDELLM} --profile kind=concurrent,streams=4 {FEW}", guidellm),
         Run("completions, one at a time",
-            GUIDELLM.replace("{model} ", "{model},request_format=/v1/completions ", 1)
+            GUIDELLM.replace("openai_http,", "openai_http,request_format=/v1/completions,")
             + f" --profile kind=synchronous {FEW}", guidellm),
         Run("a sweep", f"{GUIDELLM} --profile kind=sweep,sweep_size=3,max_concurrency=8"
             " --constraint kind=max_duration,seconds=5", guidellm),
