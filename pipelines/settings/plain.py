@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import yaml
@@ -17,7 +18,7 @@ from pipelines.settings.groups import CONF
 
 KEY = r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*"
 OVERRIDE = re.compile(rf"({KEY})=(.+)")
-INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
+INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 WORD = re.compile(r"[A-Za-z_/][A-Za-z0-9_./:-]*")
 """A value that is text to Hydra, unless it is one of these in some spelling."""
@@ -139,10 +140,13 @@ class _Composition:
         is_global, content = _read(folder, name)
         group = "" if is_global else group
         entries = content.pop("defaults", None) or []
+        if not isinstance(entries, list) or entries.count("_self_") > 1:
+            raise NotPlainError
         if "_self_" not in entries:
             entries.append("_self_")
         for entry in entries:
-            self._override(entry)
+            if _is_override(entry):
+                self._override(next(iter(entry)), next(iter(entry.values())), folder)
         for entry in reversed(entries):
             if entry == "_self_":
                 self.parts.append((group, content))
@@ -151,14 +155,15 @@ class _Composition:
             elif not _is_override(entry):
                 self._add_choice(entry, folder)
 
-    def _override(self, entry: Any) -> None:
+    def _override(self, key: str, value: Any, folder: str) -> None:
         """Take a choice that a defaults list makes for another group, unless there is one already."""
-        if _is_override(entry):
-            ((key, value),) = entry.items()
-            other = key.removeprefix("override ").removeprefix("/")
-            if not other.startswith("hydra/") and other not in self.choices:
-                self.choices[other] = value
-                self.unused.add(other)
+        group = key.removeprefix("override ")
+        if folder and not group.startswith("/"):
+            raise NotPlainError  # relative to the folder
+        group = group.removeprefix("/")
+        if not group.startswith("hydra/") and group not in self.choices:
+            self.choices[group] = value
+            self.unused.add(group)
 
     def _add_choice(self, entry: Any, folder: str) -> None:
         """Add the choice of a group that conf/config.yaml names."""
@@ -233,7 +238,7 @@ def _merge(into: dict[Any, Any], content: Mapping[Any, Any]) -> None:
         elif isinstance(there, str) and "${" in there and isinstance(value, dict | list):
             raise NotPlainError  # it may be merged into what is referred to
         elif value != MISSING or key not in into:
-            into[key] = value
+            into[key] = deepcopy(value)  # an alias in YAML stands for a value of its own
 
 
 def _set(config: dict[str, Any], path: Sequence[str], value: Any) -> None:

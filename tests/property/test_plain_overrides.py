@@ -1,6 +1,7 @@
 """Plain overrides are composed exactly as Hydra composes them, and everything else is left to Hydra."""
 
 import os
+import shutil
 
 import pytest
 import yaml
@@ -118,6 +119,7 @@ def test_plain_overrides_are_composed_as_hydra_does(overrides):
 @example([], ["nightly.history=${nightly.name}"])
 @example([], ["nightly.name=0"])
 @example([], ["nightly.name=null"])
+@example([], [f"sizing.peak_rate={'1' * 5000}"])
 def test_what_is_taken_of_anything_else_is_what_hydra_takes(first, others):
     """Quotes, nested lists, mappings, spellings of numbers, added and removed keys, expressions, plain mistakes."""
     mine = compose_plain([*first, *others])
@@ -171,3 +173,35 @@ def test_a_key_twice_is_left_to_hydra():
 
 def test_the_c_parser_is_used():
     assert issubclass(plain._Loader, yaml.CSafeLoader)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_plain"),
+    [
+        ("defaults: [base, _self_]\nname: x", True),
+        ("defaults: [base, _self_, _self_]", False),
+        ("defaults: {base: x}", False),
+        ("defaults: [{override model: tiny_llama}]", False),  # relative to engine/
+        ("defaults: [{override /no_such: x}]", False),
+        ("defaults: [{/model@x: tiny_llama}, _self_]", False),
+        ("defaults: [optional base]", False),
+        ("- a list", False),
+        ("a: 1\na: 2", False),
+        ("# @package model\nname: x", False),
+        ("name: ${oc.env:HOME}", False),
+        ("name: ???", False),
+    ],
+)
+def test_a_file_of_another_form_is_left_to_hydra(text, is_plain, tmp_path, monkeypatch):
+    shutil.copytree(CONF, tmp_path / "conf")
+    (tmp_path / "conf" / "engine" / "other.yaml").write_text(text + "\n")
+    monkeypatch.setattr(plain, "CONF", tmp_path / "conf")
+    assert (compose_plain(["engine=other"]) is not None) == is_plain
+
+
+def test_an_alias_is_a_value_of_its_own(tmp_path, monkeypatch):
+    shutil.copytree(CONF, tmp_path / "conf")
+    (tmp_path / "conf" / "engine" / "other.yaml").write_text("defaults: [base, _self_]\nname: x\nc: &a {b: 1}\nd: *a\n")
+    monkeypatch.setattr(plain, "CONF", tmp_path / "conf")
+    engine = compose_plain(["engine=other", "engine.c.b=2"])["engine"]
+    assert (engine["c"], engine["d"]) == ({"b": 2}, {"b": 1})
