@@ -56,7 +56,7 @@ def train_in_processes(job: TrainingJob, blocks: torch.Tensor, progress: Progres
     try:
         for rank in range(job.spec.processes):
             started.append(_start(job, rank))
-        with _Shown(progress) as shown, (folder / EVENTS).open() as events:
+        with _ReplayedProgress(progress) as shown, (folder / EVENTS).open() as events:
             while any(process.poll() is None for process in started):
                 shown.all(events.read())
                 _check(job, started)
@@ -116,7 +116,7 @@ def _check(job: TrainingJob, started: list[KeptProcess]) -> None:
 
 
 @dataclass
-class _Shown:
+class _ReplayedProgress:
     """Shows the progress that the first process writes."""
 
     progress: Progress
@@ -124,7 +124,7 @@ class _Shown:
     _open: Any = None
     _advance: Advance | None = None
 
-    def __enter__(self) -> _Shown:
+    def __enter__(self) -> _ReplayedProgress:
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -147,7 +147,7 @@ class _Shown:
             self._advance(event["advance"])
 
 
-class _Written:
+class _ProgressFile:
     """Progress as lines of JSON; of all processes, the first writes them."""
 
     def __init__(self, file: Path | None) -> None:
@@ -200,7 +200,7 @@ def main(folder: Path) -> None:
     blocks, first = load_file(folder / BLOCKS)["blocks"], rank == 0
     try:
         with muted() as quiet, transformers_to_log():
-            report = train(job, blocks, quiet.progress(_Written(folder / EVENTS if first else None)), rank)
+            report = train(job, blocks, quiet.progress(_ProgressFile(folder / EVENTS if first else None)), rank)
     except UserError as error:
         continuable = isinstance(error, ContinuableError)
         write_json(

@@ -25,8 +25,8 @@ from pipelines.compress import (  # noqa: E402
     sparsify,
 )
 from pipelines.compress.trained_weights import TrainedWeights  # noqa: E402
-from pipelines.compress.weight_rounding import StraightThrough  # noqa: E402
-from pipelines.domain.formats import QFormat  # noqa: E402
+from pipelines.compress.weight_rounding import StraightThrough, rounder  # noqa: E402
+from pipelines.domain.formats import FORMATS, UNIFORM, QFormat  # noqa: E402
 from tests.support.trained import GEMMA, LINEARS, LLAMA, SHORT, texts  # noqa: E402
 
 LORA = LoraSpec(8, 16.0, ("q_proj", "v_proj", "up_proj", "down_proj"))
@@ -94,6 +94,14 @@ def test_the_rounding_is_part_of_the_forward_pass(tmp_path: Path) -> None:
     assert losses[0] < 1e-9
     assert losses == sorted(losses)
     assert losses[2] > 100 * losses[1] > 0
+
+
+def test_every_format_that_rounds_weights_alone_is_rounded_here() -> None:
+    formats = [qformat for qformat in UNIFORM if FORMATS[qformat].rounds_alone]
+    assert formats == [QFormat.FP8, QFormat.INT4_RTN, QFormat.INT8_WO, QFormat.INT4_WO, QFormat.NVFP4]
+    for qformat in formats:
+        zeros = torch.zeros(2, 256)
+        assert torch.equal(rounder(RoundingSpec(qformat))(zeros, torch.ones(()), 16), zeros)
 
 
 def test_gradients_pass_straight_through() -> None:
