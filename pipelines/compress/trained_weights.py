@@ -43,21 +43,21 @@ class TrainedWeights:
         """
         self.masks = _masks(model) if spec.sparse else {}
         self._rounding = spec.rounding
-        self._low_rank = spec.lora is not None
         names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
         names = [name for name in names if ".layers." in f".{name}"]
-        self.model = model.requires_grad_(True)
+        self.model, self._peft = model.requires_grad_(True), None
         if spec.lora is not None:
             from pipelines.compress import peft_door
 
-            self.model = peft_door.with_adapters(model.requires_grad_(False), spec.lora)
+            self._peft = peft_door
+            self.model = peft_door.with_adapters(model, spec.lora)
         self._linears = {name: model.get_submodule(name) for name in names}  # peft has put others in their places
         if self._rounding is not None:
             stored, exported = ModelWeights(source), torch_dtype(pick_dtype(source, self._rounding.dtype))
             self._types = {name: (stored.dtype(f"{name}.weight"), exported) for name in names}
             self._round = rounder(self._rounding)
             self._group = FORMATS[self._rounding.qformat].weights.group_size(self._rounding.group_size)
-        if self._rounding is not None or (self._low_rank and self.masks):
+        if self._rounding is not None or (self._peft and self.masks):
             for name, module in self._linears.items():
                 module.forward = self._forward_of(name)
 
@@ -72,24 +72,20 @@ class TrainedWeights:
     def _whole(self, name: str) -> torch.Tensor:
         """Return a weight with its branch and the zeros of a sparse model, in float32."""
         weight = self._linear(name).weight
-        if not self._low_rank:
+        if not self._peft:
             return weight
-        from pipelines.compress import peft_door
-
-        delta, mask = peft_door.delta(self._linears[name]), self.masks.get(f"{name}.weight")
+        with torch.autocast(weight.device.type, enabled=False):  # it would multiply the matrices in 16 bit
+            delta: torch.Tensor | None = self._peft.delta(self._linears[name])
         if delta is None:
             return weight
+        mask = self.masks.get(f"{name}.weight")
         return weight + delta if mask is None else (weight + delta) * mask
 
     def _linear(self, name: str) -> torch.nn.Linear:
         """Return a linear itself, without the branch that may have taken its place."""
         module: Any = self._linears[name]
-        if self._low_rank:
-            from pipelines.compress import peft_door
-
-            module = peft_door.linear_of(module)
-        assert isinstance(module, torch.nn.Linear)
-        return module
+        linear: torch.nn.Linear = self._peft.linear_of(module) if self._peft else module
+        return linear
 
     def _rounded(self, name: str, weight: torch.Tensor) -> torch.Tensor:
         assert self._rounding is not None  # or nobody asks
@@ -120,21 +116,17 @@ class TrainedWeights:
 
     def load(self, checkpoint: Path) -> None:
         """Read trained weights as the Trainer has saved them."""
-        if self._low_rank:
-            from pipelines.compress import peft_door
-
-            peft_door.load(self.model, checkpoint)
+        if self._peft:
+            self._peft.load(self.model, checkpoint)
             return
         for file in checkpoint.glob("*.safetensors"):
             self.model.load_state_dict(load_file(file), strict=False)  # tied weights are stored once
 
     def finished(self) -> Mapping[str, torch.Tensor]:
         """Return the trained weights by name, branches added and zeros kept; nothing can be trained afterwards."""
-        if not self._low_rank:
+        if not self._peft:
             return self.model.state_dict()
-        from pipelines.compress import peft_door
-
-        state = peft_door.merged(self.model).state_dict()
+        state = self._peft.merged(self.model).state_dict()
         return {name: value * self.masks[name] if name in self.masks else value for name, value in state.items()}
 
 

@@ -83,6 +83,7 @@ def _start(job: TrainingJob, rank: int) -> KeptProcess:
     }
     if job.device == "cpu":
         env["GLOO_SOCKET_IFNAME"] = "lo"
+        env["ACCELERATE_TORCH_DEVICE"] = "cpu"  # it would say cpu:1, as which torch.load restores no optimizer
     command = [sys.executable, "-m", "pipelines.compress.training_processes", str(job.folder)]
     return KeptProcess(command, env=env, cwd=job.folder, log_file=_log(job.folder, rank))
 

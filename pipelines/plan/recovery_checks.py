@@ -131,6 +131,11 @@ def recovery_notes(settings: Settings, shape: ModelShape | None, machine: Machin
         notes.append(f"training does not see the rounding of quant={qformat}, only what pruning and sparsity removed")
     elif qformat is not QFormat.NONE and FORMATS[qformat].activation != "16bit":
         notes.append(f"training sees the rounding of weights of quant={qformat}, not that of activations")
+    if settings.build.tp_size > 1 and FORMATS[qformat].weights.at_build:
+        notes.append(
+            f"training rounds the rows of o_proj and down_proj as a whole; with build.tp_size={settings.build.tp_size},"
+            " trtllm-build gives the part of each GPU a scale of its own"
+        )
     return tuple(notes)
 
 

@@ -52,7 +52,7 @@ def test_the_checkpoint_has_the_weights_that_training_computed_with(
     real = TrainedWeights.finished
 
     def finished(self: TrainedWeights) -> Any:
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=lora is not None):
             seen.update({name: self.computed(name).numpy().copy() for name in self._linears})
         return real(self)
 
@@ -61,7 +61,8 @@ def test_the_checkpoint_has_the_weights_that_training_computed_with(
     if sparse:
         source = tmp_path / "sparse"
         sparsify(LLAMA, source, SparsitySpec("magnitude"), (), CalibrationSpec())
-    spec = RecoverySpec("distill", rounding=rounding, lora=lora, sparse=sparse, **SHORT | {"learning_rate": 1e-3})
+    more = {"learning_rate": 1e-3, "precision": "bfloat16" if lora else "float32"}
+    spec = RecoverySpec("distill", rounding=rounding, lora=lora, sparse=sparse, **SHORT | more)
     recover(source, LLAMA, tmp_path / "trained", spec, texts())
     quantize(
         tmp_path / "trained",

@@ -121,6 +121,13 @@ def test_the_plan_says_what_training_does_not_see(tmp_path, qformat, note):
     assert (stage(made).spec.rounding is None) == ("does not" in note)
 
 
+def test_the_plan_says_that_split_rows_are_rounded_otherwise(tmp_path):
+    words = (*SPARSE, "quant=int4_wo", "build.tp_size=2")
+    assert "with build.tp_size=2, trtllm-build gives" in notes(plan(tmp_path, *words))[-1]
+    assert not any("tp_size" in note for note in notes(plan(tmp_path, *SPARSE, "quant=int4_wo")))
+    assert not any("tp_size" in note for note in notes(plan(tmp_path, *words, "quant=int4_rtn")))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
