@@ -15,14 +15,16 @@ from pipelines.compress.api import (
     trace_model,
 )
 from pipelines.compress.pruning_spec import PruningSpec
-from pipelines.compress.specs import CalibrationSpec, QuantSpec, RecoverySpec, SparsitySpec
+from pipelines.compress.specs import CalibrationSpec, LoraSpec, QuantSpec, RecoverySpec, RoundingSpec, SparsitySpec
 from pipelines.compress.texts import load_texts
 
 __all__ = [
     "CalibrationSpec",
+    "LoraSpec",
     "PruningSpec",
     "QuantSpec",
     "RecoverySpec",
+    "RoundingSpec",
     "SparsitySpec",
     "fake_quantized_model",
     "load_texts",

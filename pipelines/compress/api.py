@@ -188,7 +188,8 @@ def recover(
 ) -> Facts:
     """Train a compressed Hugging Face model to win back what was lost.
 
-    A stopped run goes on from the last look at texts that are not trained on.
+    A stopped run goes on from the last look at texts that are not trained on. Of several processes, none is left when
+    this returns.
 
     Args:
         model_dir: plain Hugging Face folder.
@@ -204,7 +205,9 @@ def recover(
         zeros as counted in the written files.
 
     Raises:
-        UserError: the texts are too short, the teacher has another tokenizer, or the loss is not finite.
+        UserError: the texts are too short, the teacher has another tokenizer, or the model cannot be trained with low
+            rank as it is asked for.
+        ContinuableError: the loss is not finite, or one of several processes ended early.
     """
     from pipelines.compress.recovering import run_recover
 

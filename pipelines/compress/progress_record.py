@@ -17,7 +17,7 @@ from typing import Any
 from pipelines.compress.calibration import CalibrationSet
 from pipelines.compress.loading import ModelFolder
 from pipelines.compress.weight_files import raw
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import ContinuableError, UserError
 from pipelines.domain.progress import PARTIAL, Progress
 from pipelines.host.files import write_json
 
@@ -75,6 +75,8 @@ def new_files_removed(out_dir: Path) -> Iterator[None]:
     before = set(out_dir.iterdir()) if out_dir.is_dir() else None
     try:
         yield
+    except ContinuableError:
+        raise
     except UserError:
         for path in set(out_dir.iterdir()) - (before or set()) if out_dir.is_dir() else ():
             shutil.rmtree(path) if path.is_dir() else path.unlink()

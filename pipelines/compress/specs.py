@@ -169,9 +169,34 @@ class CalibrationSpec:
         return min(self.size, AWQ_CALIB_CAP) if FORMATS[qformat].tuning == "awq" else self.size
 
 
-ROUNDED_BITS = {QFormat.INT8_WO: 8, QFormat.INT4_WO: 4}
-"""Formats whose rounding training simulates, and the bits of their weights. Both round weights alone, per output
-channel and without calibration, so that training sees exactly what the engine computes with."""
+@dataclass(frozen=True, slots=True)
+class RoundingSpec:
+    """Rounding of weights after training, which training simulates.
+
+    Attributes:
+        qformat: a format that rounds weights by what they are alone.
+        group_size: input channels per scale, if the format leaves a choice.
+        dtype: type to which weights are converted before they are rounded; "auto" is the model's own 16-bit type.
+    """
+
+    qformat: QFormat
+    group_size: int = 128
+    dtype: Dtype = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSpec:
+    """Low-rank training: each weight W stays and W + alpha / rank x B A is computed with; A and B are trained.
+
+    Attributes:
+        rank: rows of A and columns of B.
+        alpha: scale of the product.
+        targets: names of the linears in a layer, e.g. "q_proj".
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +208,7 @@ class RecoverySpec:
         steps: updates of the weights.
         learning_rate: the highest.
         seq_len: tokens of a sequence.
-        batch_size: sequences at once.
+        batch_size: sequences at once, in all processes together.
         accumulation: batches per update.
         evaluate_every: steps between two looks at texts that are not trained on.
         patience: looks in a row without anything better that end it.
@@ -192,7 +217,9 @@ class RecoverySpec:
         gradient_checkpointing: keep few activations and compute them twice.
         texts: how many texts to read; None is all.
         sparse: keep the zeros of the linears.
-        rounded: format whose rounding of weights is simulated; None is none.
+        rounding: rounding of weights that is simulated; None is none.
+        lora: low-rank training; None trains all weights.
+        processes: that share each batch.
     """
 
     method: Literal["finetune", "distill"]
@@ -208,7 +235,9 @@ class RecoverySpec:
     gradient_checkpointing: bool = False
     texts: int | None = None
     sparse: bool = False
-    rounded: QFormat | None = None
+    rounding: RoundingSpec | None = None
+    lora: LoraSpec | None = None
+    processes: int = 1
 
 
 @dataclass(frozen=True, slots=True)

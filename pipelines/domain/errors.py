@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,16 @@ class UserError(Exception):
         super().__init__(str(self.faults[0]))
 
     @classmethod
-    def of(cls, faults: Sequence[Fault]) -> UserError:
+    def of(cls, faults: Sequence[Fault]) -> Self:
         """Combine several faults in one error, so that all are reported at once."""
         error = cls(faults[0].message, allowed=faults[0].allowed, todo=faults[0].todo)
         error.faults = tuple(faults)
         error.args = ("\n".join(str(fault) for fault in faults),)
         return error
+
+
+class ContinuableError(UserError):
+    """A fault that came in the midst of work; what was done is kept, and the same command goes on from there."""
 
 
 @contextmanager

@@ -205,6 +205,11 @@ class FormatSpec:
         return self.activation == "16bit" and self.weights.bits < 16
 
     @property
+    def rounds_alone(self) -> bool:
+        """Whether weights are rounded by what they are alone, whatever text is calibrated on."""
+        return self.weights.bits < 16 and self.tuning is None and not self.sequential
+
+    @property
     def linear_bits(self) -> float:
         """Bits per weight of a linear, including the scales of groups of the usual size."""
         return self.bits_in_groups(self.weights.group)
@@ -465,6 +470,11 @@ def _weight_scale_faults(qformat: QFormat, int4_scales: str) -> list[Fault]:
             "Leave it out.",
         )
     ]
+
+
+def rounding_is_known(qformat: QFormat, int4_scales: str) -> bool:
+    """Return whether training can compute with the weights that the format will round to."""
+    return FORMATS[qformat].rounds_alone and int4_scales == "max"
 
 
 def group_instead(given: QFormat, size: int, other: QFormat) -> int:

@@ -124,8 +124,8 @@ def check(
         checked.faults += check_memory(settings, shape, engine, machine, target)
     checked.faults += pruning_faults(settings, shape, engine, machine.memory_bytes)
     checked.notes += pruning_notes(settings, shape)
-    checked.faults += recovery_faults(settings, shape, engine, machine.memory_bytes)
-    checked.notes += recovery_notes(settings, shape)
+    checked.faults += recovery_faults(settings, shape, engine, machine)
+    checked.notes += recovery_notes(settings, shape, machine)
     known = {finding.rule.name for finding in findings if finding.rule.severity is Severity.REFUSE}
 
     def allowed(change: str) -> bool:

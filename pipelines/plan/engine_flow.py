@@ -149,7 +149,8 @@ class EngineFlow:
             inputs["teacher"] = "teacher" if "teacher" in self.given else "model"
         sparse = settings.sparsity.method != "none"
         device = torch_device(self.machine)
-        stage = Recover(settings.recover, settings.calibration, sparse, settings.quant.qformat, device)
+        processes = settings.recover.sharing(len(self.machine.gpus) if device == "cuda" else 1)
+        stage = Recover(settings.recover, settings.calibration, sparse, settings.quant, device, processes)
         self.add(prefix + "recover", stage, self.label(settings), inputs)
         self.given["compressed"] = prefix + "recover"
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from pipelines.compress.specs import ROUNDED_BITS
 from pipelines.domain.errors import Fault
-from pipelines.domain.formats import QFormat
+from pipelines.domain.formats import FORMATS, UNIFORM, QFormat, rounding_is_known
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.description import EngineDescription
+from pipelines.host.machine import Machine, torch_device
 from pipelines.predict.performance.memory import weight_bytes
 from pipelines.settings.features import HEADS
 from pipelines.settings.root import Settings
 
-TRAINED_BYTES = 16
-"""Of a weight: itself, its gradient and Adam's two moments, each in float32."""
+WEIGHT_BYTES, LEARNED_BYTES = 4, 12
+"""Of a weight in float32, and of gradient and Adam's two moments of each weight that training changes."""
 LOGITS_HELD = 6
 """Arrays of the size of a batch's logits, in float32: of student and teacher, their logarithms and gradients."""
 
 
 def recovery_faults(
-    settings: Settings, shape: ModelShape | None, engine: EngineDescription, memory_bytes: float
+    settings: Settings, shape: ModelShape | None, engine: EngineDescription, machine: Machine
 ) -> list[Fault]:
     """Return why the training that is asked for cannot be, or would win back nothing."""
     recover, qformat = settings.recover, settings.quant.qformat
@@ -30,12 +30,14 @@ def recovery_faults(
     if not engine.writes_engine or settings.speculative.mode in HEADS:
         what = f"engine={engine.name}" if not engine.writes_engine else f"speculative={settings.speculative.mode}"
         faults.append(Fault(f"{asked} does not go with {what}: it takes the model as it is.", todo="Set recover=none."))
-    if settings.sparsity.method == "none" and not settings.prune.prunes and qformat not in ROUNDED_BITS:
+    if settings.sparsity.method == "none" and not settings.prune.prunes and not _sees_rounding(settings):
+        scales = " quant.int4_scales=mse" if FORMATS[qformat].rounds_alone else ""
+        seen = [name for name in UNIFORM if FORMATS[name].rounds_alone]
         faults.append(
             Fault(
-                f"{asked} with prune=none, sparsity=none and quant={qformat} has nothing to win back: training sees"
-                " what pruning and 2:4 sparsity removed and the rounding of weights, and here is none of it.",
-                f"It goes with prune=..., sparsity=..., or with quant={' or quant='.join(ROUNDED_BITS)}.",
+                f"{asked} with prune=none, sparsity=none and quant={qformat}{scales} has nothing to win back: training"
+                " sees what pruning and 2:4 sparsity removed and the rounding of weights, and here is none of it.",
+                f"It goes with prune=..., sparsity=..., or with quant={' or quant='.join(seen)}.",
                 "Set recover=none.",
             )
         )
@@ -46,36 +48,139 @@ def recovery_faults(
     positions = shape.max_position_embeddings
     if recover.seq_len is not None and recover.seq_len > positions:
         faults.append(Fault(f"recover.seq_len={recover.seq_len} is longer than the model's {positions} positions."))
-    if (needed := training_memory_bytes(shape, settings)) > memory_bytes:
-        faults.append(
-            Fault(
-                f"{settings.model.label} needs about {show_bytes(needed)} of memory while training (modelled); this"
-                f" machine has {show_bytes(memory_bytes)}.",
-                todo="Set recover.batch_size=1, take a smaller model, or recover=none.",
-            )
+    return faults + _rank_faults(settings, shape) + _machine_faults(settings, shape, machine)
+
+
+def _sees_rounding(settings: Settings) -> bool:
+    return rounding_is_known(settings.quant.qformat, settings.quant.int4_scales)
+
+
+def _rank_faults(settings: Settings, shape: ModelShape) -> list[Fault]:
+    """Return which linears are smaller than the rank of what is trained beside them."""
+    rank = settings.recover.lora_rank
+    if rank is None:
+        return []
+    sizes = _targets(settings, shape)
+    smallest = min(sizes, key=lambda name: min(sizes[name]))
+    out, inputs = sizes[smallest]
+    if rank <= min(out, inputs):
+        return []
+    return [
+        Fault(
+            f"recover.lora_rank={rank} is larger than the weight of {smallest}, which is {out} x {inputs}.",
+            f"At most {min(out, inputs)}; usually 8 to 64.",
+            "Set a smaller recover.lora_rank, or recover.lora_rank=null, which trains all weights.",
         )
-    return faults
+    ]
 
 
-def recovery_notes(settings: Settings, shape: ModelShape | None) -> tuple[str, ...]:
+def _machine_faults(settings: Settings, shape: ModelShape, machine: Machine) -> list[Fault]:
+    """Return what of the training does not fit this machine."""
+    recover, on_gpu = settings.recover, torch_device(machine) == "cuda"
+    processes = recover.sharing(len(machine.gpus) if on_gpu else 1)
+    if on_gpu and processes > len(machine.gpus):
+        return [
+            Fault(
+                f"recover.processes={processes} is more than the {len(machine.gpus)} GPUs of this machine.",
+                "Each process trains on a GPU of its own.",
+                "Leave recover.processes out.",
+            )
+        ]
+    needed = training_memory_bytes(shape, settings, processes) * (1 if on_gpu else processes)
+    has = machine.gpus[0].memory_bytes if on_gpu else machine.memory_bytes
+    if needed <= has:
+        return []
+    where = "each GPU has" if on_gpu else "this machine has"
+    return [
+        Fault(
+            f"{settings.model.label} needs about {show_bytes(needed)} of memory while training (modelled); {where}"
+            f" {show_bytes(has)}.",
+            todo=f"Set {_smaller(settings, processes, on_gpu)}take a smaller model, or recover=none.",
+        )
+    ]
+
+
+def _smaller(settings: Settings, processes: int, on_gpu: bool) -> str:
+    """List the settings that would lower the memory, of those that do not have that value."""
+    recover = settings.recover
+    could = {
+        "recover.lora_rank=16": recover.lora_rank is None,
+        "recover.batch_size=1": recover.batch_size != 1 and (on_gpu or processes == 1),
+        "recover.processes=1": processes > 1 and not on_gpu,
+        "recover.gradient_checkpointing=true": not recover.gradient_checkpointing,
+    }
+    return "".join(f"{change}, " for change, helps in could.items() if helps)
+
+
+def recovery_notes(settings: Settings, shape: ModelShape | None, machine: Machine) -> tuple[str, ...]:
     """Say what training needs, and what of the compression it does not see."""
-    if not settings.recover.trains or shape is None:
+    recover, qformat = settings.recover, settings.quant.qformat
+    if not recover.trains or shape is None:
         return ()
-    needed = show_bytes(training_memory_bytes(shape, settings))
-    notes = [f"training needs about {needed} of memory, the whole model (modelled)"]
-    qformat = settings.quant.qformat
-    if qformat not in (QFormat.NONE, *ROUNDED_BITS):
+    on_gpu = torch_device(machine) == "cuda"
+    processes = recover.sharing(len(machine.gpus) if on_gpu else 1)
+    needed = show_bytes(training_memory_bytes(shape, settings, processes))
+    each = f", in each of {processes} processes" if processes > 1 else ""
+    notes = [f"training needs about {needed} of memory, the whole model{each} (modelled)"]
+    if recover.lora_rank is not None:
+        notes.append(
+            f"of {shape.num_params:,} weights none is trained itself: {_learned(shape, settings):,} of rank"
+            f" {recover.lora_rank} are, and are added to them"
+        )
+    if qformat is not QFormat.NONE and not _sees_rounding(settings):
         notes.append(f"training does not see the rounding of quant={qformat}, only what pruning and sparsity removed")
+    elif qformat is not QFormat.NONE and FORMATS[qformat].activation != "16bit":
+        notes.append(f"training sees the rounding of weights of quant={qformat}, not that of activations")
+    if settings.build.tp_size > 1 and FORMATS[qformat].weights.at_build:
+        notes.append(
+            f"training rounds the rows of o_proj and down_proj as a whole; with build.tp_size={settings.build.tp_size},"
+            " trtllm-build gives the part of each GPU a scale of its own"
+        )
     return tuple(notes)
 
 
-def training_memory_bytes(shape: ModelShape, settings: Settings) -> float:
-    """Return the host memory of training in bytes: weights, gradients, moments, teacher, logits and activations."""
-    recover = settings.recover
-    weights = weight_bytes(shape, QFormat.NONE) / 2
+def training_memory_bytes(shape: ModelShape, settings: Settings, processes: int = 1) -> float:
+    """Return the memory of one process while training, in bytes.
+
+    Weights, gradients and moments; a teacher; the weights that linears compute with where these are others; logits and
+    activations of its part of a batch.
+    """
+    recover, sparse = settings.recover, settings.sparsity.method != "none"
+    weights, learned = weight_bytes(shape, QFormat.NONE) / 2, _learned(shape, settings)
+    if recover.lora_rank is not None:
+        weights += learned
+    shared = WEIGHT_BYTES * learned if processes > 1 else 0  # gradients once more, while they are exchanged
     teacher = 2 * weight_bytes(shape.unpruned, QFormat.NONE) if recover.method == "distill" else 0
-    tokens = (recover.batch_size or 1) * (recover.seq_len or 1)
+    layers = 1 if recover.gradient_checkpointing else shape.num_hidden_layers
+    others = _sees_rounding(settings) or (sparse and recover.lora_rank is not None)
+    computed = WEIGHT_BYTES * shape.linear_params * layers / shape.num_hidden_layers if others else 0
+    masks = shape.linear_params if sparse else 0
+    tokens = -(-(recover.batch_size or 1) // processes) * (recover.seq_len or 1)
     logits = LOGITS_HELD * 4 * tokens * shape.vocab_size
-    kept = 1 if recover.gradient_checkpointing else shape.num_hidden_layers
-    activations = 4 * tokens * kept * (10 * shape.hidden_size + 4 * shape.intermediate_size)
-    return TRAINED_BYTES * weights + teacher + logits + activations + GIB
+    activations = 4 * tokens * layers * (10 * shape.hidden_size + 4 * shape.intermediate_size)
+    held = WEIGHT_BYTES * weights + LEARNED_BYTES * learned + shared + teacher + computed + masks
+    return held + logits + activations + GIB
+
+
+def _learned(shape: ModelShape, settings: Settings) -> int:
+    """Return how many numbers training changes: all weights, or those of low rank."""
+    rank = settings.recover.lora_rank
+    if rank is None:
+        return shape.num_params
+    return shape.num_hidden_layers * rank * sum(sum(size) for size in _targets(settings, shape).values())
+
+
+def _targets(settings: Settings, shape: ModelShape) -> dict[str, tuple[int, int]]:
+    """Return [out, in] of each linear of a layer that is trained with low rank."""
+    queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    sizes = {
+        "q_proj": (queries, hidden),
+        "k_proj": (keys, hidden),
+        "v_proj": (keys, hidden),
+        "o_proj": (hidden, queries),
+        "gate_proj": (inner, hidden),
+        "up_proj": (inner, hidden),
+        "down_proj": (hidden, inner),
+    }
+    return {name: sizes[name] for name in settings.recover.targets}

@@ -35,9 +35,10 @@ def recovery_terms(facts: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         return ()
     fell = f"{facts['loss_before']:.4g} before, {facts['loss_after']:.4g} after"
     steps = f"{facts['steps']:,} steps; the weights of step {facts['best_step']:,} are kept"
-    sparse = facts.get("sparse")
+    sparse, lora = facts.get("sparse"), facts.get("lora")
     return (
         ("Training", f"{facts['method']}, {steps}"),
+        *((("Trained", f"matrices of rank {lora['rank']} beside {', '.join(lora['targets'])}"),) if lora else ()),
         ("Text", f"{facts['tokens']:,} tokens in {facts['sequences']:,} sequences"),
         ("Loss on held-out text", f"{fell} ({LOSSES[facts['method']]})"),
         *((("Zeros after training", f"{100 * sparse['zero_fraction']:.1f} % of the linears"),) if sparse else ()),

@@ -39,6 +39,8 @@ from pipelines.settings.sizing import SizingSettings
 from pipelines.settings.triton import TritonSettings
 from pipelines.settings.tuning import TuningSettings
 
+TRAINING = re.compile(r"(finetune|distill)(?:_lora_(\d+))?$")
+"""What `RecoverSettings.word` returns."""
 SIZE = re.compile(r"(mlp|kvheads|heads|layers)_(\d+)")
 """One size in what `PruningSettings.word` returns."""
 
@@ -89,7 +91,7 @@ class Settings(Group):
         if self.sparsity.method != "none":
             parts.append(f"{self.sparsity.method}_2_4")
         if self.recover.trains:
-            parts.append(self.recover.method)
+            parts.append(self.recover.word)
         if self.quant.qformat != QFormat.NONE or not parts:
             parts.append(self.quant.qformat.value)
         if self.kv_cache.dtype != KvFormat.AUTO:
@@ -120,7 +122,7 @@ def compression_of(variant: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for part in variant.split("-"):
         group = "kv_cache" if part.startswith("kv_") else "sparsity" if part.endswith("_2_4") else "quant"
-        group = "recover" if part in ("finetune", "distill") else group
+        group = "recover" if TRAINING.match(part) else group
         group = "prune" if SIZE.match(part) else group
         name = part.removeprefix("kv_")
         found[group] = f"{found[group]}-{name}" if group in found else name
@@ -132,6 +134,9 @@ def overrides_of(variant: str) -> list[str]:
     found = compression_of(variant)
     sizes = [(name.replace("kvheads", "kv_heads"), size) for name, size in SIZE.findall(found.pop("prune", ""))]
     method = ["prune=depth" if sizes[0][0] == "layers" else "prune=width"] if sizes else []
+    if training := TRAINING.match(found.pop("recover", "")):
+        method_of_training, rank = training.groups()
+        found |= {"recover": method_of_training} | ({"recover.lora_rank": rank} if rank else {})
     return [*method, *(f"prune.{name}={size}" for name, size in sizes), *(f"{k}={v}" for k, v in found.items())]
 
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.compress.specs import ROUNDED_BITS
-from pipelines.domain.formats import QFormat
+from pipelines.domain.formats import FORMATS, rounding_is_known
 from pipelines.domain.progress import Progress
-from pipelines.settings.compression import CalibrationSettings
+from pipelines.settings.compression import CalibrationSettings, QuantSettings
 from pipelines.settings.recovery import RecoverSettings
 from pipelines.stages.quantize import calibration_identity, texts_of
 
@@ -26,30 +25,72 @@ class Recover:
         recover: how to train.
         calibration: where the text is from.
         sparse: whether the model is 2:4 sparse and stays so.
-        qformat: what the model is quantized to afterwards.
+        quant: what the model is quantized to afterwards.
         device: where it is trained, "cpu" or "cuda".
+        processes: that share each batch. Their number decides the order in which gradients are added up, and with it
+            the last bits of the weights.
     """
 
     recover: RecoverSettings
     calibration: CalibrationSettings
     sparse: bool
-    qformat: QFormat
+    quant: QuantSettings
     device: str
+    processes: int
     name = "recover"
-    version = "1"
+    version = "2"
     measures = False
-    libraries: tuple[str, ...] = ("torch", "transformers", "accelerate")
-    needs: tuple[str, ...] = ("torch", "transformers", "accelerate")
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Low-rank training needs peft as well."""
+        return ("torch", "transformers", "accelerate", *(("peft",) if self.recover.lora_rank else ()))
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The same packages."""
+        return self.libraries
 
     @property
     def spec(self) -> RecoverySpec:
         """How to train, as the compressor's record."""
-        from pipelines.compress import RecoverySpec
+        from pipelines.compress import LoraSpec, RecoverySpec, RoundingSpec
 
-        chosen = self.recover.model_dump(exclude={"teacher", "precision"})
-        rounded = self.qformat if self.qformat in ROUNDED_BITS else None
-        precision = self.recover.precision or "float32"
-        return RecoverySpec(**chosen, precision=precision, sparse=self.sparse, rounded=rounded)
+        chosen, quant = self._chosen(), self.quant
+        lora = chosen.pop("lora")
+        rounding = RoundingSpec(quant.qformat, quant.group_size, quant.dtype) if self._rounded else None
+        return RecoverySpec(
+            **chosen,
+            sparse=self.sparse,
+            rounding=rounding,
+            lora=None if lora is None else LoraSpec(**lora),
+            processes=self.processes,
+        )
+
+    @property
+    def _rounded(self) -> bool:
+        """Whether training computes with rounded weights."""
+        return rounding_is_known(self.quant.qformat, self.quant.int4_scales)
+
+    def _chosen(self) -> dict[str, Any]:
+        """Return the settings of training, with what null stands for."""
+        recover = self.recover
+        lora = {"rank": recover.lora_rank, "alpha": recover.alpha, "targets": recover.targets}
+        chosen = recover.model_dump(exclude={"teacher", "processes", "lora_rank", "lora_alpha", "lora_targets"})
+        precision = recover.precision or "float32"
+        return chosen | {"precision": precision, "lora": lora if recover.lora_rank else None}
+
+    def _rounding_identity(self) -> dict[str, Any] | None:
+        """Return what decides how weights are rounded; None if training does not see it."""
+        if not self._rounded:
+            return None
+        weights = FORMATS[self.quant.qformat].weights
+        group = weights.group_size(self.quant.group_size)
+        return {
+            "qformat": self.quant.qformat.value,
+            **({"group_size": group} if group else {}),
+            **({"dtype": self.quant.dtype} if self.quant.dtype != "auto" else {}),
+        }
 
     def identity(self) -> dict[str, Any]:
         """Return the settings of training, what it keeps and simulates, and how the text is read."""
@@ -57,11 +98,11 @@ class Recover:
         for name in ("size", "seq_len", "batch_size", "seed"):  # of calibration alone
             text.pop(name)
         return {
-            **self.recover.model_dump(mode="json", exclude={"teacher"}),
-            "precision": self.recover.precision or "float32",
+            **self._chosen(),
             "sparse": self.sparse,
-            "rounded": self.qformat.value if self.qformat in ROUNDED_BITS else None,
+            "rounding": self._rounding_identity(),
             "device": self.device,
+            "processes": self.processes,
             "text": text,
         }
 

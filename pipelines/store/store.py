@@ -19,6 +19,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
+from pipelines.domain.errors import ContinuableError
 from pipelines.domain.progress import PARTIAL
 from pipelines.host.files import sync, write_json
 from pipelines.store.hash_cache import HashCache
@@ -191,7 +192,7 @@ class Store:
             else:
                 folder.mkdir()
             yield folder
-        except (KeyboardInterrupt, SystemExit):
+        except (KeyboardInterrupt, SystemExit, ContinuableError):
             interrupted = True
             raise
         finally:

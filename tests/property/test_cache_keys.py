@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,6 +17,7 @@ from pipelines.plan.plan import node_key
 from pipelines.settings.base import Group
 from pipelines.settings.build import DECIDED, OF_A_FORMAT
 from pipelines.settings.compose import load
+from pipelines.settings.recovery import Linear
 from pipelines.settings.root import Settings
 from pipelines.settings.triton import TritonSettings
 from pipelines.store.sources import InputSource
@@ -87,6 +89,10 @@ MUST_RERUN = {
     "recover.texts": (TRAINING | {"recover.texts": 9}, RECOVER),
     "recover.precision": (TRAINING | {"recover.precision": "bfloat16"}, RECOVER),
     "recover.gradient_checkpointing": (TRAINING | {"recover.gradient_checkpointing": True}, RECOVER),
+    "recover.lora_rank": (TRAINING | {"recover.lora_rank": 8}, RECOVER),
+    "recover.lora_alpha": (TRAINING | {"recover.lora_rank": 8, "recover.lora_alpha": 4.0}, RECOVER),
+    "recover.lora_targets": (TRAINING | {"recover.lora_rank": 8, "recover.lora_targets": ("q_proj",)}, RECOVER),
+    "recover.processes": (TRAINING | {"recover.processes": 2}, RECOVER),
     "recover.teacher": (TRAINING | {"recover.teacher": Path("/teacher")}, RECOVER),
     "quant.effective_bits": (SEARCH, QUANTIZE),
     "quant.candidates": (SEARCH, QUANTIZE),
@@ -464,12 +470,53 @@ def test_every_setting_of_a_search_makes_another_checkpoint(key, value):
         ("evaluate_every", 9),
         ("patience", 1),
         ("seed", 9),
+        ("lora_rank", 8),
+        ("processes", 2),  # gradients are added up in another order
     ],
 )
 def test_every_setting_of_a_training_makes_other_weights(key, value):
     start = load(["recover=distill", "sparsity=magnitude_2_4", "quant=none", "engine=openvino"])
     assert changed(keys(start), keys(change(start, f"recover.{key}", value))) == RECOVER
     assert changed(keys(start), keys(change(start, "calibration.size", 9))) == COMPARE  # which reads these texts too
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("recover.lora_rank", 4, RECOVER),
+        ("recover.lora_alpha", 3.0, RECOVER),
+        ("recover.lora_alpha", 16.0, NOTHING),  # what null stands for
+        ("recover.lora_targets", ("q_proj",), RECOVER),
+        ("recover.lora_targets", ("down_proj", *get_args(Linear)), NOTHING),
+        ("recover.processes", 1, NOTHING),
+        ("quant.group_size", 64, RECOVER),
+        ("quant.dtype", "float16", RECOVER),
+        ("quant.int4_scales", "mse", RECOVER),  # which training does not see
+    ],
+)
+def test_low_rank_and_rounding_count_by_what_they_come_to(key, value, expected):
+    words = ["recover=distill", "recover.lora_rank=8", "sparsity=magnitude_2_4", "quant=int4_rtn", "engine=openvino"]
+    start = load(words)
+    assert changed(keys(start), keys(change(start, key, value))) == expected
+
+
+@pytest.mark.parametrize(("key", "value"), [("quant.group_size", 64), ("quant.dtype", "float16")])
+def test_what_only_quantizing_reads_trains_nothing_anew(key, value):
+    """int4_wo has no groups, and training does not see the rounding of int4_awq."""
+    for qformat in ("int4_awq", "int4_wo"):
+        start = load(["recover=distill", "sparsity=magnitude_2_4", f"quant={qformat}", "engine=openvino"])
+        seen = qformat == "int4_wo" and key == "quant.dtype"
+        assert ("recover" in changed(keys(start), keys(change(start, key, value)))) == seen
+
+
+def test_gpus_that_share_a_batch_make_other_weights(monkeypatch):
+    monkeypatch.setattr("pipelines.plan.engine_flow.torch_device", lambda _machine: "cuda")
+    start = load(["recover=distill", "sparsity=magnitude_2_4", "quant=none", "engine=openvino"])
+    gpu = GpuFacts("NVIDIA H100 80GB HBM3", 9.0, 81559 * 2**20)
+    one, three, four = (keys(start, machine=replace(MACHINE, gpus=(gpu,) * count)) for count in (1, 3, 4))
+    assert "recover" in changed(one, four)
+    assert "recover" in changed(one, three)  # two of the three, because three do not divide a batch of eight
+    assert keys(change(start, "recover.processes", 2), machine=replace(MACHINE, gpus=(gpu,) * 3)) == three
 
 
 def test_a_teacher_and_the_rounding_of_a_format_make_other_weights():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import signal
 import subprocess
@@ -10,36 +11,30 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file, save_file  # noqa: E402 - after the skip
 
-from pipelines.checkpoint.weight_codes import quantize_weight_only  # noqa: E402
-from pipelines.compress import CalibrationSpec, RecoverySpec, SparsitySpec, load_texts, recover, sparsify  # noqa: E402
-from pipelines.compress.weight_rounding import rounded  # noqa: E402
-from pipelines.domain.errors import UserError  # noqa: E402
+from pipelines.compress import (  # noqa: E402
+    CalibrationSpec,
+    LoraSpec,
+    RecoverySpec,
+    RoundingSpec,
+    SparsitySpec,
+    recover,
+    sparsify,
+    training,
+)
+from pipelines.domain.errors import ContinuableError, UserError  # noqa: E402
 from pipelines.domain.formats import QFormat  # noqa: E402
 from pipelines.domain.progress import PARTIAL  # noqa: E402
 from pipelines.host.files import MANIFEST  # noqa: E402
-from pipelines.settings.model import BUNDLED  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
+from tests.support.trained import GEMMA, LLAMA, SHORT, texts, weights  # noqa: E402
 
-LLAMA, GEMMA = (BUNDLED / "models" / name for name in ("tiny_llama", "tiny_gemma"))
-SHORT: dict[str, Any] = {
-    "steps": 4, "learning_rate": 2e-4, "seq_len": 64, "batch_size": 2, "accumulation": 1, "evaluate_every": 2,
-    "patience": 9, "seed": 1, "texts": 40,
-}  # fmt: skip
-
-
-def texts() -> list[str]:
-    return list(load_texts(BUNDLED / "corpus.jsonl", size=60))
-
-
-def weights(folder: Path) -> dict[str, Any]:
-    return {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
+INT4, INT8 = RoundingSpec(QFormat.INT4_WO), RoundingSpec(QFormat.INT8_WO)
 
 
 @pytest.fixture(scope="module", params=[LLAMA, GEMMA], ids=["llama", "gemma"])
@@ -67,22 +62,9 @@ def test_a_sparse_model_learns_and_stays_sparse(sparse: tuple[Path, Path], tmp_p
     assert not (tmp_path / "out" / PARTIAL).exists()
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_training_sees_the_rounding_of_the_engine(bits: int) -> None:
-    """The judge is what the CPU engine and the checkpoint's reader compute for trtllm-build."""
-    weight = torch.randn(24, 32, generator=torch.Generator().manual_seed(bits))
-    weight[3] = 0
-    codes, scales = quantize_weight_only(weight.numpy(), bits)
-    want = codes.astype(np.float32) * scales[:, None]
-    found = rounded(weight.requires_grad_(True), bits)
-    assert np.allclose(found.detach().numpy(), want, atol=1e-7)
-    found.sum().backward()
-    assert torch.equal(weight.grad, torch.ones_like(weight))
-
-
 def test_training_for_rounded_weights_lowers_the_loss_with_rounding(tmp_path: Path) -> None:
     """The loss is that of the rounded weights; what is written is whole."""
-    spec = RecoverySpec("distill", rounded=QFormat.INT4_WO, **SHORT | {"steps": 8, "evaluate_every": 4})
+    spec = RecoverySpec("distill", rounding=INT4, **SHORT | {"steps": 8, "evaluate_every": 4})
     facts = recover(LLAMA, LLAMA, tmp_path / "out", spec, texts())
     assert 0 < facts["loss_after"] < facts["loss_before"]
     weight = next(value for name, value in weights(tmp_path / "out").items() if "q_proj" in name)
@@ -90,35 +72,40 @@ def test_training_for_rounded_weights_lowers_the_loss_with_rounding(tmp_path: Pa
 
 
 def test_text_alone_trains_towards_the_next_token(tmp_path: Path) -> None:
-    facts = recover(LLAMA, None, tmp_path / "out", RecoverySpec("finetune", rounded=QFormat.INT4_WO, **SHORT), texts())
+    facts = recover(LLAMA, None, tmp_path / "out", RecoverySpec("finetune", rounding=INT4, **SHORT), texts())
     assert facts["method"] == "finetune"
     assert facts["loss_before"] > 0.5
 
 
+KINDS = {
+    "all weights": RecoverySpec("distill", rounding=INT4, **SHORT),
+    "low rank": RecoverySpec("distill", rounding=INT4, lora=LoraSpec(4, 8.0, ("q_proj", "down_proj")), **SHORT),
+}
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from transformers import TrainerCallback
-from pipelines.compress import recovering
-from tests.contract.compress.test_recovery import LLAMA, SHORT, texts
-from pipelines.compress import RecoverySpec, recover
-from pipelines.domain.formats import QFormat
-real = recovering._Watch.on_step_end
+from pipelines.compress import training
+from tests.support.trained import LLAMA, SHORT, texts
+from pipelines.compress import recover
+from tests.contract.compress.test_recovery import KINDS
+real = training._Watch.on_step_end
 def die(self, args, state, control, **named):
     real(self, args, state, control, **named)
     if state.global_step == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-recovering._Watch.on_step_end = die
-recover(LLAMA, LLAMA, Path(sys.argv[1]), RecoverySpec("distill", rounded=QFormat.INT4_WO, **SHORT), texts())
+training._Watch.on_step_end = die
+recover(LLAMA, LLAMA, Path(sys.argv[1]), KINDS[sys.argv[2]], texts())
 """
 
 
-def test_a_killed_training_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_training_goes_on_to_the_same_weights(tmp_path: Path, kind: str) -> None:
     """Killed after step 3 it goes on from step 2."""
-    spec = RecoverySpec("distill", rounded=QFormat.INT4_WO, **SHORT)
+    spec = KINDS[kind]
     whole = recover(LLAMA, LLAMA, tmp_path / "whole", spec, texts())
     killed = tmp_path / "killed"
-    command = [sys.executable, "-c", KILLED, str(killed)]
+    command = [sys.executable, "-c", KILLED, str(killed), kind]
     assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == -signal.SIGKILL
     assert (killed / PARTIAL / "checkpoint-2").is_dir()
     facts = recover(LLAMA, LLAMA, killed, spec, texts())
@@ -133,29 +120,135 @@ def test_other_settings_begin_anew(tmp_path: Path) -> None:
     left = tmp_path / "out" / PARTIAL
     (left / "checkpoint-2").mkdir(parents=True)
     (left / "recovery.json").write_text(json.dumps({"recover": "another"}))
-    facts = recover(LLAMA, LLAMA, tmp_path / "out", RecoverySpec("distill", rounded=QFormat.INT4_WO, **SHORT), texts())
+    facts = recover(LLAMA, LLAMA, tmp_path / "out", RecoverySpec("distill", rounding=INT4, **SHORT), texts())
     assert facts["steps"] == 4
 
 
 def test_a_loss_that_is_no_number_stops_with_step_and_rate(tmp_path: Path) -> None:
-    spec = RecoverySpec("finetune", rounded=QFormat.INT8_WO, **SHORT | {"learning_rate": 1e30})
+    spec = RecoverySpec("finetune", rounding=INT8, **SHORT | {"learning_rate": 1e30})
     with pytest.raises(UserError, match=r"The loss is nan at step \d, with a learning rate of .*recover.learning_rate"):
         recover(LLAMA, None, tmp_path / "out", spec, texts())
 
 
+def test_the_checkpoint_from_before_such_a_loss_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failed before: the folder was removed."""
+    real, calls = training._Recovery.compute_loss, iter(range(99))
+    monkeypatch.setattr(
+        training._Recovery,
+        "compute_loss",
+        lambda *given, **named: real(*given, **named) * (1 if next(calls) < 2 else math.nan),
+    )
+    spec, kept = RecoverySpec("finetune", rounding=INT4, **SHORT), tmp_path / "out" / PARTIAL / "checkpoint-2"
+    with pytest.raises(ContinuableError, match=rf"nan at step 3, .*rate of 0.00015.*step 2 are kept in {kept}"):
+        recover(LLAMA, None, tmp_path / "out", spec, texts())
+    assert all(value.isfinite().all() for value in weights(kept).values())
+    assert not (tmp_path / "out" / PARTIAL / "checkpoint-4").exists()
+    monkeypatch.setattr(training._Recovery, "compute_loss", real)
+    assert recover(LLAMA, None, tmp_path / "out", spec, texts())["steps"] == 4
+
+
+def test_a_checkpoint_that_a_kill_left_half_written_is_not_used(tmp_path: Path) -> None:
+    """Failed before: the newest folder was taken, whatever was in it."""
+    for number, files in ((2, ("model.safetensors", training.STATE)), (4, ("model.safetensors",))):
+        (tmp_path / f"checkpoint-{number}").mkdir()
+        for file in files:
+            (tmp_path / f"checkpoint-{number}" / file).touch()
+    assert training.last_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
+    assert training.last_checkpoint(tmp_path / "checkpoint-4") is None
+
+
 def test_training_that_gets_worse_ends_early_with_the_best_weights(tmp_path: Path) -> None:
     worse = {"steps": 12, "learning_rate": 0.3, "evaluate_every": 2, "patience": 2}
-    facts = recover(
-        LLAMA, LLAMA, tmp_path / "out", RecoverySpec("distill", rounded=QFormat.INT8_WO, **SHORT | worse), texts()
-    )
+    facts = recover(LLAMA, LLAMA, tmp_path / "out", RecoverySpec("distill", rounding=INT8, **SHORT | worse), texts())
     best = min(facts["held_out_losses"][1:], key=lambda pair: pair[1])
     assert facts["steps"] < 12
     assert facts["best_step"] == best[0]
 
 
+def _stop_after(step: int) -> Any:
+    def stop(_self: Any, _args: Any, state: Any, *_given: Any, **_named: Any) -> None:
+        if state.global_step == step:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+def _stop(*_given: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_a_stopped_training_does_not_forget_how_long_it_got_no_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, complete: bool
+) -> None:
+    """Failed before: patience began anew, so that more steps were trained. The draft's folder has moved meanwhile."""
+    worse = {"steps": 12, "learning_rate": 0.3, "evaluate_every": 2, "patience": 2}
+    spec = RecoverySpec("distill", rounding=INT8, **SHORT | worse)
+    whole = recover(LLAMA, LLAMA, tmp_path / "whole", spec, texts())
+    stop = (training, "write_like", _stop)
+    if not complete:
+        stop = (training._Watch, "on_step_end", _stop_after(whole["steps"] - 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(*stop)
+        with pytest.raises(KeyboardInterrupt):
+            recover(LLAMA, LLAMA, tmp_path / "stopped", spec, texts())
+    moved = (tmp_path / "stopped").rename(tmp_path / "moved")
+    assert recover(LLAMA, LLAMA, moved, spec, texts()) == whole
+    left, right = weights(tmp_path / "whole"), weights(moved)
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def _trained(tmp_path: Path, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    folder = tmp_path / "-".join(map(str, changes.values()))
+    facts = recover(LLAMA, None, folder, RecoverySpec("finetune", **SHORT | {"steps": 2} | changes), texts())
+    return facts, weights(folder)
+
+
+def test_accumulated_batches_make_the_update_of_one_large_batch(tmp_path: Path) -> None:
+    whole, split, small = (
+        _trained(tmp_path, batch_size=size, accumulation=batches)[1] for size, batches in ((4, 1), (2, 2), (2, 1))
+    )
+    distance = {name: (value.float() - whole[name].float()).abs().max() for name, value in split.items()}
+    assert max(distance.values()) < 2e-5
+    assert any(not torch.equal(value, small[name]) for name, value in whole.items())
+
+
+def test_checkpointed_activations_are_computed_twice_and_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    real, calls = LlamaMLP.forward, []
+    monkeypatch.setattr(LlamaMLP, "forward", lambda *given: calls.append(torch.is_grad_enabled()) or real(*given))
+    counted, found = [], []
+    for twice in (False, True):
+        calls.clear()
+        found.append(_trained(tmp_path, gradient_checkpointing=twice)[1])
+        counted.append(calls.count(True))
+    layers, steps = 4, 2
+    assert counted == [layers * steps, 2 * layers * steps]
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_bfloat16_is_the_precision_of_the_arithmetic_and_not_of_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, seen = torch.nn.functional.silu, []
+    monkeypatch.setattr(
+        torch.nn.functional, "silu", lambda data, **given: seen.append(data.dtype) or real(data, **given)
+    )
+    facts = {}
+    for precision in ("float32", "bfloat16"):
+        seen.clear()
+        facts[precision], _ = _trained(tmp_path, precision=precision)
+        assert set(seen) == {getattr(torch, precision)}
+    wide, narrow = (facts[precision]["loss_before"] for precision in ("float32", "bfloat16"))
+    assert 0 < abs(wide - narrow) < 0.02 * wide
+
+
 def test_a_teacher_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has another tokenizer: the token .* there and"):
-        recover(LLAMA, GEMMA, tmp_path / "out", RecoverySpec("distill", rounded=QFormat.INT4_WO, **SHORT), texts())
+        recover(LLAMA, GEMMA, tmp_path / "out", RecoverySpec("distill", rounding=INT4, **SHORT), texts())
 
 
 def test_too_little_text_is_refused(tmp_path: Path) -> None:

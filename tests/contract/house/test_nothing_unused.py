@@ -12,7 +12,11 @@ CALLED_BY_A_LIBRARY = {
     "on_start": "numba's event listener",
     "on_end": "numba's event listener",
     **dict.fromkeys(
-        ("compute_loss", "prediction_step", "on_optimizer_step", "on_step_end", "on_log"), "Transformers' Trainer"
+        (
+            *("compute_loss", "prediction_step", "_get_train_sampler"),
+            *("on_optimizer_step", "on_step_end", "on_evaluate", "on_log"),
+        ),
+        "Transformers' Trainer",
     ),
     **dict.fromkeys(("loglikelihood_rolling", "tokenizer_name"), "lm-eval's models have it"),
     "render_broken_contract": "import-linter's contract",

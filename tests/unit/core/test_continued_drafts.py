@@ -4,6 +4,7 @@ from contextlib import suppress
 
 import pytest
 
+from pipelines.domain.errors import ContinuableError
 from pipelines.domain.progress import PARTIAL
 from pipelines.store.leases import LEASES
 from pipelines.store.measurements import recover
@@ -26,10 +27,10 @@ def stop(store, error, key=KEY):
     """Begin an artifact that can be continued, and end with an error."""
     with suppress(error), store.draft(key) as folder:
         begin(folder)
-        raise error
+        raise error("stopped")
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ContinuableError])
 def test_a_stopped_draft_is_taken_over_once(store, error):
     stop(store, error)
     with store.draft(KEY) as folder:

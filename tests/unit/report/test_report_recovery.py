@@ -27,6 +27,9 @@ def test_terms_name_steps_text_and_losses():
     assert "Zeros after training" not in terms
     sparse = dict(recovery_terms(FACTS | {"sparse": {"zero_fraction": 0.5}}))
     assert sparse["Zeros after training"] == "50.0 % of the linears"
+    low = dict(recovery_terms(FACTS | {"lora": {"rank": 16, "alpha": 32.0, "targets": ["q_proj", "v_proj"]}}))
+    assert low["Trained"] == "matrices of rank 16 beside q_proj, v_proj"
+    assert "Trained" not in terms
     assert recovery_terms({}) == ()
 
 

@@ -1,0 +1,66 @@
+"""The only module that imports peft. Import it only where it is used: users of other features need not have it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model, load_peft_weights, set_peft_model_state_dict
+from peft.tuners.lora import Linear
+
+from pipelines.compress.specs import LoraSpec
+from pipelines.domain.errors import UserError
+
+_ADAPTER = "default"
+
+
+def with_adapters(model: torch.nn.Module, spec: LoraSpec) -> torch.nn.Module:
+    """Freeze a model and add trainable low-rank branches to the linears of its layers; its modules are changed.
+
+    Raises:
+        UserError: the layers have no such linear, or the rank is larger than one of them.
+    """
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    in_layers = {name: linear for name, linear in linears.items() if ".layers." in f".{name}"}
+    known = sorted({name.rpartition(".")[2] for name in in_layers})
+    if missing := [target for target in spec.targets if target not in known]:
+        raise UserError(
+            f"recover.lora_targets={missing[0]} is not a linear of the model's layers.",
+            allowed=f"They are {', '.join(known)}.",
+        )
+    targets = {name: linear for name, linear in in_layers.items() if name.rpartition(".")[2] in spec.targets}
+    for name, linear in targets.items():
+        if spec.rank > min(linear.weight.shape):
+            out, inputs = linear.weight.shape
+            raise UserError(
+                f"recover.lora_rank={spec.rank} is larger than the weight of '{name}', which is {out} x {inputs}.",
+                allowed=f"At most {min(linear.weight.shape)} for it.",
+            )
+    options: dict[str, Any] = {"r": spec.rank, "lora_alpha": spec.alpha, "target_modules": list(targets)}
+    config = LoraConfig(**options, lora_dropout=0.0, bias="none")
+    adapted: torch.nn.Module = get_peft_model(model, config)
+    return adapted
+
+
+def delta(module: torch.nn.Module) -> torch.Tensor | None:
+    """Return what the low-rank branch of a linear adds to its weight, [O, I]; None without one."""
+    return module.get_delta_weight(_ADAPTER) if isinstance(module, Linear) else None
+
+
+def linear_of(module: torch.nn.Module) -> torch.nn.Linear:
+    """Return the linear itself, with or without a low-rank branch."""
+    found = module.get_base_layer() if isinstance(module, Linear) else module
+    assert isinstance(found, torch.nn.Linear)
+    return found
+
+
+def load(model: torch.nn.Module, folder: Path) -> None:
+    """Read trained branches as the Trainer has saved them."""
+    set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"), adapter_name=_ADAPTER)
+
+
+def merged(model: torch.nn.Module) -> torch.nn.Module:
+    """Add what the branches have learned to the weights, and return the model as it was before they were added."""
+    whole: torch.nn.Module = model.merge_and_unload()  # type: ignore[operator]
+    return whole

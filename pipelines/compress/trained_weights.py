@@ -1,0 +1,155 @@
+"""The weights that training changes, and the forward pass that sees them as the written model will have them.
+
+A linear computes with its weight plus its low-rank branch, zeros of 2:4 sparsity kept, narrowed to the type that is
+written and rounded as the format will round it. Gradients pass straight through the rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from pipelines.checkpoint.tensors import read_header
+from pipelines.compress.loading import ModelFolder, pick_dtype, torch_dtype
+from pipelines.compress.sparsegpt import LINEARS
+from pipelines.compress.specs import RecoverySpec
+from pipelines.compress.weight_files import ModelWeights, TensorWriter
+from pipelines.compress.weight_rounding import StraightThrough, rounder, shares_scale
+from pipelines.domain.formats import FORMATS
+
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Linears that TensorRT-LLM computes together, and that share the scale of a tensor."""
+
+
+class TrainedWeights:
+    """A model while it is trained.
+
+    Attributes:
+        model: to train; with low-rank branches, peft's.
+        masks: which weights are not zero, by name; empty unless the model is sparse.
+    """
+
+    def __init__(self, model: torch.nn.Module, source: ModelFolder, spec: RecoverySpec) -> None:
+        """Choose what is trained, and let the linears of all layers compute with weights as they will be written.
+
+        Raises:
+            UserError: the model cannot be trained with low rank as it is asked for.
+        """
+        self.masks = _masks(model) if spec.sparse else {}
+        self._rounding = spec.rounding
+        names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+        names = [name for name in names if ".layers." in f".{name}"]
+        self.model, self._peft = model.requires_grad_(True), None
+        if spec.lora is not None:
+            from pipelines.compress import peft_door
+
+            self._peft = peft_door
+            self.model = peft_door.with_adapters(model, spec.lora)
+        self._linears = {name: model.get_submodule(name) for name in names}  # peft has put others in their places
+        if self._rounding is not None:
+            stored, exported = ModelWeights(source), torch_dtype(pick_dtype(source, self._rounding.dtype))
+            self._types = {name: (stored.dtype(f"{name}.weight"), exported) for name in names}
+            self._round = rounder(self._rounding)
+            self._group = FORMATS[self._rounding.qformat].weights.group_size(self._rounding.group_size)
+        if self._rounding is not None or (self._peft and self.masks):
+            for name, module in self._linears.items():
+                module.forward = self._forward_of(name)
+
+    def computed(self, name: str) -> torch.Tensor:
+        """Return the weight [O, I] that a linear of a layer computes with, e.g. "model.layers.0.mlp.up_proj"."""
+        whole = self._whole(name)
+        if self._rounding is None:
+            return whole
+        found: torch.Tensor = StraightThrough.apply(whole, partial(self._rounded, name))  # type: ignore[no-untyped-call]
+        return found
+
+    def _whole(self, name: str) -> torch.Tensor:
+        """Return a weight with its branch and the zeros of a sparse model, in float32."""
+        weight = self._linear(name).weight
+        if not self._peft:
+            return weight
+        with torch.autocast(weight.device.type, enabled=False):  # it would multiply the matrices in 16 bit
+            delta: torch.Tensor | None = self._peft.delta(self._linears[name])
+        if delta is None:
+            return weight
+        mask = self.masks.get(f"{name}.weight")
+        return weight + delta if mask is None else (weight + delta) * mask
+
+    def _linear(self, name: str) -> torch.nn.Linear:
+        """Return a linear itself, without the branch that may have taken its place."""
+        module: Any = self._linears[name]
+        linear: torch.nn.Linear = self._peft.linear_of(module) if self._peft else module
+        return linear
+
+    def _rounded(self, name: str, weight: torch.Tensor) -> torch.Tensor:
+        assert self._rounding is not None  # or nobody asks
+        half = self._narrowed(name, weight)
+        largest = half.abs().amax()
+        if shares_scale(self._rounding):
+            for partner in self._partners(name):
+                largest = torch.maximum(largest, self._narrowed(partner, self._whole(partner)).abs().amax())
+        return self._round(half, largest, self._group)
+
+    def _narrowed(self, name: str, weight: torch.Tensor) -> torch.Tensor:
+        """Return a weight as it is read back from the file and converted for quantizing."""
+        stored, exported = self._types[name]
+        return weight.detach().to(stored).to(exported)
+
+    def _partners(self, name: str) -> list[str]:
+        stem, _, last = name.rpartition(".")
+        group = next((group for group in _FUSED if last in group), ())
+        return [f"{stem}.{other}" for other in group if other != last and f"{stem}.{other}" in self._linears]
+
+    def _forward_of(self, name: str) -> Any:
+        bias = self._linear(name).bias
+
+        def forward(inputs: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.linear(inputs, self.computed(name), bias)
+
+        return forward
+
+    def load(self, checkpoint: Path) -> None:
+        """Read trained weights as the Trainer has saved them."""
+        if self._peft:
+            self._peft.load(self.model, checkpoint)
+            return
+        for file in checkpoint.glob("*.safetensors"):
+            self.model.load_state_dict(load_file(file), strict=False)  # tied weights are stored once
+
+    def finished(self) -> Mapping[str, torch.Tensor]:
+        """Return the trained weights by name, branches added and zeros kept; nothing can be trained afterwards."""
+        if not self._peft:
+            return self.model.state_dict()
+        state = self._peft.merged(self.model).state_dict()
+        return {name: value * self.masks[name] if name in self.masks else value for name, value in state.items()}
+
+
+def _masks(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return which weights of the layers' linears are not zero, by name."""
+    ends = tuple(f"{name}.weight" for name in LINEARS)
+    return {name: weight != 0 for name, weight in model.named_parameters() if name.endswith(ends)}
+
+
+def write_like(trained: Mapping[str, torch.Tensor], source: ModelFolder, out_dir: Path) -> None:
+    """Write trained weights into files of the same names, tensors and types as before."""
+    for path in source.weight_files:
+        header = read_header(path)
+        with safe_open(path, framework="pt") as shard:
+            layout = {name: (info.dtype, info.shape) for name, info in header.items()}
+            TensorWriter.create(out_dir, {path.name: layout}, shard.metadata())
+            writer = TensorWriter(out_dir, [path.name])
+            for name in header:
+                stored = shard.get_tensor(name)
+                weight = trained[name].detach().to("cpu", stored.dtype) if name in trained else stored
+                writer.write(path.name, name, _one(weight))
+            writer.sync()
+
+
+def _one(weight: torch.Tensor) -> Iterator[torch.Tensor]:
+    yield weight.contiguous()

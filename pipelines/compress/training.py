@@ -1,0 +1,287 @@
+"""The training itself, by Hugging Face's Trainer, in this process or as one of several that share each batch.
+
+Sequences are visited in an order that is fixed beforehand, and each batch is split evenly, so that several processes
+see what one process would see; only the order in which gradients are added up differs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import SequentialSampler
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+
+from pipelines.compress.loading import load_model, look_at
+from pipelines.compress.simulating import seed_everything
+from pipelines.compress.specs import RecoverySpec
+from pipelines.compress.trained_weights import TrainedWeights, write_like
+from pipelines.domain.errors import ContinuableError
+from pipelines.domain.progress import Progress
+
+HELD_OUT = 20
+"""One sequence in so many is not trained on."""
+WARMUP = 0.05
+STATE = "trainer_state.json"
+"""What the Trainer writes last into a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingJob:
+    """What to train.
+
+    Attributes:
+        model_dir: plain Hugging Face folder.
+        teacher_dir: folder of the model to learn from; None trains on the texts.
+        out_dir: receives the trained weights.
+        folder: of the Trainer's checkpoints.
+        spec: how to train.
+        device: "cpu" or "cuda".
+    """
+
+    model_dir: Path
+    teacher_dir: Path | None
+    out_dir: Path
+    folder: Path
+    spec: RecoverySpec
+    device: str
+
+
+def train(job: TrainingJob, blocks: torch.Tensor, progress: Progress, rank: int = 0) -> dict[str, Any]:
+    """Train on sequences [N, seq_len], let the first process write the weights, and return steps and losses."""
+    spec, source = job.spec, look_at(job.model_dir)
+    seed_everything(spec.seed)
+    device = f"cuda:{rank}" if job.device == "cuda" and spec.processes > 1 else job.device
+    weights = TrainedWeights(load_model(source, "float32", device), source, spec)
+    teacher = None
+    if job.teacher_dir is not None:
+        teacher = load_model(look_at(job.teacher_dir), "bfloat16" if job.device != "cpu" else "float32", device)
+    report = _train(job, weights, teacher, blocks, progress)
+    if rank == 0:
+        write_like(weights.finished(), source, job.out_dir)
+    return report
+
+
+def _train(
+    job: TrainingJob,
+    weights: TrainedWeights,
+    teacher: torch.nn.Module | None,
+    blocks: torch.Tensor,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Train; the model then has the best weights that were seen."""
+    spec, folder = job.spec, job.folder
+    held_out = max(1, len(blocks) // HELD_OUT)
+    order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(spec.seed))
+    trained, judged = (_rows(blocks[order[part]]) for part in (slice(held_out, None), slice(held_out)))
+    begun = last_checkpoint(folder)
+    done = _number(begun) if begun else 0
+    if done:
+        progress.note(f"continuing a run that was stopped: {done} of {spec.steps} steps are complete")
+    with progress.task("training", spec.steps - done, "steps") as advance:
+        trainer = _Recovery(
+            model=weights.model.train(),
+            args=_arguments(job, from_start=begun is None),
+            train_dataset=_visited(trained, spec),
+            eval_dataset=judged,
+            compute_metrics=_mean_loss,
+            callbacks=[_KeepZeros(weights), _Watch(advance, progress, spec, folder)],
+        )
+        trainer.teacher = teacher
+        if begun and _is_complete(state := TrainerState.load_from_json(str(begun / STATE)), spec):
+            trainer.state = state
+        else:
+            trainer.train(resume_from_checkpoint=str(begun) if begun else None)
+    best = _best(trainer.state)
+    weights.load(folder / f"checkpoint-{best}")
+    return _report(trainer.state, best)
+
+
+def _arguments(job: TrainingJob, *, from_start: bool) -> TrainingArguments:
+    """Return the Trainer's settings; sequences of a batch are shared by all processes.
+
+    The loss before training is found by `eval_on_start`, because a call of `evaluate` before `train` prepares the model
+    in such a way that several processes no longer share their gradients.
+    """
+    spec = job.spec
+    every, share = min(spec.evaluate_every, spec.steps), spec.batch_size // spec.processes
+    return TrainingArguments(
+        output_dir=str(job.folder),
+        max_steps=spec.steps,
+        learning_rate=spec.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=max(1, round(WARMUP * spec.steps)),
+        per_device_train_batch_size=share,
+        per_device_eval_batch_size=share,
+        gradient_accumulation_steps=spec.accumulation,
+        gradient_checkpointing=spec.gradient_checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False},  # the other way needs inputs that are trained
+        bf16=spec.precision == "bfloat16",
+        use_cpu=job.device == "cpu",
+        ddp_find_unused_parameters=False,
+        eval_on_start=from_start,
+        eval_strategy="steps",
+        eval_steps=every,
+        save_strategy="steps",
+        save_steps=every,
+        save_total_limit=2,
+        metric_for_best_model="eval_loss",
+        greater_is_better=False,
+        logging_steps=max(1, every // 5),
+        logging_nan_inf_filter=False,
+        seed=spec.seed,
+        data_seed=spec.seed,
+        report_to=[],
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
+        label_names=["input_ids"],
+    )
+
+
+def _visited(rows: Sequence[dict[str, torch.Tensor]], spec: RecoverySpec) -> list[dict[str, torch.Tensor]]:
+    """Return the sequences of all steps in the order in which they are trained on: all of them shuffled, then again."""
+    needed = spec.steps * spec.batch_size * spec.accumulation
+    generator = torch.Generator().manual_seed(spec.seed)
+    rounds = [torch.randperm(len(rows), generator=generator) for _ in range(-(-needed // len(rows)))]
+    return [rows[number] for number in torch.cat(rounds)[:needed].tolist()]
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """Return the newest of the Trainer's checkpoints that is complete."""
+    complete = [path.parent for path in folder.glob(f"checkpoint-*/{STATE}")]
+    return max(complete, key=_number, default=None)
+
+
+def _number(checkpoint: Path) -> int:
+    """Return the step of one of the Trainer's checkpoints."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def _rows(blocks: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+    return [{"input_ids": row} for row in blocks]
+
+
+def _looks(state: Any) -> list[tuple[int, float]]:
+    """Return step and held-out loss of each look; the first is from before training."""
+    return [(entry["step"], entry["eval_loss"]) for entry in state.log_history if "eval_loss" in entry]
+
+
+def _best(state: Any) -> int:
+    """Return the step of the lowest held-out loss while training, the first of equals."""
+    step, _ = min(_looks(state)[1:], key=lambda look: look[1])
+    return step
+
+
+def _is_complete(state: Any, spec: RecoverySpec) -> bool:
+    """Return whether all steps are done, or so many looks in a row found nothing better.
+
+    The Trainer's own callback counts in memory, and would begin to count again when a stopped run goes on.
+    """
+    since = [step for step, _ in _looks(state) if step > _best(state)]
+    return state.global_step >= spec.steps or len(since) >= spec.patience
+
+
+def _report(state: Any, best: int) -> dict[str, Any]:
+    """Return what happened."""
+    held_out = {step: round(loss, 6) for step, loss in _looks(state)}
+    return {
+        "steps": state.global_step,
+        "best_step": best,
+        "loss_before": held_out[0],
+        "loss_after": held_out[best],
+        "losses": [[entry["step"], round(entry["loss"], 6)] for entry in state.log_history if "loss" in entry],
+        "held_out_losses": [list(look) for look in held_out.items()],
+    }
+
+
+def _mean_loss(found: Any) -> dict[str, float]:
+    """Return the mean over all held-out sequences, whoever computed them."""
+    return {"loss": float(found.predictions.mean(dtype="float64"))}
+
+
+class _Recovery(Trainer):
+    """Trains towards the next token, or towards a teacher's predictions."""
+
+    teacher: torch.nn.Module | None = None
+
+    def _get_train_sampler(self, *_given: Any) -> Any:
+        """Take the sequences in the order in which they are given."""
+        return SequentialSampler(self.train_dataset)  # type: ignore[arg-type] # it is a list
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Return the mean over all tokens."""
+        return self._losses(model, inputs["input_ids"]).mean()
+
+    def _losses(self, model: Any, ids: torch.Tensor) -> torch.Tensor:
+        """Return the mean of each sequence: cross entropy, or the Kullback-Leibler divergence from the teacher."""
+        logits = model(input_ids=ids, use_cache=False).logits.float()
+        if self.teacher is None:
+            each = torch.nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
+            return each.mean(dim=1)
+        with torch.no_grad():
+            wanted = torch.log_softmax(self.teacher(input_ids=ids, use_cache=False).logits.float(), dim=-1)
+        own = torch.log_softmax(logits, dim=-1)
+        divergence = torch.nn.functional.kl_div(own, wanted, reduction="none", log_target=True)
+        return divergence.sum(dim=-1).mean(dim=1)
+
+    def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
+        """Return the losses of sequences in place of logits, which would be gathered from all processes."""
+        with torch.no_grad():
+            losses = self._losses(model, self._prepare_inputs(inputs)["input_ids"]).detach()
+        return None, losses, losses
+
+
+class _KeepZeros(TrainerCallback):
+    """Puts the zeros of a sparse model back after every update of its weights."""
+
+    def __init__(self, weights: TrainedWeights) -> None:
+        found = dict(weights.model.named_parameters())
+        self._pairs = [(found[name], mask) for name, mask in weights.masks.items() if name in found]
+
+    def on_optimizer_step(self, *_given: Any, **_named: Any) -> None:
+        """Multiply by the mask."""
+        with torch.no_grad():
+            for weight, mask in self._pairs:
+                weight.mul_(mask)
+
+
+class _Watch(TrainerCallback):
+    """Shows progress, and ends training that gets no better or whose loss is no number."""
+
+    def __init__(self, advance: Callable[[float], None], progress: Progress, spec: RecoverySpec, folder: Path) -> None:
+        self._advance, self._progress, self._spec, self._folder = advance, progress, spec, folder
+
+    def on_step_end(self, *_given: Any, **_named: Any) -> None:
+        """Count a step."""
+        self._advance(1)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_named: Any) -> None:
+        """End training that finds nothing better."""
+        if state.global_step and _is_complete(state, self._spec):
+            control.should_training_stop = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_named: Any) -> None:
+        """Look at the loss.
+
+        Raises:
+            ContinuableError: it is NaN or infinite; the last checkpoint is from before.
+        """
+        logs = logs or {}
+        loss = logs.get("loss", logs.get("eval_loss"))
+        if loss is not None and not math.isfinite(loss):
+            rate = logs.get("learning_rate", args.learning_rate)
+            good = last_checkpoint(self._folder)
+            raise ContinuableError(
+                f"The loss is {loss} at step {state.global_step}, with a learning rate of {rate:.2g}.",
+                allowed=f"The weights of step {_number(good)} are kept in {good}." if good else "",
+                todo=f"Take a smaller recover.learning_rate than {args.learning_rate:g}, or recover.precision=float32.",
+            )
+        if "eval_loss" in logs and state.global_step:
+            self._progress.note(f"step {state.global_step}: loss {loss:.4g} on texts that are not trained on")

@@ -1,0 +1,218 @@
+"""Training by several processes on this machine, each with the whole model and its part of every batch (DDP).
+
+Whoever calls `train_in_processes` starts them, shows what the first says, and ends all when one ends early. Each is a
+`KeptProcess`, so none is left behind, whatever happens to the one that started them. They find each other through a
+file, and on a CPU they talk over loopback alone.
+
+Files in the folder of the Trainer's checkpoints: job.json and blocks.safetensors for the processes to read,
+events.jsonl and report.json by the first of them, fault-N.json by whichever fails, and a log of each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from pipelines.compress.quiet import muted, transformers_to_log
+from pipelines.compress.specs import LoraSpec, RecoverySpec, RoundingSpec
+from pipelines.compress.training import TrainingJob, last_checkpoint, train
+from pipelines.domain.errors import ContinuableError, Fault, UserError
+from pipelines.domain.formats import QFormat
+from pipelines.domain.progress import Advance, Progress
+from pipelines.host.files import write_json
+from pipelines.host.kept import KeptProcess
+from pipelines.settings.paths import PROJECT_ROOT
+
+JOB, BLOCKS, EVENTS, REPORT, MEETING = "job.json", "blocks.safetensors", "events.jsonl", "report.json", "meeting"
+POLL_S = 0.1
+LINES = 3
+"""Of a log in a message."""
+
+
+def train_in_processes(job: TrainingJob, blocks: torch.Tensor, progress: Progress) -> dict[str, Any]:
+    """Do what `training.train` does, in `job.spec.processes` processes.
+
+    Raises:
+        UserError: what one of the processes has refused.
+        ContinuableError: a process ended early; the same command goes on from the last checkpoint.
+    """
+    folder = job.folder
+    for path in (folder / MEETING, folder / EVENTS, folder / REPORT, *folder.glob("fault-*.json")):
+        path.unlink(missing_ok=True)
+    _write_job(job)
+    save_file({"blocks": blocks}, folder / BLOCKS)
+    (folder / EVENTS).touch()
+    started: list[KeptProcess] = []
+    try:
+        for rank in range(job.spec.processes):
+            started.append(_start(job, rank))
+        with _ReplayedProgress(progress) as shown, (folder / EVENTS).open() as events:
+            while any(process.poll() is None for process in started):
+                shown.all(events.read())
+                _check(job, started)
+                time.sleep(POLL_S)
+            shown.all(events.read())
+            _check(job, started)
+    finally:
+        for process in started:
+            process.kill()
+    found: dict[str, Any] = json.loads((folder / REPORT).read_text())
+    return found
+
+
+def _start(job: TrainingJob, rank: int) -> KeptProcess:
+    world, search = job.spec.processes, (str(PROJECT_ROOT), os.environ.get("PYTHONPATH", ""))
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(part for part in search if part),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, torch.get_num_threads() // world)),
+    }
+    if job.device == "cpu":
+        env["GLOO_SOCKET_IFNAME"] = "lo"
+        env["ACCELERATE_TORCH_DEVICE"] = "cpu"  # it would say cpu:1, as which torch.load restores no optimizer
+    command = [sys.executable, "-m", "pipelines.compress.training_processes", str(job.folder)]
+    return KeptProcess(command, env=env, cwd=job.folder, log_file=_log(job.folder, rank))
+
+
+def _log(folder: Path, rank: int) -> Path:
+    return folder / f"process-{rank}.log"
+
+
+def _check(job: TrainingJob, started: list[KeptProcess]) -> None:
+    """Look whether a process has failed.
+
+    Raises:
+        UserError: it has refused something.
+        ContinuableError: it ended otherwise.
+    """
+    failed = [(rank, process) for rank, process in enumerate(started) if process.poll()]
+    if not failed:
+        return
+    for path in sorted(job.folder.glob("fault-*.json")):
+        found = json.loads(path.read_text())
+        kind = ContinuableError if found["continuable"] else UserError
+        raise kind.of([Fault(**{**fault, "command": tuple(fault["command"])}) for fault in found["faults"]])
+    rank, process = failed[0]
+    said = [line.strip() for line in _log(job.folder, rank).read_text(errors="replace").splitlines() if line.strip()]
+    good = last_checkpoint(job.folder)
+    raise ContinuableError(
+        f"Process {rank} of recover.processes={job.spec.processes} ended early ({process.describe_exit()})"
+        + (f": {' | '.join(said[-LINES:])}" if said else "."),
+        todo=f"The same command goes on from {good.name}." if good else "",
+    )
+
+
+@dataclass
+class _ReplayedProgress:
+    """Shows the progress that the first process writes."""
+
+    progress: Progress
+    _rest: str = ""
+    _open: Any = None
+    _advance: Advance | None = None
+
+    def __enter__(self) -> _ReplayedProgress:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._open is not None:
+            self._open.__exit__(*error)
+
+    def all(self, text: str) -> None:
+        """Show what was written since."""
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._show(json.loads(line))
+
+    def _show(self, event: dict[str, Any]) -> None:
+        if "note" in event:
+            self.progress.note(event["note"])
+        elif "task" in event:
+            self._open = self.progress.task(event["task"], event["total"], event["unit"])
+            self._advance = self._open.__enter__()
+        elif self._advance is not None:
+            self._advance(event["advance"])
+
+
+class _ProgressFile:
+    """Progress as lines of JSON; of all processes, the first writes them."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+
+    @contextmanager
+    def task(self, title: str, total: float | None, unit: str = "") -> Iterator[Advance]:
+        """See `Progress.task`."""
+        self._write({"task": title, "total": total, "unit": unit})
+        yield lambda amount: self._write({"advance": amount})
+
+    def note(self, text: str) -> None:
+        """See `Progress.note`."""
+        self._write({"note": text})
+
+    def _write(self, event: dict[str, Any]) -> None:
+        if self._file is not None:
+            with self._file.open("a") as stream:
+                stream.write(json.dumps(event) + "\n")
+
+
+def _write_job(job: TrainingJob) -> None:
+    write_json(job.folder / JOB, json.loads(json.dumps(asdict(job), default=str)))
+
+
+def _read_job(folder: Path) -> TrainingJob:
+    """Read what `_write_job` wrote."""
+    raw = json.loads((folder / JOB).read_text())
+    spec = raw.pop("spec")
+    if spec["lora"] is not None:
+        spec["lora"] = LoraSpec(**{**spec["lora"], "targets": tuple(spec["lora"]["targets"])})
+    if spec["rounding"] is not None:
+        spec["rounding"] = RoundingSpec(**{**spec["rounding"], "qformat": QFormat(spec["rounding"]["qformat"])})
+    device = raw.pop("device")
+    paths: dict[str, Any] = {name: None if value is None else Path(value) for name, value in raw.items()}
+    return TrainingJob(**paths, spec=RecoverySpec(**spec), device=device)
+
+
+def main(folder: Path) -> None:
+    """Train as one of several processes."""
+    rank, job = int(os.environ["RANK"]), _read_job(folder)
+    if job.device == "cuda":
+        torch.cuda.set_device(rank)
+    torch.distributed.init_process_group(
+        "nccl" if job.device == "cuda" else "gloo",
+        init_method=f"file://{folder / MEETING}",
+        rank=rank,
+        world_size=job.spec.processes,
+    )
+    blocks, first = load_file(folder / BLOCKS)["blocks"], rank == 0
+    try:
+        with muted() as quiet, transformers_to_log():
+            report = train(job, blocks, quiet.progress(_ProgressFile(folder / EVENTS if first else None)), rank)
+    except UserError as error:
+        continuable = isinstance(error, ContinuableError)
+        write_json(
+            folder / f"fault-{rank}.json",
+            {"continuable": continuable, "faults": [asdict(fault) for fault in error.faults]},
+        )
+        sys.exit(2)
+    if first:
+        write_json(folder / REPORT, report)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,175 @@
+"""Training by two processes over loopback: the weights of one process, and nobody left when one is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from pipelines.compress import (  # noqa: E402  # noqa: E402
+    CalibrationSpec,
+    LoraSpec,
+    RecoverySpec,
+    RoundingSpec,
+    SparsitySpec,
+    recover,
+    sparsify,
+    training_processes,
+)
+from pipelines.domain.errors import ContinuableError, UserError  # noqa: E402
+from pipelines.domain.formats import QFormat  # noqa: E402
+from pipelines.domain.progress import PARTIAL  # noqa: E402
+from tests.conftest import ROOT  # noqa: E402
+from tests.support.trained import LLAMA, SHORT, texts, weights  # noqa: E402
+
+BATCHES = SHORT | {"batch_size": 4, "accumulation": 2}
+LORA = LoraSpec(4, 8.0, ("q_proj", "down_proj"))
+ROUNDED = RoundingSpec(QFormat.INT4_RTN)
+
+
+def members(folder: Path) -> list[int]:
+    """Processes that train in a folder, but for keepers, which have the same words on their command line."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if str(folder) in words and "pipelines.compress.training_processes" in words:
+            found.append(int(entry.name))
+    return found
+
+
+def gone(folder: Path, within_s: float = 10) -> bool:
+    until = time.monotonic() + within_s
+    while members(folder) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not members(folder)
+
+
+class Progress:
+    """Remembers what is shown."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.steps = 0.0
+
+    def task(self, title: str, total: float | None, unit: str = "") -> Progress:
+        self.notes.append(f"{title} {total:g} {unit}")
+        return self
+
+    def __enter__(self):
+        return self._advance
+
+    def __exit__(self, *error: object) -> None:
+        self.notes.append("closed")
+
+    def _advance(self, amount: float) -> None:
+        self.steps += amount
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.mark.parametrize("kind", ["all weights, sparse", "low rank, rounded"])
+def test_two_processes_find_the_weights_of_one(tmp_path: Path, kind: str) -> None:
+    source = LLAMA
+    more = {"lora": LORA, "rounding": ROUNDED}
+    if "sparse" in kind:
+        source, more = tmp_path / "sparse", {"sparse": True}
+        sparsify(LLAMA, source, SparsitySpec("magnitude"), (), CalibrationSpec())
+    spec = RecoverySpec("distill", **more, **BATCHES)
+    one = recover(source, LLAMA, tmp_path / "one", spec, texts())
+    shown = Progress()
+    spec = RecoverySpec("distill", **more, **BATCHES, processes=2)
+    two = recover(source, LLAMA, tmp_path / "two", spec, texts(), progress=shown)
+    assert two["processes"] == 2
+    assert two["loss_after"] == pytest.approx(one["loss_after"], rel=1e-3)
+    assert two["loss_before"] == pytest.approx(one["loss_before"], rel=1e-5)
+    before, left, right = weights(source), weights(tmp_path / "one"), weights(tmp_path / "two")
+    learned = torch.stack([(left[name].float() - before[name].float()).norm() for name in left]).norm()
+    apart = torch.stack([(left[name].float() - right[name].float()).norm() for name in left]).norm()
+    assert apart < 0.02 * learned
+    assert shown.notes[0] == "training 4 steps"
+    assert (shown.steps, shown.notes[-1]) == (4, "closed")
+    assert gone(tmp_path / "two" / PARTIAL)
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+from pipelines.compress import RecoverySpec, recover
+from tests.support.trained import LLAMA, SHORT, texts
+spec = RecoverySpec("finetune", **SHORT | {"steps": 2000}, processes=2)
+recover(LLAMA, None, Path(sys.argv[1]), spec, texts())
+"""
+
+
+def started(out: Path, until: str = "checkpoint-2") -> subprocess.Popen[bytes]:
+    """Begin a long training and return when it has saved its first checkpoint."""
+    process = subprocess.Popen([sys.executable, "-c", SLOW, str(out)], cwd=ROOT, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 240
+    while not (out / PARTIAL / until / "trainer_state.json").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill -9"])
+def test_nobody_is_left_when_the_starter_ends(tmp_path: Path, number: signal.Signals) -> None:
+    process = started(tmp_path / "out")
+    folder = tmp_path / "out" / PARTIAL
+    assert len(members(folder)) >= 2
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert gone(folder)
+    assert (folder / "checkpoint-2").is_dir()
+
+
+def test_all_end_when_one_is_killed_and_the_next_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says which and how, and the weights are those of a run that was not disturbed."""
+    spec = RecoverySpec("finetune", **SHORT, processes=2)
+    whole = recover(LLAMA, None, tmp_path / "whole", spec, texts())
+    folder, real = tmp_path / "out" / PARTIAL, training_processes._check
+
+    def kill_one(job: training_processes.TrainingJob, processes: list[training_processes.KeptProcess]) -> None:
+        if training_processes.last_checkpoint(folder) and processes[1].poll() is None:
+            os.kill(processes[1].pid, signal.SIGKILL)
+            processes[1].wait(10)
+        real(job, processes)
+
+    monkeypatch.setattr(training_processes, "_check", kill_one)
+    with pytest.raises(ContinuableError, match=r"Process 1 of recover.processes=2 .*SIGKILL.*goes on from checkpoint-"):
+        recover(LLAMA, None, tmp_path / "out", spec, texts())
+    assert gone(folder)
+    monkeypatch.setattr(training_processes, "_check", real)
+    assert recover(LLAMA, None, tmp_path / "out", spec, texts()) == whole
+    left, right = weights(tmp_path / "whole"), weights(tmp_path / "out")
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_what_a_process_refuses_is_said_as_one_process_says_it(tmp_path: Path) -> None:
+    spec = RecoverySpec("finetune", lora=LoraSpec(129, 8.0, ("v_proj",)), **SHORT, processes=2)
+    with pytest.raises(UserError, match=r"lora_rank=129 is larger than the weight of .*v_proj") as caught:
+        recover(LLAMA, None, tmp_path / "out", spec, texts())
+    assert not isinstance(caught.value, ContinuableError)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
+    for teacher, more in ((None, {}), (LLAMA, {"lora": LORA, "rounding": ROUNDED})):
+        spec = RecoverySpec("distill", **SHORT, **more, processes=2)
+        job = training_processes.TrainingJob(LLAMA, teacher, tmp_path, tmp_path, spec, "cpu")
+        training_processes._write_job(job)
+        assert json.loads((tmp_path / "job.json").read_text())["device"] == "cpu"
+        assert training_processes._read_job(tmp_path) == job
