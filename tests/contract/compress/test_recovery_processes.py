@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pipelines.compress import (  # noqa: E402  # noqa: E402
+from pipelines.compress import (  # noqa: E402
     CalibrationSpec,
     LoraSpec,
     RecoverySpec,
