@@ -50,7 +50,7 @@ def one_product(precision, size=2048, times=5):
     left = opset13.parameter([size, size], openvino.Type.f32)
     right = opset13.constant(np.random.default_rng(0).standard_normal((size, size), dtype=np.float32))
     graph = openvino.Model([opset13.matmul(left, right, False, True)], [left], "product")
-    settings = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": THREADS}
+    settings = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": OF_THEM}
     request = openvino.Core().compile_model(graph, "CPU", settings).create_infer_request()
     values, rates = np.ones((size, size), dtype=np.float32), []
     for _ in range(times):
@@ -71,7 +71,7 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.registry import open_engine
 
-torch.set_num_threads(THREADS)
+torch.set_num_threads(OF_THEM)
 with _tamed():
     tasks = load_tasks(EvalSpec("mini_mmlu", 2048, limit=limit))
     before = imported("VmRSS")
@@ -79,7 +79,7 @@ with _tamed():
         dtype = {"bf16": "bfloat16", "f32": "float32"}[precision]
         lm = HFLM(pretrained=str(model), dtype=dtype, device="cpu", batch_size=8, max_length=2048)
     else:
-        session = open_engine("openvino", inference_precision=precision, num_threads=THREADS).open(folder)
+        session = open_engine("openvino", inference_precision=precision, num_threads=OF_THEM).open(folder)
         lm = EngineLM(session, load_tokenizer(model), 2048, SilentProgress())
         session.loglikelihood([([2, 3], [4])], SilentProgress())
         made = count_operations(session, model)
@@ -91,7 +91,7 @@ scores = {f"{name}/{row['doc_id']}": [score for score, _ in row["filtered_resps"
 memory = imported("VmHWM") - before
 work = {} if side == "hf" else {"operations": made["operations"], "of_one_product": one_product(precision)}
 print(json.dumps({"cpu": taken, "wall": wall, "memory": memory, "scores": scores, **work}))
-""".replace("THREADS", str(THREADS))
+""".replace("OF_THEM", str(THREADS))
 
 
 def measured(side: str, engine: Path, model: Path, precision: str, limit: int) -> dict[str, Any]:
