@@ -326,7 +326,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
         weights=INT8_AT_BUILD,
         heading=("int8", "wo"),
         cpu=CpuCost(
-            *(1.02, 1.0, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 1.03, 1.97),
+            *(1.02, 1.0, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 2.06, 1.97),
             kernels=_PACKED,
             f32_kernels=_PACKED_F32,
         ),
@@ -337,7 +337,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
         weights=INT4_AT_BUILD,
         heading=("int4", "wo"),
         cpu=CpuCost(
-            *(0.51, 0.5, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 0.52, 1.97),
+            *(0.51, 0.5, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 1.04, 1.97),
             kernels=_PACKED,
             f32_kernels=_PACKED_F32,
         ),

@@ -86,7 +86,7 @@ def large(tmp_path_factory):
     return engine
 
 
-@pytest.mark.parametrize("qformat", [QFormat.NONE, QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.INT4_WO])
+@pytest.mark.parametrize("qformat", [QFormat.NONE, QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.INT4_WO, QFormat.INT8_WO])
 def test_a_model_of_a_hundred_megabytes(large, qformat):
     agree(predicted(LARGE, qformat), observed(large(qformat)))
 
