@@ -19,7 +19,7 @@ from pipelines.settings.groups import CONF
 KEY = r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*"
 OVERRIDE = re.compile(rf"({KEY})=(.+)")
 INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
-FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)")
 WORD = re.compile(r"[A-Za-z_/][A-Za-z0-9_./:-]*")
 """A value that is text to Hydra, unless it is one of these in some spelling."""
 NOT_TEXT = ("true", "false", "null", "nan", "inf")
