@@ -271,7 +271,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
         aliases=("int8",),
         heading=("int8", "sq"),
         cpu=CpuCost(
-            *(1.02, 1.0, 1.53 * MIB, (12.5, 5.0, 9.0, 0.0), 1.03, 1.75),
+            *(1.02, 1.0, 1.53 * MIB, (12.5, 5.0, 9.0, 0.0), 2.06, 1.75),
             kernels=CpuKernels(linears=True, size=0.20 * MIB),
             f32_kernels=CpuKernels(linears=True, size=0.17 * MIB),
         ),

@@ -73,11 +73,21 @@ def gather() -> Machine:
 
 def native_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Return whether the processor has native bf16 products (AVX512, AMX or Arm), by the flags Linux reports."""
+    return bool(_flags(cpuinfo) & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def int8_saturates(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Return whether sums of two INT8 products are cut off at 16 bits: x86 processors without VNNI (or AMX)."""
+    flags = _flags(cpuinfo)
+    return "sse2" in flags and not flags & {"avx512_vnni", "avx_vnni", "amx_int8"}
+
+
+def _flags(cpuinfo: Path) -> set[str]:
+    """Return the words of the first processor; none where Linux does not say."""
     try:
-        flags = set(cpuinfo.read_text(encoding="utf-8", errors="replace").split("\n\n")[0].split())
+        return set(cpuinfo.read_text(encoding="utf-8", errors="replace").split("\n\n")[0].split())
     except OSError:
-        return False
-    return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
+        return set()
 
 
 def memory_limit(cgroup: Path) -> int | None:

@@ -31,6 +31,14 @@ class PortTakenError(Exception):
         )
 
 
+class StartCrashError(Exception):
+    """The server crashed as it started, in a way that another attempt does not meet again."""
+
+    def __init__(self, reason: UserError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
 def why_not_started(lines: Sequence[str], ended: str | None, log_file: Path) -> UserError:
     """Explain a failed start: the models that did not load, or the server's last messages.
 

@@ -20,6 +20,7 @@ from pipelines.serving.drain import Drain
 from pipelines.serving.failures import (
     PortTakenError,
     ServerFailedError,
+    StartCrashError,
     why_ended,
     why_not_ready,
     why_not_started,
@@ -31,7 +32,7 @@ from pipelines.serving.repository import TEXT_MODEL, ModelRepository, read_repos
 from pipelines.serving.shared_memory import own_prefix, remove_leftovers, remove_own
 from pipelines.settings.serving import ServingSettings
 
-ATTEMPTS = 3  # attempts, if a free port is taken before the server binds it
+ATTEMPTS = 3  # attempts, if a free port is taken before the server binds it, or the server crashes by chance
 POLL_S = 0.05
 FAILED_GRACE_S = 0.5  # after one model failed, how long to wait for other failures
 EXIT_GRACE_S = 10.0  # for unloading models, on top of the drain
@@ -143,6 +144,11 @@ class TritonServer:
                 self._abort()
                 if attempt == ATTEMPTS or getattr(self.settings, error.setting) is not None:
                     raise error.for_user() from None
+            except StartCrashError as error:
+                self._abort()
+                if attempt == ATTEMPTS:
+                    raise error.reason from None
+                self._progress.note("tritonserver crashed while it loaded the models; starting it again")
             except BaseException:
                 self._abort()
                 raise
@@ -171,6 +177,9 @@ class TritonServer:
         except PortTakenError as error:
             self._abort()
             raise error.for_user() from None
+        except StartCrashError as error:
+            self._abort()
+            raise error.reason from None
         except BaseException:
             self._abort()
             raise
@@ -294,7 +303,9 @@ class TritonServer:
         port = logs.taken_port(lines)
         if port is not None:
             return PortTakenError(next(name for name, number in self.ports.items() if number == port), port)
-        return why_not_started(lines, None if code is None else self._running.describe_exit(), self.log_file)
+        why = why_not_started(lines, None if code is None else self._running.describe_exit(), self.log_file)
+        by_chance = code is not None and any(map(logs.LOST_RACE.search, lines))
+        return StartCrashError(why) if by_chance else why
 
     def _abort(self) -> None:
         """End a failed start without draining, since no requests are running."""

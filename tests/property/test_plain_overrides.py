@@ -95,7 +95,7 @@ def quick_hydra():
         yield
 
 
-EXAMPLES = int(os.environ.get("PLAIN_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("PLAIN_EXAMPLES", "40"))
 """Each takes a tenth of a second of processor time or more, nearly all of it Hydra's."""
 COMPARED = settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 

@@ -12,8 +12,8 @@ The constants are measured (OpenVINO 2026.4.1, x86-64, one and two threads; thei
 Llamas of 15 to 90 M parameters, varied one size at a time: docs/decisions/0015-knowing-the-machine.md. What a
 format costs is in its row of `pipelines.domain.formats`; formats that were not measured have no costs there. Other
 processors have other kernels: in float32, fp8 and int4_awq engines were up to 27 % smaller on a Xeon without bf16,
-int8_wo and int4_wo hold their weights twice on one without AVX-512, and kernels of bf16 are a quarter larger on one with
-AMX. The larger figure is taken.
+int8_wo, int4_wo and int8_sq hold their weights twice on one without AVX-512, and kernels of bf16 are a quarter larger
+on one with AMX. The larger figure is taken.
 """
 
 from __future__ import annotations

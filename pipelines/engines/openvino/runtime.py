@@ -20,7 +20,7 @@ from pipelines.engines.openvino.lora import LoraAdapter, apply_adapter
 from pipelines.engines.openvino.mapped import weights_dropped
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.port import BuildLimits
-from pipelines.host.machine import native_bf16
+from pipelines.host.machine import int8_saturates, native_bf16
 
 USUAL_GROUP = 128
 """Activations that share a scale: of the sizes that lose no accuracy the fastest (docs/benchmarks.md)."""
@@ -123,6 +123,8 @@ def properties(config: CheckpointConfig, options: OpenVinoOptions, kv_cache: str
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(dynamic_quantization(config, options)),
         "CPU_RUNTIME_CACHE_CAPACITY": str(memory.KERNEL_CACHE),
     }
+    if int8_saturates():  # products of rounded activations are computed in float32, as the checkpoint says
+        chosen["LP_TRANSFORMS_MODE"] = False
     if options.num_threads is not None:
         chosen["INFERENCE_NUM_THREADS"] = options.num_threads
     return chosen

@@ -270,6 +270,31 @@ def test_a_model_that_does_not_load_is_named_with_its_reason(tmp_path: Path, sta
     assert len(str(caught.value)) < 300 + len(str(log))
 
 
+LOST_RACE = """
+        import os, pathlib
+        tried = pathlib.Path({tried!r})
+        tried.write_text(tried.read_text() + "x" if tried.exists() else "x")
+        if len(tried.read_text()) < {good}:
+            print("terminate called after throwing an instance of 'boost::interprocess::lock_exception'", flush=True)
+            os.kill(os.getppid(), 6)
+"""
+
+
+@pytest.mark.parametrize(("good", "tries"), [(2, 2), (9, 3)])
+def test_a_server_that_loses_its_race_with_a_stub_is_started_again(tmp_path: Path, good: int, tries: int) -> None:
+    """Version 2.51 dies of it on busy machines; three times in a row is no chance."""
+    tried = tmp_path / "tried"
+    repository = write_failing(tmp_path / "repository", LOST_RACE.format(tried=str(tried), good=good).strip())
+    server = TritonServer(repository, SETTINGS, log_file=tmp_path / "server.log")
+    if good <= tries:
+        with server:
+            server.check()
+    else:
+        with pytest.raises(UserError, match=r"killed by SIGABRT.*lock_exception"):
+            server.__enter__()
+    assert len(tried.read_text()) == tries
+
+
 def test_a_model_without_code_does_not_hang_the_start(tmp_path: Path) -> None:
     """The server itself would wait for ever."""
     repository = write_echo(tmp_path / "repository")

@@ -7,7 +7,7 @@ import pytest
 from pipelines.engines.choose import choose
 from pipelines.engines.registry import lacks_for_tensorrt_engines
 from pipelines.host import machine
-from pipelines.host.machine import GpuFacts, Machine, gather, library_versions, native_bf16
+from pipelines.host.machine import GpuFacts, Machine, gather, int8_saturates, library_versions, native_bf16
 
 MACHINE = Machine(2, 2**36, (), "nvidia-smi is not installed", has_tensorrt_llm=False, platform="test")
 H100 = GpuFacts("NVIDIA H100 80GB HBM3", 9.0, 81559 * 2**20)
@@ -117,3 +117,19 @@ def test_bf16_is_native_where_linux_shows_the_flag(tmp_path, cpuinfo, native):
 
 def test_without_cpuinfo_bf16_is_not_native(tmp_path):
     assert not native_bf16(tmp_path / "cpuinfo")
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "saturates"),
+    [
+        ("flags\t\t: fpu sse2 avx2\n\n", True),
+        ("flags\t\t: fpu sse2 avx2 avx512f avx512bw\n\n", True),
+        ("flags\t\t: fpu sse2 avx2 avx_vnni\n\n", False),
+        ("flags\t\t: fpu sse2 avx512f avx512_vnni\n\n", False),
+        ("flags\t\t: fpu sse2 amx_tile amx_int8\n\n", False),
+        ("Features\t: fp asimd asimddp\n\n", False),
+    ],
+)
+def test_int8_sums_are_cut_off_on_x86_without_vnni(tmp_path, cpuinfo, saturates):
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    assert int8_saturates(tmp_path / "cpuinfo") is saturates
