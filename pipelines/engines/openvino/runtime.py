@@ -123,8 +123,8 @@ def properties(config: CheckpointConfig, options: OpenVinoOptions, kv_cache: str
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(dynamic_quantization(config, options)),
         "CPU_RUNTIME_CACHE_CAPACITY": str(memory.KERNEL_CACHE),
     }
-    if int8_saturates():  # products of rounded activations are computed in float32, as the checkpoint says
-        chosen["LP_TRANSFORMS_MODE"] = False
+    if int8_saturates() and any(FORMATS[qformat].activation == "int8" for qformat in config.qformats):
+        chosen["LP_TRANSFORMS_MODE"] = False  # products of rounded activations in float32, as the checkpoint says
     if options.num_threads is not None:
         chosen["INFERENCE_NUM_THREADS"] = options.num_threads
     return chosen
