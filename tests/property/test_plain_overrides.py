@@ -95,8 +95,8 @@ def quick_hydra():
         yield
 
 
-EXAMPLES = int(os.environ.get("PLAIN_EXAMPLES", "150"))
-"""Each takes a tenth of a second of processor time or more, nearly all of it Hydra's."""
+EXAMPLES = int(os.environ.get("PLAIN_EXAMPLES", "60"))
+"""Each takes some tenths of a second, nearly all of it Hydra's; PLAIN_EXAMPLES=500 compares more."""
 COMPARED = settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
