@@ -131,6 +131,8 @@ class CpuCost:
         f32_factor: multiplies `token` when the arithmetic is float32.
         kernels: compiled for every number of tokens.
         f32_kernels: `kernels` when the arithmetic is float32.
+        avx2_copies: packed copies of a linear in float32 without AVX-512.
+        avx2_kernels: `f32_kernels` without AVX-512, where they are others.
     """
 
     linear: float
@@ -141,6 +143,8 @@ class CpuCost:
     f32_factor: float
     kernels: CpuKernels
     f32_kernels: CpuKernels
+    avx2_copies: int = 1
+    avx2_kernels: CpuKernels | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +245,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
             *(2.0, 2.0, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 4.0, 2.1),
             kernels=CpuKernels(linears=True, size=0.21 * MIB),
             f32_kernels=CpuKernels(linears=False, size=0.25 * MIB),
+            avx2_kernels=CpuKernels(linears=True, size=0.15 * MIB),
         ),
     ),
     QFormat.FP8: FormatSpec(
@@ -271,9 +276,10 @@ FORMATS: dict[QFormat, FormatSpec] = {
         aliases=("int8",),
         heading=("int8", "sq"),
         cpu=CpuCost(
-            *(1.02, 1.0, 1.53 * MIB, (12.5, 5.0, 9.0, 0.0), 2.06, 1.75),
+            *(1.02, 1.0, 1.53 * MIB, (12.5, 5.0, 9.0, 0.0), 1.03, 1.75),
             kernels=CpuKernels(linears=True, size=0.20 * MIB),
             f32_kernels=CpuKernels(linears=True, size=0.17 * MIB),
+            avx2_copies=2,
         ),
     ),
     QFormat.INT4_AWQ: FormatSpec(
@@ -326,9 +332,10 @@ FORMATS: dict[QFormat, FormatSpec] = {
         weights=INT8_AT_BUILD,
         heading=("int8", "wo"),
         cpu=CpuCost(
-            *(1.02, 1.0, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 2.06, 1.97),
+            *(1.02, 1.0, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 1.03, 1.97),
             kernels=_PACKED,
             f32_kernels=_PACKED_F32,
+            avx2_copies=2,
         ),
     ),
     QFormat.INT4_WO: FormatSpec(
@@ -337,9 +344,10 @@ FORMATS: dict[QFormat, FormatSpec] = {
         weights=INT4_AT_BUILD,
         heading=("int4", "wo"),
         cpu=CpuCost(
-            *(0.51, 0.5, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 1.04, 1.97),
+            *(0.51, 0.5, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 0.52, 1.97),
             kernels=_PACKED,
             f32_kernels=_PACKED_F32,
+            avx2_copies=2,
         ),
     ),
     QFormat.NVFP4: FormatSpec(

@@ -76,6 +76,11 @@ def native_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     return bool(_flags(cpuinfo) & {"avx512_bf16", "amx_bf16", "bf16"})
 
 
+def has_avx512(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Return whether the processor has AVX-512, by the flags Linux reports."""
+    return "avx512f" in _flags(cpuinfo)
+
+
 def int8_saturates(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Return whether sums of two INT8 products are cut off at 16 bits: x86 processors without VNNI (or AMX)."""
     flags = _flags(cpuinfo)

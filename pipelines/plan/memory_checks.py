@@ -12,7 +12,7 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import show_bytes
 from pipelines.engines.openvino.blocks import blocks_of
 from pipelines.engines.openvino.memory import CpuMemory, CpuSizes, Precision, cpu_memory, kv_blocks
-from pipelines.host.machine import native_bf16
+from pipelines.host.machine import has_avx512, native_bf16
 from pipelines.plan.neighbours import DRAFT, Neighbour
 from pipelines.predict.performance.engine_sizes import engine_sizes, request_tokens
 from pipelines.predict.performance.gpus import usable_bytes
@@ -248,6 +248,7 @@ def cpu_sizes(settings: Settings, shape: ModelShape) -> CpuSizes | None:
         max_seq_len=build.max_seq_len or shape.max_position_embeddings,
         kv_cache_bytes=options.kv_cache_bytes,
         candidates=settings.quant.mixed,
+        avx512=has_avx512(),
     )
     if bound is None:
         return sizes

@@ -11,9 +11,8 @@ the server's other processes are not counted.
 The constants are measured (OpenVINO 2026.4.1, x86-64, one and two threads; their number does not matter) on random
 Llamas of 15 to 90 M parameters, varied one size at a time: docs/decisions/0015-knowing-the-machine.md. What a
 format costs is in its row of `pipelines.domain.formats`; formats that were not measured have no costs there. Other
-processors have other kernels: in float32, fp8 and int4_awq engines were up to 27 % smaller on a Xeon without bf16,
-int8_wo, int4_wo and int8_sq hold their weights twice on one without AVX-512, and kernels of bf16 are a quarter larger
-on one with AMX. The larger figure is taken.
+processors have other kernels: in float32, fp8 and int4_awq engines were up to 27 % smaller on a Xeon without bf16, and
+those of bf16 are a quarter larger on one with AMX, whose figure is taken. What is more without AVX-512 is counted there.
 """
 
 from __future__ import annotations
@@ -54,6 +53,7 @@ class CpuSizes:
         shape: shape of the model.
         qformat: format of weights and activations.
         candidates: for `auto`: formats that a linear may get.
+        avx512: whether the processor has it; without it, float32 kernels are others.
         precision: type of the arithmetic.
         kv_precision: storage type of the KV cache.
         max_num_tokens: most tokens in one iteration.
@@ -71,6 +71,7 @@ class CpuSizes:
     kv_cache_bytes: int | None = None
     iterations: int | None = None
     candidates: tuple[QFormat, ...] = ()
+    avx512: bool = True
 
     @property
     def block_bytes(self) -> int:
@@ -160,12 +161,15 @@ def cpu_memory(sizes: CpuSizes) -> CpuMemory | None:
     table, tables = shape.vocab_size * shape.hidden_size, 1 if shape.tie_word_embeddings else 2
     blocks = kv_blocks(sizes.block_bytes, sizes.max_seq_len, sizes.kv_cache_bytes)
     per_token = _token_bytes(shape, cost) * (cost.f32_factor if wide else 1)
+    linear, kernels = (cost.f32_linear, cost.f32_kernels) if wide else (cost.linear, cost.kernels)
+    if wide and not sizes.avx512:
+        linear, kernels = linear * cost.avx2_copies, cost.avx2_kernels or kernels
     return CpuMemory(
         process=PROCESS + cost.layer * shape.num_hidden_layers,
-        weights=(cost.f32_linear if wide else cost.linear) * shape.linear_params + HEAD * table,
+        weights=linear * shape.linear_params + HEAD * table,
         kv_pool=blocks * sizes.block_bytes,
         activations=sizes.max_num_tokens * per_token,
-        kernels=_kernel_bytes(cost.f32_kernels if wide else cost.kernels, sizes),
+        kernels=_kernel_bytes(kernels, sizes),
         mapped=LIBRARIES + cost.mapped * shape.linear_params + EMBEDDING * table * tables,
         kv_blocks=blocks,
     )

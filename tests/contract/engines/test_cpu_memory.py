@@ -23,6 +23,7 @@ from pipelines.engines.openvino.memory import CpuSizes, cpu_memory  # noqa: E402
 from pipelines.engines.openvino.options import OpenVinoOptions  # noqa: E402
 from pipelines.engines.openvino.runtime import inference_precision  # noqa: E402
 from pipelines.engines.port import BuildLimits  # noqa: E402
+from pipelines.host.machine import has_avx512  # noqa: E402
 from pipelines.loadgen.metrics import read_metrics  # noqa: E402
 from pipelines.serving.process import TritonServer  # noqa: E402
 from pipelines.settings.serving import ServingSettings  # noqa: E402
@@ -51,7 +52,9 @@ def shape_of(kind: str) -> ModelShape:
 
 
 def predicted(shape: ModelShape, qformat: QFormat, precision: str = NATIVE, lengths: int = 0):
-    sizes = CpuSizes(shape, qformat, precision, precision, LIMITS.max_num_tokens, LIMITS.max_seq_len)
+    sizes = CpuSizes(
+        shape, qformat, precision, precision, LIMITS.max_num_tokens, LIMITS.max_seq_len, avx512=has_avx512()
+    )
     pool = BLOCKS * sizes.block_bytes
     return cpu_memory(replace(sizes, kv_cache_bytes=pool, iterations=FULL_ITERATIONS + lengths))
 
