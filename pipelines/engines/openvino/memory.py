@@ -12,7 +12,8 @@ The constants are measured (OpenVINO 2026.4.1, x86-64, one and two threads; thei
 Llamas of 15 to 90 M parameters, varied one size at a time: docs/decisions/0015-knowing-the-machine.md. What a
 format costs is in its row of `pipelines.domain.formats`; formats that were not measured have no costs there. Other
 processors have other kernels: in float32, fp8 and int4_awq engines were up to 27 % smaller on a Xeon without bf16, and
-those of bf16 are a quarter larger on one with AMX, whose figure is taken. What is more without AVX-512 is counted there.
+those of bf16 are a quarter larger on one with AMX, whose figure is taken. What is needed in addition without AVX-512 is
+counted there.
 """
 
 from __future__ import annotations
