@@ -82,6 +82,8 @@ def _kill_often(model: Path, out: Path, qformat: QFormat, rng: random.Random, lo
             break
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+        if any(layers) and not (out / PARTIAL / "layers.json").exists():
+            break  # killed while it removed its record, which is the last that it does
         layers.append(_complete_layers(out))
     return layers
 
