@@ -5,12 +5,10 @@ from __future__ import annotations
 from eval.references import all_references, references_of
 from eval.spec import TASK_SIZES, known_questions
 from eval.task_names import PASSKEY, WRITTEN
-from eval.triton import WRITTEN_CHATS, WRITTEN_CHATS_TODO
 from eval.verdict import Criteria, least_for_go, least_to_stop, too_few
 from pipelines.domain.errors import Fault
 from pipelines.plan.targets import EVALUATED, Target, has_baseline, has_reference, is_sequential
 from pipelines.plan.user_inputs import Found
-from pipelines.serving.openai.prompts import template_source
 from pipelines.settings.engine import EvalSettings
 from pipelines.settings.root import Settings
 
@@ -40,6 +38,10 @@ def chat_fault(asked: EvalSettings, found: Found) -> Fault | None:
         )
     if not asked.apply_chat_template:
         return None
+    # here, because they load what renders templates, a sixth of the time in which a plan is imported
+    from eval.triton import WRITTEN_CHATS, WRITTEN_CHATS_TODO
+    from pipelines.serving.openai.prompts import template_source
+
     if asked.asks_triton and asked.task in WRITTEN:
         return Fault(WRITTEN_CHATS.format(url=asked.url), todo=WRITTEN_CHATS_TODO)
     model = found.sources.get("model")

@@ -303,6 +303,7 @@ def test_planning_imports_nothing_heavy(tmp_path, model):
         "import sys; from pipelines.cli.main import main; "
         f"code = main(['plan', 'model.path={model}', 'paths.store={tmp_path}/s']); "
         "heavy = {'torch', 'transformers', 'modelopt', 'openvino', 'openvino_genai', 'numpy', 'lm_eval', 'datasets'}; "
+        "heavy |= {'jinja2', 'asyncio'}; "
         "print(sorted(heavy & sys.modules.keys())); sys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
