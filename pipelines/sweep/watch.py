@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from pipelines.domain.units import show_seconds
 from pipelines.host.paths import relative_to_cwd
+from pipelines.host.repeating import repeated
 from pipelines.host.screen import say
 from pipelines.sweep.cells import SweepCell
 
@@ -58,20 +58,6 @@ class Watch:
         counts = {state: sum(cell.state == state for cell in self.cells) for state in states}
         return ", ".join(f"{count} {state}" for state, count in counts.items() if count)
 
-    @contextmanager
-    def meanwhile(self) -> Iterator[None]:
+    def meanwhile(self) -> AbstractContextManager[None]:
         """Poll while a launcher works in the `with` block."""
-        end = threading.Event()
-
-        def loop() -> None:
-            while not end.wait(LOOK_S):
-                self.look()
-
-        thread = threading.Thread(target=loop, name="sweep-watch", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            end.set()
-            thread.join()
-            self.look()
+        return repeated(self.look, LOOK_S, "sweep-watch")

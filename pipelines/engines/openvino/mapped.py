@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
+
+from pipelines.host.repeating import repeated
 
 INTERVAL_S = 0.02
 """Time between two drops while weights are packed, at about 1 GB/s: what is resident in between is 20 MB."""
@@ -20,23 +22,9 @@ _libc = ctypes.CDLL(None)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
-@contextmanager
-def weights_dropped(file: Path) -> Iterator[None]:
+def weights_dropped(file: Path) -> AbstractContextManager[None]:
     """Keep the pages of a mapped file out of memory while weights are packed, and drop them at the end."""
-    done = threading.Event()
-
-    def drop() -> None:
-        while not done.wait(INTERVAL_S):
-            drop_pages(file)
-
-    thread = threading.Thread(target=drop, name="weights dropped", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-        drop_pages(file)
+    return repeated(partial(drop_pages, file), INTERVAL_S, "weights dropped")
 
 
 def drop_pages(file: Path) -> int:
