@@ -12,6 +12,7 @@ from pipelines.engines.description import EngineDescription
 from pipelines.engines.port import OnGpu
 from pipelines.host.machine import Machine, torch_device
 from pipelines.plan.memory_checks import gpu_predicted
+from pipelines.plan.recovery_checks import training_processes
 from pipelines.plan.targets import EVALUATED, Target
 from pipelines.plan.tuning import tune
 from pipelines.settings.build import NOT_SPECULATING, BuildSettings
@@ -149,7 +150,7 @@ class EngineFlow:
             inputs["teacher"] = "teacher" if "teacher" in self.given else "model"
         sparse = settings.sparsity.method != "none"
         device = torch_device(self.machine)
-        processes = settings.recover.sharing(len(self.machine.gpus) if device == "cuda" else 1)
+        processes = training_processes(settings, self.machine)
         stage = Recover(settings.recover, settings.calibration, sparse, settings.quant, device, processes)
         self.add(prefix + "recover", stage, self.label(settings), inputs)
         self.given["compressed"] = prefix + "recover"

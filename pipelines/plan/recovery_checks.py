@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipelines.domain.adapter import linear_widths
 from pipelines.domain.errors import Fault
 from pipelines.domain.formats import FORMATS, UNIFORM, QFormat, rounding_is_known
 from pipelines.domain.model_shape import ModelShape
@@ -62,7 +63,7 @@ def _rank_faults(settings: Settings, shape: ModelShape) -> list[Fault]:
         return []
     sizes = _targets(settings, shape)
     smallest = min(sizes, key=lambda name: min(sizes[name]))
-    out, inputs = sizes[smallest]
+    inputs, out = sizes[smallest]
     if rank <= min(out, inputs):
         return []
     return [
@@ -76,8 +77,7 @@ def _rank_faults(settings: Settings, shape: ModelShape) -> list[Fault]:
 
 def _machine_faults(settings: Settings, shape: ModelShape, machine: Machine) -> list[Fault]:
     """Return what of the training does not fit this machine."""
-    recover, on_gpu = settings.recover, torch_device(machine) == "cuda"
-    processes = recover.sharing(len(machine.gpus) if on_gpu else 1)
+    on_gpu, processes = torch_device(machine) == "cuda", training_processes(settings, machine)
     if on_gpu and processes > len(machine.gpus):
         return [
             Fault(
@@ -117,8 +117,7 @@ def recovery_notes(settings: Settings, shape: ModelShape | None, machine: Machin
     recover, qformat = settings.recover, settings.quant.qformat
     if not recover.trains or shape is None:
         return ()
-    on_gpu = torch_device(machine) == "cuda"
-    processes = recover.sharing(len(machine.gpus) if on_gpu else 1)
+    processes = training_processes(settings, machine)
     needed = show_bytes(training_memory_bytes(shape, settings, processes))
     each = f", in each of {processes} processes" if processes > 1 else ""
     notes = [f"training needs about {needed} of memory, the whole model{each} (modelled)"]
@@ -137,6 +136,11 @@ def recovery_notes(settings: Settings, shape: ModelShape | None, machine: Machin
             " trtllm-build gives the part of each GPU a scale of its own"
         )
     return tuple(notes)
+
+
+def training_processes(settings: Settings, machine: Machine) -> int:
+    """Return how many processes share each batch on this machine."""
+    return settings.recover.sharing(len(machine.gpus) if torch_device(machine) == "cuda" else 1)
 
 
 def training_memory_bytes(shape: ModelShape, settings: Settings, processes: int = 1) -> float:
@@ -171,16 +175,6 @@ def _learned(shape: ModelShape, settings: Settings) -> int:
 
 
 def _targets(settings: Settings, shape: ModelShape) -> dict[str, tuple[int, int]]:
-    """Return [out, in] of each linear of a layer that is trained with low rank."""
-    queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
-    hidden, inner = shape.hidden_size, shape.intermediate_size
-    sizes = {
-        "q_proj": (queries, hidden),
-        "k_proj": (keys, hidden),
-        "v_proj": (keys, hidden),
-        "o_proj": (hidden, queries),
-        "gate_proj": (inner, hidden),
-        "up_proj": (inner, hidden),
-        "down_proj": (hidden, inner),
-    }
-    return {name: sizes[name] for name in settings.recover.targets}
+    """Return (inputs, outputs) of each linear of a layer that is trained with low rank."""
+    widths = linear_widths(shape)
+    return {name: widths[name] for name in settings.recover.targets}
