@@ -15,11 +15,7 @@ _LONGEST = len(b"\nSignal (11) received")
 
 
 class CrashWatch:
-    """Reads on in a server's log for the first words of its crash handler.
-
-    Attributes:
-        caught: the signal; None before there was one.
-    """
+    """Reads on in a server's log for the first words of its crash handler."""
 
     def __init__(self, log_file: Path, start: int) -> None:
         """Remember where to begin.
@@ -28,16 +24,16 @@ class CrashWatch:
             log_file: of the server.
             start: bytes of it that were written before this server was ready.
         """
-        self.caught: signal.Signals | None = None
+        self._caught: signal.Signals | None = None
         self._log_file = log_file
         self._read = start
         self._since = 0.0
 
-    def overdue(self) -> bool:
-        """Return whether a signal was caught more than `GRACE_S` ago."""
-        if self.caught is None:
+    def hung(self) -> signal.Signals | None:
+        """Return the signal that was caught more than `GRACE_S` ago; None if there was none."""
+        if self._caught is None:
             self._look()
-        return self.caught is not None and time.monotonic() - self._since >= GRACE_S
+        return self._caught if time.monotonic() - self._since >= GRACE_S else None
 
     def _look(self) -> None:
         with self._log_file.open("rb") as log:
@@ -45,5 +41,5 @@ class CrashWatch:
             text = log.read()
             self._read = log.tell()
         if match := CAUGHT.search(text):
-            self.caught = signal.Signals(int(match["number"]))
+            self._caught = signal.Signals(int(match["number"]))
             self._since = time.monotonic()

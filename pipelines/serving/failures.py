@@ -36,7 +36,11 @@ class StartCrashError(Exception):
 
     def __init__(self, reason: UserError) -> None:
         super().__init__(str(reason))
-        self.reason = reason
+        self._reason = reason
+
+    def for_user(self) -> UserError:
+        """Return the error for when it happens again and again."""
+        return self._reason
 
 
 def why_not_started(lines: Sequence[str], ended: str | None, log_file: Path) -> UserError:

@@ -147,7 +147,7 @@ class TritonServer:
             except StartCrashError as error:
                 self._abort()
                 if attempt == ATTEMPTS:
-                    raise error.reason from None
+                    raise error.for_user() from None
                 self._progress.note("tritonserver crashed while it loaded the models; starting it again")
             except BaseException:
                 self._abort()
@@ -174,12 +174,9 @@ class TritonServer:
         try:
             self._start()
             self._wait_until_ready()
-        except PortTakenError as error:
+        except (PortTakenError, StartCrashError) as error:
             self._abort()
             raise error.for_user() from None
-        except StartCrashError as error:
-            self._abort()
-            raise error.reason from None
         except BaseException:
             self._abort()
             raise
@@ -214,10 +211,9 @@ class TritonServer:
         """
         if self._running.poll() is not None:
             raise why_ended(self._read_log(self._ready_at), self._running.describe_exit(), self.log_file)
-        if self._crash_watch.overdue():
+        if caught := self._crash_watch.hung():
             self.kill()
-            caught = self._crash_watch.caught
-            ended = f"it crashed with {caught.name if caught else '?'}, hung while it wrote its stack, and was killed"
+            ended = f"it crashed with {caught.name}, hung while it wrote its stack, and was killed"
             raise why_ended(self._read_log(self._ready_at), ended, self.log_file)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
