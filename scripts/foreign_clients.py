@@ -12,7 +12,6 @@ Figures of speed are not looked at.
 from __future__ import annotations
 
 import argparse
-import csv
 import hashlib
 import json
 import os
@@ -24,17 +23,15 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import yaml
-
 from pipelines.serving.ports import choose_ports
 from pipelines.settings.serving import ServingSettings
+from scripts.foreign.clients import CLIENTS, QUESTIONS, ROOT, Client, Counts, Finished, Run, UnfitError
 
-ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "scripts" / "foreign"
 PAGE = ROOT / "docs" / "serving.md"
 BEGIN = "<!-- clients: made by python -m scripts.foreign_clients -->"
@@ -46,8 +43,6 @@ SERVED = (
     "build.gather_generation_logits=true", "triton.fold_token_ids=true",
 )  # fmt: skip
 READY_S, PATIENCE_S, SETTLE_S = 900, 900, 1.5
-ISL, OSL, REQUESTS = 40, 24, 12
-SUBJECT, QUESTIONS = "veldan_law", 30
 ENVIRONMENT = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "OMP_NUM_THREADS": "1",
@@ -60,32 +55,6 @@ def say(line: str) -> None:
     """Print a line at once."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
-
-
-class UnfitError(Exception):
-    """A client that did not get what it needs, and why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What the engine has counted.
-
-    Attributes:
-        requests: finished ones.
-        given: tokens of prompts.
-        made: tokens of answers.
-    """
-
-    requests: int = 0
-    given: int = 0
-    made: int = 0
-
-    def __sub__(self, other: Counts) -> Counts:
-        """Return what was counted since."""
-        return Counts(self.requests - other.requests, self.given - other.given, self.made - other.made)
-
-    def __str__(self) -> str:
-        return f"{self.requests} requests, {self.given:,} + {self.made:,} tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,47 +87,6 @@ class Place:
                       found.get("nv_llm_output_token_len_sum", 0))  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A command that has ended with code 0.
-
-    Attributes:
-        out: what it printed.
-        folder: where it ran.
-        counted: by the engine meanwhile.
-    """
-
-    out: str
-    folder: Path
-    counted: Counts
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One command of a client.
-
-    Attributes:
-        what: it asks for.
-        command: words; `{name}` is an attribute of `Place`, `{programs}` the folder of our programs for libraries.
-        result: makes the result of what came, or raises UnfitError.
-    """
-
-    what: str
-    command: str
-    result: Callable[[Finished], str]
-
-
-@dataclass(frozen=True, slots=True)
-class Client:
-    """A client, the packages that it is installed from, and its commands; the first package is the one to name."""
-
-    name: str
-    packages: tuple[str, ...]
-    runs: tuple[Run, ...]
-    needs_nvidia: bool = False
-    prepare: Callable[[Path], None] | None = None
-
-
 @dataclass(slots=True)
 class Row:
     """A line of the table."""
@@ -169,245 +97,6 @@ class Row:
     command: str
     result: str
     fine: bool = True
-
-
-def answered(found: Finished) -> str:
-    """Count the questions that one of our programs printed; see scripts/foreign/asked.py."""
-    lines = [json.loads(line) for line in found.out.splitlines() if line.startswith('{"asked"')]
-    failed = [line for line in lines if not line["fine"]]
-    if failed or not lines:
-        raise UnfitError("; ".join(f"{line['asked']}: {line['found']}" for line in failed) or "nothing was asked")
-    return f"all {len(lines)} answered as it needs: " + "; ".join(line["asked"] for line in lines)
-
-
-def same(found: Finished, given: float, made: float, requests: float, osl: int | None = None) -> str:
-    """Compare a client's counts with the engine's, which may have seen more requests before (a warm-up).
-
-    Raises:
-        UnfitError: they differ, or answers are not as long as was asked for.
-    """
-    client = Counts(round(requests), round(given), round(made))
-    if client != found.counted:
-        raise UnfitError(f"the client counts {client}; the server {found.counted}")
-    if osl is not None and made != osl * requests:
-        raise UnfitError(f"{made} tokens in {requests} answers, {osl} in each were asked for")
-    return f"{client}, as the server counts" + (f"; {osl} in every answer, as asked" if osl else "")
-
-
-def aiperf(found: Finished) -> str:
-    """Read AIPerf's results."""
-    results = json.loads(next(found.folder.rglob("profile_export_aiperf.json")).read_text())
-    if results["error_summary"]:
-        raise UnfitError(str(results["error_summary"]))
-    scraped = json.loads(next(found.folder.rglob("server_metrics_export.json")).read_text())
-    if not (scraped["summary"]["endpoints_successful"] and "nv_trt_llm_request_metrics" in scraped["metrics"]):
-        raise UnfitError("it found no metrics of the server")
-    total = [results[f"total_usage_{kind}_tokens"]["avg"] for kind in ("prompt", "completion")]
-    text = same(found, *total, results["request_count"]["avg"], OSL)
-    return f"{text}; {len(scraped['metrics'])} metrics of the server scraped"
-
-
-def guidellm(found: Finished) -> str:
-    """Read GuideLLM's results; requests that it cut off at the end of a strategy are counted apart."""
-    results = json.loads((found.folder / "benchmarks.json").read_text())["benchmarks"]
-    totals = [each["metrics"]["request_totals"] for each in results]
-    if any(total["errored"] for total in totals) or not all(total["successful"] for total in totals):
-        raise UnfitError(f"requests by strategy: {totals}")
-    counts = [sum(each["metrics"][f"{kind}_token_count"]["successful"]["total_sum"] for each in results)
-              for kind in ("prompt", "output")]  # fmt: skip
-    requests = sum(total["successful"] for total in totals)
-    if sum(total["incomplete"] for total in totals) or len(results) > 1:  # the server saw those, and a trial before
-        if counts[1] != OSL * requests:
-            raise UnfitError(f"{counts[1]} tokens in {requests} answers, {OSL} in each were asked for")
-        return f"{len(results)} strategies, {requests} answers of {OSL} tokens each, as asked, none failed"
-    return same(found, *counts, requests, OSL)
-
-
-def genai_perf(found: Finished) -> str:
-    """Read genai-perf's results, whose lengths are its own tokenizer's."""
-    results = json.loads(next(found.folder.rglob("*_genai_perf.json")).read_text())
-    requests = results["request_count"]["avg"]
-    if found.counted.requests < requests or found.counted.made != OSL * found.counted.requests:
-        raise UnfitError(f"it counts {requests} requests, the server {found.counted}")
-    return f"{requests:.0f} requests counted; the server {found.counted}, {OSL} in every answer, as asked"
-
-
-def perf_analyzer(found: Finished) -> str:
-    """Read perf_analyzer's table."""
-    (row,) = csv.DictReader((found.folder / "perf.csv").read_text().splitlines())
-    if float(row["Inferences/Second"]) <= 0 or found.counted.requests < REQUESTS:
-        raise UnfitError(f"the server counts {found.counted}")
-    return f"the server counts {found.counted}"
-
-
-def clean(requests: int, made: int | None = None, fewer_than: int | None = None) -> Callable[[Finished], str]:
-    """Expect a client to print no error, and the server to have counted this.
-
-    Args:
-        requests: that were answered.
-        made: tokens of the answers.
-        fewer_than: bound of these, where the client stops its request.
-    """
-
-    def result(found: Finished) -> str:
-        if "error" in found.out.lower():
-            raise UnfitError(f"it printed: {found.out[-300:]}")
-        counted = found.counted
-        as_asked = made in (None, counted.made) and (fewer_than is None or counted.made < fewer_than)
-        if counted.requests != requests or not as_asked:
-            raise UnfitError(f"{requests} requests were asked for; the server counts {counted}")
-        return f"the server counts {found.counted}"
-
-    return result
-
-
-def lm_eval(metric: str, evaluated: str) -> Callable[[Finished], str]:
-    """Compare lm-eval's answers with those of `make evaluate`, question by question."""
-
-    def result(found: Finished) -> str:
-        (file,) = found.folder.rglob("samples_*.jsonl")
-        samples = [json.loads(line) for line in file.read_text().splitlines()]
-        theirs = {sample["doc_id"]: bool(sample[metric]) for sample in samples}
-        records = json.loads((found.folder.parent / f"{evaluated}.json").read_text())["records"]
-        ours = {record["index"]: record["correct"] for record in records if record["subject"] == SUBJECT}
-        different = [number for number, right in theirs.items() if ours[number] != right]
-        if different or len(theirs) != QUESTIONS:
-            raise UnfitError(
-                f"{len(theirs)} questions, other answers than `make evaluate` to those numbered {different}"
-            )
-        return f"{sum(theirs.values())} of {len(theirs)} right; each answer judged as by `make evaluate`"
-
-    return result
-
-
-def write_tasks(folder: Path) -> None:
-    """Write the bundled questions of one subject as tasks of lm-eval, with prompts and metrics of the project's own."""
-    data = ROOT / "eval" / "mini_mmlu" / "data" / SUBJECT
-    files = {split: str(data / f"{split}.jsonl") for split in ("test", "dev")}
-    for name in ("mini_mmlu", "mini_answers"):
-        ours = (ROOT / "eval" / "tasks" / f"_{name}_template_yaml").read_text()
-        task = yaml.safe_load("\n".join(line for line in ours.splitlines() if "custom_dataset" not in line))
-        about = yaml.safe_load((ROOT / "eval" / "tasks" / f"{name}_{SUBJECT}.yaml").read_text())
-        task |= {"task": f"{name}_{SUBJECT}", "description": about.get("description", "")}
-        task |= {"dataset_path": "json", "dataset_kwargs": {"data_files": files}}
-        if name == "mini_answers":
-            task["doc_to_target"] = "{{choices[answer]}}"  # as eval.dataset.open_questions does
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(task))
-
-
-def write_inputs(folder: Path) -> None:
-    """Write the requests that perf_analyzer repeats."""
-    text = {"text_input": ["The river of Githbrel is"], "max_tokens": [OSL], "stream": [True]}
-    tokens = {"input_ids": {"content": list(range(5, 5 + ISL)), "shape": [ISL]}, "input_lengths": [ISL],
-              "request_output_len": [OSL], "streaming": [True]}  # fmt: skip
-    for name, given in (("ensemble", text), ("tensorrt_llm", tokens)):
-        (folder / f"{name}.json").write_text(json.dumps({"data": [given]}))
-
-
-BENCHMARK = (
-    "aiperf profile --model {model} --url {front} --tokenizer {tokenizer} --streaming --synthetic-input-tokens-mean"
-    f" {ISL} --synthetic-input-tokens-stddev 0 --output-tokens-mean {OSL} --output-tokens-stddev 0 --extra-inputs"
-    f" ignore_eos:true --extra-inputs min_tokens:{OSL} --request-count {REQUESTS} --ui simple"
-)
-GUIDELLM = (
-    "guidellm run --backend kind=openai_http,target={front},model={model} --tokenizer kind=hf_auto,model={tokenizer}"
-    f" --data kind=synthetic_text,prompt_tokens={ISL},output_tokens={OSL} --output kind=json,path=benchmarks.json"
-    " --disable-console-interactive"
-)
-GENAI_PERF = (
-    "genai-perf profile -m {model} -u {front} --tokenizer {tokenizer} --streaming --synthetic-input-tokens-mean"
-    f" {ISL} --output-tokens-mean {OSL} --extra-inputs ignore_eos:true --extra-inputs min_tokens:{OSL}"
-    f" --request-count {REQUESTS} --concurrency 2"
-)
-PERF_ANALYZER = (
-    "perf_analyzer -i grpc -u {grpc} --streaming --async --concurrency-range 2"
-    f" --request-count {REQUESTS} -f perf.csv"
-)
-LM_EVAL = "lm_eval --include_path . --limit {questions} --num_fewshot 5 --log_samples --output_path results --tasks"
-COMPLETIONS = (
-    "--model local-completions --model_args"
-    " model={model},base_url={openai}/completions,tokenizer={tokenizer},num_concurrent=2,max_retries=1"
-)
-CHAT = (
-    "--model local-chat-completions --model_args"
-    " model={model},base_url={openai}/chat/completions,num_concurrent=2,max_retries=1"
-)
-FEW = f"--constraint kind=max_requests,count={REQUESTS}"
-BATCHER = (
-    "python {nvidia}/inflight_batcher_llm/client/inflight_batcher_llm_client.py -u {grpc} --tokenizer-dir {tokenizer}"
-    ' --text "The river of Githbrel is" --streaming'
-)
-LONG = f"{BATCHER} --request-output-len 150 --request-id 7 --stop-after-ms 50"
-END_TO_END = (
-    "python {nvidia}/inflight_batcher_llm/client/end_to_end_grpc_client.py -u {grpc}"
-    f' -p "The river of Githbrel is" -o {OSL}'
-)
-CORE = (
-    "python {nvidia}/tools/inflight_batcher_llm/benchmark_core_model.py -i grpc -u {grpc} --decoupled"
-    f" --max-input-len 128 --num-requests {REQUESTS} -c 2"
-)
-PERF_ANALYZER_LIBRARY = "nvidia-cuda-runtime-cu12==12.9.79"
-TRITON = ("tritonclient[all]==2.49.0", "transformers", "pandas", "tabulate", PERF_ANALYZER_LIBRARY)
-"""tritonclient in a release whose wheel has perf_analyzer, and what NVIDIA's clients import."""
-
-CLIENTS = (
-    Client("openai", ("openai==3.57.0",), (Run("", "python {programs}/openai_client.py {openai} {model}", answered),)),
-    Client("LangChain", ("langchain-openai==1.7.4",),
-           (Run("", "python {programs}/langchain_client.py {openai} {model}", answered),)),
-    Client("LiteLLM", ("litellm==1.110.2",),
-           (Run("", "python {programs}/litellm_client.py {openai} {model} {front}", answered),)),
-    Client("AIPerf", ("aiperf==0.13.0",), (
-        Run("chat, concurrency", f"{BENCHMARK} --endpoint-type chat --concurrency 4", aiperf),
-        Run("chat, request rate", f"{BENCHMARK} --endpoint-type chat --request-rate 4", aiperf),
-        Run("completions, request rate and concurrency",
-            f"{BENCHMARK} --endpoint-type completions --request-rate 4 --concurrency 2", aiperf),
-    )),
-    Client("GuideLLM", ("guidellm==0.8.1", "torch==2.13.0"), (
-        Run("chat, its default, concurrency", f"{GUIDELLM} --profile kind=concurrent,streams=4 {FEW}", guidellm),
-        Run("completions, one at a time",
-            GUIDELLM.replace("openai_http,", "openai_http,request_format=/v1/completions,")
-            + f" --profile kind=synchronous {FEW}", guidellm),
-        Run("a sweep", f"{GUIDELLM} --profile kind=sweep,sweep_size=3,max_concurrency=8"
-            " --constraint kind=max_duration,seconds=5", guidellm),
-    )),
-    Client("genai-perf", ("genai-perf==0.0.16", "tritonclient==2.49.0", PERF_ANALYZER_LIBRARY), (
-        Run("chat", f"{GENAI_PERF} --endpoint-type chat", genai_perf),
-        Run("completions", f"{GENAI_PERF} --endpoint-type completions", genai_perf),
-    )),
-    Client("perf_analyzer", TRITON, (
-        Run("`ensemble`, streamed", f"{PERF_ANALYZER} -m ensemble --input-data ensemble.json", perf_analyzer),
-        Run("`tensorrt_llm`, streamed", f"{PERF_ANALYZER} -m tensorrt_llm --input-data tensorrt_llm.json",
-            perf_analyzer),
-    ), prepare=write_inputs),
-    Client("lm-eval", ("lm-eval[api]==0.4.13", "transformers", "torch==2.13.0"), (
-        Run("log likelihoods by echo and logprobs, prompts of tokens",
-            f"{LM_EVAL} mini_mmlu_{SUBJECT} {COMPLETIONS},tokenized_requests=True",
-            lm_eval("acc", "mini_mmlu")),
-        Run("the same, prompts of text",
-            f"{LM_EVAL} mini_mmlu_{SUBJECT} {COMPLETIONS},tokenized_requests=False",
-            lm_eval("acc", "mini_mmlu")),
-        Run("answers in chats",
-            f"{LM_EVAL} mini_answers_{SUBJECT} {CHAT} --apply_chat_template",
-            lm_eval("exact_match", "mini_answers")),
-    ), prepare=write_tasks),
-    Client("inflight_batcher_llm_client.py", TRITON, (
-        Run("`tensorrt_llm`, log probabilities", f"{BATCHER} --request-output-len {OSL} --return-log-probs",
-            clean(1, OSL)),
-        Run("stopped by its id", LONG, clean(1, fewer_than=150)),
-        Run("cancelled", f"{LONG} --stop-via-request-cancel", clean(1, fewer_than=150)),
-    ), needs_nvidia=True),
-    Client("end_to_end_grpc_client.py", TRITON, (
-        Run("`ensemble`, whole", END_TO_END, clean(1, OSL)),
-        Run("`ensemble`, streamed", f"{END_TO_END} --streaming", clean(1, OSL)),
-        Run("`tensorrt_llm_bls`, streamed", f"{END_TO_END} --streaming --model-name tensorrt_llm_bls", clean(1, OSL)),
-    ), needs_nvidia=True),
-    Client("benchmark_core_model.py", TRITON, (
-        Run("random tokens (`triton.fold_token_ids=true`), after its 10 requests of 100 tokens to warm up",
-            f"{CORE} token-norm-dist --input-mean {ISL} --input-stdev 0 --output-mean {OSL} --output-stdev 0",
-            clean(REQUESTS + 10, REQUESTS * OSL + 10 * 100)),
-    ), needs_nvidia=True),
-)  # fmt: skip
-"""For each, the arguments that its own documentation recommends for a fixed length of answers."""
 
 
 def environment(client: Client, work: Path) -> tuple[Path, str]:
