@@ -28,7 +28,8 @@ from pipelines.compress.weight_files import ModelWeights
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import PARTIAL, Progress
 
-_KV_SCALE = "_cache_scaling_factor"
+KV_SCALE = "_cache_scaling_factor"
+"""How the names of the scales of a KV cache end in a checkpoint."""
 
 
 class DecodedWeights(ModelWeights):
@@ -117,7 +118,7 @@ def calibrated_scales(
                     quantizer.export(number, layout, exported)
                     file = TensorFile(exported / "rank0.safetensors")
                     for name in file:
-                        if name.endswith(_KV_SCALE):
+                        if name.endswith(KV_SCALE):
                             ours = name.replace("layers.0.", f"layers.{number}.", 1)
                             scales[ours] = torch.from_numpy(file[name].copy())
                     shutil.rmtree(exported)

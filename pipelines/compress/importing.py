@@ -26,7 +26,7 @@ from pipelines.checkpoint.packings import (
 from pipelines.checkpoint.tensors import TensorFile, numpy_dtype
 from pipelines.checkpoint.verify import Tensors, expected_tensors
 from pipelines.compress.calibration import CalibrationSet
-from pipelines.compress.imported_cache import calibrated_scales
+from pipelines.compress.imported_cache import KV_SCALE, calibrated_scales
 from pipelines.compress.loading import ModelFolder, torch_dtype
 from pipelines.compress.one_layer import EMBEDDING, HEAD, NORM
 from pipelines.compress.postprocess import corrected
@@ -84,7 +84,7 @@ class _Folder:
         if self._spec.kv_cache is not KvFormat.AUTO and self._spec.kv_cache is self.given.kv_cache:
             scales = kv_scales(self._tensors, f"model.layers.{layer}.self_attn")
             for name, scale in zip(("kv", "k", "v"), (max(scales), *scales), strict=True):
-                yield f"attention.{name}_cache_scaling_factor", torch.tensor([scale])
+                yield f"attention.{name}{KV_SCALE}", torch.tensor([scale])
 
     def _stored(self, layer: int, module: str, expected: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
         qformat = self.format_of(layer, module)
@@ -238,7 +238,7 @@ def import_folder(
                 writer.write(_FILE, name, iter([tensor]))
                 done.add(name)
             advance(1)
-    scales = {name for name in expected if name.endswith("_cache_scaling_factor")} - done
+    scales = {name for name in expected if name.endswith(KV_SCALE)} - done
     for name in expected.keys() - done - scales:
         writer.write(_FILE, name, iter([folder.plain(name)]))
     data = None

@@ -18,8 +18,10 @@ Scoring = Literal["gradient", "kl_div"]
 """How the effect of a format on one linear is judged: from gradients, or from the logits."""
 
 Int4Scales = Literal["max", "mse"]
-Fp4Inputs = Literal["max", "headroom"]
 """Scale of a group of INT4 weights: from its largest weight, or that with the least squared error."""
+
+Fp4Inputs = Literal["max", "headroom"]
+"""Scale of NVFP4 activations: from the largest that was seen, or with room above it."""
 
 SparsityMethod = Literal["magnitude", "sparsegpt"]
 

@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -87,12 +88,13 @@ def int8_saturates(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     return "sse2" in flags and not flags & {"avx512_vnni", "avx_vnni", "amx_int8"}
 
 
-def _flags(cpuinfo: Path) -> set[str]:
+@cache
+def _flags(cpuinfo: Path) -> frozenset[str]:
     """Return the words of the first processor; none where Linux does not say."""
     try:
-        return set(cpuinfo.read_text(encoding="utf-8", errors="replace").split("\n\n")[0].split())
+        return frozenset(cpuinfo.read_text(encoding="utf-8", errors="replace").split("\n\n")[0].split())
     except OSError:
-        return set()
+        return frozenset()
 
 
 def memory_limit(cgroup: Path) -> int | None:
