@@ -48,6 +48,8 @@ from pipelines.report.tables_load import (
 )
 from pipelines.report.words import CONVENTIONS, what_was_asked
 
+EACH_TASK = "Each task is judged by itself: the correction for several results counts those of one task."
+
 
 def document(data: ReportData, max_accuracy_loss_percent: float = 1.0) -> Document:
     """Return the whole report as a document."""
@@ -203,7 +205,7 @@ def _accuracy(data: ReportData) -> Section:
     if table := other_tasks_table(data):
         judged = [each.row for item in data.formats for each in item.other_tasks if each.row]
         sentences = tuple(f"{row['task']}: {verdict_sentence(row)}" for row in judged)
-        blocks += [table, *([BulletList(sentences)] if sentences else [])]
+        blocks += [table, *([BulletList(sentences), Text(EACH_TASK)] if sentences else [])]
     blocks += [*published_tables(data), *read]
     if figure := plots.accuracy_change(data.formats):
         blocks.append(figure)
