@@ -78,6 +78,16 @@ ALGORITHMS = tuple(form.quant_algo for form in FORMATS.values() if form.llm_api)
 """`quant_algo` of the ModelOpt formats that the PyTorch backend accepts."""
 
 
+def fused_with(linear: str) -> tuple[str, ...]:
+    """Return the linears that TensorRT-LLM computes together with one, and it itself, by their full names."""
+    stem, _, leaf = linear.rpartition(".")
+    for group in FUSED:
+        leaves = [name.rpartition(".")[2] for name in group]
+        if leaf in leaves:
+            return tuple(f"{stem}.{each}" for each in leaves)
+    return (linear,)
+
+
 def verify_unified(folder: Path) -> list[Fault]:
     """Read a unified checkpoint back and return everything that is wrong with it; an empty list means it is valid."""
     try:

@@ -21,6 +21,7 @@ from modelopt.torch.export import (
 )
 from modelopt.torch.quantization.algorithms import QuantRecipe
 
+from pipelines.checkpoint.unified import fused_with
 from pipelines.compress.recipes import Config
 from pipelines.compress.specs import Fp4Inputs, Int4Scales, Scoring
 from pipelines.domain.errors import UserError
@@ -190,13 +191,8 @@ def _choices(model: torch.nn.Module, state: Any, names: Mapping[str, QFormat]) -
 
 def _same_format(model: torch.nn.Module, name: str) -> tuple[str, ...]:
     """Return the linears that share the format of one: TensorRT-LLM fuses q, k and v, and gate and up."""
-    stem, _, last = name.rpartition(".")
-    fused = next((group for group in _FUSED if last in group), (last,))
-    parent = model.get_submodule(stem)
-    return tuple(f"{stem}.{leaf}" for leaf in fused if hasattr(parent, leaf))
-
-
-_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+    parent = model.get_submodule(name.rpartition(".")[0])
+    return tuple(each for each in fused_with(name) if hasattr(parent, each.rpartition(".")[2]))
 
 
 def quantize_kv_cache(model: torch.nn.Module, config: Config, forward: Forward) -> None:

@@ -16,15 +16,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from pipelines.checkpoint.tensors import read_header
+from pipelines.checkpoint.unified import fused_with
 from pipelines.compress.loading import ModelFolder, pick_dtype, torch_dtype
 from pipelines.compress.sparsegpt import LINEARS
 from pipelines.compress.specs import RecoverySpec
 from pipelines.compress.weight_files import ModelWeights, TensorWriter
 from pipelines.compress.weight_rounding import StraightThrough, rounder, shares_scale
 from pipelines.domain.formats import FORMATS
-
-_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Linears that TensorRT-LLM computes together, and that share the scale of a tensor."""
 
 
 class TrainedWeights:
@@ -102,9 +100,7 @@ class TrainedWeights:
         return weight.detach().to(stored).to(exported)
 
     def _partners(self, name: str) -> list[str]:
-        stem, _, last = name.rpartition(".")
-        group = next((group for group in _FUSED if last in group), ())
-        return [f"{stem}.{other}" for other in group if other != last and f"{stem}.{other}" in self._linears]
+        return [other for other in fused_with(name) if other != name and other in self._linears]
 
     def _forward_of(self, name: str) -> Any:
         bias = self._linear(name).bias
