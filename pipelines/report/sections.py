@@ -205,7 +205,8 @@ def _accuracy(data: ReportData) -> Section:
     if table := other_tasks_table(data):
         judged = [each.row for item in data.formats for each in item.other_tasks if each.row]
         sentences = tuple(f"{row['task']}: {verdict_sentence(row)}" for row in judged)
-        blocks += [table, *([BulletList(sentences), Text(EACH_TASK)] if sentences else [])]
+        blocks.append(table)
+        blocks += [BulletList(sentences), Text(EACH_TASK)] if sentences else []
     blocks += [*published_tables(data), *read]
     if figure := plots.accuracy_change(data.formats):
         blocks.append(figure)
