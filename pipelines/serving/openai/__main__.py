@@ -8,9 +8,10 @@ from pathlib import Path
 
 import uvicorn
 
+from pipelines.host.collector import keep_all
 from pipelines.serving.openai.app import make_app
 from pipelines.serving.openai.backend import Backend
-from pipelines.serving.openai.connections import Turns
+from pipelines.serving.openai.connections import Entrance
 from pipelines.serving.openai.limits import Limits
 from pipelines.serving.openai.served import served
 from pipelines.serving.repository import read_repository
@@ -40,11 +41,13 @@ def main() -> None:
     template = [f"--chat-template={given.chat_template}"] if given.chat_template else []
     reading = [f"--repository={given.repository}", f"--max-prompts={limits.prompts}", *template]
     known = served(read_repository(given.repository), given.metrics, given.chat_template)
+    app = make_app(known, Backend(given.grpc), limits, reading, given.cors_origin)
+    keep_all()
     uvicorn.run(
-        make_app(known, Backend(given.grpc), limits, reading, given.cors_origin),
+        app,
         host=given.host,
         port=given.port,
-        http=Turns().protocol,  # type: ignore[arg-type]
+        http=Entrance().protocol,  # type: ignore[arg-type]
         ws="none",
         limit_concurrency=MOST_CONNECTIONS,
         log_level="error",  # one line per broken request would let anyone fill the disk

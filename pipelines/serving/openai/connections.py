@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
@@ -14,53 +15,68 @@ from pipelines.serving.openai.limits import REFUSAL_PAUSE_S
 
 HEAD_TIMEOUT_S = 20.0
 MAX_HEAD_BYTES, MAX_HEAD_LINES = 32_768, 200
-END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
+END_OF_HEAD, LONGEST_END = re.compile(rb"\r?\n\r?\n"), 4
+ROUNDS_BETWEEN = 3
 LONG_HEAD = f"The head of a request has at most {MAX_HEAD_BYTES} bytes and {MAX_HEAD_LINES} lines."
 CHUNKED = "Send the body with a Content-Length: chunked bodies are not accepted."
 
 
-class Turns:
-    """Starts new connections one at a time, the newest first, with a look at all others in between.
+class Entrance:
+    """Makes the protocols of new connections, and spreads what they cost over time.
 
-    A hundred that arrive together keep the event loop busy for 20 ms and more. Whoever comes after them waits for the
-    one that is being started, not for all; of those that came together, the last has the best chance that its client
-    is still there.
+    A hundred connections that start or end together would keep the event loop busy for 10 to 30 ms.
     """
 
     def __init__(self) -> None:
-        self._waiting: list[Arrival] = []
-        self._busy = False
+        self.starts, self.ends = Turns(), Turns()
 
     def protocol(self, **given: Any) -> Arrival:
         """Make the protocol of a new connection; uvicorn's `http` setting."""
         return Arrival(self, **given)
 
-    def take(self, arrival: Arrival, loop: asyncio.AbstractEventLoop) -> None:
-        """Start a connection now, or in its turn."""
-        if self._busy:
-            self._waiting.append(arrival)
-        else:
-            self._start(arrival, loop)
 
-    def _start(self, arrival: Arrival, loop: asyncio.AbstractEventLoop) -> None:
+class Turns:
+    """Does one piece of work at a time, the newest first, with some looks at everything else in between.
+
+    Whoever comes after many waits for the piece that is being done, not for all; of those that came together, the last
+    has the best chance that its client is still there.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[Callable[[], None]] = []
+        self._busy = False
+
+    def take(self, work: Callable[[], None]) -> None:
+        """Do the work now, or in its turn."""
+        if self._busy:
+            self._waiting.append(work)
+        else:
+            self._do(work)
+
+    def _do(self, work: Callable[[], None]) -> None:
         self._busy = True
         try:
-            arrival.start()
+            work()
         finally:
-            loop.call_soon(self._next, loop)  # in the next round of the loop, which looks at the others too
+            self._rest(ROUNDS_BETWEEN)
 
-    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._busy = False
-        if self._waiting:
-            self._start(self._waiting.pop(), loop)
+    def _rest(self, rounds: int) -> None:
+        """Let the event loop go round, which looks at every connection each time."""
+        loop = asyncio.get_running_loop()
+        if rounds:
+            loop.call_soon(self._rest, rounds - 1)
+        else:
+            self._busy = False
+            if self._waiting:
+                self._do(self._waiting.pop())
 
 
 class Arrival(asyncio.Protocol):
-    """A connection that has sent nothing yet, or waits for its turn; it costs next to nothing until then."""
+    """A connection that has not sent a whole head yet, or waits for its turn; it costs next to nothing until then."""
 
-    def __init__(self, turns: Turns, **given: Any) -> None:
-        self._turns = turns
-        self._make = partial(GuardedProtocol, **given)
+    def __init__(self, entrance: Entrance, **given: Any) -> None:
+        self._starts = entrance.starts
+        self._make = partial(GuardedProtocol, entrance.ends, **given)
         self._connections: set[Any] = given["server_state"].connections
         self._loop: asyncio.AbstractEventLoop = given.get("_loop") or asyncio.get_running_loop()
         self._data = b""
@@ -72,10 +88,13 @@ class Arrival(asyncio.Protocol):
         self._clock = self._loop.call_later(HEAD_TIMEOUT_S, transport.close)
 
     def data_received(self, data: bytes) -> None:
-        """Keep what has arrived, and read no more of it before it is this connection's turn."""
-        self._data = data
-        self._transport.pause_reading()
-        self._turns.take(self, self._loop)
+        """Keep what has arrived; with a whole head, or what can be none, read no more before its turn has come."""
+        seen = max(0, len(self._data) - LONGEST_END)
+        self._data += data
+        hopeless = self._data[0] <= ord(" ") or len(self._data) > MAX_HEAD_BYTES  # TLS begins with a control character
+        if hopeless or END_OF_HEAD.search(self._data, seen):
+            self._transport.pause_reading()
+            self._starts.take(self._start)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""
@@ -86,7 +105,7 @@ class Arrival(asyncio.Protocol):
         """Close the connection, as the server ends."""
         self._transport.close()
 
-    def start(self) -> None:
+    def _start(self) -> None:
         """Hand the connection to the HTTP parser."""
         self._clock.cancel()
         self._connections.discard(self)
@@ -107,8 +126,9 @@ class GuardedProtocol(H11Protocol):
     interface send a length.
     """
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, ends: Turns, **given: Any) -> None:
+        super().__init__(**given)
+        self._ends = ends
         self.conn: _BoundedParser = _BoundedParser(h11.SERVER, MAX_HEAD_BYTES)
         self._clock: asyncio.TimerHandle | None = None
 
@@ -118,9 +138,11 @@ class GuardedProtocol(H11Protocol):
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Stop the clock and what is sent; the rest has time."""
         self._stop_clock()
-        super().connection_lost(exc)
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+        self._ends.take(partial(super().connection_lost, exc))
 
     def data_received(self, data: bytes) -> None:
         """Handle what has arrived."""

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from pipelines.serving.openai import bodies, reader
 from pipelines.serving.openai.bodies import BodyGuard
-from pipelines.serving.openai.connections import Turns
 from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.limits import Limits
 from pipelines.serving.openai.reader import Reader
@@ -154,31 +153,6 @@ def test_what_is_refused_is_taken_at_a_bounded_rate(monkeypatch: pytest.MonkeyPa
     refused = Exchange(one, itertools.repeat(b"a" * 1000), 1001)
     assert asyncio.run(refused.run())[0] == 413
     assert 3 < refused.taken < 8  # 50 ms at 100 kB/s
-
-
-def test_connections_are_started_one_at_a_time_the_newest_first() -> None:
-    """What has arrived for others is looked at between two of them."""
-    order: list[str] = []
-
-    class Named:
-        def __init__(self, name: str) -> None:
-            self._name = name
-
-        def start(self) -> None:
-            order.append(self._name)
-            asyncio.get_running_loop().call_soon(order.append, "others")
-
-    async def check() -> None:
-        turns, loop = Turns(), asyncio.get_running_loop()
-        for name in "abc":
-            turns.take(Named(name), loop)  # type: ignore[arg-type]
-        assert order == ["a"]
-        await asyncio.sleep(0.01)
-        turns.take(Named("d"), loop)  # type: ignore[arg-type]
-        await asyncio.sleep(0.01)
-
-    asyncio.run(check())
-    assert order == ["a", "others", "c", "others", "b", "others", "d", "others"]
 
 
 def test_reading_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

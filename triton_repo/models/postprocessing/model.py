@@ -5,6 +5,7 @@ The same file serves the GPU and the CPU repository; see `preprocessing` for how
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 from collections.abc import Callable
@@ -35,6 +36,7 @@ class TritonPythonModel:
         self._text = open_detokenizer(folder, skip_special_tokens=word not in ("false", "0"))
         self._left = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._left.setblocking(False)
+        gc.freeze()  # a full collection would walk through all that is imported, while requests wait
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer every request."""

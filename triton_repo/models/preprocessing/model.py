@@ -6,6 +6,7 @@ loads in milliseconds; `transformers` is imported only for a tokenizer that has 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import secrets
@@ -49,6 +50,7 @@ class TritonPythonModel:
         self._tokens = open_tokenizer(folder)
         self._max_input_len = _max_input_len(Path(args["model_repository"]).parent)
         self._metrics = _count_restarts(os.environ[RESTARTS]) if RESTARTS in os.environ else None
+        gc.freeze()  # a full collection would walk through all that is imported, while requests wait
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer every request; a bad one gets its own error."""

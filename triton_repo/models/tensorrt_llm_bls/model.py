@@ -12,6 +12,7 @@ model has instances (`triton.bls_instance_count`); the others wait in Triton's q
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 import time
@@ -66,6 +67,7 @@ class TritonPythonModel:
             )
         decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
         self._nested = NestedCalls(decoupled=decoupled)
+        gc.freeze()  # a full collection would walk through all that is imported, while requests wait
 
     def execute(self, requests: list[Any]) -> None:
         """Answer the requests, one after the other."""

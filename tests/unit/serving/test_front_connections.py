@@ -1,0 +1,179 @@
+"""What connections cost before and after their requests: on a real event loop, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("uvicorn")
+
+from pipelines.host.collector import keep_all
+from pipelines.serving.openai import connections
+from pipelines.serving.openai.connections import ROUNDS_BETWEEN, Entrance, Turns
+
+HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
+
+
+def test_work_is_done_a_piece_at_a_time_the_newest_first() -> None:
+    """What has arrived for others is looked at between two pieces."""
+    order: list[str] = []
+
+    def work(name: str) -> Callable[[], None]:
+        return lambda: order.append(name)
+
+    async def others() -> None:
+        while True:
+            order.append("others")
+            await asyncio.sleep(0)
+
+    async def check() -> None:
+        turns, beside = Turns(), asyncio.create_task(others())
+        for name in "abc":
+            turns.take(work(name))
+        while "b" not in order:
+            await asyncio.sleep(0)
+        beside.cancel()
+        await asyncio.sleep(0.01)
+        turns.take(work("d"))
+
+    asyncio.run(check())
+    assert [name for name in order if name != "others"] == ["a", "c", "b", "d"]
+    assert order.index("c") - order.index("a") > ROUNDS_BETWEEN
+
+
+def test_work_that_fails_does_not_keep_the_others_from_their_turn() -> None:
+    order: list[str] = []
+
+    def fail() -> None:
+        raise ValueError("once")
+
+    async def check() -> None:
+        turns = Turns()
+        with pytest.raises(ValueError, match="once"):
+            turns.take(fail)
+        turns.take(lambda: order.append("next"))
+        await asyncio.sleep(0.01)
+
+    asyncio.run(check())
+    assert order == ["next"]
+
+
+class Wire:
+    """Stands for a transport: keeps what the protocol does to it."""
+
+    def __init__(self) -> None:
+        self.reading = True
+        self.closed = False
+        self.protocol: Any = None
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def set_protocol(self, protocol: Any) -> None:
+        self.protocol = protocol
+
+
+class Parser:
+    """Stands for the HTTP parser's protocol: keeps what it is handed, and ends in its turn."""
+
+    made = 0
+
+    def __init__(self, ends: Turns, **given: Any) -> None:
+        type(self).made += 1
+        self.data = b""
+
+    def connection_made(self, wire: Wire) -> None:
+        pass
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+
+
+@pytest.fixture
+def arrive(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[Any, Wire]]:
+    """Return what makes a new connection; to be called on a running loop."""
+    monkeypatch.setattr(connections, "GuardedProtocol", Parser)
+    monkeypatch.setattr(Parser, "made", 0)
+
+    def one() -> tuple[Any, Wire]:
+        arrival = Entrance().protocol(server_state=SimpleNamespace(connections=set()))
+        wire = Wire()
+        arrival.connection_made(wire)  # type: ignore[arg-type]
+        return arrival, wire
+
+    return one
+
+
+@pytest.mark.parametrize("end", range(len(HEAD) - 4, len(HEAD)))
+def test_no_parser_is_made_before_the_head_is_whole(arrive: Callable[[], tuple[Any, Wire]], end: int) -> None:
+    """Wherever the head is cut, also within the empty line at its end."""
+
+    async def check() -> None:
+        arrival, wire = arrive()
+        for at in range(end):
+            arrival.data_received(HEAD[at : at + 1])
+        assert Parser.made == 0
+        assert wire.reading
+        arrival.data_received(HEAD[end:] + b"{")
+        assert wire.protocol.data == HEAD + b"{"
+        assert wire.reading
+
+    asyncio.run(check())
+
+
+def test_a_head_that_grows_too_long_goes_to_the_parser_which_refuses_it(
+    arrive: Callable[[], tuple[Any, Wire]],
+) -> None:
+    async def check() -> None:
+        arrival, wire = arrive()
+        arrival.data_received(b"a" * connections.MAX_HEAD_BYTES)
+        assert Parser.made == 0
+        arrival.data_received(b"a")
+        assert len(wire.protocol.data) == connections.MAX_HEAD_BYTES + 1
+
+    asyncio.run(check())
+
+
+def test_a_client_that_speaks_tls_is_refused_at_once(arrive: Callable[[], tuple[Any, Wire]]) -> None:
+    """It would else wait for the end of a head that it never sends."""
+
+    async def check() -> None:
+        arrival, wire = arrive()
+        arrival.data_received(b"\x16\x03\x01")
+        assert wire.protocol.data == b"\x16\x03\x01"
+
+    asyncio.run(check())
+
+
+def test_a_client_that_left_before_its_turn_costs_no_parser(arrive: Callable[[], tuple[Any, Wire]]) -> None:
+    async def check() -> None:
+        arrival, wire = arrive()
+        wire.closed = True
+        arrival.data_received(HEAD)
+        assert Parser.made == 0
+
+    asyncio.run(check())
+
+
+def test_what_a_server_keeps_is_not_walked_through_again() -> None:
+    before = gc.get_freeze_count()
+    keep_all()
+    try:
+        assert gc.get_freeze_count() > before
+        assert len(gc.get_objects()) < gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
