@@ -18,7 +18,15 @@ from eval.fidelity.measure import TOKENS_AT_ONCE, Side, not_finite
 from eval.kept import KeptSession
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Advance, Progress
-from pipelines.engines.port import JsonGuide, LogitsSession, SamplingParams, ScoringSession, Session, TokenIds
+from pipelines.engines.port import (
+    JsonGuide,
+    LogitsSession,
+    NotFiniteError,
+    SamplingParams,
+    ScoringSession,
+    Session,
+    TokenIds,
+)
 from pipelines.host.files import parse_json
 
 if TYPE_CHECKING:
@@ -209,15 +217,16 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             raise RuntimeError(f"the session returned {len(scores)} scores for {len(pairs)} pairs")
         for (text, _, _), (context, continuation), (score, _) in zip(requests, pairs, scores, strict=True):
             if math.isnan(score):
-                raise self._nan(text, [*context, *continuation])
+                seen = f"the engine returned NaN as log probability; the prompt ends with {str(text)[-80:]!r}"
+                raise self._nan(RuntimeError(seen), [*context, *continuation])
         return scores
 
-    def _nan(self, text: object, tokens: Tokens) -> Exception:
+    def _nan(self, otherwise: Exception, tokens: TokenIds) -> Exception:
         """Return the error for a NaN, with the decoder block that it comes from if the engine shows that."""
         engine = self._session.engine if isinstance(self._session, KeptSession) else self._session
         if isinstance(engine, LogitsSession):
             return not_finite(Side("The engine", engine), [tokens[: self.max_length]], TOKENS_AT_ONCE)
-        return RuntimeError(f"the engine returned NaN as log probability; the prompt ends with {str(text)[-80:]!r}")
+        return otherwise
 
     def _fitted(self, context: Tokens, continuation: Tokens) -> tuple[Tokens, Tokens]:
         """Cut the context from the left until both fit; the last token is only predicted, never fed to the model."""
@@ -297,7 +306,10 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
                 asked = [prompt[-room:] for prompt in encoded]
             answers = self._session.write(asked, limits, stop, progress)
             return [postprocess_generated_text(text, stop, None) for text in answers]
-        made = self._session.generate([prompt[-room:] for prompt in encoded], limits, progress)
+        try:
+            made = self._session.generate([prompt[-room:] for prompt in encoded], limits, progress)
+        except NotFiniteError as error:
+            raise self._nan(error, error.tokens) from error
         # The session stops at tokens, not at strings, so text from a stop string on is cut here.
         return [
             postprocess_generated_text(self.tokenizer.decode(one.token_ids, skip_special_tokens=True), stop, None)

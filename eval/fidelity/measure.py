@@ -17,7 +17,7 @@ from eval.fidelity.result import GreedyFidelity, LayerErrors, TextFidelity
 from eval.fidelity.windows import Windows
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Advance, Progress
-from pipelines.engines.port import LogitsSession, SamplingParams, TeacherForcing
+from pipelines.engines.port import LogitsSession, NotFiniteError, SamplingParams, TeacherForcing
 
 Array = np.ndarray[Any, Any]
 Rows = Sequence[tuple[int, ...]]
@@ -140,7 +140,7 @@ def _read_batch(reference: Reading, other: Reading, batch: Array, size: int, adv
         advance(rows * width)
 
 
-def not_finite(side: Side, sequences: Sequence[Sequence[int]], size: int) -> UserError:
+def not_finite(side: Side, sequences: Sequence[Sequence[int]], size: int) -> NotFiniteError:
     """Name the first block whose output is not finite, by reading the same windows again."""
     where = "all decoder blocks give finite outputs, so it is the last norm or the head"
     for _, blocks in side.session.teacher_forcing(blocks=True).slices(sequences, size):
@@ -148,10 +148,7 @@ def not_finite(side: Side, sequences: Sequence[Sequence[int]], size: int) -> Use
         if wrong is not None:
             where = f"the output of decoder {wrong.replace('.', ' ')} is the first that is not finite"
             break
-    return UserError(
-        f"{side.name} gives logits that are NaN or infinite: {where}.",
-        todo="Check the checkpoint with make verify, and its calibration.",
-    )
+    return NotFiniteError(side.name, where, sequences[0])
 
 
 def _in_order(blocks: Any) -> list[str]:

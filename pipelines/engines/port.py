@@ -8,9 +8,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
+from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 
 TokenIds = Sequence[int]
+
+
+class NotFiniteError(UserError):
+    """Logits are NaN or infinite, so that no token can be chosen.
+
+    Attributes:
+        tokens: the sequence after which they are.
+    """
+
+    def __init__(self, side: str, where: str, tokens: TokenIds) -> None:
+        super().__init__(
+            f"{side} gives logits that are NaN or infinite: {where}.",
+            todo="Check the checkpoint with make verify, and its calibration.",
+        )
+        self.tokens = tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.runtime import EngineFolder
 from pipelines.engines.openvino.sampling import TokenChooser
 from pipelines.engines.openvino.stateful import StatefulModel, StatefulSequence
-from pipelines.engines.port import Generation, SamplingParams, TokenIds
+from pipelines.engines.port import Generation, NotFiniteError, SamplingParams, TokenIds
 
 NO_TOKEN = -1
 
@@ -77,7 +77,10 @@ def _output(model: StatefulModel, request: GenerationRequest, seed: int) -> Gene
     tokens: list[int] = []
     fed: Sequence[int] = request.prompt.tolist()
     while len(tokens) < request.max_tokens:
-        token, _ = chooser.choose(state.feed(fed, all_logits=False)[-1])
+        logits = state.feed(fed, all_logits=False)[-1]
+        if np.isnan(logits).any():
+            raise NotFiniteError("The engine", "no token can be chosen", [*request.prompt.tolist(), *tokens])
+        token, _ = chooser.choose(logits)
         if token == request.end_id:
             return Generation(tokens, "stop")
         tokens.append(token)

@@ -27,7 +27,10 @@ from pipelines.engines.openvino.runtime import (
 from pipelines.engines.openvino.scoring import Scorer
 from pipelines.engines.openvino.steps import step_results
 from pipelines.engines.openvino.teacher_forcing import GraphForcing, linear_weights
-from pipelines.engines.port import Generation, SamplingParams, TokenIds
+from pipelines.engines.port import Generation, NotFiniteError, SamplingParams, TokenIds
+
+NAN_OF_SAMPLER = "isnan"
+"""Part of what genai says of logits that are NaN."""
 
 
 class OpenVinoSession:
@@ -78,7 +81,9 @@ class OpenVinoSession:
             with self.folder.loading():
                 self._pipeline = open_pipeline(self.folder, self._options)
                 self._run(self._pipeline, [[0] * FIRST_TOKENS], SamplingParams(2), SilentProgress())
-        return self._run(self._pipeline, prompts, limits, progress)
+        made = self._run(self._pipeline, prompts, limits, progress)
+        self._check_finite(self._pipeline, prompts, made, limits)
+        return made
 
     def loglikelihood(self, pairs: Sequence[tuple[TokenIds, TokenIds]], progress: Progress) -> list[tuple[float, bool]]:
         """See `port.Session.loglikelihood`; shared prefixes are computed once.
@@ -124,6 +129,33 @@ class OpenVinoSession:
             self._guided = GuidedGenerator(self.folder, self._options, tokenizer)
         return self._guided
 
+    def _check_finite(
+        self,
+        pipeline: genai.ContinuousBatchingPipeline,
+        prompts: Sequence[TokenIds],
+        made: Sequence[Generation],
+        limits: SamplingParams,
+    ) -> None:
+        """Refuse answers that were chosen among logits of NaN: genai takes token 0 then, or samples among all tokens.
+
+        What may be such an answer is read once more, with log probabilities, which genai refuses to compute of NaN.
+        """
+        doubtful = [pair for pair in zip(prompts, made, strict=True) if _doubtful(pair[1], limits)]
+        config = self._config(SamplingParams(1))
+        config.logprobs = 1
+        for prompt, one in doubtful:
+            before_last = one.token_ids if one.finish_reason == "stop" else one.token_ids[:-1]
+            tokens = [*prompt, *before_last]
+            handle = pipeline.add_request(0, ov.Tensor(np.array([tokens], dtype=np.int64)), config)
+            try:
+                while handle.get_status() == genai.GenerationStatus.RUNNING:
+                    pipeline.step()
+            except RuntimeError as error:
+                if NAN_OF_SAMPLER not in str(error):
+                    raise
+                self._pipeline = None  # it has lost count of its blocks
+                raise NotFiniteError("The engine", "no token can be chosen", tokens) from error
+
     def _run(
         self,
         pipeline: genai.ContinuousBatchingPipeline,
@@ -132,9 +164,7 @@ class OpenVinoSession:
         progress: Progress,
     ) -> list[Generation]:
         """Run the prompts in order, at any time as many as have blocks that fit into the KV cache."""
-        config, blocks = generation_config(limits), [self._blocks_at_most(len(p), limits) for p in prompts]
-        if self._options.draft_dir is not None:
-            config.num_assistant_tokens = self._options.num_draft_tokens
+        config, blocks = self._config(limits), [self._blocks_at_most(len(p), limits) for p in prompts]
         free, started = kv_blocks(self.folder, self._options), 0
         running: dict[int, genai.GenerationHandle] = {}
         found: dict[int, Generation] = {}
@@ -153,6 +183,12 @@ class OpenVinoSession:
                 advance(len(ended))
         return [found[number] for number in range(len(prompts))]
 
+    def _config(self, limits: SamplingParams) -> genai.GenerationConfig:
+        config = generation_config(limits)
+        if self._options.draft_dir is not None:
+            config.num_assistant_tokens = self._options.num_draft_tokens
+        return config
+
     def _blocks_at_most(self, prompt: int, limits: SamplingParams) -> int:
         eviction = self._options.eviction(self.folder.limits.max_seq_len)
         if eviction is None:
@@ -166,6 +202,15 @@ class OpenVinoSession:
             raise UserError(
                 f"Token id {wrong} is not in the vocabulary of {vocab}; was another model's tokenizer used?"
             )
+
+
+def _doubtful(made: Generation, limits: SamplingParams) -> bool:
+    """Return whether the last token may have been chosen among logits of NaN."""
+    if limits.temperature > 0:
+        return True
+    if made.finish_reason == "stop":
+        return 0 in limits.stop_token_ids
+    return made.token_ids[-1:] == [0]
 
 
 def generation_config(limits: SamplingParams) -> genai.GenerationConfig:

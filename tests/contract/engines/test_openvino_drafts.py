@@ -111,7 +111,7 @@ def test_an_engine_opened_directly_answers_the_same_with_a_draft(engines, prompt
     for engine in (plain, drafting):
         with engine.open(engines[0]) as session:
             whole = session.generate(requests, SamplingParams(56), SilentProgress())
-            stop = frozenset({whole[0].token_ids[30]})
+            stop = frozenset({whole[0].token_ids[30], 0})  # what ends with 0 in it is read again, in case of NaN
             found.append([*whole, *session.generate(requests, SamplingParams(56, stop), SilentProgress())])
     assert found[1] == found[0]
     assert {answer.finish_reason for answer in found[0]} == {"stop", "length"}

@@ -24,7 +24,7 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
 from pipelines.engines.openvino.options import OpenVinoOptions
-from pipelines.engines.port import BuildLimits
+from pipelines.engines.port import BuildLimits, NotFiniteError, SamplingParams
 from pipelines.settings.model import BUNDLED
 from tests.support.random_checkpoint import write_checkpoint
 
@@ -200,6 +200,36 @@ def test_an_evaluation_names_the_block_too(engines: Engines, tmp_path: Path, *, 
     asked = EngineLM(session, load_tokenizer(BUNDLED / "models" / "tiny_llama"), 64, SilentProgress())
     with pytest.raises(UserError, match=r"^The engine gives logits that are NaN .*decoder block 1 is the first"):
         asked._loglikelihood_tokens([(("q", "a"), [5, 6, 7], [8])])
+
+
+@pytest.mark.parametrize("tensor", ["transformer.layers.1.post_layernorm.weight", "transformer.ln_f.weight"])
+@pytest.mark.parametrize(
+    "limits", [SamplingParams(6), SamplingParams(6, temperature=0.7), SamplingParams(6, frozenset({0}))]
+)
+def test_answers_written_from_nan_are_refused_with_the_block_too(
+    engines: Engines, tensor: str, limits: SamplingParams
+) -> None:
+    """Greedily, sampled, and where token 0, which is taken then, ends an answer at once."""
+    side = engines.side(f"nan {tensor}", tensor, lambda weight: weight * np.nan)
+    with pytest.raises(NotFiniteError, match=r"^The engine gives logits that are NaN or infinite") as caught:
+        side.session.generate([[5, 6, 7]], limits, SilentProgress())
+    assert list(caught.value.tokens)[:3] == [5, 6, 7]
+    asked = EngineLM(side.session, load_tokenizer(BUNDLED / "models" / "tiny_llama"), 64, SilentProgress())
+    asked.tok_encode = lambda string: [5, 6, 7]  # the vocabulary of this model is smaller than the tokenizer's
+    where = "decoder block 1 is the first" if "layers" in tensor else "it is the last norm or the head"
+    with pytest.raises(UserError, match=where):
+        asked._generate(["a"], {"max_gen_toks": 4, "do_sample": limits.temperature > 0, "until": []}, SilentProgress())
+
+
+def test_answers_that_end_in_token_0_are_not_taken_for_nan(engines: Engines) -> None:
+    """They are read once more, and the engine goes on."""
+    side = engines.side(
+        "zero", "lm_head.weight", lambda weight: np.where(np.arange(len(weight))[:, None] == 0, weight * 0 + 9, weight)
+    )
+    prompts = [[number, 6, 7] for number in range(1, 9)]
+    first = side.session.generate(prompts, SamplingParams(6), SilentProgress())
+    assert any(each.token_ids[-1] == 0 for each in first)
+    assert side.session.generate(prompts, SamplingParams(6), SilentProgress()) == first
 
 
 def test_greedy_continuations_name_the_first_token_that_differs(engines: Engines) -> None:
