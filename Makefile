@@ -10,7 +10,7 @@ endif
 ANY_PYTHON = $(if $(wildcard $(PYTHON)),$(PYTHON),python3)
 
 .DEFAULT_GOAL := help
-COMMANDS := all build evaluate fidelity diagnose compare sweep stage verify repository serve benchmark report plan size simulate calibrate \
+COMMANDS := all build evaluate fidelity diagnose compare sweep smallest stage verify repository serve benchmark report plan size simulate calibrate \
   doctor config prune nightly image shell manifests scripts
 TARGETS := setup test test-under-load torture test-gpu test-modelopt check golden zoo clean help
 # Three on two processors, because servers and campaigns often wait.

@@ -151,6 +151,20 @@ COMMANDS = {
         ),
         {1: CELL_FAILED},
     ),
+    "smallest": Command(
+        "pipelines.sweep.smallest:smallest",
+        "the mix of formats with the fewest bits per weight that is still GO",
+        "Evaluates mixes that quant=auto finds within one bound on the bits per weight after another, most bits first, "
+        "then halving what is left, and prints what was tried and the command that builds the smallest whose loss is "
+        "proven to be below eval.margin_points.",
+        (*BUILD, "eval", "hydra/launcher"),
+        (
+            "smallest quant=auto",
+            "smallest quant=auto eval.margin_points=2 model=tiny_llama",
+            "smallest quant=auto quant.candidates=[int8_sq,int4_awq]",
+        ),
+        {1: CELL_FAILED, 3: "no mix of these formats is GO"},
+    ),
     "stage": Command(
         "pipelines.run.commands:stage",
         "one stage of the plan with what it needs, and a link to its result",
@@ -354,7 +368,8 @@ COMMANDS = {
 }
 
 SECTIONS = {
-    "Build and evaluate": ("all", "build", "evaluate", "fidelity", "diagnose", "compare", "sweep", "stage", "verify"),
+    "Build and evaluate": ("all", "build", "evaluate", "fidelity", "diagnose", "stage", "verify"),
+    "Compare and search": ("compare", "sweep", "smallest"),
     "Serve and measure": ("repository", "serve", "benchmark", "report"),
     "Plan and buy": ("plan", "size", "simulate", "calibrate"),
     "Operate": ("doctor", "config", "prune", "nightly", "image", "shell", "manifests", "scripts"),

@@ -215,7 +215,7 @@ def test_answers_written_from_nan_are_refused_with_the_block_too(
         side.session.generate([[5, 6, 7]], limits, SilentProgress())
     assert list(caught.value.tokens)[:3] == [5, 6, 7]
     asked = EngineLM(side.session, load_tokenizer(BUNDLED / "models" / "tiny_llama"), 64, SilentProgress())
-    asked.tok_encode = lambda string: [5, 6, 7]  # the vocabulary of this model is smaller than the tokenizer's
+    asked.tok_encode = lambda _: [5, 6, 7]  # the vocabulary of this model is smaller than the tokenizer's
     where = "decoder block 1 is the first" if "layers" in tensor else "it is the last norm or the head"
     with pytest.raises(UserError, match=where):
         asked._generate(["a"], {"max_gen_toks": 4, "do_sample": limits.temperature > 0, "until": []}, SilentProgress())

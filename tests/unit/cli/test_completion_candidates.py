@@ -17,7 +17,7 @@ def found(line: str) -> list[str]:
 
 
 def test_commands_first():
-    assert found("s") == ["sweep", "stage", "serve", "size", "simulate", "shell", "scripts"]
+    assert found("s") == ["sweep", "smallest", "stage", "serve", "size", "simulate", "shell", "scripts"]
     assert found("nosuchcommand ") == []
 
 

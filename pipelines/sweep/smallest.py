@@ -1,0 +1,208 @@
+"""The command `smallest`: the fewest bits per weight at which a mix of formats is still GO, in few evaluations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eval.compare import in_points
+from eval.verdict import Verdict
+from pipelines.domain.errors import UserError
+from pipelines.domain.formats import FORMATS, QFormat
+from pipelines.domain.units import show_bytes
+from pipelines.host.files import write_json
+from pipelines.host.screen import say
+from pipelines.host.text import table
+from pipelines.plan.targets import has_baseline
+from pipelines.run.console import comparison
+from pipelines.settings.compose import load
+from pipelines.settings.root import Settings
+from pipelines.store.manifest import read_manifest
+from pipelines.sweep.cells import SweepCell
+from pipelines.sweep.launch import run_cells
+
+STEP = 0.5
+BELOW_16 = 15.5
+BITS, LEVEL = "quant.effective_bits", "eval.false_go"
+NONE_IS_GO = 3
+"""Exit code when not even the most bits are GO."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A mix that was evaluated.
+
+    Attributes:
+        asked: bound on the bits per weight that the search was given.
+        bits: what the mix it chose has, at most as many.
+        engine_bytes: of the engine.
+        row: what was lost, with the verdict; see `eval.compare.loss_rows`.
+    """
+
+    asked: float
+    bits: float
+    engine_bytes: int
+    row: dict[str, Any]
+
+    @property
+    def is_go(self) -> bool:
+        """Whether the loss is proven to be below the margin."""
+        return bool(self.row["verdict"] == Verdict.GO)
+
+
+def smallest(overrides: Sequence[str]) -> int:
+    """Find the fewest bits per weight whose verdict is GO, and print what was tried.
+
+    Returns:
+        0, 1 when an evaluation failed, or 3 when no mix is GO.
+
+    Raises:
+        UserError: the settings give nothing to search, or nothing to judge by.
+    """
+    settings = load([word for word in overrides if not word.startswith("hydra")])
+    _check(settings, overrides)
+    asked = grid(settings.quant.candidates or ())
+    level = _rounded_down(settings.eval.false_go / len(asked))
+    given = [word for word in overrides if not word.startswith(f"{LEVEL}=")]
+    settings = settings.model_copy(update={"eval": settings.eval.model_copy(update={"false_go": level})})
+    say(
+        f"{asked[0]:g} to {asked[-1]:g} bits per weight, {len(asked)} bounds. The verdict on each is wrong in at most"
+        f" {100 * level:g} % of cases, and so the GO that is found in at most {100 * level * len(asked):.2g} %."
+    )
+    failed: list[SweepCell] = []
+
+    def evaluate(bound: float) -> Tried | None:
+        folder, [cell] = run_cells("evaluate", [*given, f"{BITS}={bound:g}", f"{LEVEL}={level:g}"])
+        if cell.state == "failed":
+            say(f"failed: {cell.reason}")
+            failed.append(cell)
+            return None
+        found = _read(cell, bound, settings)
+        write_json(folder / "accuracy.json", [found.row])
+        say(f"{bound:g} bits: {found.row['verdict']}")
+        return found
+
+    tried = search(asked, evaluate)
+    if failed:
+        say("Run the same command again to finish what is missing.")
+        return 1
+    say("\n" + "\n".join(table([_HEADER, *map(_cells, sorted(tried, key=lambda each: each.asked))])))
+    best = min((each for each in tried if each.is_go), key=lambda each: each.asked, default=None)
+    if best is None:
+        say(f"\n{_none(tried[0], settings)}")
+        return NONE_IS_GO
+    words = " ".join([*overrides, f"{BITS}={best.asked:g}"])
+    say(f"\n{_found(best, settings)}\nmake build {words}")
+    return 0
+
+
+def grid(candidates: Sequence[QFormat]) -> list[float]:
+    """Return the bounds that may be tried: from the candidates' fewest bits per weight to their most, in half bits.
+
+    Candidates of equal size are mixed with 16 bit alone, so that bounds go on towards 16.
+    """
+    bits = [float(FORMATS[qformat].weights.bits) for qformat in candidates]
+    low, high = min(bits), max(bits)
+    high = high if high > low else BELOW_16
+    return [low + STEP * number for number in range(round((high - low) / STEP) + 1)]
+
+
+def search(asked: Sequence[float], evaluate: Callable[[float], Tried | None]) -> list[Tried]:
+    """Evaluate bounds until the smallest that is GO is known, if fewer bits are never better.
+
+    The largest comes first: without it nothing is GO. A bound above the bits that a mix has was answered by that mix.
+
+    Args:
+        asked: bounds, ascending.
+        evaluate: evaluates one; None if that failed, which ends the search.
+
+    Returns:
+        what was tried, in this order.
+    """
+    tried: list[Tried] = []
+    last = len(asked) - 1
+    # places: of the largest bound that is not GO, of the smallest that is, and of the next to try
+    lost, go, at = -1, last, last
+    while (found := evaluate(asked[at])) is not None:
+        tried.append(found)
+        if found.is_go:
+            go = next((place for place in range(at) if asked[place] >= found.bits), at)
+        elif at == last:
+            break
+        else:
+            lost = at
+        if go - lost <= 1:
+            break
+        at = (lost + go) // 2
+    return tried
+
+
+def _check(settings: Settings, overrides: Sequence[str]) -> None:
+    quant = settings.quant
+    if quant.qformat is not QFormat.AUTO:
+        raise UserError(
+            f"quant={quant.qformat} has one size. This command looks for the smallest mix of formats.",
+            todo="Add quant=auto, or see several formats side by side with make compare.",
+        )
+    if given := next((word for word in overrides if word.lstrip("+").startswith(f"{BITS}=")), None):
+        raise UserError(f"{given} is what this command looks for.", todo="Leave it out, or use make evaluate.")
+    if not has_baseline(settings, "evaluate"):
+        raise UserError(
+            f"eval.baseline={settings.eval.baseline} gives no verdict on what a mix loses.",
+            allowed="eval.baseline=build, the usual one.",
+        )
+
+
+def _rounded_down(level: float) -> float:
+    """Keep two digits, so that what is shown is what is used."""
+    unit = 10.0 ** (math.floor(math.log10(level)) - 1)
+    return round(math.floor(level / unit + 1e-9) * unit, 12)
+
+
+def _read(cell: SweepCell, asked: float, settings: Settings) -> Tried:
+    """Read what an evaluation found.
+
+    Raises:
+        UserError: the task has no verdict.
+    """
+    row = comparison([(cell.baseline, cell.after)], settings.eval).rows[0]
+    if "verdict" not in row:
+        raise UserError(f"eval.task={settings.eval.task} gives no verdict: its answers are not right or wrong.")
+    mix, engine = (read_manifest(Path(cell.artifacts[stage]))["facts"] for stage in ("quantize", "build"))
+    return Tried(asked, mix["search"]["effective_bits"], engine["engine_bytes"], row)
+
+
+_HEADER = ("at most", "bits", "engine", "accuracy", "loss", "at least", "at most", "verdict")
+
+
+def _cells(tried: Tried) -> tuple[str, ...]:
+    row = tried.row
+    return (
+        f"{tried.asked:g}",
+        f"{tried.bits:.2f}",
+        show_bytes(tried.engine_bytes),
+        f"{100 * row['accuracy']:.2f} %",
+        *(f"{100 * value:+.2f}" for value in (0.0 - row["difference"], row["loss_least"], row["loss_most"])),
+        row["verdict"],
+    )
+
+
+def _found(best: Tried, settings: Settings) -> str:
+    fewest = best.asked == grid(settings.quant.candidates or ())[0]
+    others = "Mixes of these formats cannot have fewer." if fewest else "Fewer that were not tried might be GO too."
+    return (
+        f"{best.bits:.2f} bits per weight are the fewest found whose loss is proven to be below"
+        f" {in_points(settings.eval.margin_points / 100)}. {others}"
+    )
+
+
+def _none(largest: Tried, settings: Settings) -> str:
+    needed, margin = largest.row["questions_needed"], in_points(settings.eval.margin_points / 100)
+    more = f" About {needed:,} questions would decide it." if needed else ""
+    return (
+        f"No mix is GO: with {largest.asked:g} bits, the most that is tried, the verdict is {largest.row['verdict']} at"
+        f" a margin of {margin}.{more} Ask more questions, raise eval.margin_points, or give other quant.candidates."
+    )
