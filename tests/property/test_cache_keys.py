@@ -510,7 +510,8 @@ def test_what_only_quantizing_reads_trains_nothing_anew(key, value):
 
 
 def test_gpus_that_share_a_batch_make_other_weights(monkeypatch):
-    monkeypatch.setattr("pipelines.plan.engine_flow.torch_device", lambda _machine: "cuda")
+    for module in ("engine_flow", "recovery_checks"):
+        monkeypatch.setattr(f"pipelines.plan.{module}.torch_device", lambda _machine: "cuda")
     start = load(["recover=distill", "sparsity=magnitude_2_4", "quant=none", "engine=openvino"])
     gpu = GpuFacts("NVIDIA H100 80GB HBM3", 9.0, 81559 * 2**20)
     one, three, four = (keys(start, machine=replace(MACHINE, gpus=(gpu,) * count)) for count in (1, 3, 4))

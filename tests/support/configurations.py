@@ -327,6 +327,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "build.lora_ckpt_source": ("hf",),
     "engine.name": ("auto", "openvino", "tensorrt_llm"),
     "workload.arrival": ("closed",),
+    "workload.turns": ("1", "2"),
     "sizing.peak_percentile": ("50", "99.9"),
     "sizing.slo.percentile": ("50", "95", "99.9"),
     "triton.guided_decoding_backend": ("null",),
@@ -334,9 +335,20 @@ ONLY: dict[str, tuple[str, ...]] = {
     "triton.decoding_mode": ("null", "top_k", "top_p", "top_k_top_p"),
     "nightly.least": ("4", "20"),
     "calibration.source": ("bundled",),
+    "eval.baseline": ("build", "hugging_face", "skip"),
+    "eval.apply_chat_template": ("false",),  # the bundled models have none
+    "eval.fewshot_as_multiturn": ("null",),
+    "eval.baseline_tp_size": ("1", "2", "4"),
+    "eval.guided": ("false",),
+    "engine.openvino.dynamic_quantization": ("auto", "off"),
+    "quant.fp4_inputs": ("max",),
+    "quant.int4_scales": ("max",),
+    "sizing.autoscaling.down_at": ("0.1", "0.6"),
+    "sizing.autoscaling.up_at": ("0.5", "1.0"),
     "manifests.replicas": ("1", "4"),
     "triton.batching_strategy": ("inflight_fused_batching", "inflight_batching"),
     "triton.max_beam_width": ("1",),
+    "triton.max_queue_delay_microseconds": ("0",),
     "triton.speculative_decoding_fast_logits": ("false",),
     "speculative.mode": ("none",),
     "multimodal.model_type": ("none",),
@@ -357,7 +369,6 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "sizing.measured_gpus": ("sizing.rate=2.4",),
     "benchmark.tp_size": ("benchmark.url=localhost:8001",),
     "triton.decoupled_mode": ("benchmark.streaming=false",),
-    "eval.fewshot_as_multiturn": ("eval.apply_chat_template=true",),
 }
 """What else a key needs."""
 

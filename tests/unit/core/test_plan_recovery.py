@@ -89,8 +89,8 @@ def test_a_model_that_does_not_fit_names_what_would_help(tmp_path):
 
 
 def test_gpus_share_a_batch_as_far_as_they_divide_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipelines.plan.engine_flow.torch_device", lambda _machine: "cuda")
-    monkeypatch.setattr("pipelines.plan.recovery_checks.torch_device", lambda _machine: "cuda")
+    for module in ("engine_flow", "recovery_checks"):
+        monkeypatch.setattr(f"pipelines.plan.{module}.torch_device", lambda _machine: "cuda")
     gpu = GpuFacts("NVIDIA H100 80GB HBM3", 9.0, 81559 * 2**20)
     for count, used in ((1, 1), (3, 2), (4, 4), (8, 8)):
         made = plan(tmp_path, *SPARSE, machine=replace(MACHINE, gpus=(gpu,) * count))
