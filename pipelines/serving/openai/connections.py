@@ -16,6 +16,9 @@ from pipelines.serving.openai.limits import REFUSAL_PAUSE_S
 HEAD_TIMEOUT_S = 20.0
 MAX_HEAD_BYTES, MAX_HEAD_LINES = 32_768, 200
 END_OF_HEAD, LONGEST_END = re.compile(rb"\r?\n\r?\n"), 4
+LENGTH = re.compile(rb"\ncontent-length:[ \t]*(\d{1,12})\s", re.IGNORECASE)
+EXPECT = re.compile(rb"\nexpect:", re.IGNORECASE)
+SMALL_BODY, SMALL_BODY_S = 2**14, 2.0
 ROUNDS_BETWEEN = 3
 LONG_HEAD = f"The head of a request has at most {MAX_HEAD_BYTES} bytes and {MAX_HEAD_LINES} lines."
 CHUNKED = "Send the body with a Content-Length: chunked bodies are not accepted."
@@ -72,7 +75,11 @@ class Turns:
 
 
 class Arrival(asyncio.Protocol):
-    """A connection that has not sent a whole head yet, or waits for its turn; it costs next to nothing until then."""
+    """A connection that has not sent a whole small request yet, or waits for its turn; it costs next to nothing.
+
+    What is read of a body before the parser sees it is bounded, and so is the time: beyond either, the connection is
+    started, and the bounds for bodies hold.
+    """
 
     def __init__(self, entrance: Entrance, **given: Any) -> None:
         self._starts = entrance.starts
@@ -80,6 +87,7 @@ class Arrival(asyncio.Protocol):
         self._connections: set[Any] = given["server_state"].connections
         self._loop: asyncio.AbstractEventLoop = given.get("_loop") or asyncio.get_running_loop()
         self._data = b""
+        self._wanted: int | None = None  # bytes of head and body; not known before the head is whole
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock for the first request."""
@@ -88,13 +96,26 @@ class Arrival(asyncio.Protocol):
         self._clock = self._loop.call_later(HEAD_TIMEOUT_S, transport.close)
 
     def data_received(self, data: bytes) -> None:
-        """Keep what has arrived; with a whole head, or what can be none, read no more before its turn has come."""
+        """Keep what has arrived; with what is wanted, or a head that can be none, let the connection be started."""
         seen = max(0, len(self._data) - LONGEST_END)
         self._data += data
-        hopeless = self._data[0] <= ord(" ") or len(self._data) > MAX_HEAD_BYTES  # TLS begins with a control character
-        if hopeless or END_OF_HEAD.search(self._data, seen):
-            self._transport.pause_reading()
-            self._starts.take(self._start)
+        if self._wanted is None:
+            hopeless = self._data[0] <= ord(" ") or len(self._data) > MAX_HEAD_BYTES  # TLS begins with a control byte
+            if end := END_OF_HEAD.search(self._data, seen):
+                self._wanted = end.end() + _body_to_wait_for(self._data[: end.end()])
+                self._clock.cancel()
+                self._clock = self._loop.call_later(SMALL_BODY_S, self._ready)
+            elif hopeless:
+                self._wanted = 0
+        if self._wanted is not None and len(self._data) >= self._wanted:
+            self._ready()
+
+    def _ready(self) -> None:
+        """Read no more before it is this connection's turn, for which a client waits no longer than we for a head."""
+        self._clock.cancel()
+        self._clock = self._loop.call_later(HEAD_TIMEOUT_S, self._transport.close)
+        self._transport.pause_reading()
+        self._starts.take(self._start)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""
@@ -116,6 +137,12 @@ class Arrival(asyncio.Protocol):
         protocol.connection_made(self._transport)
         self._transport.resume_reading()
         protocol.data_received(self._data)
+
+
+def _body_to_wait_for(head: bytes) -> int:
+    """Return how many bytes of the body are worth waiting for: a small one whole; none if the client waits for us."""
+    length = LENGTH.search(head)
+    return 0 if length is None or EXPECT.search(head) else min(int(length[1]), SMALL_BODY)
 
 
 class GuardedProtocol(H11Protocol):

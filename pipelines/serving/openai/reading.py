@@ -6,8 +6,6 @@ The other end is `reader.py`. The process ends when nothing has arrived for a wh
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import pickle
 import select
 import sys
@@ -23,8 +21,6 @@ from pipelines.serving.openai.served import ServedModel, served
 from pipelines.serving.repository import read_repository
 
 IDLE_S = 20.0
-NICENESS = 12  # tokens of running answers come first
-AUTOGROUP = Path("/proc/self/autogroup")
 
 
 def main() -> None:
@@ -34,7 +30,6 @@ def main() -> None:
     parser.add_argument("--chat-template", type=Path)
     parser.add_argument("--max-prompts", type=int, required=True)
     given = parser.parse_args()
-    _give_way()
     model = served(read_repository(given.repository), "", given.chat_template)
     limits = Limits(prompts=given.max_prompts)
     source, target = FileIO(0), sys.stdout.buffer  # without a buffer, which `select` would not see
@@ -46,14 +41,6 @@ def main() -> None:
         answer = pickle.dumps(_answer(asked, model, limits))
         target.write(LENGTH.pack(len(answer)) + answer)
         target.flush()
-
-
-def _give_way() -> None:
-    """Lower the priority, also against other sessions: each has an equal share of the processors (sched(7))."""
-    os.nice(NICENESS)
-    os.setsid()
-    with contextlib.suppress(OSError):  # a kernel without autogroups
-        AUTOGROUP.write_text(str(NICENESS))
 
 
 def _answer(asked: bytes, model: ServedModel, limits: Limits) -> Answer:

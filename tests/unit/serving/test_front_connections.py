@@ -14,7 +14,7 @@ pytest.importorskip("uvicorn")
 
 from pipelines.host.collector import keep_all
 from pipelines.serving.openai import connections
-from pipelines.serving.openai.connections import ROUNDS_BETWEEN, Entrance, Turns
+from pipelines.serving.openai.connections import ROUNDS_BETWEEN, SMALL_BODY, Entrance, Turns
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
 
@@ -128,9 +128,77 @@ def test_no_parser_is_made_before_the_head_is_whole(arrive: Callable[[], tuple[A
             arrival.data_received(HEAD[at : at + 1])
         assert Parser.made == 0
         assert wire.reading
-        arrival.data_received(HEAD[end:] + b"{")
-        assert wire.protocol.data == HEAD + b"{"
+        arrival.data_received(HEAD[end:] + b"{}")
+        assert wire.protocol.data == HEAD + b"{}"
         assert wire.reading
+
+    asyncio.run(check())
+
+
+def head(length: int, more: bytes = b"") -> bytes:
+    return b"POST / HTTP/1.1\r\nHost: x\r\ncontent-Length: %d\r\n%s\r\n" % (length, more)
+
+
+@pytest.mark.parametrize(
+    ("first", "needed"),
+    [
+        (head(2), 2),
+        (head(SMALL_BODY), SMALL_BODY),
+        (head(10**9), SMALL_BODY),
+        (head(10**9, b"Expect: 100-continue\r\n"), 0),
+        (head(0), 0),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", 0),
+        (b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n", 0),
+        (b"POST / HTTP/1.1\nContent-Length: 3\n\n", 3),
+    ],
+)
+def test_a_small_body_is_awaited_whole_and_the_beginning_of_a_large_one(
+    arrive: Callable[[], tuple[Any, Wire]], first: bytes, needed: int
+) -> None:
+    """Clients that send slowly cost no parser and no task until then."""
+
+    async def check() -> None:
+        arrival, wire = arrive()
+        arrival.data_received(first[:-1])
+        assert Parser.made == 0
+        arrival.data_received(first[-1:])
+        if needed:
+            assert Parser.made == 0
+            arrival.data_received(b"{" * (needed - 1))
+            assert Parser.made == 0
+            arrival.data_received(b"}")
+        assert len(wire.protocol.data) == len(first) + needed
+
+    asyncio.run(check())
+
+
+def test_a_body_that_does_not_come_is_left_to_the_bounds_for_bodies(
+    arrive: Callable[[], tuple[Any, Wire]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They answer with status 408 after a while."""
+    monkeypatch.setattr(connections, "SMALL_BODY_S", 0.05)
+
+    async def check() -> None:
+        arrival, wire = arrive()
+        arrival.data_received(head(2) + b"{")
+        await asyncio.sleep(0.2)
+        assert wire.protocol.data == head(2) + b"{"
+        assert not wire.closed
+
+    asyncio.run(check())
+
+
+def test_a_connection_whose_turn_never_comes_is_closed(
+    arrive: Callable[[], tuple[Any, Wire]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.05)
+
+    async def check() -> None:
+        arrival, wire = arrive()
+        monkeypatch.setattr(Turns, "take", lambda *_: None)
+        arrival.data_received(head(0))
+        await asyncio.sleep(0.2)
+        assert wire.closed
 
     asyncio.run(check())
 
