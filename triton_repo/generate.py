@@ -43,8 +43,9 @@ def repository_configs(
     for name in (PREPROCESSING, POSTPROCESSING, BLS):
         configs[name].backend = "python"
     configs[TENSORRT_LLM].backend = str(spec.engine.server)
-    for name in (PREPROCESSING, TENSORRT_LLM):
-        _queue(configs[name], batch, settings)
+    if not ours:
+        for name in (PREPROCESSING, TENSORRT_LLM):
+            _queue(configs[name], batch, settings)
     for name in (TENSORRT_LLM, BLS):
         configs[name].model_transaction_policy.decoupled = settings.decoupled_mode
     _instances(configs[PREPROCESSING], settings.preprocessing_instance_count)
@@ -141,7 +142,10 @@ def _fill(target: pb.ModelInput | pb.ModelOutput, tensor: Tensor, logits: str) -
 
 
 def _queue(config: pb.ModelConfig, batch: int, settings: TritonSettings) -> None:
-    """Let Triton group waiting requests; both engines also read the bound of their own queue here."""
+    """Let Triton group waiting requests, as TensorRT-LLM's templates do; its backend reads the bound of its queue here.
+
+    Not before the CPU engine: there a request that comes while another is taken may wait for 0.5 s (decision 78).
+    """
     batching = config.dynamic_batching
     batching.preferred_batch_size.append(batch)
     batching.max_queue_delay_microseconds = settings.max_queue_delay_microseconds

@@ -180,6 +180,8 @@ def _own(settings: TritonSettings, spec: RepositorySpec) -> dict[str, str]:
         options |= {"openvino_draft_dir": CPU_DRAFT_DIR, "openvino_num_draft_tokens": text(spec.num_draft_tokens)}
     if settings.fold_token_ids:
         options["openvino_fold_token_ids"] = "true"
+    if settings.max_queue_size:
+        options["openvino_max_queue_size"] = text(settings.max_queue_size)
     return {"tokenizer_dir": tokenizer, **options, "pipelines_version": __version__}
 
 
@@ -219,6 +221,13 @@ def cpu_faults(settings: TritonSettings) -> list[Fault]:
         )
         for name, value in wanted.items()
     ]
+    if delay := settings.max_queue_delay_microseconds:
+        faults.append(
+            Fault(
+                f"triton.max_queue_delay_microseconds={delay} has no effect on engine=openvino: it batches in flight.",
+                todo="Leave it out, or take engine=tensorrt_llm.",
+            )
+        )
     for name, known in CPU_WORDS.items():
         given = getattr(settings, name)
         if given is not None and given not in known:

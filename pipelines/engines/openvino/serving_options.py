@@ -80,7 +80,6 @@ class ServingOptions:
         """
         given = _Parameters(config.get("parameters", {}))
         _refuse(given)
-        queue = config.get("dynamic_batching", {}).get("default_queue_policy", {})
         tokenizer = repository / given.text("tokenizer_dir", FALLBACK_TOKENIZER)
         return cls(
             engine_dir=repository / given.text("gpt_model_path", "tensorrt_llm/1/engine"),
@@ -90,7 +89,7 @@ class ServingOptions:
             guided=given.word("guided_decoding_backend", "", ("", GUIDED)) == GUIDED,
             max_tokens_in_cache=given.whole("max_tokens_in_paged_kv_cache", None),
             max_beam_width=given.whole("max_beam_width", None),
-            max_queue_size=int(queue.get("max_queue_size", 0)),
+            max_queue_size=given.whole("openvino_max_queue_size", 0) or 0,
             decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
             exclude_input=given.flag("exclude_input_in_output", default=False),
             guaranteed_no_evict=given.word("batch_scheduler_policy", POLICIES[0], POLICIES) == POLICIES[0],

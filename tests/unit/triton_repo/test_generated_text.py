@@ -107,12 +107,14 @@ def test_the_flavours_differ_in_the_backend(flavour, backend, batch):
             own = OWN.get(name, {}).get(kind, []) if flavour != "openvino" else []
             assert [tensor.name for tensor in ours[len(shared) :]] == [tensor["name"] for tensor in own]
             del ours[len(shared) :]
+        if flavour != "openvino":
+            configs[name].ClearField("dynamic_batching")
         assert configs[name] == cpu[name]
 
 
 def test_decoupled_and_queue_reach_the_models():
     chosen = TritonSettings(decoupled_mode=False, max_queue_size=7, max_queue_delay_microseconds=50)
-    configs = repository_configs(chosen, LIMITS, RepositorySpec("openvino", "m", "none"))
+    configs = repository_configs(chosen, LIMITS, RepositorySpec("tensorrt_llm", "m", "none"))
     assert [configs[name].model_transaction_policy.decoupled for name in ("tensorrt_llm", "tensorrt_llm_bls")] == [
         False,
         False,
@@ -120,6 +122,17 @@ def test_decoupled_and_queue_reach_the_models():
     batching = configs["tensorrt_llm"].dynamic_batching
     assert (batching.default_queue_policy.max_queue_size, batching.max_queue_delay_microseconds) == (7, 50)
     assert list(batching.preferred_batch_size) == [8]
+
+
+def test_the_cpu_engine_bounds_its_queue_itself():
+    """Triton's batcher may leave a request alone for half a second in front of a Python model."""
+    chosen = TritonSettings(max_queue_size=7)
+    configs = repository_configs(chosen, LIMITS, RepositorySpec("openvino", "m", "none"))
+    assert not any(config.HasField("dynamic_batching") for config in configs.values())
+    raw = {name: {"string_value": each.string_value} for name, each in configs["tensorrt_llm"].parameters.items()}
+    assert ServingOptions.from_model_config({"parameters": raw}, Path("/repo")).max_queue_size == 7
+    [fault] = setting_faults(TritonSettings(max_queue_delay_microseconds=50), describe("openvino"))
+    assert "triton.max_queue_delay_microseconds=50 has no effect on engine=openvino" in str(fault)
 
 
 def test_one_instance_per_group_of_gpus():
