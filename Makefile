@@ -14,7 +14,8 @@ COMMANDS := all build evaluate fidelity diagnose compare sweep smallest stage ve
   doctor config prune nightly image shell manifests scripts
 TARGETS := setup test test-under-load torture test-gpu test-modelopt check golden zoo clean help
 # Three on two processors, because servers and campaigns often wait.
-WHOLE := tests --ignore=tests/gpu --ignore=tests/gpu_trtllm --numprocesses=3 --dist=loadfile
+# Files in their own order: those with few tests, which xdist would start last, are among the longest.
+WHOLE := tests --ignore=tests/gpu --ignore=tests/gpu_trtllm --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 INSIDE := $(VENV)/.ready $(COMMANDS:%=%.run)
 # Words that are no target of the development part below: one command, or something to refuse.
 WORDS := $(filter-out $(TARGETS) $(INSIDE),$(MAKECMDGOALS))
