@@ -11,12 +11,14 @@ from pipelines.host.kept import KeptProcess
 from pipelines.serving.command import front_options
 from pipelines.serving.failures import ServerFailedError
 from pipelines.serving.logs import useful_lines
-from pipelines.serving.ports import answers_200
+from pipelines.serving.ports import another_port, answers_200
 from pipelines.serving.process import TritonServer
 from pipelines.settings.paths import PROJECT_ROOT
 
 START_TIMEOUT_S = 60  # includes imports, on a busy machine
 POLL_S = 0.05
+PORT_IN_USE = "address already in use"
+"""Part of what uvicorn says then."""
 
 
 class OpenAiFrontend:
@@ -25,22 +27,41 @@ class OpenAiFrontend:
     def __init__(self, server: TritonServer) -> None:
         self._server = server
         self._settings = server.settings
-        self._host, self._port = server.settings.front_host, server.ports["openai_port"]
+        self._host = server.settings.front_host
         self.log_file = server.log_file.with_suffix(".openai.log")
         self._process: KeptProcess | None = None
         self._log_start = 0  # bytes of the log
+        self._was_ready = False
 
     def __enter__(self) -> OpenAiFrontend:
         """Start; see `start`."""
         self.start()
         return self
 
+    @property
+    def _port(self) -> int:
+        return self._server.ports["openai_port"]
+
     def start(self) -> None:
         """Start it, or start it again after it ended, and wait until it responds.
+
+        A port that nobody asked for was free before the models were loaded; if another program has it now, another one
+        is taken, once.
 
         Raises:
             ServerFailedError: it ended instead, or took too long.
         """
+        try:
+            self._start()
+        except ServerFailedError:
+            open_choice = self._settings.openai_port is None and not self._was_ready
+            if not open_choice or not any(PORT_IN_USE in line for line in self._log_lines()):
+                raise
+            self._server.ports["openai_port"] = another_port(self._host, self._server.ports)
+            self._start()
+        self._was_ready = True
+
+    def _start(self) -> None:
         search = os.pathsep.join(part for part in (str(PROJECT_ROOT), os.environ.get("PYTHONPATH", "")) if part)
         self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
         self._process = KeptProcess(

@@ -71,6 +71,15 @@ def choose_ports(settings: ServingSettings, *, usual: bool = False) -> dict[str,
     return {name: chosen[name] for name in names}
 
 
+def another_port(host: str, taken: Ports) -> int:
+    """Return a free port beside those that are taken.
+
+    Raises:
+        UserError: none was found.
+    """
+    return _choose(host, None, taken)
+
+
 def _check_given(host: str, name: str, port: int, chosen: Ports) -> None:
     for other, taken in chosen.items():
         if taken == port:

@@ -17,8 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipelines.serving.failures import ServerFailedError
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.openai import connections
+from pipelines.serving.ports import answers_200
 from pipelines.serving.process import TritonServer
 from pipelines.settings.serving import ServingSettings
 from tests.conftest import ROOT
@@ -130,6 +132,24 @@ def test_generate_answers_as_triton_does(port: int, echo_server: TritonServer, g
         answer = connection.getresponse()
         texts.append((answer.status, [json.loads(part) for part in answer.read().decode().split("data: ") if part]))
     assert texts[0] == texts[1]
+
+
+def test_a_port_that_was_taken_meanwhile_is_replaced(echo_server: TritonServer) -> None:
+    """It was chosen before the models were loaded; one that was asked for is not replaced."""
+    beside = copy(echo_server)
+    beside.log_file = echo_server.log_file.with_suffix(".taken.log")
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        beside.ports = echo_server.ports | {"openai_port": taken}
+        with OpenAiFrontend(beside):
+            assert beside.ports["openai_port"] != taken
+            assert answers_200("127.0.0.1", beside.ports["openai_port"], "/health")
+        beside.ports = echo_server.ports | {"openai_port": taken}
+        beside.settings = echo_server.settings.model_copy(update={"openai_port": taken})
+        with pytest.raises(ServerFailedError, match=f"port {taken} ended: .*address already in use"):
+            OpenAiFrontend(beside).start()
 
 
 def test_health_is_triton_s(port: int) -> None:
