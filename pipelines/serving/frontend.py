@@ -10,7 +10,7 @@ from types import TracebackType
 from pipelines.host.kept import KeptProcess
 from pipelines.serving.command import front_options
 from pipelines.serving.failures import ServerFailedError
-from pipelines.serving.logs import useful_lines
+from pipelines.serving.logs import FRONT_STARTED, useful_lines
 from pipelines.serving.ports import another_port, answers_200
 from pipelines.serving.process import TritonServer
 from pipelines.settings.paths import PROJECT_ROOT
@@ -125,8 +125,7 @@ class OpenAiFrontend:
         until = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < until:
             self.check()
-            if answers_200(self._host, self._port, "/health"):
-                self.check()  # another service on our port does not count
+            if FRONT_STARTED in self._log_lines() and answers_200(self._host, self._port, "/health"):
                 return
             time.sleep(POLL_S)
         raise ServerFailedError(

@@ -18,6 +18,8 @@ PORT_TAKEN = re.compile(
     r"failed to start (?P<service>\w+) service: .*Socket '[^']*?:(?P<port>\d+)' already in use", re.IGNORECASE
 )
 METRICS_STARTED = re.compile(r"Started Metrics Service at")
+FRONT_STARTED = "The OpenAI service has its port."
+"""Line of our own service, without which whoever answers on its port may be another program."""
 EXCEPTION = re.compile(
     r"^(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)): (?P<text>.*)", re.DOTALL
 )

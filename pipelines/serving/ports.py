@@ -14,6 +14,7 @@ from pipelines.settings.serving import USUAL_PORTS, ServingSettings
 # ports while the models load.
 FREE_RANGE = (20000, 32000)
 Ports = Mapping[str, int]
+_chance = random.SystemRandom()  # what others seed, lm-eval for one, gives all processes the same ports
 
 
 def is_free(host: str, port: int) -> bool:
@@ -96,7 +97,7 @@ def _check_given(host: str, name: str, port: int, chosen: Ports) -> None:
 
 def _choose(host: str, usual: int | None, chosen: Ports) -> int:
     candidates = [] if usual is None else [usual]
-    candidates += [random.randint(*FREE_RANGE) for _ in range(200)]
+    candidates += [_chance.randint(*FREE_RANGE) for _ in range(200)]
     for port in candidates:
         if port not in chosen.values() and is_free(host, port):
             return port

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import resource
+import socket
 from pathlib import Path
 
 import uvicorn
 
 from pipelines.host.collector import keep_all
+from pipelines.serving.logs import FRONT_STARTED
 from pipelines.serving.openai.app import make_app
 from pipelines.serving.openai.backend import Backend
 from pipelines.serving.openai.connections import Entrance
@@ -43,7 +45,7 @@ def main() -> None:
     known = served(read_repository(given.repository), given.metrics, given.chat_template)
     app = make_app(known, Backend(given.grpc), limits, reading, given.cors_origin)
     keep_all()
-    uvicorn.run(
+    config = uvicorn.Config(
         app,
         host=given.host,
         port=given.port,
@@ -53,6 +55,15 @@ def main() -> None:
         log_level="error",  # one line per broken request would let anyone fill the disk
         timeout_graceful_shutdown=given.drain_timeout_s,
     )
+    _AnnouncedServer(config).run()
+
+
+class _AnnouncedServer(uvicorn.Server):
+    """Says in the log that it has its port; it ends instead where it cannot have it."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        print(FRONT_STARTED, flush=True)  # noqa: T201 - read by frontend.py
 
 
 def _allow_connections() -> None:

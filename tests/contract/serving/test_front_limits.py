@@ -152,6 +152,17 @@ def test_a_port_that_was_taken_meanwhile_is_replaced(echo_server: TritonServer) 
             OpenAiFrontend(beside).start()
 
 
+def test_another_service_on_the_port_is_not_taken_for_ours(echo_server: TritonServer, port: int) -> None:
+    """It answers all that ours would, and long before ours has tried to listen."""
+    beside = copy(echo_server)
+    beside.log_file = echo_server.log_file.with_suffix(".second.log")
+    beside.ports = dict(echo_server.ports)
+    assert answers_200("127.0.0.1", port, "/health")
+    with OpenAiFrontend(beside):
+        assert beside.ports["openai_port"] != port
+        assert answers_200("127.0.0.1", beside.ports["openai_port"], "/health")
+
+
 def test_health_is_triton_s(port: int) -> None:
     for path in ("/v2/health/live", "/v2/health/ready"):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)

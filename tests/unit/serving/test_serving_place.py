@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -48,6 +49,17 @@ def test_free_ports_differ_and_stay_below_those_of_connections() -> None:
     assert list(ports) == ["http_port", "grpc_port", "metrics_port", "openai_port"]
     assert len(set(ports.values())) == 4
     assert all(FREE_RANGE[0] <= port <= FREE_RANGE[1] for port in ports.values())
+
+
+def test_processes_that_seeded_alike_choose_different_ports() -> None:
+    """Libraries do that: lm-eval, and whatever else wants the same numbers again."""
+    before = random.getstate()
+    found = []
+    for _ in range(3):
+        random.seed(0)
+        found.append(choose_ports(ServingSettings())["http_port"])
+    random.setstate(before)
+    assert len(set(found)) > 1
 
 
 def test_a_port_given_twice_is_refused() -> None:
