@@ -3,7 +3,8 @@
     python -m scripts.measure_openai ENGINE TOKENIZER [--users 8 --requests 96 --isl 128 --osl 64 --rounds 3]
 
 Both stream texts in a closed loop, in turns; the texts are new each time, and no answer ends early. gRPC asks
-`ensemble`, which takes text as well.
+`ensemble`, which takes text as well. Pieces are what brings text: a token that is part of a character brings none yet,
+for which `ensemble` sends an empty response and the OpenAI service none.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ async def through_grpc(url: str, texts: list[str], load: Load) -> Found:
         async for result, error in client.stream_infer(request()):
             if error is not None:
                 raise error
-            if result.as_numpy("text_output") is not None:
+            if (part := result.as_numpy("text_output")) is not None and part.reshape(-1)[0]:
                 yield
             if result.get_response().parameters["triton_final_response"].bool_param:
                 return
