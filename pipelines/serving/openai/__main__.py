@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import resource
 import socket
 from pathlib import Path
@@ -55,7 +56,8 @@ def main() -> None:
         log_level="error",  # one line per broken request would let anyone fill the disk
         timeout_graceful_shutdown=given.drain_timeout_s,
     )
-    _AnnouncedServer(config).run()
+    with contextlib.suppress(KeyboardInterrupt):  # raised again once Ctrl-C has been obeyed
+        _AnnouncedServer(config).run()
 
 
 class _AnnouncedServer(uvicorn.Server):

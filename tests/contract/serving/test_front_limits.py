@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -20,7 +22,7 @@ import pytest
 from pipelines.serving.failures import ServerFailedError
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.openai import connections
-from pipelines.serving.ports import answers_200
+from pipelines.serving.ports import another_port, answers_200
 from pipelines.serving.process import TritonServer
 from pipelines.settings.serving import ServingSettings
 from tests.conftest import ROOT
@@ -136,31 +138,34 @@ def test_generate_answers_as_triton_does(port: int, echo_server: TritonServer, g
 
 def test_a_port_that_was_taken_meanwhile_is_replaced(echo_server: TritonServer) -> None:
     """It was chosen before the models were loaded; one that was asked for is not replaced."""
-    beside = copy(echo_server)
-    beside.log_file = echo_server.log_file.with_suffix(".taken.log")
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = other.getsockname()[1]
-        beside.ports = echo_server.ports | {"openai_port": taken}
-        with OpenAiFrontend(beside):
-            assert beside.ports["openai_port"] != taken
-            assert answers_200("127.0.0.1", beside.ports["openai_port"], "/health")
-        beside.ports = echo_server.ports | {"openai_port": taken}
-        beside.settings = echo_server.settings.model_copy(update={"openai_port": taken})
-        with pytest.raises(ServerFailedError, match=f"port {taken} ended: .*address already in use"):
-            OpenAiFrontend(beside).start()
+        with another_front(echo_server, port=taken) as (_, found):
+            assert found != taken
+            assert answers_200("127.0.0.1", found, "/health")
+        refused = pytest.raises(ServerFailedError, match=f"port {taken} ended: .*address already in use")
+        with refused, another_front(echo_server, port=taken, openai_port=taken):
+            pass
 
 
 def test_another_service_on_the_port_is_not_taken_for_ours(echo_server: TritonServer, port: int) -> None:
     """It answers all that ours would, and long before ours has tried to listen."""
-    beside = copy(echo_server)
-    beside.log_file = echo_server.log_file.with_suffix(".second.log")
-    beside.ports = dict(echo_server.ports)
     assert answers_200("127.0.0.1", port, "/health")
-    with OpenAiFrontend(beside):
-        assert beside.ports["openai_port"] != port
-        assert answers_200("127.0.0.1", beside.ports["openai_port"], "/health")
+    with another_front(echo_server, port=port) as (_, found):
+        assert found != port
+        assert answers_200("127.0.0.1", found, "/health")
+
+
+def test_ctrl_c_ends_the_service_without_a_word(own_front: tuple[OpenAiFrontend, int]) -> None:
+    """Scripts for clusters start it by itself."""
+    service, _ = own_front
+    assert service._process is not None
+    before = service.log_file.stat().st_size
+    os.kill(service._process.pid, signal.SIGINT)
+    assert service._process.wait(20) == 0
+    assert service.log_file.read_bytes()[before:] == b""
 
 
 def test_health_is_triton_s(port: int) -> None:
@@ -188,12 +193,12 @@ def test_other_machines_reach_the_front_alone(echo_repository: Path) -> None:
 
 
 @contextmanager
-def another_front(echo_server: TritonServer, **settings: object) -> Iterator[tuple[OpenAiFrontend, int]]:
-    """Start a service of its own beside the shared one, before the same server."""
+def another_front(
+    echo_server: TritonServer, *, port: int | None = None, **settings: object
+) -> Iterator[tuple[OpenAiFrontend, int]]:
+    """Start a service of its own beside the shared one, before the same server; on a free port unless one is chosen."""
     beside = copy(echo_server)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        beside.ports = echo_server.ports | {"openai_port": probe.getsockname()[1]}
+    beside.ports = echo_server.ports | {"openai_port": port or another_port("127.0.0.1", echo_server.ports)}
     beside.settings = echo_server.settings.model_copy(update=settings)
     beside.log_file = echo_server.log_file.with_suffix(".beside.log")
     with OpenAiFrontend(beside) as service:
