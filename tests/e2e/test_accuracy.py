@@ -4,37 +4,40 @@ import json
 
 import pytest
 
-MODELS = ("tiny_gemma", "tiny_llama")
 pytestmark = pytest.mark.timeout(2000)  # the sweeps below take minutes, longer on a busy machine
 
 
+def swept(cli, *words):
+    """One sweep: variant -> row of the table."""
+    cli.run("sweep", *words, timeout=900)
+    folder = max((cli.folder / "runs" / "sweeps").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    return {row["format"]: row for row in json.loads((folder / "accuracy.json").read_text())}
+
+
 @pytest.fixture(scope="module")
-def rows(cli):
-    """One sweep of both models over everything compared below: (model, variant) -> row of the table."""
-    models = f"model={','.join(MODELS)}"
-    cli.run("sweep", models, "quant=none,int4_wo,int4_awq", timeout=900)
-    cli.run("sweep", models, "quant=none", "sparsity=magnitude_2_4,sparsegpt_2_4", timeout=900)
-    tables = [json.loads(path.read_text()) for path in (cli.folder / "runs" / "sweeps").glob("*/accuracy.json")]
-    return {(row["model"], row["format"]): row for table in tables for row in table}
+def quantized(cli):
+    return swept(cli, "model=tiny_gemma", "quant=none,int4_wo,int4_awq")
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_the_baseline_knows_its_world(rows, model):
-    row = rows[model, "none"]
-    assert row["questions"] >= 1000
-    assert row["baseline_accuracy"] >= 0.85
+@pytest.fixture(scope="module")
+def sparse(cli):
+    return swept(cli, "model=tiny_llama", "quant=none", "sparsity=magnitude_2_4,sparsegpt_2_4")
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_int4_weight_only_is_visibly_worse_than_awq(rows, model):
-    plain, awq = rows[model, "int4_wo"], rows[model, "int4_awq"]
+def test_the_baselines_know_their_world(quantized, sparse):
+    for row in (quantized["none"], sparse["sparsegpt_2_4"]):
+        assert row["questions"] >= 1000
+        assert row["baseline_accuracy"] >= 0.85
+
+
+def test_int4_weight_only_is_visibly_worse_than_awq(quantized):
+    plain, awq = quantized["int4_wo"], quantized["int4_awq"]
     assert awq["accuracy"] - plain["accuracy"] > 3 * plain["accuracy_stderr"]
     assert (plain["verdict"], awq["verdict"]) == ("NO-GO", "GO")
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_magnitude_pruning_is_visibly_worse_than_sparsegpt(rows, model):
-    magnitude, sparsegpt = rows[model, "magnitude_2_4"], rows[model, "sparsegpt_2_4"]
+def test_magnitude_pruning_is_visibly_worse_than_sparsegpt(sparse):
+    magnitude, sparsegpt = sparse["magnitude_2_4"], sparse["sparsegpt_2_4"]
     assert sparsegpt["accuracy"] - magnitude["accuracy"] > 3 * magnitude["accuracy_stderr"]
 
 

@@ -15,7 +15,7 @@ from pipelines.checkpoint.verify import verify
 from pipelines.compress import CalibrationSpec, QuantSpec, fake_quantized_model, quantize
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat
-from tests.contract.compress.conftest import CALIBRATION, write_model
+from tests.contract.compress.conftest import CALIBRATION, spec_of, write_model
 
 modelopt = pytest.importorskip("modelopt")
 torch = pytest.importorskip("torch")
@@ -31,10 +31,6 @@ EXPORTED = [
     if qformat is not QFormat.NVFP4
 ]
 SIMULATED = [QFormat.FP8, QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.W4A8_AWQ]
-
-
-def spec_of(qformat: QFormat, kv_cache: KvFormat = KvFormat.AUTO) -> QuantSpec:
-    return QuantSpec(qformat, kv_cache, group_size=64)
 
 
 @pytest.mark.parametrize("kind", ["llama", "tied", "gemma"])
@@ -88,8 +84,18 @@ def test_a_quantized_kv_cache_is_really_in_the_checkpoint(qformat, kv_cache, mod
     assert scale.item() >= 1.0 if kv_cache is KvFormat.FP8 else 0 < scale.item() < 1.0
 
 
-@pytest.mark.parametrize(("tp_size", "pp_size"), [(2, 1), (1, 2), (2, 2)])
-@pytest.mark.parametrize("qformat", [QFormat.NONE, QFormat.FP8, QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.W4A8_AWQ])
+@pytest.mark.parametrize(
+    ("qformat", "tp_size", "pp_size"),
+    [
+        (QFormat.NONE, 2, 1),
+        (QFormat.NONE, 1, 2),
+        (QFormat.FP8, 2, 2),
+        (QFormat.INT8_SQ, 2, 1),
+        (QFormat.INT4_AWQ, 2, 2),
+        (QFormat.W4A8_AWQ, 2, 1),
+        (QFormat.W4A8_AWQ, 1, 2),
+    ],
+)
 def test_a_split_checkpoint_holds_the_same_model(qformat, tp_size, pp_size, models, texts, tmp_path) -> None:
     """Merged again, two or four ranks hold the tensors of one."""
     for name, split in (("one", (1, 1)), ("split", (tp_size, pp_size))):

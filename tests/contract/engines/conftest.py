@@ -134,12 +134,16 @@ class Workshop:
         path = self.source(kind)
         return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype or torch.bfloat16).eval()
 
-    def simulated(self, kind: str, qformat: QFormat) -> Any:
-        """Return ModelOpt's fake-quantized model, computing in float32."""
-        return self.simulated_by(kind, QuantSpec(qformat))
+    def simulated_logits(self, kind: str, qformat: QFormat) -> np.ndarray:
+        """Logits [8, 128, V] of ModelOpt's fake-quantized model for `batch`."""
+
+        def make() -> np.ndarray:
+            return torch_logits(self.simulated_by(kind, QuantSpec(qformat)), self.batch(kind))
+
+        return self.once(("simulated", kind, qformat), make)
 
     def simulated_by(self, kind: str, spec: QuantSpec) -> Any:
-        """Return ModelOpt's fake-quantized model of any specification, computing in float32."""
+        """Return ModelOpt's fake-quantized model, computing in float32."""
         texts = quiz_prompts()[:8]
         model = fake_quantized_model(self.source(kind), spec, texts, CALIBRATION)
         return as_exported(model.float(), kind)

@@ -87,15 +87,15 @@ def test_greedy_text_is_transformers(kind: str, workshop: Workshop) -> None:
 def test_quantized_engine_is_the_simulation(kind: str, qformat: QFormat, workshop: Workshop) -> None:
     """2e-2 relative error, equal next tokens but for flipped codes: f32 arithmetic on both sides, the same scales."""
     found = workshop.logits(workshop.checkpoint(kind, qformat), kind)
-    expected = torch_logits(workshop.simulated(kind, qformat), workshop.batch(kind))
+    expected = workshop.simulated_logits(kind, qformat)
     assert relative_error(found, expected) <= 2e-2
     assert same_top(found, expected) >= 1 - FLIPPED
 
 
-MIXES = ((QFormat.FP8, QFormat.INT4_AWQ), (QFormat.INT8_SQ, QFormat.INT4_AWQ), (QFormat.FP8, QFormat.W4A8_AWQ))
+MIXES = ((QFormat.FP8, QFormat.INT4_AWQ), (QFormat.INT8_SQ, QFormat.W4A8_AWQ))
 
 
-@pytest.mark.parametrize(("kind", "candidates"), [("gemma", MIXES[0]), *(("llama", mix) for mix in MIXES)])
+@pytest.mark.parametrize(("kind", "candidates"), [("gemma", MIXES[0]), ("llama", MIXES[1])])
 def test_a_mix_of_formats_is_the_simulation(kind: str, candidates: tuple[QFormat, ...], workshop: Workshop) -> None:
     """The bounds of one format hold for linears of two formats and of 16 bit, searched within 8 bits per weight."""
     spec = QuantSpec(QFormat.AUTO, search=SearchSpec(candidates, 8.0, texts=4))
@@ -122,7 +122,7 @@ def test_a_mix_is_its_checkpoint(workshop: Workshop) -> None:
 def test_bf16_arithmetic_stays_near_the_simulation(qformat: QFormat, workshop: Workshop) -> None:
     """5e-2 and 97 %: bf16 rounds once more before every quantization."""
     found = workshop.logits(workshop.checkpoint("llama", qformat), "llama", inference_precision="bf16")
-    expected = torch_logits(workshop.simulated("llama", qformat), workshop.batch("llama"))
+    expected = workshop.simulated_logits("llama", qformat)
     assert relative_error(found, expected) <= 5e-2
     assert same_top(found, expected) >= 0.97
 
@@ -201,8 +201,15 @@ def test_an_8_bit_kv_cache_is_in_the_numbers(kv: KvFormat, workshop: Workshop) -
     assert 1e-4 < relative_error(rounded, plain) < 5e-2
 
 
-@pytest.mark.parametrize("qformat", [QFormat.NONE, QFormat.FP8, QFormat.INT4_AWQ])
-@pytest.mark.parametrize(("kind", "tp", "pp"), [("llama", 2, 1), ("llama", 1, 2), ("gemma", 2, 1)])
+@pytest.mark.parametrize(
+    ("kind", "tp", "pp", "qformat"),
+    [
+        ("llama", 2, 1, QFormat.INT4_AWQ),
+        ("llama", 1, 2, QFormat.FP8),
+        ("gemma", 2, 1, QFormat.NONE),
+        ("gemma", 2, 1, QFormat.FP8),
+    ],
+)
 def test_split_checkpoints_give_the_same_engine(
     kind: str, tp: int, pp: int, qformat: QFormat, workshop: Workshop
 ) -> None:
