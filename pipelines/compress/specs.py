@@ -246,6 +246,18 @@ class RecoverySpec:
     processes: int = 1
     sharding: Sharding = "none"
 
+    def __post_init__(self) -> None:
+        """Reject sharding among one.
+
+        Raises:
+            UserError: one process has nobody to share the model with.
+        """
+        if self.sharding == "full" and self.processes == 1:
+            raise UserError(
+                "recover.sharding=full has nothing to share: one process trains.",
+                todo="Set recover.processes=2 or more, or recover.sharding=none.",
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class SparsitySpec:
