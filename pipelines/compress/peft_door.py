@@ -51,4 +51,3 @@ def delta(module: torch.nn.Module) -> torch.Tensor | None:
 def load(model: torch.nn.Module, folder: Path) -> None:
     """Read trained branches as the Trainer has saved them."""
     set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"), adapter_name=_ADAPTER)
-

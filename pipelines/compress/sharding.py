@@ -1,7 +1,7 @@
 """Models of which each process holds a part of every weight, by torch's `fully_shard` (FSDP).
 
 The processes collect the weights of a decoder layer whenever it computes, and drop them afterwards. Each reads the
-files layer by layer, so that none ever holds a whole model. accelerate does not shard on a CPU, so this is torch's alone.
+files layer by layer, so that none ever holds a whole model. accelerate would not shard on a CPU.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from torch.distributed import checkpoint, get_world_size
+from torch.distributed import get_world_size
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -112,12 +114,12 @@ def collected(weight: torch.Tensor) -> torch.Tensor:
 
 def save_weights(model: torch.nn.Module, folder: Path) -> None:
     """Save the weights that are trained; each process writes its part."""
-    checkpoint.save(_trained(model), checkpoint_id=folder / WEIGHTS)
+    save(_trained(model), checkpoint_id=folder / WEIGHTS)
 
 
 def load_weights(model: torch.nn.Module, folder: Path) -> None:
     """Read the weights that are trained; each process reads its part."""
-    checkpoint.load(_trained(model), checkpoint_id=folder / WEIGHTS)
+    load(_trained(model), checkpoint_id=folder / WEIGHTS)
 
 
 def _trained(model: torch.nn.Module) -> dict[str, Any]:
@@ -127,11 +129,11 @@ def _trained(model: torch.nn.Module) -> dict[str, Any]:
 
 def save_moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
     """Save the optimizer's state; each process writes its part."""
-    checkpoint.save(get_optimizer_state_dict(model, optimizer), checkpoint_id=folder / MOMENTS)
+    save(get_optimizer_state_dict(model, optimizer), checkpoint_id=folder / MOMENTS)
 
 
 def load_moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
     """Read the optimizer's state; each process reads its part."""
     state = get_optimizer_state_dict(model, optimizer)
-    checkpoint.load(state, checkpoint_id=folder / MOMENTS)
+    load(state, checkpoint_id=folder / MOMENTS)
     set_optimizer_state_dict(model, optimizer, optim_state_dict=state)

@@ -81,7 +81,7 @@ class TrainedWeights:
         return (weight + delta) * (weight != 0) if self._sparse else weight + delta
 
     def _own(self, name: str) -> Any:
-        """Return a weight itself, without the branch beside it: of this process alone, or whole while a layer computes."""
+        """Return a weight itself, without the branch beside it; if it is sharded, whole while its layer computes."""
         module, own = self._named[name]
         return getattr(module, own)
 

@@ -263,11 +263,15 @@ class _Recovery(Trainer):
 class _Sharded(_Recovery):
     """Trains a model that is sharded already; each process saves and reads its part of weights and moments."""
 
+    model: Any
+    optimizer: Any
+    lr_scheduler: Any
+
     def __init__(self, *given: Any, **named: Any) -> None:
         """Keep accelerate from wrapping the model for processes that each have all of it."""
         super().__init__(*given, **named)
         prepare = self.accelerator.prepare_model
-        self.accelerator.prepare_model = partial(prepare, evaluation_mode=True)  # type: ignore[method-assign]
+        self.accelerator.prepare_model = partial(prepare, evaluation_mode=True)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the weights."""

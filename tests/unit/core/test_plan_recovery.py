@@ -104,9 +104,7 @@ def test_gpus_share_a_batch_as_far_as_they_divide_it(tmp_path, monkeypatch):
 
 def test_a_part_of_the_model_is_what_a_process_needs_memory_for(tmp_path):
     """By hand, for tiny_llama: of whole weights, those of embedding, head and norms, and of two of four layers."""
-    whole, parts = (
-        plan(tmp_path, *SPARSE, "recover.processes=2", *more) for more in ((), ("recover.sharding=full",))
-    )
+    whole, parts = (plan(tmp_path, *SPARSE, "recover.processes=2", *more) for more in ((), ("recover.sharding=full",)))
     assert stage(parts).spec.sharding == "full"
     assert "its part of the model, in each of 2 processes" in notes(parts)[0]
     linear, others = 3_145_728, 4_065_536 - 3_145_728
