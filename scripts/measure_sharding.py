@@ -1,4 +1,4 @@
-"""What a part of a model costs instead of a whole one: `python scripts/measure_sharding.py FOLDER [LAYERS]`.
+"""What a part of a model costs instead of a whole one: `python -m scripts.measure_sharding FOLDER [LAYERS]`.
 
 Trains a random model for four steps in two processes on this machine's CPU, with recover.sharding none and full, and
 prints the most memory that each process had (VmHWM), less what it has once its libraries are loaded.
