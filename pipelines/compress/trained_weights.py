@@ -19,6 +19,7 @@ from pipelines.checkpoint.tensors import read_header
 from pipelines.checkpoint.unified import fused_with
 from pipelines.compress.loading import ModelFolder, pick_dtype, torch_dtype
 from pipelines.compress.sharding import collected, load_weights, owners, shard
+from pipelines.compress.sparsegpt import LINEARS
 from pipelines.compress.specs import RecoverySpec
 from pipelines.compress.weight_files import ModelWeights, TensorWriter
 from pipelines.compress.weight_rounding import StraightThrough, rounder, shares_scale
@@ -41,10 +42,11 @@ class TrainedWeights:
         Raises:
             UserError: the model cannot be trained with low rank as it is asked for.
         """
-        self._named, self._rounding, self._sparse = owners(model), spec.rounding, spec.sparse
+        self._named, self._rounding = owners(model), spec.rounding
         self._source, self._sharded = source, spec.sharding == "full"
         names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
         names = [name for name in names if ".layers." in f".{name}"]
+        self._pruned = {name for name in names if spec.sparse and name.endswith(LINEARS)}
         self.model, self._peft = model.requires_grad_(True), None
         if spec.lora is not None:
             from pipelines.compress import peft_door
@@ -57,7 +59,7 @@ class TrainedWeights:
             self._types = {name: (stored.dtype(f"{name}.weight"), exported) for name in names}
             self._round = rounder(self._rounding)
             self._group = FORMATS[self._rounding.qformat].weights.group_size(self._rounding.group_size)
-        if self._rounding is not None or (self._peft and self._sparse):
+        if self._rounding is not None or (self._peft and self._pruned):
             for name, module in self._linears.items():
                 module.forward = self._forward_of(name)
 
@@ -78,7 +80,7 @@ class TrainedWeights:
             delta: torch.Tensor | None = self._peft.delta(self._linears[name])
         if delta is None:
             return weight
-        return (weight + delta) * (weight != 0) if self._sparse else weight + delta
+        return (weight + delta) * (weight != 0) if name in self._pruned else weight + delta
 
     def _own(self, name: str) -> Any:
         """Return a weight itself, without the branch beside it; if it is sharded, whole while its layer computes."""
@@ -129,7 +131,7 @@ class TrainedWeights:
 
     def zeros(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the trained weights of a sparse model that must keep their zeros, and where they are not zero."""
-        weights = [self._own(f"{name}.weight") for name in self._linears] if self._sparse else []
+        weights = [self._own(f"{name}.weight") for name in self._pruned]
         return [(weight, weight.detach() != 0) for weight in weights if weight.requires_grad]
 
     def finished(self) -> Finished:
