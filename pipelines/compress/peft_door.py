@@ -48,19 +48,6 @@ def delta(module: torch.nn.Module) -> torch.Tensor | None:
     return module.get_delta_weight(_ADAPTER) if isinstance(module, Linear) else None
 
 
-def linear_of(module: torch.nn.Module) -> torch.nn.Linear:
-    """Return the linear itself, with or without a low-rank branch."""
-    found = module.get_base_layer() if isinstance(module, Linear) else module
-    assert isinstance(found, torch.nn.Linear)
-    return found
-
-
 def load(model: torch.nn.Module, folder: Path) -> None:
     """Read trained branches as the Trainer has saved them."""
     set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"), adapter_name=_ADAPTER)
-
-
-def merged(model: torch.nn.Module) -> torch.nn.Module:
-    """Add what the branches have learned to the weights, and return the model as it was before they were added."""
-    whole: torch.nn.Module = model.merge_and_unload()  # type: ignore[operator]
-    return whole

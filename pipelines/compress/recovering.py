@@ -68,6 +68,8 @@ def run_recover(
         **report,
         "total_bytes": sum((out_dir / path.name).stat().st_size for path in source.weight_files),
     }
+    if spec.sharding != "none":
+        facts["sharding"] = spec.sharding
     if spec.lora is not None:
         facts["lora"] = asdict(spec.lora)
     if spec.sparse:

@@ -23,6 +23,9 @@ Int4Scales = Literal["max", "mse"]
 Fp4Inputs = Literal["max", "headroom"]
 """Scale of NVFP4 activations: from the largest that was seen, or with room above it."""
 
+Sharding = Literal["none", "full"]
+"""What several processes that train have of the weights: each all of them, or a part."""
+
 SparsityMethod = Literal["magnitude", "sparsegpt"]
 
 AWQ_CALIB_CAP = 32
@@ -222,6 +225,7 @@ class RecoverySpec:
         rounding: rounding of weights that is simulated; None is none.
         lora: low-rank training; None trains all weights.
         processes: that share each batch.
+        sharding: "full" gives each process a part of every weight, "none" the whole model.
     """
 
     method: Literal["finetune", "distill"]
@@ -240,6 +244,19 @@ class RecoverySpec:
     rounding: RoundingSpec | None = None
     lora: LoraSpec | None = None
     processes: int = 1
+    sharding: Sharding = "none"
+
+    def __post_init__(self) -> None:
+        """Reject sharding among one.
+
+        Raises:
+            UserError: one process has nobody to share the model with.
+        """
+        if self.sharding == "full" and self.processes == 1:
+            raise UserError(
+                "recover.sharding=full has nothing to share: one process trains.",
+                todo="Set recover.processes=2 or more, or recover.sharding=none.",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ written and rounded as the format will round it. Gradients pass straight through
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,15 @@ from safetensors.torch import load_file
 from pipelines.checkpoint.tensors import read_header
 from pipelines.checkpoint.unified import fused_with
 from pipelines.compress.loading import ModelFolder, pick_dtype, torch_dtype
+from pipelines.compress.sharding import collected, load_weights, owners, shard
 from pipelines.compress.sparsegpt import LINEARS
 from pipelines.compress.specs import RecoverySpec
 from pipelines.compress.weight_files import ModelWeights, TensorWriter
 from pipelines.compress.weight_rounding import StraightThrough, rounder, shares_scale
 from pipelines.domain.formats import FORMATS
+
+Finished = Mapping[str, Callable[[], torch.Tensor]]
+"""Name -> how to have that weight whole; where processes hold parts of it, all must ask for it."""
 
 
 class TrainedWeights:
@@ -30,7 +34,6 @@ class TrainedWeights:
 
     Attributes:
         model: to train; with low-rank branches, peft's.
-        masks: which weights are not zero, by name; empty unless the model is sparse.
     """
 
     def __init__(self, model: torch.nn.Module, source: ModelFolder, spec: RecoverySpec) -> None:
@@ -39,10 +42,11 @@ class TrainedWeights:
         Raises:
             UserError: the model cannot be trained with low rank as it is asked for.
         """
-        self.masks = _masks(model) if spec.sparse else {}
-        self._rounding = spec.rounding
+        self._named, self._rounding = owners(model), spec.rounding
+        self._source, self._sharded = source, spec.sharding == "full"
         names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
         names = [name for name in names if ".layers." in f".{name}"]
+        self._pruned = {name for name in names if spec.sparse and name.endswith(LINEARS)}
         self.model, self._peft = model.requires_grad_(True), None
         if spec.lora is not None:
             from pipelines.compress import peft_door
@@ -55,7 +59,7 @@ class TrainedWeights:
             self._types = {name: (stored.dtype(f"{name}.weight"), exported) for name in names}
             self._round = rounder(self._rounding)
             self._group = FORMATS[self._rounding.qformat].weights.group_size(self._rounding.group_size)
-        if self._rounding is not None or (self._peft and self.masks):
+        if self._rounding is not None or (self._peft and self._pruned):
             for name, module in self._linears.items():
                 module.forward = self._forward_of(name)
 
@@ -69,21 +73,19 @@ class TrainedWeights:
 
     def _whole(self, name: str) -> torch.Tensor:
         """Return a weight with its branch and the zeros of a sparse model, in float32."""
-        weight = self._linear(name).weight
+        weight: torch.Tensor = self._own(f"{name}.weight")
         if not self._peft:
             return weight
         with torch.autocast(weight.device.type, enabled=False):  # it would multiply the matrices in 16 bit
             delta: torch.Tensor | None = self._peft.delta(self._linears[name])
         if delta is None:
             return weight
-        mask = self.masks.get(f"{name}.weight")
-        return weight + delta if mask is None else (weight + delta) * mask
+        return (weight + delta) * (weight != 0) if name in self._pruned else weight + delta
 
-    def _linear(self, name: str) -> torch.nn.Linear:
-        """Return a linear itself, without the branch that may have taken its place."""
-        module: Any = self._linears[name]
-        linear: torch.nn.Linear = self._peft.linear_of(module) if self._peft else module
-        return linear
+    def _own(self, name: str) -> Any:
+        """Return a weight itself, without the branch beside it; if it is sharded, whole while its layer computes."""
+        module, own = self._named[name]
+        return getattr(module, own)
 
     def _rounded(self, name: str, weight: torch.Tensor) -> torch.Tensor:
         assert self._rounding is not None  # or nobody asks
@@ -103,36 +105,46 @@ class TrainedWeights:
         return [other for other in fused_with(name) if other != name and other in self._linears]
 
     def _forward_of(self, name: str) -> Any:
-        bias = self._linear(name).bias
+        bias = f"{name}.bias"
 
         def forward(inputs: torch.Tensor) -> torch.Tensor:
-            return torch.nn.functional.linear(inputs, self.computed(name), bias)
+            return torch.nn.functional.linear(
+                inputs, self.computed(name), self._own(bias) if bias in self._named else None
+            )
 
         return forward
 
+    def shard(self, device: str) -> None:
+        """Read the weights of an empty model, of which this process then holds its part."""
+        shard(self.model, self._named, self._source, device)
+
     def load(self, checkpoint: Path) -> None:
         """Read trained weights as the Trainer has saved them."""
+        if self._sharded:
+            load_weights(self.model, checkpoint)
+            return
         if self._peft:
             self._peft.load(self.model, checkpoint)
             return
         for file in checkpoint.glob("*.safetensors"):
             self.model.load_state_dict(load_file(file), strict=False)  # tied weights are stored once
 
-    def finished(self) -> Mapping[str, torch.Tensor]:
-        """Return the trained weights by name, branches added and zeros kept; nothing can be trained afterwards."""
-        if not self._peft:
-            return self.model.state_dict()
-        state = self._peft.merged(self.model).state_dict()
-        return {name: value * self.masks[name] if name in self.masks else value for name, value in state.items()}
+    def zeros(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the trained weights of a sparse model that must keep their zeros, and where they are not zero."""
+        weights = [self._own(f"{name}.weight") for name in self._pruned]
+        return [(weight, weight.detach() != 0) for weight in weights if weight.requires_grad]
+
+    def finished(self) -> Finished:
+        """Return the trained weights, branches added and zeros kept."""
+        return {name: partial(self._finished, name) for name in self._named}
+
+    @torch.no_grad()
+    def _finished(self, name: str) -> torch.Tensor:
+        linear, _, kind = name.rpartition(".")
+        return collected(self._whole(linear) if kind == "weight" and linear in self._linears else self._own(name))
 
 
-def _masks(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return which weights of the layers' linears are not zero, by name."""
-    ends = tuple(f"{name}.weight" for name in LINEARS)
-    return {name: weight != 0 for name, weight in model.named_parameters() if name.endswith(ends)}
-
-
-def write_like(trained: Mapping[str, torch.Tensor], source: ModelFolder, out_dir: Path) -> None:
+def write_like(trained: Finished, source: ModelFolder, out_dir: Path) -> None:
     """Write trained weights into files of the same names, tensors and types as before."""
     for path in source.weight_files:
         header = read_header(path)
@@ -142,9 +154,17 @@ def write_like(trained: Mapping[str, torch.Tensor], source: ModelFolder, out_dir
             writer = TensorWriter(out_dir, [path.name])
             for name in header:
                 stored = shard.get_tensor(name)
-                weight = trained[name].detach().to("cpu", stored.dtype) if name in trained else stored
+                weight = trained[name]().to("cpu", stored.dtype) if name in trained else stored
                 writer.write(path.name, name, _one(weight))
             writer.sync()
+
+
+def help_to_write(trained: Finished, source: ModelFolder) -> None:
+    """Give the process that writes this one's part of each weight, in the order of `write_like`."""
+    for path in source.weight_files:
+        for name in read_header(path):
+            if name in trained:
+                trained[name]()
 
 
 def _one(weight: torch.Tensor) -> Iterator[torch.Tensor]:

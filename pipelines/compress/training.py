@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,25 @@ import torch
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
-from pipelines.compress.loading import load_model, look_at
+from pipelines.compress.loading import ModelFolder, load_model, look_at
+from pipelines.compress.sharding import (
+    empty_model,
+    load_moments,
+    load_sharded,
+    load_weights,
+    save_moments,
+    save_weights,
+)
 from pipelines.compress.simulating import seed_everything
 from pipelines.compress.specs import RecoverySpec
-from pipelines.compress.trained_weights import TrainedWeights, write_like
+from pipelines.compress.trained_weights import TrainedWeights, help_to_write, write_like
 from pipelines.domain.errors import ContinuableError
 from pipelines.domain.progress import Progress
 
 HELD_OUT = 20
 """One sequence in so many is not trained on."""
 WARMUP = 0.05
+SCHEDULER = "scheduler.pt"
 STATE = "trainer_state.json"
 """What the Trainer writes last into a checkpoint."""
 
@@ -56,14 +66,26 @@ def train(job: TrainingJob, blocks: torch.Tensor, progress: Progress, rank: int 
     spec, source = job.spec, look_at(job.model_dir)
     seed_everything(spec.seed)
     device = f"cuda:{rank}" if job.device == "cuda" and spec.processes > 1 else job.device
-    weights = TrainedWeights(load_model(source, "float32", device), source, spec)
+    weights = _student(spec, source, device)
     teacher = None
     if job.teacher_dir is not None:
-        teacher = load_model(look_at(job.teacher_dir), "bfloat16" if job.device != "cpu" else "float32", device)
+        load = load_sharded if spec.sharding == "full" else load_model
+        teacher = load(look_at(job.teacher_dir), "bfloat16" if job.device != "cpu" else "float32", device)
     report = _train(job, weights, teacher, blocks, progress)
     if rank == 0:
         write_like(weights.finished(), source, job.out_dir)
+    else:
+        help_to_write(weights.finished(), source)
     return report
+
+
+def _student(spec: RecoverySpec, source: ModelFolder, device: str) -> TrainedWeights:
+    """Load the model that is trained."""
+    if spec.sharding == "none":
+        return TrainedWeights(load_model(source, "float32", device), source, spec)
+    weights = TrainedWeights(empty_model(source, "float32"), source, spec)
+    weights.shard(device)
+    return weights
 
 
 def _train(
@@ -83,7 +105,7 @@ def _train(
     if done:
         progress.note(f"continuing a run that was stopped: {done} of {spec.steps} steps are complete")
     with progress.task("training", spec.steps - done, "steps") as advance:
-        trainer = _Recovery(
+        trainer = (_Sharded if spec.sharding == "full" else _Recovery)(
             model=weights.model.train(),
             args=_arguments(job, from_start=begun is None),
             train_dataset=_visited(trained, spec),
@@ -238,12 +260,42 @@ class _Recovery(Trainer):
         return None, losses, losses
 
 
+class _Sharded(_Recovery):
+    """Trains a model that is sharded already; each process saves and reads its part of weights and moments."""
+
+    model: Any
+    optimizer: Any
+    lr_scheduler: Any
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        """Keep accelerate from wrapping the model for processes that each have all of it."""
+        super().__init__(*given, **named)
+        prepare = self.accelerator.prepare_model
+        self.accelerator.prepare_model = partial(prepare, evaluation_mode=True)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the weights."""
+        save_weights(self.model, Path(output_dir or str(self.args.output_dir)))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        load_weights(self.model, Path(resume_from_checkpoint))
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        save_moments(self.model, self.optimizer.optimizer, Path(output_dir))
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            load_moments(self.model, self.optimizer.optimizer, Path(checkpoint))
+            self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER, weights_only=True))
+
+
 class _KeepZeros(TrainerCallback):
     """Puts the zeros of a sparse model back after every update of its weights."""
 
     def __init__(self, weights: TrainedWeights) -> None:
-        found = dict(weights.model.named_parameters())
-        self._pairs = [(found[name], mask) for name, mask in weights.masks.items() if name in found]
+        self._pairs = weights.zeros()
 
     def on_optimizer_step(self, *_given: Any, **_named: Any) -> None:
         """Multiply by the mask."""

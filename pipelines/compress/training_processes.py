@@ -1,4 +1,4 @@
-"""Training by several processes on this machine, each with the whole model and its part of every batch (DDP).
+"""Training by several processes on this machine, each with its part of every batch, and all of the model or a part.
 
 Whoever calls `train_in_processes` starts them, shows what the first says, and ends all when one ends early. Each is a
 `KeptProcess`, so none is left behind, whatever happens to the one that started them. They find each other through a
@@ -37,6 +37,8 @@ JOB, BLOCKS, EVENTS, REPORT, MEETING = "job.json", "blocks.safetensors", "events
 POLL_S = 0.1
 LINES = 3
 """Of a log in a message."""
+RETURNED_BYTES = 2**16
+"""Memory of this size goes back to the system when it is freed; glibc would keep that of collected weights."""
 
 
 def train_in_processes(job: TrainingJob, blocks: torch.Tensor, progress: Progress) -> dict[str, Any]:
@@ -84,6 +86,8 @@ def _start(job: TrainingJob, rank: int) -> KeptProcess:
     if job.device == "cpu":
         env["GLOO_SOCKET_IFNAME"] = "lo"
         env["ACCELERATE_TORCH_DEVICE"] = "cpu"  # it would say cpu:1, as which torch.load restores no optimizer
+        if job.spec.sharding != "none":
+            env["MALLOC_MMAP_THRESHOLD_"] = str(RETURNED_BYTES)
     command = [sys.executable, "-m", "pipelines.compress.training_processes", str(job.folder)]
     return KeptProcess(command, env=env, cwd=job.folder, log_file=_log(job.folder, rank))
 

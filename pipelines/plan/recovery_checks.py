@@ -42,6 +42,15 @@ def recovery_faults(
                 "Set recover=none.",
             )
         )
+    if recover.sharding != "none" and training_processes(settings, machine) == 1:
+        faults.append(
+            Fault(
+                f"recover.sharding={recover.sharding} has nothing to share: one process trains.",
+                f"It goes with recover.processes of 2 or more that divides recover.batch_size={recover.batch_size}, on"
+                " GPUs one for each.",
+                "Set recover.processes=2, or recover.sharding=none.",
+            )
+        )
     if shape is None:
         return faults
     if shape.num_experts > 1:
@@ -106,7 +115,8 @@ def _smaller(settings: Settings, processes: int, on_gpu: bool) -> str:
     could = {
         "recover.lora_rank=16": recover.lora_rank is None,
         "recover.batch_size=1": recover.batch_size != 1 and (on_gpu or processes == 1),
-        "recover.processes=1": processes > 1 and not on_gpu,
+        "recover.processes=1": processes > 1 and not on_gpu and recover.sharding == "none",
+        "recover.sharding=full": processes > 1 and on_gpu and recover.sharding == "none",
         "recover.gradient_checkpointing=true": not recover.gradient_checkpointing,
     }
     return "".join(f"{change}, " for change, helps in could.items() if helps)
@@ -119,8 +129,9 @@ def recovery_notes(settings: Settings, shape: ModelShape | None, machine: Machin
         return ()
     processes = training_processes(settings, machine)
     needed = show_bytes(training_memory_bytes(shape, settings, processes))
+    what = "the whole model" if settings.recover.sharding == "none" else "its part of the model"
     each = f", in each of {processes} processes" if processes > 1 else ""
-    notes = [f"training needs about {needed} of memory, the whole model{each} (modelled)"]
+    notes = [f"training needs about {needed} of memory, {what}{each} (modelled)"]
     if recover.lora_rank is not None:
         notes.append(
             f"of {shape.num_params:,} weights none is trained itself: {_learned(shape, settings):,} of rank"
@@ -153,17 +164,32 @@ def training_memory_bytes(shape: ModelShape, settings: Settings, processes: int 
     weights, learned = weight_bytes(shape, QFormat.NONE) / 2, _learned(shape, settings)
     if recover.lora_rank is not None:
         weights += learned
-    shared = WEIGHT_BYTES * learned if processes > 1 else 0  # gradients once more, while they are exchanged
+    sharded = recover.sharding != "none"
+    shared = WEIGHT_BYTES * learned if processes > 1 and not sharded else 0  # gradients again, while they are exchanged
     teacher = 2 * weight_bytes(shape.unpruned, QFormat.NONE) if recover.method == "distill" else 0
     layers = 1 if recover.gradient_checkpointing else shape.num_hidden_layers
-    others = _sees_rounding(settings) or (sparse and recover.lora_rank is not None)
-    computed = WEIGHT_BYTES * shape.linear_params * layers / shape.num_hidden_layers if others else 0
-    masks = shape.linear_params if sparse else 0
+    summed = sparse and recover.lora_rank is not None  # then the mask belongs to what is computed
+    each = (WEIGHT_BYTES if _sees_rounding(settings) or summed else 0) + summed
+    computed = each * shape.linear_params * layers / shape.num_hidden_layers
+    masks = shape.linear_params if sparse and not summed else 0
     tokens = -(-(recover.batch_size or 1) // processes) * (recover.seq_len or 1)
     logits = LOGITS_HELD * 4 * tokens * shape.vocab_size
     activations = 4 * tokens * layers * (10 * shape.hidden_size + 4 * shape.intermediate_size)
-    held = WEIGHT_BYTES * weights + LEARNED_BYTES * learned + shared + teacher + computed + masks
-    return held + logits + activations + GIB
+    held = WEIGHT_BYTES * weights + LEARNED_BYTES * learned + shared + teacher + masks
+    if sharded:
+        held = held / processes + _collected(shape, settings)
+    return held + computed + logits + activations + GIB
+
+
+def _collected(shape: ModelShape, settings: Settings) -> float:
+    """Return the bytes that a process with a part of the model has of whole weights and gradients at a time.
+
+    They are those of the embedding and the output head, of the layer that computes and of the next, which is on its
+    way; gradients of the first three, twice while they are exchanged.
+    """
+    others, layer = shape.num_params - shape.linear_params, shape.linear_params / shape.num_hidden_layers
+    gradients = 0 if settings.recover.lora_rank is not None else 2 * (others + layer)
+    return WEIGHT_BYTES * (others + 2 * layer + gradients)
 
 
 def _learned(shape: ModelShape, settings: Settings) -> int:

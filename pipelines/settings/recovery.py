@@ -40,6 +40,8 @@ class RecoverSettings(Group):
         lora_alpha: scale of what is added, as a multiple of 1 / rank; null is twice the rank.
         lora_targets: linears of each layer that get such matrices; null is all.
         processes: that share each batch; null is one on a CPU, and on GPUs as many as divide the batch.
+        sharding: what each of several processes holds: none is the whole model, full a part of every weight, gradient
+            and moment (FSDP), for models that do not fit one GPU.
     """
 
     TRAINING: ClassVar[tuple[str, ...]] = (
@@ -66,6 +68,7 @@ class RecoverSettings(Group):
     lora_alpha: Annotated[float, Field(gt=0)] | None = None
     lora_targets: tuple[Linear, ...] | None = None
     processes: Ranks | None = None
+    sharding: Literal["none", "full"] = "none"
 
     @property
     def trains(self) -> bool:
@@ -117,7 +120,9 @@ class RecoverSettings(Group):
     def _goes_together(self) -> RecoverSettings:
         given = {name: getattr(self, name) for name in (*self.TRAINING, *self.OPTIONAL)}
         if not self.trains:
-            for name, value in {**given, "gradient_checkpointing": self.gradient_checkpointing or None}.items():
+            given["gradient_checkpointing"] = self.gradient_checkpointing or None
+            given["sharding"] = None if self.sharding == "none" else self.sharding
+            for name, value in given.items():
                 if value is not None:
                     raise ValueError(f"{name}={value} has no effect on recover=none: add recover=distill")
             return self

@@ -16,6 +16,9 @@ from pipelines.stages.quantize import calibration_identity, texts_of
 if TYPE_CHECKING:
     from pipelines.compress import RecoverySpec
 
+NOT_ITSELF = {"teacher", "processes", "sharding", "lora_rank", "lora_alpha", "lora_targets"}
+"""Settings that the stage has in another form, or that are not part of every key."""
+
 
 @dataclass(frozen=True)
 class Recover:
@@ -65,6 +68,7 @@ class Recover:
             rounding=rounding,
             lora=None if lora is None else LoraSpec(**lora),
             processes=self.processes,
+            sharding=self.recover.sharding,
         )
 
     @property
@@ -76,7 +80,7 @@ class Recover:
         """Return the settings of training, with what null stands for."""
         recover = self.recover
         lora = {"rank": recover.lora_rank, "alpha": recover.alpha, "targets": recover.targets}
-        chosen = recover.model_dump(exclude={"teacher", "processes", "lora_rank", "lora_alpha", "lora_targets"})
+        chosen = recover.model_dump(exclude=NOT_ITSELF)
         precision = recover.precision or "float32"
         return chosen | {"precision": precision, "lora": lora if recover.lora_rank else None}
 
@@ -103,6 +107,7 @@ class Recover:
             "rounding": self._rounding_identity(),
             "device": self.device,
             "processes": self.processes,
+            **({"sharding": self.recover.sharding} if self.recover.sharding != "none" else {}),
             "text": text,
         }
 

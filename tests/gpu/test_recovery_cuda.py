@@ -20,12 +20,13 @@ def test_a_model_learns_on_a_gpu(tmp_path, qformat, lora):
     assert not any((after[name][before[name] == 0] != 0).any() for name in before if "_proj" in name)
 
 
-def test_two_gpus_find_the_weights_of_one(tmp_path):
+@pytest.mark.parametrize("sharding", ["none", "full"])
+def test_two_gpus_find_the_weights_of_one(tmp_path, sharding):
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU is visible to PyTorch")
     found = []
-    for processes in (1, 2):
-        spec = RecoverySpec("distill", rounding=RoundingSpec(QFormat.INT8_WO), processes=processes, **SHORT)
+    for processes, more in ((1, {}), (2, {"sharding": sharding})):
+        spec = RecoverySpec("distill", rounding=RoundingSpec(QFormat.INT8_WO), processes=processes, **more, **SHORT)
         found.append(recover(LLAMA, LLAMA, tmp_path / str(processes), spec, texts(), device="cuda"))
     assert found[1]["loss_after"] == pytest.approx(found[0]["loss_after"], rel=0.02)
     left, right, before = weights(tmp_path / "1"), weights(tmp_path / "2"), weights(LLAMA)

@@ -93,6 +93,7 @@ MUST_RERUN = {
     "recover.lora_alpha": (TRAINING | {"recover.lora_rank": 8, "recover.lora_alpha": 4.0}, RECOVER),
     "recover.lora_targets": (TRAINING | {"recover.lora_rank": 8, "recover.lora_targets": ("q_proj",)}, RECOVER),
     "recover.processes": (TRAINING | {"recover.processes": 2}, RECOVER),
+    "recover.sharding": (TRAINING | {"recover.processes": 2, "recover.sharding": "full"}, RECOVER),
     "recover.teacher": (TRAINING | {"recover.teacher": Path("/teacher")}, RECOVER),
     "quant.effective_bits": (SEARCH, QUANTIZE),
     "quant.candidates": (SEARCH, QUANTIZE),
@@ -478,6 +479,13 @@ def test_every_setting_of_a_training_makes_other_weights(key, value):
     start = load(["recover=distill", "sparsity=magnitude_2_4", "quant=none", "engine=openvino"])
     assert changed(keys(start), keys(change(start, f"recover.{key}", value))) == RECOVER
     assert changed(keys(start), keys(change(start, "calibration.size", 9))) == COMPARE  # which reads these texts too
+
+
+def test_parts_of_a_model_make_other_weights_than_whole_ones():
+    """Gradients are added up in pieces of another size."""
+    words = ["recover=distill", "recover.processes=2", "sparsity=magnitude_2_4", "quant=none", "engine=openvino"]
+    start = load(words)
+    assert changed(keys(start), keys(change(start, "recover.sharding", "full"))) == RECOVER
 
 
 @pytest.mark.parametrize(

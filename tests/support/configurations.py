@@ -314,6 +314,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "recover.method": ("none",),
     **{f"recover.{name}": ("null",) for name in RecoverSettings.model_fields if name != "method"},
     "recover.gradient_checkpointing": ("false",),
+    "recover.sharding": ("none",),
     "prune.method": ("none",),
     **{f"prune.{name}": ("null",) for name in PruningSettings.model_fields if name != "method"},
     "build.max_input_len": ("128", "500", "1024"),

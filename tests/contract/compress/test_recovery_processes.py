@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,7 @@ from pipelines.domain.errors import ContinuableError, UserError  # noqa: E402
 from pipelines.domain.formats import QFormat  # noqa: E402
 from pipelines.domain.progress import PARTIAL  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
+from tests.support.small_models import write_model  # noqa: E402
 from tests.support.trained import LLAMA, SHORT, texts, weights  # noqa: E402
 
 BATCHES = SHORT | {"batch_size": 4, "accumulation": 2}
@@ -79,6 +81,16 @@ class Progress:
         self.notes.append(text)
 
 
+def apart(source: Path, one: Path, other: Path) -> float:
+    """How far two trainings of a model are from each other, as a part of what the first has learned."""
+    before, left, right = weights(source), weights(one), weights(other)
+    learned, between = (
+        torch.stack([(left[name].float() - kept[name].float()).norm() for name in left]).norm()
+        for kept in (before, right)
+    )
+    return float(between / learned)
+
+
 @pytest.mark.parametrize("kind", ["all weights, sparse", "low rank, rounded"])
 def test_two_processes_find_the_weights_of_one(tmp_path: Path, kind: str) -> None:
     source = LLAMA
@@ -94,13 +106,25 @@ def test_two_processes_find_the_weights_of_one(tmp_path: Path, kind: str) -> Non
     assert two["processes"] == 2
     assert two["loss_after"] == pytest.approx(one["loss_after"], rel=1e-3)
     assert two["loss_before"] == pytest.approx(one["loss_before"], rel=1e-5)
-    before, left, right = weights(source), weights(tmp_path / "one"), weights(tmp_path / "two")
-    learned = torch.stack([(left[name].float() - before[name].float()).norm() for name in left]).norm()
-    apart = torch.stack([(left[name].float() - right[name].float()).norm() for name in left]).norm()
-    assert apart < 0.02 * learned
+    assert apart(source, tmp_path / "one", tmp_path / "two") < 0.02
     assert shown.notes[0] == "training 4 steps"
     assert (shown.steps, shown.notes[-1]) == (4, "closed")
     assert gone(tmp_path / "two" / PARTIAL)
+
+
+def test_processes_with_a_part_of_the_model_find_the_weights_of_one(tmp_path: Path) -> None:
+    """Biases, which rounded linears must ask for anew, and an output head that is the embedding are there too."""
+    model, sparse = write_model(tmp_path / "model", "qwen2_tied"), tmp_path / "sparse"
+    sparsify(model, sparse, SparsitySpec("magnitude"), (), CalibrationSpec())
+    more = {"sparse": True, "rounding": RoundingSpec(QFormat.FP8), "gradient_checkpointing": True}
+    one, parts = (
+        recover(sparse, model, tmp_path / str(count), RecoverySpec("distill", **more, **BATCHES, **shared), texts())
+        for count, shared in ((1, {}), (2, {"processes": 2, "sharding": "full"}))
+    )
+    assert (parts["sharding"], parts["sparse"]["zeros"]) == ("full", one["sparse"]["zeros"])
+    assert parts["loss_after"] == pytest.approx(one["loss_after"], rel=1e-3)
+    assert parts["loss_before"] == pytest.approx(one["loss_before"], rel=1e-5)
+    assert apart(sparse, tmp_path / "1", tmp_path / "2") < 0.02
 
 
 SLOW = """
@@ -136,9 +160,12 @@ def test_nobody_is_left_when_the_starter_ends(tmp_path: Path, number: signal.Sig
     assert (folder / "checkpoint-2").is_dir()
 
 
-def test_all_end_when_one_is_killed_and_the_next_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("more", [{}, {"sharding": "full", "lora": LORA}], ids=["the whole model", "a part, low rank"])
+def test_all_end_when_one_is_killed_and_the_next_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
     """The message says which and how, and the weights are those of a run that was not disturbed."""
-    spec = RecoverySpec("finetune", **SHORT, processes=2)
+    spec = RecoverySpec("finetune", **SHORT, **more, processes=2)
     whole = recover(LLAMA, None, tmp_path / "whole", spec, texts())
     folder, real = tmp_path / "out" / PARTIAL, training_processes._check
 
@@ -166,8 +193,13 @@ def test_what_a_process_refuses_is_said_as_one_process_says_it(tmp_path: Path) -
     assert not (tmp_path / "out").exists()
 
 
+def test_one_process_has_nobody_to_share_the_model_with() -> None:
+    with pytest.raises(UserError, match=r"recover.sharding=full has nothing to share: .*recover.processes=2 or more"):
+        RecoverySpec("finetune", **SHORT, sharding="full")
+
+
 def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
-    for teacher, more in ((None, {}), (LLAMA, {"lora": LORA, "rounding": ROUNDED})):
+    for teacher, more in ((None, {"sharding": "full"}), (LLAMA, {"lora": LORA, "rounding": ROUNDED})):
         spec = RecoverySpec("distill", **SHORT, **more, processes=2)
         job = training_processes.TrainingJob(LLAMA, teacher, tmp_path, tmp_path, spec, "cpu")
         training_processes._write_job(job)

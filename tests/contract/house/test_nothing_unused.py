@@ -14,6 +14,8 @@ CALLED_BY_A_LIBRARY = {
     **dict.fromkeys(
         (
             *("compute_loss", "prediction_step", "_get_train_sampler"),
+            *("save_model", "_load_from_checkpoint"),
+            *("_save_optimizer_and_scheduler", "_load_optimizer_and_scheduler"),
             *("on_optimizer_step", "on_step_end", "on_evaluate", "on_log"),
         ),
         "Transformers' Trainer",

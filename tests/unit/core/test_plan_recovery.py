@@ -102,6 +102,29 @@ def test_gpus_share_a_batch_as_far_as_they_divide_it(tmp_path, monkeypatch):
         plan(tmp_path, *SPARSE, machine=replace(MACHINE, gpus=(small,)))
 
 
+def test_a_part_of_the_model_is_what_a_process_needs_memory_for(tmp_path):
+    """By hand, for tiny_llama: of whole weights, those of embedding, head and norms, and of two of four layers."""
+    whole, parts = (plan(tmp_path, *SPARSE, "recover.processes=2", *more) for more in ((), ("recover.sharding=full",)))
+    assert stage(parts).spec.sharding == "full"
+    assert "its part of the model, in each of 2 processes" in notes(parts)[0]
+    linear, others = 3_145_728, 4_065_536 - 3_145_728
+    needed = [training_memory_bytes(made.shape, made.settings, 2) for made in (whole, parts)]
+    held = 16 * (linear + others) + 4 * (linear + others) + linear  # of the model, its teacher, and masks
+    exchanged = 4 * (linear + others)
+    collected = 4 * (others + 2 * linear / 4) + 8 * (others + linear / 4)
+    assert needed[0] - needed[1] == held / 2 + exchanged - collected
+
+
+def test_what_does_not_fit_one_gpu_fits_several_that_share_it(tmp_path, monkeypatch):
+    for module in ("engine_flow", "recovery_checks"):
+        monkeypatch.setattr(f"pipelines.plan.{module}.torch_device", lambda _machine: "cuda")
+    machine = replace(MACHINE, gpus=(GpuFacts("NVIDIA H100 80GB HBM3", 9.0, 81559 * 2**20),) * 8)
+    words = (*LARGE, *SMALL_SHAPE, "recover.gradient_checkpointing=true")
+    with pytest.raises(UserError, match=r"each GPU has 79\.6 GiB\. .*Set .*recover.sharding=full, take a smaller"):
+        plan(tmp_path, *words, machine=machine)
+    assert stage(plan(tmp_path, *words, "recover.sharding=full", machine=machine)).processes == 8
+
+
 @pytest.mark.parametrize(
     ("qformat", "note"),
     [
@@ -141,6 +164,9 @@ def test_the_plan_says_that_split_rows_are_rounded_otherwise(tmp_path):
         ((*SPARSE, "recover.lora_alpha=8"), "lora_alpha=8.0 has no effect without low rank: add recover.lora_rank"),
         ((*SPARSE, "recover.lora_targets=[q_proj]"), r"lora_targets=\[q_proj\] has no effect without low rank"),
         ((*SPARSE, "recover.processes=3"), "processes=3 cannot share batch_size=8 evenly"),
+        ((*SPARSE, "recover.sharding=full"), "recover.sharding=full has nothing to share: .*recover.batch_size=8"),
+        ((*SPARSE, "recover.sharding=half"), "recover.sharding='half' is not known"),
+        (("model=tiny_llama", "recover.sharding=full"), "sharding=full has no effect on recover=none"),
         ((*SPARSE, "recover.processes=0"), "recover.processes='0' is not valid"),
         (("model=tiny_llama", "recover.lora_rank=8"), "lora_rank=8 has no effect on recover=none"),
         (("model=tiny_llama", "recover.processes=2"), "processes=2 has no effect on recover=none"),
