@@ -72,7 +72,7 @@ def errors(levels, truth, found):
         )
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_fit_to_the_simulator_predicts_unseen_loads_within_half_a_percent(seed):
     """Median over loads and metrics; what the loads decide well comes back as well."""
     truth = moved(TRUE, FREE_KNOBS, np.random.default_rng(seed).uniform(-0.4, 0.4, len(FREE_KNOBS)))
