@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from pipelines.compress.awq_search import linear_by_linear
 from pipelines.compress.calibration import CalibrationSet, broken_at, first_broken_layer
 from pipelines.compress.one_layer import FIRST, LayerSource
 from pipelines.compress.weight_files import fill, raw
@@ -88,8 +89,9 @@ class LayerPasses:
             UserError: an activation is NaN or infinite; names the first module.
         """
         self._runs += 1
-        with torch.no_grad():
-            outputs = self._outputs(model.model.layers[0])
+        layer = model.model.layers[0]
+        with torch.no_grad(), linear_by_linear(layer):
+            outputs = self._outputs(layer)
             if self._write:
                 self._states.write(self._number + 1, self._runs, outputs)
             else:

@@ -25,7 +25,8 @@ from tests.support.whole_model import quantize_whole
 modelopt = pytest.importorskip("modelopt")
 torch = pytest.importorskip("torch")
 
-from pipelines.compress.loading import look_at  # noqa: E402 - after the skips
+from pipelines.compress import awq_search  # noqa: E402 - after the skips
+from pipelines.compress.loading import look_at  # noqa: E402
 from pipelines.compress.weight_files import ModelWeights, TensorWriter  # noqa: E402
 from tests.support.small_models import write_model as write_small  # noqa: E402
 from tests.support.small_models import write_random  # noqa: E402
@@ -61,6 +62,33 @@ def compare(model: Path, spec: QuantSpec, texts, folder: Path, calibration=CALIB
 def test_every_format_equals_the_whole_model(kind, qformat, kv_cache, models, texts, tmp_path) -> None:
     """An INT8 cache is rounded in AWQ's second pass, so its scales also prove that passes are kept apart."""
     compare(models[kind], spec_of(qformat, kv_cache), texts, tmp_path)
+
+
+@pytest.mark.parametrize("qformat", [QFormat.INT4_AWQ, QFormat.W4A8_AWQ])
+def test_awq_quantizes_a_weight_once_for_each_strength(qformat, models, tmp_path, monkeypatch) -> None:
+    """Not once for each batch; before, three batches took three times as many."""
+    words, counted = " ".join(f"w{number}" for number in range(20)), []
+    real = modelopt.torch.quantization.nn.TensorQuantizer._fake_quantize
+
+    def count(self, inputs):
+        counted.append(inputs.shape)
+        return real(self, inputs)
+
+    monkeypatch.setattr(modelopt.torch.quantization.nn.TensorQuantizer, "_fake_quantize", count)
+    taken = []
+    for texts in ([words], [words, words[:30], words[:40]]):
+        counted.clear()
+        quantize(models["llama"], tmp_path / str(len(texts)), spec_of(qformat), texts, CALIBRATION)
+        taken.append(sum(len(shape) == 2 for shape in counted))  # activations have three dimensions
+    assert taken[0] == taken[1] > 0
+
+
+def test_awq_searches_with_little_memory_as_with_much(models, texts, tmp_path, monkeypatch) -> None:
+    """Inputs of one batch and one strength at a time."""
+    monkeypatch.setattr(awq_search, "INPUT_BYTES", 1)
+    monkeypatch.setattr(awq_search, "STRENGTHS_AT_ONCE", 1)
+    texts = [*texts, texts[0][:40], texts[0][:50]]
+    compare(models["llama"], spec_of(QFormat.INT4_AWQ), texts, tmp_path, CalibrationSpec(size=8, seq_len=24))
 
 
 @pytest.mark.skipif(OLD, reason="nvidia-modelopt before 0.47 searches no scales")
