@@ -67,14 +67,16 @@ def test_every_format_equals_the_whole_model(kind, qformat, kv_cache, models, te
 @pytest.mark.parametrize("qformat", [QFormat.INT4_AWQ, QFormat.W4A8_AWQ])
 def test_awq_quantizes_a_weight_once_for_each_strength(qformat, models, tmp_path, monkeypatch) -> None:
     """Not once for each batch; before, three batches took three times as many."""
+    from modelopt.torch.quantization.nn import TensorQuantizer
+
     words, counted = " ".join(f"w{number}" for number in range(20)), []
-    real = modelopt.torch.quantization.nn.TensorQuantizer._fake_quantize
+    real = TensorQuantizer._fake_quantize
 
     def count(self, inputs):
         counted.append(inputs.shape)
         return real(self, inputs)
 
-    monkeypatch.setattr(modelopt.torch.quantization.nn.TensorQuantizer, "_fake_quantize", count)
+    monkeypatch.setattr(TensorQuantizer, "_fake_quantize", count)
     taken = []
     for texts in ([words], [words, words[:30], words[:40]]):
         counted.clear()
