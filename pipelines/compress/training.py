@@ -235,6 +235,11 @@ class _Recovery(Trainer):
         """Take the sequences in the order in which they are given."""
         return SequentialSampler(self.train_dataset)  # type: ignore[arg-type] # it is a list
 
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Save the random numbers of this process, and wait for the others: what is written next says that all is there."""
+        super()._save_rng_state(output_dir)
+        self.accelerator.wait_for_everyone()
+
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
+accelerate = pytest.importorskip("accelerate")
 
 from pipelines.compress import (  # noqa: E402
     CalibrationSpec,
@@ -204,3 +205,19 @@ def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
         training_processes._write_job(job)
         assert json.loads((tmp_path / "job.json").read_text())["device"] == "cpu"
         assert training_processes._read_job(tmp_path) == job
+
+
+def test_a_checkpoint_counts_when_every_process_has_written_its_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first process waits for the others between its own random numbers and the file that stands for all."""
+    folder, real, waited = tmp_path / "out" / PARTIAL, accelerate.Accelerator.wait_for_everyone, []
+
+    def wait(self: accelerate.Accelerator) -> None:
+        names = {path.name for path in folder.glob("checkpoint-2/*")}
+        waited.append(("rng_state.pth" in names, "trainer_state.json" in names))
+        real(self)
+
+    monkeypatch.setattr(accelerate.Accelerator, "wait_for_everyone", wait)
+    recover(LLAMA, None, tmp_path / "out", RecoverySpec("finetune", lora=LORA, **SHORT), texts())
+    assert (True, False) in waited
