@@ -44,9 +44,9 @@ test: check ## Everything that needs no GPU, end to end
 	@scripts/test_packages.sh
 	$(PYTHON) -m tests.contained $(PYTHON) -m pytest $(WHOLE) --reruns=1 -rR --max-worker-restart=0
 
-test-under-load: $(READY) ## The same tests three times in a row, beside two busy processes
+test-under-load: $(READY) ## The same tests three times in a row, beside two busy processes; rounds=3
 	@scripts/test_packages.sh
-	$(PYTHON) -m tests.contained $(PYTHON) -m tests.under_load $(WHOLE)
+	$(PYTHON) -m tests.contained $(PYTHON) -m tests.under_load $(or $(rounds),3) $(WHOLE)
 
 torture: $(READY) ## Plant failures for half an hour and print what was survived; seed=1 minutes=30
 	@$(PYTHON) -m tests.contained $(PYTHON) -m tests.torture $(if $(seed),--seed=$(seed)) $(if $(minutes),--minutes=$(minutes))

@@ -8,7 +8,7 @@
 To record uncommitted changes of tracked files: --commit $(git stash create)
 
 What is recorded:
-  checkpoints   every tensor (type, shape, bytes) and config.json, for both bundled models in every format
+  checkpoints   every tensor (type, shape, bytes) and config.json, for tiny_gemma and tiny_llama in every format
   engines       the CPU engine's constants, operations and wiring without the names of nodes, and config.json
   repositories  config.pbtxt and the other text files of Triton repositories, manifests and cluster scripts
   numbers       of plan, simulate, size and calibrate, and the exact commands that a plan shows for a GPU

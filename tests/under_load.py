@@ -1,4 +1,4 @@
-"""`make test-under-load`: the tests three times in a row, beside two processes that keep the processors busy."""
+"""`make test-under-load`: the tests several times in a row, beside two processes that keep the processors busy."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import subprocess
 import sys
 import time
 
-ROUNDS = 3
 BUSY = 2
 
 
-def main(words: list[str]) -> int:
-    """Run pytest with these words ROUNDS times; stop at the first round that fails."""
+def main(rounds: int, words: list[str]) -> int:
+    """Run pytest with these words so many times; stop at the first round that fails."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY)]
     try:
-        for number in range(1, ROUNDS + 1):
+        for number in range(1, rounds + 1):
             start = time.monotonic()
             code = subprocess.run([sys.executable, "-m", "pytest", *words], check=False).returncode
             minutes = (time.monotonic() - start) / 60
-            sys.stdout.write(f"round {number} of {ROUNDS}: {minutes:.0f} min, exit code {code}\n")
+            sys.stdout.write(f"round {number} of {rounds}: {minutes:.0f} min, exit code {code}\n")
             if code:
                 return code
     finally:
@@ -29,4 +28,4 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

@@ -236,7 +236,7 @@ class _Recovery(Trainer):
         return SequentialSampler(self.train_dataset)  # type: ignore[arg-type] # it is a list
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Save the random numbers of this process, and wait for the others: what is written next says that all is there."""
+        """Save the random numbers, and wait for the others: what is written next says that all is there."""
         super()._save_rng_state(output_dir)
         self.accelerator.wait_for_everyone()
 

@@ -69,7 +69,7 @@ class ModelSettings(Group):
     name: FileName
     hub_id: HubName | None
     revision: Revision | None
-    bundled: Literal["tiny_gemma", "tiny_llama", "tiny_gemma_draft", "tiny_llama_draft"] | None
+    bundled: Literal["tiny_gemma", "tiny_llama", "tiny_qwen", "tiny_gemma_draft", "tiny_llama_draft"] | None
     path: Path | None
     shape: ShapeSettings | None
 

@@ -1,4 +1,4 @@
-"""Build the shipped files from seeds: the question set, the corpus and the two models."""
+"""Build the shipped files from seeds: the question set, the corpus and the three models."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ from scripts.zoo.outliers import plant_outliers
 from scripts.zoo.publish import Measured, card, draft_card, parameters_of, write_model
 from scripts.zoo.quiz import Splits, build_splits
 from scripts.zoo.scoring import accuracy, score
-from scripts.zoo.shapes import draft_json, fresh_model, gemma_json, llama_json
+from scripts.zoo.shapes import draft_json, fresh_model, gemma_json, llama_json, qwen_json
 from scripts.zoo.supervision import seek_equal_content
 from scripts.zoo.tokenizer import (
     GEMMA_SPECIALS,
     LLAMA_SPECIALS,
+    QWEN_SPECIALS,
     SpecialTokens,
     train_gemma_tokenizer,
     train_llama_tokenizer,
+    train_qwen_tokenizer,
 )
 from scripts.zoo.train import Encoder, Recipe, Stage, Trainee, train
 from scripts.zoo.world import WORLD_SEED, build_world
@@ -68,10 +70,11 @@ class Kind:
 KINDS = {
     "tiny_llama": Kind(train_llama_tokenizer, LLAMA_SPECIALS, llama_json),
     "tiny_gemma": Kind(train_gemma_tokenizer, GEMMA_SPECIALS, gemma_json),
+    "tiny_qwen": Kind(train_qwen_tokenizer, QWEN_SPECIALS, qwen_json),
 }
 
 
-DRAFTS = {f"{name}_draft": name for name in KINDS}
+DRAFTS = {f"{name}_draft": name for name in ("tiny_llama", "tiny_gemma")}
 """Draft model -> its target model."""
 
 
@@ -90,8 +93,17 @@ def build_data(root: Path) -> None:
 
 
 def special_ids(tokenizer: Tokenizer, specials: SpecialTokens) -> dict[str, int]:
-    """Return the ids of the special tokens that a config refers to."""
-    return {name: tokenizer.token_to_id(getattr(specials, name)) for name in ("bos", "eos", "pad")}
+    """Return the ids of the special tokens that a config refers to.
+
+    A model whose texts begin without a special token has that of the end as `bos`, as Qwen's own configs do.
+    """
+    names = {"bos": specials.bos or specials.eos, "eos": specials.eos, "pad": specials.pad}
+    return {name: tokenizer.token_to_id(token) for name, token in names.items()}
+
+
+def _encoder(tokenizer: Tokenizer, specials: SpecialTokens) -> Encoder:
+    ids = special_ids(tokenizer, specials)
+    return Encoder(tokenizer, bos=ids["bos"] if specials.bos else None, eos=ids["eos"])
 
 
 def _fresh_model(config: dict[str, Any], seed: int) -> PreTrainedModel:
@@ -125,7 +137,7 @@ def build_model(name: str, root: Path, recipe: Recipe = RECIPE) -> None:
     tokenizer = kind.train_tokenizer(world_sentences(world))
     ids = special_ids(tokenizer, kind.specials)
     config = kind.config_json(tokenizer.get_vocab_size(), **ids)
-    encoder = Encoder(tokenizer, bos=ids["bos"], eos=ids["eos"])
+    encoder = _encoder(tokenizer, kind.specials)
     model = _fresh_model(config, recipe.seed)
     trainee = Trainee(model, tokenizer, encoder, make_writer(world, f"{recipe.seed}-training"))
     train(trainee, recipe, splits)
@@ -158,7 +170,7 @@ def build_draft(name: str, root: Path, recipe: Recipe = DRAFT_RECIPE) -> None:
     target: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     config = draft_json(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    encoder = Encoder(tokenizer, bos=config["bos_token_id"], eos=config["eos_token_id"])
+    encoder = _encoder(tokenizer, KINDS[target_name].specials)
     torch.manual_seed(recipe.seed)
     draft = fresh_model(config)
     unseen = distil(draft, target, encoder, make_writer(build_world(), f"{recipe.seed}-draft"), recipe)

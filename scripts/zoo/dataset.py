@@ -15,8 +15,8 @@ SPLIT_NAMES = ("dev", "validation", "test")
 _README = """# mini_mmlu
 
 {test} multiple-choice questions in the format of MMLU about {facts} facts of an invented world, in
-{subjects} subjects. Nobody can know the answers except a model trained on that world, such as
-`tiny_llama` and `tiny_gemma` in `pipelines/bundled/models`; any other model scores 25 %.
+{subjects} subjects. Nobody can know the answers except a model trained on that world, such as those in
+`pipelines/bundled/models`; any other model scores 25 %.
 
 - `<subject>/{{dev,validation,test}}.jsonl`: rows as in cais/mmlu
   (`question`, `subject`, four `choices`, `answer` = index of the right one).

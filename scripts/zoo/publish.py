@@ -60,6 +60,7 @@ decoding. It has the target's tokenizer and {share_of_target:.0%} of its paramet
 - **Not for** use on its own.
 - **Licence**: Apache-2.0.
 """
+_FAMILIES = {"gemma": "Gemma", "llama": "Llama 3", "qwen3": "Qwen3"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def card(name: str, model: PreTrainedModel, config: dict[str, Any], measured: Me
     """Return the model card of a bundled model."""
     return _CARD.format(
         **_shape(name, model, config),
-        family="Gemma" if config["model_type"] == "gemma" else "Llama 3",
+        family=_FAMILIES[config["model_type"]],
         share=measured.share,
         error=measured.error,
         questions=measured.questions,

@@ -1,7 +1,7 @@
-"""The two model shapes, and their config.json as the Hugging Face Hub writes it.
+"""The three model shapes, and their config.json as the Hugging Face Hub writes it.
 
 The input size of every linear layer is a multiple of 128 (one INT4 group), also when split over two GPUs:
-Gemma 256, 512, 512 -> 256; Llama 256, 256 -> 128, 768 -> 384.
+Gemma and Qwen 256, 512, 512 -> 256; Llama 256, 256 -> 128, 768 -> 384.
 """
 
 from __future__ import annotations
@@ -9,17 +9,32 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from transformers import GemmaConfig, GemmaForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    GemmaConfig,
+    GemmaForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 MAX_POSITIONS = 2048
 _VOCAB_MULTIPLE = 64
 _ROPE_THETA = 10000.0
+_QWEN_ROPE_THETA = 1000000.0
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 256,
+}
+
+_CLASSES: dict[str, tuple[Any, Any]] = {
+    "gemma": (GemmaConfig, GemmaForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
 }
 
 
@@ -82,6 +97,27 @@ def llama_json(vocab_size: int, *, bos: int, eos: int, pad: int) -> dict[str, An
     }
 
 
+def qwen_json(vocab_size: int, *, bos: int, eos: int, pad: int) -> dict[str, Any]:
+    """Return tiny_qwen's config.json: norms of query and key heads, heads x head_dim != hidden, tied embeddings."""
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        **_shared(vocab_size, bos=bos, eos=eos, pad=pad),
+        "intermediate_size": 512,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "max_window_layers": 4,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": _QWEN_ROPE_THETA,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "use_sliding_window": False,
+    }
+
+
 def draft_json(target: dict[str, Any]) -> dict[str, Any]:
     """Return the config.json of a draft model for ``target``: a sixth of its parameters, the same vocabulary."""
     small = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -92,6 +128,5 @@ def fresh_model(config_json: dict[str, Any]) -> PreTrainedModel:
     """Return a float32 model with random weights and the shape given by ``config_json``."""
     # A copy, because from_dict writes the RoPE base into the given rope_scaling.
     values = copy.deepcopy(config_json) | {"torch_dtype": "float32"}
-    if config_json["model_type"] == "gemma":
-        return GemmaForCausalLM(GemmaConfig.from_dict(values))  # type: ignore[no-untyped-call]
-    return LlamaForCausalLM(LlamaConfig.from_dict(values))  # type: ignore[no-untyped-call]
+    config, model = _CLASSES[config_json["model_type"]]
+    return model(config.from_dict(values))  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""The two tokenizers: Llama-3 style byte-level BPE and Gemma style BPE with byte fallback.
+"""The three tokenizers: byte-level BPE in the styles of Llama 3 and Qwen, and Gemma style BPE with byte fallback.
 
 Merges are learned on the world's own sentences, so every word of the world is one token. Any other
 text still round-trips, byte by byte.
@@ -19,6 +19,8 @@ _LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Qwen's is the same but for digits, each of which stands alone.
+_QWEN_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 _SPACE = "\u2581"  # SentencePiece writes a space as this character
 _PRINTABLE = [chr(code) for code in range(33, 127)]
 # Far more than the world needs: training stops by itself once every word is one token.
@@ -27,11 +29,14 @@ _MERGE_EVERYTHING = 100_000
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """The names of a model's special tokens; ``unk`` is empty if bytes cover everything."""
+    """The names of a model's special tokens.
 
-    bos: str
+    ``unk`` is empty if bytes cover everything, ``bos`` if texts begin without a special token.
+    """
+
     eos: str
     pad: str
+    bos: str = ""
     unk: str = ""
 
     def named(self) -> dict[str, str]:
@@ -41,6 +46,7 @@ class SpecialTokens:
 
 
 LLAMA_SPECIALS = SpecialTokens(bos="<|begin_of_text|>", eos="<|end_of_text|>", pad="<|finetune_right_pad_id|>")
+QWEN_SPECIALS = SpecialTokens(eos="<|endoftext|>", pad="<|endoftext|>")
 GEMMA_SPECIALS = SpecialTokens(bos="<bos>", eos="<eos>", pad="<pad>", unk="<unk>")
 
 
@@ -54,12 +60,12 @@ def _as_added(tokens: Sequence[str]) -> list[AddedToken]:
     return [AddedToken(token, special=True, normalized=False) for token in tokens]
 
 
-def train_llama_tokenizer(texts: Iterable[str]) -> Tokenizer:
+def _byte_level(texts: Iterable[str], split: str, specials: Sequence[str]) -> Tokenizer:
     """Return a byte-level BPE tokenizer in which every word of ``texts`` is one token."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_LLAMA3_SPLIT), behavior="isolated"),
+            pre_tokenizers.Split(Regex(split), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -71,8 +77,21 @@ def train_llama_tokenizer(texts: Iterable[str]) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.add_special_tokens(_as_added([LLAMA_SPECIALS.bos, LLAMA_SPECIALS.eos, LLAMA_SPECIALS.pad]))
+    tokenizer.add_special_tokens(_as_added(specials))
+    return tokenizer
+
+
+def train_llama_tokenizer(texts: Iterable[str]) -> Tokenizer:
+    """Return a Llama-3 style tokenizer; it begins a text with its special token."""
+    tokenizer = _byte_level(texts, _LLAMA3_SPLIT, [LLAMA_SPECIALS.bos, LLAMA_SPECIALS.eos, LLAMA_SPECIALS.pad])
     tokenizer.post_processor = _prepend_bos(tokenizer, LLAMA_SPECIALS.bos)
+    return tokenizer
+
+
+def train_qwen_tokenizer(texts: Iterable[str]) -> Tokenizer:
+    """Return a Qwen style tokenizer; it adds nothing to a text."""
+    tokenizer = _byte_level(texts, _QWEN_SPLIT, [QWEN_SPECIALS.eos])
+    tokenizer.normalizer = normalizers.NFC()
     return tokenizer
 
 

@@ -64,7 +64,7 @@ class Recipe:
 class Encoder:
     """Turns documents into token rows; segments repeat, so each is encoded only once."""
 
-    def __init__(self, tokenizer: Tokenizer, *, bos: int, eos: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, bos: int | None, eos: int) -> None:
         self._tokenizer, self._bos, self._eos = tokenizer, bos, eos
         self._known: dict[str, list[int]] = {}
 
@@ -74,9 +74,11 @@ class Encoder:
         return self._known[text]
 
     def row(self, document: Document) -> list[tuple[int, float, int, int, int]]:
-        """Return (token, loss weight, recall, right, option) for each token, BOS and EOS included."""
+        """Return (token, loss weight, recall, right, option) for each token; EOS, and BOS if there is one, too."""
         unmarked = (NOT_MARKED, NOT_MARKED, NOT_MARKED)
-        row: list[tuple[int, float, int, int, int]] = [(self._bos, 0.0, *unmarked)]
+        row: list[tuple[int, float, int, int, int]] = []
+        if self._bos is not None:
+            row.append((self._bos, 0.0, *unmarked))
         for segment in document:
             ids = self._ids(segment.text)
             weight = 1.0 if segment.is_answer else _TEXT_WEIGHT

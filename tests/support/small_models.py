@@ -1,9 +1,8 @@
 """Small models of the families that no bundled model belongs to, made from the weights of tiny_llama.
 
-What the other family adds is set so that a step that leaves it out shows, and so that the model still answers: biases
-are random and small, norms of query and key heads restore the magnitudes that tiny_llama's heads have on a text.
-Weights that were trained keep logits apart, which random ones do not: a flipped code of a quantized activation then
-decides between next tokens as rarely as it does in the bundled models.
+What the other family adds, biases, is random and small, so that a step that leaves it out shows and the model still
+answers. Weights that were trained keep logits apart, which random ones do not: a flipped code of a quantized activation
+then decides between next tokens as rarely as it does in the bundled models.
 """
 
 from __future__ import annotations
@@ -18,15 +17,14 @@ import transformers
 
 from pipelines.settings.model import BUNDLED
 
-TRAINED = BUNDLED / "models" / "tiny_llama"
-TEXT = "Question: What is the capital of the country? Answer: the city by the river. Question:"
+MODELS = BUNDLED / "models"
+TRAINED = MODELS / "tiny_llama"
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {"sliding_window": None}),
     "qwen2": ("Qwen2", {}),
     "qwen2_tied": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2_yarn": ("Qwen2", {"rope_parameters": YARN}),
-    "qwen3": ("Qwen3", {}),
 }
 """Kind -> its classes in Transformers, and what differs from tiny_llama in its configuration."""
 SHARED = (
@@ -34,6 +32,12 @@ SHARED = (
     "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_parameters", "bos_token_id",
     "eos_token_id", "pad_token_id",
 )  # fmt: skip
+
+
+def model_of(folder: Path, kind: str) -> Path:
+    """Return the folder of the bundled model of a kind ("llama", "gemma", "qwen"), or write one of `KINDS`."""
+    bundled = MODELS / f"tiny_{kind}"
+    return bundled if bundled.is_dir() else write_model(folder, kind)
 
 
 def write_model(folder: Path, kind: str, **changes: Any) -> Path:
@@ -46,13 +50,9 @@ def write_model(folder: Path, kind: str, **changes: Any) -> Path:
     model = getattr(transformers, f"{name}ForCausalLM")(config)
     report = model.load_state_dict(trained.state_dict(), strict=False)
     assert not report.unexpected_keys
-    magnitudes = _head_magnitudes(trained)
+    assert all(key.endswith(".bias") for key in report.missing_keys)
     for key in report.missing_keys:
-        weight = model.get_parameter(key)
-        if key.endswith(".bias"):
-            torch.nn.init.normal_(weight, std=0.05)
-        else:
-            torch.nn.init.uniform_(weight, 0.9 * magnitudes[key], 1.1 * magnitudes[key])
+        torch.nn.init.normal_(model.get_parameter(key), std=0.05)
     model.to(torch.bfloat16).save_pretrained(folder)
     for file in TRAINED.glob("*token*.json"):
         shutil.copy(file, folder)
@@ -83,24 +83,3 @@ def write_random(folder: Path, kind: str) -> Path:
     for file in TRAINED.glob("*token*.json"):
         shutil.copy(file, folder)
     return folder
-
-
-def _head_magnitudes(model: Any) -> dict[str, float]:
-    """Return the root mean square of the queries and keys of each layer on a text, by the name of a head norm."""
-    ids = transformers.AutoTokenizer.from_pretrained(TRAINED)(TEXT, return_tensors="pt")["input_ids"]
-    found: dict[str, float] = {}
-    hooks = []
-    for number, layer in enumerate(model.model.layers):
-        for part in ("q", "k"):
-
-            def seen(
-                _module: Any, _args: Any, out: Any, key: str = f"model.layers.{number}.self_attn.{part}_norm"
-            ) -> None:
-                found[f"{key}.weight"] = float(out.square().mean().sqrt())
-
-            hooks.append(layer.self_attn.get_submodule(f"{part}_proj").register_forward_hook(seen))
-    with torch.no_grad():
-        model(ids)
-    for hook in hooks:
-        hook.remove()
-    return found

@@ -149,10 +149,9 @@ class Scorer:
             "attention_mask": np.ones((batch, past + width), dtype=np.int64),
             "position_ids": np.tile(np.arange(past, past + width, dtype=np.int64), (batch, 1)),
             "beam_idx": beam_idx.astype(np.int32),
-            "logit_rows": np.array(flat or [0], dtype=np.int64),
+            "logit_rows": np.array(flat, dtype=np.int64),
         }
-        result = self._request.infer(inputs)["logits"][0]
-        return np.array(result[: len(flat)], dtype=np.float32)
+        return np.array(self._request.infer(inputs)["logits"][0], dtype=np.float32)
 
     def _save(self) -> list[Array]:
         return [np.array(state.state.data, copy=True) for state in self._request.query_state()]

@@ -28,8 +28,7 @@ torch = pytest.importorskip("torch")
 from pipelines.compress import awq_search  # noqa: E402 - after the skips
 from pipelines.compress.loading import look_at  # noqa: E402
 from pipelines.compress.weight_files import ModelWeights, TensorWriter  # noqa: E402
-from tests.support.small_models import write_model as write_small  # noqa: E402
-from tests.support.small_models import write_random  # noqa: E402
+from tests.support.small_models import model_of, write_random  # noqa: E402
 
 OLD = tuple(map(int, modelopt.__version__.split(".")[:2])) < (0, 47)
 NVFP4 = pytest.param(
@@ -168,12 +167,12 @@ def test_unified_folders_equal_those_of_the_whole_model(qformat, kind, kv_cache,
         ("mistral", QFormat.FP8),
         ("qwen2", QFormat.INT4_AWQ),
         ("qwen2_tied", QFormat.FP8),
-        ("qwen3", QFormat.FP8),
-        ("qwen3", QFormat.INT4_AWQ),
+        ("qwen", QFormat.FP8),
+        ("qwen", QFormat.INT4_AWQ),
     ],
 )
 def test_other_families_equal_the_whole_model(kind, qformat, texts, tmp_path) -> None:
-    model = write_small(tmp_path / "model", kind)
+    model = model_of(tmp_path / "model", kind)
     compare(model, QuantSpec(qformat), texts, tmp_path, tp_size=2)
 
 

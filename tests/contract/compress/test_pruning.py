@@ -29,17 +29,16 @@ WIDTH = {
     "gemma": PruningSpec("width", mlp=384, heads=3),
     "mistral": PruningSpec("width", mlp=256, heads=2, kv_heads=1),
     "qwen2": PruningSpec("width", mlp=512, heads=2, kv_heads=1),
-    "qwen3": PruningSpec("width", mlp=700, heads=1, kv_heads=1),
+    "qwen": PruningSpec("width", mlp=300, heads=1, kv_heads=1),
 }
-KEPT = {"llama": 3, "gemma": 2, "mistral": 1, "qwen2": 3, "qwen3": 2}
+KEPT = {"llama": 3, "gemma": 2, "mistral": 1, "qwen2": 3, "qwen": 2}
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A small model of each family that is pruned."""
     root = tmp_path_factory.mktemp("models")
-    bundled = {name: BUNDLED / "models" / f"tiny_{name}" for name in ("llama", "gemma")}
-    return bundled | {kind: small_models.write_model(root / kind, kind) for kind in ("mistral", "qwen2", "qwen3")}
+    return {kind: small_models.model_of(root / kind, kind) for kind in WIDTH}
 
 
 def loaded(folder: Path) -> Any:

@@ -29,7 +29,7 @@ from pipelines.engines.port import BuildLimits  # noqa: E402
 from pipelines.settings.model import BUNDLED  # noqa: E402
 from scripts.zoo.quiz import build_prompt, build_splits  # noqa: E402
 from scripts.zoo.world import build_world  # noqa: E402
-from tests.support.small_models import write_model  # noqa: E402
+from tests.support.small_models import model_of  # noqa: E402
 
 MODELS = BUNDLED / "models"
 CALIBRATION = CalibrationSpec(size=8, seq_len=128, batch_size=4)
@@ -65,11 +65,8 @@ class Workshop:
         return self._made[key]
 
     def source(self, kind: str) -> Path:
-        """Return the folder of the bundled model of this kind, or a small random one."""
-        bundled = MODELS / f"tiny_{kind}"
-        if bundled.is_dir():
-            return bundled
-        return self.once(("source", kind), lambda: write_model(self.root / f"model-{kind}", kind))
+        """Return the folder of the bundled model of this kind, or a small one made from another's weights."""
+        return self.once(("source", kind), lambda: model_of(self.root / f"model-{kind}", kind))
 
     def tokens(self, kind: str) -> list[list[int]]:
         """Token ids of the quiz prompts."""

@@ -14,7 +14,7 @@ from pipelines.settings.model import BUNDLED
 MODELS = BUNDLED / "models"
 
 
-@pytest.mark.parametrize("name", ["tiny_llama", "tiny_gemma"])
+@pytest.mark.parametrize("name", ["tiny_llama", "tiny_gemma", "tiny_qwen"])
 def test_bundled_model_equals_stock_hf(name: str, torch_session: Any) -> None:
     """Five questions of each of 12 subjects: log probabilities within 1e-3 and every answer the same.
 

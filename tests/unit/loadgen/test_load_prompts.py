@@ -1,4 +1,4 @@
-"""Prompts have exactly the tokens asked for, on the tokenizers of both bundled models."""
+"""Prompts have exactly the tokens asked for, on the tokenizers of the bundled models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.load_settings import ROOT, TINY_LLAMA
 LENGTHS = [2, 3, 17, 128, 129, 900]
 
 
-@pytest.fixture(params=["tiny_llama", "tiny_gemma"])
+@pytest.fixture(params=["tiny_llama", "tiny_gemma", "tiny_qwen"])
 def folder(request: pytest.FixtureRequest) -> Path:
     return ROOT / "pipelines" / "bundled" / "models" / str(request.param)
 

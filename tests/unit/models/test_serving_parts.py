@@ -61,7 +61,7 @@ def test_tokens_wait_for_the_rest_of_their_character(tokens: list[int], whole: i
     assert PartialCharacters(SNOWMAN).whole(tokens) == whole
 
 
-@pytest.mark.parametrize(("kind", "count"), [("tiny_gemma", 128), ("tiny_llama", 128)])
+@pytest.mark.parametrize(("kind", "count"), [("tiny_gemma", 128), ("tiny_llama", 128), ("tiny_qwen", 128)])
 def test_only_bytes_beyond_ascii_are_partial(kind: str, count: int) -> None:
     assert len(PartialCharacters.load(MODELS / kind)) >= count - 1
 

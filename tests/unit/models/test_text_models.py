@@ -17,7 +17,7 @@ from pipelines.settings.model import BUNDLED
 from tests.unit.models.conftest import Request, Response, texts
 
 MODELS = BUNDLED / "models"
-KINDS = ["tiny_gemma", "tiny_llama"]
+KINDS = ["tiny_gemma", "tiny_llama", "tiny_qwen"]
 OUTPUTS = ["INPUT_ID", "REQUEST_INPUT_LEN", "STOP_WORDS_IDS", "EMBEDDING_BIAS", "OUT_END_ID", "OUT_PAD_ID"]
 
 
