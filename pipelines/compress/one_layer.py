@@ -36,6 +36,10 @@ class _LayerCalled(Exception):  # noqa: N818 - ends a forward pass, is not an er
 class _Catch(torch.nn.Module):
     """Stands in the place of the first layer and ends the forward pass there."""
 
+    def __init__(self, kind: str | None) -> None:
+        super().__init__()
+        self.attention_type = kind  # Transformers 4 asks the layer itself
+
     def forward(self, hidden_states: torch.Tensor, **arguments: Any) -> None:
         raise _LayerCalled(hidden_states, arguments)
 
@@ -161,7 +165,7 @@ class LayerSource:
     def _frame(self, number: int) -> Any:
         """Build a model that calls layer `number` and ends there."""
         frame = self._without_layers(number)
-        frame.model.layers = torch.nn.ModuleList([_Catch()])
+        frame.model.layers = torch.nn.ModuleList([_Catch(self._kind(number))])
         return frame
 
     def _without_layers(self, number: int) -> Any:

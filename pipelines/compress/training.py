@@ -7,6 +7,7 @@ see what one process would see; only the order in which gradients are added up d
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -64,6 +65,7 @@ class TrainingJob:
 def train(job: TrainingJob, blocks: torch.Tensor, progress: Progress, rank: int = 0) -> dict[str, Any]:
     """Train on sequences [N, seq_len], let the first process write the weights, and return steps and losses."""
     spec, source = job.spec, look_at(job.model_dir)
+    _forget_accelerates_environment()
     seed_everything(spec.seed)
     device = f"cuda:{rank}" if job.device == "cuda" and spec.processes > 1 else job.device
     weights = _student(spec, source, device)
@@ -77,6 +79,16 @@ def train(job: TrainingJob, blocks: torch.Tensor, progress: Progress, rank: int 
     else:
         help_to_write(weights.finished(), source)
     return report
+
+
+def _forget_accelerates_environment() -> None:
+    """Let the settings alone say how to train.
+
+    `ACCELERATE_MIXED_PRECISION` and its like count where the Trainer is told nothing else, and Transformers 4 sets them
+    itself, so that a training in bfloat16 narrowed the next one in the same process.
+    """
+    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+        del os.environ[name]
 
 
 def _student(spec: RecoverySpec, source: ModelFolder, device: str) -> TrainedWeights:

@@ -19,18 +19,18 @@ from pipelines.settings.model import BUNDLED
 
 MODELS = BUNDLED / "models"
 TRAINED = MODELS / "tiny_llama"
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {"sliding_window": None}),
     "qwen2": ("Qwen2", {}),
     "qwen2_tied": ("Qwen2", {"tie_word_embeddings": True}),
-    "qwen2_yarn": ("Qwen2", {"rope_parameters": YARN}),
+    "qwen2_yarn": ("Qwen2", {"rope_scaling": YARN}),
 }
 """Kind -> its classes in Transformers, and what differs from tiny_llama in its configuration."""
 SHARED = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_parameters", "bos_token_id",
-    "eos_token_id", "pad_token_id",
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling",
+    "bos_token_id", "eos_token_id", "pad_token_id",
 )  # fmt: skip
 
 
@@ -44,7 +44,8 @@ def write_model(folder: Path, kind: str, **changes: Any) -> Path:
     """Write a Hugging Face folder of a kind in bf16; equal for equal arguments."""
     name, own = KINDS[kind]
     trained = transformers.AutoModelForCausalLM.from_pretrained(TRAINED, dtype=torch.float32)
-    shared = {key: getattr(trained.config, key) for key in SHARED}
+    written = json.loads((TRAINED / "config.json").read_text())
+    shared = {key: written[key] for key in SHARED}
     config = getattr(transformers, f"{name}Config")(**{**shared, **own, **changes})
     torch.manual_seed(0)
     model = getattr(transformers, f"{name}ForCausalLM")(config)
@@ -75,7 +76,7 @@ def write_random(folder: Path, kind: str) -> Path:
     """Write a Hugging Face folder of a kind of `RANDOM` with random weights in bf16."""
     name, own = RANDOM[kind]
     trained = json.loads((TRAINED / "config.json").read_text())
-    sizes = {key: trained[key] for key in SHARED if key not in ("head_dim", "rope_parameters")}
+    sizes = {key: trained[key] for key in SHARED if key not in ("head_dim", "rope_theta", "rope_scaling")}
     config = getattr(transformers, f"{name}Config")(**{**sizes, "num_hidden_layers": 2, **own})
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
