@@ -128,8 +128,9 @@ def test_processes_with_a_part_of_the_model_find_the_weights_of_one(tmp_path: Pa
 
 
 SLOW = """
-import sys, time
+import signal, sys
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from pipelines.compress import RecoverySpec, recover
 from tests.support.trained import LLAMA, SHORT, texts
 spec = RecoverySpec("finetune", **SHORT | {"steps": 2000}, processes=2)
