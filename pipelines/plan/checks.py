@@ -22,10 +22,10 @@ from pipelines.domain.formats import (
     version_faults,
 )
 from pipelines.domain.model_shape import ModelShape
-from pipelines.domain.units import GIB, show_bytes
+from pipelines.domain.units import show_bytes
 from pipelines.engines.description import EngineDescription
-from pipelines.host.machine import Machine, library_versions, torch_device
-from pipelines.plan import memory_checks, serving_checks
+from pipelines.host.machine import Machine, library_versions
+from pipelines.plan import host_memory, memory_checks, serving_checks
 from pipelines.plan.accuracy_checks import chat_fault, few_questions, sequential_notes, unknown_reference
 from pipelines.plan.deployment import deployment
 from pipelines.plan.given_checks import given_faults, is_given
@@ -41,7 +41,6 @@ from pipelines.plan.targets import (
     compares_server,
     has_baseline,
     has_fidelity,
-    has_reference,
     is_elsewhere,
 )
 from pipelines.plan.tuning import tune
@@ -49,7 +48,6 @@ from pipelines.plan.user_inputs import ENOUGH_TEXTS, Found
 from pipelines.predict.performance import hardware
 from pipelines.predict.performance.gpus import usable_bytes
 from pipelines.predict.performance.limits import ChosenLimits
-from pipelines.predict.performance.memory import checkpoint_bytes, weight_bytes
 from pipelines.rules.record import BrokenRule, Severity
 from pipelines.rules.table import check as check_table
 from pipelines.rules.table import check_checkpoint, refused, refused_whatever_format, warned
@@ -58,8 +56,6 @@ from pipelines.settings.root import Settings
 from pipelines.settings.triton import TritonSettings
 from pipelines.stages import Stage
 
-LAYER_COPIES = 7
-"""Bytes of a layer in 16 bit that quantizing holds at most, as a multiple of them (measured)."""
 CPU_WAY = "use engine=openvino, which executes the same checkpoint here; "
 
 
@@ -362,95 +358,8 @@ def check_memory(
     """Check the memory of this machine, where the engine is built here: on a machine without a GPU it is not."""
     faults = []
     if not engine.builder or machine.gpus:
-        faults += _host_memory(settings, shape, machine) + _reference(settings, shape, machine, target)
+        faults += host_memory.check(settings, shape, machine, target)
     return faults + (_pinned(settings, machine) if engine.needs_gpu and machine.gpus else [])
-
-
-def host_memory(settings: Settings, shape: ModelShape | None, machine: Machine, stages: Sequence[Stage]) -> list[Fault]:
-    """Check host memory for stages that run on this machine whether or not the engine is built here."""
-    return _host_memory(settings, shape, machine) if any(stage.name == "quantize" for stage in stages) else []
-
-
-def _host_memory(settings: Settings, shape: ModelShape | None, machine: Machine) -> list[Fault]:
-    """Check host memory of quantizing and sparsifying."""
-    if shape is None:
-        return []
-    faults = []
-    if (needed := quantize_memory_bytes(shape, settings)) > machine.memory_bytes:
-        faults.append(_too_large(settings, machine, needed, "quantizing", _held(shape, settings)))
-    method = settings.sparsity.method
-    if method != "none" and (needed := sparsify_memory_bytes(shape, method)) > machine.memory_bytes:
-        faults.append(_too_large(settings, machine, needed, "sparsifying", "one layer at a time"))
-    return faults
-
-
-def _too_large(settings: Settings, machine: Machine, needed: float, doing: str, what: str) -> Fault:
-    return Fault(
-        f"{settings.model.label} needs about {show_bytes(needed)} of memory while {doing} ({what}; modelled); "
-        f"this machine has {show_bytes(machine.memory_bytes)}.",
-        todo=f"Use a smaller model, or a machine with more memory for {doing}.",
-    )
-
-
-def _reference(settings: Settings, shape: ModelShape | None, machine: Machine, target: Target) -> list[Fault]:
-    """Check the memory of the model in float32, which the engine is compared with."""
-    if shape is None or not has_reference(settings, target):
-        return []
-    needed, where, held = 2 * weight_bytes(shape.unpruned, QFormat.NONE) + 2 * GIB, "this machine", machine.memory_bytes
-    if torch_device(machine) == "cuda" and machine.gpus[0].memory_bytes < held:
-        where, held = f"one {machine.gpus[0].name}", machine.gpus[0].memory_bytes
-    if needed <= held:
-        return []
-    return [
-        Fault(
-            f"eval.baseline=hugging_face evaluates {settings.model.label} in float32, which takes about "
-            f"{show_bytes(needed)} (modelled); {where} has {show_bytes(held)}.",
-            todo="Use eval.baseline=build, or evaluate on a larger machine.",
-        )
-    ]
-
-
-def quantize_memory_bytes(shape: ModelShape, settings: Settings) -> float:
-    """Return the host memory of quantizing in bytes: a layer in 16 bit and its copies, and the libraries.
-
-    Modelled on `scripts/measure_streaming.py`; see docs/benchmarks.md for what was measured. What is quantized in one
-    piece is held as a whole, and then its exported copy.
-    """
-    if quantized_whole(shape, settings):
-        written = checkpoint_bytes(shape, settings.quant.qformat, settings.quant.mean_bits)
-        return weight_bytes(shape, QFormat.NONE) + written + 2 * GIB
-    layer = 2 * shape.linear_params / shape.num_hidden_layers
-    return LAYER_COPIES * layer + GIB
-
-
-def quantized_whole(shape: ModelShape, settings: Settings) -> bool:
-    """Return whether quantizing holds the whole model: to search a mix, and for a mixture of experts."""
-    return settings.quant.mean_bits is not None or shape.num_experts > 1
-
-
-def quantize_note(shape: ModelShape | None, settings: Settings) -> tuple[str, ...]:
-    """Say what memory quantizing needs on this machine."""
-    if shape is None:
-        return ()
-    needed = show_bytes(quantize_memory_bytes(shape, settings))
-    return (f"quantizing needs about {needed} of memory, {_held(shape, settings)} (modelled)",)
-
-
-def _held(shape: ModelShape, settings: Settings) -> str:
-    return "the whole model" if quantized_whole(shape, settings) else "one layer at a time"
-
-
-def sparsify_memory_bytes(shape: ModelShape, method: str) -> float:
-    """Return the host memory of sparsifying in bytes (modelled): a layer and its copies, and the libraries.
-
-    SparseGPT also holds a float32 Hessian for each input of the layer's linears, and three copies of the largest.
-    """
-    held = LAYER_COPIES * 2 * shape.linear_params / shape.num_hidden_layers + GIB
-    if method != "sparsegpt":
-        return held
-    heads = shape.num_attention_heads * shape.head_dim
-    squares = [4.0 * width**2 for width in (shape.hidden_size, heads, shape.hidden_size, shape.intermediate_size)]
-    return held + sum(squares) + 3 * max(squares)
 
 
 def with_changes(settings: Settings, change: str) -> Settings:

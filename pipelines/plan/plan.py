@@ -16,7 +16,7 @@ from pipelines.engines.choose import EngineChoice, choose
 from pipelines.engines.registry import OPENVINO
 from pipelines.host.machine import Machine, library_versions
 from pipelines.host.paths import relative_to_cwd
-from pipelines.plan import checks
+from pipelines.plan import checks, host_memory
 from pipelines.plan.engine_flow import Node
 from pipelines.plan.flow import needed_for, nodes
 from pipelines.plan.targets import Target, compares_server, has_baseline, is_elsewhere
@@ -138,7 +138,7 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     with collecting(faults):
         unwritable = checks.check_store(store.root) if todo else []
     if only is not None:
-        faults += checks.host_memory(settings, shape, machine, todo)
+        faults += host_memory.check_stages(settings, shape, machine, todo)
     if faults:
         raise UserError.of(faults)
     store.hashes.save()
@@ -154,7 +154,7 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     starts_from_model = found.built is None and not is_elsewhere(settings, target)
     if not not_here and starts_from_model and checks.is_for_a_named_gpu(settings, choice.engine):
         not_here = checks.check_memory(settings, shape, choice.engine, machine, target)
-    memory = checks.quantize_note(shape, settings) if any(stage.name == "quantize" for stage in todo) else ()
+    memory = host_memory.quantize_note(shape, settings) if any(stage.name == "quantize" for stage in todo) else ()
     findings = ((*checked.notes, *memory, *tuning), (*checked.warnings, *unwritable), (*not_here, *unwritable))
     return Plan(settings, target, machine, choice, shape, steps, *findings, only)
 

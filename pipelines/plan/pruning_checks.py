@@ -9,12 +9,11 @@ from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.description import EngineDescription
+from pipelines.plan.host_memory import one_layer_bytes
 from pipelines.predict.performance.memory import weight_bytes
 from pipelines.settings.features import HEADS
 from pipelines.settings.root import Settings
 
-LAYER_COPIES = 7
-"""Bytes of a layer in 16 bit that pruning of width holds at most, as a multiple of them (as sparsifying)."""
 LOGITS_HELD = 4
 """Arrays of the size of a batch's logits that the loss holds, in float32."""
 
@@ -95,7 +94,7 @@ def pruning_notes(settings: Settings, shape: ModelShape | None) -> tuple[str, ..
 def pruning_memory_bytes(shape: ModelShape, settings: Settings) -> float:
     """Return the host memory of pruning a model of this shape, in bytes."""
     if settings.prune.method == "width":
-        return LAYER_COPIES * 2 * shape.linear_params / shape.num_hidden_layers + GIB
+        return one_layer_bytes(shape)
     text = settings.calibration
     logits = LOGITS_HELD * 4 * text.batch_size * text.seq_len * shape.vocab_size
     return weight_bytes(shape, QFormat.NONE) + logits + GIB
