@@ -1,10 +1,10 @@
 """Measure what fidelity costs on a model with Gemma's architecture, a vocabulary of 256,000 and random weights.
 
-    python -m scripts.measure_fidelity WORK_FOLDER [SHAPE TOKENS]
+    python -m scripts.measure_fidelity WORK_FOLDER [SHAPE TOKENS PRECISION]
 
-SHAPE is HIDDENxLAYERS (768x12 unless given), or gemma_2b for Gemma 2B's own (measure_gemma_2b_shaped). Prints tokens/s
-and processor time of reading, the time that 32,768 tokens would take, the memory of the two loaded models, and how much
-a comparison takes beyond it at its peak.
+SHAPE is HIDDENxLAYERS (768x12 unless given), or gemma_2b for Gemma 2B's own (measure_gemma_2b_shaped); PRECISION is
+f32, or bf16 for a processor that has such products. Prints tokens/s and processor time of reading, the time that
+32,768 tokens would take, the memory of the two loaded models, and how much a comparison takes beyond it at its peak.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from scripts import measure_gemma_2b_shaped as gemma_2b
 
 ROOT = Path(__file__).resolve().parent.parent
 VOCABULARY, WINDOW = 256_000, 512
-FORMATS, PRECISION, GEMMA_2B = ("none", "int8_wo"), "f32", "gemma_2b"
+FORMATS, GEMMA_2B = ("none", "int8_wo"), "gemma_2b"
 
 
 def make_model(folder: Path, hidden: int, layers: int) -> None:
@@ -92,9 +92,9 @@ class Clock:
         return (rest[-1][0] - first[0]) / tokens, (rest[-1][1] - first[1]) / tokens
 
 
-def opened(engine: Path, name: str) -> Side:
+def opened(engine: Path, name: str, precision: str) -> Side:
     """Open an engine to read texts with."""
-    session = open_engine("openvino", inference_precision=PRECISION).open(engine)
+    session = open_engine("openvino", inference_precision=precision).open(engine)
     assert isinstance(session, LogitsSession)
     return Side(name, session)
 
@@ -110,7 +110,8 @@ def engines(work: Path, shape: str) -> list[Path]:
 
 def main() -> None:
     """Build the engines, then compare them."""
-    work, shape, tokens = Path(sys.argv[1]).absolute(), *(sys.argv[2:] or ("768x12", "4096"))
+    work, given = Path(sys.argv[1]).absolute(), sys.argv[2:]
+    shape, tokens, precision = (*given, *("768x12", "4096", "f32")[len(given) :])
     work.mkdir(parents=True, exist_ok=True)
     if tokens == "model":
         if shape == GEMMA_2B:
@@ -118,7 +119,7 @@ def main() -> None:
         else:
             make_model(work / f"gemma_{shape}", *map(int, shape.split("x")))
         return
-    sides = [opened(engine, qformat) for engine, qformat in zip(engines(work, shape), FORMATS, strict=True)]
+    sides = [opened(engine, qformat, precision) for engine, qformat in zip(engines(work, shape), FORMATS, strict=True)]
     count = -(-int(tokens) // (WINDOW - 1))
     rows = tuple(tuple((7 * at + 13 * row) % 1900 for at in range(WINDOW)) for row in range(count))
     imports = resident("VmRSS")
