@@ -16,6 +16,8 @@ TARGETS := setup test test-under-load torture test-gpu test-modelopt check golde
 # Three on two processors, because servers and campaigns often wait.
 # Files in their own order: those with few tests, which xdist would start last, are among the longest.
 WHOLE := tests --ignore=tests/gpu --ignore=tests/gpu_trtllm --numprocesses=3 --dist=loadfile --no-loadscope-reorder
+# Commands that tests start would otherwise compile the sources each time, where the environment forbids to keep bytecode.
+test test-under-load: export PYTHONDONTWRITEBYTECODE :=
 INSIDE := $(VENV)/.ready $(COMMANDS:%=%.run)
 # Words that are no target of the development part below: one command, or something to refuse.
 WORDS := $(filter-out $(TARGETS) $(INSIDE),$(MAKECMDGOALS))
