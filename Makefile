@@ -69,7 +69,7 @@ check: $(READY) ## ruff, mypy, import contracts, links in the docs
 golden: $(READY) ## Rewrite the golden files; read the diff
 	$(PYTHON) -m pytest tests/golden --rewrite-golden
 
-zoo: $(READY) ## Make the bundled models and questions again (about an hour)
+zoo: $(READY) ## Make the bundled models and questions again (over an hour)
 	$(PYTHON) -m scripts.zoo
 	$(PYTHON) -m eval.tasks.generate
 

@@ -28,4 +28,7 @@ def main(rounds: int, words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
+    given = sys.argv[1]
+    if not given.isdecimal() or int(given) < 1:
+        sys.exit(f"rounds={given} is no number of rounds; give 1 or more.")
+    sys.exit(main(int(given), sys.argv[2:]))

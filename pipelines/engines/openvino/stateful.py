@@ -50,10 +50,10 @@ class StatefulSequence:
         for start in range(0, len(tokens), self._piece):
             piece = np.asarray(tokens[start : start + self._piece], dtype=np.int64)
             last = start + len(piece) == len(tokens)
-            rows = np.arange(len(piece)) if all_logits else np.array([len(piece) - 1])
-            logits = self._infer(piece, rows)
-            if all_logits or last:
-                parts.append(logits)
+            rows = np.arange(len(piece))
+            if not all_logits:
+                rows = rows[-1:] if last else rows[:0]
+            parts.append(self._infer(piece, rows))
         return np.concatenate(parts)
 
     def _infer(self, piece: Array, rows: Array) -> Array:
