@@ -17,7 +17,7 @@ from pipelines.engines.openvino.generation_request import GenerationRequest
 from pipelines.engines.openvino.handles import pipeline_config
 from pipelines.engines.openvino.lora import LoraAdapter
 from pipelines.engines.openvino.options import OpenVinoOptions
-from pipelines.engines.openvino.pipeline import open_pipeline
+from pipelines.engines.openvino.pipeline import finite, open_pipeline
 from pipelines.engines.openvino.runtime import EngineFolder, kv_blocks
 from pipelines.engines.openvino.sequences import Sequence
 from pipelines.engines.openvino.serving_stats import KvLedger
@@ -56,8 +56,13 @@ class AdapterPipeline:
         self._ledger.start(sequence)
 
     def step(self) -> None:
-        """Run one iteration."""
-        self._pipeline.step()
+        """Run one iteration.
+
+        Raises:
+            NotFiniteError: the logits of a sequence that asks for log probabilities are NaN.
+        """
+        with finite():
+            self._pipeline.step()
 
     def release(self, sequence: Sequence) -> None:
         """Release the reservation of a sequence that ran."""

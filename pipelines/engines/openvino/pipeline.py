@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
@@ -16,22 +19,67 @@ from pipelines.engines.openvino.build import MODEL_FILE
 from pipelines.engines.openvino.draft import check_draft, with_tokenizer
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.runtime import (
+    FIRST_TOKENS,
     EngineFolder,
     kv_block_bytes,
     kv_blocks,
     kv_precision,
     properties,
 )
+from pipelines.engines.port import NotFiniteError, TokenIds
 from pipelines.host.machine import native_bf16
+
+_NAN_OF_SAMPLER = "isnan"
+"""Part of what genai says of logits that are NaN."""
 
 
 def open_pipeline(folder: EngineFolder, options: OpenVinoOptions) -> genai.ContinuousBatchingPipeline:
-    """Load the pipeline for token ids; it needs no tokenizer.
+    """Load the pipeline for token ids, which needs no tokenizer, and generate the first tokens with it.
 
     Raises:
         UserError: the KV cache cannot hold one request of max_seq_len tokens, this processor does not support its
             type, the engine does not support the window, or the draft model does not fit.
+        NotFiniteError: the model returns NaN for the simplest of prompts, of which genai makes token 0 without a word.
     """
+    with folder.loading():
+        pipeline = _load(folder, options)
+        read_with_log_probs(pipeline, options, [0] * FIRST_TOKENS, 2)
+    return pipeline
+
+
+def read_with_log_probs(
+    pipeline: genai.ContinuousBatchingPipeline, options: OpenVinoOptions, tokens: TokenIds, new: int
+) -> None:
+    """Generate so many new tokens with log probabilities, which genai refuses to compute of NaN; nothing else may run.
+
+    Raises:
+        NotFiniteError: the logits are NaN; the pipeline has then lost count of its blocks, and is of no more use.
+    """
+    config = genai.GenerationConfig(max_new_tokens=new, eos_token_id=0, stop_token_ids={0}, ignore_eos=True, logprobs=1)
+    if options.draft_dir is not None:
+        config.num_assistant_tokens = options.num_draft_tokens
+    handle = pipeline.add_request(0, ov.Tensor(np.array([tokens], dtype=np.int64)), config)
+    with finite(tokens):
+        while handle.get_status() == genai.GenerationStatus.RUNNING:
+            pipeline.step()
+
+
+@contextmanager
+def finite(tokens: TokenIds = ()) -> Iterator[None]:
+    """Say in our words what genai says of NaN.
+
+    Raises:
+        NotFiniteError: the logits are NaN.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if _NAN_OF_SAMPLER not in str(error):
+            raise
+        raise NotFiniteError("The engine", "no token can be chosen", tokens) from error
+
+
+def _load(folder: EngineFolder, options: OpenVinoOptions) -> genai.ContinuousBatchingPipeline:
     precision = kv_precision(folder.config, options)
     _check_precision(precision)
     blocks = kv_blocks(folder, options)

@@ -12,13 +12,12 @@ import openvino as ov
 import openvino_genai as genai
 
 from pipelines.domain.errors import UserError
-from pipelines.domain.progress import Progress, SilentProgress
+from pipelines.domain.progress import Progress
 from pipelines.engines.openvino.blocks import blocks_of
 from pipelines.engines.openvino.guided_generation import GuidedGenerator
 from pipelines.engines.openvino.options import OpenVinoOptions
-from pipelines.engines.openvino.pipeline import open_pipeline
+from pipelines.engines.openvino.pipeline import open_pipeline, read_with_log_probs
 from pipelines.engines.openvino.runtime import (
-    FIRST_TOKENS,
     EngineFolder,
     check_length,
     check_request,
@@ -28,9 +27,6 @@ from pipelines.engines.openvino.scoring import Scorer
 from pipelines.engines.openvino.steps import step_results
 from pipelines.engines.openvino.teacher_forcing import GraphForcing, linear_weights
 from pipelines.engines.port import Generation, NotFiniteError, SamplingParams, TokenIds
-
-NAN_OF_SAMPLER = "isnan"
-"""Part of what genai says of logits that are NaN."""
 
 
 class OpenVinoSession:
@@ -78,9 +74,7 @@ class OpenVinoSession:
         if limits.guide is not None:
             return self._guiding(limits.guide.tokenizer).generate(prompts, limits, limits.guide.schema, progress)
         if self._pipeline is None:
-            with self.folder.loading():
-                self._pipeline = open_pipeline(self.folder, self._options)
-                self._run(self._pipeline, [[0] * FIRST_TOKENS], SamplingParams(2), SilentProgress())
+            self._pipeline = open_pipeline(self.folder, self._options)
         made = self._run(self._pipeline, prompts, limits, progress)
         self._check_finite(self._pipeline, prompts, made, limits)
         return made
@@ -138,23 +132,17 @@ class OpenVinoSession:
     ) -> None:
         """Refuse answers that were chosen among logits of NaN: genai takes token 0 then, or samples among all tokens.
 
-        What may be such an answer is read once more, with log probabilities, which genai refuses to compute of NaN.
+        What may be such an answer is read once more, with log probabilities.
         """
-        doubtful = [pair for pair in zip(prompts, made, strict=True) if _doubtful(pair[1], limits)]
-        config = self._config(SamplingParams(1))
-        config.logprobs = 1
-        for prompt, one in doubtful:
+        for prompt, one in zip(prompts, made, strict=True):
+            if not _doubtful(one, limits):
+                continue
             before_last = one.token_ids if one.finish_reason == "stop" else one.token_ids[:-1]
-            tokens = [*prompt, *before_last]
-            handle = pipeline.add_request(0, ov.Tensor(np.array([tokens], dtype=np.int64)), config)
             try:
-                while handle.get_status() == genai.GenerationStatus.RUNNING:
-                    pipeline.step()
-            except RuntimeError as error:
-                if NAN_OF_SAMPLER not in str(error):
-                    raise
-                self._pipeline = None  # it has lost count of its blocks
-                raise NotFiniteError("The engine", "no token can be chosen", tokens) from error
+                read_with_log_probs(pipeline, self._options, [*prompt, *before_last], 1)
+            except NotFiniteError:
+                self._pipeline = None
+                raise
 
     def _run(
         self,

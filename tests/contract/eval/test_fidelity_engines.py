@@ -27,6 +27,7 @@ from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.port import BuildLimits, NotFiniteError, SamplingParams
 from pipelines.settings.model import BUNDLED
 from tests.support.random_checkpoint import write_checkpoint
+from tests.support.scheduled import Channel, answers, asked, scheduler
 
 SHAPE = ModelShape(
     architecture="LlamaForCausalLM", num_hidden_layers=3, hidden_size=64, num_attention_heads=4, num_key_value_heads=2,
@@ -50,6 +51,12 @@ def rounded(bits: int) -> Callable[[Array], Array]:
 
 def scaled(percent: float) -> Callable[[Array], Array]:
     return lambda weight: weight * (1 + percent / 100)
+
+
+def with_nan(weight: Array, rows: Any) -> Array:
+    weight = weight.copy()
+    weight[rows] = np.nan
+    return weight
 
 
 def without_rows(share: int) -> Callable[[Array], Array]:
@@ -202,23 +209,51 @@ def test_an_evaluation_names_the_block_too(engines: Engines, tmp_path: Path, *, 
         asked._loglikelihood_tokens([(("q", "a"), [5, 6, 7], [8])])
 
 
-@pytest.mark.parametrize("tensor", ["transformer.layers.1.post_layernorm.weight", "transformer.ln_f.weight"])
+@pytest.mark.parametrize(
+    ("tensor", "rows", "after", "where"),
+    [
+        ("transformer.layers.1.post_layernorm.weight", slice(None), [0, 0], "decoder block 1 is the first"),
+        ("transformer.ln_f.weight", slice(None), [0, 0], "it is the last norm or the head"),
+        ("transformer.vocab_embedding.weight", 7, [5, 6, 7], "decoder block 0 is the first"),
+    ],
+)
 @pytest.mark.parametrize(
     "limits", [SamplingParams(6), SamplingParams(6, temperature=0.7), SamplingParams(6, frozenset({0}))]
 )
 def test_answers_written_from_nan_are_refused_with_the_block_too(
-    engines: Engines, tensor: str, limits: SamplingParams
+    engines: Engines, tensor: str, rows: Any, after: list[int], where: str, limits: SamplingParams
 ) -> None:
-    """Greedily, sampled, and where token 0, which is taken then, ends an answer at once."""
-    side = engines.side(f"nan {tensor}", tensor, lambda weight: weight * np.nan)
+    """Greedily, sampled, and where token 0, which is taken then, ends an answer at once; when loading, or later."""
+    side = engines.side(f"nan {tensor}", tensor, lambda weight: with_nan(weight, rows))
     with pytest.raises(NotFiniteError, match=r"^The engine gives logits that are NaN or infinite") as caught:
         side.session.generate([[5, 6, 7]], limits, SilentProgress())
-    assert list(caught.value.tokens)[:3] == [5, 6, 7]
-    asked = EngineLM(side.session, load_tokenizer(BUNDLED / "models" / "tiny_llama"), 64, SilentProgress())
-    asked.tok_encode = lambda _: [5, 6, 7]  # the vocabulary of this model is smaller than the tokenizer's
-    where = "decoder block 1 is the first" if "layers" in tensor else "it is the last norm or the head"
+    assert list(caught.value.tokens)[: len(after)] == after
+    model = EngineLM(side.session, load_tokenizer(BUNDLED / "models" / "tiny_llama"), 64, SilentProgress())
+    model.tok_encode = lambda _: [5, 6, 7]  # the vocabulary of this model is smaller than the tokenizer's
     with pytest.raises(UserError, match=where):
-        asked._generate(["a"], {"max_gen_toks": 4, "do_sample": limits.temperature > 0, "until": []}, SilentProgress())
+        model._generate(["a"], {"max_gen_toks": 4, "do_sample": limits.temperature > 0, "until": []}, SilentProgress())
+
+
+@pytest.mark.parametrize("tensor", ["transformer.layers.1.post_layernorm.weight", "transformer.ln_f.weight"])
+def test_a_model_that_returns_nan_is_not_served(engines: Engines, tensor: str) -> None:
+    """Its every answer would be token 0, and one client that asks for log probabilities would end the engine."""
+    side = engines.side(f"nan {tensor}", tensor, lambda weight: weight * np.nan)
+    with (
+        pytest.raises(NotFiniteError, match="The engine gives logits that are NaN"),
+        scheduler(side.session.folder.path),
+    ):
+        pass
+
+
+def test_a_served_model_that_returns_nan_later_says_so(engines: Engines) -> None:
+    """Where log probabilities are asked for; genai's own words are of a failed check in its sources."""
+    side = engines.side("nan of 7", "transformer.vocab_embedding.weight", lambda weight: with_nan(weight, 7))
+    with scheduler(side.session.folder.path) as running:
+        assert len(*(each.tokens for each in answers(running, [asked([5, 6], 3, log_probs=True)]))) == 3
+        channel = Channel()
+        running.submit([asked([5, 6, 7], 3, log_probs=True)], channel)
+        assert channel.ended.wait(30)
+        assert channel.error.startswith("The engine has failed: The engine gives logits that are NaN")
 
 
 def test_answers_that_end_in_token_0_are_not_taken_for_nan(engines: Engines) -> None:
