@@ -19,6 +19,8 @@ from pathlib import Path
 
 from tritonclient.utils import InferenceServerException
 
+from pipelines.serving.failures import ServerFailedError
+from pipelines.serving.logs import useful_lines
 from pipelines.serving.process import TritonServer
 from pipelines.settings.serving import ServingSettings
 from tests.support.served_gemma import LIMITS, Client, write_gemma
@@ -109,8 +111,18 @@ def _leave(model: str, seed: int, seconds: float) -> Row:
                 thread.start()
             for thread in threads:
                 thread.join()
+            faults = outcome.faults and [*_of_server(server), *outcome.faults]
     what = f"streams of {model} whose clients leave at random: whoever stays is answered"
-    return Row(what, outcome.begun, outcome.ended, outcome.worst_s, "; ".join(outcome.faults[:3]))
+    return Row(what, outcome.begun, outcome.ended, outcome.worst_s, "; ".join(faults[:3]))
+
+
+def _of_server(server: TritonServer) -> list[str]:
+    """Return why the server ended, or the last that it complained of; empty if it did neither."""
+    try:
+        server.check()
+    except ServerFailedError as error:
+        return [str(error)]
+    return [f"its log: {line}" for line in useful_lines(server.log_lines())[-1:]]
 
 
 def _visit(
