@@ -1,11 +1,12 @@
-"""Quantize models with the shapes of Gemma 2B and Llama 8B and random weights, and measure memory and time.
+"""Quantize models with the shapes of Gemma 2B, Llama 1B and 8B and random weights, and measure memory and time.
 
-    python scripts/measure_streaming.py WORK_FOLDER [--model gemma_2b|llama_8b] [--layers N] [--formats fp8,int4_awq]
+    python scripts/measure_streaming.py WORK_FOLDER [--model gemma_2b|llama_1b|llama_8b] [--layers N]
+        [--formats fp8,int4_awq]
 
 For each format it prints the seconds, and the largest resident memory of the quantizing process less that of the same
-process after its imports, also as a share of the bytes of the model in bf16. All layers have the same shape, so fewer
-of them (`--layers`) change the time and the size of the model, but not the peak. Needs disk for the model and for one
-checkpoint.
+process after its imports, also as a share of the bytes of the model in bf16; with a GPU, which does the work then, also
+the most that was allocated there. All layers have the same shape, so fewer of them (`--layers`) change the time and the
+size of the model, but not the peak. Needs disk for the model and for one checkpoint.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 256000, "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
         "tie_word_embeddings": True,
     },
+    "llama_1b": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "num_hidden_layers": 16,
+        "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+        "intermediate_size": 8192, "vocab_size": 128256, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0, "tie_word_embeddings": True,
+    },
     "llama_8b": {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "num_hidden_layers": 32,
         "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
@@ -38,7 +45,7 @@ MEASURED = """
 import json, resource, sys, time
 from pathlib import Path
 
-import modelopt.torch.export, modelopt.torch.quantization, transformers
+import modelopt.torch.export, modelopt.torch.quantization, torch, transformers
 from pipelines.compress import CalibrationSpec, QuantSpec, load_texts, quantize
 import pipelines.compress.quantizing, pipelines.compress.modelopt_door
 from pipelines.domain.formats import QFormat
@@ -53,7 +60,8 @@ imports, begin = peak(), time.monotonic()
 calibration = CalibrationSpec(size=int(sys.argv[4]), seq_len=512)
 texts = load_texts(BUNDLED / "corpus.jsonl")
 quantize(Path(sys.argv[1]), Path(sys.argv[2]), QuantSpec(QFormat(sys.argv[3])), texts, calibration)
-print(json.dumps({"seconds": time.monotonic() - begin, "imports": imports, "peak": peak()}))
+gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+print(json.dumps({"seconds": time.monotonic() - begin, "imports": imports, "peak": peak(), "gpu": gpu}))
 """
 
 
@@ -66,6 +74,7 @@ def make_model(folder: Path, shape: dict[str, Any]) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"  # the weights are others there, but as random
     hidden, inner, layers = int(shape["hidden_size"]), int(shape["intermediate_size"]), int(shape["num_hidden_layers"])
     q, kv = (int(shape[f"num_{kind}_heads"]) * int(shape["head_dim"]) for kind in ("attention", "key_value"))
     linears = {
@@ -82,7 +91,7 @@ def make_model(folder: Path, shape: dict[str, Any]) -> None:
 
     for i in range(layers):
         layer = {
-            f"model.layers.{i}.{name}.weight": (torch.randn(size) * size[1] ** -0.5).bfloat16()
+            f"model.layers.{i}.{name}.weight": (torch.randn(size, device=device) * size[1] ** -0.5).bfloat16().cpu()
             for name, size in linears.items()
         }
         for name in ("input_layernorm", "post_attention_layernorm"):
@@ -90,7 +99,8 @@ def make_model(folder: Path, shape: dict[str, Any]) -> None:
         save(f"model-{i:02}.safetensors", layer)
     tables = ["model.embed_tokens.weight"] + ([] if shape["tie_word_embeddings"] else ["lm_head.weight"])
     for name in tables:
-        save(f"{name}.safetensors", {name: (torch.randn(int(shape["vocab_size"]), hidden) * 0.02).bfloat16()})
+        table = torch.randn(int(shape["vocab_size"]), hidden, device=device) * 0.02
+        save(f"{name}.safetensors", {name: table.bfloat16().cpu()})
     save("norm.safetensors", {"model.norm.weight": norm.bfloat16()})
     source = ROOT / "pipelines/bundled/models" / f"tiny_{shape['model_type']}"
     for path in source.glob("*token*.json"):
@@ -120,9 +130,11 @@ def main() -> None:
         done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         found = json.loads(done.stdout.splitlines()[-1])
         above = found["peak"] - found["imports"]
+        on_gpu = f"; GPU {found['gpu'] / 2**20:,.0f} MiB" if found["gpu"] is not None else ""
+        share = f"above them {above / 2**20:,.0f} MiB, {above / size:.3f} of it"
         sys.stdout.write(
             f"{model.name} {qformat}: {found['seconds']:.0f} s; model {size / 2**20:,.0f} MiB; imports "
-            f"{found['imports'] / 2**20:,.0f} MiB, above them {above / 2**20:,.0f} MiB, {above / size:.3f} of it\n"
+            f"{found['imports'] / 2**20:,.0f} MiB, {share}{on_gpu}\n"
         )
         sys.stdout.flush()
 

@@ -19,6 +19,7 @@ from modelopt.torch.export import (
     export_tensorrt_llm_checkpoint,
     torch_to_tensorrt_llm_checkpoint,
 )
+from modelopt.torch.quantization import extensions
 from modelopt.torch.quantization.algorithms import QuantRecipe
 
 from pipelines.checkpoint.unified import fused_with
@@ -26,7 +27,8 @@ from pipelines.compress.recipes import Config
 from pipelines.compress.specs import Fp4Inputs, Int4Scales, Scoring
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import Family
-from pipelines.domain.formats import FORMATS, QFormat, version_faults
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat, version_faults
+from pipelines.domain.progress import Progress
 
 VERSION: str = modelopt.__version__
 
@@ -55,6 +57,30 @@ def check_format(qformat: QFormat, device: str, int4_scales: Int4Scales = "max",
             allowed=f"On a CPU, {qformat} needs nvidia-modelopt {oldest[0]}.{oldest[1]}.0 or newer.",
             todo="Install a newer nvidia-modelopt, or choose another format.",
         )
+
+
+def load_kernels(qformats: Iterable[QFormat], kv_cache: KvFormat, progress: Progress) -> None:
+    """Load the CUDA kernels that ModelOpt simulates these formats with; the first time it compiles them, a minute each.
+
+    ModelOpt would do it in the midst of the first layer, without a word. Where they cannot be compiled, it computes the
+    same with PyTorch's operators.
+    """
+    forms = [FORMATS[qformat] for qformat in qformats]
+    wanted = {
+        extensions.get_cuda_ext: kv_cache is KvFormat.INT8
+        or any(form.weights.integer and not form.weights.at_build for form in forms),
+        extensions.get_cuda_ext_fp8: kv_cache is KvFormat.FP8 or any(form.activation == "fp8" for form in forms),
+    }
+    loads = [load for load, needed in wanted.items() if needed]
+    if not loads:
+        return
+    with progress.task("loading ModelOpt's CUDA kernels, compiled once for a machine", len(loads)) as advance:
+        missing = False
+        for load in loads:
+            missing |= load() is None
+            advance(1)
+    if missing:
+        progress.note("ModelOpt's CUDA kernels could not be compiled here; PyTorch computes the same, slower")
 
 
 def check_scoring(scoring: Scoring) -> None:

@@ -18,6 +18,7 @@ import torch
 import transformers
 
 from pipelines.compress.calibration import CalibrationSet, make_batches, run_batch
+from pipelines.compress.gpu_memory import BATCHES, gpu_memory_named
 from pipelines.compress.hidden_states import HiddenStates, run_layer
 from pipelines.compress.loading import ModelFolder, load_model, load_tokenizer, look_at, own_dtype
 from pipelines.compress.one_layer import LayerSource
@@ -54,7 +55,7 @@ def run_prune(
     with muted() as quiet, transformers_to_log():
         loud = quiet.progress(progress)
         data = make_batches(texts, load_tokenizer(source), calibration, calibration.size)
-        with new_files_removed(out_dir):
+        with new_files_removed(out_dir), gpu_memory_named("pruning", BATCHES):
             record = ProgressRecord(out_dir, _identity(source, spec, calibration, data, device))
             way = _drop_layers if spec.method == "depth" else _narrow
             folder = way(source, shape, data, out_dir, record, device, loud)

@@ -16,6 +16,7 @@ from pipelines.checkpoint.given import quantization_of
 from pipelines.checkpoint.unified import describe_unified
 from pipelines.compress.calibration import CalibrationSet
 from pipelines.compress.checkpoint_layout import CheckpointLayout, FolderLayout, RanksLayout
+from pipelines.compress.gpu_memory import BATCHES, gpu_memory_named
 from pipelines.compress.importing import import_folder
 from pipelines.compress.loading import ModelFolder, look_at, pick_dtype, torch_dtype
 from pipelines.compress.one_layer import LayerSource
@@ -83,10 +84,11 @@ def run_quantize(
         if layout == "hugging_face":
             raise UserError(f"{model_dir} is already quantized; the PyTorch backend's export takes models in 16 bit.")
         began = time.monotonic()
-        facts, data = import_folder(
-            source, out_dir, spec, tp_size * pp_size, picked, progress,
-            texts=texts, calibration=calibration, device=device,
-        )  # fmt: skip
+        with gpu_memory_named("calibrating the KV cache", BATCHES):
+            facts, data = import_folder(
+                source, out_dir, spec, tp_size * pp_size, picked, progress,
+                texts=texts, calibration=calibration, device=device,
+            )  # fmt: skip
         return {
             **facts,
             "source_bytes": source.weight_bytes,
@@ -98,7 +100,8 @@ def run_quantize(
         # a search compares all linears, and Transformers stores experts under other names than it computes with
         whole = spec.search is not None or source.shape.num_experts > 1
         way = _whole if whole else _by_layer
-        done = way(asked, out_dir, quiet.progress(progress))
+        with gpu_memory_named("quantizing", BATCHES):
+            done = way(asked, out_dir, quiet.progress(progress))
     unified = layout == "hugging_face"
     if unified:
         correct_unified(out_dir, source.config, picked)
@@ -128,7 +131,7 @@ def _by_layer(asked: _Asked, out_dir: Path, progress: Progress) -> _Exported:
     from pipelines.compress import modelopt_door
 
     source, spec, calibration = asked.source, asked.spec, asked.calibration
-    config, data = prepared(source, spec, asked.texts, calibration, asked.device)
+    config, data = prepared(source, spec, asked.texts, calibration, asked.device, progress)
     layers = LayerSource(source, asked.dtype, asked.device, rows=64 * asked.tp_size)
     files: CheckpointLayout = (
         FolderLayout(layers.layers)

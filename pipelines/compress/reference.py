@@ -7,11 +7,13 @@ from pathlib import Path
 
 import torch
 
+from pipelines.compress.gpu_memory import gpu_memory_named
 from pipelines.compress.loading import load_model, look_at
 from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.simulating import pick_device
 from pipelines.domain.progress import Progress
 
+IN_FLOAT32, OTHERWISE = "the model in float32", "set eval.baseline=build"
 TOKENS_AT_ONCE = 4096
 """Tokens of the sequences that are computed together, unless a single one is longer."""
 
@@ -38,7 +40,7 @@ class ReferenceModel:
         source = look_at(model_dir)
         self.max_position_embeddings = source.shape.max_position_embeddings
         self._device = pick_device(device)
-        with muted(), transformers_to_log():
+        with muted(), transformers_to_log(), gpu_memory_named(IN_FLOAT32, OTHERWISE):
             self._model = load_model(source, "float32", self._device)
 
     def loglikelihood(
@@ -62,7 +64,7 @@ class ReferenceModel:
 
     def _log_probabilities(self, batch: Sequence[Sequence[int]], keep: int) -> torch.Tensor:
         """Return the natural-log probabilities after the last `keep` tokens of each sequence: [batch, keep, tokens]."""
-        with torch.inference_mode():
+        with torch.inference_mode(), gpu_memory_named(IN_FLOAT32, OTHERWISE):
             logits = self._model(torch.tensor(batch, device=self._device), logits_to_keep=keep).logits
         return torch.log_softmax(logits, dim=-1).cpu()
 

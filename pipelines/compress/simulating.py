@@ -70,7 +70,7 @@ def simulated(
     """Load the model, insert quantizers and calibrate them; a format without quantizers leaves it unchanged."""
     from pipelines.compress import modelopt_door
 
-    config, data = prepared(source, spec, texts, calibration, device)
+    config, data = prepared(source, spec, texts, calibration, device, progress)
     search = None
     with progress.task("loading the model", None):
         model = load_model(source, dtype, device)
@@ -88,7 +88,12 @@ def simulated(
 
 
 def prepared(
-    source: ModelFolder, spec: QuantSpec, texts: Iterable[str], calibration: CalibrationSpec, device: str
+    source: ModelFolder,
+    spec: QuantSpec,
+    texts: Iterable[str],
+    calibration: CalibrationSpec,
+    device: str,
+    progress: Progress,
 ) -> tuple[Config | None, CalibrationSet | None]:
     """Return ModelOpt's configuration, None without quantizers or for a search, and the batches to calibrate on.
 
@@ -107,6 +112,8 @@ def prepared(
         return None, None
     most = spec.search.most_texts if spec.search else calibration.size
     size = min(most, calibration.sequences_for(spec.qformat))
+    if device == "cuda":
+        modelopt_door.load_kernels(spec.formats, spec.kv_cache, progress)
     return config, make_batches(texts, load_tokenizer(source), calibration, size)
 
 
@@ -150,7 +157,11 @@ def pick_device(wanted: str) -> str:
     if wanted not in ("auto", "cpu", "cuda"):
         raise UserError(f"device='{wanted}' is not known.", allowed="Choose one of auto, cpu, cuda.")
     if wanted == "cuda" and not has_cuda:
-        raise UserError("device='cuda' is not available: this machine has no CUDA device.", todo="Set device=cpu.")
+        raise UserError(
+            f"PyTorch {torch.__version__} cannot use a GPU here (built for CUDA {torch.version.cuda or 'not at all'}).",
+            todo="`make doctor` shows the driver and its CUDA version; install a PyTorch for that. With an empty "
+            "CUDA_VISIBLE_DEVICES everything is computed on the CPU.",
+        )
     return "cuda" if has_cuda and wanted != "cpu" else "cpu"
 
 

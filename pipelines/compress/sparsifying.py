@@ -15,6 +15,7 @@ from safetensors import safe_open
 
 from pipelines.checkpoint.tensors import read_header
 from pipelines.compress.calibration import CalibrationSet, make_batches
+from pipelines.compress.gpu_memory import BATCHES, gpu_memory_named
 from pipelines.compress.hidden_states import HiddenStates, run_layer
 from pipelines.compress.loading import ModelFolder, load_tokenizer, look_at, own_dtype
 from pipelines.compress.one_layer import LayerSource
@@ -55,7 +56,7 @@ def run_sparsify(
         layers = LayerSource(source, own_dtype(source), device)
         if spec.method == "sparsegpt":
             data = make_batches(texts, load_tokenizer(source), calibration, calibration.size)
-        with new_files_removed(out_dir):
+        with new_files_removed(out_dir), gpu_memory_named("sparsifying", BATCHES):
             record = ProgressRecord(out_dir, _identity(source, spec, calibration, data, device))
             states = HiddenStates(record.folder, layers, data) if data is not None else None
             pruned = _prune_layers(source, layers, states, out_dir, record, loud)

@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
+from pipelines.compress.gpu_memory import gpu_memory_named
 from pipelines.compress.loading import ModelFolder, load_model, look_at
 from pipelines.compress.sharding import (
     empty_model,
@@ -36,6 +37,8 @@ from pipelines.domain.progress import Progress
 HELD_OUT = 20
 """One sequence in so many is not trained on."""
 WARMUP = 0.05
+SMALLER = "set recover.batch_size=1, recover.gradient_checkpointing=true or recover.lora_rank=16"
+"""What lowers the memory of training."""
 SCHEDULER = "scheduler.pt"
 STATE = "trainer_state.json"
 """What the Trainer writes last into a checkpoint."""
@@ -73,7 +76,8 @@ def train(job: TrainingJob, blocks: torch.Tensor, progress: Progress, rank: int 
     if job.teacher_dir is not None:
         load = load_sharded if spec.sharding == "full" else load_model
         teacher = load(look_at(job.teacher_dir), "bfloat16" if job.device != "cpu" else "float32", device)
-    report = _train(job, weights, teacher, blocks, progress)
+    with gpu_memory_named("training", SMALLER):
+        report = _train(job, weights, teacher, blocks, progress)
     if rank == 0:
         write_like(weights.finished(), source, job.out_dir)
     else:
@@ -143,7 +147,7 @@ def _arguments(job: TrainingJob, *, from_start: bool) -> TrainingArguments:
     """
     spec = job.spec
     every, share = min(spec.evaluate_every, spec.steps), spec.batch_size // spec.processes
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(job.folder),
         max_steps=spec.steps,
         learning_rate=spec.learning_rate,
@@ -175,6 +179,8 @@ def _arguments(job: TrainingJob, *, from_start: bool) -> TrainingArguments:
         dataloader_pin_memory=False,
         label_names=["input_ids"],
     )
+    arguments._n_gpu = min(1, arguments.n_gpu)  # the Trainer would split over all that one process sees, unasked
+    return arguments
 
 
 def _visited(rows: Sequence[dict[str, torch.Tensor]], spec: RecoverySpec) -> list[dict[str, torch.Tensor]]:

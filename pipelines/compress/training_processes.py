@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +38,9 @@ JOB, BLOCKS, EVENTS, REPORT, MEETING = "job.json", "blocks.safetensors", "events
 POLL_S = 0.1
 LINES = 3
 """Of a log in a message."""
+EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?::|$)")
+RANK = re.compile(r"^\[rank\d+\]: ?")
+"""What torch.distributed writes before each line of a traceback."""
 RETURNED_BYTES = 2**16
 """Memory of this size goes back to the system when it is freed; glibc would keep that of collected weights."""
 
@@ -115,9 +119,17 @@ def _check(job: TrainingJob, started: list[KeptProcess]) -> None:
     good = last_checkpoint(job.folder)
     raise ContinuableError(
         f"Process {rank} of recover.processes={job.spec.processes} ended early ({process.describe_exit()})"
-        + (f": {' | '.join(said[-LINES:])}" if said else "."),
+        + (f": {' | '.join(_reason(said))}" if said else "."),
         todo=f"The same command goes on from {good.name}." if good else "",
     )
+
+
+def _reason(said: Sequence[str]) -> Sequence[str]:
+    """Return the lines that say why a process ended: its last exception, without one its last words."""
+    lines = [RANK.sub("", line) for line in said]
+    raised = [number for number, line in enumerate(lines) if EXCEPTION.match(line)]
+    start = raised[-1] if raised else max(0, len(lines) - LINES)
+    return lines[start : start + LINES]
 
 
 @dataclass

@@ -47,7 +47,7 @@ def _broken(settings: Settings, machine: Machine, found: list[ProbeResult]) -> l
     """List what stops the configured pipeline here: what planning refuses and what the probes call broken."""
     broken = [finding for finding in found if finding.status == "bad"]
     try:
-        faults: Sequence[Fault] = make_plan(settings, "all", Store(settings.paths.store), machine).not_here
+        faults: Sequence[Fault] = make_plan(settings, "all", Store(settings.paths.store), machine).refusals
     except UserError as error:
         faults = error.faults
     told = " ".join(finding.value for finding in broken)

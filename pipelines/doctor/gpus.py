@@ -24,7 +24,8 @@ def look(machine: Machine, release: dict[str, Any] | None) -> list[ProbeResult]:
         release: row of the compatibility table for the installed TensorRT-LLM, or for the one to install.
     """
     if not machine.gpus:
-        todo = "" if "not installed" in machine.no_gpu_reason else "Repair the driver: nvidia-smi must list the GPUs."
+        meant = "not installed" in machine.no_gpu_reason or "CUDA_VISIBLE_DEVICES" in machine.no_gpu_reason
+        todo = "" if meant else "Repair the driver: nvidia-smi must list the GPUs."
         return [ProbeResult("GPU", f"none: {machine.no_gpu_reason}", "note", todo)]
     return [*(_gpu(index, gpu) for index, gpu in enumerate(machine.gpus)), _driver(machine.gpus[0], release)]
 

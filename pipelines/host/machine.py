@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import metadata
@@ -128,7 +129,7 @@ def _gpus() -> tuple[tuple[GpuFacts, ...], str]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return (), "nvidia-smi is not installed"
-    query = [tool, "--query-gpu=name,compute_cap,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    query = [tool, "--query-gpu=name,compute_cap,memory.total,driver_version,uuid", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -137,11 +138,32 @@ def _gpus() -> tuple[tuple[GpuFacts, ...], str]:
         said = (answer.stdout or answer.stderr).strip().splitlines() or [f"nothing, exit code {answer.returncode}"]
         return (), f"nvidia-smi says: {said[-1]}"
     lines = [line for line in answer.stdout.splitlines() if line.strip()]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if lines and visible is not None and not (lines := _visible(lines, visible)):
+        return (), f"CUDA_VISIBLE_DEVICES='{visible}' hides what nvidia-smi lists"
     try:
         gpus = tuple(_gpu(line) for line in lines)
     except ValueError:  # "[N/A]" from a driver too old to report it, or for memory shared with the CPU
         return (), f"nvidia-smi reports too little about '{lines[0].strip()}'"
     return gpus, "" if gpus else "nvidia-smi lists none"
+
+
+def _visible(lines: Sequence[str], visible: str) -> list[str]:
+    """Return the lines of the GPUs that CUDA shows its programs, by index or beginning of the UUID.
+
+    As in CUDA, the first word that is no GPU ends the list. Slices of a GPU (MIG) have no lines, so all are returned.
+    """
+    found = []
+    for word in (word.strip() for word in visible.split(",")):
+        if word.startswith("MIG-"):
+            return list(lines)
+        named = [line for line in lines if word.startswith("GPU-") and line.rpartition(",")[2].strip().startswith(word)]
+        if word.isdigit() and int(word) < len(lines):
+            named = [lines[int(word)]]
+        if len(named) != 1:
+            break
+        found += named
+    return found
 
 
 def _gpu(line: str) -> GpuFacts:

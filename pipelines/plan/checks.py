@@ -51,6 +51,7 @@ from pipelines.predict.performance.limits import ChosenLimits
 from pipelines.rules.record import BrokenRule, Severity
 from pipelines.rules.table import check as check_table
 from pipelines.rules.table import check_checkpoint, refused, refused_whatever_format, warned
+from pipelines.serving.locate import why_no_server
 from pipelines.settings.engine import HardwareSettings
 from pipelines.settings.root import Settings
 from pipelines.settings.triton import TritonSettings
@@ -411,9 +412,21 @@ def _gpu_memory(
         checked.notes += ("the memory of the draft heads is not known: speculative.heads_path has no weights",)
 
 
-def check_steps(stages: Sequence[Stage]) -> list[Fault]:
-    """Check that the packages are installed that the stages that will run need."""
-    return [_missing(package, stages) for package in sorted(_absent(stages))]
+def check_installed(settings: Settings, target: Target, stages: Sequence[Stage], only: str | None) -> tuple[Fault, ...]:
+    """Check that the packages are installed that the stages that will run need, and a server where one is started.
+
+    A server that is given by its path is a setting like others, and is judged with them.
+
+    Args:
+        settings: the configuration.
+        target: of the command.
+        stages: that will run.
+        only: the stage that is wanted, if not the whole plan.
+    """
+    packages = [_missing(package, stages) for package in sorted(_absent(stages))]
+    starts = target in STARTED and only in (None, "benchmark") and not is_elsewhere(settings, target)
+    server = why_no_server(settings.serving) if starts and settings.serving.tritonserver is None else None
+    return (*packages, *([server] if server else ()))
 
 
 def _absent(stages: Iterable[Stage]) -> set[str]:

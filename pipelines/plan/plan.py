@@ -58,6 +58,7 @@ class Plan:
 
     Attributes:
         not_here: what keeps it from running on this machine; it can still be described.
+        missing: likewise, what this machine could have: packages, and a tritonserver.
         only: the stage that is wanted, if the plan holds no more than this stage and what it needs.
     """
 
@@ -70,12 +71,18 @@ class Plan:
     notes: tuple[str, ...]
     warnings: tuple[Fault, ...] = ()
     not_here: tuple[Fault, ...] = ()
+    missing: tuple[Fault, ...] = ()
     only: str | None = None
 
     @property
     def command(self) -> str:
         """Command that runs this plan."""
         return self.target if self.only is None else "stage"
+
+    @property
+    def refusals(self) -> tuple[Fault, ...]:
+        """Why it does not run on this machine, if it does not."""
+        return self.not_here + self.missing
 
     @property
     def is_done(self) -> bool:
@@ -133,7 +140,7 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
         made = needed_for(made, only)
     steps = _resolve(made, store)
     todo = [step.node.stage for step in steps if step.state != "cached"]
-    faults = checks.check_steps(todo)
+    faults = []
     unwritable: list[Fault] = []
     with collecting(faults):
         unwritable = checks.check_store(store.root) if todo else []
@@ -155,7 +162,9 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     if not not_here and starts_from_model and checks.is_for_a_named_gpu(settings, choice.engine):
         not_here = checks.check_memory(settings, shape, choice.engine, machine, target)
     memory = host_memory.quantize_note(shape, settings) if any(stage.name == "quantize" for stage in todo) else ()
-    findings = ((*checked.notes, *memory, *tuning), (*checked.warnings, *unwritable), (*not_here, *unwritable))
+    # what cannot run here at all runs where the rest is, too
+    missing = () if not_here else checks.check_installed(settings, target, todo, only)
+    findings = ((*checked.notes, *memory, *tuning), (*checked.warnings, *unwritable), (*not_here, *unwritable), missing)
     return Plan(settings, target, machine, choice, shape, steps, *findings, only)
 
 

@@ -39,7 +39,8 @@ def check(
         return faults
     if target in MEASURED:
         faults += _streaming(settings)
-    if target in STARTED and (fault := why_no_server(settings.serving)):
+    given = settings.serving.tritonserver is not None
+    if target in STARTED and given and (fault := why_no_server(settings.serving)):
         faults.append(fault)
     if target in SERVED and engine.server is None:
         faults.append(_not_served(settings, target, engine))

@@ -64,6 +64,7 @@ def plan_text(plan: Plan, overrides: Sequence[str] = ()) -> str:
     lines.append("Nothing to do." if plan.is_done else _cost(plan))
     if not plan.is_done:
         lines += needs(plan)
+    lines += [wrapped(f"not run here: {fault}", 8) for fault in plan.missing]
     lines += gpu_commands(plan, overrides)
     return "\n".join(lines) + "\n"
 
@@ -89,7 +90,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "engine": plan.choice.engine.name,
         "reason": plan.choice.reason,
         "warnings": [str(warning) for warning in plan.warnings],
-        "not_run_here": [str(fault) for fault in plan.not_here],
+        "not_run_here": [str(fault) for fault in plan.refusals],
         "steps": [
             {
                 "id": step.node.id,

@@ -25,8 +25,8 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runne
     Raises:
         UserError: this machine cannot run it, or a stage found a fault in its input.
     """
-    if plan.not_here:
-        raise UserError.of(plan.not_here)
+    if plan.refusals:
+        raise UserError.of(plan.refusals)
     with run_folder(plan.command, plan.settings, overrides) as folder, disk_errors("The run", store.root):
         say(f"engine: {plan.choice.engine.name} ({plan.choice.reason})")
         for note in plan.notes:

@@ -211,6 +211,8 @@ def _judged(cell: SweepCell, raw: dict[str, Any], store: Store, machine: Machine
     except UserError as error:
         return cell.failed(str(error)) if here else cell
     cell = replace(cell, variant=plan.settings.variant)
+    if here and plan.refusals:
+        return cell.failed(str(UserError.of(plan.refusals)))
     if not plan.is_done:
         return cell
     artifacts = {step.node.id: str(step.artifact.path) for step in plan.steps if step.artifact}

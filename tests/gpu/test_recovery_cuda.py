@@ -20,6 +20,16 @@ def test_a_model_learns_on_a_gpu(tmp_path, qformat, lora):
     assert not any((after[name][before[name] == 0] != 0).any() for name in before if "_proj" in name)
 
 
+def test_one_process_trains_on_one_gpu_of_several(tmp_path, monkeypatch):
+    """The Trainer takes all that it sees, each with a batch of its own; one process is one GPU here."""
+    spec = RecoverySpec("distill", rounding=RoundingSpec(QFormat.FP8), **SHORT)
+    alone = recover(LLAMA, LLAMA, tmp_path / "alone", spec, texts(), device="cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    beside = recover(LLAMA, LLAMA, tmp_path / "beside", spec, texts(), device="cuda")
+    assert beside["losses"] == alone["losses"]
+    assert beside["held_out_losses"] == alone["held_out_losses"]
+
+
 @pytest.mark.parametrize("sharding", ["none", "full"])
 def test_two_gpus_find_the_weights_of_one(tmp_path, sharding):
     if torch.cuda.device_count() < 2:

@@ -21,21 +21,21 @@ def quantize_whole(
     *,
     tp_size: int = 1,
     pp_size: int = 1,
-    device: str = "cpu",
+    device: str = "auto",
     layout: Layout = "tensorrt_llm",
 ) -> None:
-    """Load the whole model, calibrate it, export it, and correct config.json."""
+    """Load the whole model, calibrate it where `quantize` would, export it, and correct config.json."""
     from pipelines.compress import modelopt_door
     from pipelines.compress.loading import look_at, pick_dtype, torch_dtype
     from pipelines.compress.postprocess import correct_export
     from pipelines.compress.quiet import muted, transformers_to_log
-    from pipelines.compress.simulating import simulated
+    from pipelines.compress.simulating import pick_device, simulated
     from pipelines.compress.unified import correct_unified
 
     source = look_at(model_dir)
     dtype = pick_dtype(source, "auto")
     with muted(), transformers_to_log():
-        model = simulated(source, spec, texts, calibration, dtype, device, SilentProgress()).model
+        model = simulated(source, spec, texts, calibration, dtype, pick_device(device), SilentProgress()).model
         out_dir.mkdir(parents=True, exist_ok=True)
         if layout == "hugging_face":
             modelopt_door.export_unified(model, torch_dtype(dtype), out_dir)
@@ -56,24 +56,27 @@ def sparsify_whole(
     from pipelines.compress import modelopt_door
     from pipelines.compress.calibration import make_batches
     from pipelines.compress.loading import load_model, load_tokenizer, look_at, own_dtype
-    from pipelines.compress.simulating import seed_everything
+    from pipelines.compress.simulating import pick_device, seed_everything
     from pipelines.compress.sparsegpt import LINEARS, prune_layer
 
     source = look_at(model_dir)
     seed_everything(calibration.seed)
-    model: Any = load_model(source, own_dtype(source), "cpu")
+    device = pick_device("auto")
+    model: Any = load_model(source, own_dtype(source), device)
     if spec.method == "magnitude":
         modelopt_door.prune_by_magnitude(model, [f"*.{name}" for name in LINEARS])
     else:
         data = make_batches(texts, load_tokenizer(source), calibration, calibration.size)
         for number, layer in enumerate(model.model.layers):
-            given = list(_inputs(model, number, data.batches))  # before the layer is watched
+            given = list(
+                _inputs(model, number, [batch.to(device) for batch in data.batches])
+            )  # before the layer is watched
             prune_layer(layer, partial(list, given), f"model.layers.{number}")
     pruned = dict(model.named_parameters())
     tensors = load_file(model_dir / "model.safetensors")
     for name in tensors:
         if "_proj" in name:
-            tensors[name] = pruned[name].detach().to(tensors[name].dtype).contiguous()
+            tensors[name] = pruned[name].detach().to("cpu", tensors[name].dtype).contiguous()
     with torch.no_grad():
         save_file(tensors, out, metadata={"format": "pt"})
 

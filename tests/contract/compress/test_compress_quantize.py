@@ -13,9 +13,10 @@ from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.checkpoint.verify import verify
 from pipelines.compress import CalibrationSpec, QuantSpec, fake_quantized_model, quantize
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import ContinuableError, UserError
 from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat
 from tests.contract.compress.conftest import CALIBRATION, spec_of, write_model
+from tests.support.stops import Stops
 
 modelopt = pytest.importorskip("modelopt")
 torch = pytest.importorskip("torch")
@@ -199,6 +200,65 @@ def test_a_nan_weight_stops_with_its_name(tmp_path, texts) -> None:
     with pytest.raises(UserError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
         quantize(folder, tmp_path / "out", spec_of(QFormat.FP8), texts, CALIBRATION)
     assert not (tmp_path / "out").exists()
+
+
+TOO_LITTLE = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 3.50 MiB is "
+    "free. Including non-PyTorch memory, this process has 500.00 MiB memory in use. Of it 1 MiB is free."
+)
+
+
+def test_a_gpu_without_memory_is_named_and_its_layers_are_kept(models, texts, tmp_path, monkeypatch) -> None:
+    """PyTorch's error is raised in the second layer; the same command goes on from there."""
+    from pipelines.compress import modelopt_door
+
+    real, calls = modelopt_door.simulate, []
+
+    def simulate(*given):
+        calls.append(given)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError(TOO_LITTLE)
+        return real(*given)
+
+    monkeypatch.setattr(modelopt_door, "simulate", simulate)
+    wanted = (
+        r"^The GPU has too little memory for quantizing: CUDA out of memory\. Tried to allocate 2\.00 GiB\. GPU 0 "
+        r"has a total capacity of 79\.11 GiB of which 3\.50 MiB is free\. Free it .*calibration\.batch_size"
+    )
+    with pytest.raises(ContinuableError, match=wanted) as refused:
+        quantize(models["llama"], tmp_path / "out", spec_of(QFormat.FP8), texts, CALIBRATION)
+    assert "Including" not in str(refused.value)
+    quantize(models["llama"], tmp_path / "out", spec_of(QFormat.FP8), texts, CALIBRATION)
+    assert len(calls) == 3
+    assert verify(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize(
+    ("qformats", "kv_cache", "wanted"),
+    [
+        ([QFormat.FP8], KvFormat.AUTO, ["fp8"]),
+        ([QFormat.INT4_AWQ], KvFormat.AUTO, ["int"]),
+        ([QFormat.W4A8_AWQ], KvFormat.AUTO, ["int", "fp8"]),
+        ([QFormat.NONE], KvFormat.INT8, ["int"]),
+        ([QFormat.INT8_WO], KvFormat.FP8, ["fp8"]),
+        ([QFormat.FP8, QFormat.INT4_AWQ], KvFormat.AUTO, ["int", "fp8"]),
+        ([QFormat.NVFP4], KvFormat.AUTO, []),
+    ],
+)
+def test_kernels_are_loaded_for_the_formats_that_have_them(qformats, kv_cache, wanted, monkeypatch) -> None:
+    """They are compiled at their first use, which the display says; without a compiler the note says so."""
+    from modelopt.torch.quantization import extensions
+
+    from pipelines.compress import modelopt_door
+
+    asked: list[str] = []
+    monkeypatch.setattr(extensions, "get_cuda_ext", lambda: asked.append("int"))
+    monkeypatch.setattr(extensions, "get_cuda_ext_fp8", lambda: asked.append("fp8"))
+    seen = Stops("", -1)
+    modelopt_door.load_kernels(qformats, kv_cache, seen)
+    assert asked == wanted
+    assert bool(seen.notes) == bool(wanted)
+    assert all("could not be compiled here" in note for note in seen.notes)
 
 
 @pytest.mark.parametrize("qformat", [QFormat.FP8, QFormat.INT8_SQ, QFormat.INT4_AWQ])

@@ -222,3 +222,30 @@ def test_a_checkpoint_counts_when_every_process_has_written_its_part(
     monkeypatch.setattr(accelerate.Accelerator, "wait_for_everyone", wait)
     recover(LLAMA, None, tmp_path / "out", RecoverySpec("finetune", lora=LORA, **SHORT), texts())
     assert (True, False) in waited
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (
+            "Traceback (most recent call last):\n  torch._C._cuda_setDevice(device)\n"
+            "torch.AcceleratorError: CUDA error: invalid device ordinal\n"
+            "GPU device may be out of range, do you have enough GPUs?\n"
+            "CUDA kernel errors might be asynchronously reported at some other API call.\n"
+            "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+            "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
+            "torch.AcceleratorError: CUDA error: invalid device ordinal",
+        ),
+        (
+            "[rank1]: Traceback (most recent call last):\n[rank1]: ValueError: no\nW1 a warning at exit",
+            "ValueError: no",
+        ),
+        ("ValueError: first\nduring which\nKeyError: 'x'\nmore", "KeyError: 'x'"),
+        ("one\ntwo\nthree\nterminate called after throwing", "two"),
+    ],
+)
+def test_the_reason_is_the_exception_and_not_what_follows_it(log, reason) -> None:
+    """PyTorch ends its messages with advice for developers, which hid the line that says what happened."""
+    said = training_processes._reason(log.splitlines())
+    assert said[0] == reason
+    assert len(said) <= training_processes.LINES

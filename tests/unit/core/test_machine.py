@@ -59,6 +59,39 @@ def test_gpus_are_read_from_nvidia_smi(monkeypatch):
     assert reason == ""
 
 
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        (None, ["A", "B", "C"]),
+        ("1", ["B"]),
+        ("2,0", ["C", "A"]),
+        ("0,7,1", ["A"]),  # as CUDA does: the first that does not exist ends the list
+        ("GPU-bb", ["B"]),
+        ("MIG-1234", ["A", "B", "C"]),
+    ],
+)
+def test_gpus_that_cuda_does_not_show_are_not_there(monkeypatch, visible, names):
+    """A job of a cluster sees its own GPUs; nvidia-smi lists all."""
+    monkeypatch.setattr(machine.shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
+    listed = "".join(f"{name}, 9.0, 81559, 580.1, GPU-{name.lower() * 2}-1\n" for name in "ABC")
+    monkeypatch.setattr(machine.subprocess, "run", lambda *_a, **_k: subprocess.CompletedProcess([], 0, listed, ""))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    gpus, reason = machine._gpus()
+    assert ([gpu.name for gpu in gpus], reason) == (names, "")
+    assert {gpu.driver for gpu in gpus} == {"580.1"}
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "3", "GPU-"])
+def test_hidden_gpus_are_said(monkeypatch, visible):
+    monkeypatch.setattr(machine.shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
+    listed = "A, 9.0, 81559, 580.1, GPU-aa\nB, 9.0, 81559, 580.1, GPU-bb\n"
+    monkeypatch.setattr(machine.subprocess, "run", lambda *_a, **_k: subprocess.CompletedProcess([], 0, listed, ""))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert machine._gpus() == ((), f"CUDA_VISIBLE_DEVICES='{visible}' hides what nvidia-smi lists")
+
+
 def test_a_broken_driver_is_said(monkeypatch):
     monkeypatch.setattr(machine.shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
     answer = subprocess.CompletedProcess([], 9, "", "NVIDIA-SMI has failed because it couldn't communicate\n")

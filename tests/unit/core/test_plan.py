@@ -1,5 +1,6 @@
 """What planning refuses, and what it says; it imports nothing heavy and writes nothing."""
 
+import importlib.util
 import json
 import re
 import struct
@@ -10,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from pipelines.cli.main import main
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import Fault, UserError
 from pipelines.engines.registry import TENSORRT_LLM
 from pipelines.host.machine import GpuFacts
 from pipelines.plan.plan import make_plan
@@ -45,6 +46,46 @@ def model(tmp_path):
 
 def plan(tmp_path, overrides, target="build", machine=MACHINE, only=None):
     return make_plan(load(overrides), target, Store(tmp_path / "store"), machine, only)
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """A machine with neither a server nor its clients, as after `pip install trtllm-pipelines[size]`."""
+    fault = Fault("tritonserver is not installed.", todo="Run: make setup")
+    real = importlib.util.find_spec
+    monkeypatch.setattr("pipelines.plan.checks.why_no_server", lambda _settings: fault)
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "tritonclient" else real(name, *rest)
+    )
+    return fault
+
+
+def test_a_plan_says_what_this_machine_lacks(tmp_path, model, bare):
+    """It is no reason not to plan, but one not to run."""
+    made = plan(tmp_path, [f"model.path={model}", "engine=openvino"], "all")
+    packages, server = made.missing
+    assert (
+        packages.message
+        == "Stage benchmark, repository needs the Python package 'tritonclient', which is not installed."
+    )
+    assert server == bare
+    said = " ".join(plan_text(made).split())
+    assert "not run here: tritonserver is not installed. Run: make setup" in said
+    with pytest.raises(UserError, match=r"'tritonclient'[\s\S]*tritonserver is not installed"):
+        run_target(made, Store(tmp_path / "store"), [])
+
+
+def test_one_stage_lacks_only_what_it_needs(tmp_path, model, bare):
+    words = [f"model.path={model}", "engine=tensorrt_llm", "quant=fp8"]
+    assert plan(tmp_path, words, "all", with_gpu(), only="quantize").missing == ()
+    assert bare not in plan(tmp_path, words, "evaluate", with_gpu()).missing
+
+
+def test_what_runs_on_another_machine_lacks_nothing_here(tmp_path, model, bare):
+    made = plan(tmp_path, [f"model.path={model}", "engine=tensorrt_llm", "quant=fp8", "hardware=h100_sxm"], "all")
+    assert made.not_here
+    assert made.missing == ()
+    assert bare.message not in plan_text(made)
 
 
 def test_stages_in_order(tmp_path, model):

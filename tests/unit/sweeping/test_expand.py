@@ -3,12 +3,14 @@
 import pytest
 
 from pipelines.domain.errors import UserError
-from pipelines.settings.compose import compose_config
+from pipelines.settings.compose import compose, compose_config
 from pipelines.settings.groups import CONF
+from pipelines.store.store import Store
 from pipelines.sweep import launchers
-from pipelines.sweep.cells import cells_of
-from pipelines.sweep.launch import expand, run_cells
+from pipelines.sweep.cells import SweepCell, cells_of
+from pipelines.sweep.launch import _judged, expand, run_cells
 from pipelines.sweep.launchers import BASIC, SLURM, check_launcher
+from tests.unit.core.test_machine import MACHINE
 
 
 def combinations(tmp_path, *words):
@@ -143,3 +145,13 @@ def test_every_launcher_file_says_its_command():
     files = list((CONF / "hydra" / "launcher").glob("*.yaml"))
     assert files
     assert all(f"make sweep hydra/launcher={path.stem}" in path.read_text() for path in files)
+
+
+def test_a_cell_that_cannot_run_here_is_failed_before_any_starts(tmp_path):
+    """For another machine it waits, because that machine may have what this one lacks."""
+    words = ("engine=tensorrt_llm", "model=tiny_llama", "quant=fp8")
+    cell, raw = SweepCell(1, "build", words, "quant=fp8"), compose(words)
+    judged = _judged(cell, raw, Store(tmp_path), MACHINE, here=True)
+    assert judged.state == "failed"
+    assert judged.reason.startswith("engine=tensorrt_llm cannot run here: there is no NVIDIA GPU")
+    assert _judged(cell, raw, Store(tmp_path), MACHINE, here=False).state == "waiting"
