@@ -20,9 +20,16 @@ os.environ.update(
 )
 
 ROOT = Path(__file__).resolve().parent.parent
+GPU_TESTS = {"gpu", "gpu_trtllm"}
 REFERENCE = Path(__file__).resolve().parent / "reference"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`make golden` sets the switch."""
     parser.addoption("--rewrite-golden", action="store_true", help="rewrite the files under tests/golden")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide the GPU from all tests but those of a GPU, asked for by their folders: others would compute there."""
+    if not all(GPU_TESTS & set(Path(argument).parts) for argument in config.args):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""

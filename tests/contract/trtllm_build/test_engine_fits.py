@@ -30,8 +30,8 @@ def on(monkeypatch, tmp_path):
 
     def move(**changes):
         made = environment(tmp_path / "machine", **changes)
-        for name in ("PATH", "EMULATED_PYTHON", "EMULATED_GPUS", "PYTHONPATH"):
-            monkeypatch.setenv(name, made[name])
+        for name, value in made.items():
+            monkeypatch.setenv(name, value)
         monkeypatch.syspath_prepend(made["PYTHONPATH"].rpartition(":")[2])
 
     return move

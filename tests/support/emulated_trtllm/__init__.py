@@ -41,4 +41,5 @@ def environment(
         "PYTHONPATH": f"{ROOT}{os.pathsep}{site}",
         "EMULATED_PYTHON": sys.executable,
         "EMULATED_GPUS": ";".join(gpus),
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(len(gpus)))),
     }

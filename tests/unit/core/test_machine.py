@@ -13,6 +13,12 @@ MACHINE = Machine(2, 2**36, (), "nvidia-smi is not installed", has_tensorrt_llm=
 H100 = GpuFacts("NVIDIA H100 80GB HBM3", 9.0, 81559 * 2**20)
 
 
+@pytest.fixture(autouse=True)
+def _shown(monkeypatch):
+    """The tests see no GPU; here, they see what nvidia-smi lists."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+
+
 def with_gpu(**changes):
     values = {"cpu_count": 8, "memory_bytes": 2**38, "gpus": (H100,), "no_gpu_reason": "", "platform": "test"}
     return Machine(**{"has_tensorrt_llm": True, **values, **changes})
@@ -75,7 +81,6 @@ def test_gpus_that_cuda_does_not_show_are_not_there(monkeypatch, visible, names)
     monkeypatch.setattr(machine.shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
     listed = "".join(f"{name}, 9.0, 81559, 580.1, GPU-{name.lower() * 2}-1\n" for name in "ABC")
     monkeypatch.setattr(machine.subprocess, "run", lambda *_a, **_k: subprocess.CompletedProcess([], 0, listed, ""))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     gpus, reason = machine._gpus()

@@ -28,6 +28,7 @@ def programs(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def gpu(programs):
+def gpu(programs, monkeypatch):
     """A machine with one H100, as nvidia-smi shows it."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     programs("nvidia-smi", f'case "$1" in --query*) echo "{SMI_LIST}";; *) echo "{SMI_TABLE}";; esac')
