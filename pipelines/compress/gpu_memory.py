@@ -29,7 +29,7 @@ def gpu_memory_named(doing: str, smaller: str) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        said = ". ".join(str(error).split(". ")[:SENTENCES])
+        said = ". ".join(str(error).split(". ")[:SENTENCES]).rstrip(".")
         raise ContinuableError(
             f"The GPU has too little memory for {doing}: {said}.",
             todo=f"Free it (nvidia-smi lists what is on it), or {smaller}. The same command goes on from what is done.",

@@ -37,8 +37,6 @@ from pipelines.domain.progress import Progress
 HELD_OUT = 20
 """One sequence in so many is not trained on."""
 WARMUP = 0.05
-SMALLER = "set recover.batch_size=1, recover.gradient_checkpointing=true or recover.lora_rank=16"
-"""What lowers the memory of training."""
 SCHEDULER = "scheduler.pt"
 STATE = "trainer_state.json"
 """What the Trainer writes last into a checkpoint."""
@@ -71,18 +69,29 @@ def train(job: TrainingJob, blocks: torch.Tensor, progress: Progress, rank: int 
     _forget_accelerates_environment()
     seed_everything(spec.seed)
     device = f"cuda:{rank}" if job.device == "cuda" and spec.processes > 1 else job.device
-    weights = _student(spec, source, device)
-    teacher = None
-    if job.teacher_dir is not None:
-        load = load_sharded if spec.sharding == "full" else load_model
-        teacher = load(look_at(job.teacher_dir), "bfloat16" if job.device != "cpu" else "float32", device)
-    with gpu_memory_named("training", SMALLER):
+    with gpu_memory_named("training", _smaller(spec)):
+        weights = _student(spec, source, device)
+        teacher = None
+        if job.teacher_dir is not None:
+            load = load_sharded if spec.sharding == "full" else load_model
+            teacher = load(look_at(job.teacher_dir), "bfloat16" if job.device != "cpu" else "float32", device)
         report = _train(job, weights, teacher, blocks, progress)
     if rank == 0:
         write_like(weights.finished(), source, job.out_dir)
     else:
         help_to_write(weights.finished(), source)
     return report
+
+
+def _smaller(spec: RecoverySpec) -> str:
+    """Return what would take less memory, of the settings that do not have that value."""
+    could = {
+        "recover.batch_size=1": spec.batch_size > 1,
+        "recover.gradient_checkpointing=true": not spec.gradient_checkpointing,
+        "recover.lora_rank=16": spec.lora is None,
+    }
+    settings = [setting for setting, helps in could.items() if helps]
+    return f"set {' or '.join(settings)}" if settings else "train a smaller model"
 
 
 def _forget_accelerates_environment() -> None:

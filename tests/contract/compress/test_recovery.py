@@ -282,3 +282,28 @@ def test_several_files_are_written_as_several(tmp_path: Path) -> None:
     recover(source, None, tmp_path / "out", RecoverySpec("finetune", **SHORT | {"steps": 1}), texts())
     found = {file.name: set(load_file(file)) for file in (tmp_path / "out").glob("*.safetensors")}
     assert found == {file: set(part) for file, part in files.items()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "offered"),
+    [
+        ({}, r"set recover\.batch_size=1 or recover\.gradient_checkpointing=true or recover\.lora_rank=16\. The same"),
+        ({"batch_size": 1, "gradient_checkpointing": True}, r"or set recover\.lora_rank=16\. The same command"),
+        (
+            {"batch_size": 1, "gradient_checkpointing": True, "lora": LoraSpec(4, 8.0, ("q_proj",))},
+            "or train a smaller",
+        ),
+    ],
+)
+def test_a_gpu_without_memory_is_named_with_what_would_take_less(
+    changes: dict[str, Any], offered: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model itself may already be too large; what is set so is not offered."""
+
+    def too_little(*_given: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(training, "load_model", too_little)
+    spec = RecoverySpec("distill", rounding=INT8, **(SHORT | changes))
+    with pytest.raises(ContinuableError, match=r"^The GPU has too little memory for training: CUDA.*" + offered):
+        recover(LLAMA, LLAMA, tmp_path / "out", spec, texts())
