@@ -8,7 +8,9 @@ KL(p || q) = sum_v p_v (ln p_v - ln q_v)  (Kullback and Leibler, On Information 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -18,6 +20,8 @@ Array = np.ndarray[Any, Any]
 
 VALUES_AT_ONCE = 2**19
 """Values of a block of rows in float64, 4 MiB, so that a slice of logits is never widened as a whole."""
+MOST_THREADS = 4
+"""Each takes up to six blocks of rows in float64."""
 SMALL = 1e-6
 """Below this the sum of p (ln p - ln q) loses digits to cancellation, and the sum of terms that are never negative
 takes its place."""
@@ -64,8 +68,9 @@ def compare_logits(reference: Array, other: Array, targets: Array) -> Positions:
         targets: the text's own next tokens [N].
     """
     rows = max(1, VALUES_AT_ONCE // reference.shape[1])
-    starts = range(0, len(targets), rows)
-    return Positions.joined([_block(*(x[at : at + rows] for x in (reference, other, targets))) for at in starts])
+    blocks = [slice(at, at + rows) for at in range(0, len(targets), rows)]
+    with ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:  # numpy computes outside the GIL
+        return Positions.joined(list(pool.map(lambda at: _block(reference[at], other[at], targets[at]), blocks)))
 
 
 def _block(reference: Array, other: Array, targets: Array) -> Positions:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,10 +24,10 @@ Rows = Sequence[tuple[int, ...]]
 Reading = tuple["Side", TeacherForcing]
 """A side, and its model loaded to read texts."""
 
-MAX_LOGITS = 2**23
-"""Most logits of one slice, 32 MiB of float32; there are two slices at any time."""
+MAX_LOGITS = 2**24
+"""Most logits of one slice, 64 MiB of float32; there are two slices at any time."""
 TOKENS_AT_ONCE = 256
-"""Most tokens of one slice, of all windows together: what an iteration's activations take grows with them."""
+"""Most tokens of one iteration, of all windows together: what its activations take grows with them."""
 WINDOWS_AT_ONCE = 2
 """More windows in one iteration are no faster."""
 NOISE_SHARE = 4
@@ -103,36 +103,51 @@ def _predicted(texts: Sequence[Rows]) -> int:
 def _read(reference: Side, other: Side, texts: Sequence[Rows], advance: Advance) -> tuple[list[Positions], str]:
     """Let both read texts; return the compared positions of each, and the arithmetic of the other.
 
-    A reference that is compared with itself computes the second time with other batches and another arithmetic.
+    A reference that is compared with itself computes the second time with other iterations and another arithmetic.
     """
     first = reference.session.teacher_forcing()
     second = other.session.teacher_forcing(varied=reference is other)
     found = []
     for rows in texts:
         parts: list[Positions] = []
-        for batch, size in batches(rows, (reference.session, other.session)):
-            parts += _read_batch((reference, first), (other, second), batch, size, advance)
+        for batch, sizes in batches(rows, (reference.session, other.session)):
+            parts += _read_batch((reference, first), (other, second), batch, sizes, advance)
         found.append(Positions.joined(parts))
     return found, second.arithmetic
 
 
-def batches(rows: Rows, sessions: Sequence[LogitsSession]) -> Iterator[tuple[Array, int]]:
-    """Yield windows to read together, int64 [B, T], and tokens of a slice; within what both engines are built for."""
+class Sizes(NamedTuple):
+    """How windows are read.
+
+    Attributes:
+        tokens: of each window in one iteration.
+        logits: of each window in one slice.
+    """
+
+    tokens: int
+    logits: int
+
+
+def batches(rows: Rows, sessions: Sequence[LogitsSession]) -> Iterator[tuple[Array, Sizes]]:
+    """Yield windows to read together, int64 [B, T], and how; within what both engines are built for."""
     length, vocabulary = len(rows[0]) - 1, sessions[0].vocabulary
     most = min(WINDOWS_AT_ONCE, *(session.limits.max_batch_size for session in sessions))
     together = max(1, min(most, MAX_LOGITS // (vocabulary * length)))
     iteration = min(TOKENS_AT_ONCE, *(session.limits.max_num_tokens for session in sessions))
     for start in range(0, len(rows), together):
         batch = np.array(rows[start : start + together], dtype=np.int64)
-        yield batch, max(1, min(length, MAX_LOGITS // (vocabulary * len(batch)), iteration // len(batch)))
+        tokens = max(1, min(length, iteration // len(batch)))
+        yield batch, Sizes(tokens, max(1, min(tokens, MAX_LOGITS // (vocabulary * len(batch)))))
 
 
-def _read_batch(reference: Reading, other: Reading, batch: Array, size: int, advance: Advance) -> Iterator[Positions]:
+def _read_batch(
+    reference: Reading, other: Reading, batch: Array, sizes: Sizes, advance: Advance
+) -> Iterator[Positions]:
     fed, at = batch[:, :-1].tolist(), 1
-    for (ours, _), (theirs, _) in zip(reference[1].slices(fed, size), other[1].slices(fed, size), strict=True):
+    for ours, theirs in zip(reference[1].slices(fed, *sizes), other[1].slices(fed, *sizes), strict=True):
         for (side, _), logits in ((reference, ours), (other, theirs)):
             if not np.isfinite(logits).all():
-                raise not_finite(side, fed, size)
+                raise not_finite(side, fed, sizes.tokens)
         rows, width, vocabulary = ours.shape
         targets = batch[:, at : at + width].reshape(-1)
         yield compare_logits(ours.reshape(-1, vocabulary), theirs.reshape(-1, vocabulary), targets)
@@ -143,7 +158,7 @@ def _read_batch(reference: Reading, other: Reading, batch: Array, size: int, adv
 def not_finite(side: Side, sequences: Sequence[Sequence[int]], size: int) -> NotFiniteError:
     """Name the first block whose output is not finite, by reading the same windows again."""
     where = "all decoder blocks give finite outputs, so it is the last norm or the head"
-    for _, blocks in side.session.teacher_forcing(blocks=True).slices(sequences, size):
+    for blocks in side.session.block_outputs().slices(sequences, size):
         wrong = next((name for name in _in_order(blocks) if not np.isfinite(blocks[name]).all()), None)
         if wrong is not None:
             where = f"the output of decoder {wrong.replace('.', ' ')} is the first that is not finite"
@@ -209,13 +224,13 @@ def layer_errors(
 
 
 def _block_errors(reference: Side, other: Side, rows: Rows) -> tuple[float, ...]:
-    first = reference.session.teacher_forcing(blocks=True)
-    second = other.session.teacher_forcing(varied=reference is other, blocks=True)
+    first = reference.session.block_outputs()
+    second = other.session.block_outputs(varied=reference is other)
     wrong: dict[str, float] = {}
     size_of: dict[str, float] = {}
-    for batch, size in batches(rows, (reference.session, other.session)):
+    for batch, sizes in batches(rows, (reference.session, other.session)):
         fed = batch[:, :-1].tolist()
-        for (_, ours), (_, theirs) in zip(first.slices(fed, size), second.slices(fed, size), strict=True):
+        for ours, theirs in zip(*(each.slices(fed, sizes.tokens) for each in (first, second)), strict=True):
             for name, values in ours.items():
                 right = values.astype(np.float64)
                 wrong[name] = wrong.get(name, 0.0) + float(((theirs[name] - right) ** 2).sum())

@@ -154,11 +154,11 @@ def _read(
 ) -> Iterator[BoundedPositions]:
     """Let the reference read a text's windows, and compare each slice with what is known of it."""
     first = 0
-    for batch, size in batches(rows, (reference.session,)):
+    for batch, sizes in batches(rows, (reference.session,)):
         fed, at = batch[:, :-1].tolist(), 0
-        for logits, _ in forcing.slices(fed, size):
+        for logits in forcing.slices(fed, *sizes):
             if not np.isfinite(logits).all():
-                raise not_finite(reference, fed, size)
+                raise not_finite(reference, fed, sizes.tokens)
             width = logits.shape[1]
             for number, row in enumerate(logits):
                 yield bound_logits(row, known[first + number].part(slice(at, at + width)))

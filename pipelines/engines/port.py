@@ -159,7 +159,25 @@ class TeacherForcing(Protocol):
 
     arithmetic: str
 
-    def slices(self, sequences: Sequence[TokenIds], tokens_at_once: int) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+    def slices(self, sequences: Sequence[TokenIds], tokens_at_once: int, logits_at_once: int) -> Iterator[Any]:
+        """Read sequences of one length together.
+
+        Args:
+            sequences: token ids, B sequences of T tokens.
+            tokens_at_once: tokens of each sequence in one iteration.
+            logits_at_once: of which so many in one slice.
+
+        Yields:
+            float32 logits [B, logits_at_once, vocabulary] after these tokens (fewer in the last slice). The next slice
+            overwrites them.
+        """
+        ...
+
+
+class BlockOutputs(Protocol):
+    """A loaded model that reads given texts and gives what each decoder block puts out."""
+
+    def slices(self, sequences: Sequence[TokenIds], tokens_at_once: int) -> Iterator[Mapping[str, Any]]:
         """Read sequences of one length together.
 
         Args:
@@ -167,8 +185,8 @@ class TeacherForcing(Protocol):
             tokens_at_once: tokens of each sequence in one slice.
 
         Yields:
-            float32 logits [B, tokens_at_once, vocabulary] after these tokens (fewer in the last slice), and the outputs
-            of the decoder blocks by name ("block.0"), where they were asked for. The next slice overwrites them.
+            outputs [B, tokens_at_once, hidden] by name ("block.0"), fewer tokens in the last slice. The next slice
+            overwrites them.
         """
         ...
 
@@ -185,12 +203,19 @@ class LogitsSession(Session, Protocol):
     vocabulary: int
     limits: BuildLimits
 
-    def teacher_forcing(self, *, varied: bool = False, blocks: bool = False) -> TeacherForcing:
+    def teacher_forcing(self, *, varied: bool = False) -> TeacherForcing:
         """Load the model to read texts.
 
         Args:
-            varied: with another batch composition and another arithmetic, to learn how much these matter.
-            blocks: with the outputs of the decoder blocks.
+            varied: with iterations of another size and another arithmetic, to learn how much these matter.
+        """
+        ...
+
+    def block_outputs(self, *, varied: bool = False) -> BlockOutputs:
+        """Load the layers below the head to read texts.
+
+        Args:
+            varied: with another arithmetic.
         """
         ...
 

@@ -25,7 +25,7 @@ from pipelines.engines.openvino.runtime import (
 )
 from pipelines.engines.openvino.scoring import Scorer
 from pipelines.engines.openvino.steps import step_results
-from pipelines.engines.openvino.teacher_forcing import GraphForcing, linear_weights
+from pipelines.engines.openvino.teacher_forcing import GraphBlocks, GraphForcing, linear_weights
 from pipelines.engines.port import Generation, NotFiniteError, SamplingParams, TokenIds
 
 
@@ -101,9 +101,13 @@ class OpenVinoSession:
         check_length(self.folder, len(tokens))
         return self._scoring().logits(tokens)
 
-    def teacher_forcing(self, *, varied: bool = False, blocks: bool = False) -> GraphForcing:
+    def teacher_forcing(self, *, varied: bool = False) -> GraphForcing:
         """See `port.LogitsSession.teacher_forcing`."""
-        return GraphForcing(self.folder, self._options, varied=varied, blocks=blocks)
+        return GraphForcing(self.folder, self._options, varied=varied)
+
+    def block_outputs(self, *, varied: bool = False) -> GraphBlocks:
+        """See `port.LogitsSession.block_outputs`."""
+        return GraphBlocks(self.folder, self._options, varied=varied)
 
     def linear_weights(self) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
         """See `port.LogitsSession.linear_weights`."""

@@ -5,7 +5,8 @@ Shapes: B sequences, T tokens of each, t tokens of one slice, V vocabulary, H hi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,70 +31,155 @@ KEPT_IN_16_BITS = ("_proj", "_residual", "layernorm", ".norm", ".product", ".att
 """Ends of the names of nodes whose result a GPU engine keeps in 16 bits; its logits are float32."""
 BLOCK_OUTPUT = ".mlp_residual"
 """End of the name of the last node of a decoder block."""
+GIVEN, TAKEN = "last_block", "head_input"
+"""Names of what the last block puts out, [B, t, H], where the graph is cut, and of what the head makes logits from."""
 
 
 class GraphForcing:
     """Reads sequences through the engine's graph; implements `port.TeacherForcing`.
 
+    The head runs by itself: its products are wide enough to be made for a few tokens, whereas the layers below it are
+    faster the more tokens they read at once. Both are parts of one graph, of which one is given no tokens: compiled by
+    itself, the plugin holds a 16-bit head in float32 where it computes in float32.
+
     Attributes:
         arithmetic: its arithmetic in words.
     """
 
-    def __init__(
-        self, folder: EngineFolder, options: OpenVinoOptions, *, varied: bool = False, blocks: bool = False
-    ) -> None:
+    def __init__(self, folder: EngineFolder, options: OpenVinoOptions, *, varied: bool = False) -> None:
         """Load and compile.
 
         Args:
             folder: the engine.
             options: its arithmetic and threads.
-            varied: compute the same with another batch composition and another arithmetic: float32 where the engine
-                computes in bf16, else float32 with the results of all products and sums rounded to 16 bits.
-            blocks: give the outputs of the decoder blocks as well.
+            varied: compute the same with iterations of another size and another arithmetic.
         """
-        self._varied, self.arithmetic = varied, arithmetic(folder.config, options)
+        model, chosen = _prepared(folder, options, varied=varied)
+        self.arithmetic = chosen.words
+        logits, taken = _cut_head(model)
+        model.add_results([logits])
+        model.add_parameters([taken])
+        nothing = np.zeros((1, 0, folder.config.hidden_size), dtype=np.float32)
         with folder.loading():
-            self._request = self._compiled(folder, options, blocks=blocks)
-            self._infer(np.zeros((1, FIRST_TOKENS), dtype=np.int64), 0, FIRST_TOKENS)
+            self._layers = _Layers(model, chosen.properties, {TAKEN: nothing}, shorter=varied)
+            list(self.slices([[0] * FIRST_TOKENS], FIRST_TOKENS, FIRST_TOKENS))
 
-    def _compiled(self, folder: EngineFolder, options: OpenVinoOptions, *, blocks: bool) -> ov.InferRequest:
-        model, precision, varied = folder.read_model(), inference_precision(options), self._varied
-        if varied and precision == "f32":
-            dtype = folder.config.dtype if folder.config.dtype in KEPT_BITS else "bfloat16"
-            _round_results(model, KEPT_BITS[dtype])
-            self.arithmetic = f"f32, results of products and sums rounded to {dtype}"
-        elif varied:
-            options, self.arithmetic = options.model_copy(update={"inference_precision": "f32"}), "f32"
-        self._blocks = _with_block_outputs(model) if blocks else []
-        compiled = ov.Core().compile_model(
-            model, "CPU", properties(folder.config, options, inference_precision(options))
-        )
-        return compiled.create_infer_request()
-
-    def slices(
-        self, sequences: Sequence[Sequence[int]], tokens_at_once: int
-    ) -> Iterator[tuple[Array, Mapping[str, Array]]]:
+    def slices(self, sequences: Sequence[Sequence[int]], tokens_at_once: int, logits_at_once: int) -> Iterator[Array]:
         """See `port.TeacherForcing.slices`."""
-        rows = np.array(sequences, dtype=np.int64)
-        count, length = rows.shape
-        if self._varied:  # one more sequence in the batch
-            rows = np.concatenate([rows, rows[:1, ::-1]])
-        self._request.reset_state()
-        for start in range(0, length, tokens_at_once):
-            self._infer(rows, start, min(start + tokens_at_once, length))
-            names = ("logits", *self._blocks)
-            found: dict[str, Array] = {name: self._request.get_tensor(name).data[:count] for name in names}
-            yield found.pop("logits"), found
+        read = self._layers.read(sequences, tokens_at_once, [GIVEN])
+        for hidden in _cut((each[GIVEN] for each in read), logits_at_once):
+            yield self._layers.head(hidden)
 
-    def _infer(self, rows: Array, start: int, stop: int) -> None:
-        """Run the next tokens; the results stay in the request until the next call."""
+
+class GraphBlocks:
+    """Reads sequences through the layers of the engine's graph; implements `port.BlockOutputs`."""
+
+    def __init__(self, folder: EngineFolder, options: OpenVinoOptions, *, varied: bool = False) -> None:
+        """Load and compile; see `GraphForcing`. Iterations are of one size, as both sides of a comparison need."""
+        model, chosen = _prepared(folder, options, varied=varied)
+        _cut_head(model)
+        self._names = _with_block_outputs(model)
+        with folder.loading():
+            self._layers = _Layers(model, chosen.properties, {}, shorter=False)
+            list(self.slices([[0] * FIRST_TOKENS], FIRST_TOKENS))
+
+    def slices(self, sequences: Sequence[Sequence[int]], tokens_at_once: int) -> Iterator[Mapping[str, Array]]:
+        """See `port.BlockOutputs.slices`."""
+        return self._layers.read(sequences, tokens_at_once, self._names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Arithmetic:
+    """How a graph is computed: the plugin's properties, and the same in words."""
+
+    properties: dict[str, Any]
+    words: str
+
+
+def _prepared(folder: EngineFolder, options: OpenVinoOptions, *, varied: bool) -> tuple[ov.Model, _Arithmetic]:
+    """Return the graph and its arithmetic.
+
+    Varied, it is float32 where the engine computes in bf16, else float32 with the results of all products and sums
+    rounded to 16 bits.
+    """
+    model, precision, words = folder.read_model(), inference_precision(options), arithmetic(folder.config, options)
+    if varied and precision == "f32":
+        dtype = folder.config.dtype if folder.config.dtype in KEPT_BITS else "bfloat16"
+        _round_results(model, KEPT_BITS[dtype])
+        words = f"f32, results of products and sums rounded to {dtype}"
+    elif varied:
+        options, words = options.model_copy(update={"inference_precision": "f32"}), "f32"
+    return model, _Arithmetic(properties(folder.config, options, inference_precision(options)), words)
+
+
+class _Layers:
+    """The compiled graph, its head cut off."""
+
+    def __init__(self, model: ov.Model, chosen: dict[str, Any], others: dict[str, Array], *, shorter: bool) -> None:
+        self._request = ov.Core().compile_model(model, "CPU", chosen).create_infer_request()
+        self._others, self._shorter = others, shorter
+
+    def read(
+        self, sequences: Sequence[Sequence[int]], tokens_at_once: int, names: Sequence[str]
+    ) -> Iterator[dict[str, Array]]:
+        """Read sequences of one length; yield outputs [B, t, H] by name, which the next inference overwrites."""
+        rows = np.array(sequences, dtype=np.int64)
+        length = rows.shape[1]
+        size = max(1, tokens_at_once * 3 // 4) if self._shorter else tokens_at_once
+        self._request.reset_state()
+        for start in range(0, length, size):
+            stop = min(start + size, length)
+            self._infer(rows[:, start:stop], start, self._others)
+            yield {name: self._request.get_tensor(name).data for name in names}
+
+    def head(self, hidden: Array) -> Array:
+        """Return logits [B, n, V] of what the last block gave, [B, n, H]; the next inference overwrites them."""
+        no_tokens = np.zeros((len(hidden), 0), dtype=np.int64)
+        self._infer(no_tokens, self._read, {TAKEN: np.ascontiguousarray(hidden)})
+        logits: Array = self._request.get_tensor("logits").data
+        return logits
+
+    def _infer(self, tokens: Array, start: int, others: dict[str, Array]) -> None:
+        count, width = tokens.shape
+        self._read = start + width
         inputs = {
-            "input_ids": np.ascontiguousarray(rows[:, start:stop]),
-            "attention_mask": np.ones((len(rows), stop), dtype=np.int64),
-            "position_ids": np.tile(np.arange(start, stop, dtype=np.int64), (len(rows), 1)),
-            "beam_idx": np.arange(len(rows), dtype=np.int32),
+            "input_ids": np.ascontiguousarray(tokens),
+            "attention_mask": np.ones((count, self._read), dtype=np.int64),
+            "position_ids": np.tile(np.arange(start, self._read, dtype=np.int64), (count, 1)),
+            "beam_idx": np.arange(count, dtype=np.int32),
         }
-        self._request.infer(inputs, share_outputs=True)
+        self._request.infer({**inputs, **others}, share_outputs=True)
+
+
+def _cut(pieces: Iterable[Array], size: int) -> Iterator[Array]:
+    """Yield arrays [B, t, H] again in pieces of `size` tokens; the last one may be shorter."""
+    held: Array | None = None
+    for piece in pieces:
+        held = piece.copy() if held is None else np.concatenate([held, piece], axis=1)
+        while held.shape[1] >= size:
+            yield held[:, :size]
+            held = held[:, size:]
+    if held is not None and held.shape[1]:
+        yield held
+
+
+def _cut_head(model: ov.Model) -> tuple[ov.Node, ov.Node]:
+    """End a graph with the last block, which gives `GIVEN`; return what came after it: its result and its parameter."""
+    *_, last = _block_ends(model)
+    (logits,) = model.get_results()
+    taken = op.parameter([-1, -1, last.get_output_partial_shape(0)[2].get_length()], ov.Type.f32)
+    taken.get_output_tensor(0).set_names({TAKEN})
+    for user in list(last.output(0).get_target_inputs()):
+        user.replace_source_output(taken.output(0))
+    given = op.result(last.output(0))
+    given.get_output_tensor(0).set_names({GIVEN})
+    model.add_results([given])
+    model.remove_result(logits)
+    return logits, taken
+
+
+def _block_ends(model: ov.Model) -> list[ov.Node]:
+    return [node for node in model.get_ordered_ops() if node.get_friendly_name().endswith(BLOCK_OUTPUT)]
 
 
 def linear_weights(folder: EngineFolder) -> Iterator[tuple[str, Array]]:
@@ -111,9 +197,8 @@ def linear_weights(folder: EngineFolder) -> Iterator[tuple[str, Array]]:
 
 def _with_block_outputs(model: ov.Model) -> list[str]:
     """Add an output for each decoder block; return their names, "block.0" and so on, in order."""
-    nodes = [node for node in model.get_ordered_ops() if node.get_friendly_name().endswith(BLOCK_OUTPUT)]
     names = []
-    for node in nodes:
+    for node in _block_ends(model):
         layer = int(node.get_friendly_name().split(".")[2])
         names.append(f"block.{layer}")
         result = op.result(node.output(0))

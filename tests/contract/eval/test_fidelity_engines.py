@@ -158,7 +158,7 @@ def test_logits_are_those_of_the_serving_engine(engines: Engines) -> None:
     """Teacher forcing reads what scoring reads."""
     side = engines.plain()
     row = list(TEXT.rows[0][:-1])
-    (found, _), *rest = side.session.teacher_forcing().slices([row], len(row))
+    found, *rest = side.session.teacher_forcing().slices([row], len(row), len(row))
     assert not rest
     np.testing.assert_allclose(found[0], side.session.logits(row), rtol=1e-4, atol=1e-4)
 
