@@ -116,7 +116,7 @@ def _read(reference: Side, other: Side, texts: Sequence[Rows], advance: Advance)
     return found, second.arithmetic
 
 
-class Sizes(NamedTuple):
+class ReadSizes(NamedTuple):
     """How windows are read.
 
     Attributes:
@@ -128,7 +128,7 @@ class Sizes(NamedTuple):
     logits: int
 
 
-def batches(rows: Rows, sessions: Sequence[LogitsSession]) -> Iterator[tuple[Array, Sizes]]:
+def batches(rows: Rows, sessions: Sequence[LogitsSession]) -> Iterator[tuple[Array, ReadSizes]]:
     """Yield windows to read together, int64 [B, T], and how; within what both engines are built for."""
     length, vocabulary = len(rows[0]) - 1, sessions[0].vocabulary
     most = min(WINDOWS_AT_ONCE, *(session.limits.max_batch_size for session in sessions))
@@ -137,11 +137,11 @@ def batches(rows: Rows, sessions: Sequence[LogitsSession]) -> Iterator[tuple[Arr
     for start in range(0, len(rows), together):
         batch = np.array(rows[start : start + together], dtype=np.int64)
         tokens = max(1, min(length, iteration // len(batch)))
-        yield batch, Sizes(tokens, max(1, min(tokens, MAX_LOGITS // (vocabulary * len(batch)))))
+        yield batch, ReadSizes(tokens, max(1, min(tokens, MAX_LOGITS // (vocabulary * len(batch)))))
 
 
 def _read_batch(
-    reference: Reading, other: Reading, batch: Array, sizes: Sizes, advance: Advance
+    reference: Reading, other: Reading, batch: Array, sizes: ReadSizes, advance: Advance
 ) -> Iterator[Positions]:
     fed, at = batch[:, :-1].tolist(), 1
     for ours, theirs in zip(reference[1].slices(fed, *sizes), other[1].slices(fed, *sizes), strict=True):

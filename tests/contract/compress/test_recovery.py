@@ -205,12 +205,14 @@ def _trained(tmp_path: Path, **changes: Any) -> tuple[dict[str, Any], dict[str, 
 
 
 def test_accumulated_batches_make_the_update_of_one_large_batch(tmp_path: Path) -> None:
+    """But for a few of four million weights, rounded to another value of bf16; half of them differ after less data."""
     whole, split, small = (
         _trained(tmp_path, batch_size=size, accumulation=batches)[1] for size, batches in ((4, 1), (2, 2), (2, 1))
     )
-    distance = {name: (value.float() - whole[name].float()).abs().max() for name, value in split.items()}
-    assert max(distance.values()) < 2e-5
-    assert any(not torch.equal(value, small[name]) for name, value in whole.items())
+    count = sum(value.numel() for value in whole.values())
+    apart, far = (sum(int((other[name] != whole[name]).sum()) for name in whole) / count for other in (split, small))
+    assert apart < 1e-4
+    assert far > 0.1
 
 
 def test_checkpointed_activations_are_computed_twice_and_change_nothing(
