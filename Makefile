@@ -25,7 +25,9 @@ WORDS := $(filter-out $(TARGETS) $(INSIDE),$(MAKECMDGOALS))
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "Making $(VENV) (once, some minutes) ..."
 	@python3 -m venv $(VENV)
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cpu,serve,report,size,sweep,dev]'
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[cpu,serve,report,size,sweep,dev]'
+# pip compiles one file after the other; files for another Python do not compile, with pip neither
+	@$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@
 
 ifeq ($(filter-out $(COMMANDS),$(WORDS))$(word 2,$(WORDS)),)
