@@ -109,7 +109,7 @@ def _table(found: Sequence[tuple[FormatReport, ReportedFidelity]], several: bool
         rows=tuple(rows),
         notes=(
             READING,
-            f"Noise: the 16-bit model against itself with other batches and another arithmetic "
+            f"Noise: the 16-bit model against itself in iterations of another size and with another arithmetic "
             f"({first.noise_arithmetic}), on the first part of each text. {WITHIN}: within noise.",
         ),
     )
