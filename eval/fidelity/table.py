@@ -105,8 +105,9 @@ LEFT_OUT = (
 def sentences(result: FidelityResult, flips: Flips | None) -> list[str]:
     """Return what the table of figures does not hold, in sentences."""
     noise = (
-        f"noise: the 16-bit model against itself in iterations of another size and with another arithmetic "
-        f"({result.noise_arithmetic}; the figures: {result.arithmetic}), on the first part of each text. {WITHIN}: within noise."
+        "noise: the 16-bit model against itself in iterations of another size and with another arithmetic "
+        f"({result.noise_arithmetic}; the figures: {result.arithmetic}), on the first part of each text. "
+        f"{WITHIN}: within noise."
     )
     found = [noise, greedy_text(result)]
     if seen := [text.name for text in result.texts if not text.unseen]:
