@@ -113,7 +113,7 @@ def _prepared(folder: EngineFolder, options: OpenVinoOptions, *, varied: bool) -
 
 
 class _Layers:
-    """The compiled graph, its head cut off."""
+    """The compiled graph, cut after its last block; the head is run by itself, where the graph has kept it."""
 
     def __init__(self, model: ov.Model, chosen: dict[str, Any], others: dict[str, Array], *, shorter: bool) -> None:
         self._request = ov.Core().compile_model(model, "CPU", chosen).create_infer_request()
