@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from eval.fidelity.measure import NOISE_SHARE, Side, measure
+from eval.fidelity.measure import NOISE_TOKENS, Side, measure
 from eval.fidelity.windows import Windows
 from pipelines.domain.progress import Advance
 from pipelines.engines.port import LogitsSession
@@ -134,7 +134,7 @@ def main() -> None:
     seconds, busy = time.monotonic() - start, time.process_time() - busy
     read, noise = clock.per_token(0), clock.per_token(1)
     fixed = seconds - read[0] * found.overall.tokens - noise[0] * found.noise.tokens
-    whole = fixed + ALONE * (read[0] + noise[0] / NOISE_SHARE)
+    whole = fixed + ALONE * read[0] + NOISE_TOKENS * noise[0]
     sys.stdout.write(
         f"{found.overall.tokens:,} tokens: {seconds:.1f} s, {busy:.1f} s of processor time; mean KL "
         f"{found.overall.kl_mean:.3g}, noise {found.noise.kl_mean:.3g}\n"

@@ -36,13 +36,13 @@ def count_operations(session, model):
     scorer, made = session._scorer, {"operations": 0}
     infer = scorer._infer
     mlp = 3 * shape.hidden_size * shape.intermediate_size
-    def counted(piece, past, beam_idx, flat):
+    def counted(piece, past, start, flat):
         (batch, width), rows = piece.shape, max(1, len(flat))
-        read = past * width + width * (width + 1) / 2
+        read = (past.lengths.max(initial=0) + start) * width + width * (width + 1) / 2
         made["operations"] += 2 * batch * width * (shape.linear_params - mlp)  # the last MLP runs on some rows only
         made["operations"] += 2 * rows * (mlp + shape.vocab_size * shape.hidden_size)
         made["operations"] += 4 * batch * read * shape.num_hidden_layers * shape.num_attention_heads * shape.head_dim
-        return infer(piece, past, beam_idx, flat)
+        return infer(piece, past, start, flat)
     scorer._infer = counted
     return made
 

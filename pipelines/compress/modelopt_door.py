@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,18 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import modelopt
-import modelopt.torch.opt as mto
-import modelopt.torch.quantization as mtq
-import modelopt.torch.sparsity as mts
 import torch
-from modelopt.torch.export import (
-    export_hf_checkpoint,
-    export_tensorrt_llm_checkpoint,
-    torch_to_tensorrt_llm_checkpoint,
-)
-from modelopt.torch.quantization import extensions
-from modelopt.torch.quantization.algorithms import QuantRecipe
 
 from pipelines.checkpoint.unified import fused_with
 from pipelines.compress.recipes import Config
@@ -29,6 +19,31 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.families import Family
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat, version_faults
 from pipelines.domain.progress import Progress
+
+
+@contextmanager
+def _nothing_compiled() -> Iterator[None]:
+    """Let PyTorch leave functions as they are that torch.compile decorates."""
+    before = os.environ.get("TORCHDYNAMO_DISABLE")
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    yield
+    del os.environ["TORCHDYNAMO_DISABLE"]
+    if before is not None:
+        os.environ["TORCHDYNAMO_DISABLE"] = before
+
+
+with _nothing_compiled():  # three functions that are not called here would load Inductor, a fifth of the import's time
+    import modelopt
+    import modelopt.torch.opt as mto
+    import modelopt.torch.quantization as mtq
+    import modelopt.torch.sparsity as mts
+    from modelopt.torch.export import (
+        export_hf_checkpoint,
+        export_tensorrt_llm_checkpoint,
+        torch_to_tensorrt_llm_checkpoint,
+    )
+    from modelopt.torch.quantization import extensions
+    from modelopt.torch.quantization.algorithms import QuantRecipe
 
 VERSION: str = modelopt.__version__
 

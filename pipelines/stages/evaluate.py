@@ -72,7 +72,7 @@ class Evaluate:
     needs: tuple[str, ...]
     warns: bool = False
     name = "evaluate"
-    version = "3"
+    version = "4"
     measures = False
 
     def identity(self) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 MIN_SHARED_TOKENS = 16
 """Fewest saved tokens for which a split into prefix and rest pays, as it costs one more inference."""
+MIN_FILLED = 0.75
+"""Least share of the longest prefix that another one has to fill in the same inference; what is left is padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +46,18 @@ class PrefixGroup:
     shared: int
     rows: list[PrefixRow]
 
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """The tokens that are shared."""
+        return self.rows[0].tokens[: self.shared]
+
 
 def plan(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[PrefixGroup]:
     """Arrange (context, continuation) pairs in groups of rows with a common prefix.
 
     Pairs whose sequences are equal, or where one is a prefix of the other, become one row: the four one-token answers
-    to a question cost one row. The last token of a continuation is only predicted, never run.
+    to a question cost one row. The last token of a continuation is only predicted, never run. A row that shares
+    nothing with another has no prefix.
     """
     rows: dict[tuple[int, ...], PrefixRow] = {}
     for index, (context, continuation) in enumerate(pairs):
@@ -57,6 +65,42 @@ def plan(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[PrefixGro
         row = rows.setdefault(tokens, PrefixRow(tokens))
         row.continuations.append(Continuation(index, len(context) - 1, tuple(continuation)))
     return list(_grouped(_without_prefixes([rows[tokens] for tokens in sorted(rows)])))
+
+
+def together(groups: Sequence[PrefixGroup], tokens: int, count: int) -> Iterator[list[PrefixGroup]]:
+    """Arrange groups so that their prefixes, padded to the longest, are run at once.
+
+    A short prefix leaves a processor waiting for weights; many of them are one large product.
+
+    Args:
+        groups: groups of `plan`.
+        tokens: most tokens of several prefixes, padding included.
+        count: most prefixes.
+    """
+    joined: list[PrefixGroup] = []
+    for group in sorted(groups, key=lambda group: group.shared):
+        full = len(joined) >= count or (len(joined) + 1) * group.shared > tokens
+        if joined and (full or joined[0].shared < MIN_FILLED * group.shared):
+            yield joined
+            joined = []
+        joined.append(group)
+    if joined:
+        yield joined
+
+
+def batches(groups: Sequence[PrefixGroup], tokens: int, count: int) -> list[list[tuple[int, PrefixRow]]]:
+    """Split the rows of groups that run together into batches: rows x longest rest <= `tokens`, rows <= `count`.
+
+    Returns:
+        batches of (index of the group, row), the shortest rests first.
+    """
+    made: list[list[tuple[int, PrefixRow]]] = []
+    rows = [(index, row, len(row.tokens) - group.shared) for index, group in enumerate(groups) for row in group.rows]
+    for index, row, rest in sorted(rows, key=lambda each: each[2]):
+        if not made or len(made[-1]) >= count or (len(made[-1]) + 1) * rest > tokens:
+            made.append([])
+        made[-1].append((index, row))
+    return made
 
 
 def _without_prefixes(ordered: list[PrefixRow]) -> list[PrefixRow]:
@@ -85,10 +129,14 @@ def _grouped(ordered: list[PrefixRow]) -> Iterator[PrefixGroup]:
                 group.shared = shared
                 group.rows.append(row)
                 continue
-            yield group
+            yield _closed(group)
         group = PrefixGroup(row.free, [row])
     if group is not None:
-        yield group
+        yield _closed(group)
+
+
+def _closed(group: PrefixGroup) -> PrefixGroup:
+    return group if len(group.rows) > 1 else PrefixGroup(0, group.rows)
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import openvino as ov
 from openvino import opset13 as op
 
 from pipelines.engines.openvino.options import OpenVinoOptions
-from pipelines.engines.openvino.prefixes import PrefixGroup, PrefixRow, plan
+from pipelines.engines.openvino.prefixes import PrefixGroup, PrefixRow, batches, plan, together
 from pipelines.engines.openvino.runtime import FIRST_TOKENS, EngineFolder, inference_precision, properties
 
 Array = np.ndarray[Any, Any]
@@ -21,8 +22,26 @@ LAST_ATTENTION = ".attention_residual"
 """End of the name of the node after which no token of a layer depends on another."""
 MAX_LOGITS = 2**26
 """Most logits held at once, 256 MiB of float32."""
+TOKENS_AT_ONCE = 1024
+"""Most tokens of one inference: more do not make products faster, and what layers hold grows with them."""
 VALUES_AT_ONCE = 2**20
 """Values that are widened to float64 together, 8 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """What the state holds when tokens are run.
+
+    Attributes:
+        lengths: tokens of each sequence in it [S]; the columns after them, up to the longest, are padding.
+        of: the sequence that each row of the batch continues [B].
+    """
+
+    lengths: Array
+    of: Array
+
+
+NOTHING_PAST = _Past(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
 
 class Scorer:
@@ -38,7 +57,8 @@ class Scorer:
         The KV state is kept in the inference precision: values of an 8-bit KV cache are already rounded by the graph.
         """
         core = ov.Core()
-        self._limits = folder.limits
+        self._max_batch_size = folder.limits.max_batch_size
+        self._tokens_at_once = min(folder.limits.max_num_tokens, TOKENS_AT_ONCE)
         self._max_logits_rows = max(1, MAX_LOGITS // folder.config.vocab_size)
         with folder.loading():
             model = with_chosen_logits(folder.read_model())
@@ -46,7 +66,7 @@ class Scorer:
                 model, "CPU", properties(folder.config, options, inference_precision(options))
             )
             self._request = self._compiled.create_infer_request()
-            self._infer(np.zeros((1, FIRST_TOKENS), dtype=np.int64), 0, np.zeros(1), list(range(FIRST_TOKENS)))
+            self._infer(np.zeros((1, FIRST_TOKENS), dtype=np.int64), NOTHING_PAST, 0, list(range(FIRST_TOKENS)))
 
     def score(
         self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], done: Callable[[float], None]
@@ -58,15 +78,16 @@ class Scorer:
             done: called with the number of finished pairs.
         """
         scores: list[tuple[float, bool]] = [(0.0, False)] * len(pairs)
-        for group in plan(pairs):
-            batches = self._batches(group)
-            self._start(group.rows[0].tokens[: group.shared])
-            saved = self._save() if len(batches) > 1 else None
-            for index, batch in enumerate(batches):
+        count = min(self._max_batch_size, self._max_logits_rows)
+        for groups in together(plan(pairs), self._tokens_at_once, count):
+            made = batches(groups, self._tokens_at_once, count)
+            past = self._start(groups)
+            saved = self._save() if len(made) > 1 else None
+            for index, batch in enumerate(made):
                 if saved is not None and index:
                     self._restore(saved)
-                self._score_batch(batch, group.shared, scores)
-                done(sum(len(row.continuations) for row in batch))
+                self._score_batch(batch, past, scores)
+                done(sum(len(row.continuations) for _, row in batch))
         return scores
 
     def logits(self, tokens: Sequence[int]) -> Array:
@@ -74,35 +95,25 @@ class Scorer:
         self._request.reset_state()
         parts: list[Array] = []
         wanted = [(0, column) for column in range(len(tokens))]
-        self._feed(np.array([tokens], dtype=np.int64), 0, wanted, lambda _, logits: parts.append(logits))
+        self._feed(
+            np.array([tokens], dtype=np.int64), NOTHING_PAST, wanted, lambda _, logits: parts.append(logits.copy())
+        )
         return np.concatenate(parts)
 
-    def _batches(self, group: PrefixGroup) -> list[list[PrefixRow]]:
-        """Split a group so that rows x longest rest <= max_num_tokens and rows <= max_batch_size."""
-        batches: list[list[PrefixRow]] = []
-        for row in sorted(group.rows, key=lambda row: len(row.tokens)):
-            rest = len(row.tokens) - group.shared
-            full = not batches or len(batches[-1]) >= self._limits.max_batch_size
-            if full or (len(batches[-1]) + 1) * rest > self._limits.max_num_tokens:
-                batches.append([])
-            batches[-1].append(row)
-        return batches
-
-    def _start(self, prefix: Sequence[int]) -> None:
+    def _start(self, groups: Sequence[PrefixGroup]) -> Array:
+        """Run the prefixes of groups and return their lengths [groups]."""
         self._request.reset_state()
-        if prefix:
-            self._feed(np.array([prefix], dtype=np.int64), 0, [], lambda *_: None)
+        if groups[-1].shared:
+            self._feed(_padded([group.prefix for group in groups]), NOTHING_PAST, [], lambda *_: None)
+        return np.array([group.shared for group in groups])
 
-    def _score_batch(self, batch: list[PrefixRow], shared: int, scores: list[tuple[float, bool]]) -> None:
-        width = max(len(row.tokens) for row in batch) - shared
-        tokens = np.zeros((len(batch), width), dtype=np.int64)  # padding comes last, so no token attends to it
-        for index, row in enumerate(batch):
-            tokens[index, : len(row.tokens) - shared] = row.tokens[shared:]
+    def _score_batch(self, batch: list[tuple[int, PrefixRow]], past: Array, scores: list[tuple[float, bool]]) -> None:
+        of = np.array([group for group, _ in batch])
         asked: dict[Position, list[tuple[int, int]]] = {}  # what continuations have here: pair, token
-        for index, row in enumerate(batch):
+        for index, (group, row) in enumerate(batch):
             for continuation in row.continuations:
                 for offset, target in enumerate(continuation.targets):
-                    position = (index, continuation.start - shared + offset)
+                    position = (index, continuation.start - int(past[group]) + offset)
                     asked.setdefault(position, []).append((continuation.pair, target))
         found: dict[int, list[tuple[float, bool]]] = {}
 
@@ -112,46 +123,56 @@ class Scorer:
             for pair, score in zip(pairs, _token_scores(logits, rows, targets), strict=True):
                 found.setdefault(pair, []).append(score)
 
-        self._feed(tokens, shared, list(asked), use)
+        rests = [row.tokens[past[group] :] for group, row in batch]
+        self._feed(_padded(rests), _Past(past, of), list(asked), use)
         for pair, each in found.items():
             logprobs, greedy = zip(*each, strict=True)
             scores[pair] = (float(np.array(logprobs).sum()), all(greedy))
 
     def _feed(
-        self, tokens: Array, past: int, wanted: list[Position], use: Callable[[list[Position], Array], None]
+        self, tokens: Array, past: _Past, wanted: list[Position], use: Callable[[list[Position], Array], None]
     ) -> None:
-        """Run [B, T] tokens after `past` ones in pieces; a state of batch 1 is broadcast over the batch.
+        """Run [B, T] tokens in pieces.
 
         Args:
             tokens: token ids.
-            past: tokens that the state holds.
+            past: what the state holds.
             wanted: positions (row, column) whose logits are wanted.
-            use: called with those of each piece and their logits [N, V], so that those of long texts are never held
-                together.
+            use: called with those of each piece and their logits [N, V], which the next piece overwrites.
         """
         batch, width = tokens.shape
-        size = max(1, self._limits.max_num_tokens // batch)
-        if wanted:
-            size = max(1, min(size, self._max_logits_rows // batch))
-        for start in range(0, width, size):
-            piece = tokens[:, start : start + size]
-            here = sorted({p for p in wanted if start <= p[1] < start + piece.shape[1]})
-            flat = [row * piece.shape[1] + column - start for row, column in here]
-            rows = np.arange(batch) if start or past == 0 else np.zeros(batch)
-            logits = self._infer(piece, past + start, rows, flat)
+        ordered = sorted(wanted, key=lambda position: position[1])
+        size = max(1, self._tokens_at_once // batch)
+        start = 0
+        while start < width:
+            stop = min(start + size, width)
+            here = [position for position in ordered if start <= position[1] < stop]
+            if len(here) > self._max_logits_rows:  # before the column of the first one that is too many
+                stop = here[self._max_logits_rows][1]
+                here = [position for position in here if position[1] < stop]
+            here.sort()
+            flat = [row * (stop - start) + column - start for row, column in here]
+            logits = self._infer(tokens[:, start:stop], past, start, flat)
             if here:
                 use(here, logits)
+            start = stop
 
-    def _infer(self, piece: Array, past: int, beam_idx: Array, flat: list[int]) -> Array:
+    def _infer(self, piece: Array, past: _Past, start: int, flat: list[int]) -> Array:
+        """Run tokens [B, t] that follow `start` others after `past`; the next inference overwrites the logits."""
         batch, width = piece.shape
+        lengths = past.lengths[past.of] if past.of.size else np.zeros(batch, dtype=np.int64)
+        columns = int(past.lengths.max(initial=0))
+        mask = np.ones((batch, columns + start + width), dtype=np.int64)
+        mask[:, :columns] = np.arange(columns) < lengths[:, None]
         inputs = {
-            "input_ids": piece,
-            "attention_mask": np.ones((batch, past + width), dtype=np.int64),
-            "position_ids": np.tile(np.arange(past, past + width, dtype=np.int64), (batch, 1)),
-            "beam_idx": beam_idx.astype(np.int32),
+            "input_ids": np.ascontiguousarray(piece),
+            "attention_mask": mask,
+            "position_ids": lengths[:, None] + np.arange(start, start + width),
+            "beam_idx": (past.of if columns and not start else np.arange(batch)).astype(np.int32),
             "logit_rows": np.array(flat, dtype=np.int64),
         }
-        return np.array(self._request.infer(inputs)["logits"][0], dtype=np.float32)
+        logits: Array = self._request.infer(inputs, share_outputs=True)["logits"][0]
+        return logits
 
     def _save(self) -> list[Array]:
         return [np.array(state.state.data, copy=True) for state in self._request.query_state()]
@@ -160,6 +181,14 @@ class Scorer:
         self._request.reset_state()
         for state, values in zip(self._request.query_state(), saved, strict=True):
             state.state = ov.Tensor(values)
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> Array:
+    """Return token ids [B, T]; padding comes last, so no token attends to it in the same inference."""
+    tokens = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+    for index, row in enumerate(rows):
+        tokens[index, : len(row)] = row
+    return tokens
 
 
 def with_chosen_logits(model: ov.Model) -> ov.Model:

@@ -97,6 +97,37 @@ def test_shared_prefixes_change_nothing(session: OpenVinoSession, pairs: list[Pa
     assert session.loglikelihood(pairs, SILENT) == together
 
 
+def test_prefixes_of_several_lengths_run_together_and_change_nothing(
+    session: OpenVinoSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six prefixes of 40 to 50 tokens, questions of 3 to 9 after each: as few inferences as possible, or many."""
+    tokens = [(11 * i) % 1500 + 100 for i in range(900)]
+    pairs: list[Pair] = []
+    for subject in range(6):
+        shots = tokens[100 * subject : 100 * subject + 40 + 2 * subject]
+        pairs += [([*shots, *tokens[600 + 31 * i : 603 + 32 * i + subject]], [i, 7 + i]) for i in range(2)]
+    scorer = session._scoring()
+    shapes: list[tuple[int, ...]] = []
+    infer = scorer._infer
+
+    def seen(piece: Any, *given: Any) -> Any:
+        shapes.append(piece.shape)
+        return infer(piece, *given)
+
+    monkeypatch.setattr(scorer, "_infer", seen)
+    expected = [by_hand(session, pair)[0] for pair in pairs]
+    shapes.clear()
+    found = [score for score, _ in session.loglikelihood(pairs, SILENT)]
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert shapes == [(6, 50), (8, 8), (4, 10)]
+    for at_once in (60, 7):
+        monkeypatch.setattr(scorer, "_tokens_at_once", at_once)
+        assert [score for score, _ in session.loglikelihood(pairs, SILENT)] == pytest.approx(expected, abs=1e-4)
+    monkeypatch.setattr(scorer, "_tokens_at_once", 1024)
+    monkeypatch.setattr(scorer, "_max_logits_rows", 5)  # fewer than one inference would give
+    assert [score for score, _ in session.loglikelihood(pairs, SILENT)] == pytest.approx(expected, abs=1e-4)
+
+
 def test_greedy_continuations_are_recognized(session: OpenVinoSession, pairs: list[Pair]) -> None:
     """What generation produced scores as greedy; with another last token it does not."""
     assert [greedy for _, greedy in session.loglikelihood(pairs[-2:], SILENT)] == [True, False]

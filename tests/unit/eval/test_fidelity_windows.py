@@ -2,6 +2,7 @@
 
 import pytest
 
+from eval.fidelity.measure import noise_parts
 from eval.fidelity.windows import cut, refuse_other_tokens
 from pipelines.domain.errors import UserError
 
@@ -68,3 +69,17 @@ def test_other_tokens_are_refused_with_the_first_that_differs():
     with pytest.raises(UserError, match="token 10 is no token in mine and 'z' in original"):
         refuse_other_tokens(ours, Letters(tokens="abcdefgh\nz"), model="mine", reference="original")
     refuse_other_tokens(ours, Letters(), model="mine", reference="original")
+
+
+@pytest.mark.parametrize(
+    ("windows_of_texts", "expected"),
+    [
+        ([8, 4, 1], [2, 1, 1]),  # a quarter
+        ([32], [8]),  # 16,384 tokens: a quarter is 4,096
+        ([32, 32], [4, 4]),
+        ([40, 30, 2], [5, 4, 1]),  # 4,096 of 36,864 tokens are a ninth
+    ],
+)
+def test_the_noise_is_measured_on_the_beginnings(windows_of_texts, expected):
+    texts = [[tuple(range(513))] * count for count in windows_of_texts]
+    assert [len(rows) for rows in noise_parts(texts)] == expected
