@@ -82,9 +82,9 @@ class Scorer:
         for groups in together(plan(pairs), self._tokens_at_once, count):
             made = batches(groups, self._tokens_at_once, count)
             past = self._start(groups)
-            saved = self._save() if len(made) > 1 else None
+            saved = self._save() if len(made) > 1 and past.any() else []
             for index, batch in enumerate(made):
-                if saved is not None and index:
+                if index:
                     self._restore(saved)
                 self._score_batch(batch, past, scores)
                 done(sum(len(row.continuations) for _, row in batch))
@@ -178,9 +178,11 @@ class Scorer:
         return [np.array(state.state.data, copy=True) for state in self._request.query_state()]
 
     def _restore(self, saved: list[Array]) -> None:
+        """Go back to a saved state, or to the empty one, whose tensors cannot be set."""
         self._request.reset_state()
-        for state, values in zip(self._request.query_state(), saved, strict=True):
-            state.state = ov.Tensor(values)
+        if saved:
+            for state, values in zip(self._request.query_state(), saved, strict=True):
+                state.state = ov.Tensor(values)
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> Array:

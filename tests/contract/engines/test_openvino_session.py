@@ -128,6 +128,13 @@ def test_prefixes_of_several_lengths_run_together_and_change_nothing(
     assert [score for score, _ in session.loglikelihood(pairs, SILENT)] == pytest.approx(expected, abs=1e-4)
 
 
+def test_rows_that_share_nothing_fill_several_batches(session: OpenVinoSession) -> None:
+    """30 texts of 5 to 34 tokens, eight in a batch."""
+    pairs: list[Pair] = [([(37 * i + j) % 1500 + 100 for j in range(5 + i)], [7, 8]) for i in range(30)]
+    found = [score for score, _ in session.loglikelihood(pairs, SILENT)]
+    assert found == pytest.approx([by_hand(session, pair)[0] for pair in pairs], abs=1e-4)
+
+
 def test_greedy_continuations_are_recognized(session: OpenVinoSession, pairs: list[Pair]) -> None:
     """What generation produced scores as greedy; with another last token it does not."""
     assert [greedy for _, greedy in session.loglikelihood(pairs[-2:], SILENT)] == [True, False]
