@@ -105,11 +105,13 @@ def _render(size: tuple[float, float], draw: Draw, theme: Theme, form: str) -> b
         figure = Drawing(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
         draw(figure, theme)
-        out = io.BytesIO()
-        metadata = (
-            {"Date": None, "Creator": None, "Format": None, "Type": None} if form == "svg" else {"Software": None}
-        )
-        figure.savefig(out, format=form, dpi=160, metadata=metadata)
+        return _saved(figure, form)
+
+
+def _saved(figure: Drawing, form: str) -> bytes:
+    out = io.BytesIO()
+    metadata = {"Date": None, "Creator": None, "Format": None, "Type": None} if form == "svg" else {"Software": None}
+    figure.savefig(out, format=form, dpi=160, metadata=metadata)
     return out.getvalue()
 
 

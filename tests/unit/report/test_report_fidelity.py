@@ -2,6 +2,8 @@
 
 from dataclasses import asdict
 
+import pytest
+
 from eval.fidelity.bounds import BoundFigures
 from eval.fidelity.divergence import Figures
 from eval.fidelity.result import FidelityResult, GreedyFidelity, LayerErrors, TextFidelity
@@ -93,6 +95,7 @@ def test_bounds_of_a_server_stand_below_labelled_as_bounds(tmp_path):
     assert collect(store).newest == "2026-01-02T03:30:00+00:00"
 
 
+@pytest.mark.pictures
 def test_errors_by_layer_are_a_heat_map(tmp_path):
     store = Store(tmp_path)
     compared(store, "fp8", engine_of(store, add_format(store, "fp8")), layers=LAYERS)

@@ -43,6 +43,7 @@ def written(two_formats, tmp_path_factory):
     return write_report(collect(two_formats), folder)
 
 
+@pytest.mark.pictures
 def test_a_second_time_gives_the_same_bytes(two_formats, written, tmp_path):
     again = write_report(collect(two_formats), tmp_path)
     for first in written.html.parent.iterdir():
@@ -89,6 +90,7 @@ def test_labels_of_users_are_escaped_everywhere(tmp_path):
     assert "<script" not in markdown
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize("variant", ["a$b$c", "<b>&", "ä"])
 def test_a_strange_format_name_draws(tmp_path, variant, monkeypatch):
     monkeypatch.setitem(VARIANTS, variant, 1.0)

@@ -57,6 +57,7 @@ def section(store):
     return next((each for each in document(collect(store)).sections if each.id == "mix"), None)
 
 
+@pytest.mark.pictures
 def test_the_mix_is_told_in_words_in_a_picture_and_in_numbers(mixed):
     terms, figure, seen = section(mixed).blocks
     assert isinstance(terms, Terms)

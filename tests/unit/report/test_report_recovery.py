@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from pipelines.report.recovery import recovery_terms, section
 
 FACTS = {
@@ -33,6 +35,7 @@ def test_terms_name_steps_text_and_losses():
     assert recovery_terms({}) == ()
 
 
+@pytest.mark.pictures
 def test_the_picture_has_plain_numbers_and_a_description():
     """Failed before: its ticks were matplotlib's markup for powers of ten."""
     item = SimpleNamespace(model="m", variant="v", label="m v", piece=lambda _: SimpleNamespace(facts=FACTS))

@@ -131,6 +131,7 @@ def test_in_flight_keeps_the_slots_busy_and_is_done_earlier(first):
     assert inflight["ttft"]["mean"] < static["ttft"]["mean"]
 
 
+@pytest.mark.pictures
 def test_a_second_run_gives_the_same_files(first, tmp_path):
     again = simulated(tmp_path, *AT_ONCE)
     for name in ("summary.json", "requests.csv", "iterations.csv", "trace.json", "slots.png", "simulator.html"):

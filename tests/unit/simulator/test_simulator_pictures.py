@@ -11,6 +11,8 @@ from pipelines.predict.simulator.cost import TickCost
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
 from pipelines.predict.simulator.run import simulate
 
+pytestmark = pytest.mark.pictures
+
 
 def slots(count: int, until: float = 30, policies: tuple[str, ...] = ("static", "inflight")) -> Figure:
     load = OfferedLoad(np.full(30, 8), np.arange(30) % 7 + 1, np.zeros(30))
