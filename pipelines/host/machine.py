@@ -187,6 +187,7 @@ def library_versions(names: tuple[str, ...]) -> dict[str, str]:
     return {name: _version(name) for name in names}
 
 
+@cache  # a plan asks dozens of times, and each reading parses a file of some hundred lines
 def _version(name: str) -> str:
     try:
         return metadata.version(name)

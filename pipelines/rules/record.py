@@ -41,8 +41,7 @@ class Engines:
 
     def __contains__(self, engine: HasCapabilities) -> bool:
         """Whether an engine belongs to the set."""
-        wanted = ((self.needs_gpu, engine.needs_gpu), (self.writes_engine, engine.writes_engine))
-        return all(value is None or value == found for value, found in wanted)
+        return self.needs_gpu in (None, engine.needs_gpu) and self.writes_engine in (None, engine.writes_engine)
 
 
 CPU = Engines(needs_gpu=False)
