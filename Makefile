@@ -18,7 +18,7 @@ TARGETS := setup test test-under-load torture test-gpu test-modelopt check golde
 WHOLE := tests --ignore=tests/gpu --ignore=tests/gpu_trtllm --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 # Commands that tests start would otherwise compile the sources each time, where the environment forbids to keep bytecode.
 test test-under-load: export PYTHONDONTWRITEBYTECODE :=
-INSIDE := $(VENV)/.ready $(COMMANDS:%=%.run)
+INSIDE := $(VENV)/.ready packages $(COMMANDS:%=%.run)
 # Words that are no target of the development part below: one command, or something to refuse.
 WORDS := $(filter-out $(TARGETS) $(INSIDE),$(MAKECMDGOALS))
 
@@ -26,8 +26,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "Making $(VENV) (once, some minutes) ..."
 	@python3 -m venv $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[cpu,serve,report,size,sweep,dev]'
-# pip compiles one file after the other; files for another Python do not compile, with pip neither
-	@$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true
+# pip compiles one file after the other, and the tests of packages too; files for another Python do not compile, with pip neither
+	@$(VENV)/bin/python -m compileall -qq -j 0 -x 'site-packages/.*/tests?/' $(VENV)/lib || true
 	@touch $@
 
 ifeq ($(filter-out $(COMMANDS),$(WORDS))$(word 2,$(WORDS)),)
@@ -41,16 +41,18 @@ $(COMMANDS): %: %.run
 	$(foreach extension,$(wildcard build/make_exit.$(shell echo $$PPID).so),$(eval load $(extension)))
 
 ## Develop
-.PHONY: setup test test-under-load torture test-gpu test-modelopt check golden zoo clean help
+.PHONY: packages setup test test-under-load torture test-gpu test-modelopt check golden zoo clean help
 setup: $(READY) ## Make the virtual environment (every other target does it by itself)
 
-test: check ## Everything that needs no GPU, end to end
-	@scripts/test_packages.sh
+test: ## Everything that needs no GPU, end to end
+	@$(MAKE) --no-print-directory -j 2 packages check
 	$(PYTHON) -m tests.contained $(PYTHON) -m pytest $(WHOLE) --reruns=1 -rR --max-worker-restart=0
 
-test-under-load: $(READY) ## The same tests three times in a row, beside two busy processes; rounds=3
-	@scripts/test_packages.sh
+test-under-load: $(READY) packages ## The same tests three times in a row, beside two busy processes; rounds=3
 	$(PYTHON) -m tests.contained $(PYTHON) -m tests.under_load $(or $(rounds),3) $(WHOLE)
+
+packages:
+	@scripts/test_packages.sh
 
 torture: $(READY) ## Plant failures for half an hour and print what was survived; seed=1 minutes=30
 	@$(PYTHON) -m tests.contained $(PYTHON) -m tests.torture $(if $(seed),--seed=$(seed)) $(if $(minutes),--minutes=$(minutes))
