@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -187,8 +188,12 @@ def library_versions(names: tuple[str, ...]) -> dict[str, str]:
     return {name: _version(name) for name in names}
 
 
-@cache  # a plan asks dozens of times, and each reading parses a file of some hundred lines
 def _version(name: str) -> str:
+    return _version_on(tuple(sys.path), name)
+
+
+@cache  # a plan asks dozens of times, and each reading parses a file of some hundred lines
+def _version_on(_path: tuple[str, ...], name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

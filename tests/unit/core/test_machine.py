@@ -171,3 +171,14 @@ def test_without_cpuinfo_bf16_is_not_native(tmp_path):
 def test_int8_sums_are_cut_off_on_x86_without_vnni(tmp_path, cpuinfo, saturates):
     (tmp_path / "cpuinfo").write_text(cpuinfo)
     assert int8_saturates(tmp_path / "cpuinfo") is saturates
+
+
+def test_a_version_is_that_of_where_packages_are_looked_for(tmp_path, monkeypatch):
+    """What was read before is not told of another path."""
+    for number in ("1.0", "2.0"):
+        info = tmp_path / number / "its_own-0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: its-own\nVersion: {number}\n")
+        assert number not in library_versions(("its-own",)).values()
+        monkeypatch.syspath_prepend(str(tmp_path / number))
+        assert library_versions(("its-own",)) == {"its-own": number}

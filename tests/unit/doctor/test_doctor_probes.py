@@ -2,7 +2,6 @@
 
 import shutil
 from collections import namedtuple
-from importlib import metadata
 
 import pytest
 
@@ -49,13 +48,7 @@ def test_no_gpu_and_a_broken_driver_have_their_reasons():
 
 def installed(monkeypatch, **found):
     """Pretend that these distributions are installed, and no others."""
-
-    def version(name):
-        if name.replace("-", "_") in found:
-            return found[name.replace("-", "_")]
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr("pipelines.host.machine.metadata.version", version)
+    monkeypatch.setattr("pipelines.host.machine._version", lambda name: found.get(name.replace("-", "_"), "absent"))
 
 
 CONTAINER = {
