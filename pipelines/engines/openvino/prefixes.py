@@ -64,7 +64,8 @@ def plan(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[PrefixGro
         tokens = (*context, *continuation)[:-1]
         row = rows.setdefault(tokens, PrefixRow(tokens))
         row.continuations.append(Continuation(index, len(context) - 1, tuple(continuation)))
-    return list(_grouped(_without_prefixes([rows[tokens] for tokens in sorted(rows)])))
+    groups = _grouped(_without_prefixes([rows[tokens] for tokens in sorted(rows)]))
+    return [group if len(group.rows) > 1 else PrefixGroup(0, group.rows) for group in groups]
 
 
 def together(groups: Sequence[PrefixGroup], tokens: int, count: int) -> Iterator[list[PrefixGroup]]:
@@ -129,14 +130,10 @@ def _grouped(ordered: list[PrefixRow]) -> Iterator[PrefixGroup]:
                 group.shared = shared
                 group.rows.append(row)
                 continue
-            yield _closed(group)
+            yield group
         group = PrefixGroup(row.free, [row])
     if group is not None:
-        yield _closed(group)
-
-
-def _closed(group: PrefixGroup) -> PrefixGroup:
-    return group if len(group.rows) > 1 else PrefixGroup(0, group.rows)
+        yield group
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:

@@ -103,9 +103,10 @@ class Scorer:
     def _start(self, groups: Sequence[PrefixGroup]) -> Array:
         """Run the prefixes of groups and return their lengths [groups]."""
         self._request.reset_state()
-        if groups[-1].shared:
+        lengths = np.array([group.shared for group in groups])
+        if lengths.any():
             self._feed(_padded([group.prefix for group in groups]), NOTHING_PAST, [], lambda *_: None)
-        return np.array([group.shared for group in groups])
+        return lengths
 
     def _score_batch(self, batch: list[tuple[int, PrefixRow]], past: Array, scores: list[tuple[float, bool]]) -> None:
         of = np.array([group for group, _ in batch])
