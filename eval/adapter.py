@@ -41,6 +41,10 @@ ENCODE_TOGETHER = 512
 GENERATION_SETTINGS = {"do_sample", "temperature", "top_k", "top_p", "max_gen_toks", "until", "json_schema"}
 READING = "reading prompts"
 """Title of the bar while prompts are tokenized."""
+GENERAL_TOKENIZER = "PreTrainedTokenizerFast"
+"""Class that reads everything from tokenizer.json; Llama 3 and the bundled models name it."""
+OWN_TOKENIZERS = ("qwen2",)
+"""Types of models, of our families, for which AutoTokenizer prefers their own class to the general one."""
 DEFAULT_NEW_TOKENS = 256
 """Output tokens if a task sets no limit, as in lm-eval's `hf`."""
 
@@ -62,12 +66,25 @@ def load_tokenizer(folder: Path) -> Any:
     Raises:
         UserError: the folder has no tokenizer, or it cannot be read.
     """
-    from transformers import AutoTokenizer
-
     try:
-        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        return _tokenizer_class(folder).from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError) as error:
         raise UserError(f"'{folder}' has no readable tokenizer: {error}") from error
+
+
+def _tokenizer_class(folder: Path) -> Any:
+    """Return what opens a folder's tokenizer: the class that it names if that is the general one, else AutoTokenizer.
+
+    AutoTokenizer would choose the same, but importing it also imports everything that models and their generation need:
+    three seconds of processor time.
+    """
+    import transformers
+
+    named, model = (_json_object(folder / name) for name in ("tokenizer_config.json", "config.json"))
+    general = named.get("tokenizer_class") == GENERAL_TOKENIZER and "auto_map" not in named
+    if general and (folder / "tokenizer.json").is_file() and model.get("model_type") not in OWN_TOKENIZERS:
+        return transformers.PreTrainedTokenizerFast
+    return transformers.AutoTokenizer
 
 
 class _PerQuestion:
@@ -324,10 +341,13 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         return JsonGuide(schema, self._tokenizer_dir)
 
 
+def _json_object(file: Path) -> dict[str, Any]:
+    """Return what a file contains; nothing if there is none, or no object in it."""
+    found = parse_json(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return found if isinstance(found, dict) else {}
+
+
 def _ends_of(tokenizer_dir: Path | None) -> list[int]:
     """Return the tokens that end an answer by generation_config.json: of an instruct model that of a turn, too."""
-    file = None if tokenizer_dir is None else tokenizer_dir / "generation_config.json"
-    if file is None or not file.is_file():
-        return []
-    ends = parse_json(file.read_text(encoding="utf-8")).get("eos_token_id")
+    ends = None if tokenizer_dir is None else _json_object(tokenizer_dir / "generation_config.json").get("eos_token_id")
     return [int(end) for end in (ends if isinstance(ends, list) else [ends]) if end is not None]
