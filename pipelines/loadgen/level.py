@@ -198,9 +198,18 @@ class _Run:
         ):
             return False
         done, asked = self._done() - self._done_before, self._settings.num_requests
-        late = self._settings.duration_s is not None and now >= self._begin + self._settings.duration_s * SECOND
+        end = self._expected_end(now)
+        late = end is not None and now >= end
         enough = asked is not None and done >= asked
         return enough or (late and done >= min(self._settings.min_requests, asked or self._settings.min_requests))
+
+    def _expected_end(self, now: int) -> float | None:
+        """Return when a window of a closed loop will end if requests go on to finish as they did so far."""
+        if self._begin is None:
+            return None
+        rate = (self._done() - self._done_before) * SECOND / max(now - self._begin, 1)
+        seconds = self._settings.seconds(rate)
+        return None if seconds is None else self._begin + seconds * SECOND
 
     def _trouble(self, now: int) -> str:
         """Return why continuing is pointless: no connection and no response for seconds, or everything is refused."""
@@ -215,9 +224,7 @@ class _Run:
     def _left(self, now: int) -> float | None:
         if self._begin is None or self._end is not None:
             return None
-        end = self._start + self._planned[1] if self._planned else None
-        if end is None and self._settings.duration_s is not None:
-            end = self._begin + round(self._settings.duration_s * SECOND)
+        end = self._start + self._planned[1] if self._planned else self._expected_end(now)
         return None if end is None else max(end - now, 0) / SECOND
 
     def _window(self, timings: Sequence[RequestTiming]) -> Window | None:

@@ -136,7 +136,7 @@ class LevelPlan:
             due = begin
         least = min(self._settings.min_requests, self._settings.num_requests or self._settings.min_requests)
         first = [due, *islice(stream, least - 1)]
-        end = begin + round((self._settings.duration_s or 1e9) * SECOND)
+        end = begin + round((self._seconds() or 1e9) * SECOND)
         more = takewhile(lambda at: at < end, stream) if first[-1] < end else iter(())
         missing = None if self._settings.num_requests is None else self._settings.num_requests - len(first)
         return before + first + list(islice(more, missing))
@@ -148,9 +148,13 @@ class LevelPlan:
         """Return the configured duration, unless the number of requests ended the level."""
         begin, asked = self._begin(), self._settings.num_requests
         inside = sum(at >= begin for at in times)
-        if self._settings.duration_s is None or (asked is not None and inside >= asked):
+        seconds = self._seconds()
+        if seconds is None or (asked is not None and inside >= asked):
             return times[-1] + 1
-        return begin + round(self._settings.duration_s * SECOND)
+        return begin + round(seconds * SECOND)
+
+    def _seconds(self) -> float | None:
+        return self._settings.seconds(self.load.request_rate or 0.0)
 
     def _go_on(self, conversation: Conversation, isl: object, osl: object) -> None:
         """Add the later turns: everything before, a synthetic answer of the requested length, and new words."""

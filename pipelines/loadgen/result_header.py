@@ -13,7 +13,7 @@ from pipelines.host.machine import library_versions
 from pipelines.loadgen.interface import Interface
 from pipelines.loadgen.plan import is_whole
 from pipelines.loadgen.server import Server
-from pipelines.settings.load import BenchmarkSettings, WorkloadSettings
+from pipelines.settings.load import AUTO_REQUESTS, AUTO_SECONDS, BenchmarkSettings, WorkloadSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,11 @@ def empty_result(
 def protocol(interface: Interface, workload: WorkloadSettings, settings: BenchmarkSettings) -> dict[str, Any]:
     """Describe how it was measured, as far as the numbers depend on it."""
     whole = is_whole(workload, settings)
-    keys = ("streaming", "warmup_s", "warmup_requests", "duration_s", "num_requests", "min_requests", "timeout_s")
+    keys = ("streaming", "warmup_s", "warmup_requests", "num_requests", "min_requests", "timeout_s")
     exact = f"{interface.stop_input} forbids to stop before" if interface.stop_input else "the model may stop before"
     return {
         **{key: getattr(settings, key) for key in keys},
+        **_duration(settings),
         "window": "whole" if whole else "steady",
         "start_burst_in_window": workload.arrival == "closed" and (whole or not _warms(settings)),
         "after_error": "a user pauses 0.2 s",
@@ -85,6 +86,14 @@ def protocol(interface: Interface, workload: WorkloadSettings, settings: Benchma
         "streams": "one request at a time on each of several long-lived gRPC streams",
         "conventions": CONVENTIONS,
     }
+
+
+def _duration(settings: BenchmarkSettings) -> dict[str, Any]:
+    """Return the length of a window; of one that may end early with enough requests, the shortest and the longest."""
+    if settings.duration_s != "auto":
+        return {"duration_s": settings.duration_s}
+    least, most = AUTO_SECONDS
+    return {"duration_s": least, "most_duration_s": most, "enough_requests": AUTO_REQUESTS}
 
 
 def _warms(settings: BenchmarkSettings) -> bool:

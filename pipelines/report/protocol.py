@@ -82,8 +82,13 @@ def protocol_text(recorded: Mapping[str, Any]) -> str:
     if recorded.get("num_requests"):
         parts.append(f"{count(recorded['num_requests'], 'request')} measured")
     elif recorded.get("duration_s"):
-        least = f", at least {count(recorded['min_requests'], 'request')}" if recorded.get("min_requests") else ""
-        parts.append(f"{recorded['duration_s']:g} s measured{least}")
+        if most := recorded.get("most_duration_s"):
+            enough = count(recorded["enough_requests"], "request")
+            parts.append(f"{recorded['duration_s']:g} to {most:g} s measured, until {enough} have finished")
+        else:
+            parts.append(f"{recorded['duration_s']:g} s measured")
+        if recorded.get("min_requests"):
+            parts.append(f"at least {count(recorded['min_requests'], 'request')}")
     if "window" in recorded:
         parts.append("from the first request to the last" if recorded["window"] == "whole" else "in steady state")
     if "streaming" in recorded:

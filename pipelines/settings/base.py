@@ -134,7 +134,7 @@ class Group(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise UserError.of([_fault(cls, key, dict(item)) for item in error.errors()]) from None
+            raise UserError.of([_fault(cls, key, item) for item in _of_fields(cls, error)]) from None
 
 
 class ChoosingGroup(Group):
@@ -195,6 +195,45 @@ def _fault(group: type[Group], prefix: str, item: Mapping[str, Any]) -> Fault:
             f"{key}='{given}' is not valid: {key} is a group of settings.", todo=f"Set its keys: {key}.KEY=..."
         )
     return Fault(f"{key}='{given}' is not valid: {item['msg'][:1].lower() + item['msg'][1:]}.")
+
+
+def _of_fields(group: type[Group], error: ValidationError) -> list[dict[str, Any]]:
+    """Return pydantic's errors, of which there is one for each kind of value where a field may have several.
+
+    Such an error names the kind after the field, e.g. ("day", "literal['business']") and ("day", "tuple[...]", 2). If
+    the value is of one kind, but has a fault inside, that is what is returned; else one error that lists the kinds.
+    """
+    found: list[dict[str, Any]] = []
+    kinds: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for item in map(dict, error.errors()):
+        path, inside = _apart(group, item["loc"])
+        if path == item["loc"]:
+            found.append(item)
+        else:
+            kinds.setdefault(path, []).append({**item, "loc": (*path, *inside)})
+    for path, items in kinds.items():
+        fine = [item for item in items if item["loc"] != path]
+        wanted = ", or ".join(_wanted(item) for item in items)
+        found += fine or [{**items[0], "loc": path, "type": "kinds", "msg": f"it should be {wanted}"}]
+    return found
+
+
+def _apart(group: type[Group], loc: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return the path of a field, and where inside its value the fault is, without the kind between them."""
+    for depth, part in enumerate(loc):
+        if part not in group.model_fields:
+            return (loc, ()) if isinstance(part, int) or depth == 0 else (loc[:depth], loc[depth + 1 :])
+        kinds = (group.model_fields[part].annotation, *get_args(group.model_fields[part].annotation))
+        group = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Group)), Group)
+    return loc, ()
+
+
+def _wanted(item: Mapping[str, Any]) -> str:
+    """Return what would have been valid: "a valid number", "greater than 0", "'auto'"."""
+    if item["type"] == "literal_error":
+        return str(item["ctx"]["expected"])
+    said = "Input should be a list" if item["type"] == "tuple_type" else str(item["msg"])
+    return said.removeprefix("Input should be ").split(", ")[0]
 
 
 def _siblings(group: type[Group], loc: tuple[Any, ...]) -> list[str]:

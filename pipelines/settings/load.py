@@ -15,6 +15,11 @@ Arrival = Literal["closed", "constant", "poisson", "gamma", "burst", "trace"]
 OPEN_RATE = ("constant", "poisson", "gamma")
 """Arrivals that need a rate."""
 DEFAULT_CONCURRENCY = (1, 4, 16, 32)
+AUTO_SECONDS = (6.0, 12.0)
+"""Shortest and longest window of `duration_s=auto`. Longer ones gain little: what disturbs a machine lasts longer than
+either (docs/benchmarks.md)."""
+AUTO_REQUESTS = 100
+"""Requests for which such a window goes on: of fewer, the 99th percentile is hardly more than the slowest."""
 Concurrency = Annotated[int, Field(ge=1, le=10**6)]
 Seconds = Annotated[float, Field(ge=0)]
 Milliseconds = Annotated[float, Field(gt=0)]
@@ -212,7 +217,7 @@ class BenchmarkSettings(Group):
             spans the first request to the last response, including initial burst and tail.
         warmup_s: load before the window, at least this long.
         warmup_requests: and at least this many finished; None is one per user of a closed loop.
-        duration_s: length of the window; None is no limit.
+        duration_s: length of the window; "auto" is 6 s, or up to 12 until 100 requests have finished; None is no limit.
         num_requests: the window also ends when this many have finished (open loop: have been sent).
         min_requests: the window does not end before this many have finished, whatever `duration_s` is.
         timeout_s: a request without its last token by then is given up and counted as an error.
@@ -231,12 +236,19 @@ class BenchmarkSettings(Group):
     window: Literal["steady", "whole"]
     warmup_s: Seconds
     warmup_requests: Annotated[int, Field(ge=0)] | None
-    duration_s: Rate | None
+    duration_s: Rate | Literal["auto"] | None
     num_requests: Positive | None
     min_requests: Positive
     timeout_s: Rate
     processes: Ranks | None
     slo: SloSettings
+
+    def seconds(self, rate: float) -> float | None:
+        """Return how long a window lasts in which so many requests finish per second; None is no limit."""
+        if self.duration_s != "auto":
+            return self.duration_s
+        least, most = AUTO_SECONDS
+        return min(max((self.num_requests or AUTO_REQUESTS) / rate, least), most) if rate else most
 
     @model_validator(mode="before")
     @classmethod

@@ -19,7 +19,9 @@ import pytest
 from pipelines.domain.benchmark import RESULT, BenchmarkResult
 from pipelines.domain.errors import UserError
 from pipelines.domain.timing import RequestTiming, from_columns
+from pipelines.loadgen import result_header
 from pipelines.loadgen.run import ServerIdentity, ServerTarget, run_benchmark
+from pipelines.settings import load as load_settings
 from tests.support.load_settings import ROOT, TINY_LLAMA, benchmark, workload
 from tests.support.stub_triton import Running, running
 
@@ -107,6 +109,22 @@ def test_a_steady_window_ends_with_the_number_asked_for(tmp_path: Path) -> None:
         result = measure(server.url, tmp_path, duration_s=None, num_requests=21, concurrency=4)
     assert result.levels[0].summary.requests == 21 < len(records(tmp_path))
     assert result.protocol["start_burst_in_window"] is False
+
+
+@pytest.mark.parametrize(("enough", "seconds"), [(20, (0.5, 1.9)), (10_000, (2.0, 2.6))])
+def test_a_window_goes_on_until_there_are_enough_requests(
+    enough: int, seconds: tuple[float, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With duration_s=auto, between a shortest and a longest time."""
+    for module in (load_settings, result_header):
+        monkeypatch.setattr(module, "AUTO_SECONDS", (0.5, 2.0))
+        monkeypatch.setattr(module, "AUTO_REQUESTS", enough)
+    with running("--ttft-ms", "5") as server:
+        result = measure(server.url, tmp_path, duration_s="auto", concurrency=1)
+    begin, end = json.loads(gzip.decompress((tmp_path / "requests-1.json.gz").read_bytes()))["window_ns"]
+    assert seconds[0] <= (end - begin) / 1e9 <= seconds[1]
+    assert result.levels[0].summary.requests >= min(enough, 30)
+    assert (result.protocol["most_duration_s"], result.protocol["enough_requests"]) == (2.0, enough)
 
 
 def test_without_streaming_there_is_no_ttft(tmp_path: Path) -> None:

@@ -57,6 +57,14 @@ def test_a_slow_rate_still_sends_the_least_number(maker: PromptMaker) -> None:
     assert made.window_ns(times) == (S // 2, 6 * S + 1)
 
 
+@pytest.mark.parametrize(("rate", "seconds"), [(50, 6), (10, 10), (4, 12)])
+def test_an_open_window_is_as_long_as_its_requests_need(maker: PromptMaker, rate: float, seconds: float) -> None:
+    """With duration_s=auto: 100 requests, but no less than 6 s and no more than 12."""
+    made = plan(maker, {"arrival": "constant"}, rate, warmup_s=1)
+    begin, end = made.window_ns([due for due, _ in made.schedule()])
+    assert (end - begin) / S == pytest.approx(seconds)
+
+
 def test_a_burst_is_due_at_once(maker: PromptMaker) -> None:
     """All of it at zero, every prompt its own."""
     schedule = plan(maker, {"arrival": "burst"}, num_requests=7).schedule()

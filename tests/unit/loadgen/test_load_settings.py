@@ -6,7 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from pipelines.domain.benchmark import Slo
-from pipelines.settings.load import LengthSettings, load_faults
+from pipelines.domain.errors import UserError
+from pipelines.settings.load import BenchmarkSettings, LengthSettings, load_faults
 from tests.support.load_settings import benchmark, workload
 
 MIXTRAL = {"preset": "mlperf_mixtral_8x7b", "ttft_ms": None, "itl_ms": None, "e2e_ms": None}
@@ -71,6 +72,33 @@ def test_contradictions_inside_the_benchmark_are_refused(changes: dict[str, obje
     """Two keys that exclude each other are both named."""
     with pytest.raises(ValidationError, match=words):
         benchmark(**changes)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("soon", r"^benchmark.duration_s='soon' is not valid: it should be a valid number, or 'auto'\.$"),
+        (0, r"^benchmark.duration_s='0' is not valid: it should be greater than 0, or 'auto'\.$"),
+        ([6], r"^benchmark.duration_s='\[6\]' is not valid: it should be a valid number, or 'auto'\.$"),
+    ],
+)
+def test_a_value_of_no_kind_is_refused_once(given: object, words: str) -> None:
+    """A number or a word: what each kind wants is in one sentence, under the setting's own name."""
+    values = {name: getattr(benchmark(), name) for name in BenchmarkSettings.model_fields}
+    with pytest.raises(UserError, match=words):
+        BenchmarkSettings.judged(values | {"duration_s": given}, "benchmark.")
+
+
+@pytest.mark.parametrize(
+    ("rate", "requests", "seconds"), [(0, None, 12), (5, None, 12), (10, None, 10), (40, None, 6), (40, 400, 10)]
+)
+def test_the_window_goes_on_until_enough_requests_have_finished(
+    rate: float, requests: int | None, seconds: float
+) -> None:
+    """100, or as many as were asked for, between 6 and 12 s; a given length stays as it is."""
+    assert benchmark(num_requests=requests).seconds(rate) == seconds
+    assert benchmark(num_requests=requests, duration_s=20).seconds(rate) == 20
+    assert benchmark(num_requests=9, duration_s=None).seconds(rate) is None
 
 
 @pytest.mark.parametrize(

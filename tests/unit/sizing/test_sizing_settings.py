@@ -84,6 +84,19 @@ def test_what_does_not_fit_together_is_refused(given, message):
         sizing(*given)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("day=leisure", r"^sizing.autoscaling.day='leisure' is not valid: it should be 'business', or a list\.$"),
+        ("day=[1,-2]", r"^sizing.autoscaling.day.1='-2' is not valid: input should be greater than or equal to 0\.$"),
+    ],
+)
+def test_a_day_is_a_word_or_a_list(given, message):
+    """One sentence for both kinds; a list with a fault in it is a list."""
+    with pytest.raises(UserError, match=message):
+        sizing(f"autoscaling.{given}")
+
+
 def test_presets_of_limits():
     assert sizing("slo.preset=chat").slo.to_slo() == Slo("chat", None, 200, None)
     assert sizing("slo.preset=chat_fast").slo.to_slo() == Slo("chat_fast", None, 90, None)
