@@ -7,7 +7,8 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, cast, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -205,12 +206,12 @@ def _of_fields(group: type[Group], error: ValidationError) -> list[dict[str, Any
     """
     found: list[dict[str, Any]] = []
     kinds: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for item in map(dict, error.errors()):
+    for item in cast("list[dict[str, Any]]", error.errors()):
         path, inside = _apart(group, item["loc"])
         if path == item["loc"]:
             found.append(item)
         else:
-            kinds.setdefault(path, []).append({**item, "loc": (*path, *inside)})
+            kinds.setdefault(path, []).append({**item, "loc": path + inside})
     for path, items in kinds.items():
         fine = [item for item in items if item["loc"] != path]
         wanted = ", or ".join(_wanted(item) for item in items)
@@ -220,11 +221,16 @@ def _of_fields(group: type[Group], error: ValidationError) -> list[dict[str, Any
 
 def _apart(group: type[Group], loc: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return the path of a field, and where inside its value the fault is, without the kind between them."""
-    for depth, part in enumerate(loc):
+    for depth, part in enumerate(loc, 1):
         if part not in group.model_fields:
-            return (loc, ()) if isinstance(part, int) or depth == 0 else (loc[:depth], loc[depth + 1 :])
-        kinds = (group.model_fields[part].annotation, *get_args(group.model_fields[part].annotation))
-        group = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Group)), Group)
+            break
+        annotation = group.model_fields[part].annotation
+        kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
+        if get_origin(annotation) in (Union, UnionType) and len(kinds) > 1:
+            return loc[:depth], loc[depth + 1 :]
+        group = next(
+            (kind for kind in (annotation, *kinds) if isinstance(kind, type) and issubclass(kind, Group)), Group
+        )
     return loc, ()
 
 
