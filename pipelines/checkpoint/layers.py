@@ -15,6 +15,8 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.hf_config import shown
 from pipelines.host.files import parse_json
 
+KV_SCALE = "_cache_scaling_factor"
+"""How the names of the scales of a KV cache end."""
 LAYERS_FILE = "quant_cfg.json"
 MIXED = "MIXED_PRECISION"
 """`quant_algo` of a checkpoint whose linears have formats of their own."""

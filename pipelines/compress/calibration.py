@@ -149,3 +149,10 @@ def broken_at(layer: str) -> UserError:
         f"Calibration found NaN or infinity in the layer '{layer}'.",
         todo="Use dtype=bfloat16 (float16 overflows in Gemma), or check the model's weights.",
     )
+
+
+def calibration_facts(data: CalibrationSet | None, seconds: float) -> dict[str, Any]:
+    """Return what was calibrated on, and how long it took."""
+    if data is None:
+        return {"sequences": 0, "tokens": 0, "seconds": 0.0}
+    return {"sequences": data.sequences, "tokens": data.tokens, "seconds": round(seconds, 3)}

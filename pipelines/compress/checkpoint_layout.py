@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from pipelines.checkpoint.tensors import ITEM_BYTES, TensorInfo, read_header
-from pipelines.compress.one_layer import EMBEDDING, FIRST, HEAD
-from pipelines.compress.weight_files import TensorWriter
+from pipelines.compress.weight_files import EMBEDDING, FIRST, HEAD, ModelWeights, TensorWriter
 from pipelines.domain.families import Family
+from pipelines.domain.progress import Progress
 
 Header = Mapping[str, TensorInfo]
 _SHARD_BYTES = 10 * 10**9  # ModelOpt's default
@@ -268,3 +268,32 @@ def _shards(tensors: Mapping[str, tuple[str, tuple[int, ...]]], most: int = _SHA
     if len(shards) == 1:
         return {"model.safetensors": shards[0]}
     return {f"model-{n:05}-of-{len(shards):05}.safetensors": names for n, names in enumerate(shards, 1)}
+
+
+def copy_vocabulary(
+    writer: TensorWriter,
+    weights: ModelWeights,
+    head: str,
+    dtype: torch.dtype,
+    layout: CheckpointLayout,
+    vocab_size: int,
+    progress: Progress,
+) -> None:
+    """Copy embedding and output head in pieces; a rank whose rows end early has zeros after them.
+
+    Args:
+        writer: of the checkpoint.
+        weights: of the model folder.
+        head: the tensor there that is the output head.
+        dtype: of the checkpoint.
+        layout: says which rows belong where.
+        vocab_size: rows of the embedding.
+        progress: shows tensors.
+    """
+    tensors = list(layout.copied(writer, vocab_size))
+    with progress.task("copying embedding and head", len(tensors), "tensors") as advance:
+        for place, rows in tensors:
+            name = head if rows.source == HEAD else EMBEDDING
+            writer.write(place.file, place.name, weights.chunks(name, dtype, rows.start, rows.stop))
+            advance(1)
+    writer.sync()

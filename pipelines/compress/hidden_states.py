@@ -17,8 +17,8 @@ import torch
 
 from pipelines.compress.awq_search import linear_by_linear
 from pipelines.compress.calibration import CalibrationSet, broken_at, first_broken_layer
-from pipelines.compress.one_layer import FIRST, LayerSource
-from pipelines.compress.weight_files import fill, raw
+from pipelines.compress.one_layer import LayerSource
+from pipelines.compress.weight_files import FIRST, fill, raw
 from pipelines.host.files import sync
 
 

@@ -13,12 +13,13 @@ from pathlib import Path
 import torch
 
 from pipelines.checkpoint.dequantize import dequantize
+from pipelines.checkpoint.layers import KV_SCALE
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.checkpoint.unified import linear_shapes
 from pipelines.compress.calibration import CalibrationSet
 from pipelines.compress.checkpoint_layout import RanksLayout
-from pipelines.compress.loading import ModelFolder
+from pipelines.compress.model_folder import ModelFolder
 from pipelines.compress.one_layer import LayerSource
 from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.simulating import prepared, seed_everything
@@ -27,9 +28,6 @@ from pipelines.compress.streaming import LayerQuantizer
 from pipelines.compress.weight_files import ModelWeights
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import PARTIAL, Progress
-
-KV_SCALE = "_cache_scaling_factor"
-"""How the names of the scales of a KV cache end in a checkpoint."""
 
 
 class DecodedWeights(ModelWeights):

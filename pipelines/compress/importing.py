@@ -13,7 +13,7 @@ import torch
 from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.checkpoint.describe import describe
 from pipelines.checkpoint.given import given_format, import_faults, quantization_of
-from pipelines.checkpoint.layers import LAYERS_FILE
+from pipelines.checkpoint.layers import KV_SCALE, LAYERS_FILE
 from pipelines.checkpoint.packings import (
     Fp8Linear,
     Int4Linear,
@@ -26,50 +26,39 @@ from pipelines.checkpoint.packings import (
 from pipelines.checkpoint.tensors import TensorFile, numpy_dtype
 from pipelines.checkpoint.verify import Tensors, expected_tensors
 from pipelines.compress.calibration import CalibrationSet
-from pipelines.compress.imported_cache import KV_SCALE, calibrated_scales
-from pipelines.compress.loading import ModelFolder, torch_dtype
-from pipelines.compress.one_layer import EMBEDDING, HEAD, NORM
+from pipelines.compress.model_folder import ModelFolder, torch_dtype
 from pipelines.compress.postprocess import corrected
+from pipelines.compress.sixteen_bit import LINEARS, NORMS, SixteenBitTensors, checkpoint_config, names_of
 from pipelines.compress.specs import CalibrationSpec, QuantSpec
-from pipelines.compress.weight_files import ModelWeights, TensorWriter
+from pipelines.compress.weight_files import TensorWriter
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.progress import Progress
 
 _FILE = "rank0.safetensors"
-_FLOATS = ("BF16", "F16", "F32")
-_LINEARS = {
-    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "attention.dense": ("self_attn.o_proj",),
-    "mlp.fc": ("mlp.gate_proj",),
-    "mlp.gate": ("mlp.up_proj",),
-    "mlp.proj": ("mlp.down_proj",),
-}
-_NORMS = {"input_layernorm": "input_layernorm", "post_layernorm": "post_attention_layernorm"}
 
 
 class _Folder:
     """The tensors of a quantized folder under the names of a TensorRT-LLM checkpoint."""
 
     def __init__(self, source: ModelFolder, spec: QuantSpec, dtype: str) -> None:
-        self._source, self._spec, self._dtype = source, spec, torch_dtype(dtype)
+        self._spec, self._dtype = spec, torch_dtype(dtype)
         self.block = quantization_of(source.folder, source.config) or {}
-        self._weights = ModelWeights(source)
+        self.rest = SixteenBitTensors(source, self._dtype)
         self._files = {name: file for path in source.weight_files for file in [TensorFile(path)] for name in file}
         self._tensors = _Tensors(self._files)
-        self._family = source.shape.family
         self._layers = range(source.shape.num_hidden_layers)
         self.given = given_format(self.block)
         self._modelopts = self.block.get("quant_method") == "modelopt"
         self.points = (
             not self._modelopts
             and self.given.group_size is not None
-            and any((self._int4(layer, module).points != 8).any() for layer in self._layers for module in _LINEARS)
+            and any((self._int4(layer, module).points != 8).any() for layer in self._layers for module in LINEARS)
         )
 
     def format_of(self, layer: int, module: str) -> QFormat:
         """Return the format of a linear of the checkpoint."""
-        return self.given.of(self._names(layer, module)[0])
+        return self.given.of(names_of(layer, module)[0])
 
     def layer(self, layer: int, expected: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what is quantized of a layer, by name within it.
@@ -78,7 +67,7 @@ class _Folder:
             layer: number of the layer.
             expected: every tensor of the checkpoint.
         """
-        for module in _LINEARS:
+        for module in LINEARS:
             for leaf, tensor in self._stored(layer, module, expected):
                 yield f"{module}.{leaf}", tensor
         if self._spec.kv_cache is not KvFormat.AUTO and self._spec.kv_cache is self.given.kv_cache:
@@ -101,7 +90,7 @@ class _Folder:
             for name, each in expected.items()
             if name.startswith(prefix) and not name.endswith(".bias")
         }
-        for leaf, found in decode_modelopt(self._tensors, self._names(layer, module), types).items():
+        for leaf, found in decode_modelopt(self._tensors, names_of(layer, module), types).items():
             yield leaf, _from_numpy(found)
 
     def _stored_int4(self, layer: int, module: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -121,46 +110,12 @@ class _Folder:
         yield "activation_scaling_factor", torch.tensor([linear.input_scale])
 
     def _int4(self, layer: int, module: str) -> Int4Linear:
-        parts = [decode_int4(self._tensors, name, self.block) for name in self._names(layer, module)]
+        parts = [decode_int4(self._tensors, name, self.block) for name in names_of(layer, module)]
         merged = [np.concatenate([getattr(part, each) for part in parts]) for each in ("codes", "scales", "points")]
         return Int4Linear(*merged)
 
     def _fp8(self, layer: int, module: str) -> Fp8Linear:
-        return fused_fp8([decode_fp8(self._tensors, name) for name in self._names(layer, module)])
-
-    @staticmethod
-    def _names(layer: int, module: str) -> list[str]:
-        """Return the linears of the folder that are one in a checkpoint: q, k and v."""
-        return [f"model.layers.{layer}.{name}" for name in _LINEARS[module]]
-
-    def plain(self, name: str) -> torch.Tensor:
-        """Return a tensor that is not quantized, by its name in the checkpoint."""
-        if name == "transformer.vocab_embedding.weight":
-            return self._float(EMBEDDING)
-        if name == "lm_head.weight":
-            return self._float(HEAD if HEAD in self._weights else EMBEDDING)
-        if name == "transformer.ln_f.weight":
-            return self._norm(NORM)
-        _, _, layer, rest = name.split(".", 3)
-        module, _, leaf = rest.rpartition(".")
-        if leaf == "bias" or module in _LINEARS:
-            return torch.cat([self._float(f"{each}.{leaf}") for each in self._names(int(layer), module)])
-        if module.startswith("attention."):
-            head_norm = self._family.head_norms[module.removeprefix("attention.")]
-            return self._float(f"model.layers.{layer}.self_attn.{head_norm}.weight")
-        return self._norm(f"model.layers.{layer}.{_NORMS[module]}.weight")
-
-    def _norm(self, name: str) -> torch.Tensor:
-        return self._float(name) + self._family.norm_offset
-
-    def _float(self, name: str) -> torch.Tensor:
-        stored = self._files[name].header[name].dtype if name in self._files else _FLOATS[0]
-        if stored not in _FLOATS:
-            raise UserError(
-                f"'{name}' of {self._source.folder} is {stored}; a checkpoint has it in 16 bit.",
-                todo="Give the original model.",
-            )
-        return self._weights.tensor(name, self._dtype)
+        return fused_fp8([decode_fp8(self._tensors, name) for name in names_of(layer, module)])
 
 
 _TORCH = {"float8_e4m3fn": torch.float8_e4m3fn, "bfloat16": torch.bfloat16}
@@ -217,7 +172,7 @@ def import_folder(
     ):
         raise UserError.of(faults)
     family = source.shape.family
-    if set(family.layer_norms) != set(_NORMS) or family.fused_linears or family.experts:
+    if set(family.layer_norms) != set(NORMS) or family.fused_linears or family.experts:
         raise UserError(f"A quantized folder of {family.architecture} cannot be taken over.", todo="Give the original.")
     folder = _Folder(source, spec, dtype)
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -240,10 +195,12 @@ def import_folder(
             advance(1)
     scales = {name for name in expected if name.endswith(KV_SCALE)} - done
     for name in expected.keys() - done - scales:
-        writer.write(_FILE, name, iter([folder.plain(name)]))
+        writer.write(_FILE, name, iter([folder.rest.tensor(name)]))
     data = None
     if scales:
-        found, data = calibrated_scales(source, out_dir, _LINEARS, spec, texts, calibration, dtype, device, progress)
+        from pipelines.compress.imported_cache import calibrated_scales
+
+        found, data = calibrated_scales(source, out_dir, LINEARS, spec, texts, calibration, dtype, device, progress)
         for name in scales:
             writer.write(_FILE, name, iter([found[name]]))
     writer.sync()
@@ -252,37 +209,14 @@ def import_folder(
 
 def _config(source: ModelFolder, spec: QuantSpec, dtype: str, folder: _Folder) -> dict[str, Any]:
     """Return what ModelOpt would write into config.json, before it is corrected."""
-    shape, config = source.shape, source.config
-    return {
-        "producer": {"name": "imported", "version": str(folder.block.get("quant_method"))},
-        "dtype": dtype,
-        "num_hidden_layers": shape.num_hidden_layers,
-        "num_attention_heads": shape.num_attention_heads,
-        "num_key_value_heads": shape.num_key_value_heads,
-        "hidden_size": shape.hidden_size,
-        "norm_epsilon": config["rms_norm_eps"],
-        "max_position_embeddings": shape.max_position_embeddings,
-        "hidden_act": config.get("hidden_activation") or config["hidden_act"],
-        "use_parallel_embedding": True,
-        "embedding_sharding_dim": 0,
-        "head_size": shape.head_dim,
-        "intermediate_size": shape.intermediate_size,
-        "position_embedding_type": "rope_gpt_neox",
-        "share_embedding_table": shape.family.head_is_embedding,
-        "residual_mlp": False,
-        "bias": False,
-        "rotary_pct": 1.0,
-        "rank": 0,
-        "decoder": shape.family.modelopt_type,
-        "rmsnorm": True,
-        "lm_head_bias": False,
-        "mapping": {"tp_size": 1, "pp_size": 1},
-        "quantization": {
-            **_block(spec.qformat, spec.group_size, folder.points),
-            "kv_cache_quant_algo": None if spec.kv_cache is KvFormat.AUTO else spec.kv_cache.upper(),
-            **({} if folder.given.layers else {"exclude_modules": ["lm_head"]}),
-        },
+    block = {
+        **_block(spec.qformat, spec.group_size, folder.points),
+        "kv_cache_quant_algo": None if spec.kv_cache is KvFormat.AUTO else spec.kv_cache.upper(),
+        **({} if folder.given.layers else {"exclude_modules": ["lm_head"]}),
     }
+    return checkpoint_config(
+        source, dtype, block, {"name": "imported", "version": str(folder.block.get("quant_method"))}
+    )
 
 
 def _block(qformat: QFormat, group_size: int, points: bool = False) -> dict[str, Any]:
@@ -301,7 +235,7 @@ def _layer_blocks(folder: _Folder, layers: int) -> dict[str, Any]:
     formats = {
         f"transformer.layers.{layer}.{module}": folder.format_of(layer, module)
         for layer in range(layers)
-        for module in _LINEARS
+        for module in LINEARS
     }
     size = folder.given.group_size or 0
     return {name: _block(qformat, size) for name, qformat in formats.items() if qformat is not QFormat.NONE}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,87 +11,9 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from pipelines.checkpoint.tensors import read_header
+from pipelines.compress.model_folder import ModelFolder, torch_dtype
 from pipelines.compress.postprocess import local_rope, rope_scaling
-from pipelines.compress.specs import Dtype
 from pipelines.domain.errors import UserError
-from pipelines.domain.model_shape import ModelShape
-from pipelines.host.files import parse_json
-
-_TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_EXPORTED = ("bfloat16", "float16")
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """Return the torch type named "bfloat16", "float16" or "float32"."""
-    return _TORCH_DTYPES[name]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFolder:
-    """A model on disk, inspected but not loaded.
-
-    Attributes:
-        folder: plain Hugging Face folder.
-        config: its parsed config.json.
-        shape: the model's sizes, from config.json.
-        weight_files: its safetensors files, sorted.
-    """
-
-    folder: Path
-    config: dict[str, Any]
-    shape: ModelShape
-    weight_files: tuple[Path, ...]
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weight files on disk."""
-        return sum(path.stat().st_size for path in self.weight_files)
-
-
-def look_at(folder: Path) -> ModelFolder:
-    """Read config.json and check every safetensors header against its file's size.
-
-    Raises:
-        UserError: no such folder, no config.json, an unknown architecture, no safetensors, a damaged file.
-    """
-    config_path = folder / "config.json"
-    if not config_path.is_file():
-        raise UserError(
-            f"{folder} has no config.json; it is not a Hugging Face model folder.",
-            allowed="A model folder contains config.json, tokenizer files and *.safetensors.",
-        )
-    try:
-        config: dict[str, Any] = parse_json(config_path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{config_path} is not valid JSON: {error}.", todo="Download the model again.") from None
-    files = tuple(sorted(folder.glob("*.safetensors")))
-    if not files:
-        raise UserError(
-            f"{folder} contains no *.safetensors file.",
-            allowed="Weights are read from safetensors only; pickled .bin and .pt files are not opened.",
-            todo="Convert the model with save_pretrained(..., safe_serialization=True).",
-        )
-    for path in files:
-        read_header(path)
-    return ModelFolder(folder, config, ModelShape.from_hf_config(config, str(config_path)), files)
-
-
-def pick_dtype(source: ModelFolder, wanted: Dtype) -> str:
-    """Return "bfloat16" or "float16": the requested one, or the model's own.
-
-    A float32 model becomes bfloat16: its range is that of float32, while float16 overflows in Gemma.
-    """
-    if wanted != "auto":
-        return wanted
-    own = own_dtype(source)
-    return own if own in _EXPORTED else "bfloat16"
-
-
-def own_dtype(source: ModelFolder) -> str:
-    """Return the type of the model's weights; float32 if its configuration does not specify one."""
-    own = source.config.get("dtype") or source.config.get("torch_dtype")
-    return own if own in _TORCH_DTYPES else "float32"
 
 
 def load_model(source: ModelFolder, dtype: str, device: str) -> torch.nn.Module:

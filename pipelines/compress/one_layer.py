@@ -14,13 +14,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from pipelines.compress.loading import ModelFolder, hf_config, plain_torch, torch_dtype
-from pipelines.compress.weight_files import ModelWeights
+from pipelines.compress.loading import hf_config, plain_torch
+from pipelines.compress.model_folder import ModelFolder, torch_dtype
+from pipelines.compress.weight_files import EMBEDDING, HEAD, NORM, ModelWeights
 from pipelines.domain.errors import UserError
-
-EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
-FIRST = "model.layers.0."
-"""Prefix of the tensors of the only layer."""
 
 Arguments = dict[str, Any]
 
@@ -86,7 +83,7 @@ class LayerSource:
         table = (self._config.vocab_size, self.hidden_size)
         wanted = {f"model.layers.{n}.{name}": shape for n in range(self.layers) for name, shape in shapes.items()}
         self.weights.require(wanted | {EMBEDDING: table, NORM: (self.hidden_size,), self.head: table})
-        self._head_is_embedding = HEAD not in self.weights or self._same(EMBEDDING, HEAD)
+        self._head_is_embedding = HEAD not in self.weights or self.weights.same(EMBEDDING, HEAD, self.dtype)
         if tied and not self._head_is_embedding:
             raise UserError(
                 f"{source.folder} has a '{HEAD}' of its own, but its config.json has tie_word_embeddings=true.",
@@ -145,18 +142,6 @@ class LayerSource:
         except _LayerCalled as called:
             return called
         raise AssertionError("unreachable: the only layer ends the pass")
-
-    def _same(self, one: str, other: str) -> bool:
-        """Compare two matrices in pieces."""
-        shape = self.weights.shape(one)
-        return shape == self.weights.shape(other) and all(
-            torch.equal(ours, theirs)
-            for ours, theirs in zip(
-                self.weights.chunks(one, self.dtype, 0, shape[0]),
-                self.weights.chunks(other, self.dtype, 0, shape[0]),
-                strict=True,
-            )
-        )
 
     def _kind(self, number: int) -> str | None:
         """Return the kind of attention of a layer; None if all layers have the same."""

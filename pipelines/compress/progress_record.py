@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.compress.calibration import CalibrationSet
-from pipelines.compress.loading import ModelFolder
+from pipelines.compress.model_folder import ModelFolder
 from pipelines.compress.weight_files import raw
 from pipelines.domain.errors import ContinuableError, UserError
 from pipelines.domain.progress import PARTIAL, Progress

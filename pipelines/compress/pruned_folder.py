@@ -10,7 +10,8 @@ from typing import Any
 from safetensors import safe_open
 
 from pipelines.checkpoint.tensors import ITEM_BYTES, TensorInfo, read_header
-from pipelines.compress.loading import ModelFolder, hf_config
+from pipelines.compress.loading import hf_config
+from pipelines.compress.model_folder import ModelFolder
 from pipelines.compress.sparsifying import link_small_files
 from pipelines.compress.weight_files import TensorWriter, loaded_files
 from pipelines.domain.model_shape import ModelShape

@@ -1,66 +1,19 @@
-"""Quantize a model folder into a checkpoint folder: calibrate, export, correct and describe."""
+"""Choose how a model folder becomes a checkpoint: taken over as it is quantized, copied in 16 bit, or by ModelOpt."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
-
-from pipelines.checkpoint.describe import describe
 from pipelines.checkpoint.given import quantization_of
-from pipelines.checkpoint.unified import describe_unified
-from pipelines.compress.calibration import CalibrationSet
-from pipelines.compress.checkpoint_layout import CheckpointLayout, FolderLayout, RanksLayout
+from pipelines.compress.calibration import calibration_facts
 from pipelines.compress.gpu_memory import BATCHES, gpu_memory_named
-from pipelines.compress.importing import import_folder
-from pipelines.compress.loading import ModelFolder, look_at, pick_dtype, torch_dtype
-from pipelines.compress.one_layer import LayerSource
-from pipelines.compress.postprocess import correct_export
-from pipelines.compress.progress_record import ProgressRecord, new_files_removed, stamp, tokens_digest
-from pipelines.compress.quiet import muted, transformers_to_log
-from pipelines.compress.simulating import pick_device, prepared, simulated
+from pipelines.compress.model_folder import ModelFolder, look_at, pick_device, pick_dtype
 from pipelines.compress.specs import CalibrationSpec, Dtype, Layout, QuantSpec
-from pipelines.compress.streaming import LayerQuantizer, quantize_layers
-from pipelines.compress.unified import correct_unified
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
-
-
-@dataclass(slots=True)
-class _Exported:
-    """A checkpoint as ModelOpt exports it.
-
-    Attributes:
-        data: what was calibrated on; None if nothing was.
-        seconds: of calibration and export.
-        search: record of a search; None without.
-        record: of layers; None if the model was held as a whole.
-    """
-
-    data: CalibrationSet | None
-    seconds: float
-    search: dict[str, Any] | None = None
-    record: ProgressRecord | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What to make of a model."""
-
-    source: ModelFolder
-    spec: QuantSpec
-    texts: Iterable[str]
-    calibration: CalibrationSpec
-    tp_size: int
-    pp_size: int
-    dtype: str
-    device: str
-    layout: Layout
 
 
 def run_quantize(
@@ -77,98 +30,55 @@ def run_quantize(
     layout: Layout,
     progress: Progress,
 ) -> dict[str, Any]:
-    """See `pipelines.compress.api.quantize`."""
+    """See `pipelines.compress.api.quantize`. Each way imports what it needs: ModelOpt and Transformers take seconds."""
     source = look_at(model_dir)
     picked, device = pick_dtype(source, dtype), pick_device(device)
     if quantization_of(source.folder, source.config) is not None:
         if layout == "hugging_face":
             raise UserError(f"{model_dir} is already quantized; the PyTorch backend's export takes models in 16 bit.")
-        began = time.monotonic()
-        with gpu_memory_named("calibrating the KV cache", BATCHES):
-            facts, data = import_folder(
-                source, out_dir, spec, tp_size * pp_size, picked, progress,
-                texts=texts, calibration=calibration, device=device,
-            )  # fmt: skip
-        return {
-            **facts,
-            "source_bytes": source.weight_bytes,
-            "calibration": _calibration_facts(data, time.monotonic() - began if data else 0.0),
-            "tool": _tool() if data else {},
-        }
-    asked = _Asked(source, spec, texts, calibration, tp_size, pp_size, picked, device, layout)
-    with muted() as quiet, transformers_to_log():
-        # a search compares all linears, and Transformers stores experts under other names than it computes with
-        whole = spec.search is not None or source.shape.num_experts > 1
-        way = _whole if whole else _by_layer
-        with gpu_memory_named("quantizing", BATCHES):
-            done = way(asked, out_dir, quiet.progress(progress))
-    unified = layout == "hugging_face"
-    if unified:
-        correct_unified(out_dir, source.config, picked)
+        facts = _imported(source, out_dir, spec, tp_size * pp_size, picked, progress, texts, calibration, device)
+        return {**facts, "source_bytes": source.weight_bytes}
+    if spec.sixteen_bit and layout == "tensorrt_llm" and source.shape.family.modelopt_type is not None:
+        from pipelines.compress.sixteen_bit import write_sixteen_bit
+
+        facts = write_sixteen_bit(source, out_dir, spec, picked, tp_size, pp_size, progress)
+        facts |= {"calibration": calibration_facts(None, 0.0), "device": "cpu", "tool": {}}
     else:
-        correct_export(out_dir, source.config, spec)
-    if done.record is not None:
-        done.record.close()
-    return {
-        **(describe_unified(out_dir) if unified else describe(out_dir)),
-        "qformat": str(spec.qformat),  # the files do not name the algorithm
-        "source_bytes": source.weight_bytes,
-        "calibration": _calibration_facts(done.data, done.seconds),
-        **({"search": done.search} if done.search else {}),
-        "device": device,
-        "tool": _tool(),
-    }
+        from pipelines.compress.by_modelopt import QuantizeTask, quantize_by_modelopt
+
+        asked = QuantizeTask(source, spec, texts, calibration, tp_size, pp_size, picked, device, layout)
+        facts = quantize_by_modelopt(asked, out_dir, progress)
+    # the files do not name the algorithm
+    return {**facts, "qformat": str(spec.qformat), "source_bytes": source.weight_bytes}
 
 
-def _tool() -> dict[str, str]:
-    from pipelines.compress import modelopt_door
+def _imported(
+    source: ModelFolder,
+    out_dir: Path,
+    spec: QuantSpec,
+    world_size: int,
+    dtype: str,
+    progress: Progress,
+    texts: Iterable[str],
+    calibration: CalibrationSpec,
+    device: str,
+) -> dict[str, Any]:
+    """Take a folder over that is quantized already."""
+    from pipelines.compress.importing import import_folder
 
-    return {"nvidia-modelopt": modelopt_door.VERSION}
-
-
-def _by_layer(asked: _Asked, out_dir: Path, progress: Progress) -> _Exported:
-    """Calibrate and export one layer after another; go on where a run was stopped."""
-    from pipelines.compress import modelopt_door
-
-    source, spec, calibration = asked.source, asked.spec, asked.calibration
-    config, data = prepared(source, spec, asked.texts, calibration, asked.device, progress)
-    layers = LayerSource(source, asked.dtype, asked.device, rows=64 * asked.tp_size)
-    files: CheckpointLayout = (
-        FolderLayout(layers.layers)
-        if asked.layout == "hugging_face"
-        else RanksLayout(layers.layers, asked.tp_size, asked.pp_size)
-    )
-    made_with = [asdict(spec), asdict(calibration)]
-    identity = {
-        "quantize": [*made_with, asked.tp_size, asked.pp_size, asked.dtype, asked.device, asked.layout],
-        "model": stamp(source),
-        "tokens": tokens_digest(data),
-        "tools": [modelopt_door.VERSION, torch.__version__, transformers.__version__],
-    }
-    with new_files_removed(out_dir):
-        record = ProgressRecord(out_dir, identity)
-        quantizer = LayerQuantizer(layers, source.shape.family, config, data, record.folder)
-        quantize_layers(quantizer, layers, files, out_dir, record, calibration.seed, progress)
-    return _Exported(data, record.notes["seconds"], record=record)
-
-
-def _whole(asked: _Asked, out_dir: Path, progress: Progress) -> _Exported:
-    """Calibrate and export the whole model."""
-    from pipelines.compress import modelopt_door
-
-    began, source, dtype = time.monotonic(), asked.source, torch_dtype(asked.dtype)
-    done = simulated(source, asked.spec, asked.texts, asked.calibration, asked.dtype, asked.device, progress)
-    out_dir.mkdir(parents=True, exist_ok=True)
-    with progress.task("exporting", None):
-        if asked.layout == "hugging_face":
-            modelopt_door.export_unified(done.model, dtype, out_dir)
-        else:
-            split = {"tp_size": asked.tp_size, "pp_size": asked.pp_size}
-            modelopt_door.export(done.model, source.shape.family, dtype, out_dir, **split)
-    return _Exported(done.data, time.monotonic() - began, done.search)
-
-
-def _calibration_facts(data: CalibrationSet | None, seconds: float) -> dict[str, Any]:
+    began = time.monotonic()
+    with gpu_memory_named("calibrating the KV cache", BATCHES):
+        facts, data = import_folder(
+            source, out_dir, spec, world_size, dtype, progress,
+            texts=texts, calibration=calibration, device=device,
+        )  # fmt: skip
     if data is None:
-        return {"sequences": 0, "tokens": 0, "seconds": 0.0}
-    return {"sequences": data.sequences, "tokens": data.tokens, "seconds": round(seconds, 3)}
+        return {**facts, "calibration": calibration_facts(None, 0.0), "tool": {}}
+    from pipelines.compress import modelopt_door
+
+    seconds = time.monotonic() - began
+    return {
+        **facts,
+        "calibration": calibration_facts(data, seconds),
+        "tool": {"nvidia-modelopt": modelopt_door.VERSION},
+    }

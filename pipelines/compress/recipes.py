@@ -48,7 +48,7 @@ def modelopt_config(spec: QuantSpec, family: Family, preset: Callable[[str], Con
         preset: returns ModelOpt's configuration for a name from `pipelines.domain.formats.FORMATS`.
     """
     form = FORMATS[spec.qformat]
-    if spec.search is not None or (form.preset is None and spec.kv_cache is KvFormat.AUTO):
+    if spec.search is not None or spec.sixteen_bit:
         return None
     config = _all_off(preset) if form.preset is None else copy.deepcopy(preset(form.preset))
     if group := form.weights.group_size(spec.group_size):

@@ -18,10 +18,10 @@ import torch
 import transformers
 
 from pipelines.checkpoint.tensors import read_header
-from pipelines.compress.loading import ModelFolder, load_tokenizer, look_at
+from pipelines.compress.loading import load_tokenizer
+from pipelines.compress.model_folder import ModelFolder, look_at, pick_device
 from pipelines.compress.progress_record import new_files_removed, stamp
 from pipelines.compress.quiet import muted, transformers_to_log
-from pipelines.compress.simulating import pick_device
 from pipelines.compress.sparsegpt import LINEARS
 from pipelines.compress.sparsifying import count_zeros, link_small_files
 from pipelines.compress.specs import RecoverySpec

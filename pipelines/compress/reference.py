@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from pipelines.compress.gpu_memory import gpu_memory_named
-from pipelines.compress.loading import load_model, look_at
+from pipelines.compress.loading import load_model
+from pipelines.compress.model_folder import look_at, pick_device
 from pipelines.compress.quiet import muted, transformers_to_log
-from pipelines.compress.simulating import pick_device
 from pipelines.domain.progress import Progress
 
 IN_FLOAT32, OTHERWISE = "the model in float32", "set eval.baseline=build"

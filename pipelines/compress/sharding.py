@@ -20,7 +20,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-from pipelines.compress.loading import ModelFolder, hf_config, plain_torch, torch_dtype
+from pipelines.compress.loading import hf_config, plain_torch
+from pipelines.compress.model_folder import ModelFolder, torch_dtype
 from pipelines.compress.weight_files import ModelWeights
 from pipelines.domain.errors import UserError
 

@@ -13,7 +13,8 @@ import torch
 
 from pipelines.compress.calibration import CalibrationSet, broken_at, forward_passes, layer_of, make_batches
 from pipelines.compress.f32_products import f32_products
-from pipelines.compress.loading import ModelFolder, load_model, load_tokenizer, look_at, pick_dtype, torch_dtype
+from pipelines.compress.loading import load_model, load_tokenizer
+from pipelines.compress.model_folder import ModelFolder, look_at, pick_device, pick_dtype, torch_dtype
 from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.recipes import Config, modelopt_config
 from pipelines.compress.specs import CalibrationSpec, Dtype, QuantSpec
@@ -145,24 +146,6 @@ def check_calibrated(model: torch.nn.Module, shown: Callable[[str], str] = str) 
                 todo="No scale can be computed for them; check the model's weights.",
             )
         quantizer.amax = torch.where(amax > 0, amax, amax.max())
-
-
-def pick_device(wanted: str) -> str:
-    """Return "cuda" or "cpu"; "auto" selects CUDA if it is available.
-
-    Raises:
-        UserError: CUDA was requested but is not available, or the name is unknown.
-    """
-    has_cuda = torch.cuda.is_available()
-    if wanted not in ("auto", "cpu", "cuda"):
-        raise UserError(f"device='{wanted}' is not known.", allowed="Choose one of auto, cpu, cuda.")
-    if wanted == "cuda" and not has_cuda:
-        raise UserError(
-            f"PyTorch {torch.__version__} cannot use a GPU here (built for CUDA {torch.version.cuda or 'not at all'}).",
-            todo="`make doctor` shows the driver and its CUDA version; install a PyTorch for that. With an empty "
-            "CUDA_VISIBLE_DEVICES everything is computed on the CPU.",
-        )
-    return "cuda" if has_cuda and wanted != "cpu" else "cpu"
 
 
 def seed_everything(seed: int) -> None:

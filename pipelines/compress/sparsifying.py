@@ -17,11 +17,12 @@ from pipelines.checkpoint.tensors import read_header
 from pipelines.compress.calibration import CalibrationSet, make_batches
 from pipelines.compress.gpu_memory import BATCHES, gpu_memory_named
 from pipelines.compress.hidden_states import HiddenStates, run_layer
-from pipelines.compress.loading import ModelFolder, load_tokenizer, look_at, own_dtype
+from pipelines.compress.loading import load_tokenizer
+from pipelines.compress.model_folder import ModelFolder, look_at, own_dtype, pick_device
 from pipelines.compress.one_layer import LayerSource
 from pipelines.compress.progress_record import ProgressRecord, new_files_removed, stamp, tokens_digest
 from pipelines.compress.quiet import muted, transformers_to_log
-from pipelines.compress.simulating import pick_device, seed_everything
+from pipelines.compress.simulating import seed_everything
 from pipelines.compress.sparsegpt import LINEARS, prune_layer
 from pipelines.compress.specs import CalibrationSpec, SparsitySpec
 from pipelines.compress.weight_files import TensorWriter

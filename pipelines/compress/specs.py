@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from pipelines.domain.errors import Fault, UserError
-from pipelines.domain.formats import FORMATS, KvFormat, QFormat, mix_faults, scale_faults
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat, calibrates, mix_faults, scale_faults
 
 Dtype = Literal["auto", "bfloat16", "float16"]
 """Element type of unquantized tensors; `auto` is the model's own 16-bit type."""
@@ -97,6 +97,11 @@ class QuantSpec:
     def formats(self) -> tuple[QFormat, ...]:
         """Formats that ModelOpt calibrates: the candidates of a search, or the one format."""
         return self.search.candidates if self.search else (self.qformat,)
+
+    @property
+    def sixteen_bit(self) -> bool:
+        """Whether a checkpoint has everything in 16 bit, so that nothing is calibrated or rounded."""
+        return not calibrates(self.formats, self.kv_cache)
 
     def of(self, qformat: QFormat) -> QuantSpec:
         """Return the same settings for one candidate of the search, which the KV cache has no part in."""

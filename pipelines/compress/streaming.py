@@ -18,14 +18,14 @@ from pathlib import Path
 
 from pipelines.checkpoint.tensors import TensorInfo
 from pipelines.compress.calibration import CalibrationSet
-from pipelines.compress.checkpoint_layout import CheckpointLayout, TensorPlace
+from pipelines.compress.checkpoint_layout import CheckpointLayout, TensorPlace, copy_vocabulary
 from pipelines.compress.f32_products import f32_products
 from pipelines.compress.hidden_states import HiddenStates, true_name
-from pipelines.compress.one_layer import EMBEDDING, HEAD, LayerSource
+from pipelines.compress.one_layer import LayerSource
 from pipelines.compress.progress_record import ProgressRecord
 from pipelines.compress.recipes import Config, of_one_layer
 from pipelines.compress.simulating import check_calibrated, seed_everything
-from pipelines.compress.weight_files import TensorWriter
+from pipelines.compress.weight_files import EMBEDDING, TensorWriter
 from pipelines.domain.families import Family
 from pipelines.domain.progress import Progress
 
@@ -106,7 +106,7 @@ def quantize_layers(
             advance(1)
             gc.collect()  # ModelOpt's modules refer to each other in cycles, which would keep several layers alive
     assert writer is not None, "a model has layers"
-    _copy_vocabulary(writer, source, layout, vocab_size, progress)
+    copy_vocabulary(writer, source.weights, source.head, source.dtype, layout, vocab_size, progress)
 
 
 @contextmanager
@@ -122,16 +122,3 @@ def _frozen_heap() -> Iterator[None]:
 def _copy(writer: TensorWriter, tensors: Iterable[tuple[TensorPlace, Path, TensorInfo]]) -> None:
     for place, path, info in tensors:
         writer.copy(place.file, place.name, path, info)
-
-
-def _copy_vocabulary(
-    writer: TensorWriter, source: LayerSource, layout: CheckpointLayout, vocab_size: int, progress: Progress
-) -> None:
-    """Copy embedding and output head in pieces; a rank whose rows end early has zeros after them."""
-    tensors = list(layout.copied(writer, vocab_size))
-    with progress.task("copying embedding and head", len(tensors), "tensors") as advance:
-        for place, rows in tensors:
-            name = source.head if rows.source == HEAD else EMBEDDING
-            writer.write(place.file, place.name, source.weights.chunks(name, source.dtype, rows.start, rows.stop))
-            advance(1)
-    writer.sync()

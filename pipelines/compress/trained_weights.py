@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from pipelines.checkpoint.tensors import read_header
 from pipelines.checkpoint.unified import fused_with
-from pipelines.compress.loading import ModelFolder, pick_dtype, torch_dtype
+from pipelines.compress.model_folder import ModelFolder, pick_dtype, torch_dtype
 from pipelines.compress.sharding import collected, load_weights, owners, shard
 from pipelines.compress.sparsegpt import LINEARS
 from pipelines.compress.specs import RecoverySpec

@@ -19,7 +19,8 @@ from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from pipelines.compress.gpu_memory import gpu_memory_named
-from pipelines.compress.loading import ModelFolder, load_model, look_at
+from pipelines.compress.loading import load_model
+from pipelines.compress.model_folder import ModelFolder, look_at
 from pipelines.compress.sharding import (
     empty_model,
     load_moments,

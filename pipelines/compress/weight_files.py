@@ -18,10 +18,14 @@ from typing import Any
 import torch
 
 from pipelines.checkpoint.tensors import ITEM_BYTES, TensorInfo, read_header
-from pipelines.compress.loading import ModelFolder
+from pipelines.compress.model_folder import ModelFolder
 from pipelines.domain.errors import UserError
 from pipelines.domain.units import show_bytes
 from pipelines.host.files import parse_json, sync
+
+EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+FIRST = "model.layers.0."
+"""Prefix of the tensors of the first layer."""
 
 CHUNK_BYTES = 32 * 2**20
 """Bytes of an embedding or a file that are in memory at a time."""
@@ -101,6 +105,16 @@ class ModelWeights:
         columns = self.shape(name)[1]
         return self._read(name, [(int(row) * columns, (int(row) + 1) * columns) for row in rows], dtype).reshape(
             -1, columns
+        )
+
+    def same(self, one: str, other: str, dtype: torch.dtype) -> bool:
+        """Compare two matrices in pieces; errors as for `tensor`."""
+        shape = self.shape(one)
+        return shape == self.shape(other) and all(
+            torch.equal(ours, theirs)
+            for ours, theirs in zip(
+                self.chunks(one, dtype, 0, shape[0]), self.chunks(other, dtype, 0, shape[0]), strict=True
+            )
         )
 
     def _read(self, name: str, spans: Sequence[tuple[int, int]], dtype: torch.dtype) -> torch.Tensor:

@@ -9,7 +9,7 @@ Sources: TensorRT-LLM 1.2 `quantization/mode.py`, `builder.py`, `quantize_by_mod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -535,6 +535,11 @@ def formats_for(capability: float) -> list[QFormat]:
 def proposed(formats: Sequence[QFormat]) -> list[QFormat]:
     """Leave out formats whose engines have the size and the speed of another: they differ in accuracy alone."""
     return [qformat for qformat in formats if BY_QUANT_ALGO[FORMATS[qformat].quant_algo] is qformat]
+
+
+def calibrates(formats: Iterable[QFormat], kv_cache: KvFormat) -> bool:
+    """Return whether a format or the KV cache is calibrated; else the checkpoint has everything in 16 bit."""
+    return kv_cache is not KvFormat.AUTO or any(FORMATS[qformat].calibrated for qformat in formats)
 
 
 def kv_formats_for(capability: float) -> list[KvFormat]:

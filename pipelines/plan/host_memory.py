@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipelines.domain.errors import Fault
-from pipelines.domain.formats import QFormat
+from pipelines.domain.formats import QFormat, calibrates
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
 from pipelines.host.machine import Machine, torch_device
@@ -14,6 +14,10 @@ from pipelines.predict.performance.memory import checkpoint_bytes, weight_bytes
 from pipelines.settings.root import Settings
 from pipelines.stages import Stage
 
+LINEAR_COPIES = 4
+"""Bytes of the largest linear in 16 bit that copying a checkpoint holds at most, as a multiple of them (measured)."""
+COPYING_BYTES = GIB / 2
+"""What copying holds beside: PyTorch and pieces of the embedding."""
 LAYER_COPIES = 7
 """Bytes of a layer in 16 bit that compressing holds at most, as a multiple of them (measured for quantizing)."""
 
@@ -36,7 +40,7 @@ def _compressing(settings: Settings, shape: ModelShape | None, machine: Machine)
         return []
     faults = []
     if (needed := quantize_memory_bytes(shape, settings)) > machine.memory_bytes:
-        faults.append(_too_large(settings, machine, needed, "quantizing", _held(shape, settings)))
+        faults.append(_too_large(settings, machine, needed, _doing(settings), _held(shape, settings)))
     method = settings.sparsity.method
     if method != "none" and (needed := sparsify_memory_bytes(shape, method)) > machine.memory_bytes:
         faults.append(_too_large(settings, machine, needed, "sparsifying", "one layer at a time"))
@@ -79,6 +83,9 @@ def one_layer_bytes(shape: ModelShape) -> float:
 
 def quantize_memory_bytes(shape: ModelShape, settings: Settings) -> float:
     """Return the host memory of quantizing in bytes; in one piece, the model is held as a whole, then its copy too."""
+    if _copied(settings):
+        widest = max(shape.hidden_size, shape.num_attention_heads * shape.head_dim, shape.intermediate_size)
+        return LINEAR_COPIES * 2.0 * shape.hidden_size * widest + COPYING_BYTES
     if quantized_whole(shape, settings):
         written = checkpoint_bytes(shape, settings.quant.qformat, settings.quant.mean_bits)
         return weight_bytes(shape, QFormat.NONE) + written + 2 * GIB
@@ -95,10 +102,22 @@ def quantize_note(shape: ModelShape | None, settings: Settings) -> tuple[str, ..
     if shape is None:
         return ()
     needed = show_bytes(quantize_memory_bytes(shape, settings))
-    return (f"quantizing needs about {needed} of memory, {_held(shape, settings)} (modelled)",)
+    return (f"{_doing(settings)} needs about {needed} of memory, {_held(shape, settings)} (modelled)",)
+
+
+def _copied(settings: Settings) -> bool:
+    """Return whether the checkpoint is the model's tensors under other names."""
+    calibrated = calibrates(settings.quant.formats, settings.kv_cache.dtype)
+    return settings.engine.name != "tensorrt_llm_llmapi" and not calibrated
+
+
+def _doing(settings: Settings) -> str:
+    return "writing the checkpoint" if _copied(settings) else "quantizing"
 
 
 def _held(shape: ModelShape, settings: Settings) -> str:
+    if _copied(settings):
+        return "one tensor at a time"
     return "the whole model" if quantized_whole(shape, settings) else "one layer at a time"
 
 

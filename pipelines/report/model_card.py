@@ -176,7 +176,10 @@ def _origin(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str
         ("Source", base),
         ("Licence of the source", _license(item, checkpoint) or f"{UNKNOWN}: see the source"),
         ("Architecture", str(checkpoint.facts.get("architecture", UNKNOWN))),
-        ("Made by", f"trtllm-pipelines {checkpoint.version} at {checkpoint.commit}; {libraries or UNKNOWN}"),
+        (
+            "Made by",
+            "; ".join(filter(None, (f"trtllm-pipelines {checkpoint.version} at {checkpoint.commit}", libraries))),
+        ),
         ("Made on", checkpoint.created),
     )
 

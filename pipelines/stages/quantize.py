@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from pipelines.domain.formats import FORMATS, QFormat, calibrates
 from pipelines.domain.progress import Progress
 from pipelines.domain.rotary import Rotary
 from pipelines.rules.table import check_checkpoint
@@ -44,15 +44,26 @@ class Quantize:
     name = "quantize"
     version = "2"
     measures = False
-    libraries: tuple[str, ...] = ("nvidia-modelopt", "torch", "transformers")
-    needs: tuple[str, ...] = ("modelopt", "torch", "transformers")
+
+    @property
+    def copies(self) -> bool:
+        """Whether the checkpoint has everything in 16 bit, which takes no ModelOpt: tensors get other names."""
+        return self.layout == "tensorrt_llm" and not self.calibrated
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Distributions whose version determines the bytes; those of a copy are the model's own."""
+        return () if self.copies else ("nvidia-modelopt", "torch", "transformers")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Packages that must be importable."""
+        return ("torch",) if self.copies else ("modelopt", "torch", "transformers")
 
     @property
     def calibrated(self) -> bool:
-        """Whether activations are calibrated."""
-        return (
-            any(FORMATS[qformat].calibrated for qformat in self.quant.formats) or self.kv_cache.dtype != KvFormat.AUTO
-        )
+        """Whether ModelOpt calibrates anything."""
+        return calibrates(self.quant.formats, self.kv_cache.dtype)
 
     @property
     def spec(self) -> QuantSpec:
@@ -114,12 +125,16 @@ class Quantize:
             "kv_cache": self.kv_cache.dtype.value,
             "tp_size": self.tp_size,
             "pp_size": self.pp_size,
-            "device": self.device,  # CPU and GPU round differently
         }
-        if self.quant.dtype != "auto":
-            identity["dtype"] = self.quant.dtype
-        if self.layout == "hugging_face":
-            identity["layout"] = self.layout
+        if not self.copies:
+            identity["device"] = self.device  # CPU and GPU round differently
+        optional = {
+            "dtype": (self.quant.dtype, "auto"),
+            "layout": (self.layout, "tensorrt_llm"),
+            "int4_scales": (self._int4_scales, "max"),
+            "fp4_inputs": (self._fp4_inputs, "max"),
+        }
+        identity |= {name: value for name, (value, usual) in optional.items() if value != usual}
         if qformat is QFormat.AUTO:
             identity["search"] = self.quant.model_dump(mode="json", include=set(self.quant.SEARCH))
         if any(form.weights.group for form in forms):
@@ -128,10 +143,6 @@ class Quantize:
             identity["smoothquant_alpha"] = self.quant.smoothquant_alpha
         if any(form.tuning == "awq" for form in forms):
             identity["awq_alpha_step"] = self.quant.awq_alpha_step
-        if self._int4_scales != "max":
-            identity["int4_scales"] = self._int4_scales
-        if self._fp4_inputs != "max":
-            identity["fp4_inputs"] = self._fp4_inputs
         if self.calibrated:
             identity["calibration"] = calibration_identity(self.calibration)
         return identity
@@ -191,7 +202,7 @@ def check_model(folder: Path, qformat: QFormat, *, with_positions: bool = True, 
     Raises:
         UserError: the model cannot be exported like that.
     """
-    from pipelines.compress.loading import look_at
+    from pipelines.compress.model_folder import look_at
 
     model = look_at(folder)
     positions = Rotary.of(model.config) if with_positions else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,18 @@ from typing import Any
 from pipelines.compress import CalibrationSpec, QuantSpec, SparsitySpec
 from pipelines.compress.specs import Layout
 from pipelines.domain.progress import SilentProgress
+
+
+def assert_same_files(one: Path, other: Path) -> None:
+    """Byte for byte, but for the name of the producer."""
+    assert {path.name for path in one.iterdir()} == {path.name for path in other.iterdir()}
+    for path in one.iterdir():
+        if path.name == "config.json":
+            ours, theirs = (json.loads((folder / path.name).read_text()) for folder in (one, other))
+            shared = {"producer": None} if "producer" in theirs else {}  # ModelOpt, or this project
+            assert json.dumps(ours | shared, indent=1) == json.dumps(theirs | shared, indent=1)
+        else:
+            assert path.read_bytes() == (other / path.name).read_bytes(), path.name
 
 
 def quantize_whole(
@@ -26,10 +39,10 @@ def quantize_whole(
 ) -> None:
     """Load the whole model, calibrate it where `quantize` would, export it, and correct config.json."""
     from pipelines.compress import modelopt_door
-    from pipelines.compress.loading import look_at, pick_dtype, torch_dtype
+    from pipelines.compress.model_folder import look_at, pick_device, pick_dtype, torch_dtype
     from pipelines.compress.postprocess import correct_export
     from pipelines.compress.quiet import muted, transformers_to_log
-    from pipelines.compress.simulating import pick_device, simulated
+    from pipelines.compress.simulating import simulated
     from pipelines.compress.unified import correct_unified
 
     source = look_at(model_dir)
@@ -55,8 +68,9 @@ def sparsify_whole(
 
     from pipelines.compress import modelopt_door
     from pipelines.compress.calibration import make_batches
-    from pipelines.compress.loading import load_model, load_tokenizer, look_at, own_dtype
-    from pipelines.compress.simulating import pick_device, seed_everything
+    from pipelines.compress.loading import load_model, load_tokenizer
+    from pipelines.compress.model_folder import look_at, own_dtype, pick_device
+    from pipelines.compress.simulating import seed_everything
     from pipelines.compress.sparsegpt import LINEARS, prune_layer
 
     source = look_at(model_dir)

@@ -20,13 +20,13 @@ from pipelines.domain.progress import PARTIAL
 from pipelines.settings.model import BUNDLED
 from tests.contract.compress.conftest import CALIBRATION, spec_of, write_model
 from tests.support.stops import Stops
-from tests.support.whole_model import quantize_whole
+from tests.support.whole_model import assert_same_files, quantize_whole
 
 modelopt = pytest.importorskip("modelopt")
 torch = pytest.importorskip("torch")
 
 from pipelines.compress import awq_search  # noqa: E402 - after the skips
-from pipelines.compress.loading import look_at  # noqa: E402
+from pipelines.compress.model_folder import look_at  # noqa: E402
 from pipelines.compress.weight_files import ModelWeights, TensorWriter  # noqa: E402
 from tests.support.small_models import model_of, write_random  # noqa: E402
 
@@ -40,12 +40,6 @@ EXPORTED = [
     for qformat in UNIFORM
     if qformat is not QFormat.NVFP4
 ]
-
-
-def assert_same_files(one: Path, other: Path) -> None:
-    assert {path.name for path in one.iterdir()} == {path.name for path in other.iterdir()}
-    for path in one.iterdir():
-        assert path.read_bytes() == (other / path.name).read_bytes(), path.name
 
 
 def compare(model: Path, spec: QuantSpec, texts, folder: Path, calibration=CALIBRATION, **options) -> None:

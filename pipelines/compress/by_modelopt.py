@@ -1,0 +1,129 @@
+"""Quantize a model folder by ModelOpt: calibrate, export, correct and describe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from pipelines.checkpoint.describe import describe
+from pipelines.checkpoint.unified import describe_unified
+from pipelines.compress.calibration import CalibrationSet, calibration_facts
+from pipelines.compress.checkpoint_layout import CheckpointLayout, FolderLayout, RanksLayout
+from pipelines.compress.gpu_memory import BATCHES, gpu_memory_named
+from pipelines.compress.model_folder import ModelFolder, torch_dtype
+from pipelines.compress.one_layer import LayerSource
+from pipelines.compress.postprocess import correct_export
+from pipelines.compress.progress_record import ProgressRecord, new_files_removed, stamp, tokens_digest
+from pipelines.compress.quiet import muted, transformers_to_log
+from pipelines.compress.simulating import prepared, simulated
+from pipelines.compress.specs import CalibrationSpec, Layout, QuantSpec
+from pipelines.compress.streaming import LayerQuantizer, quantize_layers
+from pipelines.compress.unified import correct_unified
+from pipelines.domain.progress import Progress
+
+
+@dataclass(slots=True)
+class _Exported:
+    """A checkpoint as ModelOpt exports it.
+
+    Attributes:
+        data: what was calibrated on; None if nothing was.
+        seconds: of calibration and export.
+        search: record of a search; None without.
+        record: of layers; None if the model was held as a whole.
+    """
+
+    data: CalibrationSet | None
+    seconds: float
+    search: dict[str, Any] | None = None
+    record: ProgressRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeTask:
+    """What to make of a model; see `pipelines.compress.api.quantize`."""
+
+    source: ModelFolder
+    spec: QuantSpec
+    texts: Iterable[str]
+    calibration: CalibrationSpec
+    tp_size: int
+    pp_size: int
+    dtype: str
+    device: str
+    layout: Layout
+
+
+def quantize_by_modelopt(asked: QuantizeTask, out_dir: Path, progress: Progress) -> dict[str, Any]:
+    """Calibrate and export; return the facts of the checkpoint."""
+    from pipelines.compress import modelopt_door
+
+    source, spec = asked.source, asked.spec
+    with muted() as quiet, transformers_to_log():
+        # a search compares all linears, and Transformers stores experts under other names than it computes with
+        whole = spec.search is not None or source.shape.num_experts > 1
+        way = _whole if whole else _by_layer
+        with gpu_memory_named("quantizing", BATCHES):
+            done = way(asked, out_dir, quiet.progress(progress))
+    unified = asked.layout == "hugging_face"
+    if unified:
+        correct_unified(out_dir, source.config, asked.dtype)
+    else:
+        correct_export(out_dir, source.config, spec)
+    if done.record is not None:
+        done.record.close()
+    return {
+        **(describe_unified(out_dir) if unified else describe(out_dir)),
+        "calibration": calibration_facts(done.data, done.seconds),
+        **({"search": done.search} if done.search else {}),
+        "device": asked.device,
+        "tool": {"nvidia-modelopt": modelopt_door.VERSION},
+    }
+
+
+def _by_layer(asked: QuantizeTask, out_dir: Path, progress: Progress) -> _Exported:
+    """Calibrate and export one layer after another; go on where a run was stopped."""
+    from pipelines.compress import modelopt_door
+
+    source, spec, calibration = asked.source, asked.spec, asked.calibration
+    config, data = prepared(source, spec, asked.texts, calibration, asked.device, progress)
+    layers = LayerSource(source, asked.dtype, asked.device, rows=64 * asked.tp_size)
+    files: CheckpointLayout = (
+        FolderLayout(layers.layers)
+        if asked.layout == "hugging_face"
+        else RanksLayout(layers.layers, asked.tp_size, asked.pp_size)
+    )
+    made_with = [asdict(spec), asdict(calibration)]
+    identity = {
+        "quantize": [*made_with, asked.tp_size, asked.pp_size, asked.dtype, asked.device, asked.layout],
+        "model": stamp(source),
+        "tokens": tokens_digest(data),
+        "tools": [modelopt_door.VERSION, torch.__version__, transformers.__version__],
+    }
+    with new_files_removed(out_dir):
+        record = ProgressRecord(out_dir, identity)
+        quantizer = LayerQuantizer(layers, source.shape.family, config, data, record.folder)
+        quantize_layers(quantizer, layers, files, out_dir, record, calibration.seed, progress)
+    return _Exported(data, record.notes["seconds"], record=record)
+
+
+def _whole(asked: QuantizeTask, out_dir: Path, progress: Progress) -> _Exported:
+    """Calibrate and export the whole model."""
+    from pipelines.compress import modelopt_door
+
+    began, source, dtype = time.monotonic(), asked.source, torch_dtype(asked.dtype)
+    done = simulated(source, asked.spec, asked.texts, asked.calibration, asked.dtype, asked.device, progress)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    with progress.task("exporting", None):
+        if asked.layout == "hugging_face":
+            modelopt_door.export_unified(done.model, dtype, out_dir)
+        else:
+            split = {"tp_size": asked.tp_size, "pp_size": asked.pp_size}
+            modelopt_door.export(done.model, source.shape.family, dtype, out_dir, **split)
+    return _Exported(done.data, time.monotonic() - began, done.search)
