@@ -208,7 +208,7 @@ class _Run:
         if self._begin is None:
             return None
         rate = (self._done() - self._done_before) * SECOND / max(now - self._begin, 1)
-        seconds = self._settings.seconds(rate)
+        seconds = self._settings.seconds(rate, self._load.concurrency or 0)
         return None if seconds is None else self._begin + seconds * SECOND
 
     def _trouble(self, now: int) -> str:

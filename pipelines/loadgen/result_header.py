@@ -13,7 +13,7 @@ from pipelines.host.machine import library_versions
 from pipelines.loadgen.interface import Interface
 from pipelines.loadgen.plan import is_whole
 from pipelines.loadgen.server import Server
-from pipelines.settings.load import AUTO_REQUESTS, AUTO_SECONDS, BenchmarkSettings, WorkloadSettings
+from pipelines.settings.load import AUTO_PER_USER, AUTO_REQUESTS, AUTO_SECONDS, BenchmarkSettings, WorkloadSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,12 @@ def _duration(settings: BenchmarkSettings) -> dict[str, Any]:
     if settings.duration_s != "auto":
         return {"duration_s": settings.duration_s}
     least, most = AUTO_SECONDS
-    return {"duration_s": least, "most_duration_s": most, "enough_requests": AUTO_REQUESTS}
+    return {
+        "duration_s": least,
+        "most_duration_s": most,
+        "enough_requests": AUTO_REQUESTS,
+        "enough_per_user": AUTO_PER_USER,
+    }
 
 
 def _warms(settings: BenchmarkSettings) -> bool:

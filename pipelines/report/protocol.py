@@ -84,7 +84,8 @@ def protocol_text(recorded: Mapping[str, Any]) -> str:
     elif recorded.get("duration_s"):
         if most := recorded.get("most_duration_s"):
             enough = count(recorded["enough_requests"], "request")
-            parts.append(f"{recorded['duration_s']:g} to {most:g} s measured, until {enough} have finished")
+            each = f"{recorded['enough_per_user']} of each user"
+            parts.append(f"{recorded['duration_s']:g} to {most:g} s measured, until {enough} and {each} have finished")
         else:
             parts.append(f"{recorded['duration_s']:g} s measured")
         if recorded.get("min_requests"):

@@ -20,6 +20,8 @@ AUTO_SECONDS = (6.0, 12.0)
 either (docs/benchmarks.md)."""
 AUTO_REQUESTS = 100
 """Requests for which such a window goes on: of fewer, the 99th percentile is hardly more than the slowest."""
+AUTO_PER_USER = 5
+"""And for each user of a closed loop, whose requests often start and end together."""
 Concurrency = Annotated[int, Field(ge=1, le=10**6)]
 Seconds = Annotated[float, Field(ge=0)]
 Milliseconds = Annotated[float, Field(gt=0)]
@@ -217,7 +219,8 @@ class BenchmarkSettings(Group):
             spans the first request to the last response, including initial burst and tail.
         warmup_s: load before the window, at least this long.
         warmup_requests: and at least this many finished; None is one per user of a closed loop.
-        duration_s: length of the window; "auto" is 6 s, or up to 12 until 100 requests have finished; None is no limit.
+        duration_s: length of the window; "auto" is 6 s, or up to 12 until 100 requests have finished, and 5 for each
+            user; None is no limit.
         num_requests: the window also ends when this many have finished (open loop: have been sent).
         min_requests: the window does not end before this many have finished, whatever `duration_s` is.
         timeout_s: a request without its last token by then is given up and counted as an error.
@@ -243,12 +246,18 @@ class BenchmarkSettings(Group):
     processes: Ranks | None
     slo: SloSettings
 
-    def seconds(self, rate: float) -> float | None:
-        """Return how long a window lasts in which so many requests finish per second; None is no limit."""
+    def seconds(self, rate: float, users: int = 0) -> float | None:
+        """Return how long a window lasts in which so many requests finish per second; None is no limit.
+
+        Args:
+            rate: requests per second.
+            users: of a closed loop.
+        """
         if self.duration_s != "auto":
             return self.duration_s
         least, most = AUTO_SECONDS
-        return min(max((self.num_requests or AUTO_REQUESTS) / rate, least), most) if rate else most
+        enough = self.num_requests or max(AUTO_REQUESTS, AUTO_PER_USER * users)
+        return min(max(enough / rate, least), most) if rate else most
 
     @model_validator(mode="before")
     @classmethod

@@ -96,9 +96,12 @@ def test_the_window_goes_on_until_enough_requests_have_finished(
     rate: float, requests: int | None, seconds: float
 ) -> None:
     """100, or as many as were asked for, between 6 and 12 s; a given length stays as it is."""
-    assert benchmark(num_requests=requests).seconds(rate) == seconds
+    assert (
+        benchmark(num_requests=requests).seconds(rate) == benchmark(num_requests=requests).seconds(rate, 20) == seconds
+    )
     assert benchmark(num_requests=requests, duration_s=20).seconds(rate) == 20
     assert benchmark(num_requests=9, duration_s=None).seconds(rate) is None
+    assert benchmark().seconds(20, users=32) == 8  # 5 of each
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,9 @@ def test_a_workload_is_a_sentence(workload, said):
     [
         (STEADY, "Each load: 3 s of warm-up, 12 s measured, at least 10 requests, in steady state, answers streamed."),
         (
-            STEADY | {"duration_s": 6.0, "most_duration_s": 12.0, "enough_requests": 100},
-            "Each load: 3 s of warm-up, 6 to 12 s measured, until 100 requests have finished, at least 10 requests, in "
-            "steady state, answers streamed.",
+            STEADY | {"duration_s": 6.0, "most_duration_s": 12.0, "enough_requests": 100, "enough_per_user": 5},
+            "Each load: 3 s of warm-up, 6 to 12 s measured, until 100 requests and 5 of each user have finished, at "
+            "least 10 requests, in steady state, answers streamed.",
         ),
         (
             {"num_requests": 64, "window": "whole"},

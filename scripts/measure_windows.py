@@ -1,0 +1,59 @@
+"""Measure how a benchmark's figures depend on the length of the window: the spread of short windows in a long one.
+
+    make benchmark quant=fp8 benchmark.duration_s=60
+    python -m scripts.measure_windows artifacts/benchmark/ARTIFACT [--seconds 3 6 12]
+
+Each load is cut into windows of so many seconds. Printed are the standard deviations of their responses/s, median TTFT,
+p99 of TTFT and median ITL, in percent of the mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, median, stdev
+
+from pipelines.domain.summary import SECOND, percentile
+from pipelines.domain.timing import RequestTiming, from_columns
+
+COLUMNS = ("responses/s", "TTFT p50", "TTFT p99", "ITL p50")
+
+
+def main() -> None:
+    """Print a table for each load."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("artifact", type=Path)
+    parser.add_argument("--seconds", type=float, nargs="+", default=[3, 6, 12])
+    options = parser.parse_args()
+    levels = json.loads((options.artifact / "benchmark.json").read_text())["levels"]
+    for number, level in enumerate(levels, 1):
+        with gzip.open(options.artifact / f"requests-{number}.json.gz", "rt") as file:
+            data = json.load(file)
+        begin, end = data["window_ns"]
+        timings = [timing for timing in from_columns(data) if timing.error is None]
+        for seconds in options.seconds:
+            found = windows(timings, begin, end, seconds)
+            spread = [100 * stdev(column) / fmean(column) for column in zip(*found, strict=True)]
+            figures = ", ".join(f"{name} {value:.0f} %" for name, value in zip(COLUMNS, spread, strict=True))
+            sys.stdout.write(f"concurrency {level['concurrency']}, {len(found)} windows of {seconds:g} s: {figures}\n")
+
+
+def windows(timings: Sequence[RequestTiming], begin: int, end: int, seconds: float) -> list[tuple[float, ...]]:
+    """Return the figures of each window of so many seconds."""
+    found: list[tuple[float, ...]] = []
+    step = round(seconds * SECOND)
+    for start in range(begin, end - step + 1, step):
+        due = [each for each in timings if start <= each.intended_ns < start + step and each.first_token_ns is not None]
+        responses = sum(start <= stamp < start + step for each in timings for stamp in each.chunk_ns)
+        ttft = sorted((each.first_token_ns or 0) - each.intended_ns for each in due)
+        itl = [(each.end_ns - (each.first_token_ns or 0)) / (each.osl - 1) for each in due if each.osl > 1]
+        found.append((responses / seconds, median(ttft), percentile(ttft, 0.99), median(itl)))
+    return found
+
+
+if __name__ == "__main__":
+    main()
