@@ -25,6 +25,7 @@ from pipelines.compress.progress_record import ProgressRecord, new_files_removed
 from pipelines.compress.specs import QuantSpec
 from pipelines.compress.weight_files import EMBEDDING, HEAD, NORM, ModelWeights, TensorWriter
 from pipelines.domain.errors import UserError
+from pipelines.domain.families import Architecture
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import Progress
 
@@ -41,7 +42,7 @@ _BY_INPUTS = ("attention.dense.weight", "mlp.proj.weight")
 """Split over ranks by their inputs; all other tensors of linears by their outputs."""
 _BY_OUTPUTS = ("mlp.fc", "mlp.gate")
 _RMS_EPSILON = 1e-6
-"""Transformers' default in all families."""
+"""Transformers' default in all families, for a config.json that leaves it out."""
 _PRODUCER = {"name": "trtllm-pipelines", "version": version("trtllm-pipelines")}
 
 
@@ -259,10 +260,10 @@ def checkpoint_config(
         "num_attention_heads": shape.num_attention_heads,
         "num_key_value_heads": shape.num_key_value_heads,
         "hidden_size": shape.hidden_size,
-        "norm_epsilon": config.get("rms_norm_eps", _RMS_EPSILON),
+        "norm_epsilon": config.get("rms_norm_eps") or _RMS_EPSILON,
         "vocab_size": shape.vocab_size,
         "max_position_embeddings": shape.max_position_embeddings,
-        "hidden_act": config.get("hidden_activation") or config["hidden_act"],
+        "hidden_act": config.get("hidden_activation") or config.get("hidden_act") or _usual_activation(shape),
         "use_parallel_embedding": True,
         "embedding_sharding_dim": 0,
         "head_size": shape.head_dim,
@@ -279,3 +280,8 @@ def checkpoint_config(
         "mapping": {"world_size": tp_size * pp_size, "tp_size": tp_size, "pp_size": pp_size},
         "quantization": dict(quantization),
     }
+
+
+def _usual_activation(shape: ModelShape) -> str:
+    """Return Transformers' default."""
+    return "gelu_pytorch_tanh" if shape.architecture == Architecture.GEMMA else "silu"

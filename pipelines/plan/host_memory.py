@@ -106,9 +106,8 @@ def quantize_note(shape: ModelShape | None, settings: Settings) -> tuple[str, ..
 
 
 def _copied(settings: Settings) -> bool:
-    """Return whether the checkpoint is the model's tensors under other names."""
-    calibrated = calibrates(settings.quant.formats, settings.kv_cache.dtype)
-    return settings.engine.name != "tensorrt_llm_llmapi" and not calibrated
+    """Return whether the checkpoint is the model's tensors under other names; the LLM API reads the model itself."""
+    return not calibrates(settings.quant.formats, settings.kv_cache.dtype)
 
 
 def _doing(settings: Settings) -> str:

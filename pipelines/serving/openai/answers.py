@@ -178,6 +178,10 @@ def _openings(form: Form, choices: Sequence[Choice], asked: Sampling) -> list[Js
     return [form.chunk(choice, piece, asked, first=True) for choice, piece in echoed]
 
 
+_encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+"""json.dumps would make an encoder for every event."""
+
+
 def event(content: Json) -> str:
     """Write one server-sent event."""
-    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    return f"data: {_encoded(content)}\n\n"

@@ -38,6 +38,7 @@ STOP = (
     InputTensor("stop", "BOOL", (True,)),
 )
 PLAIN = ("output_ids", "sequence_length")
+PLAIN_OUTPUTS = frozenset(PLAIN)
 ON_REQUEST = {
     "return_log_probs": "output_log_probs",
     "return_generation_logits": "generation_logits",
@@ -178,10 +179,16 @@ def _tensor(entry: InputTensor) -> Any:
 
 def _part(result: Any) -> TokenPart:
     """Read a response; of log probabilities, TensorRT-LLM sends all so far with each one."""
-    ids, lengths, log_probs, logits, reused = (result.as_numpy(name) for name in (*PLAIN, *ON_REQUEST.values()))
-    if ids is None or not ids.size:
+    response = result.get_response()
+    raw = {out.name: content for out, content in zip(response.outputs, response.raw_output_contents, strict=False)}
+    # INT32, without numpy's detours: there is one for each token
+    ids, lengths = (memoryview(raw.get(name, b"")).cast("i") for name in PLAIN)
+    if not len(ids):
         return TokenPart(())
-    tokens = tuple(ids.reshape(-1)[: int(lengths.reshape(-1)[0])].tolist())
+    tokens = tuple(ids[: lengths[0]])
+    if raw.keys() == PLAIN_OUTPUTS:
+        return TokenPart(tokens)
+    log_probs, logits, reused = (result.as_numpy(name) for name in ON_REQUEST.values())
     new = len(tokens)
     return TokenPart(
         tokens,

@@ -281,6 +281,12 @@ async def merge(
     choices: Sequence[Choice], source: TokenSource, asked: Sampling
 ) -> AsyncIterator[tuple[Choice, Piece | None]]:
     """Yield (choice, piece) as it arrives from any of them, and (choice, None) when one has ended."""
+    if len(choices) == 1:  # as nearly always: neither a task nor a queue, which cost each piece time
+        async with aclosing(choices[0].run(source, asked)) as pieces:  # type: ignore[type-var]
+            async for piece in pieces:
+                yield choices[0], piece
+        yield choices[0], None
+        return
     queue: asyncio.Queue[tuple[Choice, Piece | None] | Exception] = asyncio.Queue(maxsize=64)
 
     async def follow(choice: Choice) -> None:

@@ -37,6 +37,7 @@ class ServedTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = frozenset(token for token, entry in added.items() if entry.special)
         self._anchor = self._tokenizer.encode(ANCHOR, add_special_tokens=False).ids
+        self._anchor_length = {skip: len(self.text(self._anchor, skip_special=skip)) for skip in (False, True)}
         config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
         self.end_id = self._named(config, "eos_token")
         self.pad_id = self._named(config, "pad_token")
@@ -65,8 +66,7 @@ class ServedTokenizer:
             return ""
         if known[0] in self._special:
             return self.text(known, skip_special=skip_special)
-        before = self.text(self._anchor, skip_special=skip_special)
-        return self.text([*self._anchor, *known], skip_special=skip_special)[len(before) :]
+        return self.text([*self._anchor, *known], skip_special=skip_special)[self._anchor_length[skip_special] :]
 
     def name(self, token: int) -> str:
         """Return the text by which one token is named among others."""

@@ -77,6 +77,19 @@ def test_biases_of_llama_are_those_of_modelopt(changes, tmp_path) -> None:
     assert_same_files(tmp_path / "ours", tmp_path / "theirs")
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma", "qwen2"])
+def test_what_a_configuration_leaves_out_is_transformers_default(kind, tmp_path) -> None:
+    """Transformers writes every key, but older folders and people do not."""
+    model = model_of(tmp_path / "model", kind) if kind == "qwen2" else write_model(tmp_path / "model", kind)
+    config = json.loads((model / "config.json").read_text())
+    left_out = ("hidden_act", "hidden_activation", "rms_norm_eps", "attention_bias", "mlp_bias", "tie_word_embeddings")
+    shorter = {key: value for key, value in config.items() if key not in left_out}
+    (model / "config.json").write_text(json.dumps(shorter))
+    copied(model, tmp_path / "ours")
+    quantize_whole(model, tmp_path / "theirs", NONE, (), CALIBRATION)
+    assert_same_files(tmp_path / "ours", tmp_path / "theirs")
+
+
 def test_neither_modelopt_nor_transformers_is_imported(tmp_path) -> None:
     """Their imports take five seconds of processor time, the copy of a small model none."""
     code = f"""
