@@ -38,7 +38,7 @@ def run_quantize(
             raise UserError(f"{model_dir} is already quantized; the PyTorch backend's export takes models in 16 bit.")
         facts = _imported(source, out_dir, spec, tp_size * pp_size, picked, progress, texts, calibration, device)
         return {**facts, "source_bytes": source.weight_bytes}
-    if spec.sixteen_bit and layout == "tensorrt_llm" and source.shape.family.modelopt_type is not None:
+    if spec.sixteen_bit and layout != "hugging_face" and source.shape.family.modelopt_type is not None:
         from pipelines.compress.sixteen_bit import write_sixteen_bit
 
         facts = write_sixteen_bit(source, out_dir, spec, picked, tp_size, pp_size, progress)

@@ -48,7 +48,7 @@ class Quantize:
     @property
     def copies(self) -> bool:
         """Whether the checkpoint has everything in 16 bit, which takes no ModelOpt: tensors get other names."""
-        return self.layout == "tensorrt_llm" and not self.calibrated
+        return self.layout != "hugging_face" and not self.calibrated
 
     @property
     def libraries(self) -> tuple[str, ...]:
