@@ -38,11 +38,13 @@ STOP = (
     InputTensor("stop", "BOOL", (True,)),
 )
 PLAIN = ("output_ids", "sequence_length")
-PLAIN_OUTPUTS = frozenset(PLAIN)
+REUSED, LOG_PROBS, LOGITS = "kv_cache_reused_blocks", "output_log_probs", "generation_logits"
+INTEGERS = dict.fromkeys((*PLAIN, REUSED)).keys()
+"""In this order; all are INT32."""
 ON_REQUEST = {
-    "return_log_probs": "output_log_probs",
-    "return_generation_logits": "generation_logits",
-    "return_perf_metrics": "kv_cache_reused_blocks",
+    "return_log_probs": LOG_PROBS,
+    "return_generation_logits": LOGITS,
+    "return_perf_metrics": REUSED,
 }
 """Input that asks for an output -> the output."""
 
@@ -182,19 +184,20 @@ def _part(result: Any) -> TokenPart:
     response = result.get_response()
     raw = {out.name: content for out, content in zip(response.outputs, response.raw_output_contents, strict=False)}
     # INT32, without numpy's detours: there is one for each token
-    ids, lengths = (memoryview(raw.get(name, b"")).cast("i") for name in PLAIN)
+    ids, lengths, reused = (memoryview(raw.get(name, b"")).cast("i") for name in INTEGERS)
     if not len(ids):
         return TokenPart(())
     tokens = tuple(ids[: lengths[0]])
-    if raw.keys() == PLAIN_OUTPUTS:
-        return TokenPart(tokens)
-    log_probs, logits, reused = (result.as_numpy(name) for name in ON_REQUEST.values())
+    reused_blocks = reused[0] if len(reused) else 0
+    if raw.keys() <= INTEGERS:
+        return TokenPart(tokens, reused_blocks=reused_blocks)
+    log_probs, logits = (result.as_numpy(name) for name in (LOG_PROBS, LOGITS))
     new = len(tokens)
     return TokenPart(
         tokens,
         None if log_probs is None or not new else tuple(log_probs.reshape(-1)[-new:].tolist()),
         None if logits is None or not new else logits.reshape(-1, logits.shape[-1])[-new:],
-        0 if reused is None or not reused.size else int(reused.reshape(-1)[0]),
+        reused_blocks,
     )
 
 

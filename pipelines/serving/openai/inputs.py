@@ -91,7 +91,7 @@ def engine_inputs(
         inputs.append(InputTensor("return_log_probs", "BOOL", (True,)))
     if asked.scores:
         inputs.append(InputTensor("return_generation_logits", "BOOL", (True,)))
-    if engine.tokens_per_block is not None:
+    if engine.tokens_per_block is not None and _shows_usage(asked):
         inputs.append(InputTensor("return_perf_metrics", "BOOL", (True,)))
     return [*inputs, *(_guide(*asked.guide) if asked.guide is not None else ())]
 
@@ -133,6 +133,11 @@ def _guide(kind: str, text: str) -> list[InputTensor]:
 def _in_parts(asked: Sampling) -> bool:
     """Whether the answer is needed as it grows: for the client, or because what ends it is seen here alone."""
     return bool(asked.stream or asked.stops or (asked.min_tokens and asked.stop_token_ids))
+
+
+def _shows_usage(asked: Sampling) -> bool:
+    """Whether the client is told how much of its prompt was there already; the engine would say so with every token."""
+    return not asked.stream or (asked.stream_options is not None and asked.stream_options.include_usage)
 
 
 def _ends(asked: Sampling, tokenizer: ServedTokenizer) -> list[InputTensor]:

@@ -25,6 +25,7 @@ from pipelines.serving.openai.schema import (
     Message,
     ResponseFormat,
     Sampling,
+    StreamOptions,
     refuse_more,
 )
 
@@ -105,6 +106,7 @@ class ResponseRequest(BaseModel):
             temperature=self.temperature,
             top_p=self.top_p,
             stream=self.stream,
+            stream_options=StreamOptions(include_usage=True) if self.stream else None,
             response_format=self._format(),
         )
 

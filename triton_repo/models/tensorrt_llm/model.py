@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,7 @@ class TritonChannel:
 
     def __init__(self, request: Any, logits_type: Any) -> None:
         self._sender = request.get_response_sender()
+        self._wanted = frozenset(request.requested_output_names())
         self._logits_type = logits_type
         self._lock = threading.Lock()
         self._closed = False
@@ -119,9 +120,9 @@ class TritonChannel:
 
     def send(self, part: ResponsePart) -> None:
         """Send a response."""
-        # The list lives until they are sent: of outputs that nobody asked for, python backend before 24.12 would else
-        # drop the last reference without the interpreter's lock (its pull request 390).
-        tensors = [pb_utils.Tensor(*entry) for entry in self._tensors(part)]
+        # Python backend drops outputs that nobody asked for, but there are up to twelve with every token, and before
+        # 24.12 it dropped their last reference without the interpreter's lock (its pull request 390).
+        tensors = [pb_utils.Tensor(*entry) for entry in self._tensors(part) if entry[0] in self._wanted]
         response = pb_utils.InferenceResponse(tensors)
         if part.last:
             self._finish(response)
@@ -171,7 +172,7 @@ class TritonChannel:
         if self.key is not None and time.monotonic() >= self._show_key_at:
             self._show_key_at = time.monotonic() + KEY_PERIOD_S
             tensors.append(("cancellation_key", self.key))
-        return tensors + _extras(part)
+        return tensors + _extras(part, self._wanted)
 
 
 class Keys:
@@ -273,7 +274,7 @@ def _end_if_supervised() -> None:
         os._exit(1)
 
 
-def _extras(part: ResponsePart) -> list[tuple[str, np.ndarray[Any, Any]]]:
+def _extras(part: ResponsePart, wanted: Set[str]) -> list[tuple[str, np.ndarray[Any, Any]]]:
     sequence, request = part.sequence, part.sequence.request
     extras: list[tuple[str, Any, Any]] = []
     if request.num_input_tokens:
@@ -296,7 +297,7 @@ def _extras(part: ResponsePart) -> list[tuple[str, np.ndarray[Any, Any]]]:
             ("total_accepted_draft_tokens", draft.accepted, np.int32),
             ("total_draft_tokens", draft.proposed, np.int32),
         ]
-    return [(name, np.array([[value]], dtype=kind)) for name, value, kind in extras]
+    return [(name, np.array([[value]], dtype=kind)) for name, value, kind in extras if name in wanted]
 
 
 def _padded(rows: list[list[Any]], longest: int, fill: int, kind: Any) -> np.ndarray[Any, Any]:
