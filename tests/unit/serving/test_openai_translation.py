@@ -16,6 +16,7 @@ from pipelines.serving.openai.errors import ApiError, from_triton
 from pipelines.serving.openai.generation import Choice, Prompt, TokenPart, collect_all
 from pipelines.serving.openai.inputs import InputTensor, ServedEngine, engine_inputs
 from pipelines.serving.openai.prompts import ChatTemplate
+from pipelines.serving.openai.responses import ResponseRequest
 from pipelines.serving.openai.schema import ChatRequest, CompletionRequest
 from pipelines.serving.openai.stops import StopFilter
 from pipelines.serving.openai.tokenizer import ServedTokenizer, TextStream
@@ -64,6 +65,19 @@ def test_every_parameter_has_its_tensor() -> None:
         "guided_decoding_guide_type": ("BYTES", ("json",)),
         "guided_decoding_guide": ("BYTES", ("",)),
     }
+
+
+def test_what_was_cached_is_asked_for_where_it_is_shown() -> None:
+    """The engine would return it with every token of a stream."""
+    engine = replace(ENGINE, tokens_per_block=32)
+    streams = {"stream": True, "stream_options": {"include_usage": True}}
+    shown = [
+        inputs(engine=engine, **asked).keys() & {"return_perf_metrics"} for asked in ({}, {"stream": True}, streams)
+    ]
+    assert [bool(each) for each in shown] == [True, False, True]
+    assert "return_perf_metrics" not in inputs(), "the engine does not say it"
+    chat = ResponseRequest(model="m", input="a", stream=True).as_chat()  # /v1/responses shows it in every stream
+    assert "return_perf_metrics" in {entry.name for entry in engine_inputs(chat, (5,), 7, 0, engine)}
 
 
 def test_every_tensor_is_one_of_the_engines() -> None:
