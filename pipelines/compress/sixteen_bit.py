@@ -1,7 +1,7 @@
 """Write a model in 16 bit as a TensorRT-LLM checkpoint: other names, q, k and v joined, and a part for each rank.
 
 Nothing is calibrated or rounded, so neither ModelOpt nor Transformers is needed, whose imports take seconds. The files
-are those that ModelOpt exports, byte for byte; config.json names another producer.
+are those that ModelOpt exports, byte for byte; config.json has the same entries, and names another producer.
 """
 
 from __future__ import annotations
