@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from pipelines.checkpoint.packings import (
 )
 from pipelines.checkpoint.tensors import TensorFile, numpy_dtype
 from pipelines.checkpoint.verify import Tensors, expected_tensors
-from pipelines.compress.calibration import CalibrationSet
+from pipelines.compress.calibration import calibration_facts
+from pipelines.compress.gpu_memory import BATCHES, gpu_memory_named
 from pipelines.compress.model_folder import ModelFolder, torch_dtype
 from pipelines.compress.postprocess import corrected
 from pipelines.compress.sixteen_bit import LINEARS, NORMS, SixteenBitTensors, checkpoint_config, names_of
@@ -151,15 +153,16 @@ def import_folder(
     texts: Iterable[str] = (),
     calibration: CalibrationSpec,
     device: str,
-) -> tuple[dict[str, Any], CalibrationSet | None]:
+) -> dict[str, Any]:
     """Write the checkpoint of one rank; texts calibrate a KV cache that the folder has no scales for.
 
     Returns:
-        the facts of `pipelines.checkpoint.describe`, and what was calibrated on; None if nothing was.
+        the facts of `pipelines.checkpoint.describe`, and the keys `calibration` and `tool`.
 
     Raises:
         UserError: the folder cannot be taken over like that, or lacks a tensor.
     """
+    began = time.monotonic()
     if faults := import_faults(
         source.folder,
         source.config,
@@ -196,15 +199,19 @@ def import_folder(
     scales = {name for name in expected if name.endswith(KV_SCALE)} - done
     for name in expected.keys() - done - scales:
         writer.write(_FILE, name, iter([folder.rest.tensor(name)]))
-    data = None
+    data, tool = None, {}
     if scales:
+        from pipelines.compress import modelopt_door
         from pipelines.compress.imported_cache import calibrated_scales
 
-        found, data = calibrated_scales(source, out_dir, LINEARS, spec, texts, calibration, dtype, device, progress)
+        with gpu_memory_named("calibrating the KV cache", BATCHES):
+            found, data = calibrated_scales(source, out_dir, LINEARS, spec, texts, calibration, dtype, device, progress)
+        tool = {"nvidia-modelopt": modelopt_door.VERSION}
         for name in scales:
             writer.write(_FILE, name, iter([found[name]]))
     writer.sync()
-    return describe(out_dir), data
+    seconds = time.monotonic() - began if data else 0.0
+    return {**describe(out_dir), "calibration": calibration_facts(data, seconds), "tool": tool}
 
 
 def _config(source: ModelFolder, spec: QuantSpec, dtype: str, folder: _Folder) -> dict[str, Any]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pipelines.checkpoint.given import quantization_of
 from pipelines.compress.calibration import calibration_facts
-from pipelines.compress.gpu_memory import BATCHES, gpu_memory_named
-from pipelines.compress.model_folder import ModelFolder, look_at, pick_device, pick_dtype
+from pipelines.compress.model_folder import look_at, pick_device, pick_dtype
 from pipelines.compress.specs import CalibrationSpec, Dtype, Layout, QuantSpec
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
@@ -36,7 +34,12 @@ def run_quantize(
     if quantization_of(source.folder, source.config) is not None:
         if layout == "hugging_face":
             raise UserError(f"{model_dir} is already quantized; the PyTorch backend's export takes models in 16 bit.")
-        facts = _imported(source, out_dir, spec, tp_size * pp_size, picked, progress, texts, calibration, device)
+        from pipelines.compress.importing import import_folder
+
+        facts = import_folder(
+            source, out_dir, spec, tp_size * pp_size, picked, progress,
+            texts=texts, calibration=calibration, device=device,
+        )  # fmt: skip
         return {**facts, "source_bytes": source.weight_bytes}
     if spec.sixteen_bit and layout != "hugging_face" and source.shape.family.modelopt_type is not None:
         from pipelines.compress.sixteen_bit import write_sixteen_bit
@@ -50,35 +53,3 @@ def run_quantize(
         facts = quantize_by_modelopt(asked, out_dir, progress)
     # the files do not name the algorithm
     return {**facts, "qformat": str(spec.qformat), "source_bytes": source.weight_bytes}
-
-
-def _imported(
-    source: ModelFolder,
-    out_dir: Path,
-    spec: QuantSpec,
-    world_size: int,
-    dtype: str,
-    progress: Progress,
-    texts: Iterable[str],
-    calibration: CalibrationSpec,
-    device: str,
-) -> dict[str, Any]:
-    """Take a folder over that is quantized already."""
-    from pipelines.compress.importing import import_folder
-
-    began = time.monotonic()
-    with gpu_memory_named("calibrating the KV cache", BATCHES):
-        facts, data = import_folder(
-            source, out_dir, spec, world_size, dtype, progress,
-            texts=texts, calibration=calibration, device=device,
-        )  # fmt: skip
-    if data is None:
-        return {**facts, "calibration": calibration_facts(None, 0.0), "tool": {}}
-    from pipelines.compress import modelopt_door
-
-    seconds = time.monotonic() - began
-    return {
-        **facts,
-        "calibration": calibration_facts(data, seconds),
-        "tool": {"nvidia-modelopt": modelopt_door.VERSION},
-    }

@@ -17,6 +17,7 @@ import torch
 
 from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.checkpoint.describe import describe
+from pipelines.checkpoint.unified import linear_shapes
 from pipelines.checkpoint.verify import expected_tensors, has_bias
 from pipelines.compress.checkpoint_layout import RanksLayout, copy_vocabulary
 from pipelines.compress.model_folder import ModelFolder, torch_dtype
@@ -223,19 +224,14 @@ def _check(source: ModelFolder, tensors: SixteenBitTensors, config: CheckpointCo
 
 def _layer_shapes(shape: ModelShape, config: CheckpointConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the tensors of a Hugging Face layer, by name within it."""
-    hidden, inner = shape.hidden_size, shape.intermediate_size
-    queries, values = (heads * shape.head_dim for heads in (shape.num_attention_heads, shape.num_key_value_heads))
-    sizes = {"q_proj": (queries, hidden), "k_proj": (values, hidden), "v_proj": (values, hidden),
-             "o_proj": (hidden, queries), "gate_proj": (inner, hidden), "up_proj": (inner, hidden),
-             "down_proj": (hidden, inner)}  # fmt: skip
+    sizes = linear_shapes(shape)
     for module, linears in LINEARS.items():
         for linear in linears:
-            size = sizes[linear.rpartition(".")[2]]
-            yield f"{linear}.weight", size
+            yield f"{linear}.weight", sizes[linear]
             if has_bias(config, module):
-                yield f"{linear}.bias", size[:1]
+                yield f"{linear}.bias", sizes[linear][:1]
     for norm in shape.family.layer_norms:
-        yield f"{NORMS[norm]}.weight", (hidden,)
+        yield f"{NORMS[norm]}.weight", (shape.hidden_size,)
     for norm in shape.family.head_norms.values():
         yield f"self_attn.{norm}.weight", (shape.head_dim,)
 
