@@ -3,53 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.domain.errors import UserError
 from pipelines.host.disk import disk_errors
 from pipelines.host.files import write_json
-from pipelines.host.screen import ScreenProgress, say, warn
+from pipelines.host.screen import ScreenProgress, Transcript, warn
 from pipelines.plan.plan import Plan
 from pipelines.run import console, runner
+from pipelines.settings.root import as_yaml
 from pipelines.store.measurements import recover
 from pipelines.store.run_folder import run_folder
 from pipelines.store.store import Store
 
 
-def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runner.StepOutcome]:
-    """Run a plan inside a new run folder and print the result.
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """A run that has ended.
 
-    Returns:
-        one outcome per step.
+    Attributes:
+        outcomes: one per step.
+        folder: of the run.
+        said: what it printed, but for what its stages printed.
+    """
+
+    outcomes: list[runner.StepOutcome]
+    folder: Path
+    said: Transcript
+
+
+PLAN = "plan.json"
+
+
+def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> FinishedRun:
+    """Run a plan inside a new run folder and print the result.
 
     Raises:
         UserError: this machine cannot run it, or a stage found a fault in its input.
     """
     if plan.refusals:
         raise UserError.of(plan.refusals)
-    with run_folder(plan.command, plan.settings, overrides) as folder, disk_errors("The run", store.root):
-        say(f"engine: {plan.choice.engine.name} ({plan.choice.reason})")
+    runs, config, said = plan.settings.paths.runs, as_yaml(plan.settings), Transcript()
+    with run_folder(plan.command, runs, config, overrides) as folder, disk_errors("The run", store.root):
+        said.say(f"engine: {plan.choice.engine.name} ({plan.choice.reason})")
         for note in plan.notes:
-            say(note)
+            said.say(note)
         for warning in plan.warnings:
-            warn(str(warning))
+            said.warn(str(warning))
         recover(store)
-        write_json(folder / "plan.json", console.plan_json(plan))
+        write_json(folder / PLAN, console.plan_json(plan))
         outcomes = runner.run(plan, store, overrides, ScreenProgress())
         store.hashes.save()
-        say(console.outcome_table(outcomes))
+        said.say(console.outcome_table(outcomes))
         if compared := next((outcome for outcome in outcomes if outcome.node.id == "fidelity"), None):
-            say("\n" + console.fidelity_table(compared, store))
+            said.say("\n" + console.fidelity_table(compared, store))
         if any(outcome.node.id == "evaluate" for outcome in outcomes):  # after fidelity, which accepts nothing
             table = console.accuracy_table(outcomes, plan.settings.eval)
-            say("\n" + table.text)
+            said.say("\n" + table.text)
             _save(folder / "accuracy.json", table)
         if (last := outcomes[-1]).node.id == "diagnose":
-            say("\n" + console.diagnosis(last))
+            said.say("\n" + console.diagnosis(last))
         if (measured := outcomes[-1]).node.id == "benchmark":
-            say("\n" + console.measured_table(measured))
-        say(console.closing(outcomes, folder, more=plan.command == "serve"))
-    return outcomes
+            said.say("\n" + console.measured_table(measured))
+        said.say(console.closing(outcomes, folder, more=plan.command == "serve"))
+    return FinishedRun(outcomes, folder, said)
 
 
 def _save(path: Path, table: console.ResultTable) -> None:

@@ -114,6 +114,15 @@ class Settings(Group):
         )
 
 
+def as_yaml(settings: Settings) -> str:
+    """Return a resolved configuration as YAML, every value written out."""
+    import yaml
+
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    text: str = yaml.dump(settings.model_dump(mode="json"), Dumper=dumper, sort_keys=False)
+    return text
+
+
 def compression_of(variant: str) -> dict[str, str]:
     """Split `Settings.variant` by group: "magnitude_2_4-distill-fp8-kv_fp8" has sparsity, recover, quant and kv_cache.
 

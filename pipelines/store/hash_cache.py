@@ -15,6 +15,8 @@ from pipelines.host.files import write_json
 from pipelines.host.hashing import THREADS, one_at_a_time, sha256_file, sha256_on_disk
 from pipelines.store.manifest import seal_is_right, sealed
 
+HASHES = ".hashes.json"
+"""File of the store."""
 TRUSTED_S = 30 * 24 * 3600
 TICK_NS = 20_000_000
 """Times of files advance in steps of the kernel's clock, which are 10 ms at most."""
@@ -35,10 +37,15 @@ class HashCache:
         self._path = path
         self._known = _load(path)
         self._dirty = False
+        self.relied: dict[Path, int] = {}
+        """Files whose hash was asked for, and until when it counts, in seconds."""
 
     def sha256(self, path: Path) -> str:
         """Return the SHA-256 of a file, 64 hex digits; reads the file only if its stat is new."""
-        return self._remembered(path) or self._read(path, sha256_file)
+        found = self._remembered(path) or self._read(path, sha256_file)
+        *_, read_at, _ = self._known.get(_identity(path)[0], [0, ""])
+        self.relied[path] = read_at + TRUSTED_S
+        return found
 
     def from_disk(self, path: Path, advance: Advance | None = None) -> str:
         """Return the SHA-256 of what the disk holds, 64 hex digits.

@@ -16,26 +16,29 @@ from pathlib import Path
 from pipelines.domain.errors import UserError
 from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import complain, say
-from pipelines.settings.root import Settings
+
+CONFIG = "config.yaml"
 
 
 @contextmanager
-def run_folder(name: str, settings: Settings, overrides: Sequence[str]) -> Iterator[Path]:
+def run_folder(name: str, runs: Path, config: str, overrides: Sequence[str]) -> Iterator[Path]:
     """Make `<runs>/<time>-<name>-<pid>/` with the resolved configuration and a log.
 
     A crash is logged with its traceback, and the path of the log is printed.
-    """
-    import yaml
 
+    Args:
+        name: of the command.
+        runs: paths.runs.
+        config: the resolved configuration as YAML.
+        overrides: that it was made from.
+    """
     try:
-        folder = _new_folder(settings.paths.runs.absolute(), name)
-        dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-        text = yaml.dump(settings.model_dump(mode="json"), Dumper=dumper, sort_keys=False)
-        (folder / "config.yaml").write_text(text)
+        folder = _new_folder(runs.absolute(), name)
+        (folder / CONFIG).write_text(config)
         (folder / "overrides.json").write_text(json.dumps(list(overrides)) + "\n")
     except OSError as error:
         raise UserError(
-            f"paths.runs='{settings.paths.runs}' cannot be written: {error.strerror}.",
+            f"paths.runs='{runs}' cannot be written: {error.strerror}.",
             todo="Give another folder: paths.runs=/some/folder",
         ) from None
     handler = _Log(folder / "run.log")

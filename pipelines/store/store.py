@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from pipelines.domain.errors import ContinuableError
 from pipelines.domain.progress import PARTIAL
 from pipelines.host.files import sync, write_json
-from pipelines.store.hash_cache import HashCache
+from pipelines.store.hash_cache import HASHES, HashCache
 from pipelines.store.leases import LEASES, Leases
 from pipelines.store.manifest import MANIFEST, Json, Manifests, check_files, read_manifest, sealed
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 PENDING = ".pending.json"
 """File in the draft of a measurement: the manifest as far as it is known. A draft that still has it is not removed."""
+LOCKS = ".locks"
+DRAFTS = ".drafts"
+"""Folder of the store for what is being made, and what was being made when a run was stopped."""
 KEY_LENGTH = 16
 SET_ASIDE = ".set_aside"
 """Folder of the store for damaged artifacts; nothing reads it."""
@@ -80,7 +83,7 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
-        self.hashes = HashCache(self.root / ".hashes.json")
+        self.hashes = HashCache(self.root / HASHES)
         self.leases = Leases(self.root / LEASES)
 
     def find(self, stage: str, key: str) -> Artifact | None:
@@ -168,7 +171,7 @@ class Store:
     def _lock(self, key: str) -> FileLock:
         from filelock import FileLock
 
-        folder = self.root / ".locks"
+        folder = self.root / LOCKS
         folder.mkdir(parents=True, exist_ok=True)
         return FileLock(folder / f"{key[:KEY_LENGTH]}.lock")
 
@@ -182,7 +185,7 @@ class Store:
         work within one host, two hosts may make the same artifact at once. Each draft has a lease of the same name, by
         which others see that it is alive.
         """
-        folder = self.root / ".drafts" / f"{key[:KEY_LENGTH]}.{token_hex(4)}"
+        folder = self.root / DRAFTS / f"{key[:KEY_LENGTH]}.{token_hex(4)}"
         lease = self.leases.take(folder.name)
         interrupted = False
         try:
@@ -203,7 +206,7 @@ class Store:
 
     def _stopped_draft(self, key: str) -> Path | None:
         """Return the draft of a run that was stopped while it made the artifact of a key, if it can be continued."""
-        for folder in subfolders(self.root / ".drafts"):
+        for folder in subfolders(self.root / DRAFTS):
             if folder.name.startswith(f"{key[:KEY_LENGTH]}.") and (folder / PARTIAL).is_dir():
                 lease = self.leases.find(folder.name)
                 if lease is None or not lease.alive:
@@ -212,7 +215,7 @@ class Store:
 
     def abandoned_drafts(self) -> Iterator[Path]:
         """Yield the drafts whose makers are gone; the caller keeps what it wants of each and removes the rest."""
-        for folder in subfolders(self.root / ".drafts"):
+        for folder in subfolders(self.root / DRAFTS):
             if (lease := self.leases.find(folder.name)) is not None:
                 if not lease.alive:
                     yield folder

@@ -16,7 +16,7 @@ from pipelines.predict.simulate.table import asked, outcome_table
 from pipelines.predict.simulate.written import write_all
 from pipelines.settings.compose import load
 from pipelines.settings.load import OPEN_RATE, load_faults
-from pipelines.settings.root import Settings
+from pipelines.settings.root import Settings, as_yaml
 from pipelines.store.run_folder import run_folder
 
 CLASSIC, REQUESTS = "workload=classic", "benchmark.num_requests=100"
@@ -30,7 +30,7 @@ def simulate(overrides: Sequence[str]) -> int:
     """Simulate the policies under the loads, print the table, write files and pictures into a run folder."""
     words, settings = with_defaults(overrides)
     case, levels = _judged(settings)
-    with run_folder("simulate", settings, words) as folder:
+    with run_folder("simulate", settings.paths.runs, as_yaml(settings), words) as folder:
         say(wrapped(f"time: {'seconds' if case.unit == 's' else case.unit} ({case.reason})"))
         for note in case.notes:
             say(wrapped(note))

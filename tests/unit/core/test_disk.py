@@ -9,7 +9,6 @@ import pytest
 
 from pipelines.domain.errors import UserError
 from pipelines.host.disk import disk_error, disk_errors
-from pipelines.settings.compose import load
 from pipelines.store.hash_cache import HashCache
 from pipelines.store.run_folder import run_folder
 from pipelines.sweep.cells import SweepCell
@@ -56,7 +55,7 @@ class Full:
 
 
 def test_a_log_that_cannot_be_written_is_said_once(tmp_path, capsys):
-    with run_folder("build", load([f"paths.runs={tmp_path}/runs"]), []):
+    with run_folder("build", tmp_path / "runs", "", []):
         handler = logging.getLogger().handlers[-1]
         handler.stream.close()
         handler.stream = Full()
