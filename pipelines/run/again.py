@@ -91,7 +91,7 @@ class Attempt:
         self._store = _store_of(overrides)
         told = hashlib.sha256(json.dumps(_told(target, overrides), sort_keys=True).encode()).hexdigest()
         self._file = self._store / AGAIN / f"{told}.json"
-        self._watch = _Watch()
+        self._heard = Overheard()
 
     def repeated(self) -> bool:
         """Say what the command said before, if it would say it again; return whether it did."""
@@ -114,23 +114,24 @@ class Attempt:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Notice what is read meanwhile, which is what the plan depends on."""
-        sys.addaudithook(self._watch.hear)
+        sys.addaudithook(self._heard.hear)
         try:
             yield
         finally:
-            self._watch.end()
+            self._heard.end()
 
     def remember(self, plan: Plan, store: Store, ran: FinishedRun) -> None:
         """Write down what a run depended on that had nothing to do, if it can be repeated."""
         from pipelines.run.session import PLAN
-        from pipelines.store.store import DRAFTS, HASHES, LOCKS
+        from pipelines.store.hash_cache import HASHES
+        from pipelines.store.store import DRAFTS, LOCKS
 
         made = any(outcome.state == "made" for outcome in ran.outcomes)  # what the plan found was removed since
-        if made or store.root != self._store or self._watch.asked_outside:
+        if made or store.root != self._store or self._heard.asked_outside:
             return
-        self._watch.listed.add(str(store.root / DRAFTS))  # a run first keeps what killed ones have measured
+        self._heard.listed.add(str(store.root / DRAFTS))  # a run first keeps what killed ones have measured
         inside = [f"{ran.folder}/", *(f"{store.root / name}" for name in (LEASES, AGAIN, LOCKS, HASHES))]
-        facts = self._watch.facts(inside, [str(path) for path in store.hashes.relied])
+        facts = self._heard.facts(inside, [str(path) for path in store.hashes.relied])
         if facts is None:
             return
         place = str(relative_to_cwd(ran.folder))
@@ -150,7 +151,7 @@ class Attempt:
                 old.unlink()
 
 
-class _Watch:
+class Overheard:
     """What this process opens and lists, heard from Python's audit events.
 
     Attributes:

@@ -187,7 +187,7 @@ def test_what_changed_meanwhile_is_not_known(user, monkeypatch):
 
 
 def test_what_another_program_said_is_not_known(user):
-    watch = again._Watch()
+    watch = again.Overheard()
     watch.hear("subprocess.Popen", ("nvidia-smi", [], None, None))
     assert watch.asked_outside
 
