@@ -28,6 +28,7 @@ from pipelines.engines.port import (
     TokenIds,
 )
 from pipelines.host.files import parse_json
+from pipelines.host.imports import TRANSFORMERS_TAKES_ALONG, without
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -78,13 +79,15 @@ def _tokenizer_class(folder: Path) -> Any:
     AutoTokenizer would choose the same, but importing it also imports everything that models and their generation need:
     three seconds of processor time.
     """
-    import transformers
+    with without(*TRANSFORMERS_TAKES_ALONG):
+        import transformers
 
     named, model = (_json_object(folder / name) for name in ("tokenizer_config.json", "config.json"))
     general = named.get("tokenizer_class") == GENERAL_TOKENIZER and "auto_map" not in named
     if general and (folder / "tokenizer.json").is_file() and model.get("model_type") not in OWN_TOKENIZERS:
         return transformers.PreTrainedTokenizerFast
-    return transformers.AutoTokenizer
+    with without(*TRANSFORMERS_TAKES_ALONG):
+        return transformers.AutoTokenizer
 
 
 class _PerQuestion:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from pipelines.checkpoint.describe import describe
 from pipelines.checkpoint.unified import describe_unified
+from pipelines.compress import transformers_door
 from pipelines.compress.calibration import CalibrationSet, calibration_facts
 from pipelines.compress.checkpoint_layout import CheckpointLayout, FolderLayout, RanksLayout
 from pipelines.compress.gpu_memory import BATCHES, gpu_memory_named
@@ -104,7 +104,7 @@ def _by_layer(asked: QuantizeTask, out_dir: Path, progress: Progress) -> _Export
         "quantize": [*made_with, asked.tp_size, asked.pp_size, asked.dtype, asked.device, asked.layout],
         "model": stamp(source),
         "tokens": tokens_digest(data),
-        "tools": [modelopt_door.VERSION, torch.__version__, transformers.__version__],
+        "tools": [modelopt_door.VERSION, torch.__version__, transformers_door.VERSION],
     }
     with new_files_removed(out_dir):
         record = ProgressRecord(out_dir, identity)

@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from pipelines.compress.model_folder import ModelFolder, torch_dtype
 from pipelines.compress.postprocess import local_rope, rope_scaling
+from pipelines.compress.transformers_door import (
+    MAJOR,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
 from pipelines.domain.errors import UserError
 
 
@@ -88,7 +93,7 @@ def hf_config(source: ModelFolder) -> Any:
     """
     config = AutoConfig.from_pretrained(str(source.folder), local_files_only=True, trust_remote_code=False)
     new_style = source.config.get("rope_parameters")
-    if new_style and int(transformers.__version__.split(".")[0]) < 5:
+    if new_style and MAJOR < 5:
         if local := local_rope(source.config):
             for key in ("rope_theta", "rope_scaling", "rope_local_base_freq"):
                 setattr(config, key, local[key])

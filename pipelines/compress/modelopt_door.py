@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from pipelines.checkpoint.unified import fused_with
 from pipelines.compress.recipes import Config
@@ -19,20 +20,29 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.families import Family
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat, version_faults
 from pipelines.domain.progress import Progress
+from pipelines.host.imports import TRANSFORMERS_TAKES_ALONG, without
 
 
 @contextmanager
-def _nothing_compiled() -> Iterator[None]:
-    """Let PyTorch leave functions as they are that torch.compile decorates."""
-    before = os.environ.get("TORCHDYNAMO_DISABLE")
+def _lightly() -> Iterator[None]:
+    """Spare nearly half of the import's time.
+
+    PyTorch leaves functions as they are that torch.compile decorates: three of them would load Inductor.
+    ModelOpt's 200 YAML files are read by libyaml where PyYAML has it. Transformers' Trainer, of which ModelOpt makes a
+    class of its own, does without datasets.
+    """
+    disabled, loader = os.environ.get("TORCHDYNAMO_DISABLE"), yaml.SafeLoader
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
-    yield
+    yaml.SafeLoader = getattr(yaml, "CSafeLoader", loader)  # type: ignore[misc]
+    with without(*set(TRANSFORMERS_TAKES_ALONG) - {"scipy"}):  # whose entropy ModelOpt computes with
+        yield
+    yaml.SafeLoader = loader  # type: ignore[misc]
     del os.environ["TORCHDYNAMO_DISABLE"]
-    if before is not None:
-        os.environ["TORCHDYNAMO_DISABLE"] = before
+    if disabled is not None:
+        os.environ["TORCHDYNAMO_DISABLE"] = disabled
 
 
-with _nothing_compiled():  # three functions that are not called here would load Inductor, a fifth of the import's time
+with _lightly():
     import modelopt
     import modelopt.torch.opt as mto
     import modelopt.torch.quantization as mtq

@@ -12,10 +12,10 @@ import copy
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
 
 from pipelines.compress.loading import hf_config, plain_torch
 from pipelines.compress.model_folder import ModelFolder, torch_dtype
+from pipelines.compress.transformers_door import AutoModelForCausalLM, GenerationConfig
 from pipelines.compress.weight_files import EMBEDDING, HEAD, NORM, ModelWeights
 from pipelines.domain.errors import UserError
 

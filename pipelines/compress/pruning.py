@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
+from pipelines.compress import transformers_door
 from pipelines.compress.calibration import CalibrationSet, make_batches, run_batch
 from pipelines.compress.gpu_memory import BATCHES, gpu_memory_named
 from pipelines.compress.hidden_states import HiddenStates, run_layer
@@ -90,7 +90,7 @@ def _identity(
         "prune": [asdict(spec), asdict(calibration), device],
         "model": stamp(source),
         "tokens": tokens_digest(data),
-        "tools": [torch.__version__, transformers.__version__],
+        "tools": [torch.__version__, transformers_door.VERSION],
     }
 
 

@@ -131,7 +131,7 @@ def muted() -> Iterator[Muted]:
 @contextmanager
 def transformers_to_log() -> Iterator[None]:
     """Make Transformers log through the handlers of `logging` instead of writing to stderr itself."""
-    from transformers.utils import logging as hf_logging
+    from pipelines.compress.transformers_door import logging as hf_logging
 
     hf_logging.disable_default_handler()
     hf_logging.enable_propagation()

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from pipelines.checkpoint.tensors import read_header
+from pipelines.compress import transformers_door
 from pipelines.compress.loading import load_tokenizer
 from pipelines.compress.model_folder import ModelFolder, look_at, pick_device
 from pipelines.compress.progress_record import new_files_removed, stamp
@@ -125,7 +125,7 @@ def _identity(
     source: ModelFolder, teacher: Path | None, spec: RecoverySpec, blocks: torch.Tensor, device: str
 ) -> dict[str, Any]:
     """Return everything that determines the result."""
-    tools = [torch.__version__, transformers.__version__, *([metadata.version("peft")] if spec.lora else [])]
+    tools = [torch.__version__, transformers_door.VERSION, *([metadata.version("peft")] if spec.lora else [])]
     return {
         "recover": asdict(spec),
         "model": stamp(source),

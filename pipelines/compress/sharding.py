@@ -18,10 +18,10 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM
 
 from pipelines.compress.loading import hf_config, plain_torch
 from pipelines.compress.model_folder import ModelFolder, torch_dtype
+from pipelines.compress.transformers_door import AutoModelForCausalLM
 from pipelines.compress.weight_files import ModelWeights
 from pipelines.domain.errors import UserError
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from safetensors import safe_open
 
 from pipelines.checkpoint.tensors import read_header
+from pipelines.compress import transformers_door
 from pipelines.compress.calibration import CalibrationSet, make_batches
 from pipelines.compress.gpu_memory import BATCHES, gpu_memory_named
 from pipelines.compress.hidden_states import HiddenStates, run_layer
@@ -79,7 +79,7 @@ def _identity(
         "sparsify": [spec.method, asdict(calibration) if data is not None else None, device],
         "model": stamp(source),
         "tokens": tokens_digest(data),
-        "tools": [torch.__version__, transformers.__version__],
+        "tools": [torch.__version__, transformers_door.VERSION],
     }
 
 

@@ -16,14 +16,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from pipelines.checkpoint.dequantize import dequantize
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.compress.loading import load_model
 from pipelines.compress.model_folder import look_at
 from pipelines.compress.quiet import muted, transformers_to_log
+from pipelines.compress.transformers_door import MAJOR, AutoConfig, AutoModelForCausalLM, DynamicCache
 from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import FLOAT_WEIGHTS, Activation, KvFormat
 
@@ -220,7 +219,7 @@ def _configured(config: Any, checkpoint: Checkpoint) -> Any:
     config.hidden_act = "gelu_pytorch_tanh" if ours.hidden_act == "gelu" else ours.hidden_act
     config.hidden_activation = config.hidden_act
     config.attention_bias, config.mlp_bias = bool(ours.raw.get("attn_bias")), bool(ours.raw.get("mlp_bias"))
-    if int(transformers.__version__.split(".")[0]) < 5:  # see `loading._hf_config`
+    if MAJOR < 5:  # see `loading._hf_config`
         config.rope_theta, config.rope_scaling = ours.rotary_base, ours.rotary_scaling
     else:
         scaling = dict(ours.rotary_scaling or {"rope_type": "default"})

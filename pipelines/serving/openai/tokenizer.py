@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import UserError
+from pipelines.host.imports import TRANSFORMERS_TAKES_ALONG, without
 
 PIECE = 16_384  # characters that are tokenized at a time
 SHRINKING = 4  # normalizers may drop or join characters before a text is tokenized
@@ -129,7 +130,8 @@ def _opened(folder: Path) -> Any:
     if (folder / "tokenizer.json").is_file():
         return Tokenizer.from_file(str(folder / "tokenizer.json"))
     try:
-        from transformers import AutoTokenizer
+        with without(*TRANSFORMERS_TAKES_ALONG):
+            from transformers import AutoTokenizer
 
         found = AutoTokenizer.from_pretrained(str(folder))
         return Tokenizer.from_str(found.backend_tokenizer.to_str())
