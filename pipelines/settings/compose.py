@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from pipelines.domain.errors import Fault, UserError
 from pipelines.host.collector import paused
 from pipelines.settings.diagnose import KEY, diagnose, unexplained
-from pipelines.settings.features import lookahead_draft_len
 from pipelines.settings.groups import CONF
-from pipelines.settings.model import BUNDLED
 from pipelines.settings.plain import compose_plain
+from pipelines.settings.resolvers import RESOLVERS
 from pipelines.settings.root import Settings, validate
 
 
@@ -62,9 +60,8 @@ def compose_config(overrides: Sequence[str]) -> Any:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    OmegaConf.register_new_resolver("bundled", lambda place: str(BUNDLED / place), replace=True)
-    OmegaConf.register_new_resolver("product", lambda *factors: math.prod(factors), replace=True)
-    OmegaConf.register_new_resolver("lookahead_draft_len", lookahead_draft_len, replace=True)
+    for name, resolver in RESOLVERS.items():
+        OmegaConf.register_new_resolver(name, resolver, replace=True)
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             return compose_by_hydra("config", overrides=list(overrides))

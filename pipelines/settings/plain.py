@@ -1,8 +1,8 @@
 """Compose plain overrides by Hydra's rules, without Hydra, which takes much longer to load than to do this.
 
-Plain are `group=choice`, and `key=value` where the value is a number, a word, true, false, null or a list of them. All
-else, mistakes included, is left to Hydra: nothing is refused or explained here, and no text means something that it
-does not mean to Hydra. Nothing is kept: each call reads the files of conf/.
+Plain are `group=choice`, `group@place=choice`, and `key=value` where the value is a number, a word, true, false, null,
+or a list or mapping of these. All else, mistakes included, is left to Hydra: nothing is refused or explained here, and
+no text means something that it does not mean to Hydra. Nothing is kept: each call reads the files of conf/.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from typing import Any
 import yaml
 
 from pipelines.settings.groups import CONF
+from pipelines.settings.resolvers import RESOLVERS
 
 KEY = r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*"
-OVERRIDE = re.compile(rf"({KEY})=(.+)")
+OVERRIDE = re.compile(rf"({KEY}(?:@{KEY})?)=(.+)")
 INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)")
 WORD = re.compile(r"[A-Za-z_/][A-Za-z0-9_./:-]*")
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """A value that is text to Hydra, unless it is one of these in some spelling."""
 NOT_TEXT = ("true", "false", "null", "nan", "inf")
 CONSTANTS = {"true": True, "false": False, "null": None}
@@ -29,6 +31,10 @@ GLOBAL = "# @package _global_\n"
 """Begins a choice that sets keys of other groups."""
 MISSING = "???"
 REFERENCE = re.compile(r"\$\{([a-z_]+(?:\.[a-z_]+)+)\}")
+CALL = re.compile(r"\$\{([a-z_]+):([a-z_/]+|\$\{[a-z_.]+\}(?:,\$\{[a-z_.]+\})*)\}")
+"""One of `RESOLVERS` with a path, or with references to other settings."""
+DEEPEST = 8
+"""References that lead to references, one after the other."""
 
 
 class NotPlainError(Exception):
@@ -74,9 +80,9 @@ def parse(overrides: Sequence[str]) -> tuple[dict[str, str], list[tuple[list[str
         if match is None:
             raise NotPlainError
         key, value = match[1], _value(match[2])
-        if not (CONF / key).is_dir():
+        if not (CONF / key.partition("@")[0]).is_dir():
             values.append((key.split("."), value))
-        elif key in chosen or not isinstance(value, str):
+        elif not isinstance(value, str):
             raise NotPlainError
         else:
             chosen[key] = value
@@ -85,11 +91,39 @@ def parse(overrides: Sequence[str]) -> tuple[dict[str, str], list[tuple[list[str
 
 def _value(text: str) -> Any:
     """Read a value as Hydra's grammar does."""
-    if text == "[]":
-        return []
     if text[0] == "[" and text[-1] == "]":
-        return [_scalar(each) for each in text[1:-1].split(",")]
+        return [_value(each.strip(" ")) for each in _parts(text[1:-1])]
+    if text[0] == "{" and text[-1] == "}":
+        items = [each.partition(":") for each in _parts(text[1:-1])]
+        found = {_key(key.strip(" ")): _value(value.strip(" ")) for key, _, value in items}
+        if len(found) < len(items):
+            raise NotPlainError
+        return found
     return _scalar(text)
+
+
+def _parts(text: str) -> list[str]:
+    """Split a list or mapping at the commas that are in no list or mapping inside of it."""
+    if not text:
+        return []
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    if depth or not all(part.strip(" ") for part in parts):
+        raise NotPlainError
+    return parts
+
+
+def _key(text: str) -> Any:
+    if NAME.fullmatch(text) and text.lower() not in NOT_TEXT:
+        return text
+    if INTEGER.fullmatch(text):
+        return int(text)
+    raise NotPlainError
 
 
 def _scalar(text: str) -> Any:
@@ -125,7 +159,9 @@ class _Composition:
             raise NotPlainError
         config: dict[str, Any] = {}
         for group, content in reversed(self.parts):
-            _merge(config, {group: content} if group else content)
+            for key in reversed(group.split(".") if group else ()):
+                content = {key: content}
+            _merge(config, content)
         config.pop("hydra", None)
         return config
 
@@ -138,6 +174,8 @@ class _Composition:
             group: whose keys it sets, unless it sets those of others.
         """
         is_global, content = _read(folder, name)
+        if is_global and group not in ("", folder):
+            raise NotPlainError  # it would set keys of others from somewhere else
         group = "" if is_global else group
         entries = content.pop("defaults", None) or []
         if not isinstance(entries, list) or entries.count("_self_") > 1:
@@ -153,7 +191,7 @@ class _Composition:
             elif isinstance(entry, str) and folder:
                 self._add(entry, folder, group)
             elif not _is_override(entry):
-                self._add_choice(entry, folder)
+                self._add_choice(entry, folder, is_global=is_global)
 
     def _override(self, key: str, value: Any, folder: str) -> None:
         """Take a choice that a defaults list makes for another group, unless there is one already."""
@@ -165,15 +203,18 @@ class _Composition:
             self.choices[group] = value
             self.unused.add(group)
 
-    def _add_choice(self, entry: Any, folder: str) -> None:
-        """Add the choice of a group that conf/config.yaml names."""
-        if folder or not isinstance(entry, dict) or len(entry) != 1:
+    def _add_choice(self, entry: Any, folder: str, *, is_global: bool) -> None:
+        """Add the choice of a group that conf/config.yaml names, or a choice sets somewhere else (`/group@place`)."""
+        if not isinstance(entry, dict) or len(entry) != 1:
             raise NotPlainError
-        ((group, value),) = entry.items()
-        value = self.choices.get(group, value)
-        self.unused.discard(group)
+        ((key, value),) = entry.items()
+        group, _, place = key.removeprefix("/").partition("@")
+        if folder and not (key.startswith("/") and place and is_global):
+            raise NotPlainError  # relative to the folder, or to the keys that it sets
+        value = self.choices.get(key.removeprefix("/"), value)
+        self.unused.discard(key.removeprefix("/"))
         if value is not None:
-            self._add(value, group, group)
+            self._add(value, group, place or group)
 
 
 def _is_override(entry: Any) -> bool:
@@ -248,17 +289,33 @@ def _set(config: dict[str, Any], path: Sequence[str], value: Any) -> None:
         node = node.get(key) if isinstance(node, dict) else None
     if not isinstance(node, dict) or path[-1] not in node:
         raise NotPlainError
-    if isinstance(node[path[-1]], dict) and isinstance(value, list):
-        raise NotPlainError
-    node[path[-1]] = value
-
-
-def _resolved(value: Any, config: Mapping[str, Any]) -> Any:
-    """Replace each `${group.key}`; any other expression, and what must still be given, is left to Hydra."""
+    there = node[path[-1]]
     if isinstance(value, dict):
-        return {key: _resolved(each, config) for key, each in value.items()}
+        _set_all(node, path[-1], value)
+    elif isinstance(there, dict) and isinstance(value, list):
+        raise NotPlainError
+    else:
+        node[path[-1]] = value
+
+
+def _set_all(node: dict[str, Any], key: str, value: dict[Any, Any]) -> None:
+    """Set the keys of a mapping that is there, or put one in place of a plain value."""
+    there = node[key]
+    if isinstance(there, dict):
+        for name, each in value.items():
+            _set(there, [name], each)
+    elif isinstance(there, list):
+        raise NotPlainError
+    else:
+        node[key] = value
+
+
+def _resolved(value: Any, config: Mapping[str, Any], depth: int = 0) -> Any:
+    """Replace each `${group.key}` and `${resolver:...}`; other expressions, and what must be given, are Hydra's."""
+    if isinstance(value, dict):
+        return {key: _resolved(each, config, depth) for key, each in value.items()}
     if isinstance(value, list):
-        return [_resolved(each, config) for each in value]
+        return [_resolved(each, config, depth) for each in value]
     if not isinstance(value, str):
         return value
     if value == MISSING:
@@ -266,20 +323,29 @@ def _resolved(value: Any, config: Mapping[str, Any]) -> Any:
     if "${" not in value:
         return value
     if match := REFERENCE.fullmatch(value):
-        return _referred(match[1], config)
-    text = REFERENCE.sub(lambda match: _as_text(_referred(match[1], config)), value)
+        return _referred(match[1], config, depth)
+    if (match := CALL.fullmatch(value)) and match[1] in RESOLVERS:
+        return _called(match[1], [_resolved(word, config, depth) for word in match[2].split(",")])
+    text = REFERENCE.sub(lambda match: _as_text(_referred(match[1], config, depth)), value)
     if "$" in text or "\\" in text:
         raise NotPlainError
     return text
 
 
-def _referred(key: str, config: Mapping[str, Any]) -> Any:
+def _called(resolver: str, arguments: Sequence[Any]) -> Any:
+    try:
+        return RESOLVERS[resolver](*arguments)
+    except (TypeError, ValueError):
+        raise NotPlainError from None
+
+
+def _referred(key: str, config: Mapping[str, Any], depth: int) -> Any:
     node: Any = config
     for part in key.split("."):
         node = node.get(part, MISSING) if isinstance(node, Mapping) else MISSING
-    if isinstance(node, Mapping | list) or (isinstance(node, str) and ("$" in node or node == MISSING)):
+    if isinstance(node, Mapping) or depth == DEEPEST:
         raise NotPlainError
-    return node
+    return _resolved(node, config, depth + 1)
 
 
 def _as_text(value: Any) -> str:

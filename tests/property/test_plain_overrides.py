@@ -17,11 +17,8 @@ from pipelines.settings.plain import NotPlainError, compose_plain, load_yaml
 
 FILES = sorted(CONF.rglob("*.yaml"))
 CHOICES = [f"{group}={choice}" for group in groups() for choice in choices(group)]
-LEFT_TO_HYDRA = {
-    "eval=lm_eval", "lora=adapters", "lora=tiny_gemma", "model=hub", "multimodal=llava", "speculative=draft_target",
-    "speculative=lookahead", "speculative=redrafter",
-}  # fmt: skip
-"""Choices that need a value, an arithmetic expression, or a model as the key of another."""
+LEFT_TO_HYDRA = {"eval=lm_eval", "lora=adapters", "model=hub"}
+"""Choices that need a value."""
 
 
 def leaves(node, prefix=""):
@@ -56,6 +53,14 @@ VALUE = st.one_of(
 )
 KEY_VALUE = st.builds("{}={}".format, st.sampled_from(KEYS), VALUE)
 PLAIN_CHOICES = st.sampled_from([each for each in CHOICES if each not in LEFT_TO_HYDRA])
+LISTS = st.recursive(
+    st.sampled_from(PLAIN_SCALARS),
+    lambda inner: st.lists(inner, max_size=3).map(lambda items: f"[{', '.join(items)}]"),
+    max_leaves=4,
+)
+MAPPINGS = st.dictionaries(st.sampled_from(["a", "mean", "1", "-7", "b_2"]), LISTS, max_size=3).map(
+    lambda items: "{" + ", ".join(f"{key}: {value}" for key, value in items.items()) + "}"
+)
 TAKEN = st.builds(
     "{}={}".format,
     st.sampled_from([key for key in leaves(compose_plain([])) if "." in key and key != "nightly.name"]),
@@ -64,6 +69,8 @@ TAKEN = st.builds(
         st.integers(-(10**17), 10**17).map(str),  # longer ones are left to Hydra
         st.floats(allow_nan=False, allow_infinity=False).map(str),
         st.lists(st.sampled_from(PLAIN_SCALARS), max_size=3).map(lambda items: f"[{','.join(items)}]"),
+        LISTS,
+        MAPPINGS,
     ),
 )
 OTHER = st.one_of(
@@ -106,6 +113,11 @@ COMPARED = settings(max_examples=EXAMPLES, deadline=None, derandomize=True, supp
 @example([])
 @example(["experiment=cpu_demo", "quant=none", "model=llama_3_8b"])
 @example(["nightly.name=x", "paths.runs=/y"])
+@example(["workload.isl={distribution: normal, mean: 128, stdev: 32, min: 16}", "workload.osl={min:1,max:2.5}"])
+@example(["lora=adapters", "lora.adapters={1:/adapters/sql,-7:/b}"])
+@example(["speculative=draft_target", "model@speculative.draft=llama_3_2_1b", "model=llama_3_1_8b"])
+@example(["multimodal=llava", "multimodal.images_per_request=3", "speculative=redrafter", "build.max_batch_size=16"])
+@example(["triton.gpu_device_ids=[[0,1],[2, 3]]"])
 def test_plain_overrides_are_composed_as_hydra_does(overrides):
     assert same(compose_plain(overrides), by_hydra(overrides))  # or refused by both
 
