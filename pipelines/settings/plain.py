@@ -333,6 +333,8 @@ def _resolved(value: Any, config: Mapping[str, Any], depth: int = 0) -> Any:
 
 
 def _called(resolver: str, arguments: Sequence[Any]) -> Any:
+    if any(isinstance(each, list) for each in arguments):
+        raise NotPlainError  # a number times a list is a list to Python, and nothing to Hydra
     try:
         return RESOLVERS[resolver](*arguments)
     except (TypeError, ValueError):

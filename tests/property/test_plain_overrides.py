@@ -118,6 +118,11 @@ COMPARED = settings(max_examples=EXAMPLES, deadline=None, derandomize=True, supp
 @example(["speculative=draft_target", "model@speculative.draft=llama_3_2_1b", "model=llama_3_1_8b"])
 @example(["multimodal=llava", "multimodal.images_per_request=3", "speculative=redrafter", "build.max_batch_size=16"])
 @example(["triton.gpu_device_ids=[[0,1],[2, 3]]"])
+@example(["speculative=redrafter", "speculative.num_beams=[]"])
+@example(["speculative=redrafter", "speculative.num_beams=null"])
+@example(["speculative=redrafter", "speculative.num_beams={a: 1}"])
+@example(["speculative=lookahead", "triton.lookahead_ngram_size=fp8"])
+@example(["speculative=draft_target", "build.max_draft_len={}"])
 def test_plain_overrides_are_composed_as_hydra_does(overrides):
     assert same(compose_plain(overrides), by_hydra(overrides))  # or refused by both
 
