@@ -1,18 +1,22 @@
 """Measure the cost of serving: output tokens per second through tritonserver against the engine driven directly.
 
-    python scripts/measure_serving_overhead.py ENGINE TOKENIZER [--isl 128 --osl 128]
+    python scripts/measure_serving_overhead.py ENGINE TOKENIZER [--isl 128 --osl 128] [--perf-analyzer PROGRAM]
 
 Both answer the same closed loop (`--concurrency` requests always in flight, random prompts, no end token) alternately,
 `--rounds` times in one run, so that background load affects both. The server and its client share the machine with the
 engine; the direct loop has it to itself. KV reuse is off on both sides: a pool full of cached prefixes slows down a
 long-lived engine, whereas the direct one is new every time. Modes: `tensorrt_llm` and `ensemble`, each with whole and
 with streamed responses.
+
+The client is NVIDIA's in Python, or NVIDIA's perf_analyzer in C++ (in the wheel of tritonclient 2.49, see
+`scripts.foreign_clients`), which leaves more of the processors to the server.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import statistics
 import subprocess
 import sys
@@ -32,6 +36,8 @@ from triton_repo.spec import RepositorySpec
 from triton_repo.write import write_repository
 
 MODES = [(model, stream) for model in ("tensorrt_llm", "ensemble") for stream in (False, True)]
+Request = dict[str, tuple[np.ndarray[Any, Any], str]]
+"""Values with the batch dimension, and their Triton type, by the name of the tensor."""
 WORDS = ["The", "capital", "of", "Feltex", "is", "tenkun", "and", "the", "organ", "of", "Sastreth", "is", "rurlex"]
 
 
@@ -84,39 +90,79 @@ class DirectLoop:
         return Found(time.perf_counter() - started)
 
 
+def number(value: int) -> tuple[np.ndarray[Any, Any], str]:
+    """Make a tensor of one number."""
+    return np.array([[value]], dtype=np.int32), "INT32"
+
+
+def truth(value: bool) -> tuple[np.ndarray[Any, Any], str]:
+    """Make a tensor of one truth value."""
+    return np.array([[value]]), "BOOL"
+
+
+def core_inputs(prompt: np.ndarray[Any, Any], load: Load, stream: bool) -> Request:
+    """Make the inputs of the model `tensorrt_llm`."""
+    return {
+        "input_ids": (prompt.astype(np.int32), "INT32"),
+        "input_lengths": number(load.isl),
+        "request_output_len": number(load.osl),
+        "exclude_input_in_output": truth(True),
+        "streaming": truth(stream),
+    }
+
+
+def text_inputs(text: str, load: Load, stream: bool) -> Request:
+    """Make the inputs of the model `ensemble`."""
+    return {
+        "text_input": (np.array([[text.encode()]], dtype=object), "BYTES"),
+        "max_tokens": number(load.osl),
+        "end_id": number(-1),
+        "exclude_input_in_output": truth(True),
+        "stream": truth(stream),
+    }
+
+
 def tensor(name: str, values: np.ndarray[Any, Any], kind: str) -> Any:
-    """Make one input tensor of a request."""
+    """Make one input tensor of NVIDIA's Python client."""
     made = grpc.InferInput(name, values.shape, kind)
     made.set_data_from_numpy(values)
     return made
 
 
-def core_inputs(prompt: np.ndarray[Any, Any], load: Load, stream: bool) -> list[Any]:
-    """Make the inputs of the model `tensorrt_llm`."""
-    lengths = {"input_lengths": load.isl, "request_output_len": load.osl}
-    return [
-        tensor("input_ids", prompt.astype(np.int32), "INT32"),
-        *(tensor(name, np.array([[value]], dtype=np.int32), "INT32") for name, value in lengths.items()),
-        tensor("exclude_input_in_output", np.array([[True]]), "BOOL"),
-        tensor("streaming", np.array([[stream]]), "BOOL"),
+def analyzed(program: Path, url: str, model: str, requests: list[Request], load: Load) -> Found:
+    """Answer all requests through the server, asked by perf_analyzer."""
+    data = [
+        {
+            name: {
+                "content": [each.decode() if isinstance(each, bytes) else each for each in values.ravel().tolist()],
+                "shape": values.shape[1:],
+            }
+            for name, (values, _) in request.items()
+        }
+        for request in requests
     ]
+    with tempfile.TemporaryDirectory() as folder:
+        given, export = Path(folder) / "requests.json", Path(folder) / "export.json"
+        given.write_text(json.dumps({"data": data}))
+        words = ["-m", model, "-u", url, "-i", "grpc", "--streaming", "--async"]
+        words += ["--concurrency-range", str(load.concurrency), "--request-count", str(load.requests)]
+        words += ["--input-data", str(given), "--profile-export-file", str(export)]
+        done = subprocess.run([str(program), *words], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{program} ended with {done.returncode}: {done.stdout[-500:]}{done.stderr[-500:]}")
+        (experiment,) = json.loads(export.read_text())["experiments"]
+    answered = experiment["requests"]
+    if len(answered) != load.requests:
+        raise SystemExit(f"{program} measured {len(answered)} requests of {load.requests}")
+    last = max(max(each["response_timestamps"]) for each in answered)
+    responses = sum(len(each["response_timestamps"]) for each in answered)
+    return Found((last - min(each["timestamp"] for each in answered)) / 1e9, responses)
 
 
-def text_inputs(text: str, load: Load, stream: bool) -> list[Any]:
-    """Make the inputs of the model `ensemble`."""
-    return [
-        tensor("text_input", np.array([[text.encode()]], dtype=object), "BYTES"),
-        tensor("max_tokens", np.array([[load.osl]], dtype=np.int32), "INT32"),
-        tensor("end_id", np.array([[-1]], dtype=np.int32), "INT32"),
-        tensor("exclude_input_in_output", np.array([[True]]), "BOOL"),
-        tensor("stream", np.array([[stream]]), "BOOL"),
-    ]
-
-
-async def served(url: str, model: str, requests: list[list[Any]], concurrency: int) -> Found:
-    """Answer all requests through the server."""
+async def served(url: str, model: str, requests: list[Request], concurrency: int) -> Found:
+    """Answer all requests through the server, asked by NVIDIA's Python client."""
     client = grpc.InferenceServerClient(url)
-    waiting = list(enumerate(requests))
+    waiting = [(index, [tensor(name, *each) for name, each in made.items()]) for index, made in enumerate(requests)]
     responses = 0
 
     async def lane() -> None:
@@ -163,13 +209,17 @@ def texts_of(tokenizer: Path, load: Load, random: np.random.Generator) -> list[s
     return texts
 
 
-def one_pass(url: str, mode: tuple[str, bool], load: Load, tokenizer: Path, random: np.random.Generator) -> Found:
+def one_pass(
+    url: str, mode: tuple[str, bool], load: Load, arguments: argparse.Namespace, random: np.random.Generator
+) -> Found:
     """Measure one mode once, with new prompts."""
     model, stream = mode
     if model == "ensemble":
-        requests = [text_inputs(text, load, stream) for text in texts_of(tokenizer, load, random)]
+        requests = [text_inputs(text, load, stream) for text in texts_of(arguments.tokenizer, load, random)]
     else:
         requests = [core_inputs(prompt, load, stream) for prompt in prompts_of(load, random)]
+    if arguments.perf_analyzer:
+        return analyzed(arguments.perf_analyzer, url, model, requests, load)
     return asyncio.run(served(url, model, requests, load.concurrency))
 
 
@@ -193,6 +243,7 @@ def main() -> None:
     parser.add_argument("tokenizer", type=Path)
     for name, value in {"requests": 128, "concurrency": 32, "isl": 128, "osl": 128, "rounds": 3}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--perf-analyzer", type=Path, help="NVIDIA's client in C++, in place of the one in Python")
     parser.add_argument("--direct", action="store_true", help="run only the direct loop and print its seconds")
     arguments = parser.parse_args()
     load = Load(arguments.requests, arguments.concurrency, arguments.isl, arguments.osl)
@@ -225,11 +276,11 @@ def report(arguments: argparse.Namespace, load: Load, repository: Path, random: 
     sizes: dict[tuple[str, bool], float] = {}
     with TritonServer(repository, ServingSettings()) as server:
         for mode in MODES:
-            one_pass(server.grpc_url, mode, Load(32, 32, load.isl, 8), arguments.tokenizer, random)
+            one_pass(server.grpc_url, mode, Load(32, 32, load.isl, 8), arguments, random)
         for _ in range(arguments.rounds):
             for mode in MODES:
                 alone = tokens / measure_direct(arguments, load)
-                found = one_pass(server.grpc_url, mode, load, arguments.tokenizer, random)
+                found = one_pass(server.grpc_url, mode, load, arguments, random)
                 direct.append(alone)
                 rates[mode].append(tokens / found.seconds)
                 ratios[mode].append(tokens / found.seconds / alone)
