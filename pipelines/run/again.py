@@ -262,7 +262,7 @@ def _content(path: str) -> str | None:
 
 def _names(folder: str) -> str | None:
     try:
-        names = "/".join(sorted(path.name for path in Path(folder).iterdir()))
+        names = "/".join(sorted(path.name for path in Path(folder).iterdir() if path.name != "__pycache__"))
         return hashlib.sha256(os.fsencode(names)).hexdigest()
     except OSError:
         return None
