@@ -49,8 +49,6 @@ FIXED = ("/dev/", "/proc/cpuinfo")
 """Devices, and a file of which only what no boot changes is used."""
 OUTSIDE = ("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.posix_spawn", "socket.connect", "socket.sendto")
 """What another program or machine said may be different next time."""
-TICK_NS = 20_000_000
-"""Times of files advance in steps of the kernel's clock, which are 10 ms at most."""
 RUN = "\0run\0"
 """Stands for the run's folder in what was printed."""
 Facts = dict[str, Any]
@@ -123,7 +121,7 @@ class Attempt:
     def remember(self, plan: Plan, store: Store, ran: FinishedRun) -> None:
         """Write down what a run depended on that had nothing to do, if it can be repeated."""
         from pipelines.run.session import PLAN
-        from pipelines.store.hash_cache import HASHES
+        from pipelines.store.hash_cache import HASHES, TICK_NS
         from pipelines.store.store import DRAFTS, LOCKS
 
         made = any(outcome.state == "made" for outcome in ran.outcomes)  # what the plan found was removed since
@@ -131,7 +129,8 @@ class Attempt:
             return
         self._heard.listed.add(str(store.root / DRAFTS))  # a run first keeps what killed ones have measured
         inside = [f"{ran.folder}/", *(f"{store.root / name}" for name in (LEASES, AGAIN, LOCKS, HASHES))]
-        facts = self._heard.facts(inside, [str(path) for path in store.hashes.relied])
+        hashed = [str(path) for path in store.hashes.relied]
+        facts = self._heard.facts(inside, hashed, before_ns=_started_ns() - TICK_NS)
         if facts is None:
             return
         place = str(relative_to_cwd(ran.folder))
@@ -186,12 +185,13 @@ class Overheard:
         if isinstance(path, str | bytes | os.PathLike):  # or the number of an open file, whose opening was heard
             paths.add(str(Path(os.fsdecode(path)).absolute()))
 
-    def facts(self, inside: Sequence[str], hashed: Sequence[str]) -> Facts | None:
+    def facts(self, inside: Sequence[str], hashed: Sequence[str], *, before_ns: int) -> Facts | None:
         """Return what everything that was read is now; None if some of it may have changed after it was read.
 
         Args:
             inside: beginnings of paths that the runs themselves keep.
             hashed: further files that were relied on.
+            before_ns: what changed later may have changed after it was read.
         """
         loaded = [str(module.__file__) for module in list(sys.modules.values()) if getattr(module, "__file__", None)]
         programs = os.environ.get("PATH", "").split(os.pathsep)  # a program that is installed changes its folder
@@ -201,7 +201,6 @@ class Overheard:
         for path in sorted(self.listed):
             found[f"{path}/"] = _names(path)
         found = {path: fact for path, fact in found.items() if not path.startswith((*inside, *FIXED))}
-        before_ns = _started_ns() - TICK_NS
         return found if all(fact[-1] < before_ns for fact in found.values() if isinstance(fact, list)) else None
 
 
