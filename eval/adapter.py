@@ -79,15 +79,15 @@ def _tokenizer_class(folder: Path) -> Any:
     AutoTokenizer would choose the same, but importing it also imports everything that models and their generation need:
     three seconds of processor time.
     """
-    with without(*TRANSFORMERS_TAKES_ALONG):
-        import transformers
-
     named, model = (_json_object(folder / name) for name in ("tokenizer_config.json", "config.json"))
     general = named.get("tokenizer_class") == GENERAL_TOKENIZER and "auto_map" not in named
     if general and (folder / "tokenizer.json").is_file() and model.get("model_type") not in OWN_TOKENIZERS:
-        return transformers.PreTrainedTokenizerFast
-    with without(*TRANSFORMERS_TAKES_ALONG):
-        return transformers.AutoTokenizer
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+    with without(*TRANSFORMERS_TAKES_ALONG, asked_for_by="transformers"):
+        from transformers import AutoTokenizer
+    return AutoTokenizer
 
 
 class _PerQuestion:

@@ -14,13 +14,13 @@ import torch
 import yaml
 
 from pipelines.checkpoint.unified import fused_with
+from pipelines.compress import transformers_door  # noqa: F401 - before ModelOpt imports Transformers
 from pipelines.compress.recipes import Config
 from pipelines.compress.specs import Fp4Inputs, Int4Scales, Scoring
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import Family
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat, version_faults
 from pipelines.domain.progress import Progress
-from pipelines.host.imports import TRANSFORMERS_TAKES_ALONG, without
 
 
 @contextmanager
@@ -28,14 +28,13 @@ def _lightly() -> Iterator[None]:
     """Spare nearly half of the import's time.
 
     PyTorch leaves functions as they are that torch.compile decorates: three of them would load Inductor.
-    ModelOpt's 200 YAML files are read by libyaml where PyYAML has it. Transformers' Trainer, of which ModelOpt makes a
-    class of its own, does without datasets.
+    ModelOpt's 200 YAML files are read by libyaml where PyYAML has it. Transformers, which ModelOpt imports too, was
+    imported by our own door, without what it would take along.
     """
     disabled, loader = os.environ.get("TORCHDYNAMO_DISABLE"), yaml.SafeLoader
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     yaml.SafeLoader = getattr(yaml, "CSafeLoader", loader)  # type: ignore[misc]
-    with without(*set(TRANSFORMERS_TAKES_ALONG) - {"scipy"}):  # whose entropy ModelOpt computes with
-        yield
+    yield
     yaml.SafeLoader = loader  # type: ignore[misc]
     del os.environ["TORCHDYNAMO_DISABLE"]
     if disabled is not None:

@@ -17,6 +17,11 @@ from typing import Any
 import torch
 from torch.utils.data import SequentialSampler
 
+from pipelines.compress import transformers_door  # noqa: F401 - before the Trainer, which would take datasets along
+
+# isort: split
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+
 from pipelines.compress.gpu_memory import gpu_memory_named
 from pipelines.compress.loading import load_model
 from pipelines.compress.model_folder import ModelFolder, look_at
@@ -33,10 +38,6 @@ from pipelines.compress.specs import RecoverySpec
 from pipelines.compress.trained_weights import TrainedWeights, help_to_write, write_like
 from pipelines.domain.errors import ContinuableError
 from pipelines.domain.progress import Progress
-from pipelines.host.imports import TRANSFORMERS_TAKES_ALONG, without
-
-with without(*TRANSFORMERS_TAKES_ALONG):
-    from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 HELD_OUT = 20
 """One sequence in so many is not trained on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipelines.host.imports import TRANSFORMERS_TAKES_ALONG, without
 
-with without(*TRANSFORMERS_TAKES_ALONG):
+with without(*TRANSFORMERS_TAKES_ALONG, asked_for_by="transformers"):
     import transformers
     from transformers import (
         AutoConfig,
@@ -15,6 +15,9 @@ with without(*TRANSFORMERS_TAKES_ALONG):
         PreTrainedTokenizerFast,
     )
     from transformers.utils import logging
+    from transformers.utils.import_utils import is_datasets_available
+
+    is_datasets_available()  # the answer is kept, for the Trainer
 
 VERSION: str = transformers.__version__
 MAJOR = int(VERSION.partition(".")[0])

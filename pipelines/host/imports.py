@@ -12,12 +12,14 @@ recognize tables of datasets; nothing here uses these, and they take two seconds
 
 
 @contextmanager
-def without(*packages: str) -> Iterator[None]:
-    """Let what is imported inside find that these packages are not installed, unless they have been imported already.
+def without(*packages: str, asked_for_by: str) -> Iterator[None]:
+    """Let a library that is imported inside find that these packages are not installed.
 
-    What asks and remembers the answer goes without them for good; whoever imports them later gets them.
+    Nothing is hidden that has been imported already, and nothing at all where the library has been: it has asked, and
+    would not understand another answer. What asks and remembers goes without them for good; whoever imports them later
+    gets them.
     """
-    hidden = [name for name in packages if name not in sys.modules]
+    hidden = [] if asked_for_by in sys.modules else [name for name in packages if name not in sys.modules]
     sys.modules |= dict.fromkeys(hidden)  # type: ignore[arg-type] # how Python itself marks what cannot be imported
     try:
         yield

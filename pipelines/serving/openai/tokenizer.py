@@ -130,7 +130,7 @@ def _opened(folder: Path) -> Any:
     if (folder / "tokenizer.json").is_file():
         return Tokenizer.from_file(str(folder / "tokenizer.json"))
     try:
-        with without(*TRANSFORMERS_TAKES_ALONG):
+        with without(*TRANSFORMERS_TAKES_ALONG, asked_for_by="transformers"):
             from transformers import AutoTokenizer
 
         found = AutoTokenizer.from_pretrained(str(folder))
