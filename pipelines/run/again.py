@@ -27,6 +27,7 @@ from pipelines.host.files import write_json, write_text
 from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import Transcript
 from pipelines.store.leases import BOOT_ID, LEASES, Leases
+from pipelines.store.manifest import seal_is_right, sealed
 from pipelines.store.run_folder import CONFIG, run_folder
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class Attempt:
             "said": [[kind, text.replace(place, RUN)] for kind, text in ran.said.lines],
         }
         with suppress(OSError):  # it only saves time
-            write_json(self._file, {"known": known, "digest": _digest(known)})
+            write_json(self._file, sealed(known))
             for old in sorted(self._file.parent.iterdir(), key=_changed, reverse=True)[MOST:]:
                 old.unlink()
 
@@ -226,15 +227,10 @@ def _store_of(overrides: Sequence[str]) -> Path:
 def _read(file: Path) -> Mapping[str, Any] | None:
     """Read what is known of a command; None where there is nothing, or not what was written."""
     try:
-        saved = json.loads(file.read_text(encoding="utf-8"))
-        known: Mapping[str, Any] = saved["known"]
-        return known if saved["digest"] == _digest(known) else None
-    except (OSError, ValueError, KeyError, TypeError):
+        known: Facts = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return known if seal_is_right(known) else None
 
 
 def _is_as_before(path: str, fact: object) -> bool:

@@ -208,11 +208,12 @@ class _Composition:
         if not isinstance(entry, dict) or len(entry) != 1:
             raise NotPlainError
         ((key, value),) = entry.items()
-        group, _, place = key.removeprefix("/").partition("@")
+        name = key.removeprefix("/")
+        group, _, place = name.partition("@")
         if folder and not (key.startswith("/") and place and is_global):
             raise NotPlainError  # relative to the folder, or to the keys that it sets
-        value = self.choices.get(key.removeprefix("/"), value)
-        self.unused.discard(key.removeprefix("/"))
+        value = self.choices.get(name, value)
+        self.unused.discard(name)
         if value is not None:
             self._add(value, group, place or group)
 

@@ -42,10 +42,7 @@ class HashCache:
 
     def sha256(self, path: Path) -> str:
         """Return the SHA-256 of a file, 64 hex digits; reads the file only if its stat is new."""
-        found = self._remembered(path) or self._read(path, sha256_file)
-        *_, read_at, _ = self._known.get(_identity(path)[0], [0, ""])
-        self.relied[path] = read_at + TRUSTED_S
-        return found
+        return self._remembered(path) or self._read(path, sha256_file)
 
     def from_disk(self, path: Path, advance: Advance | None = None) -> str:
         """Return the SHA-256 of what the disk holds, 64 hex digits.
@@ -99,7 +96,10 @@ class HashCache:
         """Return the known hash of a file that has not changed since it was read."""
         name, stamp = _identity(path)
         size, mtime, ctime, read_at, sha256 = self._known.get(name, [None] * 5)
-        return str(sha256) if [size, mtime, ctime] == stamp and _is_recent(read_at) else None
+        if [size, mtime, ctime] != stamp or not _is_recent(read_at):
+            return None
+        self.relied[path] = read_at + TRUSTED_S
+        return str(sha256)
 
     def _read(self, path: Path, sha256: _Hash) -> str:
         name, stamp = _identity(path)
@@ -108,7 +108,9 @@ class HashCache:
             time.sleep((TICK_NS - age) / 1e9)
         found = sha256(path)
         if _identity(path) == (name, stamp):
-            self._known[name] = [*stamp, int(time.time()), found]
+            read_at = int(time.time())
+            self._known[name] = [*stamp, read_at, found]
+            self.relied[path] = read_at + TRUSTED_S
             self._dirty = True
         return found
 
