@@ -125,7 +125,7 @@ def main() -> None:
     imports = resident("VmRSS")
     loaded = [side.session.teacher_forcing() for side in sides]
     for each in loaded:
-        list(each.slices([rows[0][:32]], 32, 32))
+        list(each.logits(each.hidden([rows[0][:32]], 32), 32))
     models, loading = resident("VmRSS"), resident("VmHWM")
     del loaded, each
     Path("/proc/self/clear_refs").write_text("5")

@@ -350,7 +350,8 @@ class _Worst:
 
 def _whole(forcing: Any, ids: Sequence[int]) -> Array:
     """Return the logits after every token of one sequence [T, V]."""
-    return np.concatenate([np.array(logits[0]) for logits in forcing.slices([list(ids)], len(ids), len(ids))])
+    hidden = forcing.hidden([list(ids)], len(ids))
+    return np.concatenate([np.array(logits[0]) for logits in forcing.logits(hidden, len(ids))])
 
 
 def _kl(right: Sequence[Array], found: Sequence[Array]) -> float:

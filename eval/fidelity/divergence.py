@@ -18,8 +18,8 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-VALUES_AT_ONCE = 2**19
-"""Values of a block of rows in float64, 4 MiB, so that a slice of logits is never widened as a whole."""
+VALUES_AT_ONCE = 2**18
+"""Values of a block of rows in float64, 2 MiB, so that a slice of logits is never widened as a whole."""
 MOST_THREADS = 4
 """Each takes up to six blocks of rows in float64."""
 SMALL = 1e-6
@@ -32,7 +32,7 @@ class Positions:
     """Two predictions compared, position by position.
 
     Attributes:
-        kl: KL divergence from the reference, nats.
+        kl: KL divergence from the reference, nats; not finite where a logit of one of the two is not.
         same_top: whether both find the same token likeliest.
         reference_nll: negative log likelihood of the text's own next token under the reference, nats.
         other_nll: likewise under the other.
@@ -63,14 +63,19 @@ def compare_logits(reference: Array, other: Array, targets: Array) -> Positions:
     """Compare two predictions.
 
     Args:
-        reference: logits [N, V] of the reference, finite.
-        other: logits [N, V] of the other, finite.
+        reference: logits [N, V] of the reference.
+        other: logits [N, V] of the other.
         targets: the text's own next tokens [N].
     """
     rows = max(1, VALUES_AT_ONCE // reference.shape[1])
     blocks = [slice(at, at + rows) for at in range(0, len(targets), rows)]
     with ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:  # numpy computes outside the GIL
-        return Positions.joined(list(pool.map(lambda at: _block(reference[at], other[at], targets[at]), blocks)))
+        return Positions.joined(list(pool.map(lambda at: _compared(reference[at], other[at], targets[at]), blocks)))
+
+
+def _compared(reference: Array, other: Array, targets: Array) -> Positions:
+    with np.errstate(invalid="ignore"):  # of logits that are not finite
+        return _block(reference, other, targets)
 
 
 def _block(reference: Array, other: Array, targets: Array) -> Positions:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,17 +18,18 @@ from eval.fidelity.result import GreedyFidelity, LayerErrors, TextFidelity
 from eval.fidelity.windows import Windows
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Advance, Progress
-from pipelines.engines.port import LogitsSession, NotFiniteError, SamplingParams, TeacherForcing
+from pipelines.engines.port import LogitsSession, NotFiniteError, SamplingParams
 
 Array = np.ndarray[Any, Any]
 Rows = Sequence[tuple[int, ...]]
-Reading = tuple["Side", TeacherForcing]
-"""A side, and its model loaded to read texts."""
+Predictions = tuple["Side", Iterator[Array]]
+"""A side, and its logits of a batch in slices."""
 
-MAX_LOGITS = 2**24
-"""Most logits of one slice, 64 MiB of float32; there are two slices at any time."""
-TOKENS_AT_ONCE = 256
-"""Most tokens of one iteration, of all windows together: what its activations take grows with them."""
+MAX_LOGITS = 2**23
+"""Most logits of one slice, 32 MiB of float32; there are two slices at any time."""
+TOKENS_AT_ONCE = 128
+"""Most tokens of one iteration, of all windows together: what its activations take grows with them, 0.4 MiB for each in
+a model of Gemma 2B's shape."""
 WINDOWS_AT_ONCE = 2
 """More windows in one iteration are no faster."""
 NOISE_SHARE = 0.25
@@ -88,11 +89,12 @@ def measure(reference: Side, other: Side, texts: Sequence[Windows], progress: Pr
     Raises:
         UserError: one of them gives logits that are not finite.
     """
+    rows = [text.rows for text in texts]
+    parts = noise_parts(rows)
     with progress.task("comparing predictions", sum(text.tokens for text in texts), "tokens") as advance:
-        found, arithmetic = _read(reference, other, [text.rows for text in texts], advance)
-    parts = noise_parts([text.rows for text in texts])
+        found, kept, arithmetic = _compared(reference, other, rows, [len(part) for part in parts], advance)
     with progress.task("comparing the reference with itself", _predicted(parts), "tokens") as advance:
-        noise, noise_arithmetic = _read(reference, reference, parts, advance)
+        noise, noise_arithmetic = _compared_with_itself(reference, parts, kept, advance)
     each = zip(texts, found, noise, strict=True)
     return MeasuredFidelity(
         Figures.of(Positions.joined(found)),
@@ -113,18 +115,59 @@ def _predicted(texts: Sequence[Rows]) -> int:
     return sum(len(row) - 1 for rows in texts for row in rows)
 
 
-def _read(reference: Side, other: Side, texts: Sequence[Rows], advance: Advance) -> tuple[list[Positions], str]:
-    """Let both read texts; return the compared positions of each, and the arithmetic of the other.
+def _compared(
+    reference: Side, other: Side, texts: Sequence[Rows], keep: Sequence[int], advance: Advance
+) -> tuple[list[Positions], list[Array], str]:
+    """Let both read texts.
 
-    A reference that is compared with itself computes the second time with other iterations and another arithmetic.
+    Returns:
+        the compared positions of each text; what the last block of the reference puts out for the first windows of
+        each, so many as `keep` says, [windows, T, H]; and the arithmetic of the other.
     """
-    first = reference.session.teacher_forcing()
-    second = other.session.teacher_forcing(varied=reference is other)
-    found = []
-    for rows in texts:
+    first, second = reference.session.teacher_forcing(), other.session.teacher_forcing()
+    found, kept = [], []
+    for rows, windows in zip(texts, keep, strict=True):
         parts: list[Positions] = []
+        hidden: list[Array] = []
         for batch, sizes in batches(rows, (reference.session, other.session)):
-            parts += _read_batch((reference, first), (other, second), batch, sizes, advance)
+            fed, seen = batch[:, :-1].tolist(), list[Array]()
+            ours = first.logits(_noted(first.hidden(fed, sizes.tokens), seen), sizes.logits)
+            theirs = second.logits(second.hidden(fed, sizes.tokens), sizes.logits)
+            parts += _positions((reference, ours), (other, theirs), batch, sizes, advance)
+            if len(hidden) < windows:
+                hidden += list(np.concatenate(seen, axis=1))
+        found.append(Positions.joined(parts))
+        kept.append(np.stack(hidden[:windows]))
+    return found, kept, second.arithmetic
+
+
+def _noted(pieces: Iterable[Array], seen: list[Array]) -> Iterator[Array]:
+    for piece in pieces:
+        seen.append(piece.copy())
+        yield piece
+
+
+def _compared_with_itself(
+    reference: Side, texts: Sequence[Rows], kept: Sequence[Array], advance: Advance
+) -> tuple[list[Positions], str]:
+    """Let the reference read texts again, with other iterations and another arithmetic.
+
+    Its first predictions are made once more from what its last block put out, so that only one model is loaded here and
+    a head.
+
+    Returns:
+        the compared positions of each text, and the other arithmetic.
+    """
+    head, second = reference.session.head(), reference.session.teacher_forcing(varied=True)
+    found = []
+    for rows, hidden in zip(texts, kept, strict=True):
+        parts: list[Positions] = []
+        start = 0
+        for batch, sizes in batches(rows, (reference.session,)):
+            ours = head.logits([hidden[start : start + len(batch)]], sizes.logits)
+            theirs = second.logits(second.hidden(batch[:, :-1].tolist(), sizes.tokens), sizes.logits)
+            parts += _positions((reference, ours), (reference, theirs), batch, sizes, advance)
+            start += len(batch)
         found.append(Positions.joined(parts))
     return found, second.arithmetic
 
@@ -153,17 +196,18 @@ def batches(rows: Rows, sessions: Sequence[LogitsSession]) -> Iterator[tuple[Arr
         yield batch, ReadSizes(tokens, max(1, min(tokens, MAX_LOGITS // (vocabulary * len(batch)))))
 
 
-def _read_batch(
-    reference: Reading, other: Reading, batch: Array, sizes: ReadSizes, advance: Advance
+def _positions(
+    reference: Predictions, other: Predictions, batch: Array, sizes: ReadSizes, advance: Advance
 ) -> Iterator[Positions]:
-    fed, at = batch[:, :-1].tolist(), 1
-    for ours, theirs in zip(reference[1].slices(fed, *sizes), other[1].slices(fed, *sizes), strict=True):
-        for (side, _), logits in ((reference, ours), (other, theirs)):
-            if not np.isfinite(logits).all():
-                raise not_finite(side, fed, sizes.tokens)
+    at = 1
+    for ours, theirs in zip(reference[1], other[1], strict=True):
         rows, width, vocabulary = ours.shape
         targets = batch[:, at : at + width].reshape(-1)
-        yield compare_logits(ours.reshape(-1, vocabulary), theirs.reshape(-1, vocabulary), targets)
+        found = compare_logits(ours.reshape(-1, vocabulary), theirs.reshape(-1, vocabulary), targets)
+        if not np.isfinite(found.kl).all():
+            side = other[0] if np.isfinite(ours).all() else reference[0]
+            raise not_finite(side, batch[:, :-1].tolist(), sizes.tokens)
+        yield found
         at += width
         advance(rows * width)
 

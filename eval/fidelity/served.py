@@ -156,7 +156,7 @@ def _read(
     first = 0
     for batch, sizes in batches(rows, (reference.session,)):
         fed, at = batch[:, :-1].tolist(), 0
-        for logits in forcing.slices(fed, *sizes):
+        for logits in forcing.logits(forcing.hidden(fed, sizes.tokens), sizes.logits):
             if not np.isfinite(logits).all():
                 raise not_finite(reference, fed, sizes.tokens)
             width = logits.shape[1]

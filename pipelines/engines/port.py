@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -150,7 +150,23 @@ class Session(ScoringSession, Protocol):
         ...
 
 
-class TeacherForcing(Protocol):
+class Head(Protocol):
+    """The last norm and the head of a loaded model."""
+
+    def logits(self, hidden: Iterable[Any], logits_at_once: int) -> Iterator[Any]:
+        """Predict each next token.
+
+        Args:
+            hidden: what the last decoder block puts out, in pieces [B, t, H].
+            logits_at_once: tokens of each sequence in one slice.
+
+        Yields:
+            float32 logits [B, logits_at_once, vocabulary] (fewer in the last slice). The next slice overwrites them.
+        """
+        ...
+
+
+class TeacherForcing(Head, Protocol):
     """A loaded model that reads given texts and predicts each next token.
 
     Attributes:
@@ -159,17 +175,16 @@ class TeacherForcing(Protocol):
 
     arithmetic: str
 
-    def slices(self, sequences: Sequence[TokenIds], tokens_at_once: int, logits_at_once: int) -> Iterator[Any]:
+    def hidden(self, sequences: Sequence[TokenIds], tokens_at_once: int) -> Iterator[Any]:
         """Read sequences of one length together.
 
         Args:
             sequences: token ids, B sequences of T tokens.
             tokens_at_once: tokens of each sequence in one iteration.
-            logits_at_once: of which so many in one slice.
 
         Yields:
-            float32 logits [B, logits_at_once, vocabulary] after these tokens (fewer in the last slice). The next slice
-            overwrites them.
+            what the last decoder block puts out, float32 [B, tokens_at_once, H] (fewer in the last piece). The next
+            piece overwrites it.
         """
         ...
 
@@ -209,6 +224,10 @@ class LogitsSession(Session, Protocol):
         Args:
             varied: with iterations of another size and another arithmetic, to learn how much these matter.
         """
+        ...
+
+    def head(self) -> Head:
+        """Load the last norm and the head alone, to predict from what `TeacherForcing.hidden` gave."""
         ...
 
     def block_outputs(self, *, varied: bool = False) -> BlockOutputs:

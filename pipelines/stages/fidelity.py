@@ -53,7 +53,7 @@ class Fidelity:
     libraries: tuple[str, ...]
     needs: tuple[str, ...]
     name = "fidelity"
-    version = "4"
+    version = "5"
     measures = False
 
     def identity(self) -> dict[str, Any]:

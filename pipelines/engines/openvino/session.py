@@ -25,7 +25,7 @@ from pipelines.engines.openvino.runtime import (
 )
 from pipelines.engines.openvino.scoring import Scorer
 from pipelines.engines.openvino.steps import step_results
-from pipelines.engines.openvino.teacher_forcing import GraphBlocks, GraphForcing, linear_weights
+from pipelines.engines.openvino.teacher_forcing import GraphBlocks, GraphForcing, GraphHead, linear_weights
 from pipelines.engines.port import Generation, NotFiniteError, SamplingParams, TokenIds
 
 
@@ -104,6 +104,10 @@ class OpenVinoSession:
     def teacher_forcing(self, *, varied: bool = False) -> GraphForcing:
         """See `port.LogitsSession.teacher_forcing`."""
         return GraphForcing(self.folder, self._options, varied=varied)
+
+    def head(self) -> GraphHead:
+        """See `port.LogitsSession.head`."""
+        return GraphHead(self.folder, self._options)
 
     def block_outputs(self, *, varied: bool = False) -> GraphBlocks:
         """See `port.LogitsSession.block_outputs`."""

@@ -62,13 +62,42 @@ class GraphForcing:
         nothing = np.zeros((1, 0, folder.config.hidden_size), dtype=np.float32)
         with folder.loading():
             self._layers = _Layers(model, chosen.properties, {TAKEN: nothing}, shorter=varied)
-            list(self.slices([[0] * FIRST_TOKENS], FIRST_TOKENS, FIRST_TOKENS))
+            list(self.logits(self.hidden([[0] * FIRST_TOKENS], FIRST_TOKENS), FIRST_TOKENS))
 
-    def slices(self, sequences: Sequence[Sequence[int]], tokens_at_once: int, logits_at_once: int) -> Iterator[Array]:
-        """See `port.TeacherForcing.slices`."""
-        read = self._layers.read(sequences, tokens_at_once, [GIVEN])
-        for hidden in _cut((each[GIVEN] for each in read), logits_at_once):
-            yield self._layers.head(hidden)
+    def hidden(self, sequences: Sequence[Sequence[int]], tokens_at_once: int) -> Iterator[Array]:
+        """See `port.TeacherForcing.hidden`."""
+        return (each[GIVEN] for each in self._layers.read(sequences, tokens_at_once, [GIVEN]))
+
+    def logits(self, hidden: Iterable[Array], logits_at_once: int) -> Iterator[Array]:
+        """See `port.Head.logits`."""
+        return map(self._layers.head, _cut(hidden, logits_at_once))
+
+
+class GraphHead:
+    """The graph from its last block on; implements `port.Head`."""
+
+    def __init__(self, folder: EngineFolder, options: OpenVinoOptions) -> None:
+        """Load and compile.
+
+        Args:
+            folder: the engine.
+            options: its arithmetic and threads.
+        """
+        model, chosen = _prepared(folder, options, varied=False)
+        logits, taken = _cut_head(model)
+        head = ov.Model([logits], [taken], "head")
+        with folder.loading():
+            self._request = ov.Core().compile_model(head, "CPU", chosen.properties).create_infer_request()
+            self._infer(np.zeros((1, FIRST_TOKENS, folder.config.hidden_size), dtype=np.float32))
+
+    def logits(self, hidden: Iterable[Array], logits_at_once: int) -> Iterator[Array]:
+        """See `port.Head.logits`."""
+        return map(self._infer, _cut(hidden, logits_at_once))
+
+    def _infer(self, hidden: Array) -> Array:
+        self._request.infer({TAKEN: np.ascontiguousarray(hidden)}, share_outputs=True)
+        logits: Array = self._request.get_output_tensor(0).data
+        return logits
 
 
 class GraphBlocks:

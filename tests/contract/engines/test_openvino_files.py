@@ -230,7 +230,8 @@ def test_a_loaded_engine_holds_its_own_weights_alone(qformat: QFormat, workshop:
     file = folder / "openvino_model.bin"
     with OpenVinoEngine().open(folder) as session:
         session.loglikelihood([([2, 3], [4])], SilentProgress())
-        list(session.teacher_forcing().slices([[2, 3, 4]], 3, 3))
+        forcing = session.teacher_forcing()
+        list(forcing.logits(forcing.hidden([[2, 3, 4]], 3), 3))
         assert drop_pages(file) > 0
         session.loglikelihood([([2, 3, 4], [5])], SilentProgress())
         assert resident(file) < file.stat().st_size / 4

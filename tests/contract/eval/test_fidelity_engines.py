@@ -158,9 +158,13 @@ def test_logits_are_those_of_the_serving_engine(engines: Engines) -> None:
     """Teacher forcing reads what scoring reads."""
     side = engines.plain()
     row = list(TEXT.rows[0][:-1])
-    found, *rest = side.session.teacher_forcing().slices([row], len(row), len(row))
-    assert not rest
+    forcing = side.session.teacher_forcing()
+    (hidden,) = (piece.copy() for piece in forcing.hidden([row], len(row)))
+    (found,) = forcing.logits([hidden], len(row))
     np.testing.assert_allclose(found[0], side.session.logits(row), rtol=1e-4, atol=1e-4)
+    pieces = [logits.copy() for logits in side.session.head().logits([hidden], 7)]
+    assert [piece.shape[1] for piece in pieces] == [7] * 9 + [1]
+    np.testing.assert_allclose(np.concatenate(pieces, axis=1)[0], found[0], rtol=1e-5, atol=1e-5)
 
 
 def test_layers_show_the_damaged_tensor_and_all_blocks_after_it(engines: Engines) -> None:

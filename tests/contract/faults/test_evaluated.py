@@ -174,7 +174,8 @@ def test_bounds_of_the_server_hold_for_its_engine(served: TritonServer, server: 
         side = Side("tiny_gemma", session)
         found = measure_served(side, server, [text], 20, SilentProgress())
         exact = measure(side, side, [text], SilentProgress()).overall
-        ours = next(session.teacher_forcing().slices([text.rows[0][:-1]], 63, 63))[0]
+        forcing = session.teacher_forcing()
+        ours = next(forcing.logits(forcing.hidden([text.rows[0][:-1]], 63), 63))[0]
     answer = server.answers.get(
         {"model": "tiny_gemma", "prompt": list(text.rows[0]), "max_tokens": 1, "temperature": 0, "logprobs": 20,
          "echo": True, "return_tokens_as_token_ids": True}

@@ -41,6 +41,19 @@ def test_a_shift_of_all_logits_changes_nothing():
     assert compare_logits(logits, logits, np.zeros(4, dtype=int)).kl.tolist() == [0.0] * 4
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("likelihood", [-2000.0, 0.0, 50.0])
+def test_a_logit_that_is_not_finite_leaves_a_divergence_that_is_not(side, value, likelihood):
+    """Also for a token so unlikely that its probability is 0 in float64."""
+    sides = np.random.default_rng(4).normal(0, 1, (2, 3, 100)).astype(np.float32)
+    sides[:, 1, 17] = likelihood
+    sides[side, 1, 17] = value
+    found = compare_logits(*sides, np.zeros(3, dtype=int))
+    assert np.isfinite(found.kl).tolist() == [True, False, True]
+
+
 def test_two_tokens_by_hand():
     """For p = (1/2, 1/2) and q = (1/4, 3/4): KL = ln 2 / 2 + ln(2/3) / 2."""
     p, q = np.log(np.array([[0.5, 0.5]])), np.log(np.array([[0.25, 0.75]]))
