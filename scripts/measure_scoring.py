@@ -106,8 +106,8 @@ def main() -> None:
     """Build the engines, then measure both sides alternately and print the table."""
     work = Path(sys.argv[1]).absolute()
     limit, rounds = (int(word) for word in (sys.argv[2:] + ["4", "3"][len(sys.argv) - 2 :])[:2])
-    models = {"tiny_gemma": ROOT / "pipelines/bundled/models/tiny_gemma", "gemma_768_12": work / "gemma_768_12"}
-    make_model(models["gemma_768_12"], 768, 12)
+    models = {"tiny_gemma": ROOT / "pipelines/bundled/models/tiny_gemma", "gemma_768x12": work / "gemma_768x12"}
+    make_model(models["gemma_768x12"], 768, 12)
     sys.stdout.write(
         "model         side    dtype  CPU s  wall s  memory GiB  of the weights  ratio  largest difference\n"
     )

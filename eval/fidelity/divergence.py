@@ -87,8 +87,8 @@ def _block(reference: Array, other: Array, targets: Array) -> Positions:
     chosen_a, chosen_b = a[each, targets], b[each, targets]
     weights = np.exp(a)
     total_a = weights.sum(axis=1)
-    norm_a, norm_b = np.log(total_a), np.log(np.exp(b).sum(axis=1))
     np.subtract(a, b, out=a)  # ln p - ln q, except for the norms
+    norm_a, norm_b = np.log(total_a), np.log(np.exp(b, out=b).sum(axis=1))
     kl = np.einsum("nv,nv->n", weights, a) / total_a - norm_a + norm_b
     if (small := kl < SMALL).any():
         kl[small] = _small(weights[small] / total_a[small, None], (norm_a - norm_b)[small, None] - a[small])
