@@ -296,14 +296,23 @@ def check_cpu(settings: Settings, shape: ModelShape, memory_bytes: float) -> Mem
 
 
 def two_models(settings: Settings, shape: ModelShape | None, memory_bytes: float) -> str:
-    """Explain why two copies of the 16-bit model, which fidelity loads at a time, do not fit; empty if they do."""
-    memory = cpu_predicted(settings.baseline(), shape.unpruned) if shape is not None else None
-    needed = memory.process + 2 * memory.weights if memory is not None else 0.0
+    """Explain why the models that fidelity loads at a time do not fit; empty if they do.
+
+    These are the 16-bit model and the compressed one; then, for the noise, the 16-bit model and a head, in float32 at
+    most; and with fidelity.by_layer the 16-bit model twice.
+    """
+    reference = cpu_predicted(settings.baseline(), shape.unpruned) if shape is not None else None
+    if shape is None or reference is None:
+        return ""
+    other = cpu_predicted(settings, shape) or reference
+    head = 4.0 * shape.head_params
+    second = reference.weights if settings.fidelity.by_layer else max(other.weights, head)
+    needed = reference.process + reference.weights + second
     if needed <= memory_bytes:
         return ""
     return (
-        f"fidelity loads the 16-bit {settings.model.label} twice, which takes about {show_bytes(needed)} (modelled); "
-        f"this machine has {show_bytes(memory_bytes)}."
+        f"fidelity loads the 16-bit {settings.model.label} and a second model, which takes about {show_bytes(needed)} "
+        f"(modelled); this machine has {show_bytes(memory_bytes)}."
     )
 
 

@@ -1,6 +1,7 @@
 """When predictions are compared with the 16-bit model's, what is read for it, and what is refused."""
 
 import json
+import re
 import struct
 from dataclasses import replace
 
@@ -141,7 +142,7 @@ def test_two_models_must_fit_into_memory(tmp_path, model):
     shape = ModelShape.from_hf_config(large, "config.json")
     settings = load([f"model.path={model}"])
     why = two_models(settings, shape, small.memory_bytes)
-    assert "fidelity loads the 16-bit my_llama twice, which takes about" in why
+    assert "fidelity loads the 16-bit my_llama and a second model, which takes about" in why
     assert two_models(settings, shape, 400 * 2**30) == ""
     tight = replace(MACHINE, memory_bytes=int(0.3 * 2**30))
     checked = Checked()
@@ -149,7 +150,21 @@ def test_two_models_must_fit_into_memory(tmp_path, model):
     assert "this machine has 307.2 MiB" in checked.faults[0].message
     _two_models(settings, shape, tight, "all", checked)
     assert len(checked.faults) == 1
-    assert checked.notes[0].startswith("left out: fidelity loads the 16-bit my_llama twice")
+    assert checked.notes[0].startswith("left out: fidelity loads the 16-bit my_llama and a second model")
+
+
+def test_a_format_that_takes_less_needs_less_memory_unless_layers_are_compared(tmp_path, model):
+    """The 16-bit model is loaded beside the compressed one, and twice for the noise of its layers."""
+    large = LLAMA | {"hidden_size": 4096, "num_hidden_layers": 24, "intermediate_size": 11008}
+    shape = ModelShape.from_hf_config(large, "config.json")
+
+    def needed(*words):
+        why = two_models(load([f"model.path={model}", *words]), shape, 2**30)
+        return float(re.search(r"takes about ([\d.]+) GiB", why)[1])
+
+    whole, packed = needed("quant=none"), needed("quant=int4_awq")
+    assert packed < 0.75 * whole
+    assert needed("quant=int4_awq", "fidelity.by_layer=true") == whole
 
 
 def test_more_tokens_and_layers_are_another_result_and_labels_are_part_of_it(tmp_path, model):
