@@ -282,7 +282,7 @@ def report(arguments: argparse.Namespace, load: Load, repository: Path, random: 
     with TritonServer(repository, ServingSettings()) as server:
         for mode in modes:
             one_pass(server.grpc_url, mode, Load(32, 32, load.isl, 8), arguments, random)
-        for _ in range(arguments.rounds):
+        for turn in range(arguments.rounds):
             for mode in modes:
                 alone = tokens / measure_direct(arguments, load)
                 found = one_pass(server.grpc_url, mode, load, arguments, random)
@@ -290,6 +290,10 @@ def report(arguments: argparse.Namespace, load: Load, repository: Path, random: 
                 rates[mode].append(tokens / found.seconds)
                 ratios[mode].append(tokens / found.seconds / alone)
                 sizes[mode] = tokens / found.responses
+                sys.stderr.write(
+                    f"round {turn + 1} of {arguments.rounds}, {mode[0]} {'stream' if mode[1] else 'whole'}: "
+                    f"{rates[mode][-1]:,.0f} tokens/s, direct {alone:,.0f}\n"
+                )
     sys.stdout.write(f"{load}; direct: {statistics.median(direct):,.0f} output tokens/s\n")
     for (model, stream), found_ratios in ratios.items():
         rate = statistics.median(rates[model, stream])

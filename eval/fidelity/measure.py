@@ -9,7 +9,8 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from tempfile import TemporaryFile
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -25,8 +26,8 @@ Rows = Sequence[tuple[int, ...]]
 Predictions = tuple["Side", Iterator[Array]]
 """A side, and its logits of a batch in slices."""
 
-MAX_LOGITS = 2**23
-"""Most logits of one slice, 32 MiB of float32; there are two slices at any time."""
+MAX_LOGITS = 13 * 2**19
+"""Most logits of one slice, 26 MiB of float32; there are two slices at any time."""
 TOKENS_AT_ONCE = 128
 """Most tokens of one iteration, of all windows together: what its activations take grows with them, 0.4 MiB for each in
 a model of Gemma 2B's shape."""
@@ -91,10 +92,13 @@ def measure(reference: Side, other: Side, texts: Sequence[Windows], progress: Pr
     """
     rows = [text.rows for text in texts]
     parts = noise_parts(rows)
-    with progress.task("comparing predictions", sum(text.tokens for text in texts), "tokens") as advance:
-        found, kept, arithmetic = _compared(reference, other, rows, [len(part) for part in parts], advance)
-    with progress.task("comparing the reference with itself", _predicted(parts), "tokens") as advance:
-        noise, noise_arithmetic = _compared_with_itself(reference, parts, kept, advance)
+    with TemporaryFile() as kept:
+        with progress.task("comparing predictions", sum(text.tokens for text in texts), "tokens") as advance:
+            found, arithmetic = _compared(reference, other, rows, [len(part) for part in parts], kept, advance)
+        width = kept.tell() // (_predicted(parts) * np.dtype(np.float32).itemsize)
+        kept.seek(0)
+        with progress.task("comparing the reference with itself", _predicted(parts), "tokens") as advance:
+            noise, noise_arithmetic = _compared_with_itself(reference, parts, (kept, width), advance)
     each = zip(texts, found, noise, strict=True)
     return MeasuredFidelity(
         Figures.of(Positions.joined(found)),
@@ -116,29 +120,34 @@ def _predicted(texts: Sequence[Rows]) -> int:
 
 
 def _compared(
-    reference: Side, other: Side, texts: Sequence[Rows], keep: Sequence[int], advance: Advance
-) -> tuple[list[Positions], list[Array], str]:
+    reference: Side, other: Side, texts: Sequence[Rows], keep: Sequence[int], kept: IO[bytes], advance: Advance
+) -> tuple[list[Positions], str]:
     """Let both read texts.
 
+    Args:
+        reference: the 16-bit model.
+        other: the compressed one.
+        texts: windows of each text.
+        keep: of how many windows of each text to keep what the last block of the reference puts out.
+        kept: file for it, float32 [T, H] of each of these windows.
+        advance: called with tokens.
+
     Returns:
-        the compared positions of each text; what the last block of the reference puts out for the first windows of
-        each, so many as `keep` says, [windows, T, H]; and the arithmetic of the other.
+        the compared positions of each text, and the arithmetic of the other.
     """
     first, second = reference.session.teacher_forcing(), other.session.teacher_forcing()
-    found, kept = [], []
-    for rows, windows in zip(texts, keep, strict=True):
+    found = []
+    for rows, left in zip(texts, keep, strict=True):
         parts: list[Positions] = []
-        hidden: list[Array] = []
         for batch, sizes in batches(rows, (reference.session, other.session)):
             fed, seen = batch[:, :-1].tolist(), list[Array]()
             ours = first.logits(_noted(first.hidden(fed, sizes.tokens), seen), sizes.logits)
             theirs = second.logits(second.hidden(fed, sizes.tokens), sizes.logits)
             parts += _positions((reference, ours), (other, theirs), batch, sizes, advance)
-            if len(hidden) < windows:
-                hidden += list(np.concatenate(seen, axis=1))
+            kept.write(np.concatenate(seen, axis=1)[: max(0, left)].tobytes())
+            left -= len(batch)
         found.append(Positions.joined(parts))
-        kept.append(np.stack(hidden[:windows]))
-    return found, kept, second.arithmetic
+    return found, second.arithmetic
 
 
 def _noted(pieces: Iterable[Array], seen: list[Array]) -> Iterator[Array]:
@@ -148,7 +157,7 @@ def _noted(pieces: Iterable[Array], seen: list[Array]) -> Iterator[Array]:
 
 
 def _compared_with_itself(
-    reference: Side, texts: Sequence[Rows], kept: Sequence[Array], advance: Advance
+    reference: Side, texts: Sequence[Rows], kept: tuple[IO[bytes], int], advance: Advance
 ) -> tuple[list[Positions], str]:
     """Let the reference read texts again, with other iterations and another arithmetic.
 
@@ -160,16 +169,20 @@ def _compared_with_itself(
     """
     head, second = reference.session.head(), reference.session.teacher_forcing(varied=True)
     found = []
-    for rows, hidden in zip(texts, kept, strict=True):
+    for rows in texts:
         parts: list[Positions] = []
-        start = 0
         for batch, sizes in batches(rows, (reference.session,)):
-            ours = head.logits([hidden[start : start + len(batch)]], sizes.logits)
+            ours = head.logits([_read_back(*kept, batch)], sizes.logits)
             theirs = second.logits(second.hidden(batch[:, :-1].tolist(), sizes.tokens), sizes.logits)
             parts += _positions((reference, ours), (reference, theirs), batch, sizes, advance)
-            start += len(batch)
         found.append(Positions.joined(parts))
     return found, second.arithmetic
+
+
+def _read_back(kept: IO[bytes], width: int, batch: Array) -> Array:
+    """Return [B, T, width] of windows [B, T + 1] from where the file is."""
+    shape = len(batch), batch.shape[1] - 1, width
+    return np.frombuffer(kept.read(4 * math.prod(shape)), dtype=np.float32).reshape(shape)
 
 
 class ReadSizes(NamedTuple):
