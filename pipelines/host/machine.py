@@ -84,6 +84,16 @@ def has_avx512(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     return "avx512f" in _flags(cpuinfo)
 
 
+def has_vnni(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Return whether an x86 processor has VNNI, in its AVX-512 or AVX form, by the flags Linux reports."""
+    return bool(_flags(cpuinfo) & {"avx512_vnni", "avx_vnni"})
+
+
+def has_amx(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Return whether the processor multiplies tiles of bf16 (AMX), by the flags Linux reports."""
+    return "amx_bf16" in _flags(cpuinfo)
+
+
 def int8_saturates(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Return whether sums of two INT8 products are cut off at 16 bits: x86 processors without VNNI (or AMX)."""
     flags = _flags(cpuinfo)

@@ -24,6 +24,7 @@ from pipelines.domain.formats import (
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import show_bytes
 from pipelines.engines.description import EngineDescription
+from pipelines.engines.openvino.precision import unheard
 from pipelines.host.machine import Machine, library_versions
 from pipelines.plan import host_memory, memory_checks, serving_checks
 from pipelines.plan.accuracy_checks import chat_fault, few_questions, sequential_notes, unknown_reference
@@ -137,6 +138,7 @@ def check(
     _gpu_memory(on_gpu or settings, shape, machine, target, found, checked, limits, allowed)
     if shape is not None and engine.memory_model == "process":
         checked.notes += memory_checks.cpu_note(settings, shape)
+        checked.notes += (note,) if (note := unheard(settings.engine.openvino)) else ()
         if has_fidelity(settings, target, engine):
             _two_models(settings, shape, machine, target, checked)
         if target in (*EVALUATED, *STARTED, *COMPARED):

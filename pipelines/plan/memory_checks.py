@@ -11,8 +11,9 @@ from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import show_bytes
 from pipelines.engines.openvino.blocks import blocks_of
-from pipelines.engines.openvino.memory import CpuMemory, CpuSizes, Precision, cpu_memory, kv_blocks
-from pipelines.host.machine import has_avx512, native_bf16
+from pipelines.engines.openvino.memory import CpuMemory, CpuSizes, cpu_memory, kv_blocks
+from pipelines.engines.openvino.precision import inference_precision
+from pipelines.host.machine import has_avx512
 from pipelines.plan.neighbours import DRAFT, Neighbour
 from pipelines.predict.performance.engine_sizes import engine_sizes, request_tokens
 from pipelines.predict.performance.gpus import usable_bytes
@@ -236,8 +237,7 @@ def cpu_sizes(settings: Settings, shape: ModelShape) -> CpuSizes | None:
     if settings.speculative.mode == "draft_target" or settings.lora.adapters:
         return None
     options, build, bound = settings.engine.openvino, settings.build, settings.triton.max_tokens_in_paged_kv_cache
-    native: Precision = "bf16" if native_bf16() else "f32"
-    precision = native if options.inference_precision == "auto" else options.inference_precision
+    precision = inference_precision(options)
     kv_usual = precision if settings.kv_cache.dtype is KvFormat.AUTO else "u8"
     sizes = CpuSizes(
         shape=shape,

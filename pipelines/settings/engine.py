@@ -46,7 +46,8 @@ class OpenVinoSettings(EngineOptions):
             the inference precision otherwise.
         dynamic_quantization: how many neighbouring activations share a scale when they are rounded to INT8 on their way
             into a linear with weight-only quantization, which is up to twice as fast; `off` leaves them as they are.
-            `auto` is 128 for weight-only formats, and off where inference_precision names the arithmetic.
+            `auto` is 128 for weight-only formats, and off where inference_precision names the arithmetic. Without VNNI,
+            and in bf16 on a processor with AMX, nothing is rounded, whatever is asked for.
     """
 
     DECIDE_SCORES: ClassVar[tuple[str, ...]] = ("inference_precision", "dynamic_quantization")
@@ -75,6 +76,13 @@ class EngineSettings(Group):
     name: Literal["auto", "openvino", "tensorrt_llm", "tensorrt_llm_llmapi"]
     path: Path | None
     openvino: OpenVinoSettings
+
+    def in_16_bit(self) -> EngineSettings:
+        """Return these settings for a model without packed weights, before which alone activations are rounded."""
+        if self.openvino.dynamic_quantization in ("auto", "off"):
+            return self
+        options = self.openvino.model_copy(update={"dynamic_quantization": "auto"})
+        return self.model_copy(update={"openvino": options})
 
     def with_checkpoints_arithmetic(self) -> EngineSettings:
         """Return these settings with activations rounded only as the checkpoint says, unless more is asked for."""

@@ -109,6 +109,7 @@ class Settings(Group):
                 "recover": RecoverSettings(),
                 "kv_cache": self.kv_cache.model_copy(update={"dtype": KvFormat.AUTO}),
                 "speculative": SpeculativeSettings.none(),
+                "engine": self.engine.in_16_bit(),
                 "build": self.build.in_16_bit().model_copy(update={"tp_size": ranks, **NOT_SPECULATING}),
             }
         )

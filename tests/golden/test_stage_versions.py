@@ -27,7 +27,9 @@ OPENVINO = "pipelines/engines/openvino"
 BUILDER = [
     f"{OPENVINO}/{name}.py" for name in ("activations", "build", "graph", "names", "rope", "rounding", "weights")
 ]
-SCORER = [f"{OPENVINO}/{name}.py" for name in ("engine", "options", "prefixes", "runtime", "scoring", "session")]
+SCORER = [
+    f"{OPENVINO}/{name}.py" for name in ("engine", "options", "precision", "prefixes", "runtime", "scoring", "session")
+]
 CODE = {
     Download: ["pipelines/hub", "pipelines/stages/download.py"],
     PruneModel: ["pipelines/compress", "pipelines/stages/prune_model.py"],

@@ -19,8 +19,9 @@ from pipelines.engines.openvino.build import CONFIG_FILE, FLAVOUR, MODEL_FILE
 from pipelines.engines.openvino.lora import LoraAdapter, apply_adapter
 from pipelines.engines.openvino.mapped import weights_dropped
 from pipelines.engines.openvino.options import OpenVinoOptions
+from pipelines.engines.openvino.precision import inference_precision, rounds_activations
 from pipelines.engines.port import BuildLimits
-from pipelines.host.machine import int8_saturates, native_bf16
+from pipelines.host.machine import int8_saturates
 
 USUAL_GROUP = 128
 """Activations that share a scale: of the sizes that lose no accuracy the fastest (docs/benchmarks.md)."""
@@ -82,13 +83,6 @@ class EngineFolder:
             yield
 
 
-def inference_precision(options: OpenVinoOptions) -> str:
-    """Return "f32" or "bf16": the configured one, or what this CPU computes natively."""
-    if options.inference_precision != "auto":
-        return options.inference_precision
-    return "bf16" if native_bf16() else "f32"
-
-
 def kv_precision(config: CheckpointConfig, options: OpenVinoOptions) -> str:
     """Return the storage type of the paged KV cache; see `OpenVinoOptions.kv_cache_precision`."""
     if options.kv_cache_precision != "auto":
@@ -99,10 +93,12 @@ def kv_precision(config: CheckpointConfig, options: OpenVinoOptions) -> str:
 def dynamic_quantization(config: CheckpointConfig, options: OpenVinoOptions) -> int:
     """Return how many activations share a dynamic INT8 scale, 0 for none; see `OpenVinoOptions.dynamic_quantization`.
 
-    Formats that quantize activations do so in the graph, with the checkpoint's scales.
+    Formats that quantize activations do so in the graph, with the checkpoint's scales; and not every processor does it.
     """
     asked = options.dynamic_quantization
     if asked == "off" or not all(FORMATS[qformat].weight_only for qformat in config.qformats):
+        return 0
+    if not rounds_activations(options):
         return 0
     if asked == "auto":
         return USUAL_GROUP if options.inference_precision == "auto" else 0

@@ -11,8 +11,9 @@ import openvino as ov
 from openvino import opset13 as op
 
 from pipelines.engines.openvino.options import OpenVinoOptions
+from pipelines.engines.openvino.precision import inference_precision
 from pipelines.engines.openvino.prefixes import PrefixGroup, PrefixRow, batches, plan, together
-from pipelines.engines.openvino.runtime import FIRST_TOKENS, EngineFolder, inference_precision, properties
+from pipelines.engines.openvino.runtime import FIRST_TOKENS, EngineFolder, properties
 
 Array = np.ndarray[Any, Any]
 Position = tuple[int, int]

@@ -9,7 +9,8 @@ import numpy as np
 import openvino as ov
 
 from pipelines.engines.openvino.options import OpenVinoOptions
-from pipelines.engines.openvino.runtime import FIRST_TOKENS, EngineFolder, inference_precision, properties
+from pipelines.engines.openvino.precision import inference_precision
+from pipelines.engines.openvino.runtime import FIRST_TOKENS, EngineFolder, properties
 from pipelines.engines.openvino.scoring import MAX_LOGITS, with_chosen_logits
 
 Array = np.ndarray[Any, Any]

@@ -14,12 +14,12 @@ import openvino as ov
 from openvino import opset13 as op
 
 from pipelines.engines.openvino.options import OpenVinoOptions
+from pipelines.engines.openvino.precision import inference_precision
 from pipelines.engines.openvino.rounding import scalar
 from pipelines.engines.openvino.runtime import (
     FIRST_TOKENS,
     EngineFolder,
     arithmetic,
-    inference_precision,
     properties,
 )
 

@@ -21,7 +21,7 @@ from pipelines.domain.progress import SilentProgress  # noqa: E402
 from pipelines.engines.openvino.engine import OpenVinoEngine  # noqa: E402
 from pipelines.engines.openvino.memory import CpuSizes, cpu_memory  # noqa: E402
 from pipelines.engines.openvino.options import OpenVinoOptions  # noqa: E402
-from pipelines.engines.openvino.runtime import inference_precision  # noqa: E402
+from pipelines.engines.openvino.precision import inference_precision  # noqa: E402
 from pipelines.engines.port import BuildLimits  # noqa: E402
 from pipelines.host.machine import has_avx512  # noqa: E402
 from pipelines.loadgen.metrics import read_metrics  # noqa: E402

@@ -16,11 +16,15 @@ from pipelines.checkpoint.verify import verify
 from pipelines.compress.specs import QuantSpec, SearchSpec
 from pipelines.domain.formats import BY_QUANT_ALGO, KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
+from pipelines.engines.openvino.options import OpenVinoOptions
+from pipelines.engines.openvino.precision import rounds_activations
+from pipelines.engines.openvino.runtime import USUAL_GROUP, EngineFolder
 from pipelines.engines.port import SamplingParams
 from pipelines.host.machine import native_bf16
 from tests.contract.engines.conftest import Workshop, as_exported, relative_error, same_top, torch_logits
 
 torch = pytest.importorskip("torch")
+ov = pytest.importorskip("openvino")
 from safetensors.torch import load_file, save_file  # noqa: E402 - after the skip
 
 KINDS = ("gemma", "llama")
@@ -39,9 +43,25 @@ HF_NAMES = {
 
 def test_openvino_agrees_that_this_processor_has_bf16() -> None:
     """The plan asks without OpenVINO, and the engine runs as was planned."""
-    import openvino as ov
-
     assert native_bf16() == ("BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_activations_are_rounded_where_we_say_so(precision: str, workshop: Workshop) -> None:
+    """The plugin is asked to round here whatever we know of this processor."""
+    chosen = OpenVinoOptions(inference_precision=precision)
+    found = []
+    for group in (0, USUAL_GROUP):
+        how = {"INFERENCE_PRECISION_HINT": precision, "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(group)}
+        model = EngineFolder.load(workshop.engine(workshop.checkpoint("llama", QFormat.INT4_WO))).read_model()
+        request = ov.Core().compile_model(model, "CPU", {**how, "INFERENCE_NUM_THREADS": 1}).create_infer_request()
+        tokens = np.array(workshop.tokens("llama")[0][:32])[None]
+        request.infer({
+            "input_ids": tokens, "attention_mask": np.ones_like(tokens), "beam_idx": np.zeros(1, dtype=np.int32),
+            "position_ids": np.arange(tokens.shape[1])[None],
+        })  # fmt: skip
+        found.append(request.get_tensor("logits").data.copy())
+    assert (not np.array_equal(*found)) == rounds_activations(chosen)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,7 +7,16 @@ import pytest
 from pipelines.engines.choose import choose
 from pipelines.engines.registry import lacks_for_tensorrt_engines
 from pipelines.host import machine
-from pipelines.host.machine import GpuFacts, Machine, gather, int8_saturates, library_versions, native_bf16
+from pipelines.host.machine import (
+    GpuFacts,
+    Machine,
+    gather,
+    has_amx,
+    has_vnni,
+    int8_saturates,
+    library_versions,
+    native_bf16,
+)
 
 MACHINE = Machine(2, 2**36, (), "nvidia-smi is not installed", has_tensorrt_llm=False, platform="test")
 H100 = GpuFacts("NVIDIA H100 80GB HBM3", 9.0, 81559 * 2**20)
@@ -171,6 +180,21 @@ def test_without_cpuinfo_bf16_is_not_native(tmp_path):
 def test_int8_sums_are_cut_off_on_x86_without_vnni(tmp_path, cpuinfo, saturates):
     (tmp_path / "cpuinfo").write_text(cpuinfo)
     assert int8_saturates(tmp_path / "cpuinfo") is saturates
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "vnni", "amx"),
+    [
+        ("flags\t\t: fpu sse2 avx2\n\n", False, False),
+        ("flags\t\t: fpu sse2 avx2 avx_vnni\n\n", True, False),
+        ("flags\t\t: fpu avx512f avx512_vnni avx512_bf16\n\n", True, False),
+        ("flags\t\t: fpu avx512f avx512_vnni amx_bf16 amx_int8\n\n", True, True),
+        ("Features\t: fp asimd i8mm bf16\n\n", False, False),
+    ],
+)
+def test_vnni_and_amx_are_where_linux_shows_the_flags(tmp_path, cpuinfo, vnni, amx):
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    assert (has_vnni(tmp_path / "cpuinfo"), has_amx(tmp_path / "cpuinfo")) == (vnni, amx)
 
 
 def test_a_version_is_that_of_where_packages_are_looked_for(tmp_path, monkeypatch):

@@ -167,6 +167,25 @@ def test_a_format_that_takes_less_needs_less_memory_unless_layers_are_compared(t
     assert needed("quant=int4_awq", "fidelity.by_layer=true") == whole
 
 
+@pytest.mark.parametrize("asked", ["32", "128"])
+def test_a_number_of_rounded_activations_does_not_refuse_the_baseline(tmp_path, model, asked):
+    """The 16-bit baseline has no packed weights to round them for: it is the one of every other format."""
+    words = ["quant=int4_awq", f"engine.openvino.dynamic_quantization={asked}"]
+    settings = load([f"model.path={model}", *words])
+    assert settings.baseline().engine == load([f"model.path={model}", "quant=none"]).engine
+    plan(tmp_path, model, *words)
+    with pytest.raises(UserError, match=rf"dynamic_quantization={asked} has no effect on quant=fp8"):
+        plan(tmp_path, model, "quant=fp8", words[1])
+
+
+@pytest.mark.parametrize("amx", [True, False])
+def test_a_number_without_effect_on_this_processor_is_said(tmp_path, model, amx, monkeypatch):
+    for name, value in {"has_vnni": True, "has_amx": amx, "native_bf16": True}.items():
+        monkeypatch.setattr(f"pipelines.engines.openvino.precision.{name}", lambda value=value: value)
+    notes = " ".join(plan(tmp_path, model, "quant=int4_awq", "engine.openvino.dynamic_quantization=128").notes)
+    assert ("dynamic_quantization=128 has no effect on this processor: it has AMX" in notes) is amx
+
+
 def test_more_tokens_and_layers_are_another_result_and_labels_are_part_of_it(tmp_path, model):
     keys = {
         word: compared(plan(tmp_path, model, *filter(None, [word]))).stage.identity()

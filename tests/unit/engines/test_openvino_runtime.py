@@ -16,6 +16,7 @@ pytest.importorskip("openvino_genai")
 from pipelines.checkpoint.config import CheckpointConfig, Quantization
 from pipelines.domain.errors import UserError
 from pipelines.engines.openvino.options import OpenVinoOptions
+from pipelines.engines.openvino.precision import unheard
 from pipelines.engines.openvino.runtime import (
     EngineFolder,
     arithmetic,
@@ -87,13 +88,44 @@ def test_kv_cache_follows_the_checkpoint(kv: str | None, option: str, expected: 
         ("W8A8_SQ_PER_CHANNEL", "auto", "auto", 0),
     ],
 )
-def test_activations_are_rounded_for_weight_only_formats(quant_algo, precision, asked, group) -> None:
+def test_activations_are_rounded_for_weight_only_formats(quant_algo, precision, asked, group, processor) -> None:
     """Other formats have scales for activations in the checkpoint, or want 16 bit; so does who names the arithmetic."""
+    processor(vnni=True, amx=False)
     options = OpenVinoOptions(inference_precision=precision, dynamic_quantization=asked)
     model = replace(config(None), quantization=Quantization(quant_algo))
     assert dynamic_quantization(model, options) == group
     assert properties(model, options, "u8")["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == str(group)
     assert ("INT8 in groups of" in arithmetic(model, options)) == bool(group)
+
+
+@pytest.fixture
+def processor(monkeypatch):
+    """A processor of its own."""
+
+    def has(*, vnni: bool, amx: bool) -> None:
+        for name, value in {"has_vnni": vnni, "has_amx": amx, "native_bf16": amx}.items():
+            monkeypatch.setattr(f"pipelines.engines.openvino.precision.{name}", lambda value=value: value)
+
+    return has
+
+
+@pytest.mark.parametrize(
+    ("vnni", "amx", "precision", "words", "why"),
+    [
+        (True, False, "f32", "f32, activations rounded to INT8 in groups of 128", ""),
+        (True, True, "f32", "f32, activations rounded to INT8 in groups of 128", ""),
+        (True, True, "bf16", "bf16", "=128 has no effect on this processor: it has AMX and computes in bf16."),
+        (True, True, "auto", "bf16", "=128 has no effect on this processor: it has AMX and computes in bf16."),
+        (False, False, "auto", "f32", "=128 has no effect on this processor: it has no VNNI."),
+    ],
+)
+def test_what_a_processor_does_not_round_is_not_said_to_be_rounded(vnni, amx, precision, words, why, processor) -> None:
+    processor(vnni=vnni, amx=amx)
+    options = OpenVinoOptions(inference_precision=precision, dynamic_quantization=128)
+    model = replace(config(None), quantization=Quantization("W4A16_AWQ"))
+    assert arithmetic(model, options) == words
+    assert unheard(options) == (f"engine.openvino.dynamic_quantization{why}" if why else "")
+    assert unheard(OpenVinoOptions(inference_precision=precision)) == ""
 
 
 def test_properties_of_a_16_bit_model() -> None:
