@@ -79,10 +79,7 @@ class EngineSettings(Group):
 
     def in_16_bit(self) -> EngineSettings:
         """Return these settings for a model without packed weights, before which alone activations are rounded."""
-        if self.openvino.dynamic_quantization in ("auto", "off"):
-            return self
-        options = self.openvino.model_copy(update={"dynamic_quantization": "auto"})
-        return self.model_copy(update={"openvino": options})
+        return self.model_copy(update={"openvino": self.openvino.model_copy(update={"dynamic_quantization": "auto"})})
 
     def with_checkpoints_arithmetic(self) -> EngineSettings:
         """Return these settings with activations rounded only as the checkpoint says, unless more is asked for."""

@@ -119,7 +119,7 @@ MUST_RERUN = {
     "engine.name": ("auto", NOTHING),  # resolves to the same engine here
     "engine.path": (Path("/engine"), NOTHING),  # its content counts, as an input
     "engine.openvino.inference_precision": ("bf16", EVALUATE | COMPARE | REPOSITORY),
-    "engine.openvino.dynamic_quantization": ("32", EVALUATE | COMPARE | REPOSITORY),
+    "engine.openvino.dynamic_quantization": ("32", {"evaluate", *COMPARE, *REPOSITORY}),
     "engine.openvino.num_threads": (1, REPOSITORY),
     "engine.openvino.kv_cache_bytes": (2**20, REPOSITORY),
     "engine.openvino.kv_cache_precision": ("u8", REPOSITORY),

@@ -171,8 +171,9 @@ def test_a_format_that_takes_less_needs_less_memory_unless_layers_are_compared(t
 def test_a_number_of_rounded_activations_does_not_refuse_the_baseline(tmp_path, model, asked):
     """The 16-bit baseline has no packed weights to round them for: it is the one of every other format."""
     words = ["quant=int4_awq", f"engine.openvino.dynamic_quantization={asked}"]
-    settings = load([f"model.path={model}", *words])
-    assert settings.baseline().engine == load([f"model.path={model}", "quant=none"]).engine
+    for value in (asked, "off"):
+        settings = load([f"model.path={model}", f"engine.openvino.dynamic_quantization={value}"])
+        assert settings.baseline().engine == load([f"model.path={model}", "quant=none"]).engine
     plan(tmp_path, model, *words)
     with pytest.raises(UserError, match=rf"dynamic_quantization={asked} has no effect on quant=fp8"):
         plan(tmp_path, model, "quant=fp8", words[1])
