@@ -19,7 +19,7 @@ from eval.fidelity.result import GreedyFidelity, LayerErrors, TextFidelity
 from eval.fidelity.windows import Windows
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Advance, Progress
-from pipelines.engines.port import LogitsSession, NotFiniteError, SamplingParams
+from pipelines.engines.port import LogitsSession, NotFiniteError, SamplingParams, TeacherForcing, TokenIds
 
 Array = np.ndarray[Any, Any]
 Rows = Sequence[tuple[int, ...]]
@@ -95,10 +95,10 @@ def measure(reference: Side, other: Side, texts: Sequence[Windows], progress: Pr
     with TemporaryFile() as kept:
         with progress.task("comparing predictions", sum(text.tokens for text in texts), "tokens") as advance:
             found, arithmetic = _compared(reference, other, rows, [len(part) for part in parts], kept, advance)
-        width = kept.tell() // (_predicted(parts) * np.dtype(np.float32).itemsize)
+        token_bytes = kept.tell() // _predicted(parts)
         kept.seek(0)
         with progress.task("comparing the reference with itself", _predicted(parts), "tokens") as advance:
-            noise, noise_arithmetic = _compared_with_itself(reference, parts, (kept, width), advance)
+            noise, noise_arithmetic = _compared_with_itself(reference, parts, kept, token_bytes, advance)
     each = zip(texts, found, noise, strict=True)
     return MeasuredFidelity(
         Figures.of(Positions.joined(found)),
@@ -141,10 +141,12 @@ def _compared(
         parts: list[Positions] = []
         for batch, sizes in batches(rows, (reference.session, other.session)):
             fed, seen = batch[:, :-1].tolist(), list[Array]()
-            ours = first.logits(_noted(first.hidden(fed, sizes.tokens), seen), sizes.logits)
-            theirs = second.logits(second.hidden(fed, sizes.tokens), sizes.logits)
+            hidden = first.hidden(fed, sizes.tokens)
+            ours = first.logits(_noted(hidden, seen) if left > 0 else hidden, sizes.logits)
+            theirs = predictions(second, fed, sizes)
             parts += _positions((reference, ours), (other, theirs), batch, sizes, advance)
-            kept.write(np.concatenate(seen, axis=1)[: max(0, left)].tobytes())
+            if seen:
+                kept.write(np.concatenate(seen, axis=1)[:left].tobytes())
             left -= len(batch)
         found.append(Positions.joined(parts))
     return found, second.arithmetic
@@ -157,12 +159,19 @@ def _noted(pieces: Iterable[Array], seen: list[Array]) -> Iterator[Array]:
 
 
 def _compared_with_itself(
-    reference: Side, texts: Sequence[Rows], kept: tuple[IO[bytes], int], advance: Advance
+    reference: Side, texts: Sequence[Rows], kept: IO[bytes], token_bytes: int, advance: Advance
 ) -> tuple[list[Positions], str]:
     """Let the reference read texts again, with other iterations and another arithmetic.
 
     Its first predictions are made once more from what its last block put out, so that only one model is loaded here and
     a head.
+
+    Args:
+        reference: the 16-bit model.
+        texts: windows of each text.
+        kept: what `_compared` has kept of them, from the beginning.
+        token_bytes: of it for each token.
+        advance: called with tokens.
 
     Returns:
         the compared positions of each text, and the other arithmetic.
@@ -172,17 +181,12 @@ def _compared_with_itself(
     for rows in texts:
         parts: list[Positions] = []
         for batch, sizes in batches(rows, (reference.session,)):
-            ours = head.logits([_read_back(*kept, batch)], sizes.logits)
-            theirs = second.logits(second.hidden(batch[:, :-1].tolist(), sizes.tokens), sizes.logits)
+            fed = batch[:, :-1]
+            hidden = np.frombuffer(kept.read(fed.size * token_bytes), dtype=np.float32).reshape(*fed.shape, -1)
+            ours, theirs = head.logits([hidden], sizes.logits), predictions(second, fed.tolist(), sizes)
             parts += _positions((reference, ours), (reference, theirs), batch, sizes, advance)
         found.append(Positions.joined(parts))
     return found, second.arithmetic
-
-
-def _read_back(kept: IO[bytes], width: int, batch: Array) -> Array:
-    """Return [B, T, width] of windows [B, T + 1] from where the file is."""
-    shape = len(batch), batch.shape[1] - 1, width
-    return np.frombuffer(kept.read(4 * math.prod(shape)), dtype=np.float32).reshape(shape)
 
 
 class ReadSizes(NamedTuple):
@@ -207,6 +211,11 @@ def batches(rows: Rows, sessions: Sequence[LogitsSession]) -> Iterator[tuple[Arr
         batch = np.array(rows[start : start + together], dtype=np.int64)
         tokens = max(1, min(length, iteration // len(batch)))
         yield batch, ReadSizes(tokens, max(1, min(tokens, MAX_LOGITS // (vocabulary * len(batch)))))
+
+
+def predictions(forcing: TeacherForcing, fed: Sequence[TokenIds], sizes: ReadSizes) -> Iterator[Array]:
+    """Read sequences of one length together; yield the logits after their tokens as `Head.logits` does."""
+    return forcing.logits(forcing.hidden(fed, sizes.tokens), sizes.logits)
 
 
 def _positions(

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from eval.fidelity.bounds import ROUNDING, BoundedPositions, BoundFigures, KnownTokens, bound_logits
-from eval.fidelity.measure import Rows, Side, batches, not_finite
+from eval.fidelity.measure import Rows, Side, batches, not_finite, predictions
 from eval.fidelity.windows import Windows
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Advance, Progress
@@ -156,7 +156,7 @@ def _read(
     first = 0
     for batch, sizes in batches(rows, (reference.session,)):
         fed, at = batch[:, :-1].tolist(), 0
-        for logits in forcing.logits(forcing.hidden(fed, sizes.tokens), sizes.logits):
+        for logits in predictions(forcing, fed, sizes):
             if not np.isfinite(logits).all():
                 raise not_finite(reference, fed, sizes.tokens)
             width = logits.shape[1]

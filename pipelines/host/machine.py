@@ -97,7 +97,7 @@ def has_amx(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 def int8_saturates(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Return whether sums of two INT8 products are cut off at 16 bits: x86 processors without VNNI (or AMX)."""
     flags = _flags(cpuinfo)
-    return "sse2" in flags and not flags & {"avx512_vnni", "avx_vnni", "amx_int8"}
+    return "sse2" in flags and not has_vnni(cpuinfo) and "amx_int8" not in flags
 
 
 @cache

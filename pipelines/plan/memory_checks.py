@@ -305,9 +305,8 @@ def two_models(settings: Settings, shape: ModelShape | None, memory_bytes: float
     if shape is None or reference is None:
         return ""
     other = cpu_predicted(settings, shape) or reference
-    head = 4.0 * shape.head_params
-    second = reference.weights if settings.fidelity.by_layer else max(other.weights, head)
-    needed = reference.process + reference.weights + second
+    again = reference.weights if settings.fidelity.by_layer else 4.0 * shape.unpruned.head_params
+    needed = reference.process + reference.weights + max(other.weights, again)
     if needed <= memory_bytes:
         return ""
     return (

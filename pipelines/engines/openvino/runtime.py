@@ -96,9 +96,8 @@ def dynamic_quantization(config: CheckpointConfig, options: OpenVinoOptions) -> 
     Formats that quantize activations do so in the graph, with the checkpoint's scales; and not every processor does it.
     """
     asked = options.dynamic_quantization
-    if asked == "off" or not all(FORMATS[qformat].weight_only for qformat in config.qformats):
-        return 0
-    if not rounds_activations(options):
+    weight_only = all(FORMATS[qformat].weight_only for qformat in config.qformats)
+    if asked == "off" or not weight_only or not rounds_activations(options):
         return 0
     if asked == "auto":
         return USUAL_GROUP if options.inference_precision == "auto" else 0
