@@ -130,7 +130,7 @@ def main() -> None:
     del loaded, each
     Path("/proc/self/clear_refs").write_text("5")
     clock, start, busy = Clock(), time.monotonic(), time.process_time()
-    found = measure(*sides, [Windows("user", rows, unseen=True)], clock)
+    found = measure(*sides, [Windows("user", rows, unseen=True)], work, clock)
     seconds, busy = time.monotonic() - start, time.process_time() - busy
     read, noise = clock.per_token(0), clock.per_token(1)
     fixed = seconds - read[0] * found.overall.tokens - noise[0] * found.noise.tokens

@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, NamedTuple
 
@@ -84,15 +85,24 @@ def check_sides(reference: Side, other: Side) -> None:
         )
 
 
-def measure(reference: Side, other: Side, texts: Sequence[Windows], progress: Progress) -> MeasuredFidelity:
+def measure(
+    reference: Side, other: Side, texts: Sequence[Windows], scratch: Path, progress: Progress
+) -> MeasuredFidelity:
     """Let both read all texts, and then the reference against itself for the noise.
+
+    Args:
+        reference: the 16-bit model.
+        other: the compressed one.
+        texts: that both read.
+        scratch: folder for a temporary file.
+        progress: counts tokens.
 
     Raises:
         UserError: one of them gives logits that are not finite.
     """
     rows = [text.rows for text in texts]
     parts = noise_parts(rows)
-    with TemporaryFile() as kept:
+    with TemporaryFile(dir=scratch) as kept:
         with progress.task("comparing predictions", sum(text.tokens for text in texts), "tokens") as advance:
             found, arithmetic = _compared(reference, other, rows, [len(part) for part in parts], kept, advance)
         token_bytes = kept.tell() // _predicted(parts)

@@ -83,7 +83,7 @@ class Fidelity:
         texts = self._texts(inputs, min(reference.session.limits.max_seq_len, other.session.limits.max_seq_len))
         wanted, both = self.fidelity, (reference, other)
         answers = greedy(*both, texts, prompts=wanted.prompts, new_tokens=wanted.new_tokens, progress=progress)
-        measured = measure(*both, texts, progress)
+        measured = measure(*both, texts, out_dir, progress)
         scaled = any(FORMATS[qformat].tuning for qformat in self.quant.formats)
         layers = layer_errors(*both, texts, scaled=scaled, progress=progress) if wanted.by_layer else None
         result = FidelityResult(

@@ -113,7 +113,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
 
 
 def figures(engines: Engines, other: Side) -> tuple[Figures, Figures]:
-    found = measure(engines.plain(), other, [TEXT], SilentProgress())
+    found = measure(engines.plain(), other, [TEXT], engines.root, SilentProgress())
     return found.overall, found.noise
 
 
@@ -141,6 +141,17 @@ def test_the_same_engine_again_is_within_the_noise(engines: Engines) -> None:
     assert "kl_mean" in found.within(noise)
     damaged, _ = figures(engines, engines.side("rounde-5", FC, rounded(5)))
     assert "kl_mean" not in damaged.within(noise)
+
+
+def test_what_is_kept_meanwhile_lies_on_the_disk_that_is_named_when_it_is_full(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the folder of the stage, not where the system keeps temporary files; nothing of it stays."""
+    monkeypatch.setattr("tempfile.tempdir", str(engines.root / "no such folder"))
+    engines.plain()
+    before = sorted(engines.root.iterdir())
+    figures(engines, engines.plain())
+    assert sorted(engines.root.iterdir()) == before
 
 
 def test_slices_of_any_size_give_the_same_figures(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,7 +163,7 @@ def test_the_service_gives_as_many_likely_tokens_as_asked(server: OpenAiServer) 
     assert all(each["token_logprobs"] == one["token_logprobs"] for each in replies)
 
 
-def test_bounds_of_the_server_hold_for_its_engine(served: TritonServer, server: OpenAiServer) -> None:
+def test_bounds_of_the_server_hold_for_its_engine(served: TritonServer, server: OpenAiServer, tmp_path: Path) -> None:
     """The same engine is read as both sides: its own divergence is exact, and the bounds of another's are below it."""
     tokenizer = load_tokenizer(MODEL)
     text = cut(
@@ -173,7 +173,7 @@ def test_bounds_of_the_server_hold_for_its_engine(served: TritonServer, server: 
         assert isinstance(session, LogitsSession)
         side = Side("tiny_gemma", session)
         found = measure_served(side, server, [text], 20, SilentProgress())
-        exact = measure(side, side, [text], SilentProgress()).overall
+        exact = measure(side, side, [text], tmp_path, SilentProgress()).overall
         forcing = session.teacher_forcing()
         ours = next(forcing.logits(forcing.hidden([text.rows[0][:-1]], 63), 63))[0]
     answer = server.answers.get(
