@@ -27,7 +27,7 @@ from pipelines.engines.port import (
     Session,
     TokenIds,
 )
-from pipelines.host.files import parse_json
+from pipelines.host.files import optional_object
 from pipelines.host.imports import TRANSFORMERS_TAKES_ALONG, without
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _tokenizer_class(folder: Path) -> Any:
     AutoTokenizer would choose the same, but importing it also imports everything that models and their generation need:
     three seconds of processor time.
     """
-    named, model = (_json_object(folder / name) for name in ("tokenizer_config.json", "config.json"))
+    named, model = (optional_object(folder / name) for name in ("tokenizer_config.json", "config.json"))
     general = named.get("tokenizer_class") == GENERAL_TOKENIZER and "auto_map" not in named
     if general and (folder / "tokenizer.json").is_file() and model.get("model_type") not in OWN_TOKENIZERS:
         from transformers import PreTrainedTokenizerFast
@@ -344,13 +344,9 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         return JsonGuide(schema, self._tokenizer_dir)
 
 
-def _json_object(file: Path) -> dict[str, Any]:
-    """Return what a file contains; nothing if there is none, or no object in it."""
-    found = parse_json(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return found if isinstance(found, dict) else {}
-
-
 def _ends_of(tokenizer_dir: Path | None) -> list[int]:
     """Return the tokens that end an answer by generation_config.json: of an instruct model that of a turn, too."""
-    ends = None if tokenizer_dir is None else _json_object(tokenizer_dir / "generation_config.json").get("eos_token_id")
+    if tokenizer_dir is None:
+        return []
+    ends = optional_object(tokenizer_dir / "generation_config.json").get("eos_token_id")
     return [int(end) for end in (ends if isinstance(ends, list) else [ends]) if end is not None]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import UserError
+from pipelines.host.files import optional_object
 
 
 def tokenizer_info(folder: Path) -> dict[str, Any]:
@@ -57,7 +58,5 @@ def write(folder: Path, path: Path) -> None:
 
 def _end_token(folder: Path) -> str | None:
     """`eos_token` of tokenizer_config.json, which is a text or a mapping with one."""
-    path = folder / "tokenizer_config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    token = config.get("eos_token")
+    token = optional_object(folder / "tokenizer_config.json").get("eos_token")
     return token["content"] if isinstance(token, dict) else token

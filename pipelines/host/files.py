@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pipelines.domain.errors import UserError
+
 HOST = os.uname().nodename
 """Goes into file names that must differ between machines on a shared file system."""
 
@@ -73,6 +75,19 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def optional_object(file: Path) -> dict[str, Any]:
+    """Read the JSON object in one of the small files beside a model; empty if there is no file, or no object in it.
+
+    Raises:
+        UserError: the file is not JSON.
+    """
+    try:
+        found = parse_json(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"{file} is not valid JSON: {error}.", todo="Download it again.") from None
+    return found if isinstance(found, dict) else {}
 
 
 def link_to(folder: Path, link: Path) -> None:

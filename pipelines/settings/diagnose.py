@@ -131,8 +131,19 @@ def _choice_fault(group: str, given: str) -> Fault | None:
     return Fault(
         f"{group}={given} is not known.",
         f"Choose one of {', '.join(choices(group))}.",
-        did_you_mean(given, choices(group)),
+        _place_hint(group, given) or did_you_mean(given, choices(group)),
     )
+
+
+def _place_hint(group: str, given: str) -> str:
+    """Say where a folder, a file or a model of the Hub belongs, if one was given in place of a preset's name."""
+    if "/" not in given:
+        return ""
+    if group == "model":
+        here = given.startswith(("/", ".", "~"))
+        on_the_hub = "" if here else f"; for a model of the Hub: model=hub model.hub_id={given}"
+        return f"For a folder of yours: model.path={given}{on_the_hub}"
+    return f"For a text of yours: calibration=local calibration.path={given}" if group == "calibration" else ""
 
 
 def _known_keys(overrides: Sequence[str]) -> set[str]:

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipelines.domain.errors import UserError
-from pipelines.host.files import parse_json
+from pipelines.host.files import optional_object
 from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.rendering import WORKERS, NoPromptError, Renderer
 from pipelines.serving.openai.tools import form_of
@@ -44,7 +43,7 @@ class ChatTemplate:
             given: the user's own template.
             tokenizer_adds_special: whether the preprocessing model lets the tokenizer add special tokens.
         """
-        config, source = _read_json(folder / "tokenizer_config.json"), template_source(folder, given)
+        config, source = optional_object(folder / "tokenizer_config.json"), template_source(folder, given)
         tokens = {name: _token_text(config.get(name)) for name in SPECIAL if config.get(name) is not None}
         return cls(source, tokens, adds_bos=tokenizer_adds_special and _adds_bos(folder, tokens.get("bos_token")))
 
@@ -92,7 +91,7 @@ def template_source(folder: Path, given: Path | None = None) -> str | None:
     file = given or folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8", errors="replace")
-    return _default(_read_json(folder / "tokenizer_config.json").get("chat_template"))
+    return _default(optional_object(folder / "tokenizer_config.json").get("chat_template"))
 
 
 def _default(given: object) -> str | None:
@@ -115,16 +114,3 @@ def _adds_bos(folder: Path, bos: str | None) -> bool:
 
     tokens = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("a").tokens
     return bool(tokens) and tokens[0] == bos
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON object; empty where there is none.
-
-    Raises:
-        UserError: the file is not JSON.
-    """
-    try:
-        found = parse_json(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:
-        raise UserError(f"{file} is not valid JSON: {error}.", todo="Download the model's tokenizer again.") from None
-    return found if isinstance(found, dict) else {}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import UserError
+from pipelines.host.files import optional_object
 from pipelines.host.imports import TRANSFORMERS_TAKES_ALONG, without
 
 PIECE = 16_384  # characters that are tokenized at a time
@@ -39,7 +39,7 @@ class ServedTokenizer:
         self._special = frozenset(token for token, entry in added.items() if entry.special)
         self._anchor = self._tokenizer.encode(ANCHOR, add_special_tokens=False).ids
         self._anchor_length = {skip: len(self.text(self._anchor, skip_special=skip)) for skip in (False, True)}
-        config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
+        config = optional_object(folder / "special_tokens_map.json") | optional_object(folder / "tokenizer_config.json")
         self.end_id = self._named(config, "eos_token")
         self.pad_id = self._named(config, "pad_token")
 
@@ -140,8 +140,3 @@ def _opened(folder: Path) -> Any:
             f"The service in front cannot open the tokenizer in '{folder}': {error}",
             todo="Save it with a tokenizer.json (transformers' save_pretrained does) and make the repository again.",
         ) from error
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return found if isinstance(found, dict) else {}

@@ -68,6 +68,9 @@ def test_model_shapes_equal_the_published_table():
     ("override", "message"),
     [
         ("quant=fp9", r"quant=fp9 is not known\. Choose one of .*int4_awq.*Did you mean 'fp8'\?"),
+        ("model=/data/llama", r"model=/data/llama is not known\. .* For a folder of yours: model\.path=/data/llama$"),
+        ("model=org/name", r"=org/name is not known\. .*for a model of the Hub: model=hub model\.hub_id=org/name$"),
+        ("calibration=my/t.txt", r"=my/t\.txt is not known\. .*calibration=local calibration\.path=my/t\.txt$"),
         ("modle=tiny_llama", r"'modle' is not a known setting\. Did you mean 'model'\?"),
         ("sizing.calibration=x", r"'sizing\.calibration' is not a known setting\. It is now 'sizing\.fit'"),
         ("max_batch_size=3", r"Did you mean 'build\.max_batch_size'\?"),
