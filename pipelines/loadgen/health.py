@@ -70,9 +70,8 @@ def judge(
     loop_lag, loop_tail = _percentile(lags, 0.90), _percentile(lags, 0.99)
     reasons = []
     if busiest.cpu_share >= BUSY:
-        reasons.append(
-            f"a client process filled CPU {busiest.cpu} ({busiest.cpu_share:.0%}): raise benchmark.processes"
-        )
+        advice = _more_clients(len(reports), machine)
+        reasons.append(f"a client process filled CPU {busiest.cpu} ({busiest.cpu_share:.0%}): {advice}")
     if _matters(send_lag, latency.p99, SEND_LAG_S):
         reasons.append(
             f"requests left {send_lag * 1e3:.1f} ms late (p99), {_against(send_lag, latency.p99)} p99 latency"
@@ -128,6 +127,13 @@ def growth_note(timings: Sequence[RequestTiming], window: Window) -> str:
 def _percentile(values_ns: list[int], share: float) -> float:
     """Return a percentile in seconds; 0 without values."""
     return percentile(sorted(values_ns), share) / 1e9 if values_ns else 0.0
+
+
+def _more_clients(processes: int, machine: MachineLoad) -> str:
+    """Say what helps a saturated client: another process finds a free CPU here, or it does not."""
+    if machine.busy >= BUSY or processes >= machine.cpus:
+        return f"this machine has no other to spare ({machine.cpus} in all); ask from a larger one, with benchmark.url"
+    return f"set benchmark.processes={processes + 1} or more"
 
 
 def _matters(lag_s: float, latency_s: float | None, least_s: float) -> bool:

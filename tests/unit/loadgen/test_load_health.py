@@ -40,7 +40,12 @@ def test_a_client_with_room_is_no_limit() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"cpu": 0.95}, r"filled CPU 3 \(95%\): raise benchmark.processes"),
+        ({"cpu": 0.95}, r"filled CPU 3 \(95%\): set benchmark\.processes=2 or more"),
+        (
+            {"cpu": 0.95, "machine": MachineLoad(0.96, 0, 2)},
+            r"\(95%\): this machine has no other to spare \(2 in all\); ask from a larger one, with benchmark\.url",
+        ),
+        ({"cpu": 0.95, "machine": MachineLoad(0.6, 0, 1)}, r"no other to spare \(1 in all\)"),
         ({"lag_ms": 6}, r"left 6\.0 ms late \(p99\), 12% of the p99 latency"),
         ({"loop_ms": 8}, r"stamps were 8\.0 ms late \(p90\), 16% of the p90 latency"),
         ({"loop_ms": 8, "machine": MachineLoad(0.97, 0, 2)}, "all 2 CPUs were 97% busy"),
