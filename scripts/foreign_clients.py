@@ -142,7 +142,7 @@ def served(work: Path, nvidia: Path | None) -> Iterator[Place]:
                 raise SystemExit(f"The server did not start:\n{log.read_text()}")
             time.sleep(0.5)
         host = "127.0.0.1"
-        repository = re.search(r"^repository: +(.+)$", log.read_text(), re.MULTILINE)
+        repository = re.search(r"^repository: +(\S*/\S*)$", log.read_text(), re.MULTILINE)
         assert repository is not None
         tokenizer = ROOT / repository[1] / "preprocessing" / "1" / "tokenizer"
         yield Place(

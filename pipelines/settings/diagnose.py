@@ -86,7 +86,7 @@ def diagnose(overrides: Sequence[str], *, sweeping: bool = False) -> list[Fault]
             faults.append(_list_fault(text, name))
         elif name in known_groups:
             values = _values(override)
-            wrong = [fault for value in values if (fault := _choice_fault(name, value))]
+            wrong = [fault for value in values if (fault := _choice_fault(name, value, override.package or name))]
             faults += wrong
             good += [f"{name}={values[0]}"] if values and not wrong else []
         else:
@@ -125,24 +125,26 @@ def _list_fault(text: str, name: str) -> Fault:
     )
 
 
-def _choice_fault(group: str, given: str) -> Fault | None:
+def _choice_fault(group: str, given: str, place: str) -> Fault | None:
+    """Make the fault for a preset that its group does not have; `place` is where its settings would go."""
     if given in choices(group):
         return None
     return Fault(
         f"{group}={given} is not known.",
         f"Choose one of {', '.join(choices(group))}.",
-        _place_hint(group, given) or did_you_mean(given, choices(group)),
+        _place_hint(group, given, place) or did_you_mean(given, choices(group)),
     )
 
 
-def _place_hint(group: str, given: str) -> str:
+def _place_hint(group: str, given: str, place: str) -> str:
     """Say where a folder, a file or a model of the Hub belongs, if one was given in place of a preset's name."""
     if "/" not in given:
         return ""
     if group == "model":
         here = given.startswith(("/", ".", "~"))
-        on_the_hub = "" if here else f"; for a model of the Hub: model=hub model.hub_id={given}"
-        return f"For a folder of yours: model.path={given}{on_the_hub}"
+        key = group if place == group else f"{group}@{place}"
+        on_the_hub = "" if here else f"; for a model of the Hub: {key}=hub {place}.hub_id={given}"
+        return f"For a folder of yours: {place}.path={given}{on_the_hub}"
     return f"For a text of yours: calibration=local calibration.path={given}" if group == "calibration" else ""
 
 

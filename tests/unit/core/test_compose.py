@@ -70,6 +70,10 @@ def test_model_shapes_equal_the_published_table():
         ("quant=fp9", r"quant=fp9 is not known\. Choose one of .*int4_awq.*Did you mean 'fp8'\?"),
         ("model=/data/llama", r"model=/data/llama is not known\. .* For a folder of yours: model\.path=/data/llama$"),
         ("model=org/name", r"=org/name is not known\. .*for a model of the Hub: model=hub model\.hub_id=org/name$"),
+        (
+            "model@speculative.draft=a/b",
+            r": speculative\.draft\.path=a/b; .*: model@speculative\.draft=hub speculative\.draft\.hub_id=a/b$",
+        ),
         ("calibration=my/t.txt", r"=my/t\.txt is not known\. .*calibration=local calibration\.path=my/t\.txt$"),
         ("modle=tiny_llama", r"'modle' is not a known setting\. Did you mean 'model'\?"),
         ("sizing.calibration=x", r"'sizing\.calibration' is not a known setting\. It is now 'sizing\.fit'"),
