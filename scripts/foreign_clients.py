@@ -142,9 +142,8 @@ def served(work: Path, nvidia: Path | None) -> Iterator[Place]:
                 raise SystemExit(f"The server did not start:\n{log.read_text()}")
             time.sleep(0.5)
         host = "127.0.0.1"
-        repository = re.search(r"^repository: +(\S*/\S*)$", log.read_text(), re.MULTILINE)
-        assert repository is not None
-        tokenizer = ROOT / repository[1] / "preprocessing" / "1" / "tokenizer"
+        *_, repository = re.findall(r"^repository: +(.+)$", log.read_text(), re.MULTILINE)  # its stage speaks before
+        tokenizer = ROOT / repository / "preprocessing" / "1" / "tokenizer"
         yield Place(
             f"http://{host}:{ports['openai_port']}/v1", f"http://{host}:{ports['openai_port']}",
             f"{host}:{ports['grpc_port']}", f"http://{host}:{ports['metrics_port']}/metrics", tokenizer, nvidia,

@@ -55,10 +55,10 @@ def opened(folder: str, chosen: dict[str, Any]) -> genai.ContinuousBatchingPipel
     return genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", chosen)
 
 
-def rate(pipeline: genai.ContinuousBatchingPipeline, requests: int, new_tokens: int = NEW_TOKENS) -> float:
+def rate(pipeline: genai.ContinuousBatchingPipeline, requests: int) -> float:
     """Return tokens/s of decoding, without the prompts."""
     config = genai.GenerationConfig()
-    config.max_new_tokens, config.eos_token_id, config.stop_token_ids, config.ignore_eos = new_tokens, 0, {0}, True
+    config.max_new_tokens, config.eos_token_id, config.stop_token_ids, config.ignore_eos = NEW_TOKENS, 0, {0}, True
     numbers = np.random.default_rng(1)
     handles = [
         pipeline.add_request(number, ov.Tensor(numbers.integers(5, 30_000, (1, PROMPT))), config)

@@ -16,6 +16,7 @@ import llguidance
 import numpy as np
 
 from pipelines.domain.errors import UserError
+from pipelines.host.files import optional_object
 
 Array = np.ndarray[Any, Any]
 
@@ -136,8 +137,7 @@ def _grammar(kind: str, text: str) -> str:
 
 def _end_id(folder: Path, tokenizer: str) -> int | None:
     """Return the id of `eos_token` in tokenizer_config.json; None lets llguidance look for one."""
-    path = folder / "tokenizer_config.json"
-    token = json.loads(path.read_text(encoding="utf-8")).get("eos_token") if path.is_file() else None
+    token = optional_object(folder / "tokenizer_config.json").get("eos_token")
     word = token["content"] if isinstance(token, dict) else token
     added = json.loads(tokenizer).get("added_tokens") or ()
     return next((entry["id"] for entry in added if entry["content"] == word), None)

@@ -44,6 +44,13 @@ def guides(model: str) -> Guides:
     return Guides(BUNDLED / "models" / model, SIZES[model])
 
 
+def test_a_broken_tokenizer_config_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((BUNDLED / "models/tiny_gemma/tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(UserError, match=rf"^{tmp_path}/tokenizer_config\.json is not valid JSON: "):
+        Guides(tmp_path, SIZES["tiny_gemma"])
+
+
 def answer(guide: Guide, model: str, seed: int, *, end_id: int | None = None, most: int = 400) -> tuple[str, bool]:
     """The answer of a model with random logits, and whether it ended by itself."""
     end = ENDS[model] if end_id is None else end_id
