@@ -20,6 +20,7 @@ from pipelines.engines.openvino.lora import LoraAdapter, apply_adapter
 from pipelines.engines.openvino.mapped import weights_dropped
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.precision import inference_precision, rounds_activations
+from pipelines.engines.openvino.signal_stack import take_back_signal_stack
 from pipelines.engines.port import BuildLimits
 from pipelines.host.machine import int8_saturates
 
@@ -80,7 +81,10 @@ class EngineFolder:
     def loading(self) -> Iterator[None]:
         """Compile and run for the first time in here: the plugin then makes its copies of the weights."""
         with weights_dropped((self.path / MODEL_FILE).with_suffix(".bin")):
-            yield
+            try:
+                yield
+            finally:
+                take_back_signal_stack()
 
 
 def kv_precision(config: CheckpointConfig, options: OpenVinoOptions) -> str:

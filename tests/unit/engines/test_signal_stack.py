@@ -1,0 +1,17 @@
+"""What OpenVINO's plugin leaves for signals is taken back from the thread that loaded it."""
+
+from __future__ import annotations
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as op
+
+from pipelines.engines.openvino.signal_stack import SS_DISABLE, signal_stack, take_back_signal_stack
+
+
+def test_signals_use_the_ordinary_stack_after_loading() -> None:
+    """With AMX, Ctrl-C after the plugin had gone ended the process with SIGSEGV."""
+    given = op.parameter(ov.PartialShape([1]), ov.Type.f32)
+    ov.Core().compile_model(ov.Model([op.relu(given)], [given]), "CPU")(np.ones(1, dtype=np.float32))
+    take_back_signal_stack()
+    assert signal_stack().flags == SS_DISABLE
