@@ -19,6 +19,7 @@ from typing import Any
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.units import show_seconds
 from pipelines.engines.choose import choose
+from pipelines.host.child import child_process
 from pipelines.host.files import write_json
 from pipelines.host.machine import Machine, gather, library_versions
 from pipelines.host.paths import relative_to_cwd
@@ -226,29 +227,17 @@ def _child(night: Night, cell: NightlyCell, log: Path) -> dict[str, Any]:
     with log.open("a") as output:
         output.write(f"$ {shlex.join(command)}\n")
         output.flush()
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        options = {"stdout": output, "stderr": subprocess.STDOUT, "start_new_session": True}
         try:
-            code = process.wait(timeout_s)
+            with child_process(command, grace_s=GRACE_S, **options) as process:
+                code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            _stop(process)
             return {"failed": f"took longer than nightly.timeout_s={timeout_s:g}; stopped"}
-        except KeyboardInterrupt:
-            _stop(process)
-            raise
     if result.is_file():
         found: dict[str, Any] = json.loads(result.read_text())
         return found
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     return {"failed": f"{how}; see {relative_to_cwd(log)}"}
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def summary(record: Record) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from pipelines.host.child import child_process
 from pipelines.host.screen import say
 from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.sweep.cells import SweepCell, read
@@ -59,14 +59,12 @@ class RunCell:
     def _run(self, cell: SweepCell) -> int:
         command = [sys.executable, "-m", "pipelines.sweep.cell", str(cell.file(self.folder))]
         python_path = os.pathsep.join([str(PROJECT_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        with self._output(cell) as out:
-            process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, "PYTHONPATH": python_path})
-            try:
-                return process.wait()
-            except BaseException:  # Ctrl-C, SIGTERM: let the cell clean up first
-                process.terminate()
-                _wait_or_kill(process)
-                raise
+        env = {**os.environ, "PYTHONPATH": python_path}
+        with (
+            self._output(cell) as out,
+            child_process(command, grace_s=STOP_S, stdout=out, stderr=out, env=env) as process,
+        ):
+            return process.wait()
 
     @contextmanager
     def _output(self, cell: SweepCell) -> Iterator[IO[bytes] | None]:
@@ -75,14 +73,6 @@ class RunCell:
         else:
             with cell.log(self.folder).open("ab") as file:
                 yield file
-
-
-def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _how(code: int) -> str:

@@ -32,7 +32,7 @@ class Stub:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.stamps: list[tuple[str, int, int]] = []
+        self.stamps: list[tuple[str, int, int, int]] = []
         self.active = self.finished = self.queue_ns = 0
         self.slots = asyncio.Semaphore(options.slots)
 
@@ -97,16 +97,16 @@ class Stub:
                 await asyncio.sleep(options.itl_ms * (tokens - 1) / 1e3)
                 yield response_of(tokens, True)
                 return
-            self.stamps.append((request.id, arrived, time.monotonic_ns()))
+            first = time.monotonic_ns()
             if options.joined:
                 for size in range(2, tokens):
                     yield response_of(size, False)
-                yield LAST
-                return
-            for _ in range(tokens - 1):
-                yield TOKEN
-                if options.itl_ms:
-                    await asyncio.sleep(options.itl_ms / 1e3)
+            else:
+                for _ in range(tokens - 1):
+                    yield TOKEN
+                    if options.itl_ms:
+                        await asyncio.sleep(options.itl_ms / 1e3)
+            self.stamps.append((request.id, arrived, first, time.monotonic_ns()))
             yield LAST
 
     def _refusal(self, request: Any) -> bytes:
@@ -157,7 +157,7 @@ async def serve(options: argparse.Namespace) -> None:
     sys.stdout.flush()
     while line := await asyncio.to_thread(sys.stdin.readline):
         if line.strip() == "stamps":
-            sys.stdout.write(";".join(f"{name},{arrived},{first}" for name, arrived, first in stub.stamps) + "\n")
+            sys.stdout.write(";".join(",".join(map(str, row)) for row in stub.stamps) + "\n")
             sys.stdout.flush()
     await server.stop(0)
 
@@ -170,14 +170,14 @@ class Running:
         self.process = process
         self.url = f"127.0.0.1:{process.stdout.readline().strip()}"
 
-    def stamps(self) -> dict[int, tuple[int, int]]:
-        """Return by request index when it arrived and when its first token was sent, ns on CLOCK_MONOTONIC."""
+    def stamps(self) -> dict[int, tuple[int, int, int]]:
+        """Return by request index when it arrived and when its first and last token were sent, ns on CLOCK_MONOTONIC."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write("stamps\n")
         self.process.stdin.flush()
         rows = [row.split(",") for row in self.process.stdout.readline().strip().split(";") if row]
-        return {int(name) % 2**32 - 1: (int(arrived), int(first)) for name, arrived, first in rows}
+        return {int(row[0]) % 2**32 - 1: (int(row[1]), int(row[2]), int(row[3])) for row in rows}
 
 
 @contextmanager

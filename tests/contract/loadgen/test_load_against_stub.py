@@ -52,13 +52,26 @@ def records(folder: Path, number: int = 1) -> list[RequestTiming]:
 
 
 def test_a_closed_loop_keeps_its_concurrency_and_measures_the_servers_times(tmp_path: Path) -> None:
-    """First token after 30 ms, then 3 x 10 ms: 4 users make at most 4 / 60 ms = 66.7 requests/s."""
+    """First token after 30 ms, then 3 x 10 ms: 4 users make at most 4 / 60 ms = 66.7 requests/s.
+
+    Upper limits are the server's own times: on a busy machine it answers late, and the client has to say so.
+    """
     with running("--ttft-ms", "30", "--itl-ms", "10") as server:
         (level,) = measure(server.url, tmp_path, concurrency=4).levels
+        served = server.stamps()
     summary = level.summary
-    assert 0.0295 <= summary.ttft_s.min <= summary.ttft_s.p50 < 0.045  # type: ignore[operator]
-    assert 0.0095 <= summary.itl_s.p50 < 0.014  # type: ignore[operator]
-    assert 40 < summary.requests_per_s < 66.8
+    assert summary.ttft_s.min >= 0.0295  # type: ignore[operator]
+    assert summary.itl_s.max >= 0.0095  # type: ignore[operator]
+    added_ms = [
+        ((t.first_token_ns - t.sent_ns - first + arrived) / 1e6, (t.end_ns - t.first_token_ns - last + first) / 1e6)
+        for t in records(tmp_path)
+        if t.first_token_ns is not None
+        for arrived, first, last in [served[t.index]]
+    ]
+    assert min(added for added, _ in added_ms) > 0
+    assert all(min(column) < 4 for column in zip(*added_ms, strict=True))
+    assert 2 < summary.requests_per_s * summary.e2e_s.mean <= 4.2  # type: ignore[operator]
+    assert summary.requests_per_s < 66.8
     assert summary.osl.min == summary.osl.max == 4
     assert summary.isl.min == summary.isl.max == 16
     assert level.server["statistics"]["ensemble"]["succeeded"] >= summary.requests > 0
