@@ -171,7 +171,7 @@ class Running:
         self.url = f"127.0.0.1:{process.stdout.readline().strip()}"
 
     def stamps(self) -> dict[int, tuple[int, int, int]]:
-        """Return by request index when it arrived and when its first and last token were sent, ns on CLOCK_MONOTONIC."""
+        """Return by index when it arrived and when its first and last token were sent, in ns on CLOCK_MONOTONIC."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write("stamps\n")
