@@ -11,6 +11,7 @@ from pipelines.stages.build import Build
 from pipelines.stages.download import Download
 from pipelines.stages.prune_model import PruneModel
 from pipelines.stages.quantize import Quantize
+from pipelines.stages.recover import Recover
 from pipelines.stages.script import Script
 from pipelines.stages.sparsify import Sparsify
 
@@ -20,14 +21,6 @@ TensorRT-LLM (Command-R, 35e9 parameters at 16 bit on one GPU, 2024-09-19): 00:0
 `examples/models/core/gpt/README.md`: 00:00:41."""
 BUILD_PARAMETERS = 35e9
 """Parameters of the largest rank with a published time."""
-KINDS = {
-    Download: "downloads",
-    Sparsify: "sparse models",
-    Quantize: "checkpoints",
-    Script: "checkpoints",
-    Build: "engines",
-}
-"""Kind of stage -> what it writes."""
 
 
 def needs(plan: Plan) -> list[str]:
@@ -42,7 +35,7 @@ def _download(plan: Plan, todo: list[PlannedStep]) -> str:
     known, unknown = 0.0, []
     for step in todo:
         if isinstance(stage := step.node.stage, Download):
-            size = _bytes(plan, step)
+            _, size = _stored(plan, step)
             known += size or 0.0
             unknown += [] if size else [stage.repo_id]
     parts = [f"about {show_bytes(known)} (modelled, weights at 16 bit)"] if known else []
@@ -56,8 +49,8 @@ def _disk(plan: Plan, todo: list[PlannedStep]) -> str:
         return ""
     sizes: dict[str, float] = {}
     for step in todo:
-        if size := _bytes(plan, step):
-            kind = KINDS[type(step.node.stage)]
+        kind, size = _stored(plan, step)
+        if size:
             sizes[kind] = sizes.get(kind, 0.0) + size
     if not sizes:
         return ""
@@ -65,19 +58,32 @@ def _disk(plan: Plan, todo: list[PlannedStep]) -> str:
     return f"disk: about {show_bytes(sum(sizes.values()))} (modelled: {parts})"
 
 
-def _bytes(plan: Plan, step: PlannedStep) -> float | None:
-    """Return the modelled size of what a step writes, or None where there is no model."""
+def _stored(plan: Plan, step: PlannedStep) -> tuple[str, float | None]:
+    """Return what a step writes and its modelled size; None where there is no model, or nothing large is written."""
     stage, draft = step.node.stage, "draft" in step.node.id.split(".")
     shape = plan.settings.speculative.draft_shape if draft else plan.shape
-    if shape is not None and (step.node.id.startswith("baseline.") or isinstance(stage, Download)):
+    if shape is not None and (step.node.id.startswith(("baseline.", "reference.")) or isinstance(stage, Download)):
         shape = shape.unpruned
     if shape is None or step.node.id == "vision" or (isinstance(stage, Download) and stage.repo_type != "model"):
-        return None
-    if isinstance(stage, Quantize):
-        return checkpoint_bytes(shape, stage.quant.qformat, stage.quant.mean_bits)
-    if isinstance(stage, Build):
-        return weight_bytes(shape, *_format(plan, step))
-    return weight_bytes(shape, QFormat.NONE) if isinstance(stage, Download | PruneModel | Sparsify | Script) else None
+        return "", None
+    sixteen = weight_bytes(shape, QFormat.NONE)
+    match stage:
+        case Download():
+            return "downloads", sixteen
+        case PruneModel():
+            return "pruned models", sixteen
+        case Sparsify():
+            return "sparse models", sixteen
+        case Recover():
+            return "recovered models", sixteen
+        case Script():
+            return "checkpoints", sixteen
+        case Quantize():
+            return "checkpoints", checkpoint_bytes(shape, stage.quant.qformat, stage.quant.mean_bits)
+        case Build():
+            return "engines", weight_bytes(shape, *_format(plan, step))
+        case _:
+            return "", None
 
 
 def _format(plan: Plan, step: PlannedStep) -> tuple[QFormat, float | None]:
