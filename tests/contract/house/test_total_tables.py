@@ -15,7 +15,6 @@ import pipelines
 import pipelines.stages
 import triton_repo
 from eval.verdict import Verdict
-from pipelines.domain.errors import UserError
 from pipelines.domain.families import Architecture
 from pipelines.domain.formats import FORMATS, Activation, KvFormat, QFormat
 from pipelines.engines.description import ServerBackend
