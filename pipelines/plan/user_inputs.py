@@ -110,9 +110,8 @@ def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
     for task, folder in settings.lora.adapters.items() if not elsewhere else ():
         with collecting(faults):
             sources[f"lora.{task}"], adapters[task] = adapter_source(folder, hashes, f"lora.adapters.{task}")
-    if settings.calibration.source == "local" and "calibration" in sources and _calibrates(settings, target):
-        with collecting(faults):
-            few = few_texts(sources["calibration"].path, settings.calibration.column)
+    with collecting(faults):
+        few = _read_texts(settings, target, sources)
     if faults:
         raise UserError.of(faults)
     return Found(
@@ -145,17 +144,27 @@ def _reference(
     return shape
 
 
+def _read_texts(settings: Settings, target: Target, sources: Mapping[str, InputSource]) -> int | None:
+    """Read the beginnings of the user's texts; return what `few_texts` says of the calibration data."""
+    if "text.user" in sources:
+        few_texts(sources["text.user"].path, settings.fidelity.column)
+    given = settings.calibration
+    if given.source != "local" or "calibration" not in sources or not _calibrates(settings, target):
+        return None
+    return few_texts(sources["calibration"].path, given.column, given.size)
+
+
 ENOUGH_TEXTS = 64
 """With fewer calibration texts the observed ranges of activations depend on the choice of texts."""
 
 
-def few_texts(source: Path, column: str) -> int | None:
-    """Return the number of calibration texts if they are fewer than `ENOUGH_TEXTS`.
+def few_texts(source: Path, column: str, size: int = 0) -> int | None:
+    """Return the number of texts if they are fewer than `ENOUGH_TEXTS`; the first `size` are read, or that many.
 
     Raises:
-        UserError: there are none, or they cannot be read.
+        UserError: there are none, or one of them cannot be read.
     """
-    count = sum(1 for _ in load_texts(source, size=ENOUGH_TEXTS, column=column))
+    count = sum(1 for _ in load_texts(source, size=max(size, ENOUGH_TEXTS), column=column))
     return count if count < ENOUGH_TEXTS else None
 
 

@@ -73,14 +73,25 @@ def test_reading_is_lazy(tmp_path) -> None:
         ("data.jsonl", '{"text": ""}\n\n', "contains no text in the column 'text'"),
         ("data.jsonl", '{"text": 5}\n', "column 'text' contains int"),
         ("data.jsonl", "[1]\n", "a row must be a JSON object, not list"),
+        ("data.jsonl", '"a"\nnull\n', "data.jsonl, line 2: a row must be a JSON object, not null"),
+        ("data.jsonl", '{"text": "ok"}\n{"text": "a\\ud800b"}\n', r"line 2: half of a surrogate .* 'text', \\ud800 at"),
+        ("data.jsonl", '{"text": ' + "[" * 100_000, "line 1: not valid JSON"),
+        ("data.json", '{"text": "a"}\n{"text": "b"}', "not valid JSON .*named .jsonl"),
+        ("data.jsonl", '{"messages": "a"}', "no column 'text'.* Columns: messages"),
+        ("data.jsonl", '{"messages": [{"role": "user"}]}', "message 1: the column 'messages' has a message without"),
+        ("data.jsonl", '{"conversations": [{"from": "gpt", "value": "\\udc00"}]}', "message 1: half of a surrogate"),
+        ("data.csv", b"id,text\n1,a\n2,\xff\n", "data.csv, line 3: byte 3 .0xff. is not UTF-8"),
+        ("data.txt", "text\n".encode("utf-16"), "data.txt, line 1: byte 1 .0xff. is not UTF-8"),
+        ("data.csv", "", "no column 'text'.* Columns: none"),
+        ("data.txt", "", "contains no text"),
         ("data.json", '{"text": "a"}', "contains a dict, not a list"),
         ("data.xml", "<a/>", "unknown file type '.xml'"),
     ],
 )
 def test_bad_content_is_named(name, content, message, tmp_path) -> None:
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError, match=message):
-        load_texts(tmp_path / name)
+        list(load_texts(tmp_path / name))
 
 
 def test_nothing_there_is_named(tmp_path) -> None:
@@ -94,4 +105,43 @@ def test_a_broken_parquet_file_is_named(tmp_path) -> None:
     pytest.importorskip("pyarrow")
     (tmp_path / "data.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(UserError, match=r"data\.parquet is not a valid parquet file"):
+        load_texts(tmp_path / "data.parquet")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "texts"),
+    [
+        ("spreadsheet.csv", b"\xef\xbb\xbftext,label\na,1\n", ["a"]),
+        ("windows.jsonl", b'\xef\xbb\xbf{"text": "a"}\r\n', ["a"]),
+        ("windows.json", b'\xef\xbb\xbf["a"]', ["a"]),
+        ("WINDOWS.TXT", b"\xef\xbb\xbfa\r\nb\r\n\r\nc", ["a\nb", "c"]),
+        ("emoji.jsonl", b'{"text": "\\ud83d\\ude00"}', ["\N{GRINNING FACE}"]),
+        ("gaps.jsonl", b'{"text": null}\n"b"\n{"text": "c"}\n', ["b", "c"]),
+        ("short.csv", b"label,text\n1\n2,b\n", ["b"]),
+        ("long.csv", b"text\n" + b"a" * 200_000, ["a" * 200_000]),
+    ],
+)
+def test_files_as_other_programs_write_them(name, content, texts, tmp_path) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert list(load_texts(tmp_path / name)) == texts
+
+
+def test_chats_in_either_layout_are_read_as_chats(tmp_path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, chat[1]]
+    shared = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
+    rows = [{"messages": chat}, {"messages": parts}, {"conversations": shared}]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    parquet.write_table(pa.table({"id": [1], "messages": [chat]}), tmp_path / "data.parquet")
+    assert list(load_texts(tmp_path)) == ["User: Hi\n\nAssistant: Hello"] * 4
+    assert list(load_texts(tmp_path / "data.parquet", column="messages", render=str)) == [str(chat)]
+
+
+def test_a_row_of_a_parquet_file_is_named(tmp_path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table({"text": [5]}), tmp_path / "data.parquet")
+    with pytest.raises(UserError, match=r"data.parquet, row 1: the column 'text' contains int, not text"):
         load_texts(tmp_path / "data.parquet")
