@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from pipelines.compress.model_folder import ModelFolder, torch_dtype
-from pipelines.compress.postprocess import local_rope, rope_scaling
 from pipelines.compress.transformers_door import (
     MAJOR,
     AutoConfig,
@@ -19,6 +18,8 @@ from pipelines.compress.transformers_door import (
     PreTrainedTokenizerFast,
 )
 from pipelines.domain.errors import UserError
+from pipelines.domain.families import settled
+from pipelines.domain.rotary import both_spellings
 
 
 def load_model(source: ModelFolder, dtype: str, device: str) -> torch.nn.Module:
@@ -88,18 +89,14 @@ def check_finite(model: torch.nn.Module, folder: Path) -> None:
 def hf_config(source: ModelFolder) -> Any:
     """Return Transformers' configuration, with RoPE read correctly whichever version wrote the file.
 
-    Transformers 5 writes `rope_parameters`; 4.x only reads `rope_theta` and `rope_scaling` and would silently
-    fall back to theta 10,000.
+    Transformers 5 writes `rope_parameters`; 4.x only reads `rope_theta` and `rope_scaling` beside it, and would
+    silently fall back to theta 10,000.
     """
     config = AutoConfig.from_pretrained(str(source.folder), local_files_only=True, trust_remote_code=False)
-    new_style = source.config.get("rope_parameters")
-    if new_style and MAJOR < 5:
-        if local := local_rope(source.config):
-            for key in ("rope_theta", "rope_scaling", "rope_local_base_freq"):
-                setattr(config, key, local[key])
-            return config
-        config.rope_theta = new_style.get("rope_theta", 10000.0)
-        config.rope_scaling = rope_scaling(source.config)
+    if MAJOR < 5:
+        rope = both_spellings(settled(source.config))
+        for key in rope.keys() - {"rope_parameters"}:
+            setattr(config, key, rope[key])
     return config
 
 

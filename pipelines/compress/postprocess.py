@@ -16,12 +16,12 @@ from pipelines.checkpoint.config import Quantization
 from pipelines.checkpoint.layers import LAYERS_FILE, MIXED
 from pipelines.checkpoint.tensors import read_header
 from pipelines.compress.specs import QuantSpec
-from pipelines.domain.families import FAMILIES
+from pipelines.domain.families import FAMILIES, settled
 from pipelines.domain.formats import FORMATS, KvFormat
+from pipelines.domain.rotary import rope_base, rope_scaling
 
 _KNOWN_QUANTIZATION_KEYS = {field.name for field in fields(Quantization)}
 _PREQUANT = ".prequant_scaling_factor"
-DEFAULT_ROTARY_BASE = 10000.0
 QWEN_SEQ_LENGTH = 8192
 """TensorRT-LLM's Qwen layers read `seq_length` without a default; only the first Qwen's log(n) scaling uses it.
 
@@ -84,7 +84,7 @@ def corrected(exported: Mapping[str, Any], hf_config: Mapping[str, Any], spec: Q
         # The vocabulary is not padded here (see `modelopt_door.export`), so it is the model's own.
         "vocab_size": hf_config["vocab_size"],
         "attn_bias": family.qkv_bias or (family.attention_bias and bool(hf_config.get("attention_bias", False))),
-        "mlp_bias": bool(hf_config.get("mlp_bias", False)),
+        "mlp_bias": "mlp_bias" in family.defaults and bool(hf_config.get("mlp_bias", False)),
         "hidden_act": _activation(exported["hidden_act"]),
         "mapping": _mapping(exported["mapping"]),
         "quantization": _quantization(exported["quantization"], spec),
@@ -105,44 +105,8 @@ def _activation(name: str) -> str:
 
 def _rotary(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return rotary_base and rotary_scaling; ModelOpt misses both in a config written by Transformers 5."""
-    new_style = hf_config.get("rope_parameters") or {}
-    base = new_style.get("rope_theta") or hf_config.get("rope_theta") or DEFAULT_ROTARY_BASE
-    return {"rotary_base": float(base), "rotary_scaling": rope_scaling(hf_config)}
-
-
-def rope_scaling(hf_config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the RoPE scaling of a Hugging Face configuration, old style or new; None if RoPE is not scaled."""
-    block = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
-    if block.get("rope_type", block.get("type", "default")) == "default":
-        return None
-    return {key: value for key, value in block.items() if key != "rope_theta"}
-
-
-def local_rope(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of Transformers 4 and 5 for RoPE that differs between windowed layers and the others (Gemma 3).
-
-    Empty for a model with one RoPE. Transformers 4 reads `rope_theta`, `rope_scaling` and `rope_local_base_freq`,
-    Transformers 5 one block of `rope_parameters` for each type of layer.
-    """
-    blocks = hf_config.get("rope_parameters") or {}
-    if "full_attention" in blocks:
-        whole, local = blocks["full_attention"], blocks["sliding_attention"]
-        base, windowed = whole["rope_theta"], local["rope_theta"]
-        scaling = rope_scaling({"rope_parameters": whole})
-    elif "rope_local_base_freq" in hf_config:
-        base, windowed = hf_config.get("rope_theta") or 1e6, hf_config["rope_local_base_freq"]
-        scaling = rope_scaling(hf_config)
-    else:
-        return {}
-    return {
-        "rope_theta": base,
-        "rope_scaling": scaling,
-        "rope_local_base_freq": windowed,
-        "rope_parameters": {
-            "full_attention": {**(scaling or {"rope_type": "default"}), "rope_theta": base},
-            "sliding_attention": {"rope_type": "default", "rope_theta": windowed},
-        },
-    }
+    config = settled(hf_config)
+    return {"rotary_base": rope_base(config), "rotary_scaling": rope_scaling(config)}
 
 
 def _mapping(exported: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,10 +68,10 @@ class PruningSpec:
                 "Set prune=none.",
             )
             return
-        if self.layers and shape.global_every:
+        if self.layers and 0 < shape.window_layers < shape.num_hidden_layers:
             yield Fault(
-                f"prune=depth does not drop layers of a model in which every {shape.global_every}th attends to all"
-                " tokens and the others to a window.",
+                f"prune=depth does not drop layers of a model in which {shape.window_layers} of"
+                f" {shape.num_hidden_layers} attend to a window and the others to all tokens.",
                 todo="Set prune=width, or prune=none.",
             )
         sizes = (

@@ -42,8 +42,6 @@ NORMS = {"input_layernorm": "input_layernorm", "post_layernorm": "post_attention
 _BY_INPUTS = ("attention.dense.weight", "mlp.proj.weight")
 """Split over ranks by their inputs; all other tensors of linears by their outputs."""
 _BY_OUTPUTS = ("mlp.fc", "mlp.gate")
-_RMS_EPSILON = 1e-6
-"""Transformers' default in all families, for a config.json that leaves it out."""
 _PRODUCER = {"name": "trtllm-pipelines", "version": version("trtllm-pipelines")}
 
 
@@ -246,7 +244,7 @@ def checkpoint_config(
     pp_size: int = 1,
 ) -> dict[str, Any]:
     """Return what ModelOpt would write into config.json, before it is corrected."""
-    shape, config = source.shape, source.config
+    shape, config = source.shape, source.shape.family.settled(source.config)
     return {
         "producer": dict(producer),
         "architecture": shape.architecture,
@@ -256,10 +254,10 @@ def checkpoint_config(
         "num_attention_heads": shape.num_attention_heads,
         "num_key_value_heads": shape.num_key_value_heads,
         "hidden_size": shape.hidden_size,
-        "norm_epsilon": config.get("rms_norm_eps") or _RMS_EPSILON,
+        "norm_epsilon": config["rms_norm_eps"],
         "vocab_size": shape.vocab_size,
         "max_position_embeddings": shape.max_position_embeddings,
-        "hidden_act": config.get("hidden_activation") or config.get("hidden_act") or _usual_activation(shape),
+        "hidden_act": _activation(shape, config),
         "use_parallel_embedding": True,
         "embedding_sharding_dim": 0,
         "head_size": shape.head_dim,
@@ -267,7 +265,7 @@ def checkpoint_config(
         "position_embedding_type": "rope_gpt_neox",
         "share_embedding_table": shape.family.head_is_embedding and pp_size == 1,
         "residual_mlp": False,
-        "bias": shape.family.attention_bias and bool(config.get("attention_bias", False)),  # of the output projection
+        "bias": shape.family.attention_bias and bool(config.get("attention_bias")),  # of the output projection
         "rotary_pct": 1.0,
         "rank": tp_size * pp_size - 1,
         "decoder": shape.family.modelopt_type,
@@ -278,6 +276,7 @@ def checkpoint_config(
     }
 
 
-def _usual_activation(shape: ModelShape) -> str:
-    """Return Transformers' default."""
-    return "gelu_pytorch_tanh" if shape.architecture == Architecture.GEMMA else "silu"
+def _activation(shape: ModelShape, config: Mapping[str, Any]) -> str:
+    """Return the function of the MLP; Gemma's first files name another one beside the right one."""
+    newer = config.get("hidden_activation") if shape.architecture == Architecture.GEMMA else None
+    return str(newer or config["hidden_act"])

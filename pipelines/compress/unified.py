@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.compress.postprocess import DEFAULT_ROTARY_BASE, local_rope, rope_scaling
+from pipelines.domain.families import settled
+from pipelines.domain.rotary import both_spellings
 
 
 def correct_unified(folder: Path, hf_config: Mapping[str, Any], dtype: str) -> None:
@@ -31,16 +32,5 @@ def correct_unified(folder: Path, hf_config: Mapping[str, Any], dtype: str) -> N
 
 def unified_config(hf_config: Mapping[str, Any], dtype: str, quantization: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the source model's configuration with the quantization, the dtype, and RoPE in both styles."""
-    config = {**hf_config, "torch_dtype": dtype, "dtype": dtype, **(local_rope(hf_config) or _one_rope(hf_config))}
+    config = {**hf_config, "torch_dtype": dtype, "dtype": dtype, **both_spellings(settled(hf_config))}
     return config | ({"quantization_config": dict(quantization)} if quantization else {})
-
-
-def _one_rope(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    scaling = rope_scaling(hf_config)
-    new_style = hf_config.get("rope_parameters") or {}
-    base = float(new_style.get("rope_theta") or hf_config.get("rope_theta") or DEFAULT_ROTARY_BASE)
-    return {
-        "rope_theta": base,
-        "rope_scaling": scaling,
-        "rope_parameters": {**(scaling or {"rope_type": "default"}), "rope_theta": base},
-    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from pipelines.domain.formats import FormatSpec
 
@@ -73,6 +73,8 @@ class Family:
         fp8_awq_alpha_step: step of AWQ's search before FP8 activations; None is ModelOpt's own.
         w4a8_in_doubt: whether an official table says that W4A8 does not work and an official script that it does.
         features: parts of TensorRT-LLM that support this family.
+        defaults: keys of config.json that Transformers' configuration class of this family reads and a file may leave
+            out, with what it then takes. A key that is not here means nothing in this family.
     """
 
     name: str
@@ -99,6 +101,14 @@ class Family:
     fp8_awq_alpha_step: float | None = None
     w4a8_in_doubt: bool = False
     features: frozenset[Feature] = frozenset()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def settled(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a config.json with what Transformers' configuration class adds to it; null counts as left out.
+
+        Except where null has a meaning: no window, as many KV heads as query heads.
+        """
+        return {**self.defaults, **{key: value for key, value in config.items() if value is not None or key in NULLS}}
 
     def tuning_default(self, form: FormatSpec) -> float | None:
         """Return the default of SmoothQuant's alpha or AWQ's step for a format; None is ModelOpt's own."""
@@ -107,6 +117,15 @@ class Family:
         return self.fp8_awq_alpha_step if form.tuning == "awq" and form.activation == "fp8" else None
 
 
+NULLS = ("sliding_window", "num_key_value_heads", "original_max_position_embeddings")
+"""Keys of config.json whose null differs from leaving them out."""
+_COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
+_ALL = _COMMON | {"hidden_act": "silu"}
+_GEMMA = {"head_dim": 256, "tie_word_embeddings": True, "attention_bias": False}
+_GELU = "gelu_pytorch_tanh"
+_WINDOWS_OF_QWEN = {
+    "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None,
+}  # fmt: skip
 _ONLY_WITH_TENSORRT_LLM = (
     "ModelOpt's exporter knows it only where tensorrt_llm is installed beside it, although TensorRT-LLM 1.2 builds it"
 )
@@ -128,6 +147,7 @@ _ROWS = (
         smoothquant_alpha=0.5,
         fp8_awq_alpha_step=1.0,
         w4a8_in_doubt=True,
+        defaults=_ALL | _GEMMA | {"num_key_value_heads": 16, "hidden_act": _GELU, "max_position_embeddings": 8192},
     ),
     Family(
         name="gemma2",
@@ -142,6 +162,10 @@ _ROWS = (
         sliding_window=4096,
         global_every=2,
         not_exported=_ONLY_WITH_TENSORRT_LLM,
+        defaults=_COMMON
+        | _GEMMA
+        | {"num_key_value_heads": 4, "hidden_activation": _GELU, "max_position_embeddings": 8192}
+        | {"sliding_window": 4096, "layer_types": None},
     ),
     Family(
         name="gemma3",
@@ -158,6 +182,10 @@ _ROWS = (
         attention_bias=False,
         not_exported=_ONLY_WITH_TENSORRT_LLM,
         features=frozenset({"llm_api"}),
+        defaults=_COMMON
+        | _GEMMA
+        | {"num_key_value_heads": 4, "hidden_activation": _GELU, "max_position_embeddings": 131072, "rope_theta": 1e6}
+        | {"sliding_window": 4096, "sliding_window_pattern": 6, "layer_types": None, "rope_local_base_freq": 1e4},
     ),
     Family(
         name="llama",
@@ -171,6 +199,7 @@ _ROWS = (
                 *("lookahead", "llava"),
             }
         ),
+        defaults=_ALL | {"max_position_embeddings": 2048, "attention_bias": False, "mlp_bias": False},
     ),
     Family(
         name="mistral",
@@ -180,6 +209,7 @@ _ROWS = (
         cpu_engine=True,
         attention_bias=False,
         features=frozenset({"llm_api"}),
+        defaults=_ALL | {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
     ),
     Family(
         name="mixtral",
@@ -191,6 +221,9 @@ _ROWS = (
         attention_bias=False,
         not_exported=_FUSED_EXPERTS,
         features=frozenset({"llm_api"}),
+        defaults=_ALL
+        | {"num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
+        | {"sliding_window": None, "num_local_experts": 8, "num_experts_per_tok": 2},
     ),
     Family(
         name="phi3",
@@ -202,6 +235,7 @@ _ROWS = (
         attention_bias=False,
         not_exported=_ONLY_WITH_TENSORRT_LLM,
         features=frozenset({"llm_api"}),
+        defaults=_ALL | {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "sliding_window": None},
     ),
     Family(
         name="qwen2",
@@ -213,6 +247,7 @@ _ROWS = (
         attention_bias=False,
         qwen_type=True,
         features=frozenset({"llm_api"}),
+        defaults=_ALL | _WINDOWS_OF_QWEN | {"num_key_value_heads": 32, "max_position_embeddings": 32768},
     ),
     Family(
         name="qwen3",
@@ -224,6 +259,9 @@ _ROWS = (
         attention_bias=False,
         qwen_type=True,
         features=frozenset({"llm_api"}),
+        defaults=_ALL
+        | _WINDOWS_OF_QWEN
+        | {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768, "attention_bias": False},
     ),
     Family(
         name="qwen3_moe",
@@ -236,11 +274,24 @@ _ROWS = (
         attention_bias=False,
         not_exported=_FUSED_EXPERTS,
         features=frozenset({"llm_api"}),
+        defaults=_ALL
+        | {"num_key_value_heads": 4, "max_position_embeddings": 32768, "attention_bias": False}
+        | {"use_sliding_window": False, "sliding_window": 4096}
+        | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+        | {"decoder_sparse_step": 1, "mlp_only_layers": None},
     ),
 )
 
 FAMILIES: dict[str, Family] = {family.architecture: family for family in _ROWS}
 """Architecture -> family."""
+
+
+def settled(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json with its family's defaults; as it is if the family is unknown."""
+    family = FAMILIES.get((config.get("architectures") or [""])[0])
+    return dict(config) if family is None else family.settled(config)
+
+
 BUILT = tuple(family.architecture for family in _ROWS if family.modelopt_type)
 """Architectures that this project builds."""
 

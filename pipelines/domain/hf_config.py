@@ -19,6 +19,8 @@ REALS: Mapping[str, tuple[float, float]] = {
     "rms_norm_eps": (0.0, 1.0),
     "rope_theta": (0.0, 1e12),
     "partial_rotary_factor": (0.0, 1.0),
+    "original_max_position_embeddings": (0.0, LARGEST),
+    "rope_local_base_freq": (0.0, 1e12),
 }
 """Numbers that an engine computes with: they must be above the first and at most the second."""
 ROPE_REALS: Mapping[str, tuple[float, float]] = {
@@ -28,6 +30,7 @@ ROPE_REALS: Mapping[str, tuple[float, float]] = {
     "low_freq_factor": (0.0, 1e6),
     "high_freq_factor": (0.0, 1e6),
     "original_max_position_embeddings": (0.0, LARGEST),
+    **dict.fromkeys(("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow"), (0.0, 1e6)),
 }
 """The same inside rope_scaling (Transformers 4) or rope_parameters (Transformers 5)."""
 
@@ -48,7 +51,7 @@ class ConfigNumbers:
             config: content of the file.
             source: name of the file, for messages.
         """
-        self._config, self._source = config, source
+        self.config, self._source = config, source
         self._faults: list[Fault] = []
 
     @property
@@ -58,7 +61,7 @@ class ConfigNumbers:
 
     def size(self, name: str, default: int | None = None, *, least: int = 1) -> int:
         """Return a size; the default if it is absent or null, and 1 in place of one that is at fault."""
-        value = self._config.get(name)
+        value = self.config.get(name)
         if value is None:
             if default is None:
                 self.fault(f"has no '{name}'; it is not a complete model configuration.")
@@ -73,7 +76,7 @@ class ConfigNumbers:
 
     def switch(self, name: str, default: bool) -> bool:
         """Return a truth value; the default if it is absent or null."""
-        value = self._config.get(name)
+        value = self.config.get(name)
         if value is None:
             return default
         if not isinstance(value, bool):
@@ -82,7 +85,7 @@ class ConfigNumbers:
 
     def items(self, name: str) -> list[Any]:
         """Return a list; empty if it is absent or null."""
-        value = self._config.get(name)
+        value = self.config.get(name)
         if value is None:
             return []
         if not isinstance(value, list):
@@ -92,7 +95,7 @@ class ConfigNumbers:
 
     def architecture(self) -> str:
         """Return the first name in `architectures`; empty if there is none."""
-        names = self._config.get("architectures")
+        names = self.config.get("architectures")
         if names is None or names == []:
             return ""
         if not isinstance(names, list) or not isinstance(names[0], str):
@@ -102,18 +105,22 @@ class ConfigNumbers:
 
     def check_reals(self) -> None:
         """Check the numbers that are not sizes, and the block that scales positions."""
-        self._reals(self._config, REALS, "")
+        self._reals(self.config, REALS, "")
         for name in ("rope_scaling", "rope_parameters"):
-            block = self._config.get(name)
-            if block is None:
-                continue
-            if not isinstance(block, Mapping):
-                self.fault(f"has {name}={shown(block)}.", "It must be a JSON object.")
-                continue
-            self._reals(block, ROPE_REALS, f"{name}.")
-            for key in ("rope_type", "type"):
-                if not isinstance(block.get(key, ""), str):
-                    self.fault(f"has {name}.{key}={shown(block[key])}.", "It must be the name of a type.")
+            block = self.config.get(name)
+            if block is not None:
+                self.block(name, block)
+
+    def block(self, name: str, block: object) -> bool:
+        """Check the numbers of one block that scales positions, and return whether it is one."""
+        if not isinstance(block, Mapping):
+            self.fault(f"has {name}={shown(block)}.", "It must be a JSON object.")
+            return False
+        self._reals(block, ROPE_REALS, f"{name}.")
+        for key in ("rope_type", "type"):
+            if not isinstance(block.get(key, ""), str):
+                self.fault(f"has {name}.{key}={shown(block[key])}.", "It must be the name of a type.")
+        return True
 
     def _reals(self, block: Mapping[str, Any], bounds: Mapping[str, tuple[float, float]], prefix: str) -> None:
         for name, (above, most) in bounds.items():

@@ -9,6 +9,7 @@ from typing import Any
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import BUILT, FAMILIES, Family
 from pipelines.domain.hf_config import ConfigNumbers, shown
+from pipelines.domain.rotary import LAYER_TYPES, check_rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class ModelShape:
         num_experts_per_token: experts that one token goes through.
         sliding_window: tokens that windowed layers attend to; 0 is no window.
         global_every: every n-th layer attends to all tokens despite the window; 0 is none.
+        windowed: which layers have the window, where neither all have it nor all but every n-th; else empty.
         norms_per_layer: RMS or layer norms, each with `hidden_size` weights.
         name: for display; two models with different names may have the same shape.
         pruned_from: the model that this one was pruned from.
@@ -52,6 +54,7 @@ class ModelShape:
     num_experts_per_token: int = 1
     sliding_window: int = 0
     global_every: int = 0
+    windowed: tuple[bool, ...] = ()
     norms_per_layer: int = 2
     name: str = field(default="", compare=False)
     pruned_from: ModelShape | None = field(default=None, compare=False, repr=False)
@@ -81,11 +84,16 @@ class ModelShape:
                 f"{source} names the architecture {shown(architecture or None)}, which this project does not know.",
                 allowed=f"Known: {', '.join(BUILT)}.",
             )
+        if known:
+            config = FAMILIES[architecture].settled(config)
+            read.config = config
         heads, hidden = read.size("num_attention_heads"), read.size("hidden_size")
         kv_heads = read.size("num_key_value_heads", heads)
-        if buildable and not FAMILIES[architecture].attention_bias and read.switch("attention_bias", False):
+        family = FAMILIES.get(architecture)
+        biased = family is not None and "attention_bias" in family.defaults and read.switch("attention_bias", False)
+        if buildable and family is not None and biased and not family.attention_bias:
             read.fault(
-                f"has attention_bias=true: TensorRT-LLM's {FAMILIES[architecture].title} has no such bias.",
+                f"has attention_bias=true: TensorRT-LLM's {family.title} has no such bias.",
                 "It must be false or absent.",
             )
         if read.fine and heads % kv_heads:
@@ -102,11 +110,13 @@ class ModelShape:
             intermediate_size=_inner(read, architecture),
             vocab_size=read.size("vocab_size"),
             max_position_embeddings=read.size("max_position_embeddings"),
-            tie_word_embeddings=read.switch("tie_word_embeddings", known and FAMILIES[architecture].head_is_embedding),
+            tie_word_embeddings=read.switch("tie_word_embeddings", False),
             **_other_sizes(read, architecture),
             name=name,
         )
         read.check_reals()
+        if family is not None and buildable:
+            check_rope(read, config, by_layer_type="rope_local_base_freq" in family.defaults)
         read.refuse()
         return found
 
@@ -130,6 +140,8 @@ class ModelShape:
         """Number of layers with the sliding window."""
         if not self.sliding_window:
             return 0
+        if self.windowed:
+            return sum(self.windowed)
         return self.num_hidden_layers - (self.num_hidden_layers // self.global_every if self.global_every else 0)
 
     @property
@@ -137,6 +149,8 @@ class ModelShape:
         """Attention window per layer, as a pattern repeated over the layers; empty without windows."""
         if not self.sliding_window:
             return ()
+        if self.windowed:
+            return tuple(self.sliding_window if each else self.max_position_embeddings for each in self.windowed)
         if not self.global_every:
             return (self.sliding_window,)
         return (self.sliding_window,) * (self.global_every - 1) + (self.max_position_embeddings,)
@@ -159,8 +173,9 @@ class ModelShape:
             )
         (window,) = sizes
         if window >= context:
-            return replace(self, sliding_window=0, global_every=0)
-        return replace(self, sliding_window=window, global_every=len(windows) if last >= context else 0)
+            return replace(self, sliding_window=0, global_every=0, windowed=())
+        every = len(windows) if last >= context else 0
+        return replace(self, sliding_window=window, global_every=every, windowed=())
 
     @property
     def attention_params(self) -> int:
@@ -228,7 +243,7 @@ def _other_sizes(read: ConfigNumbers, architecture: str) -> dict[str, Any]:
         return _stated_sizes(read)
     family, implied = FAMILIES[architecture], implied_sizes(architecture)
     experts = _stated_experts(read) if family.experts else {}
-    return implied | experts | ({} if family.sliding_window else _stated_window(read))
+    return implied | experts | _windows(read, family)
 
 
 def _inner(read: ConfigNumbers, architecture: str) -> int:
@@ -257,6 +272,41 @@ def _stated_experts(read: ConfigNumbers) -> dict[str, int]:
         "num_experts": experts or 1,
         "num_experts_per_token": read.size("num_experts_per_tok", 1, least=0) or 1,
     }
+
+
+def _windows(read: ConfigNumbers, family: Family) -> dict[str, Any]:
+    """Read which layers have an attention window, as the family's configuration class of Transformers does."""
+    none = {"sliding_window": 0, "global_every": 0}
+    on = "use_sliding_window" not in family.defaults or read.switch("use_sliding_window", False)
+    if "sliding_window" not in family.defaults or not on or read.config.get("sliding_window") is None:
+        return none
+    window, layers = read.size("sliding_window"), read.size("num_hidden_layers")
+    if family.defaults.keys() & {"layer_types", "max_window_layers"} and read.fine:
+        flags = _flags(read, family, layers)
+    else:
+        flags = (True,) * layers
+    if not any(flags):
+        return none
+    every = flags.index(False) + 1 if False in flags else 0
+    regular = flags == tuple(every == 0 or (number + 1) % every != 0 for number in range(layers))
+    found = {"sliding_window": window, "global_every": every if regular else 0}
+    return found if regular else {**found, "windowed": flags}
+
+
+def _flags(read: ConfigNumbers, family: Family, layers: int) -> tuple[bool, ...]:
+    """Return for each layer whether it has the window."""
+    kinds = read.items("layer_types")
+    if not kinds and "max_window_layers" in family.defaults:
+        first = read.size("max_window_layers", least=0)
+        return tuple(number >= first for number in range(layers))
+    if not kinds:
+        every = read.size("sliding_window_pattern", family.global_every)
+        return tuple((number + 1) % every != 0 for number in range(layers))
+    if unknown := [kind for kind in kinds if kind not in LAYER_TYPES]:
+        read.fault(f"has {shown(unknown[0])} in layer_types.", f"Each must be one of {', '.join(LAYER_TYPES)}.")
+    elif len(kinds) != layers:
+        read.fault(f"has {len(kinds)} layer_types for num_hidden_layers={layers}.", "There must be one for each layer.")
+    return tuple(kind == "sliding_attention" for kind in kinds)
 
 
 def _stated_window(read: ConfigNumbers) -> dict[str, int]:

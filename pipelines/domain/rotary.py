@@ -1,19 +1,197 @@
-"""Rotary position embedding as a model's config.json states it, in the spelling of Transformers 4 or 5."""
+"""Rotary position embedding as a model's config.json states it, in the spelling of Transformers 4 or 5.
+
+What Transformers 5 makes of a file is the law. Source: `modeling_rope_utils.py` (`RotaryEmbeddingConfigMixin`), and
+`configuration_gemma3.py` for positions that differ between windowed layers and the others.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipelines.domain.families import settled
+from pipelines.domain.hf_config import ConfigNumbers, shown
+
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Types of scaling that both engines compute from a TensorRT-LLM checkpoint."""
+DEFAULT_BASE = 10000.0
 
+_NUMBERS: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor", "original_max_position_embeddings"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "longrope": ("original_max_position_embeddings",),
+    "su": ("original_max_position_embeddings",),
+    "mrope": (),
+    "proportional": (),
+}
+"""Types of scaling that Transformers knows, in any family, and the numbers that each needs."""
+_LISTS = {"longrope": ("short_factor", "long_factor"), "su": ("short_factor", "long_factor")}
+_WITH_ORIGINAL = ("llama3", "yarn", "longrope")
 _ENGINES_DIFFER = ("attention_factor", "mscale", "mscale_all_dim")
+_ORIGINAL = "original_max_position_embeddings"
+LAYER_TYPES = ("full_attention", "sliding_attention")
 PLAIN_YARN = (
     "yarn works with factor, original_max_position_embeddings, beta_fast and beta_slow, a rotary base above 1, and"
     " neither attention_factor, mscale, mscale_all_dim nor truncate=false."
 )
+
+
+def rope_scaling(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the block that scales positions, complete and without rope_theta; None if nothing is scaled.
+
+    `rope_scaling` replaces `rope_parameters`. A number of original positions outside of the block replaces the one
+    inside; without any, it is max_position_embeddings. yarn's factor may be null: the ratio of the two.
+    """
+    block = _block(config)
+    kind = _kind(block)
+    if kind == "default":
+        return None
+    found = {key: value for key, value in block.items() if key != "rope_theta"}
+    if kind in _WITH_ORIGINAL:
+        if _ORIGINAL in config:
+            found[_ORIGINAL] = config[_ORIGINAL]
+        elif "max_position_embeddings" in config:
+            found.setdefault(_ORIGINAL, config["max_position_embeddings"])
+    if kind == "yarn" and found.get("factor", 1) is None and found.get(_ORIGINAL):
+        found["factor"] = config["max_position_embeddings"] / found[_ORIGINAL]
+    return found
+
+
+def rope_base(config: Mapping[str, Any]) -> float:
+    """Return rope_theta: the block's own, else the one beside it."""
+    return float(_block(config).get("rope_theta") or config.get("rope_theta") or DEFAULT_BASE)
+
+
+def rope_as_read(config: Mapping[str, Any]) -> list[Any]:
+    """Return the base and the scaling that follow from a file without standing in it like that; empty if they do.
+
+    They belong into the keys of what is made from such a folder: the files alone do not say how they were read.
+    """
+    stated = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    base = (config.get("rope_parameters") or {}).get("rope_theta") or config.get("rope_theta") or DEFAULT_BASE
+    plain = {key: value for key, value in stated.items() if key != "rope_theta"} if _kind(stated) != "default" else None
+    config = settled(config)
+    found = [rope_base(config), rope_scaling(config)]
+    return [] if _by_layer_type(stated) or found == [float(base), plain] else found
+
+
+def local_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of Transformers 4 and 5 for RoPE that differs between windowed layers and the others (Gemma 3).
+
+    Empty for a model with one RoPE. Transformers 4 reads `rope_theta`, `rope_scaling` and `rope_local_base_freq`,
+    Transformers 5 one block of `rope_parameters` for each type of layer.
+    """
+    blocks = config.get("rope_parameters") or {}
+    if "rope_local_base_freq" not in config and not _by_layer_type(blocks):
+        return {}
+    local = blocks.get("sliding_attention") or {}
+    whole = {**(blocks.get("full_attention") or {}), **(config.get("rope_scaling") or {})}
+    base = whole.get("rope_theta") or config.get("rope_theta") or 1e6
+    windowed = local.get("rope_theta") or config.get("rope_local_base_freq") or DEFAULT_BASE
+    scaling = rope_scaling({**config, "rope_parameters": None, "rope_scaling": whole})
+    return {
+        "rope_theta": base,
+        "rope_scaling": scaling,
+        "rope_local_base_freq": windowed,
+        "rope_parameters": {
+            "full_attention": {**(scaling or {"rope_type": "default"}), "rope_theta": base},
+            "sliding_attention": {"rope_type": "default", "rope_theta": windowed},
+        },
+    }
+
+
+def both_spellings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys for RoPE by which Transformers 4 and 5 compute the same."""
+    if local := local_rope(config):
+        return local
+    scaling, base = rope_scaling(config), rope_base(config)
+    return {
+        "rope_theta": base,
+        "rope_scaling": scaling,
+        "rope_parameters": {**(scaling or {"rope_type": "default"}), "rope_theta": base},
+    }
+
+
+def check_rope(read: ConfigNumbers, config: Mapping[str, Any], *, by_layer_type: bool) -> None:
+    """Note what is incomplete or unknown in the blocks that scale positions.
+
+    Args:
+        read: collects the faults.
+        config: content of config.json.
+        by_layer_type: whether the family has a RoPE of its own for windowed layers.
+    """
+    blocks = config.get("rope_parameters")
+    if isinstance(blocks, Mapping) and _by_layer_type(blocks) and not config.get("rope_scaling"):
+        if not by_layer_type:
+            read.fault(
+                "has rope_parameters for each type of layer, which Transformers does not read in this family.",
+                "It must be one block with rope_type and rope_theta.",
+            )
+            return
+        for name in LAYER_TYPES:
+            block = blocks.get(name, {})
+            if read.block(f"rope_parameters.{name}", block) and read.fine:
+                _check_block(
+                    read, {**config, "rope_parameters": None, "rope_scaling": block}, f"rope_parameters.{name}"
+                )
+    elif read.fine:
+        _check_block(read, config, "rope_scaling" if config.get("rope_scaling") else "rope_parameters")
+
+
+def _check_block(read: ConfigNumbers, config: Mapping[str, Any], name: str) -> None:
+    block = _block(config)
+    kind = _kind(block)
+    if kind not in _NUMBERS:
+        read.fault(f"has {name}.rope_type={shown(kind)}.", f"Transformers knows {', '.join(_NUMBERS)}.")
+        return
+    if kind == "yarn" and "factor" not in block:
+        read.fault(f"has a {name} of type 'yarn' without factor.", "It must be a number, or null for the ratio.")
+        return
+    if _ORIGINAL in config and config[_ORIGINAL] is None and kind in _WITH_ORIGINAL:
+        read.fault(f"has {_ORIGINAL}=null.", "It must be a whole number; leave it out to have that of the block.")
+        return
+    if "rope_theta" in block and block["rope_theta"] is None:
+        read.fault(f"has {name}.rope_theta=null.", "It must be a number; leave it out to have that beside the block.")
+    found = rope_scaling(config) or {}
+    for key in _NUMBERS[kind]:
+        if found.get(key) is None:
+            read.fault(f"has a {name} of type '{kind}' without {key}.", "It must be a number.")
+    for key in _LISTS.get(kind, ()):
+        if not _is_numbers(found.get(key)):
+            read.fault(f"has a {name} of type '{kind}' with {key}={shown(found.get(key))}.", "It must be numbers.")
+    if kind == "llama3" and read.fine and not found["low_freq_factor"] < found["high_freq_factor"]:
+        low, high = found["low_freq_factor"], found["high_freq_factor"]
+        read.fault(
+            f"has {name}.high_freq_factor={shown(high)}.", f"It must be above low_freq_factor, which is {shown(low)}."
+        )
+
+
+def _is_numbers(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(each, int | float) and not isinstance(each, bool) and 0 < each < math.inf for each in value)
+    )
+
+
+def _by_layer_type(blocks: Mapping[str, Any]) -> bool:
+    return bool(blocks) and set(blocks) <= set(LAYER_TYPES)
+
+
+def _block(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    block: Mapping[str, Any] = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if _by_layer_type(block):
+        block = block.get("full_attention") or {}
+    return block
+
+
+def _kind(block: Mapping[str, Any]) -> str:
+    return str(block.get("rope_type", block.get("type", "default")))
 
 
 def yarn_differences(block: Mapping[str, Any]) -> list[str]:
@@ -24,9 +202,9 @@ def yarn_differences(block: Mapping[str, Any]) -> list[str]:
     (create_sinusoidal_positions_yarn); Transformers `modeling_rope_utils.py`.
     """
     found = [f"{key}={block[key]}" for key in _ENGINES_DIFFER if block.get(key) is not None]
-    if block.get("truncate") is False:
+    if not block.get("truncate", True):
         found.append("truncate=false")
-    if block.get("original_max_position_embeddings") is None:
+    if block.get(_ORIGINAL) is None:
         found.append("no original_max_position_embeddings")
     return found
 
@@ -48,7 +226,7 @@ class Rotary:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Rotary:
         """Read a Hugging Face configuration."""
-        block = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        kind = block.get("rope_type") or block.get("type") or "default"
-        fraction = config.get("partial_rotary_factor") or block.get("partial_rotary_factor") or 1.0
-        return cls(str(kind), float(fraction), tuple(yarn_differences(block)) if kind == "yarn" else ())
+        config = settled(config)
+        kind, block = _kind(_block(config)), rope_scaling(config) or {}
+        fraction = config.get("partial_rotary_factor") or _block(config).get("partial_rotary_factor") or 1.0
+        return cls(kind, float(fraction), tuple(yarn_differences(block)) if kind == "yarn" else ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.formats import BY_QUANT_ALGO, stored_as
 from pipelines.domain.hf_config import shown
 from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.rotary import rope_as_read
 from pipelines.domain.units import MIB
 from pipelines.host.files import parse_json
 from pipelines.store.hash_cache import HashCache
@@ -34,6 +36,8 @@ MODEL_PATTERNS = (
 """The files of a Hugging Face folder that determine what is made from it."""
 MOST_JSON_BYTES = 16 * MIB
 """Largest config.json or tokenizer_config.json that is read into memory; published ones have up to 200 KiB."""
+READING = "\0reading"
+"""Stands among a folder's files for `InputSource.reading`; no file has this name."""
 PICKLES = ("*.bin", "*.pth", "*.pt", "*.ckpt")
 
 
@@ -46,12 +50,14 @@ class InputSource:
         digest: digest of its content.
         files: the files that count.
         key: setting that names it.
+        reading: what counts beside the files, as text: how they are read where they do not say so themselves.
     """
 
     path: Path
     digest: str
     files: tuple[Path, ...] = ()
     key: str = ""
+    reading: str = ""
 
     def check(self, hashes: HashCache) -> None:
         """Check that the files are still those whose digest went into the keys.
@@ -59,7 +65,7 @@ class InputSource:
         Raises:
             UserError: a file has changed since, or cannot be read any more.
         """
-        if self.files and _digest(self.path, self.files, hashes, self.key) != self.digest:
+        if self.files and _digest(self.path, self.files, hashes, self.key, self.reading) != self.digest:
             raise UserError(
                 f"{self.key}='{self.path}' changed while this ran.",
                 todo="Run the same command again when nothing writes to it any more; finished stages are kept.",
@@ -148,7 +154,8 @@ def model_source(
     shape = ModelShape.from_hf_config(config, str(folder / "config.json"))
     meant = _is_meant if weights else Path.is_file
     files = sorted({path for pattern in MODEL_PATTERNS for path in folder.glob(pattern) if meant(path)})
-    return _source(folder, files, hashes, key), shape
+    rope = rope_as_read(config)
+    return _source(folder, files, hashes, key, json.dumps({"rope": rope}) if rope else ""), shape
 
 
 def model_config(folder: Path, key: str = "model.path") -> dict[str, Any]:
@@ -326,12 +333,12 @@ def _is_meant(path: Path) -> bool:
     return path.is_file() or not path.exists()
 
 
-def _source(root: Path, files: Sequence[Path], hashes: HashCache, key: str) -> InputSource:
+def _source(root: Path, files: Sequence[Path], hashes: HashCache, key: str, reading: str = "") -> InputSource:
     hashes.prime(files)
-    return InputSource(root, _digest(root, files, hashes, key), tuple(files), key)
+    return InputSource(root, _digest(root, files, hashes, key, reading), tuple(files), key, reading)
 
 
-def _digest(root: Path, files: Sequence[Path], hashes: HashCache, key: str) -> str:
+def _digest(root: Path, files: Sequence[Path], hashes: HashCache, key: str, reading: str = "") -> str:
     """Return the digest of a folder's files and their relative names, or of a single file regardless of its name.
 
     Raises:
@@ -347,4 +354,4 @@ def _digest(root: Path, files: Sequence[Path], hashes: HashCache, key: str) -> s
                 f"{key}='{root}': {file.name}{where} cannot be read ({error.strerror}).",
                 todo="Restore the file, or remove this entry from the folder.",
             ) from None
-    return content_digest(digests)
+    return content_digest(digests | ({READING: reading} if reading else {}))

@@ -69,10 +69,10 @@ def test_weight_only_formats_are_named_for_the_build(qformat, algo) -> None:
 
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
 def test_rope_scaling_is_taken_from_either_style(key) -> None:
-    block = {"rope_type": "llama3", "factor": 8.0, "rope_theta": 1e6}
+    block = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
     config = corrected(exported(), HF | {key: block}, QuantSpec(QFormat.FP8))
-    assert config["rotary_scaling"] == {"rope_type": "llama3", "factor": 8.0}
-    assert config["rotary_base"] == (1e6 if key == "rope_parameters" else 5e5)
+    assert config["rotary_scaling"] == {"rope_type": "linear", "factor": 8.0}
+    assert config["rotary_base"] == 1e6  # of the block, not the 5e5 beside it
 
 
 def test_the_empty_quant_cfg_of_a_float_export_goes(tmp_path) -> None:

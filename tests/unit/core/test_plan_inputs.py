@@ -54,8 +54,8 @@ def sharded(folder):
         (lambda m: (m / "tokenizer.json").write_text(LFS), r"tokenizer\.json is a Git LFS pointer"),
         (lambda m: (m / "tokenizer.json").write_text(""), r"tokenizer\.json is empty"),
         (
-            lambda m: change(m, rope_scaling={"rope_type": "yarn", "factor": 4.0}),
-            r"rotary positions by yarn with no original_max_position_embeddings",
+            lambda m: change(m, rope_scaling={"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.2}),
+            r"rotary positions by yarn with attention_factor=1\.2",
         ),
         (lambda m: change(m, partial_rotary_factor=0.5), r"partial_rotary_factor=0\.5"),
     ],
@@ -84,7 +84,7 @@ def test_a_build_that_reads_no_text_needs_no_tokenizer(tmp_path, model):
 
 
 def test_a_draft_model_is_read_as_well(tmp_path, model):
-    change(model, rope_scaling={"type": "longrope"})
+    change(model, rope_scaling={"type": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0] * 32})
     words = ["model=tiny_llama", "speculative=draft_target", "model@speculative.draft=tiny_llama_draft"]
     with pytest.raises(UserError, match=r"speculative\.draft: .*rope_type 'longrope'"):
         plan(tmp_path, [*words, f"speculative.draft.path={model}"], "repository")
