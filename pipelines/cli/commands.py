@@ -251,7 +251,7 @@ COMMANDS = {
         ),
     ),
     "size": Command(
-        "pipelines.predict.sizing.command:size",
+        "pipelines.run.commands:size",
         "how many GPUs and servers a load needs within limits",
         "Finds the fleet that serves a load within latency limits: instances, GPUs, servers, what limits them, what "
         "they cost and what changes the answer. Everything is modelled, or taken from a benchmark of yours.",
@@ -263,7 +263,7 @@ COMMANDS = {
         ),
     ),
     "simulate": Command(
-        "pipelines.predict.simulate.command:simulate",
+        "pipelines.run.commands:simulate",
         "static against in-flight batching, in ticks or in seconds",
         "Simulates how an engine schedules requests, in ticks to look at, or in seconds when a GPU or a fit "
         "is named; prints a table and writes pictures, a Perfetto trace and a page that plays it.",

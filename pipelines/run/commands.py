@@ -158,6 +158,22 @@ def plan(overrides: Sequence[str]) -> int:
     return 0
 
 
+def size(overrides: Sequence[str]) -> int:
+    """Size a fleet of engines that a plan accepts."""
+    from pipelines.plan.candidates import judge_of
+    from pipelines.predict.sizing import command
+
+    return command.size(overrides, judge_of)
+
+
+def simulate(overrides: Sequence[str]) -> int:
+    """Simulate an engine that a plan accepts."""
+    from pipelines.plan.candidates import judge_of
+    from pipelines.predict.simulate import command
+
+    return command.simulate(overrides, judge_of)
+
+
 def stage(overrides: Sequence[str]) -> int:
     """Run one stage of the plan with what it needs, and put a link to its result where it is asked for."""
     from pipelines.run.session import run_target

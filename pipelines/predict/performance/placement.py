@@ -29,6 +29,13 @@ from pipelines.predict.simulator.interface import Admission, Policy, SchedulerLi
 from pipelines.settings.engine import HardwareSettings
 from pipelines.settings.root import Settings
 
+Judge = Callable[[Setup, ChosenLimits | None], None]
+"""Applies the rules of a plan to an engine; raises UserError for what they refuse."""
+
+
+def unjudged(_setup: Setup, _limits: ChosenLimits | None) -> None:
+    """Accept an engine, where no rules are at hand."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineTerms:

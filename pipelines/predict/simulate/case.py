@@ -12,8 +12,8 @@ from pipelines.host.machine import Machine
 from pipelines.predict.performance.coverage import unmodelled
 from pipelines.predict.performance.gpus import data_sheet
 from pipelines.predict.performance.hardware import resolved
-from pipelines.predict.performance.performance import origin
-from pipelines.predict.performance.placement import cached_prefix
+from pipelines.predict.performance.performance import Setup, origin
+from pipelines.predict.performance.placement import Judge, cached_prefix, unjudged
 from pipelines.predict.simulator.cost import Cost, TickCost
 from pipelines.predict.simulator.interface import Policy, SchedulerLimits, admission_of
 from pipelines.settings.engine import HardwareSettings
@@ -63,8 +63,8 @@ def in_ticks(settings: Settings) -> bool:
     return asked == "ticks" or (asked == "auto" and not known)
 
 
-def make_case(settings: Settings, machine: Machine) -> SimulationCase:
-    """Build the case from the settings.
+def make_case(settings: Settings, machine: Machine, judge: Judge = unjudged) -> SimulationCase:
+    """Build the case from the settings; `judge` applies the rules of a plan to an engine on a GPU.
 
     Raises:
         UserError: seconds are requested where the GPU or the model is not known, or the model does not fit.
@@ -79,7 +79,7 @@ def make_case(settings: Settings, machine: Machine) -> SimulationCase:
             "simulator.time=seconds needs a GPU whose data sheet is known; hardware=auto finds none here.",
             todo="Name one, e.g. hardware=h100_sxm, give sizing.fit, or leave simulator.time out for ticks.",
         )
-    return _in_seconds(settings, hardware)
+    return _in_seconds(settings, hardware, judge)
 
 
 def _in_ticks(settings: Settings) -> SimulationCase:
@@ -107,7 +107,7 @@ def _in_ticks(settings: Settings) -> SimulationCase:
     return SimulationCase(tuple(engines), cost, "ticks", 0.0, delay, "", reason, tuple(notes))
 
 
-def _in_seconds(settings: Settings, hardware: HardwareSettings) -> SimulationCase:
+def _in_seconds(settings: Settings, hardware: HardwareSettings, judge: Judge) -> SimulationCase:
     from pipelines.predict.performance.deployment import gpu_model
     from pipelines.predict.performance.models import known_model
     from pipelines.predict.performance.step_cost import costs
@@ -115,7 +115,9 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings) -> SimulationCas
 
     model = known_model(settings)
     settings = tuned_for(settings, model, hardware)
-    found = gpu_model(settings, model, data_sheet(hardware), costs(settings))
+    gpu = data_sheet(hardware)
+    found = gpu_model(settings, model, gpu, costs(settings))
+    judge(Setup.of(settings, model, gpu), found.limits)
     case = _deployed(
         settings,
         found.deployment,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pipelines.domain.errors import Fault, UserError, collecting
-from pipelines.host.machine import gather
+from pipelines.host.machine import Machine, gather
 from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.host.text import wrapped
+from pipelines.predict.performance.placement import Judge
 from pipelines.predict.simulate.case import SimulationCase, faults_of, in_ticks, make_case
 from pipelines.predict.simulate.loads import SimulatedLevel, make_levels
 from pipelines.predict.simulate.simulated import run_all
@@ -26,10 +27,15 @@ RATE = "benchmark.request_rate=0.22"
 with one the queue grows, with the other it comes and goes."""
 
 
-def simulate(overrides: Sequence[str]) -> int:
-    """Simulate the policies under the loads, print the table, write files and pictures into a run folder."""
+def simulate(overrides: Sequence[str], judge_of: Callable[[Settings, Machine], Judge]) -> int:
+    """Simulate the policies under the loads, print the table, write files and pictures into a run folder.
+
+    Args:
+        overrides: as typed.
+        judge_of: makes the rules of a plan from settings.
+    """
     words, settings = with_defaults(overrides)
-    case, levels = _judged(settings)
+    case, levels = _judged(settings, judge_of)
     with run_folder("simulate", settings.paths.runs, as_yaml(settings), words) as folder:
         say(wrapped(f"time: {'seconds' if case.unit == 's' else case.unit} ({case.reason})"))
         for note in case.notes:
@@ -73,12 +79,15 @@ def _load(levels: Sequence[SimulatedLevel]) -> str | None:
     return load.text if one else None
 
 
-def _judged(settings: Settings) -> tuple[SimulationCase, list[SimulatedLevel]]:
+def _judged(
+    settings: Settings, judge_of: Callable[[Settings, Machine], Judge]
+) -> tuple[SimulationCase, list[SimulatedLevel]]:
     """Return the case and its loads, or raise one error with everything that is wrong."""
     faults: list[Fault] = [*load_faults(settings.workload, settings.benchmark), *faults_of(settings)]
     case = None
     with collecting(faults):
-        case = make_case(settings, gather())
+        machine = gather()
+        case = make_case(settings, machine, judge_of(settings, machine))
     if faults or case is None:
         raise UserError.of(faults)
     levels = make_levels(settings, case)

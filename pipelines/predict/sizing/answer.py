@@ -13,6 +13,7 @@ from pipelines.domain.formats import FORMATS, proposed
 from pipelines.predict.performance.performance import Costed, Setup, runnable
 from pipelines.predict.sizing.fleet import Layout, PeakFleet, fleet
 from pipelines.predict.sizing.instance import (
+    AgainstRulesError,
     Capacity,
     Instance,
     InstanceUnderLoad,
@@ -78,7 +79,7 @@ class FleetOption:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A configuration that does not qualify, and why. `kind`: "format", "memory" or "limit"."""
+    """A configuration that does not qualify, and why. `kind`: "format", "rules", "memory" or "limit"."""
 
     label: str
     why: str
@@ -139,6 +140,8 @@ def attempt(question: Question, setup: Setup, cost_of: CostOf) -> FleetOption | 
         return Refused(label, str(error), "format")
     try:
         one = instance(question, setup, costed)
+    except AgainstRulesError as error:
+        return Refused(label, str(error), "rules")
     except UserError as error:
         return Refused(label, str(error), "memory")
     loaded = InstanceUnderLoad(question, one)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from pipelines.host.machine import Machine, gather
 from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.predict.performance.hardware import resolved
+from pipelines.predict.performance.placement import Judge
 from pipelines.predict.performance.step_cost import costs
 from pipelines.predict.sizing.answer import Answer, CostOf, answer, ladder
 from pipelines.predict.sizing.ask import ask
@@ -28,14 +30,16 @@ SHOWN_CURVES = 6
 """Number of options drawn; the table has them all."""
 
 
-def size(overrides: Sequence[str]) -> int:
-    """Run the command and return the exit code."""
+def size(overrides: Sequence[str], judge_of: Callable[[Settings, Machine], Judge]) -> int:
+    """Run the command and return the exit code; `judge_of` makes the rules of a plan from settings."""
     settings = load(overrides)
     if settings.sizing.rate is not None:
         return _from_rate(settings, settings.sizing.rate)
     if settings.sizing.measured is not None and settings.sizing.fit is None:
         return _from_measured(settings, settings.sizing.measured)
-    question = ask(settings, gather())
+    machine = gather()
+    question = ask(settings, machine)
+    question = replace(question, judge=judge_of(settings, machine))
     result = solve(settings, question, costs(settings))
     folder = settings.report.folder / f"size-{question.model.name}-{question.gpu.name}-{question_id(settings)}"
     say("\n".join(words(result)))
@@ -115,8 +119,6 @@ def _judge_day(settings: Settings) -> None:
 
 def _day(settings: Settings, question: Question, found: Answer) -> Day:
     """Replay a day on the fixed fleet and on one that scales up to it."""
-    from dataclasses import replace
-
     from pipelines.loadgen.arrivals import read_trace
     from pipelines.predict.sizing.autoscale import BUSINESS, counted_rates, day_rates, replay
     from pipelines.predict.sizing.ladder import curve

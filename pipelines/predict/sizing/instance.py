@@ -123,13 +123,22 @@ class Instance:
         return self.placed.limits
 
 
+class AgainstRulesError(UserError):
+    """A plan would refuse the configuration."""
+
+
 def instance(question: Question, setup: Setup, costed: Costed) -> Instance:
     """Place a model on its GPUs.
 
     Raises:
+        AgainstRulesError: a plan would refuse the configuration.
         UserError: the model does not fit.
     """
     placed = place(setup, costed.cost, question.terms, question.lengths)
+    try:
+        question.judge(setup, placed.limits)
+    except UserError as error:
+        raise AgainstRulesError.of(error.faults) from None
     if not placed.holds(question.longest):
         raise UserError(_too_large(question, setup, placed.memory))
     return Instance(setup, costed, placed)

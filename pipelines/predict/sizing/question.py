@@ -14,7 +14,7 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.predict.performance.gpus import GpuSpec
 from pipelines.predict.performance.lengths import LoadLengths
 from pipelines.predict.performance.performance import Setup
-from pipelines.predict.performance.placement import EngineTerms
+from pipelines.predict.performance.placement import EngineTerms, Judge, unjudged
 from pipelines.predict.sizing.demand import Demand
 from pipelines.predict.sizing.price import Prices
 
@@ -47,6 +47,7 @@ class Question:
         prices: prices of servers, GPUs and electricity.
         framework: framework that serves the model.
         stated: mean and longest lengths as the settings state them; None takes those of `isl` and `osl`.
+        judge: rules that a plan of the configuration would have to keep.
     """
 
     model: ModelShape
@@ -70,6 +71,7 @@ class Question:
     prices: Prices = NO_PRICES
     framework: str = "TensorRT-LLM 1.2"
     stated: LoadLengths | None = None
+    judge: Judge = unjudged
 
     @property
     def lengths(self) -> LoadLengths:

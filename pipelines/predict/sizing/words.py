@@ -25,7 +25,7 @@ def words(result: Result) -> list[str]:
     question, best = result.answer.question, result.answer.chosen
     lines = [*_question(question), "", *_table(result.answer.options, question)]
     if refused := result.answer.refused:
-        lines += [wrap(f"not: {each.label}: {each.why.rstrip('.')}", 5) for each in refused]
+        lines += [wrap(f"not possible: {each.label}: {each.why.rstrip('.')}", 5) for each in refused]
     lines += ["", *_recommended(result), ""]
     lines += [*_checked(question, result.check), ""]
     lines += _changes(result.changes, best.fleet)

@@ -1,0 +1,64 @@
+"""Judge what sizing and simulation try with the rules of the plan, so that neither recommends what a plan refuses."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from pipelines.domain.errors import UserError
+from pipelines.domain.families import BUILT, FAMILIES
+from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.rotary import Rotary
+from pipelines.engines.description import EngineDescription
+from pipelines.engines.registry import LLM_API, TENSORRT_LLM, with_setting
+from pipelines.host.machine import Machine
+from pipelines.plan import serving_checks
+from pipelines.plan.checks import with_changes
+from pipelines.plan.deployment import deployment
+from pipelines.plan.tuning import tune
+from pipelines.plan.user_inputs import Found
+from pipelines.predict.performance.limits import ChosenLimits, with_limits
+from pipelines.predict.performance.performance import Setup
+from pipelines.predict.performance.placement import Judge
+from pipelines.rules.table import check, refused
+from pipelines.settings.build import LIMITS_FOR_LOAD
+from pipelines.settings.root import Settings
+from pipelines.store.sources import model_config
+
+
+def judge_of(settings: Settings, machine: Machine) -> Judge:
+    """Return the judge of candidates that differ from the settings in format, KV cache, split and limits."""
+    folder = settings.model.folder if settings.sizing.model is None else None
+
+    @cache
+    def found() -> Found:
+        return Found(rotary=None if folder is None else Rotary.of(model_config(folder)))
+
+    def judge(setup: Setup, limits: ChosenLimits | None) -> None:
+        engine = _engine(settings, setup.model)
+        candidate = with_changes(settings, _changes(settings, setup, limits))
+        candidate = with_limits(tune(candidate, engine, setup.model, machine), limits)
+        shape = setup.model if setup.model.architecture in FAMILIES else None  # no rule knows other families
+        facts = deployment(candidate, shape, engine, machine, found())
+        faults = refused(check(facts)) + serving_checks.check(candidate, shape, engine, "serve", None)
+        if faults:
+            raise UserError.of(faults)
+
+    return judge
+
+
+def _engine(settings: Settings, model: ModelShape) -> EngineDescription:
+    """Return the engine that is named; else the LLM API for families that only it runs, and TensorRT-LLM 1.2."""
+    named = with_setting(settings.engine.name)
+    if named is not None and named.needs_gpu:
+        return named
+    only_there = model.architecture in FAMILIES and model.architecture not in BUILT
+    return LLM_API if only_there and "llm_api" in model.family.features else TENSORRT_LLM
+
+
+def _changes(settings: Settings, setup: Setup, limits: ChosenLimits | None) -> str:
+    """Return the candidate as overrides; limits that were chosen are no overrides, as in a plan."""
+    words = [f"build.tp_size={setup.tp}", f"build.pp_size={setup.pp}", f"kv_cache.dtype={setup.kv_format}"]
+    if setup.qformat != settings.quant.qformat:
+        words.append(f"quant={setup.qformat}")
+    given = () if limits is None else (name for name in LIMITS_FOR_LOAD if name not in limits.reasons)
+    return " ".join([*words, *(f"build.{name}={getattr(limits, name)}" for name in given)])
