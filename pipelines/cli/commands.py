@@ -73,7 +73,7 @@ COMMANDS = {
         {1: INCOMPLETE},
     ),
     "build": Command(
-        "pipelines.run.again:build",
+        "pipelines.run.commands:build",
         "model -> quantized TensorRT-LLM checkpoint -> engine",
         "Downloads or reads the model, makes it sparse and quantizes it as the settings say, writes a TensorRT-LLM "
         "checkpoint and builds the engine from it. Stages that are already in the store are not run again.",
@@ -189,7 +189,7 @@ COMMANDS = {
         {2: "something is damaged, the checkpoint has faults or is missing, or the input is at fault"},
     ),
     "repository": Command(
-        "pipelines.run.again:repository",
+        "pipelines.run.commands:repository",
         "engine -> Triton model repository, a folder that can be copied",
         "Builds the engine and writes a Triton model repository around it: preprocessing, engine, postprocessing, "
         "ensemble and BLS. The folder holds everything that a server needs.",

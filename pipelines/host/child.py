@@ -53,5 +53,5 @@ def _signals_deferred() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    for number in arrived:
-        signal.raise_signal(number)
+    for late in arrived:
+        signal.raise_signal(late)

@@ -8,7 +8,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TextIO
 
@@ -51,30 +51,6 @@ def say(text: str = "") -> None:
     sys.stdout.flush()
     if text:
         log.info("%s", text)
-
-
-class Transcript:
-    """Prints lines as `say` and `warn` do, and keeps them, so that they can be printed again."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[str, str]] = []
-
-    def say(self, text: str) -> None:
-        """Print one line."""
-        self._tell("say", text)
-
-    def warn(self, text: str) -> None:
-        """Print a warning."""
-        self._tell("warn", text)
-
-    def repeat(self, lines: Iterable[tuple[str, str]]) -> None:
-        """Print the lines of another transcript."""
-        for kind, text in lines:
-            self._tell(kind, text)
-
-    def _tell(self, kind: str, text: str) -> None:
-        (warn if kind == "warn" else say)(text)
-        self.lines.append((kind, text))
 
 
 class _Outlived(io.FileIO):

@@ -22,16 +22,10 @@ from pipelines.store.store import Artifact, Store
 if TYPE_CHECKING:
     from pipelines.plan.plan import Plan
     from pipelines.run.runner import StepOutcome
-    from pipelines.run.session import FinishedRun
 
 BUNDLED_PROMPT = "The river of Githbrel is"
 """A prompt that the bundled models can continue, for the example lines that `serve` prints."""
 INTERRUPTED = 130
-
-
-def plan_for(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store]:
-    """Plan for a target, and return the store that the plan is for."""
-    return _plan(load(overrides), target)
 
 
 def _plan(settings: Settings, target: Target, only: str | None = None) -> tuple[Plan, Store]:
@@ -42,11 +36,23 @@ def _plan(settings: Settings, target: Target, only: str | None = None) -> tuple[
         return make_plan(settings, target, store, gather(), only), store
 
 
-def _run(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, FinishedRun]:
+def _run(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, list[StepOutcome]]:
     from pipelines.run.session import run_target
 
-    plan, store = plan_for(target, overrides)
+    plan, store = _plan(load(overrides), target)
     return plan, store, run_target(plan, store, overrides)
+
+
+def build(overrides: Sequence[str]) -> int:
+    """Build an engine from a model."""
+    _run("build", overrides)
+    return 0
+
+
+def repository(overrides: Sequence[str]) -> int:
+    """Build an engine and write its Triton model repository."""
+    _run("repository", overrides)
+    return 0
 
 
 def evaluate(overrides: Sequence[str]) -> int:
@@ -67,8 +73,8 @@ ACCUSED = 3
 
 def diagnose(overrides: Sequence[str]) -> int:
     """Compare every stage of a deployment with the one before it, and name the first that differs."""
-    *_, ran = _run("diagnose", overrides)
-    return ACCUSED if ran.outcomes[-1].artifact.facts["accused"] else 0
+    *_, outcomes = _run("diagnose", overrides)
+    return ACCUSED if outcomes[-1].artifact.facts["accused"] else 0
 
 
 def serve(overrides: Sequence[str]) -> int:
@@ -81,8 +87,8 @@ def serve(overrides: Sequence[str]) -> int:
     settings = load(overrides)
     folder = settings.serving.repository
     if folder is None:
-        *_, ran = _run("serve", overrides)
-        folder = ran.outcomes[-1].artifact.path
+        *_, outcomes = _run("serve", overrides)
+        folder = outcomes[-1].artifact.path
     else:
         _refuse_damaged(folder.expanduser().absolute(), Store(settings.paths.store))
     _refuse_unfit(folder)
@@ -118,16 +124,16 @@ def _refuse_unfit(folder: Path) -> None:
 
 def benchmark(overrides: Sequence[str]) -> int:
     """Benchmark the engine, or a server that is already running."""
-    *_, ran = _run("benchmark", overrides)
-    return _code(ran.outcomes)
+    *_, outcomes = _run("benchmark", overrides)
+    return _code(outcomes)
 
 
 def run_all(overrides: Sequence[str]) -> int:
     """Run everything from the model to the report."""
     from pipelines.report.command import write
 
-    plan, store, ran = _run("all", overrides)
-    if (code := _code(ran.outcomes)) != INTERRUPTED:
+    plan, store, outcomes = _run("all", overrides)
+    if (code := _code(outcomes)) != INTERRUPTED:
         variants = [plan.settings.variant]
         if has_baseline(plan.settings, plan.target):
             variants.insert(0, plan.settings.baseline().variant)
@@ -190,7 +196,7 @@ def stage(overrides: Sequence[str]) -> int:
     if link is not None and link.exists() and not link.is_symlink():
         raise UserError(f"stage.link='{link}' already exists and is not a link.", todo="Give another name.")
     plan, store = _plan(settings, settings.plan.target or farthest(settings), name)
-    outcomes = run_target(plan, store, overrides).outcomes
+    outcomes = run_target(plan, store, overrides)
     if link is not None:
         link_to(outcomes[-1].artifact.path, link)
         remember_link(store, link)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.domain.errors import UserError
 from pipelines.host.disk import disk_errors
 from pipelines.host.files import write_json
-from pipelines.host.screen import ScreenProgress, Transcript, warn
+from pipelines.host.screen import ScreenProgress, say, warn
 from pipelines.plan.plan import Plan
 from pipelines.run import console, runner
 from pipelines.settings.root import as_yaml
@@ -18,56 +17,38 @@ from pipelines.store.run_folder import run_folder
 from pipelines.store.store import Store
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedRun:
-    """A run that has ended.
-
-    Attributes:
-        outcomes: one per step.
-        folder: of the run.
-        said: what it printed, but for what its stages printed.
-    """
-
-    outcomes: list[runner.StepOutcome]
-    folder: Path
-    said: Transcript
-
-
-PLAN = "plan.json"
-
-
-def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> FinishedRun:
-    """Run a plan inside a new run folder and print the result.
+def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runner.StepOutcome]:
+    """Run a plan inside a new run folder, print the result, and return the outcome of each step.
 
     Raises:
         UserError: this machine cannot run it, or a stage found a fault in its input.
     """
     if plan.refusals:
         raise UserError.of(plan.refusals)
-    runs, config, said = plan.settings.paths.runs, as_yaml(plan.settings), Transcript()
+    runs, config = plan.settings.paths.runs, as_yaml(plan.settings)
     with run_folder(plan.command, runs, config, overrides) as folder, disk_errors("The run", store.root):
-        said.say(f"engine: {plan.choice.engine.name} ({plan.choice.reason})")
+        say(f"engine: {plan.choice.engine.name} ({plan.choice.reason})")
         for note in plan.notes:
-            said.say(note)
+            say(note)
         for warning in plan.warnings:
-            said.warn(str(warning))
+            warn(str(warning))
         recover(store)
-        write_json(folder / PLAN, console.plan_json(plan))
+        write_json(folder / "plan.json", console.plan_json(plan))
         outcomes = runner.run(plan, store, overrides, ScreenProgress())
         store.hashes.save()
-        said.say(console.outcome_table(outcomes))
+        say(console.outcome_table(outcomes))
         if compared := next((outcome for outcome in outcomes if outcome.node.id == "fidelity"), None):
-            said.say("\n" + console.fidelity_table(compared, store))
+            say("\n" + console.fidelity_table(compared, store))
         if any(outcome.node.id == "evaluate" for outcome in outcomes):  # after fidelity, which accepts nothing
             table = console.accuracy_table(outcomes, plan.settings.eval)
-            said.say("\n" + table.text)
+            say("\n" + table.text)
             _save(folder / "accuracy.json", table)
         if (last := outcomes[-1]).node.id == "diagnose":
-            said.say("\n" + console.diagnosis(last))
+            say("\n" + console.diagnosis(last))
         if (measured := outcomes[-1]).node.id == "benchmark":
-            said.say("\n" + console.measured_table(measured))
-        said.say(console.closing(outcomes, folder, more=plan.command == "serve"))
-    return FinishedRun(outcomes, folder, said)
+            say("\n" + console.measured_table(measured))
+        say(console.closing(outcomes, folder, more=plan.command == "serve"))
+    return outcomes
 
 
 def _save(path: Path, table: console.ResultTable) -> None:

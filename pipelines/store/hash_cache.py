@@ -37,8 +37,6 @@ class HashCache:
         self._path = path
         self._known = _load(path)
         self._dirty = False
-        self.relied: dict[Path, int] = {}
-        """Files whose hash was asked for, and until when it counts, in seconds."""
 
     def sha256(self, path: Path) -> str:
         """Return the SHA-256 of a file, 64 hex digits; reads the file only if its stat is new."""
@@ -98,7 +96,6 @@ class HashCache:
         size, mtime, ctime, read_at, sha256 = self._known.get(name, [None] * 5)
         if [size, mtime, ctime] != stamp or not _is_recent(read_at):
             return None
-        self.relied[path] = read_at + TRUSTED_S
         return str(sha256)
 
     def _read(self, path: Path, sha256: _Hash) -> str:
@@ -108,9 +105,7 @@ class HashCache:
             time.sleep((TICK_NS - age) / 1e9)
         found = sha256(path)
         if _identity(path) == (name, stamp):
-            read_at = int(time.time())
-            self._known[name] = [*stamp, read_at, found]
-            self.relied[path] = read_at + TRUSTED_S
+            self._known[name] = [*stamp, int(time.time()), found]
             self._dirty = True
         return found
 

@@ -40,26 +40,9 @@ def test_a_second_build_does_nothing(cli):
     assert time.monotonic() - start < 10
     assert "Nothing to do: every stage is cached." in text
     after = sorted((path, path.stat().st_mtime_ns) for path in cli.store.rglob("*") if path.is_file())
-    own = (".hashes", ".again")
-    assert [item for item in after if not item[0].relative_to(cli.store).as_posix().startswith(own)] == [
-        item for item in before if not item[0].relative_to(cli.store).as_posix().startswith(own)
+    assert [item for item in after if not item[0].name.startswith(".hashes")] == [
+        item for item in before if not item[0].name.startswith(".hashes")
     ]
-
-
-def test_a_third_build_says_the_same_without_planning(cli):
-    def said():
-        command = [sys.executable, "-X", "importtime", *cli.command("build", "quant=fp8")[1:]]
-        done = subprocess.run(command, cwd=cli.folder, env=cli.env(), capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert re.search(r"run: +runs/", done.stdout)
-        return re.sub(r"runs/\S+", "", done.stdout), re.search(r"\| +pydantic\n", done.stderr) is not None
-
-    first, second = said(), said()
-    assert (first[1], second[1]) == (True, False)
-    assert first[0] == second[0]
-    engine = next((cli.store / "build").glob("tiny_gemma-fp8-*"))
-    os.utime(next(engine.glob("*.bin")))
-    assert said() == first
 
 
 def test_the_cached_run_imports_nothing_heavy(cli):
