@@ -20,7 +20,8 @@ WHOLE := tests --ignore=tests/gpu --ignore=tests/gpu_trtllm --numprocesses=3 --d
 test test-under-load: export PYTHONDONTWRITEBYTECODE :=
 INSIDE := $(VENV)/.ready packages $(COMMANDS:%=%.run)
 # Words that are no target of the development part below: one command, or something to refuse.
-WORDS := $(filter-out $(TARGETS) $(INSIDE),$(MAKECMDGOALS))
+# "make help build" is the help of build, not help and then a build.
+WORDS := $(filter-out $(if $(word 2,$(MAKECMDGOALS)),$(filter-out help,$(TARGETS)),$(TARGETS)) $(INSIDE),$(MAKECMDGOALS))
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "Making $(VENV) (once, some minutes) ..."

@@ -17,7 +17,7 @@ from pipelines.cli.words import check_command, overrides_of
 from pipelines.domain.errors import Fault, UserError
 from pipelines.host.disk import disk_error
 from pipelines.host.follow import end_with
-from pipelines.host.screen import complain, outlive_readers
+from pipelines.host.screen import complain, lost_output, outlive_readers
 
 HELP = ("help", "-h", "--help")
 CORE = ("hydra", "omegaconf", "pydantic", "filelock", "rich", "yaml")
@@ -35,6 +35,9 @@ def program() -> None:
     if make := os.environ.pop(MAKE_PID, None):
         end_with(int(make))
     code = main(sys.argv[1:])
+    if reason := lost_output():
+        complain(f"the output could not be written: {reason}.")
+        code = code or 2
     gc.freeze()  # nobody needs what a last search for garbage would find
     sys.exit(code)
 
@@ -53,11 +56,12 @@ def main(arguments: Sequence[str]) -> int:
     # pydantic looks for plugins in every installed package, which takes as long as making half of the settings
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
-        if (text := _answer(words)) is not None:
+        if (text := _answer(words, targets)) is not None:
             sys.stdout.write(text)
             return 0
         name = words[0]
         check_command(name, targets)
+        _check_folder()
         return COMMANDS[name].run(overrides_of(name, words[1:]))
     except UserError as error:
         for fault in error.faults:
@@ -89,6 +93,19 @@ def _code(error: Exception, name: str) -> int | None:
     return 2
 
 
+def _check_folder() -> None:
+    """Refuse to run in a folder that was removed: every relative path would have no meaning.
+
+    Raises:
+        UserError: the current folder is gone.
+    """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        place = os.environ.get("PWD", ".")
+        raise UserError(f"The current folder '{place}' was removed.", todo="Go to one that exists.") from None
+
+
 def _missing(package: str) -> Fault:
     """Say how to get a Python package that this environment lacks."""
     if package in CORE:
@@ -104,22 +121,25 @@ def _missing(package: str) -> Fault:
     )
 
 
-def _answer(words: Sequence[str]) -> str | None:
+def _answer(words: Sequence[str], targets: Sequence[str]) -> str | None:
     """Return help, the version or completions; None for a command."""
     from pipelines.cli import help as texts
 
-    asks = [word for word in words if word in HELP]
-    named = [word for word in words if word in COMMANDS]
-    if asks and named:
-        return texts.command_help(named[0])
-    if not words or asks:
-        return texts.overview()
-    if words[0] == "--version":
-        return f"{PROGRAM} {__version__}\n"
-    if words[0] in ("--completion", "--candidates"):
+    first = words[0] if words else HELP[0]
+    if first in ("--completion", "--candidates"):
         from pipelines.cli.completion import candidates, script
 
-        return script(words[1:]) if words[0] == "--completion" else candidates(words[1:])
+        return script(words[1:]) if first == "--completion" else candidates(words[1:])
+    others = [word for word in words if word not in HELP]
+    if not others:
+        return texts.overview()
+    if others[0] == "--version":
+        if len(others) > 1:
+            raise UserError(f"--version takes nothing more, and here '{others[1]}' follows it.")
+        return f"{PROGRAM} {__version__}\n"
+    if len(others) < len(words):
+        check_command(others[0], targets)
+        return texts.command_help(others[0])
     return None
 
 

@@ -29,6 +29,8 @@ def check_command(name: str, targets: Iterable[str] = ()) -> None:
     message, allowed = f"'{name}' is not a command.", f"Commands: {', '.join(COMMANDS)}."
     if name.startswith("-"):
         raise UserError(f"'{name}' is not an option.", allowed="Options: --help, --version, --completion bash|zsh.")
+    if name in groups_with_keys():
+        raise UserError(message, todo=f"To explain the keys of this group of settings: {PROGRAM} config {name}")
     if meant := [name] if "=" in name else _meanings(name):
         raise UserError(message, todo=f"Did you mean '{PROGRAM} build {meant[0]}'?")
     raise UserError(message, allowed=allowed, todo=did_you_mean(name, [*COMMANDS, *targets]))
@@ -103,6 +105,9 @@ def _bare(word: str, command: str) -> Fault:
         return Fault(message, f"Choices: {', '.join(choices(word))}.", f"Write {word}=...")
     if meant := _meanings(word):
         return Fault(message, todo=f"Did you mean {' or '.join(meant)}?")
+    if COMMANDS[command].argument and word not in groups_with_keys():
+        names = groups_with_keys()
+        return Fault(f"'{word}' is not a group of settings.", f"Groups: {', '.join(names)}.", did_you_mean(word, names))
     if word.split(".")[0] in groups_with_keys():
         return Fault(message, todo=f"Write {word}=...")
     return Fault(message, todo=f"`{PROGRAM} {command} --help` lists its settings.")

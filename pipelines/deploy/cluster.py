@@ -13,7 +13,7 @@ from pipelines.document.show import count
 from pipelines.domain.errors import Fault, UserError
 from pipelines.engines.registry import with_setting
 from pipelines.host.machine import Machine
-from pipelines.host.paths import relative_to_cwd
+from pipelines.host.paths import check_folders, relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.plan.plan import make_plan
 from pipelines.settings.root import Settings
@@ -39,6 +39,7 @@ def write_scripts(settings: Settings, machine: Machine, overrides: Sequence[str]
     """
     if faults := _unwritable(settings):
         raise UserError.of(faults)
+    check_folders({"cluster.folder": settings.cluster.folder.expanduser()})
     target = _target(settings, machine, overrides)
     if faults := _faults(settings, target):
         raise UserError.of(faults)

@@ -12,7 +12,7 @@ from pipelines.deploy.facts import RepositoryFacts
 from pipelines.deploy.sizes import Sizes, sizes
 from pipelines.settings.image import ImageSettings
 from pipelines.settings.manifests import ManifestSettings
-from pipelines.settings.serving import USUAL_PORTS, ServingSettings
+from pipelines.settings.serving import ServingSettings
 
 Object = dict[str, Any]
 """A Kubernetes object, as it will be written to YAML."""
@@ -55,7 +55,7 @@ class ClusterDeployment:
     @property
     def ports(self) -> dict[str, int]:
         """Setting's name -> port inside the pod."""
-        return {name: getattr(self.serving, name) or usual for name, usual in USUAL_PORTS.items()}
+        return self.serving.ports
 
     @property
     def exposed(self) -> dict[str, int]:

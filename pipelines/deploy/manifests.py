@@ -14,7 +14,7 @@ from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.units import show_bytes, show_seconds
 from pipelines.engines.registry import with_setting
 from pipelines.host.machine import Machine
-from pipelines.host.paths import relative_to_cwd
+from pipelines.host.paths import check_folders, relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.plan.plan import make_plan
 from pipelines.settings.root import Settings
@@ -35,6 +35,7 @@ def write_manifests(settings: Settings, machine: Machine, overrides: Sequence[st
     Raises:
         UserError: there is no repository yet, or it cannot be deployed like this.
     """
+    check_folders({"manifests.folder": settings.manifests.folder.expanduser()})
     served = read_served(_repository(settings, machine, overrides))
     if faults := _faults(settings, served):
         raise UserError.of(faults)

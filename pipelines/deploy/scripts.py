@@ -18,7 +18,7 @@ from pathlib import Path
 from pipelines.document.show import count
 from pipelines.serving.command import Ranks, front_options, server_command
 from pipelines.settings.cluster import ClusterSettings
-from pipelines.settings.serving import USUAL_PORTS, ServingSettings
+from pipelines.settings.serving import ServingSettings
 
 RANK = "${rank}"
 KEY = "${key}"
@@ -149,7 +149,7 @@ def _serve_slurm(target: ScriptTarget, cluster: ClusterSettings, serving: Servin
     body = [
         "set -euo pipefail",
         'echo "The server answers on $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1), HTTP port '
-        f'{_ports(serving)["openai_port" if serving.front else "http_port"]}, when its log says so."',
+        f'{serving.ports["openai_port" if serving.front else "http_port"]}, when its log says so."',
         shlex.join(command),
     ]
     head = _head(_serves(target), "sbatch serve.sbatch")
@@ -208,7 +208,7 @@ def _rank(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettin
 
 def _front(target: ScriptTarget, serving: ServingSettings) -> list[str]:
     """Render the start of the service through which other machines reach the server; it ends with the server."""
-    ports = _ports(serving)
+    ports = serving.ports
     command = [
         target.python, "-m", "pipelines.serving.openai", "--repository=.",
         f"--grpc={serving.local_host}:{ports['grpc_port']}",
@@ -223,17 +223,13 @@ def _front(target: ScriptTarget, serving: ServingSettings) -> list[str]:
     ]
 
 
-def _ports(serving: ServingSettings) -> dict[str, int]:
-    return {name: getattr(serving, name) or usual for name, usual in USUAL_PORTS.items()}
-
-
 def _commands(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettings) -> tuple[str, str]:
     """Return the command lines of rank 0 and of the others, quoted for the shell."""
     launch = server_command(
         cluster.server,
         Path(),
         serving,
-        _ports(serving),
+        serving.ports,
         shm_prefix="trtllm_pipelines_",
         ranks=Ranks(max(2, target.world_size)),
         admin_key=KEY,

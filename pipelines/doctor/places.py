@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pipelines.doctor.record import ProbeResult
 from pipelines.domain.units import GIB, show_bytes
+from pipelines.host.paths import why_no_folder
 
 LEAST_BYTES = GIB
 """With less than this, not even the bundled models and their logs fit."""
@@ -34,11 +35,9 @@ def hub_home(environment: Mapping[str, str]) -> str:
 
 def _place(name: str, folder: Path, setting: str) -> ProbeResult:
     folder = folder.expanduser().absolute()
+    if why := why_no_folder(folder):
+        return ProbeResult(name, f"{folder} cannot be created: {why}", "bad", f"Set another folder: {setting}")
     parent = next(path for path in (folder, *folder.parents) if path.exists())
-    if not parent.is_dir():
-        return ProbeResult(
-            name, f"{folder} cannot be created: {parent} is a file", "bad", f"Set another folder: {setting}"
-        )
     if not os.access(parent, os.W_OK | os.X_OK):
         return ProbeResult(name, f"{folder} is not writable", "bad", f"Give another folder than {setting}.")
     try:

@@ -54,7 +54,13 @@ def say(text: str = "") -> None:
 
 
 class _Outlived(io.FileIO):
-    """A stream that discards output once its reader has gone, and what the disk it is redirected to does not take."""
+    """A stream that discards output once its reader has gone, and notes why output was lost otherwise.
+
+    Attributes:
+        lost: why output could not be written, e.g. "No space left on device"; None if nothing was lost.
+    """
+
+    lost: str | None = None
 
     def write(self, data: Any, /) -> int:
         try:
@@ -65,21 +71,40 @@ class _Outlived(io.FileIO):
             os.close(nothing)
             return super().write(data)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            if error.errno not in LOST:
                 raise
+            self.lost = error.strerror
             return len(data)
 
 
+LOST = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF)
+"""Errors of a redirected output that cost its lines and not the work."""
+
+
 def outlive_readers() -> None:
-    """Let this process finish its work when the reader of its output stops early (`| head -1`)."""
+    """Let this process finish its work when its output is not taken: `| head -1`, `> /dev/full`, `>&-`.
+
+    A character that the output's encoding lacks becomes "?" instead of an error.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller; /dev/null takes its number, the lowest one free
+            number = os.open(os.devnull, os.O_RDONLY)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", encoding="utf-8"))
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed by the caller
-            continue
         raw = _Outlived(stream.fileno(), "wb", closefd=False)
         buffer: Any = raw if stream.write_through else io.BufferedWriter(raw)
-        same = {key: getattr(stream, key) for key in ("encoding", "errors", "line_buffering", "write_through")}
-        setattr(sys, name, io.TextIOWrapper(buffer, **same))
+        same = {key: getattr(stream, key) for key in ("encoding", "line_buffering", "write_through")}
+        errors = "replace" if stream.errors == "strict" else stream.errors
+        setattr(sys, name, io.TextIOWrapper(buffer, errors=errors, **same))
+
+
+def lost_output() -> str | None:
+    """Write what is still buffered, and return why output was lost; None if all of it was written or nobody reads."""
+    sys.stdout.flush()
+    raw = getattr(sys.stdout.buffer, "raw", sys.stdout.buffer)
+    return getattr(raw, "lost", None)
 
 
 class ScreenProgress:

@@ -45,12 +45,13 @@ class TraceItem:
     prompt: str | None = None
 
 
-def read_trace(path: Path, speed: float) -> list[TraceItem]:
+def read_trace(path: Path, speed: float, key: str = "workload.trace") -> list[TraceItem]:
     """Read a trace of JSON lines, sorted by time, with its first request at 0.
 
     Args:
         path: the file; each line has `time` (seconds), `osl`, and `isl` or `prompt`.
         speed: 2 plays it twice as fast.
+        key: setting that names it, for messages.
 
     Raises:
         UserError: it cannot be read, or a line has another form.
@@ -58,10 +59,10 @@ def read_trace(path: Path, speed: float) -> list[TraceItem]:
     try:
         lines = path.expanduser().read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"workload.trace={path} cannot be read: {error}.") from None
-    rows = [_row(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+        raise UserError(f"{key}={path} cannot be read: {error}.") from None
+    rows = [_row(path, number, line, key) for number, line in enumerate(lines, 1) if line.strip()]
     if not rows:
-        raise UserError(f"workload.trace={path} is empty.", allowed=_FORM)
+        raise UserError(f"{key}={path} is empty.", allowed=_FORM)
     rows.sort(key=lambda row: float(row["time"]))
     first = float(rows[0]["time"])
     return [
@@ -73,13 +74,13 @@ def read_trace(path: Path, speed: float) -> list[TraceItem]:
 _FORM = 'Each line is {"time": 0.5, "isl": 128, "osl": 64} or {"time": 0.5, "prompt": "...", "osl": 64}.'
 
 
-def _row(path: Path, number: int, line: str) -> dict[str, Any]:
+def _row(path: Path, number: int, line: str, key: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError:
         row = None
     if not isinstance(row, dict) or not _fine(row):
-        raise UserError(f"workload.trace={path}, line {number}: '{line[:60]}' is not a request.", allowed=_FORM)
+        raise UserError(f"{key}={path}, line {number}: '{line[:60]}' is not a request.", allowed=_FORM)
     return row
 
 

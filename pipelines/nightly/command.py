@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipelines.domain.errors import UserError
-from pipelines.host.paths import relative_to_cwd
+from pipelines.host.paths import check_folders, relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.host.text import wrapped
 from pipelines.nightly.history import History
@@ -24,6 +24,7 @@ def run(overrides: Sequence[str]) -> int:
     from pipelines.nightly.trend import trend_document
 
     settings = load(own_overrides(overrides))
+    check_folders({"nightly.history": settings.nightly.history, "report.folder": settings.report.folder})
     history = History(settings.nightly.history)
     if settings.nightly.measure:
         from pipelines.nightly.night import measure

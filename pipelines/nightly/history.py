@@ -1,7 +1,8 @@
 """The history: one JSON line per cell and run, append-only.
 
-A line is written with one call and synced, under a lock, so that writers never interleave. A line torn by `kill -9`
-stays as it is: the next writer starts a new line, and readers skip the torn one with a note.
+A line has a checksum of itself, and is written with one call and synced, under a lock, so that writers never
+interleave. A line torn by `kill -9` stays as it is: the next writer starts a new line, and readers skip the torn one
+with a note, as one that was changed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from pipelines.domain.errors import UserError
 from pipelines.host.files import write_json
 from pipelines.nightly.record import Record
+from pipelines.store.manifest import CHECKSUM, seal_is_right, sealed
 
 FILE = "history.jsonl"
 
@@ -27,6 +29,20 @@ class HistoryContents:
 
     records: tuple[Record, ...]
     notes: tuple[str, ...]
+
+
+def _record(line: bytes) -> Record:
+    """Read a line; one of an older version has no checksum.
+
+    Raises:
+        ValueError: it is no line of a history, or was changed after it was written.
+    """
+    found = json.loads(line)
+    if isinstance(found, dict) and CHECKSUM in found:
+        if not seal_is_right(found):
+            raise ValueError("it does not match its own checksum, so it was changed after it was written")
+        del found[CHECKSUM]
+    return Record.from_json(found)
 
 
 class History:
@@ -45,7 +61,7 @@ class History:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
-                    records.append(Record.from_json(json.loads(line)))
+                    records.append(_record(line))
                 except (ValueError, AttributeError) as error:
                     torn = not line.endswith(b"}")
                     why = "was torn when its writer was killed" if torn else f"cannot be read: {error}"
@@ -58,7 +74,7 @@ class History:
         Raises:
             UserError: the folder cannot be written.
         """
-        line = json.dumps(record.to_json(), sort_keys=True, allow_nan=False).encode() + b"\n"
+        line = json.dumps(sealed(record.to_json()), sort_keys=True, allow_nan=False).encode() + b"\n"
         with self._writing(), self._lock("history.lock"):
             handle = os.open(self.file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from eval.spec import task_fault
 from eval.task_names import BUNDLED, JSON_VALIDITY, WRITTEN
 from pipelines.document.show import count
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault
 from pipelines.domain.formats import (
     QFormat,
     formats_for,
@@ -443,15 +442,17 @@ def _missing(package: str, stages: Sequence[Stage]) -> Fault:
     )
 
 
-def check_store(store: Path) -> list[Fault]:
-    """Check that the store is writable; before it exists, its nearest existing parent decides.
+def output_folders(settings: Settings, target: Target, store: Path, *, makes: bool) -> dict[str, Path]:
+    """Return the folders that a run writes to, by the setting that names each.
 
-    Raises:
-        UserError: it can never be, because a file is in its place.
+    Args:
+        settings: the configuration.
+        target: of the command.
+        store: of artifacts.
+        makes: whether an artifact is made.
     """
-    parent = next(path for path in (store, *store.parents) if path.exists())
-    if not parent.is_dir():
-        raise UserError(f"paths.store='{store}' cannot be created: {parent} is a file.")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        return [Fault(f"paths.store='{store}' is not writable.", todo="Give another folder: paths.store=/some/folder")]
-    return []
+    folders = {"paths.store": store} if makes else {}
+    folders["paths.runs"] = settings.paths.runs
+    if target == "all":
+        folders |= settings.report.written
+    return folders

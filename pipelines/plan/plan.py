@@ -15,7 +15,7 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.choose import EngineChoice, choose
 from pipelines.engines.registry import OPENVINO
 from pipelines.host.machine import Machine, library_versions
-from pipelines.host.paths import relative_to_cwd
+from pipelines.host.paths import no_folders, relative_to_cwd, unwritable_folders
 from pipelines.plan import checks, host_memory
 from pipelines.plan.engine_flow import Node
 from pipelines.plan.flow import needed_for, nodes
@@ -103,7 +103,7 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     Raises:
         UserError: every fault found, at once.
     """
-    faults: list[Fault] = []
+    faults = no_folders(checks.output_folders(settings, target, store.root, makes=True))
     shape = settings.model.shape.to_shape() if settings.model.shape else None
     found = Found()
     try:
@@ -141,9 +141,7 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     steps = _resolve(made, store)
     todo = [step.node.stage for step in steps if step.state != "cached"]
     faults = []
-    unwritable: list[Fault] = []
-    with collecting(faults):
-        unwritable = checks.check_store(store.root) if todo else []
+    unwritable = unwritable_folders(checks.output_folders(settings, target, store.root, makes=bool(todo)))
     if only is not None:
         faults += host_memory.check_stages(settings, shape, machine, todo)
     if faults:

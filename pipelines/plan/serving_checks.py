@@ -15,6 +15,7 @@ from pipelines.loadgen.lengths import sampler
 from pipelines.plan.targets import EVALUATED, MEASURED, SERVED, STARTED, Target, is_elsewhere
 from pipelines.rules.cpu import DRAFTING
 from pipelines.serving.locate import why_no_server
+from pipelines.serving.ports import privileged_ports
 from pipelines.settings.load import load_faults
 from pipelines.settings.root import Settings
 from pipelines.settings.triton import TritonSettings
@@ -39,13 +40,12 @@ def check(
         return faults
     if target in MEASURED:
         faults += _streaming(settings)
-    given = settings.serving.tritonserver is not None
-    if target in STARTED and given and (fault := why_no_server(settings.serving)):
-        faults.append(fault)
+    faults += _program(settings) if target in STARTED else []
     if target in SERVED and engine.server is None:
         faults.append(_not_served(settings, target, engine))
     elif target in SERVED:
         faults += setting_faults(_asked(settings, engine, built), engine)
+        faults += _devices(settings, built) if engine.server is ServerBackend.TENSORRTLLM else []
     if built is not None:
         return faults + _built(settings, built, target)
     if not engine.evaluates and target in EVALUATED:
@@ -55,6 +55,43 @@ def check(
         faults += more(settings, engine)
     if target in MEASURED:
         faults += _load_fits(settings, shape)
+    return faults
+
+
+def _program(settings: Settings) -> list[Fault]:
+    """Check the ports and the program of a server that is started here."""
+    faults = privileged_ports(settings.serving)
+    if settings.serving.tritonserver is not None and (fault := why_no_server(settings.serving)):
+        faults.append(fault)
+    return faults
+
+
+def _devices(settings: Settings, built: BuiltEngine | None) -> list[Fault]:
+    """Check that every instance of the model has one GPU and one process per rank of the engine."""
+    triton, most, faults = settings.triton, settings.hardware.gpus_per_server, list[Fault]()
+    by = built or settings.build
+    ranks = by.tp_size * by.pp_size
+    for key in ("gpu_device_ids", "draft_gpu_device_ids", "participant_ids"):
+        groups = getattr(triton, key) or ()
+        shown = f"triton.{key}={[list(group) for group in groups]}".replace(" ", "")
+        # nodes number their GPUs alike
+        twice = [group for group in groups if len(set(group)) < len(group) and triton.num_nodes == 1]
+        if twice or any(len(group) != ranks for group in groups):
+            faults.append(
+                Fault(
+                    f"{shown} does not fit an engine of {ranks} rank(s) (tp_size={by.tp_size}, pp_size={by.pp_size}).",
+                    f"Each instance has {ranks} different number(s).",
+                    f"Change triton.{key}, or the ranks.",
+                )
+            )
+        elif key != "participant_ids" and most and any(gpu >= most for group in groups for gpu in group):
+            faults.append(
+                Fault(
+                    f"{shown} names a GPU that a server with {settings.hardware.name} does not have.",
+                    f"hardware.gpus_per_server={most}, numbered from 0.",
+                    f"Change triton.{key}, or set hardware.gpus_per_server.",
+                )
+            )
     return faults
 
 

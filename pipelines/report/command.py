@@ -8,7 +8,7 @@ from pathlib import Path
 from eval.verdict import Criteria
 from pipelines.document.write import ReportPaths, write_document
 from pipelines.domain.errors import UserError
-from pipelines.host.paths import relative_to_cwd
+from pipelines.host.paths import check_folders, relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.report.collect import collect
 from pipelines.report.compare import comparison
@@ -29,6 +29,7 @@ def report(overrides: Sequence[str]) -> int:
     settings = load(overrides)
     if fault := mlflow_fault(settings.report.mlflow):
         raise UserError.of([fault])
+    check_folders({"paths.store": settings.paths.store} | settings.report.written)
     store = Store(settings.paths.store)
     recover(store)
     write(settings, store, settings.model.label, None)

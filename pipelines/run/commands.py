@@ -11,6 +11,7 @@ from pipelines.domain.errors import UserError
 from pipelines.host.collector import paused
 from pipelines.host.files import link_to
 from pipelines.host.machine import gather
+from pipelines.host.paths import check_folders
 from pipelines.host.screen import complain, say
 from pipelines.plan.targets import Target, farthest, has_baseline
 from pipelines.settings.compose import load
@@ -90,6 +91,8 @@ def serve(overrides: Sequence[str]) -> int:
         *_, outcomes = _run("serve", overrides)
         folder = outcomes[-1].artifact.path
     else:
+        if not folder.expanduser().is_dir():
+            raise UserError(f"serving.repository='{folder}' does not exist.", todo="Write one: make repository")
         _refuse_damaged(folder.expanduser().absolute(), Store(settings.paths.store))
     _refuse_unfit(folder)
     bundled = settings.model.bundled and not settings.model.path
@@ -193,8 +196,10 @@ def stage(overrides: Sequence[str]) -> int:
             allowed="It is the name of a stage as `make plan` lists it, with the same overrides.",
             todo="Give one: stage.name=quantize",
         )
-    if link is not None and link.exists() and not link.is_symlink():
-        raise UserError(f"stage.link='{link}' already exists and is not a link.", todo="Give another name.")
+    if link is not None:
+        if link.exists() and not link.is_symlink():
+            raise UserError(f"stage.link='{link}' already exists and is not a link.", todo="Give another name.")
+        check_folders({"stage.link": link.parent})
     plan, store = _plan(settings, settings.plan.target or farthest(settings), name)
     outcomes = run_target(plan, store, overrides)
     if link is not None:

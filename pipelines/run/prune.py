@@ -9,7 +9,7 @@ from pipelines.document.show import count
 from pipelines.domain.progress import PARTIAL
 from pipelines.domain.units import DAY, show_bytes
 from pipelines.host.disk import disk_errors
-from pipelines.host.paths import relative_to_cwd
+from pipelines.host.paths import check_folders, relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.host.text import table, wrapped
 from pipelines.settings.compose import load
@@ -21,6 +21,7 @@ from pipelines.store.store import Store
 def prune(overrides: Sequence[str]) -> int:
     """Show what each artifact costs and what nothing needs; remove it if store.remove=true."""
     settings = load(overrides)
+    check_folders({"paths.store": settings.paths.store})
     store = Store(settings.paths.store)
     with disk_errors("`prune`", store.root):
         space = survey(store, settings.store.keep_days)

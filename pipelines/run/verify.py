@@ -12,6 +12,7 @@ from pipelines.domain.errors import UserError, collecting
 from pipelines.domain.progress import Advance
 from pipelines.domain.units import show_bytes
 from pipelines.host.machine import gather
+from pipelines.host.paths import why_no_folder
 from pipelines.host.screen import ScreenProgress, warn
 from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
@@ -25,15 +26,17 @@ def verify(overrides: Sequence[str]) -> int:
     settings = load(overrides)
     store = Store(settings.paths.store)
     if settings.verify.path is None and all(word.startswith("paths.") for word in overrides):
+        _check_there("paths.store", settings.paths.store)
         manifests = Manifests.read(store.folders())
         if manifests.older:
             warn(
                 f"{count(len(manifests.older), 'artifact')} of an older version cannot be checked, because the "
                 "manifest has no checksum. What is needed of them is made again."
             )
-        nothing = not (manifests.whole or manifests.faults)
-        text = "it holds no artifact of this version" if nothing else _checked(manifests, store)
-        sys.stdout.write(f"{store.root}: {text}\nverified: no faults found\n")
+        if not (manifests.whole or manifests.faults):
+            sys.stdout.write(f"{store.root}: it holds no artifact of this version\nnothing was verified\n")
+            return 0
+        sys.stdout.write(f"{store.root}: {_checked(manifests, store)}\nverified: no faults found\n")
         return 0
     folder = _folder(settings, store)
     sys.stdout.write(f"{folder}\n")
@@ -45,6 +48,18 @@ def verify(overrides: Sequence[str]) -> int:
         sys.stdout.write(f"{_checkpoint(folder)}\n")
     sys.stdout.write("verified: no faults found\n")
     return 0
+
+
+def _check_there(key: str, folder: Path) -> None:
+    """Refuse to verify nothing.
+
+    Raises:
+        UserError: there is no such folder; what is in its place.
+    """
+    if why := why_no_folder(folder.absolute()) or ("" if folder.is_dir() else "there is no such folder"):
+        raise UserError(
+            f"{key}='{folder}' cannot be verified: {why}.", todo=f"Give one that is there: {key}=/its/folder"
+        )
 
 
 def _checked(manifests: Manifests, store: Store) -> str:
@@ -90,7 +105,9 @@ def _checkpoint(folder: Path) -> str:
 
 def _folder(settings: Settings, store: Store) -> Path:
     if settings.verify.path is not None:
-        return settings.verify.path.expanduser().absolute()
+        folder = settings.verify.path.expanduser().absolute()
+        _check_there("verify.path", folder)
+        return folder
     made = make_plan(settings, "build", store, gather())
     step = next(step for step in made.steps if step.node.id == "quantize")
     if step.artifact is None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import http.client
+import os
 import random
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import Fault, UserError
 from pipelines.settings.serving import USUAL_PORTS, ServingSettings
 
 # Below the range that Linux uses for outgoing connections (32768 and up), so that none of those takes one of our
@@ -51,7 +53,7 @@ def choose_ports(settings: ServingSettings, *, usual: bool = False) -> dict[str,
         setting's name -> port, for http_port, grpc_port, metrics_port and, with a service in front, openai_port.
 
     Raises:
-        UserError: a given port is in use or given twice, or the address is not one of this machine.
+        UserError: a given port is in use, or the address is not one of this machine.
     """
     hosts = dict.fromkeys(USUAL_PORTS, settings.triton_host) | {"openai_port": settings.host}
     names = [name for name in USUAL_PORTS if name != "openai_port" or settings.front]
@@ -64,12 +66,31 @@ def choose_ports(settings: ServingSettings, *, usual: bool = False) -> dict[str,
     for name in names:
         given = getattr(settings, name)
         if given is not None:
-            _check_given(hosts[name], name, given, chosen)
+            _check_given(hosts[name], name, given)
             chosen[name] = given
     for name in names:
         if name not in chosen:
             chosen[name] = _choose(hosts[name], USUAL_PORTS[name] if usual else None, chosen)
     return {name: chosen[name] for name in names}
+
+
+def privileged_ports(settings: ServingSettings) -> list[Fault]:
+    """List the given ports that only root may open on this machine."""
+    try:
+        least = int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
+    except (OSError, ValueError):
+        least = 1024
+    if os.geteuid() == 0:
+        return []
+    return [
+        Fault(
+            f"serving.{name}={port} needs the rights of root.",
+            f"Ports from {least} up do not.",
+            "Give one of these, and let a reverse proxy listen on the lower one.",
+        )
+        for name in USUAL_PORTS
+        if (port := getattr(settings, name)) is not None and port < least
+    ]
 
 
 def another_port(host: str, taken: Ports) -> int:
@@ -81,12 +102,7 @@ def another_port(host: str, taken: Ports) -> int:
     return _choose(host, None, taken)
 
 
-def _check_given(host: str, name: str, port: int, chosen: Ports) -> None:
-    for other, taken in chosen.items():
-        if taken == port:
-            raise UserError(
-                f"serving.{name}={port} is the same port as serving.{other}.", todo="Give every service its own port."
-            )
+def _check_given(host: str, name: str, port: int) -> None:
     if not is_free(host, port):
         raise UserError(
             f"serving.{name}={port} cannot be used: something already listens on {host}:{port}, "

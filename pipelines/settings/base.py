@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from enum import Enum
@@ -50,6 +51,33 @@ def _numbers(value: object) -> Iterator[float]:
     elif isinstance(value, tuple):
         for item in value:
             yield from _numbers(item)
+
+
+def _paths(value: object) -> Iterator[Path]:
+    """List the paths in a value, also in lists and mappings."""
+    if isinstance(value, Path):
+        yield value
+    elif isinstance(value, Mapping | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _paths(item)
+
+
+LONGEST_NAME, LONGEST_PATH = 255, 4095
+"""Bytes of a file's name and of a whole path, at most, on Linux."""
+
+
+def _check_path(path: Path) -> None:
+    """Refuse a path that no file system takes.
+
+    Raises:
+        ValueError: it or a name in it is too long.
+    """
+    longest = max(path.parts, key=lambda part: len(os.fsencode(part)), default="")
+    for most, text in ((LONGEST_NAME, longest), (LONGEST_PATH, str(path))):
+        if (size := len(os.fsencode(text))) > most:
+            raise ValueError(
+                f"is '{str(path)[:60]}...', where '{text[:20]}...' has {size:,} bytes: give at most {most:,}"
+            )
 
 
 @cache
@@ -116,6 +144,8 @@ class Group(BaseModel):
         """Refuse what no field takes, whatever its own rules are; one validator, as each takes time at every start."""
         name = str(info.field_name)
         value = validate(_of_its_kind(cls.model_fields[name].annotation, given))
+        for path in _paths(value):
+            _check_path(path)
         most = largest(name)
         if absurd := [number for number in _numbers(value) if abs(number) > most]:
             raise ValueError(f"is {absurd[0]:,g}, which is out of range: give at most {most:,}")

@@ -28,6 +28,17 @@ class ReportSettings(Group):
     max_accuracy_loss_percent: Annotated[float, Field(ge=0, le=100)] = 1.0
     mlflow: str | None = None
 
+    @property
+    def written(self) -> dict[str, Path]:
+        """Folders of this machine that a report is written to, by the setting that names each."""
+        folders = {"report.folder": self.folder}
+        kind, _, place = (self.mlflow or "").partition(":")
+        if kind == "file":
+            folders["report.mlflow"] = Path(re.sub("^//", "", place))
+        elif kind == "sqlite":
+            folders["report.mlflow"] = Path(place.removeprefix("///")).parent
+        return folders
+
     @field_validator("mlflow")
     @classmethod
     def _names_a_store(cls, uri: str | None) -> str | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from pipelines.settings.base import Group, Positive
 
@@ -77,6 +78,26 @@ class ServingSettings(Group):
                 "or the address of one network card"
             ) from None
         return "127.0.0.1" if host == "localhost" else host
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> ServingSettings:
+        """Refuse one port for two services."""
+        given = {name: port for name in USUAL_PORTS if (port := getattr(self, name)) is not None}
+        for name, port in given.items():
+            if other := next((each for each in given if given[each] == port and each != name), None):
+                raise ValueError(
+                    f"has serving.{name}={port} and serving.{other}={port}: give every service its own port"
+                )
+        return self
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Where nobody looks for free ports: each service's given port, else the next one from the usual one up."""
+        ports = {name: port for name in USUAL_PORTS if (port := getattr(self, name)) is not None}
+        for name, usual in USUAL_PORTS.items():
+            if name not in ports:
+                ports[name] = next(port for port in count(usual) if port not in ports.values())
+        return {name: ports[name] for name in USUAL_PORTS}
 
     @field_validator("chat_template")
     @classmethod

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipelines.host.files import write_json
-from pipelines.host.paths import relative_to_cwd
+from pipelines.host.paths import check_folders, relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.host.text import table
 from pipelines.run.console import comparison
@@ -47,6 +47,7 @@ def compare(overrides: Sequence[str]) -> int:
     from pipelines.store.measurements import recover
 
     settings = load(_single(overrides))
+    check_folders(settings.report.written)
     folder, cells = run_cells("all", overrides)
     store = Store(settings.paths.store)
     recover(store)

@@ -19,6 +19,7 @@ from typing import Any
 
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.host.machine import Machine, gather
+from pipelines.host.paths import check_folders
 from pipelines.host.screen import say
 from pipelines.plan.plan import make_plan
 from pipelines.plan.targets import Target, has_baseline, is_sequential
@@ -48,6 +49,7 @@ def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[Swee
     """
     folder = _new_folder(overrides)
     sweep = expand(overrides, folder)
+    check_folders({key: Path(sweep.config.paths[key.partition(".")[2]]) for key in ("paths.store", "paths.runs")})
     check_launcher(sweep, target)
     store = Store(Path(sweep.config.paths.store))
     here = sweep.runs_here

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.host.machine import Machine, gather
-from pipelines.host.paths import relative_to_cwd
+from pipelines.host.paths import check_folders, relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.host.text import wrapped
 from pipelines.predict.performance.placement import Judge
@@ -35,6 +35,7 @@ def simulate(overrides: Sequence[str], judge_of: Callable[[Settings, Machine], J
         judge_of: makes the rules of a plan from settings.
     """
     words, settings = with_defaults(overrides)
+    check_folders({"paths.runs": settings.paths.runs})
     case, levels = _judged(settings, judge_of)
     with run_folder("simulate", settings.paths.runs, as_yaml(settings), words) as folder:
         say(wrapped(f"time: {'seconds' if case.unit == 's' else case.unit} ({case.reason})"))

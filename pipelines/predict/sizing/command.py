@@ -11,7 +11,7 @@ from typing import Any
 from pipelines.domain.errors import UserError
 from pipelines.host.files import write_json, write_text
 from pipelines.host.machine import Machine, gather
-from pipelines.host.paths import relative_to_cwd
+from pipelines.host.paths import check_folders, relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.predict.performance.hardware import resolved
 from pipelines.predict.performance.placement import Judge
@@ -33,6 +33,7 @@ SHOWN_CURVES = 6
 def size(overrides: Sequence[str], judge_of: Callable[[Settings, Machine], Judge]) -> int:
     """Run the command and return the exit code; `judge_of` makes the rules of a plan from settings."""
     settings = load(overrides)
+    check_folders({"report.folder": settings.report.folder})
     if settings.sizing.rate is not None:
         return _from_rate(settings, settings.sizing.rate)
     if settings.sizing.measured is not None and settings.sizing.fit is None:
@@ -126,7 +127,7 @@ def _day(settings: Settings, question: Question, found: Answer) -> Day:
     scaling, best, demand = settings.sizing.autoscaling, found.chosen, question.demand
     of_one, seed = curve(question, best), settings.workload.seed
     if scaling.trace is not None:
-        items = read_trace(scaling.trace, 1.0)
+        items = read_trace(scaling.trace, 1.0, "sizing.autoscaling.trace")
         rates, how = counted_rates([item.offset_ns / 1e9 for item in items], scaling.step_s), f"trace {scaling.trace}"
     else:
         business = scaling.day == "business"

@@ -1,7 +1,8 @@
-"""Whoever reads the output may stop after a line (`| head -1`): the command finishes its work all the same."""
+"""Output that nobody takes: a reader may stop after a line (`| head -1`), a disk may be full, a stream closed."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,3 +43,39 @@ def test_nobody_reads_at_all(words: list[str]) -> None:
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         running.stdout.close()
         assert (running.stderr.read(), running.wait(timeout=60)) == ("", 0)
+
+
+FULL, CLOSED = "No space left on device", "Bad file descriptor"
+
+
+@pytest.mark.parametrize(
+    ("words", "redirected", "code", "said"),
+    [
+        ("--version", "> /dev/full", 2, f"error: the output could not be written: {FULL}."),
+        ("config", "> /dev/full", 2, f"error: the output could not be written: {FULL}."),
+        ("--version", ">&-", 2, f"error: the output could not be written: {CLOSED}."),
+        ("config paths.store=5 nothing", "<&- >&-", 2, "error: 'nothing' is not a valid override"),
+        ("config nothing", "2> /dev/full", 2, ""),
+        ("config nothing", "<&- >&- 2>&-", 2, ""),
+        ("--version", "<&- 2>&-", 0, ""),
+    ],
+)
+def test_output_that_cannot_be_written_is_a_failure(words: str, redirected: str, code: int, said: str) -> None:
+    command = f"{sys.executable} -m pipelines {words} {redirected}"
+    ran = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, "Traceback" in ran.stderr) == (code, False)
+    assert ran.stderr.startswith(said)
+
+
+def test_a_screen_without_the_character_and_a_folder_that_is_gone(tmp_path: Path) -> None:
+    show = "from pipelines.host.screen import outlive_readers, say; outlive_readers(); say('a – b')"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ascii_only = environment | {"PYTHONIOENCODING": "ascii"}
+    ran = subprocess.run([sys.executable, "-c", show], capture_output=True, env=ascii_only, timeout=60, check=False)
+    assert (ran.stdout, ran.returncode) == (b"a ? b\n", 0)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = f"cd {gone} && rmdir {gone} && {sys.executable} -m pipelines plan"
+    ran = subprocess.run(["sh", "-c", command], capture_output=True, env=environment, timeout=60, check=False)
+    assert ran.returncode == 2
+    assert b"was removed" in ran.stderr.replace(b"\n      ", b"")

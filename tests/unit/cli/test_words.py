@@ -1,5 +1,7 @@
 """Words that are no overrides are refused before anything runs, with what was probably meant."""
 
+import re
+
 import pytest
 
 from pipelines.cli.commands import COMMANDS
@@ -69,3 +71,29 @@ def test_every_command_refuses_a_bare_word_before_it_is_imported(command, monkey
     monkeypatch.setattr("importlib.import_module", lambda name: pytest.fail(f"{name} was imported"))
     assert main([command, "int4_awq"]) == 2
     assert "quant=int4_awq" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["biuld", "--help"], "'biuld' is not a command. .* Did you mean 'build'?"),
+        (["--help", "biuld"], "'biuld' is not a command. .* Did you mean 'build'?"),
+        (["help", "quant"], "'quant' is not a command. .*: trtllm-pipelines config quant$"),
+        (["quant=fp8", "--help"], "'quant=fp8' is not a command. Did you mean 'trtllm-pipelines build quant=fp8'?"),
+        (["--version", "junk"], "--version takes nothing more, and here 'junk' follows it"),
+        (["config", "serveng"], "'serveng' is not a group of settings. Groups: .* Did you mean 'serving'?"),
+        (["--bogus", "--help"], "'--bogus' is not an option"),
+    ],
+)
+def test_help_for_an_unknown_word_is_refused_as_the_word_itself(words, said, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.search(said.replace("?", r"\?"), " ".join(err.split()))
+
+
+@pytest.mark.parametrize("words", [["build", "--help"], ["help", "build"], ["build", "quant=fp8", "-h"]])
+def test_help_of_a_command_is_its_own(words, capsys):
+    assert main(words) == 0
+    assert capsys.readouterr().out.startswith("Usage: trtllm-pipelines build")

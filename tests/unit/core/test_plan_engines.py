@@ -150,3 +150,23 @@ def test_a_model_that_does_not_fit_in_float32_is_no_baseline(tmp_path):
     small, words = replace(MACHINE, memory_bytes=24 * 2**30), ["quant=int4_awq", "eval.baseline=hugging_face"]
     with pytest.raises(UserError, match=r"llama_3_1_8b in float32.*31\.9 GiB.*this machine has 24"):
         make_plan(load(["model=llama_3_1_8b", *words]), "evaluate", Store(tmp_path / "store"), small)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("triton.gpu_device_ids=[[0,1]]", r"gpu_device_ids=\[\[0,1\]\] does not fit an engine of 1 rank"),
+        ("triton.gpu_device_ids=[[0]] build.tp_size=2", r"gpu_device_ids=\[\[0\]\] does not fit an engine of 2 rank"),
+        ("triton.gpu_device_ids=[[0,0]] build.tp_size=2", r"gpu_device_ids=\[\[0,0\]\] does not fit"),
+        ("triton.gpu_device_ids=[[0,1],[2]] build.tp_size=2", r"gpu_device_ids=\[\[0,1\],\[2\]\] does not fit"),
+        ("triton.gpu_device_ids=[[8]]", r"gpu_device_ids=\[\[8\]\] names a GPU that a server with h100_sxm"),
+        ("triton.participant_ids=[[1,1]] build.tp_size=2", r"participant_ids=\[\[1,1\]\] does not fit"),
+        ("triton.draft_gpu_device_ids=[[1,2]]", r"draft_gpu_device_ids=\[\[1,2\]\] does not fit"),
+    ],
+)
+def test_devices_and_processes_go_with_the_ranks(words, said, tmp_path):
+    base = ["engine=tensorrt_llm", "model=gemma_2b", "quant=fp8", "hardware=h100_sxm"]
+    with pytest.raises(UserError, match=rf"triton\.{said}"):
+        plan(tmp_path, [*base, *words.split()], "serve")
+    plan(tmp_path, [*base, "build.tp_size=2", "triton.gpu_device_ids=[[0,1],[2,3]]"], "serve")
+    plan(tmp_path, [*base, *words.split()], "build")  # which serves nothing

@@ -292,7 +292,9 @@ def test_verify_names_files_that_were_added(tmp_path, capsys):
 
 def test_verify_of_an_empty_store_says_so(tmp_path, capsys):
     assert verify(f"paths.store={tmp_path}") == 0
-    assert "holds no artifact" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "holds no artifact" in out
+    assert out.endswith("nothing was verified\n")
 
 
 @pytest.mark.parametrize("name", ["model.py", "manifest.json"])

@@ -37,6 +37,19 @@ def test_a_torn_last_line_is_skipped_with_a_note_and_nothing_after_it_is_lost(tm
     assert (tmp_path / FILE).read_bytes().startswith(whole + whole[:100] + b"\n")  # appended to, never rewritten
 
 
+def test_a_line_that_was_changed_is_named_and_one_of_an_older_version_is_read(tmp_path):
+    history = History(tmp_path)
+    (tmp_path / FILE).write_text(json.dumps(night(0).to_json()) + "\n")  # without a checksum, as it was written before
+    history.append(night(1))
+    history.append(night(2))
+    assert history.read().records == (night(0), night(1), night(2))
+    lines = (tmp_path / FILE).read_text().splitlines(keepends=True)
+    lines[1] = lines[1].replace('"status": "done"', '"status": "dome"')
+    (tmp_path / FILE).write_text("".join(lines))
+    assert history.read().records == (night(0), night(2))
+    assert "Line 2 of history.jsonl cannot be read: it does not match its own checksum" in history.read().notes[0]
+
+
 def test_a_line_of_another_schema_is_named(tmp_path):
     line = night(0).to_json() | {"schema": 2}
     (tmp_path / FILE).write_text(json.dumps(line) + "\n")

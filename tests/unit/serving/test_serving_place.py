@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import socket
@@ -19,10 +20,11 @@ from pipelines.domain.errors import UserError
 from pipelines.serving import locate as locate_module
 from pipelines.serving.backends import backend_directory
 from pipelines.serving.locate import PYTHON, Wheel, locate, why_no_server
-from pipelines.serving.ports import FREE_RANGE, choose_ports
+from pipelines.serving.ports import FREE_RANGE, choose_ports, privileged_ports
 from pipelines.serving.repository import read_repository, refuse_elsewhere
 from pipelines.serving.shared_memory import own_prefix, remove_leftovers
-from pipelines.settings.serving import ServingSettings
+from pipelines.settings.compose import load
+from pipelines.settings.serving import USUAL_PORTS, ServingSettings
 
 CONF = Path(__file__).parents[3] / "conf" / "serving" / "default.yaml"
 
@@ -63,8 +65,20 @@ def test_processes_that_seeded_alike_choose_different_ports() -> None:
 
 
 def test_a_port_given_twice_is_refused() -> None:
-    with pytest.raises(UserError, match=r"serving\.grpc_port=21234 is the same port as serving\.http_port"):
-        choose_ports(ServingSettings(http_port=21234, grpc_port=21234))
+    """While planning, before anything is built; ports that are left open avoid the given ones everywhere."""
+    for one, other in itertools.combinations(USUAL_PORTS, 2):
+        with pytest.raises(UserError, match=rf"serving\.{one}=21234 and serving\.{other}=21234: give every service"):
+            load([f"serving.{one}=21234", f"serving.{other}=21234"])
+    ports = ServingSettings(http_port=9000, openai_port=8001).ports
+    assert ports == {"http_port": 9000, "grpc_port": 8002, "metrics_port": 8003, "openai_port": 8001}
+
+
+def test_a_port_of_root_is_refused_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    (fault,) = privileged_ports(ServingSettings(http_port=80, grpc_port=65535))
+    assert fault.message == "serving.http_port=80 needs the rights of root."
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert privileged_ports(ServingSettings(http_port=80)) == []
 
 
 def test_a_usual_port_in_use_gives_way_a_given_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
