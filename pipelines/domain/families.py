@@ -288,12 +288,21 @@ FAMILIES: dict[str, Family] = {family.architecture: family for family in _ROWS}
 
 def settled(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config.json with its family's defaults; as it is if the family is unknown."""
-    family = FAMILIES.get((config.get("architectures") or [""])[0])
+    names = config.get("architectures")
+    family = FAMILIES.get(names[0]) if isinstance(names, list) and names and isinstance(names[0], str) else None
     return dict(config) if family is None else family.settled(config)
 
 
 BUILT = tuple(family.architecture for family in _ROWS if family.modelopt_type)
 """Architectures that this project builds."""
+
+SIZED = (
+    *("Ernie4_5ForCausalLM", "Exaone4ForCausalLM", "Glm4ForCausalLM", "GlmForCausalLM"),
+    *("GptOssForCausalLM", "GraniteForCausalLM", "InternLM3ForCausalLM", "OlmoForCausalLM", "Olmo2ForCausalLM"),
+    *("Olmo3ForCausalLM", "SeedOssForCausalLM", "SmolLM3ForCausalLM"),
+)
+"""Further architectures whose config.json states all that determines bytes and cost in the same names: layers that are
+alike, attention with KV heads, and a gated MLP, or in each layer the same experts and no other MLP."""
 
 
 def titles(feature: Feature) -> list[str]:

@@ -10,7 +10,12 @@ from pipelines.domain.errors import Fault, UserError
 
 LARGEST = 2**24
 """Largest size of any kind: 16,777,216 tokens of context, above that of every published model."""
-LARGEST_BY_NAME = {"num_hidden_layers": 10_000, "num_attention_heads": 2**16, "num_key_value_heads": 2**16}
+LARGEST_BY_NAME = {
+    "num_hidden_layers": 10_000,
+    "sliding_window_pattern": 10_000,
+    "num_attention_heads": 2**16,
+    "num_key_value_heads": 2**16,
+}
 MOST_SHOWN = 80
 """Characters of a value in a message; one from a file may be megabytes long."""
 _SHORT = reprlib.Repr()
@@ -73,6 +78,10 @@ class ConfigNumbers:
             self.fault(f"has {name}={shown(value)}.", f"It must be a whole number from {least} to {most:,}.")
             return 1
         return int(value)
+
+    def has(self, *names: str) -> bool:
+        """Return whether one of these is stated."""
+        return any(self.config.get(name) is not None for name in names)
 
     def switch(self, name: str, default: bool) -> bool:
         """Return a truth value; the default if it is absent or null."""

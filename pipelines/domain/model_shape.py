@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pipelines.domain.errors import UserError
-from pipelines.domain.families import BUILT, FAMILIES, Family
+from pipelines.domain.families import BUILT, FAMILIES, SIZED, Family
 from pipelines.domain.hf_config import ConfigNumbers, shown
 from pipelines.domain.rotary import LAYER_TYPES, check_rope
 
@@ -69,11 +69,11 @@ class ModelShape:
             config: content of the file.
             source: name of the file, for messages.
             name: of the model, for display.
-            buildable: refuse an architecture that this project cannot build (Mistral, Mixtral, Qwen ...); sizing and
-                simulation take any.
+            buildable: refuse an architecture that this project does not know; sizing and simulation also take those of
+                `SIZED`.
 
         Raises:
-            UserError: the architecture is not one of `FAMILIES`, or numbers are missing or make no sense, all at once.
+            UserError: the architecture is none of these, or numbers are missing or make no sense, all at once.
         """
         read = ConfigNumbers(config, source)
         architecture = read.architecture()
@@ -84,6 +84,9 @@ class ModelShape:
                 f"{source} names the architecture {shown(architecture or None)}, which this project does not know.",
                 allowed=f"Known: {', '.join(BUILT)}.",
             )
+        if not known and architecture not in SIZED:
+            read.refuse()
+            raise _not_sized(config, source, architecture)
         if known:
             config = FAMILIES[architecture].settled(config)
             read.config = config
@@ -237,12 +240,37 @@ def implied_sizes(architecture: str) -> dict[str, Any]:
     }
 
 
+UNREAD = {
+    "kv_lora_rank": "its KV cache holds latent vectors (MLA), not heads",
+    "text_config": "it has several parts, and the language model's sizes are in text_config",
+    "llm_config": "it has several parts, and the language model's sizes are in llm_config",
+    "linear_num_value_heads": "some of its layers have linear attention and no KV cache",
+    "hybrid_override_pattern": "some of its layers are state-space layers without a KV cache",
+    "mamba_num_heads": "some of its layers are state-space layers without a KV cache",
+    "n_routed_experts": "its layers are not alike: some have experts, shared ones beside them, and some a dense MLP",
+    "moe_intermediate_size": "not all of its layers may have the same experts",
+    "interleave_moe_layer_step": "some of its layers have experts and some a dense MLP",
+}
+"""Keys of a config.json whose model has other bytes and costs than `ModelShape` can state, and why."""
+
+
+def _not_sized(config: Mapping[str, Any], source: str, architecture: str) -> UserError:
+    """Refuse an architecture by name, so that its weights and its KV cache are not sized wrongly."""
+    why = next((f": {why}" for key, why in UNREAD.items() if config.get(key) is not None), "")
+    return UserError(
+        f"{source} names the architecture {shown(architecture or None)}, whose memory and speed are not modelled{why}.",
+        allowed=f"Sized are {', '.join((*FAMILIES, *SIZED))}.",
+        todo="Size the fleet from a benchmark of it instead: make size sizing.measured=results.json "
+        "sizing.peak_rate=..., or from the rate of one instance, sizing.rate=...",
+    )
+
+
 def _other_sizes(read: ConfigNumbers, architecture: str) -> dict[str, Any]:
     """Return the fields that only some configurations state; what an architecture implies takes precedence."""
     if architecture not in FAMILIES:
         return _stated_sizes(read)
     family, implied = FAMILIES[architecture], implied_sizes(architecture)
-    experts = _stated_experts(read) if family.experts else {}
+    experts = _stated_experts(read, needed=True) if family.experts else {}
     return implied | experts | _windows(read, family)
 
 
@@ -255,23 +283,27 @@ def _inner(read: ConfigNumbers, architecture: str) -> int:
         read.fault(
             "has layers without experts.", "Every layer must be a mixture: mlp_only_layers=[], decoder_sparse_step=1."
         )
-    return read.size("moe_intermediate_size", read.size("intermediate_size"))
+    # without it Transformers takes a width of its own
+    return read.size("moe_intermediate_size" if family.name == "qwen3_moe" else "intermediate_size")
 
 
 def _stated_sizes(read: ConfigNumbers) -> dict[str, Any]:
     """Read experts and windows from a config.json."""
     return {
-        **_stated_experts(read),
+        **_stated_experts(read, needed=read.has("num_local_experts", "num_experts")),
         **_stated_window(read),
     }
 
 
-def _stated_experts(read: ConfigNumbers) -> dict[str, int]:
-    experts = read.size("num_local_experts", read.size("num_experts", 1, least=0), least=0)
-    return {
-        "num_experts": experts or 1,
-        "num_experts_per_token": read.size("num_experts_per_tok", 1, least=0) or 1,
-    }
+def _stated_experts(read: ConfigNumbers, *, needed: bool) -> dict[str, int]:
+    """Return the experts of a layer; those of a mixture must be stated, since each family has defaults of its own."""
+    if not needed:
+        return {}
+    experts = read.size("num_local_experts" if read.has("num_local_experts") else "num_experts")
+    chosen = read.size("num_experts_per_tok")
+    if chosen > experts:
+        read.fault(f"has num_experts_per_tok={chosen}, but only {experts} experts.")
+    return {"num_experts": experts, "num_experts_per_token": chosen}
 
 
 def _windows(read: ConfigNumbers, family: Family) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import json
 
 import pytest
 
+from pipelines.cli.main import main
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
@@ -103,7 +105,67 @@ def test_a_config_json_gives_the_sizes():
     )
     assert mixtral == models()["mixtral-8x7b"]
     with pytest.raises(UserError, match="has no 'hidden_size'"):
-        read({"num_attention_heads": 8})
+        read({"architectures": ["LlamaForCausalLM"], "num_attention_heads": 8})
+
+
+MIXTURES = {
+    "Qwen3MoeForCausalLM": (
+        {"num_hidden_layers": 94, "hidden_size": 4096, "num_attention_heads": 64, "num_key_value_heads": 4}
+        | {"head_dim": 128, "intermediate_size": 12288, "moe_intermediate_size": 1536, "num_experts": 128}
+        | {"num_experts_per_tok": 8, "vocab_size": 151936, "max_position_embeddings": 40960},
+        *(235e9, 22e9, 192_512),  # Qwen3-235B-A22B
+    ),
+    "GptOssForCausalLM": (
+        {"num_hidden_layers": 36, "hidden_size": 2880, "num_attention_heads": 64, "num_key_value_heads": 8}
+        | {"head_dim": 64, "intermediate_size": 2880, "num_local_experts": 128, "num_experts_per_tok": 4}
+        | {"vocab_size": 201088, "max_position_embeddings": 131072, "sliding_window": 128}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 18},
+        *(117e9, 5.1e9, 73_728),  # gpt-oss-120b
+    ),
+}
+"""config.json, published weights in all and for one token, and bytes of KV cache of a token at 16 bit."""
+
+
+@pytest.mark.parametrize("architecture", MIXTURES)
+def test_mixtures_with_equal_layers_have_the_published_sizes(architecture):
+    config, total, active, kv_bytes = MIXTURES[architecture]
+    shape = read({"architectures": [architecture], **config})
+    assert shape.num_params == pytest.approx(total, rel=0.005)
+    assert shape.active_params + shape.head_params == pytest.approx(active, rel=0.04)
+    assert 2 * 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim == kv_bytes
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "why"),
+    [
+        ("DeepseekV3ForCausalLM", {"kv_lora_rank": 512, "n_routed_experts": 256}, r"latent vectors \(MLA\)"),
+        ("KimiK2ForCausalLM", {"kv_lora_rank": 512}, r"latent vectors \(MLA\)"),
+        ("Glm4MoeForCausalLM", {"n_routed_experts": 160, "first_k_dense_replace": 3}, "its layers are not alike"),
+        ("Qwen3NextForCausalLM", {"linear_num_value_heads": 32, "num_experts": 512}, "linear attention"),
+        ("Llama4ForConditionalGeneration", {"text_config": {"num_local_experts": 16}}, "sizes are in text_config"),
+        ("NemotronHForCausalLM", {"hybrid_override_pattern": "M-M*"}, "state-space layers"),
+        ("InventedForCausalLM", {}, "not modelled"),
+        (None, {}, "names the architecture None"),
+    ],
+)
+def test_architectures_that_the_shape_cannot_state_are_refused_by_name(tmp_path, capsys, architecture, keys, why):
+    config = {"architectures": [architecture] if architecture else None, **SIZES, **keys}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=why) as raised:
+        read(config)
+    assert str(architecture) in str(raised.value)
+    assert "sizing.measured=" in str(raised.value)
+    for command in ("size", "simulate"):
+        assert main([command, f"model.path={tmp_path}", "hardware=h100_sxm", "sizing.peak_rate=1"]) == 2
+        assert str(architecture) in capsys.readouterr().err
+
+
+def test_a_mixture_states_how_many_experts_a_token_uses():
+    mixture = {"architectures": ["GptOssForCausalLM"], **SIZES, "num_local_experts": 8}
+    with pytest.raises(UserError, match="has no 'num_experts_per_tok'"):
+        read(mixture)
+    with pytest.raises(UserError, match="num_experts_per_tok=9, but only 8 experts"):
+        read({**mixture, "num_experts_per_tok": 9})
 
 
 def test_a_config_json_of_gemma_2_gives_what_it_leaves_out():
