@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -68,3 +69,15 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Return "Did you mean 'x'?" for the nearest known word, or an empty string."""
     near = get_close_matches(given, list(known), n=1, cutoff=0.5)
     return f"Did you mean '{near[0]}'?" if near else ""
+
+
+_IN_ADDRESS = re.compile(r"""(?<=://)(?:[^/\s'"<>]*|[^/\s:@'"<>]+:(?!\d+/)[^\s@'"<>]*)(?=@)""")
+_SECRET = "token|key|password|passwd|pwd|secret|credential|signature|sig|auth"
+_IN_QUERY = re.compile(rf"""([?&][\w.-]*(?:{_SECRET})[\w.-]*=)[^&\s'"<>#]+""", re.IGNORECASE)
+
+
+def masked(text: str) -> str:
+    """Hide user names, passwords and tokens in addresses: http://***@host/?token=***."""
+    if "://" not in text:
+        return text
+    return _IN_QUERY.sub(r"\1***", _IN_ADDRESS.sub("***", text))

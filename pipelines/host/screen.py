@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TextIO
 
+from pipelines.domain.errors import masked
 from pipelines.domain.progress import Advance
 from pipelines.host.text import command_lines, wrapped
 
@@ -33,7 +34,7 @@ def has_colour(stream: TextIO) -> bool:
 def complain(text: str, word: Literal["error", "warning"] = "error", command: Sequence[str] = ()) -> None:
     """Print an error or a warning as its own paragraph on standard error, and below it a command that helps."""
     indent = len(f"{word}: ")
-    lines = [wrapped(f"{word}: {text}", indent).replace(word, styled(word, sys.stderr), 1)]
+    lines = [wrapped(f"{word}: {masked(text)}", indent).replace(word, styled(word, sys.stderr), 1)]
     lines += command_lines([shlex.quote(each) for each in command], indent)
     sys.stderr.write("\n".join(lines) + "\n")
 
@@ -77,6 +78,14 @@ class _Outlived(io.FileIO):
             return len(data)
 
 
+class _Masked(io.TextIOWrapper):
+    """Text in which addresses show no passwords, whoever writes it, tracebacks included."""
+
+    def write(self, text: str, /) -> int:
+        super().write(masked(text))
+        return len(text)
+
+
 LOST = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF)
 """Errors of a redirected output that cost its lines and not the work."""
 
@@ -97,7 +106,7 @@ def outlive_readers() -> None:
         buffer: Any = raw if stream.write_through else io.BufferedWriter(raw)
         same = {key: getattr(stream, key) for key in ("encoding", "line_buffering", "write_through")}
         errors = "replace" if stream.errors == "strict" else stream.errors
-        setattr(sys, name, io.TextIOWrapper(buffer, errors=errors, **same))
+        setattr(sys, name, _Masked(buffer, errors=errors, **same))
 
 
 def lost_output() -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,7 +21,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import UserError, masked
 from pipelines.hub.source import HubSource
 
 # The client uses httpx (1.x) or requests (0.36); the base classes of its own error reveal which.
@@ -69,7 +68,7 @@ def shown_endpoint() -> str:
 
 def scrub(text: object) -> str:
     """Remove the access token, and credentials in addresses, from a text."""
-    shown, token = re.sub(r"//[^/@\s]+@", "//", str(text)), get_token()
+    shown, token = masked(str(text)).replace("***@", ""), get_token()
     return shown.replace(token, "<token>") if token else shown
 
 

@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from pipelines.domain.errors import Fault, UserError, did_you_mean
+from pipelines.domain.errors import Fault, UserError, did_you_mean, masked
 
 Positive = Annotated[int, Field(ge=1)]
 Tokens = Annotated[int, Field(ge=1, le=2**24)]
@@ -53,13 +53,29 @@ def _numbers(value: object) -> Iterator[float]:
             yield from _numbers(item)
 
 
-def _paths(value: object) -> Iterator[Path]:
-    """List the paths in a value, also in lists and mappings."""
-    if isinstance(value, Path):
+def _texts(value: object) -> Iterator[str | Path]:
+    """List the texts and paths in a value, also in lists and mappings."""
+    if isinstance(value, str | Path):
         yield value
     elif isinstance(value, Mapping | tuple):
         for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _paths(item)
+            yield from _texts(item)
+
+
+def _check_text(text: str | Path) -> None:
+    """Refuse an address with a password, which would be shown and stored, and a path that no file system takes.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if isinstance(text, Path):
+        _check_path(text)
+    if (shown := masked(str(text))) != str(text):
+        raise ValueError(
+            f"is '{shown}', with a password or a token in it, which would be shown and stored: leave it out. A "
+            "server's key is read from OPENAI_API_KEY, the Hub's from HF_TOKEN, MLflow's name and password from "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, a container's from a Secret"
+        )
 
 
 LONGEST_NAME, LONGEST_PATH = 255, 4095
@@ -100,6 +116,9 @@ def _of_its_kind(annotation: Any, value: Any) -> Any:
 
 
 NAME = re.compile(r"\w[\w.+-]*")
+HOST = r"(?:\[[0-9a-fA-F:.]+\]|[^\s:/?#@\[\]]+)"
+PORT = r":(?:[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])"
+"""A colon and 1 to 65535."""
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 REVISION = re.compile(r"\w[\w.+-]*(/\w[\w.+-]*)*")
 
@@ -144,8 +163,8 @@ class Group(BaseModel):
         """Refuse what no field takes, whatever its own rules are; one validator, as each takes time at every start."""
         name = str(info.field_name)
         value = validate(_of_its_kind(cls.model_fields[name].annotation, given))
-        for path in _paths(value):
-            _check_path(path)
+        for text in _texts(value):
+            _check_text(text)
         most = largest(name)
         if absurd := [number for number in _numbers(value) if abs(number) > most]:
             raise ValueError(f"is {absurd[0]:,g}, which is out of range: give at most {most:,}")

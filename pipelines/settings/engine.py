@@ -8,9 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pipelines.settings.base import Group, HubName, Positive, Ranks, Revision
+from pipelines.domain.errors import masked
+from pipelines.settings.base import HOST, PORT, Group, HubName, Positive, Ranks, Revision
 
 Amount = Annotated[float, Field(ge=0)]
+URL = re.compile(rf"(https?|grpc)://{HOST}({PORT})?(/[^\s?#]*)?")
 TaskName = Annotated[str, Field(pattern=r"^[\w.-]+$")]
 
 
@@ -213,8 +215,9 @@ class EvalSettings(Group):
     def _is_consistent(self) -> Self:
         if self.url is None and self.model is not None:
             raise ValueError(f"has model={self.model} without url: it is for a server that already runs")
-        if self.url is not None and not re.match(r"^(https?|grpc)://[^/\s]+", self.url):
-            raise ValueError(f"has url='{self.url}'; give http://host:port/v1, or grpc://host:port of a Triton server")
+        if self.url is not None and not URL.fullmatch(self.url):
+            shown = masked(re.sub("^.*@", "***@", self.url))
+            raise ValueError(f"has url='{shown}'; give http://host:port/v1, or grpc://host:port of a Triton server")
         return self
 
     @model_validator(mode="after")

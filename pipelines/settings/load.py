@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
 from pipelines.domain.benchmark import Slo
-from pipelines.domain.errors import Fault
-from pipelines.settings.base import Group, Positive, Ranks
+from pipelines.domain.errors import Fault, masked
+from pipelines.settings.base import HOST, PORT, Group, Positive, Ranks
 
 Arrival = Literal["closed", "constant", "poisson", "gamma", "burst", "trace"]
+HOST_PORT = re.compile(HOST + PORT)
 OPEN_RATE = ("constant", "poisson", "gamma")
 """Arrivals that need a rate."""
 DEFAULT_CONCURRENCY = (1, 4, 16, 32)
@@ -278,8 +280,9 @@ class BenchmarkSettings(Group):
         for key in ("metrics_url", "precision", "tp_size"):
             if self.url is None and getattr(self, key) is not None:
                 raise ValueError(f"has {key}={getattr(self, key)} without url: it is for a server that already runs")
-        if self.url is not None and (":" not in self.url or "/" in self.url):
-            raise ValueError(f"has url='{self.url}'; give host:port of the server's gRPC, e.g. localhost:8001")
+        if self.url is not None and not HOST_PORT.fullmatch(self.url):
+            shown = masked(re.sub("^.*@", "***@", self.url))
+            raise ValueError(f"has url='{shown}'; give host:port of the server's gRPC, e.g. localhost:8001")
         return self
 
 

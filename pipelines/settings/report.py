@@ -42,8 +42,6 @@ class ReportSettings(Group):
     @field_validator("mlflow")
     @classmethod
     def _names_a_store(cls, uri: str | None) -> str | None:
-        if uri is not None and re.match(r"https?://[^/]*@", uri):
-            raise ValueError("has a password in it: give it as MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD")
         if uri is not None and not STORE.fullmatch(uri):
             allowed = "give file:/folder, sqlite:////file.db or http://host:port"
             raise ValueError(f"'{uri}' is not a store of MLflow: {allowed}")

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import UserError, masked
 from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import complain, say
 
@@ -64,6 +64,10 @@ class _Log(logging.FileHandler):
     """A run's log. A disk that is full or gone costs lines of it, said once, and never the run."""
 
     _said = False
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Render a line without the passwords of addresses."""
+        return masked(super().format(record))
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         """Say once that lines are lost; logging itself would print a traceback for each."""

@@ -228,7 +228,7 @@ def test_an_answer_with_a_search_takes_less_than_ten_seconds():
 def test_a_folder_that_cannot_be_written_is_said(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert size(tmp_path / "file", *ASKED, "sizing.tp=1", "sizing.requests=200") == 2
-    assert "is a file" in capsys.readouterr().err
+    assert "cannot be created" in capsys.readouterr().err
 
 
 def test_a_result_of_nothing_known_is_refused(tmp_path, capsys):
