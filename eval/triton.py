@@ -32,10 +32,14 @@ TEXT_MODEL = "ensemble"
 class TritonGrpc(OpenAiServer):
     """The models of a repository of TensorRT-LLM's layout.
 
-    Written answers come from the model for text (`ensemble` or `tensorrt_llm_bls`), log probabilities from the context
-    logits of `tensorrt_llm`. Those are large, so prompts are scored one at a time.
+    Written answers come from the model for text (`ensemble` or `tensorrt_llm_bls`), log probabilities from
+    `tensorrt_llm`. It may return all logits of the prompt, which are large, so prompts are scored one at a time.
+
+    Attributes:
+        few_log_probs: whether it returns the log probabilities of a few tokens instead.
     """
 
+    few_log_probs: bool = False
     _scoring: threading.Lock = field(default_factory=threading.Lock)
 
     def choose_model(self) -> None:
@@ -45,7 +49,7 @@ class TritonGrpc(OpenAiServer):
             UserError: it is not.
         """
         self.model = self.model or TEXT_MODEL
-        self._sent("GET", "/models", None, 1)
+        self.few_log_probs = self._sent("GET", "/models", None, 1)["few_log_probs"]
 
     def _once(self, method: str, path: str, body: Json | None) -> Json:
         from pipelines.serving.openai.errors import ApiError
@@ -84,17 +88,19 @@ class TritonGrpc(OpenAiServer):
                 if body is None:
                     if not await backend.ready():
                         raise ForTheMoment("the server is not ready")
-                    return {}
-                return await (_scores(backend, body) if body.get("echo") else _text(backend, self.model, body))
+                    return {"few_log_probs": await backend.takes_few_log_probs()}
+                if body.get("echo"):
+                    return await _scores(backend, body, few=self.few_log_probs)
+                return await _text(backend, self.model, body)
         finally:
             await backend.close()
 
 
-async def _scores(backend: Backend, body: Json) -> Json:
+async def _scores(backend: Backend, body: Json, *, few: bool) -> Json:
     """Return the log probabilities of a prompt in the form of OpenAI's response."""
     from pipelines.serving.openai.scoring import PromptScorer
 
-    (scores,) = await PromptScorer(backend).score([tuple(body["prompt"])])
+    (scores,) = await PromptScorer(backend, few=few).score([tuple(body["prompt"])])
     best = [None if each is None else dict(each) for each in scores.best]
     return {"choices": [{"logprobs": {"token_logprobs": list(scores.log_probs), "top_logprobs": best}}]}
 

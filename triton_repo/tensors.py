@@ -393,14 +393,31 @@ INTERFACES = {
     ENCODERS: MULTIMODAL_INTERFACE,
 }
 
-CANCELLATION = {
+OWN = {
     PREPROCESSING: ModelInterface(inputs=(), outputs=(tensor("CANCELLATION_KEY", UINT64, 1),)),
     TENSORRT_LLM: ModelInterface(
-        inputs=(optional("cancellation_key", UINT64, 1),), outputs=(tensor("cancellation_key", UINT64, 2),)
+        inputs=(
+            optional("cancellation_key", UINT64, 1),
+            optional("return_top_log_probs", INT32, 1),
+            optional("return_context_log_probs", INT32, 1),
+        ),
+        outputs=(
+            tensor("cancellation_key", UINT64, 2),
+            tensor("top_token_ids", INT32, -1, -1),
+            tensor("top_log_probs", FP32, -1, -1),
+            tensor("context_log_probs", FP32, -1),
+            tensor("context_top_token_ids", INT32, -1, -1),
+            tensor("context_top_log_probs", FP32, -1, -1),
+        ),
     ),
     POSTPROCESSING: ModelInterface(inputs=(optional("CANCELLATION_KEY", UINT64, 2),), outputs=()),
 }
-"""What the models have beside the template's tensors where `tensorrt_llm` is ours; see `wiring.CANCELLATION`."""
+"""What the models have beside the template's tensors where `tensorrt_llm` is ours.
+
+The keys are described at `wiring.CANCELLATION`. The log probabilities are those of the prompt's own tokens after the
+first, and of as many likeliest tokens as the input says: after each token of the prompt, or at the place of each new
+one. The template has the logits of the whole vocabulary alone, 608 KB a token where that has 152,000 entries.
+"""
 
 
 def interface(name: str, *, ours: bool = False) -> ModelInterface:
@@ -413,7 +430,7 @@ def interface(name: str, *, ours: bool = False) -> ModelInterface:
     Raises:
         KeyError: there is no such model.
     """
-    known, more = INTERFACES[name], CANCELLATION.get(name) if ours else None
+    known, more = INTERFACES[name], OWN.get(name) if ours else None
     if more is None:
         return known
     return ModelInterface(known.inputs + more.inputs, known.outputs + more.outputs)

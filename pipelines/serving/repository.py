@@ -31,6 +31,7 @@ class ModelRepository:
         decoupled: whether its engine sends several responses to a request.
         guided: whether its engine can follow guides.
         tokens_per_block: of the KV cache, where the engine says how many blocks it has reused; otherwise None.
+        few_log_probs: whether its engine returns the log probabilities of a few tokens.
         draws_anew: whether its engine samples differently each time without a seed; TensorRT-LLM always the same.
         world_size: number of GPUs (ranks) it needs.
         max_input_len: maximum of prompt tokens of one request; None if the repository does not state it.
@@ -53,6 +54,7 @@ class ModelRepository:
     tokens_per_block: int | None = None
     launched_by_hand: bool = False
     draws_anew: bool = False
+    few_log_probs: bool = False
 
     @property
     def tokenizer(self) -> Path:
@@ -92,6 +94,7 @@ def read_repository(folder: Path) -> ModelRepository:
         guided=settings.get("guided_decoding_backend") is not None,
         tokens_per_block=described.get("tokens_per_block"),
         draws_anew=described.get("flavour") == CPU_ENGINE,
+        few_log_probs='"return_top_log_probs"' in _engine_config(path),
         launched_by_hand=bool(settings.get("participant_ids")) or int(settings.get("num_nodes") or 1) > 1,
     )
 
@@ -135,6 +138,10 @@ def _description(path: Path) -> dict[str, Any]:
 
 def _backend(path: Path) -> str:
     """Return the backend named by the `tensorrt_llm` model, or an empty string."""
-    config = path / "tensorrt_llm" / "config.pbtxt"
-    match = BACKEND.search(config.read_text()) if config.is_file() else None
+    match = BACKEND.search(_engine_config(path))
     return match[1] if match else ""
+
+
+def _engine_config(path: Path) -> str:
+    config = path / "tensorrt_llm" / "config.pbtxt"
+    return config.read_text() if config.is_file() else ""

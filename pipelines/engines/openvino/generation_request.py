@@ -41,6 +41,9 @@ class GenerationRequest:
         streaming: whether to send a response for every new part of the output.
         exclude_input: whether to leave the prompt out of the output.
         lora_task_id: id of the LoRA adapter to use; None means none.
+        top_log_probs: likeliest tokens of each place of the output whose log probabilities are returned; 0 means none.
+        context_log_probs: likewise for the places after each token of the prompt, besides the log probabilities of its
+            own tokens.
         log_probs, context_logits, generation_logits, perf_metrics, num_input_tokens, num_output_tokens: extra outputs.
     """
 
@@ -67,6 +70,8 @@ class GenerationRequest:
     streaming: bool = False
     exclude_input: bool = False
     lora_task_id: int | None = None
+    top_log_probs: int = 0
+    context_log_probs: int = 0
     log_probs: bool = False
     context_logits: bool = False
     generation_logits: bool = False
@@ -88,7 +93,8 @@ class GenerationRequest:
         """
         seeded = self.seed is not None and self.samples and self.beam_width == 1
         changed = self.bias is not None or bool(self.bad_words) or self.guide is not None
-        return changed or seeded or self.context_logits or self.generation_logits
+        few = self.top_log_probs > 0 or self.context_log_probs > 0
+        return changed or seeded or few or self.context_logits or self.generation_logits
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def _output(model: StatefulModel, request: GenerationRequest, seed: int) -> Gene
     tokens: list[int] = []
     fed: Sequence[int] = request.prompt.tolist()
     while len(tokens) < request.max_tokens:
-        logits = state.feed(fed, all_logits=False)[-1]
+        logits = state.feed(fed)
         if np.isnan(logits).any():
             raise NotFiniteError("The engine", "no token can be chosen", [*request.prompt.tolist(), *tokens])
         token, _ = chooser.choose(logits)

@@ -14,13 +14,16 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.openvino.lora import LoraAdapter
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.response_sender import ResponseSender
 from pipelines.engines.openvino.runtime import EngineFolder
 from pipelines.engines.openvino.sampling import TokenChooser
-from pipelines.engines.openvino.sequences import Sequence, StepOutput
+from pipelines.engines.openvino.scoring import likeliest, norms_of
+from pipelines.engines.openvino.sequences import Array, Likeliest, PromptScores, Sequence, StepOutput
 from pipelines.engines.openvino.stateful import StatefulModel, StatefulSequence
 
 log = logging.getLogger(__name__)
@@ -39,23 +42,21 @@ class _RunningSequence:
         self.sequence = sequence
         self._state = StatefulSequence(model)
         self._chooser = TokenChooser(sequence.request, sequence.seed())
-        self._next: list[int] = sequence.request.prompt.tolist()
+        self._next: list[int] = []
         self._gathered = StepOutput()
 
     def advance(self) -> StepOutput | None:
         """Generate one token; return the output to send."""
-        sequence, request = self.sequence, self.sequence.request
+        sequence = self.sequence
         sequence.stamps.first_scheduled = sequence.stamps.first_scheduled or time.monotonic_ns()
         first = not sequence.stamps.first_token
-        logits = self._state.feed(self._next, all_logits=first and request.context_logits)
-        token, log_prob = self._chooser.choose(logits[-1])
+        step = self._gathered
+        last = self._read_prompt(step) if first else self._state.feed(self._next)
+        token, log_prob = self._chooser.choose(last)
         self._next = [token]
         sequence.stamps.last_token = time.monotonic_ns()
         sequence.stamps.first_token = sequence.stamps.first_token or sequence.stamps.last_token
-        step = self._gathered
-        if first and request.context_logits:
-            step.context_logits = logits
-        self._take(step, token, log_prob, logits[-1] if request.generation_logits else None)
+        self._take(step, token, log_prob, last)
         if step.ended or sequence.streams_tokens:
             self._gathered = StepOutput()
             return step
@@ -66,7 +67,32 @@ class _RunningSequence:
         self._gathered.ended = True
         return self._gathered
 
-    def _take(self, step: StepOutput, token: int, log_prob: float, logits: object) -> None:
+    def _read_prompt(self, step: StepOutput) -> Array:
+        """Read the prompt; return the logits after it [V]. Its log probabilities are taken piece by piece."""
+        request = self.sequence.request
+        logits: list[Array] = []
+        own: list[Array] = []
+        best: list[Likeliest] = []
+        start = 0
+        for piece in self._state.pieces(
+            request.prompt, all_logits=request.context_logits or request.context_log_probs > 0
+        ):
+            if request.context_log_probs:
+                norms = norms_of(piece)
+                following = request.prompt[start + 1 : start + 1 + len(piece)]
+                values = piece[np.arange(len(following)), following].astype(np.float64)
+                own.append((values - norms[: len(following)]).astype(np.float32))
+                best.append(Likeliest(*likeliest(piece, norms, request.context_log_probs)))
+            if request.context_logits:
+                logits.append(piece)
+            start += len(piece)
+        if own:
+            step.prompt = PromptScores(np.concatenate(own), Likeliest.joined(best))
+        if logits:
+            step.context_logits = np.concatenate(logits)
+        return np.array(piece[-1])
+
+    def _take(self, step: StepOutput, token: int, log_prob: float, logits: Array) -> None:
         sequence, request = self.sequence, self.sequence.request
         if token == request.end_id:
             step.ended = True
@@ -77,8 +103,10 @@ class _RunningSequence:
         if request.log_probs:
             step.log_probs[0].append(log_prob)
             step.cum = [sequence.cum]
-        if logits is not None:
-            step.logits.append(logits)  # type: ignore[arg-type]
+        if request.generation_logits:
+            step.logits.append(logits)
+        if request.top_log_probs:
+            step.best.append(Likeliest(*likeliest(logits[None], norms_of(logits[None]), request.top_log_probs)))
         full = len(sequence.tokens) >= request.max_tokens
         step.ended = full or self._chooser.complete or sequence.stop_word_end(1) is not None
 

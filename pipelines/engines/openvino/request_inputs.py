@@ -23,6 +23,7 @@ Array = np.ndarray[Any, Any]
 
 MAX_RETURN_SEQUENCES = 64
 MAX_LENGTH_PENALTY = 1000
+MAX_TOP_LOG_PROBS = 1000
 
 
 def read_requests(inputs: Mapping[str, Array], limits: ModelLimits) -> list[GenerationRequest]:
@@ -112,6 +113,8 @@ def _request(row: _Row, ids: Array, limits: ModelLimits) -> GenerationRequest:
         streaming=bool(row.value("streaming", False)),
         exclude_input=bool(row.value("exclude_input_in_output", limits.exclude_input)),
         lora_task_id=_lora_task(row, limits),
+        top_log_probs=_likeliest(row, "return_top_log_probs"),
+        context_log_probs=_likeliest(row, "return_context_log_probs"),
         log_probs=bool(row.value("return_log_probs", False)),
         context_logits=bool(row.value("return_context_logits", False)),
         generation_logits=bool(row.value("return_generation_logits", False)),
@@ -121,6 +124,10 @@ def _request(row: _Row, ids: Array, limits: ModelLimits) -> GenerationRequest:
     )
     _check_together(request, limits)
     return request
+
+
+def _likeliest(row: _Row, name: str) -> int:
+    return int(row.number(name, 0, f"from 1 to {MAX_TOP_LOG_PROBS}", lambda n: 1 <= n <= MAX_TOP_LOG_PROBS))
 
 
 def _check_together(request: GenerationRequest, limits: ModelLimits) -> None:
@@ -134,8 +141,8 @@ def _check_together(request: GenerationRequest, limits: ModelLimits) -> None:
         _check_speculation(request)
     if request.beam_width > 1 and request.needs_logits:
         raise UserError(
-            f"beam_width={request.beam_width} together with guided decoding, embedding_bias, bad_words_list or returned"
-            " logits is not supported by the CPU engine.",
+            f"beam_width={request.beam_width} together with guided decoding, embedding_bias, bad_words_list, returned"
+            " logits or log probabilities of the likeliest tokens is not supported by the CPU engine.",
             todo="Leave one of the two out.",
         )
     if request.beam_width > 1 and request.num_return_sequences > request.beam_width:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from pipelines.engines.openvino.characters import PartialCharacters
-from pipelines.engines.openvino.sequences import Response, ResponsePart, Sequence, StepOutput
+from pipelines.engines.openvino.sequences import Likeliest, Response, ResponsePart, Sequence, StepOutput
 
 log = logging.getLogger(__name__)
 
@@ -88,10 +88,13 @@ class ResponseSender:
         whole = self._characters.whole(tokens)
         if whole == len(tokens):
             return bool(tokens)
-        held = StepOutput([tokens[whole:]], [step.log_probs[0][whole:]], step.cum, step.logits[whole:])
+        held = StepOutput(
+            [tokens[whole:]], [step.log_probs[0][whole:]], step.cum, step.logits[whole:], best=step.best[whole:]
+        )
         if whole == 0:
-            held.context_logits = step.context_logits
+            held.context_logits, held.prompt = step.context_logits, step.prompt
         step.rows, step.log_probs, step.logits = [tokens[:whole]], [step.log_probs[0][:whole]], step.logits[:whole]
+        step.best = step.best[:whole]
         if step.log_probs[0]:
             step.cum = [step.cum[0] - sum(held.log_probs[0])]
         sequence.held = held
@@ -116,6 +119,7 @@ def _part(sequence: Sequence, step: StepOutput, *, last: bool) -> ResponsePart:
         if step.context_logits is not None:
             sequence.context_logits = step.context_logits
         part.context_logits = sequence.context_logits
+    part.prompt, part.best = step.prompt, Likeliest.joined(step.best) if step.best else None
     if request.generation_logits and step.logits:
         part.generation_logits = np.stack(step.logits)[None]
     return part

@@ -215,18 +215,38 @@ def with_chosen_logits(model: ov.Model) -> ov.Model:
     return model
 
 
-def _token_scores(logits: Array, rows: Sequence[int], targets: Sequence[int]) -> list[tuple[float, bool]]:
-    """Return log softmax(logits [N, V]) of a token in each of some rows, and whether it is the likeliest.
+def norms_of(logits: Array) -> Array:
+    """Return what to subtract from each row of logits [N, V] to get log probabilities, float64 [N].
 
-    In float64, as 256,000 terms are added; a few rows at a time, which bounds the memory, and each row once.
+    256,000 terms are added; a few rows at a time, which bounds the memory.
     """
-    norms: list[float] = []
+    norms = np.empty(len(logits))
     step = max(1, VALUES_AT_ONCE // logits.shape[1])
     for start in range(0, len(logits), step):
         wide = logits[start : start + step].astype(np.float64)
         top = wide.max(axis=1)
-        norms += (top + np.log(np.exp(wide - top[:, None]).sum(axis=1))).tolist()
-    best = logits.argmax(axis=1)
+        norms[start : start + step] = top + np.log(np.exp(wide - top[:, None]).sum(axis=1))
+    return norms
+
+
+def likeliest(logits: Array, norms: Array, top: int) -> tuple[Array, Array]:
+    """Return the `top` likeliest tokens of each row, int32 [N, top], and their log probabilities, float32 [N, top].
+
+    The likeliest comes first; of equal ones, the lowest id.
+    """
+    size = logits.shape[1]
+    top = min(top, size)
+    best = logits.argmax(axis=1, keepdims=True)
+    tokens = np.argpartition(logits, size - top, axis=1)[:, size - top :] if top > 1 else best
+    values = np.take_along_axis(logits, tokens, axis=1)
+    order = np.lexsort((tokens, -values), axis=1)
+    tokens, values = (np.take_along_axis(each, order, axis=1) for each in (tokens, values))
+    return tokens.astype(np.int32), (values.astype(np.float64) - norms[:, None]).astype(np.float32)
+
+
+def _token_scores(logits: Array, rows: Sequence[int], targets: Sequence[int]) -> list[tuple[float, bool]]:
+    """Return log softmax(logits [N, V]) of a token in each of some rows, and whether it is the likeliest."""
+    norms, best = norms_of(logits).tolist(), logits.argmax(axis=1)
     return [
         (float(logits[row, token]) - norms[row], bool(best[row] == token))
         for row, token in zip(rows, targets, strict=True)

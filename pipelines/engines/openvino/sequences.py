@@ -73,6 +73,36 @@ class DraftUse:
         return self.accepted / self.proposed if self.proposed else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Likeliest:
+    """The likeliest tokens at N places, the likeliest first, and their log probabilities; both [N, top]."""
+
+    tokens: Array
+    log_probs: Array
+
+    def part(self, places: slice) -> Likeliest:
+        """Return some places."""
+        return Likeliest(self.tokens[places], self.log_probs[places])
+
+    @classmethod
+    def joined(cls, parts: list[Likeliest]) -> Likeliest:
+        """Return all places of several."""
+        return cls(np.concatenate([each.tokens for each in parts]), np.concatenate([each.log_probs for each in parts]))
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Log probabilities of a prompt of T tokens.
+
+    Attributes:
+        log_probs: of its tokens after the first [T - 1].
+        best: after each of its tokens [T, top].
+    """
+
+    log_probs: Array
+    best: Likeliest
+
+
 @dataclass(slots=True)
 class ResponsePart:
     """Content of one response.
@@ -84,6 +114,8 @@ class ResponsePart:
         cum_log_probs: per beam, the sum over everything generated so far.
         context_logits: [T, V], of a stream in every response; None if not requested.
         generation_logits: [beams, N, V] or None.
+        best: likeliest tokens at the places of the new tokens; None if not requested.
+        prompt: log probabilities of the prompt, once; None if not requested.
         last: whether this is the last response to the request.
     """
 
@@ -93,6 +125,8 @@ class ResponsePart:
     cum_log_probs: list[float] | None = None
     context_logits: Array | None = None
     generation_logits: Array | None = None
+    best: Likeliest | None = None
+    prompt: PromptScores | None = None
     last: bool = False
 
 
@@ -138,6 +172,8 @@ class StepOutput:
         cum: sums of all log probabilities so far, per beam.
         logits: logits of the new tokens, each [V].
         context_logits: logits of the prompt [T, V], once.
+        best: likeliest tokens at the place of each new token.
+        prompt: log probabilities of the prompt, once.
         ended: whether the sequence is finished.
         error: why it failed, if it did.
         unavailable: whether the error is the server's fault.
@@ -148,6 +184,8 @@ class StepOutput:
     cum: list[float] = field(default_factory=list)
     logits: list[Array] = field(default_factory=list)
     context_logits: Array | None = None
+    best: list[Likeliest] = field(default_factory=list)
+    prompt: PromptScores | None = None
     ended: bool = False
     error: str = ""
     unavailable: bool = False
@@ -160,8 +198,10 @@ class StepOutput:
             values.extend(more_values)
         self.cum = later.cum or self.cum
         self.logits.extend(later.logits)
+        self.best.extend(later.best)
         if later.context_logits is not None:
             self.context_logits = later.context_logits
+        self.prompt = later.prompt or self.prompt
         self.ended, self.error, self.unavailable = later.ended, later.error, later.unavailable
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ class StatefulModel:
             )
             first = StatefulSequence(self)
             for tokens in (FIRST_TOKENS, 1):  # as a prompt, and as each token after it
-                first.feed([0] * tokens, all_logits=False)
+                first.feed([0] * tokens)
 
 
 class StatefulSequence:
@@ -41,21 +41,24 @@ class StatefulSequence:
         self._piece = model.piece
         self._length = 0
 
-    def feed(self, tokens: Sequence[int] | Array, *, all_logits: bool) -> Array:
+    def feed(self, tokens: Sequence[int] | Array) -> Array:
+        """Append tokens to the sequence; return the logits after the last one, float32 [V]."""
+        *_, last = self.pieces(tokens, all_logits=False)
+        return np.array(last[-1])
+
+    def pieces(self, tokens: Sequence[int] | Array, *, all_logits: bool) -> Iterator[Array]:
         """Append tokens to the sequence.
 
-        Returns:
-            the logits after every token, or only after the last one; float32 [N, V].
+        Yields:
+            of each piece of them, the logits after every token, or only after the last one of all; float32 [N, V].
         """
-        parts = []
         for start in range(0, len(tokens), self._piece):
             piece = np.asarray(tokens[start : start + self._piece], dtype=np.int64)
             last = start + len(piece) == len(tokens)
             rows = np.arange(len(piece))
             if not all_logits:
                 rows = rows[-1:] if last else rows[:0]
-            parts.append(self._infer(piece, rows))
-        return np.concatenate(parts)
+            yield self._infer(piece, rows)
 
     def _infer(self, piece: Array, rows: Array) -> Array:
         past, self._length = self._length, self._length + len(piece)

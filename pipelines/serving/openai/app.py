@@ -93,7 +93,7 @@ def _readable(app: FastAPI, path: str) -> Callable[[Any], Any]:
 
 def _add_openai(app: FastAPI, served: ServedModel, backend: Backend, limits: Limits, read: Read) -> None:
     """Add OpenAI's endpoints."""
-    scorer = PromptScorer(backend)
+    scorer = PromptScorer(backend, few=served.engine.few_log_probs)
 
     async def answer(way: Literal["completions", "chat", "responses"], request: Request) -> Response:
         deadline = asyncio.get_running_loop().time() + limits.request_timeout_s

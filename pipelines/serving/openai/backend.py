@@ -16,7 +16,8 @@ from tritonclient.utils import InferenceServerException
 
 from pipelines.serving.openai.errors import from_triton
 from pipelines.serving.openai.generation import TokenPart
-from pipelines.serving.openai.inputs import InputTensor
+from pipelines.serving.openai.inputs import FEW_LOG_PROBS, InputTensor
+from pipelines.serving.openai.scoring import pairs
 
 NUMPY = {
     "INT32": np.int32,
@@ -26,8 +27,13 @@ NUMPY = {
     "BOOL": np.bool_,
     "BYTES": np.object_,
 }
-# gRPC waits up to two minutes between attempts; a server that was started again is to be found at once.
-RECONNECT = ("grpc.max_reconnect_backoff_ms", 500)
+CHANNEL = (
+    # gRPC waits up to two minutes between attempts; a server that was started again is to be found at once
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # tritonclient drops its own limits where options are given; gRPC's is 4 MiB, seven tokens of a large vocabulary
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+)
 ENGINE = "tensorrt_llm"
 """The Triton model that computes; it takes tokens."""
 ENSEMBLE = "ensemble"
@@ -39,14 +45,17 @@ STOP = (
 )
 PLAIN = ("output_ids", "sequence_length")
 REUSED, LOG_PROBS, LOGITS = "kv_cache_reused_blocks", "output_log_probs", "generation_logits"
+TOP = ("top_token_ids", "top_log_probs")
+CONTEXT = ("context_log_probs", "context_top_token_ids", "context_top_log_probs")
 INTEGERS = dict.fromkeys((*PLAIN, REUSED)).keys()
 """In this order; all are INT32."""
 ON_REQUEST = {
-    "return_log_probs": LOG_PROBS,
-    "return_generation_logits": LOGITS,
-    "return_perf_metrics": REUSED,
+    "return_log_probs": (LOG_PROBS,),
+    "return_generation_logits": (LOGITS,),
+    FEW_LOG_PROBS: TOP,
+    "return_perf_metrics": (REUSED,),
 }
-"""Input that asks for an output -> the output."""
+"""Input that asks for outputs -> the outputs."""
 
 
 class Backend:
@@ -60,7 +69,7 @@ class Backend:
 
     def open(self) -> None:
         """Create the channel, which connects on first use."""
-        self._client = triton.InferenceServerClient(self._url, channel_args=[RECONNECT])
+        self._client = triton.InferenceServerClient(self._url, channel_args=CHANNEL)
 
     async def close(self) -> None:
         """Close the connection."""
@@ -88,10 +97,22 @@ class Backend:
         Raises:
             ApiError: the server returned an error, or does not respond.
         """
-        wanted = [*PLAIN, *(ON_REQUEST[entry.name] for entry in inputs if entry.name in ON_REQUEST)]
+        wanted = [*PLAIN, *(name for entry in inputs for name in ON_REQUEST.get(entry.name, ()))]
         async with aclosing(self.stream(ENGINE, inputs, wanted)) as results:  # type: ignore[type-var]
             async for result in results:
                 yield _part(result)
+
+    async def takes_few_log_probs(self) -> bool:
+        """Return whether the engine's own model can be asked for the log probabilities of a few tokens.
+
+        Raises:
+            ApiError: the server returned an error, or does not respond.
+        """
+        try:
+            answer = await self._client.get_model_config(ENGINE, client_timeout=5)
+        except InferenceServerException as error:
+            raise from_triton(error.message(), _code(error)) from None
+        return any(entry.name == FEW_LOG_PROBS for entry in answer.config.input)
 
     async def context_logits(self, inputs: Sequence[InputTensor]) -> Any:
         """Return the logits of a prompt [tokens, vocabulary] from the engine's own model; None if it returns none.
@@ -99,11 +120,24 @@ class Backend:
         Raises:
             ApiError: the server returned an error, or does not respond.
         """
+        found = await self._outputs(inputs, ("context_logits",))
+        return found[0] if found is not None else None
+
+    async def context_log_probs(self, inputs: Sequence[InputTensor]) -> Any:
+        """Return log probabilities of a prompt's tokens after the first, [T - 1], and the likeliest after each, [T, K].
+
+        Raises:
+            ApiError: the server returned an error, or does not respond.
+        """
+        return await self._outputs(inputs, CONTEXT)
+
+    async def _outputs(self, inputs: Sequence[InputTensor], names: Sequence[str]) -> list[Any] | None:
+        """Return outputs that come once, without the dimension of the batch; None if the last of them does not."""
         found = None
-        async with aclosing(self.stream(ENGINE, inputs, ("context_logits",))) as results:  # type: ignore[type-var]
+        async with aclosing(self.stream(ENGINE, inputs, names)) as results:  # type: ignore[type-var]
             async for result in results:
-                logits = result.as_numpy("context_logits")
-                found = logits[0] if logits is not None and logits.size else found
+                arrays = [result.as_numpy(name) for name in names]
+                found = [each[0] for each in arrays] if arrays[-1] is not None and arrays[-1].size else found
         return found
 
     async def stream(
@@ -191,12 +225,13 @@ def _part(result: Any) -> TokenPart:
     reused_blocks = reused[0] if len(reused) else 0
     if raw.keys() <= INTEGERS:
         return TokenPart(tokens, reused_blocks=reused_blocks)
-    log_probs, logits = (result.as_numpy(name) for name in (LOG_PROBS, LOGITS))
+    log_probs, logits, top_tokens, top = (result.as_numpy(name) for name in (LOG_PROBS, LOGITS, *TOP))
     new = len(tokens)
     return TokenPart(
         tokens,
         None if log_probs is None or not new else tuple(log_probs.reshape(-1)[-new:].tolist()),
         None if logits is None or not new else logits.reshape(-1, logits.shape[-1])[-new:],
+        None if top is None or not new else pairs(top_tokens[0], top[0]),
         reused_blocks,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.inputs import InputTensor, ServedEngine, engine_inputs
 from pipelines.serving.openai.schema import Sampling
+from pipelines.serving.openai.scoring import Best, likeliest
 from pipelines.serving.openai.stops import StopFilter
 from pipelines.serving.openai.tokenizer import TextStream
 from pipelines.serving.openai.tools import ToolCall, ToolFilter, ToolForm
@@ -28,12 +28,15 @@ class TokenPart:
         tokens: new token ids.
         log_probs: of these; None if not asked for.
         logits: from which they were chosen, [N, V]; None if not asked for.
+        best: likeliest tokens at the place of each and their log probabilities, the likeliest first; None if not
+            asked for.
         reused_blocks: KV blocks of the prompt that were there already.
     """
 
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...] | None = None
     logits: Any = None
+    best: tuple[Best, ...] | None = None
     reused_blocks: int = 0
 
 
@@ -50,7 +53,7 @@ class TokenScore:
 
     token: int
     log_prob: float
-    best: tuple[tuple[int, float], ...]
+    best: Best
     start: int
 
 
@@ -193,13 +196,20 @@ class _Shown:
                 self.stopped = True
                 break
             if part.log_probs is not None:
-                best = likeliest(part.logits[at], self._asked.scores or 0) if part.logits is not None else ()
-                self._scores.append(TokenScore(token, part.log_probs[at], best, self._length))
+                self._scores.append(TokenScore(token, part.log_probs[at], self._best(part, at), self._length))
             text += self._stopped(self._text.push(token))
             if self._stops.stopped:
                 self.stopped = True
                 break
         return self._piece(text)
+
+    def _best(self, part: TokenPart, at: int) -> Best:
+        if part.best is not None:
+            return part.best[at]
+        if part.logits is None or not self._asked.scores:
+            return ()
+        (best,) = likeliest(part.logits[at : at + 1], self._asked.scores)[1]
+        return best
 
     def rest(self) -> Piece | None:
         """Take the end of the answer: what was held back, unless a stop string has ended it before."""
@@ -225,22 +235,6 @@ class _Shown:
         due = [score for score in self._scores if last or score.start < self._out]
         self._scores = self._scores[len(due) :]
         return Piece(text, tuple(due), self._choice.output_tokens) if text or due else None
-
-
-def likeliest(logits: Any, top: int) -> tuple[tuple[int, float], ...]:
-    """Return the likeliest tokens and their log probabilities; of equal ones, the lowest id comes first.
-
-    Args:
-        logits: [V].
-        top: how many.
-    """
-    import numpy as np
-
-    row = logits.astype(np.float64)
-    peak = float(row.max())
-    total = peak + math.log(float(np.exp(row - peak).sum()))
-    found = np.argpartition(-row, min(top, len(row)) - 1)[:top] if top else ()
-    return tuple(sorted(((int(token), float(row[token]) - total) for token in found), key=lambda e: (-e[1], e[0])))
 
 
 async def before(deadline: float, items: AsyncIterator[Item]) -> AsyncIterator[Item]:

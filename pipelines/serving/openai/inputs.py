@@ -13,6 +13,8 @@ from pipelines.serving.openai.schema import Sampling
 from pipelines.serving.openai.tokenizer import ServedTokenizer
 
 UINT64 = 2**64
+FEW_LOG_PROBS = "return_top_log_probs"
+"""Input of an engine's model that can return the log probabilities of a few tokens instead of all logits."""
 NO_OFFSET = -1
 """Fills the offsets of a list of words after the last word."""
 
@@ -41,12 +43,14 @@ class ServedEngine:
     Attributes:
         tokenizer: of the model.
         streams: whether the model sends several responses to a request.
+        few_log_probs: whether it returns the log probabilities of a few tokens; TensorRT-LLM returns all logits.
         draws_anew: whether it samples differently each time without a seed; TensorRT-LLM always the same.
         tokens_per_block: of the KV cache, if it says how many blocks of a prompt were there already; otherwise None.
     """
 
     tokenizer: ServedTokenizer
     streams: bool = True
+    few_log_probs: bool = False
     draws_anew: bool = False
     tokens_per_block: int | None = None
 
@@ -89,7 +93,9 @@ def engine_inputs(
         inputs.append(_bias(asked.logit_bias, tokenizer.size))
     if asked.scores is not None:
         inputs.append(InputTensor("return_log_probs", "BOOL", (True,)))
-    if asked.scores:
+    if asked.scores and engine.few_log_probs:
+        inputs.append(InputTensor(FEW_LOG_PROBS, "INT32", (asked.scores,)))
+    elif asked.scores:
         inputs.append(InputTensor("return_generation_logits", "BOOL", (True,)))
     if engine.tokens_per_block is not None and _shows_usage(asked):
         inputs.append(InputTensor("return_perf_metrics", "BOOL", (True,)))

@@ -1,7 +1,8 @@
 """Score prompts: the log probability of each token, for `echo` with `logprobs`, as evaluation harnesses ask for it.
 
-The model returns the logits of the whole prompt, which are large (vocabulary x tokens x 4 bytes), so prompts of all
-requests are scored one after the other.
+TensorRT-LLM's model returns the logits of the whole prompt, which are large (vocabulary x tokens x 4 bytes), this
+project's own the log probabilities of as many tokens as are shown. Prompts of all requests are scored one after the
+other.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pipelines.serving.openai.tokenizer import ServedTokenizer
 
 ROWS = 64  # of logits that are widened to float64 at a time
 Json = dict[str, Any]
+Best = tuple[tuple[int, float], ...]
+"""The likeliest tokens at a place and their log probabilities, the likeliest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +49,22 @@ class Scores:
 
     tokens: tuple[int, ...]
     log_probs: tuple[float | None, ...]
-    best: tuple[tuple[tuple[int, float], ...] | None, ...]
+    best: tuple[Best | None, ...]
 
 
-class LogitsSource(Protocol):
-    """A source of logits; see `pipelines.serving.openai.backend.Backend`."""
+class PromptSource(Protocol):
+    """A model that reads prompts; see `pipelines.serving.openai.backend.Backend`."""
 
     async def context_logits(self, inputs: Sequence[InputTensor]) -> Any: ...  # noqa: D102
+    async def context_log_probs(self, inputs: Sequence[InputTensor]) -> Any: ...  # noqa: D102
 
 
 class PromptScorer:
     """Scores the prompts of all requests, one at a time."""
 
-    def __init__(self, source: LogitsSource) -> None:
-        self._source = source
+    def __init__(self, source: PromptSource, *, few: bool) -> None:
+        """Take the model, and whether it returns the log probabilities of a few tokens."""
+        self._source, self._few = source, few
         self._turn = asyncio.Lock()
 
     async def score(self, prompts: Sequence[tuple[int, ...]], top: int = 1) -> list[Scores]:
@@ -72,7 +77,11 @@ class PromptScorer:
 
     async def _one(self, prompt: tuple[int, ...], top: int) -> Scores:
         async with self._turn:
-            logits = await self._source.context_logits(_inputs(prompt))
+            if self._few:
+                asked = InputTensor("return_context_log_probs", "INT32", (top,))
+                return _sent(prompt, *await self._source.context_log_probs([*_inputs(prompt), asked]))
+            asked = InputTensor("return_context_logits", "BOOL", (True,))
+            logits = await self._source.context_logits([*_inputs(prompt), asked])
             if logits is None or logits.ndim != 2 or len(logits) != len(prompt):
                 raise ApiError(
                     400,
@@ -89,8 +98,19 @@ def _inputs(prompt: tuple[int, ...]) -> list[InputTensor]:
         InputTensor("input_ids", "INT32", prompt),
         InputTensor("input_lengths", "INT32", (len(prompt),)),
         InputTensor("request_output_len", "INT32", (1,)),
-        InputTensor("return_context_logits", "BOOL", (True,)),
     ]
+
+
+def pairs(tokens: Any, log_probs: Any) -> tuple[Best, ...]:
+    """Pair tokens [N, K] with their log probabilities [N, K]."""
+    return tuple(tuple(zip(*row, strict=True)) for row in zip(tokens.tolist(), log_probs.tolist(), strict=True))
+
+
+def _sent(prompt: tuple[int, ...], own: Any, tokens: Any, log_probs: Any) -> Scores:
+    """Return what the model has said of a prompt; see `Backend.context_log_probs`."""
+    best = pairs(tokens, log_probs)
+    token, score = best[-1][0]
+    return Scores((*prompt, token), (None, *own.tolist(), score), (None, *best))
 
 
 def scores_of(prompt: tuple[int, ...], logits: Any, top: int = 1) -> Scores:
@@ -101,27 +121,37 @@ def scores_of(prompt: tuple[int, ...], logits: Any, top: int = 1) -> Scores:
         logits: after each of them.
         top: likeliest tokens at each place that are returned, 1 or more.
     """
-    import numpy as np
-
-    own: list[float | None] = [None]
-    best: list[tuple[tuple[int, float], ...] | None] = [None]
-    top = min(top, logits.shape[1])
+    own: list[float] = []
+    best: list[Best] = []
     for start in range(0, len(prompt), ROWS):
-        rows = logits[start : start + ROWS].astype(np.float64)
-        rows -= rows.max(axis=1, keepdims=True)
-        rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
-        tops = np.argpartition(-rows, top - 1, axis=1)[:, :top] if top > 1 else rows.argmax(axis=1, keepdims=True)
-        best += [tuple(_likeliest_first(found, row)) for found, row in zip(tops, rows, strict=True)]
+        rows, found = likeliest(logits[start : start + ROWS], top)
+        best += found
         known = prompt[start + 1 : start + 1 + len(rows)]
         own += [float(row[token]) for token, row in zip(known, rows, strict=False)]
-    new = best[-1]
-    assert new is not None
-    return Scores((*prompt, new[0][0]), (*own, new[0][1]), tuple(best))
+    token, score = best[-1][0]
+    return Scores((*prompt, token), (None, *own, score), (None, *best))
 
 
-def _likeliest_first(tokens: Any, row: Any) -> list[tuple[int, float]]:
-    """Return tokens and their log probabilities; of equal ones, the lowest id comes first."""
-    return sorted(((int(token), float(row[token])) for token in tokens), key=lambda pair: (-pair[1], pair[0]))
+def likeliest(logits: Any, top: int) -> tuple[Any, list[Best]]:
+    """Return log probabilities float64 [N, V], and the likeliest tokens of each row with theirs.
+
+    Of equal ones, the lowest id comes first.
+
+    Args:
+        logits: [N, V].
+        top: how many, 1 or more.
+    """
+    import numpy as np
+
+    rows = logits.astype(np.float64)
+    rows -= rows.max(axis=1, keepdims=True)
+    rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
+    top = min(top, rows.shape[1])
+    tops = np.argpartition(-rows, top - 1, axis=1)[:, :top] if top > 1 else rows.argmax(axis=1, keepdims=True)
+    order = [
+        sorted(found, key=lambda token: (-row[token], token)) for found, row in zip(tops.tolist(), rows, strict=True)
+    ]
+    return rows, [tuple((token, float(row[token])) for token in found) for found, row in zip(order, rows, strict=True)]
 
 
 def choice(

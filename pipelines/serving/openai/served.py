@@ -104,6 +104,7 @@ def served(repository: ModelRepository, metrics_url: str, chat_template: Path | 
     engine = ServedEngine(
         ServedTokenizer(repository.tokenizer, adds_special=special),
         streams=repository.decoupled,
+        few_log_probs=repository.few_log_probs,
         draws_anew=repository.draws_anew,
         tokens_per_block=repository.tokens_per_block,
     )

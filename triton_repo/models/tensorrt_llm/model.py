@@ -169,6 +169,12 @@ class TritonChannel:
             tensors.append(("context_logits", part.context_logits[None].astype(self._logits_type)))
         if part.generation_logits is not None:
             tensors.append(("generation_logits", part.generation_logits[None].astype(self._logits_type)))
+        if part.best is not None:
+            tensors += [("top_token_ids", part.best.tokens[None]), ("top_log_probs", part.best.log_probs[None])]
+        if part.prompt is not None:
+            best = part.prompt.best
+            tensors.append(("context_log_probs", part.prompt.log_probs[None]))
+            tensors += [("context_top_token_ids", best.tokens[None]), ("context_top_log_probs", best.log_probs[None])]
         if self.key is not None and time.monotonic() >= self._show_key_at:
             self._show_key_at = time.monotonic() + KEY_PERIOD_S
             tensors.append(("cancellation_key", self.key))
