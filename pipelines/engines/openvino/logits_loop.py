@@ -69,25 +69,18 @@ class _RunningSequence:
 
     def _read_prompt(self, step: StepOutput) -> Array:
         """Read the prompt; return the logits after it [V]. Its log probabilities are taken piece by piece."""
-        request = self.sequence.request
+        request, top = self.sequence.request, self.sequence.request.context_log_probs
         logits: list[Array] = []
-        own: list[Array] = []
-        best: list[Likeliest] = []
-        start = 0
-        for piece in self._state.pieces(
-            request.prompt, all_logits=request.context_logits or request.context_log_probs > 0
-        ):
-            if request.context_log_probs:
-                norms = norms_of(piece)
-                following = request.prompt[start + 1 : start + 1 + len(piece)]
-                values = piece[np.arange(len(following)), following].astype(np.float64)
-                own.append((values - norms[: len(following)]).astype(np.float32))
-                best.append(Likeliest(*likeliest(piece, norms, request.context_log_probs)))
+        scores: list[PromptScores] = []
+        following = request.prompt[1:]
+        for piece in self._state.pieces(request.prompt, all_logits=request.context_logits or top > 0):
+            if top:
+                scores.append(_scores(piece, following[: len(piece)], top))
+                following = following[len(piece) :]
             if request.context_logits:
                 logits.append(piece)
-            start += len(piece)
-        if own:
-            step.prompt = PromptScores(np.concatenate(own), Likeliest.joined(best))
+        if scores:
+            step.prompt = PromptScores.joined(scores)
         if logits:
             step.context_logits = np.concatenate(logits)
         return np.array(piece[-1])
@@ -109,6 +102,13 @@ class _RunningSequence:
             step.best.append(Likeliest(*likeliest(logits[None], norms_of(logits[None]), request.top_log_probs)))
         full = len(sequence.tokens) >= request.max_tokens
         step.ended = full or self._chooser.complete or sequence.stop_word_end(1) is not None
+
+
+def _scores(logits: Array, following: Array, top: int) -> PromptScores:
+    """Return log probabilities of the tokens that follow, of which the last row may have none, and the likeliest."""
+    norms = norms_of(logits)
+    own = logits[np.arange(len(following)), following].astype(np.float64) - norms[: len(following)]
+    return PromptScores(own.astype(np.float32), Likeliest(*likeliest(logits, norms, top)))
 
 
 class LogitsLoop:

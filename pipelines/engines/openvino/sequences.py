@@ -80,10 +80,6 @@ class Likeliest:
     tokens: Array
     log_probs: Array
 
-    def part(self, places: slice) -> Likeliest:
-        """Return some places."""
-        return Likeliest(self.tokens[places], self.log_probs[places])
-
     @classmethod
     def joined(cls, parts: list[Likeliest]) -> Likeliest:
         """Return all places of several."""
@@ -101,6 +97,11 @@ class PromptScores:
 
     log_probs: Array
     best: Likeliest
+
+    @classmethod
+    def joined(cls, parts: list[PromptScores]) -> PromptScores:
+        """Return those of the whole prompt."""
+        return cls(np.concatenate([each.log_probs for each in parts]), Likeliest.joined([each.best for each in parts]))
 
 
 @dataclass(slots=True)

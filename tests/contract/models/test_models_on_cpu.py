@@ -121,6 +121,36 @@ def test_returned_logits_choose_the_returned_tokens(client: Client) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("ids", [IDS, IDS[:1]])
+def test_log_probabilities_of_a_few_tokens_are_those_of_the_logits(
+    client: Client, ids: list[int], streaming: bool
+) -> None:
+    """Of the prompt's own tokens and of the likeliest ones, which come in order; a stream sends each once."""
+    inputs = core(tokens=3) | {"input_ids": ids, "input_lengths": len(ids), "end_id": -1}
+    asked = {"return_context_log_probs": 4, "return_top_log_probs": 2, "streaming": streaming}
+    whole = client.ask("tensorrt_llm", **inputs, return_context_logits=True, return_generation_logits=True).parts[0]
+    parts = [part for part in client.ask("tensorrt_llm", **inputs, **asked).parts if part["output_ids"].size]
+    logits = np.concatenate([whole["context_logits"][0], whole["generation_logits"][0, 0, 1:]]).astype(np.float64)
+    expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    first, after = parts[0], len(ids) - 1
+    own = expected[np.arange(after), ids[1:]]
+    np.testing.assert_allclose(first["context_log_probs"][0], own, atol=1e-5)
+    assert sum("context_log_probs" in part for part in parts) == 1
+    tokens = np.concatenate([first["context_top_token_ids"][0, :-1, :2], *(part["top_token_ids"][0] for part in parts)])
+    found = np.concatenate([first["context_top_log_probs"][0, :-1, :2], *(part["top_log_probs"][0] for part in parts)])
+    np.testing.assert_array_equal(tokens, np.argsort(-expected, axis=1, kind="stable")[:, :2])
+    np.testing.assert_allclose(found, np.take_along_axis(expected, tokens, axis=1), atol=1e-5)
+    assert first["context_top_token_ids"].shape == (1, len(ids), 4)
+
+
+@pytest.mark.parametrize("name", ["return_top_log_probs", "return_context_log_probs"])
+@pytest.mark.parametrize("count", [0, 1001])
+def test_more_log_probabilities_than_are_given(client: Client, name: str, count: int) -> None:
+    answer = client.ask("tensorrt_llm", **core(), **{name: count})
+    assert f"{name}={count} is not valid. It must be from 1 to 1000" in answer.error
+
+
+@pytest.mark.parametrize("streaming", [False, True])
 def test_log_probs_of_all_tokens_add_up(client: Client, streaming: bool) -> None:
     answer = client.ask("tensorrt_llm", **core(), return_log_probs=True, streaming=streaming)
     parts = answer.parts[-1]["output_log_probs"][0, 0].tolist()  # a stream repeats them all
