@@ -39,8 +39,8 @@ SIGNALS = {*DRAIN, KILL, FINISHED, LOADED, signal.SIGCHLD}
 SHM = Path("/dev/shm")
 STACK_BYTES = 256 << 20
 """Stack size of each thread. Only address space is reserved; memory is used when touched. tritonserver's HTTP library
-(libevhtp) copies the whole body of a form, curl's default content type, onto the stack twice: with the usual 8 MiB, a
-prompt of 4 MB crashes the server (triton-inference-server/server issue 5840)."""
+(libevhtp) may copy a whole body onto the stack, for which the usual 8 MiB are too few (triton-inference-server/server
+issue 5840)."""
 
 
 def start(command: list[str]) -> int:

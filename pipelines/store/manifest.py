@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,18 +31,18 @@ class DamagedError(UserError):
         state: the same in words that go after "is".
     """
 
-    def __init__(self, folder: Path, damage: str, manifest: object = None) -> None:
-        """Name the artifact, and the command that makes it again as far as its manifest can be read."""
+    def __init__(self, folder: Path, damage: str, manifest: object = None, mend: str = "Put the file back") -> None:
+        """Name the artifact, how to mend it, and the command that makes it again as far as its manifest can be read."""
         self.folder, self.damage = folder, damage
         self.older = isinstance(manifest, dict) and CHECKSUM not in manifest
         self.state = f"of an older version: its {damage}" if self.older else f"damaged: {damage}"
-        todo = "Put the file back, or remove the folder to make it again:"
+        todo = f"{mend}, or remove the folder to make it again:"
         command: tuple[str, ...] = ("rm", "-r", str(folder))
         if repeat := _repeat(manifest):
             if _is_measured(manifest):
-                todo = f"Put the file back, or remove the folder and measure again ({shlex.join(repeat)}):"
+                todo = f"{mend}, or remove the folder and measure again ({shlex.join(repeat)}):"
             else:
-                todo, command = "Put the file back, or make it again:", repeat
+                todo, command = f"{mend}, or make it again:", repeat
         what = f"is {self.state}" if self.older else f"was changed after it was made: {damage}"
         super().__init__(f"{folder} {what}.", todo=todo, command=command)
 
@@ -119,7 +120,7 @@ def check_files(folder: Path, manifest: Mapping[str, Any], *hashes: Callable[[Pa
         hashes: ways to get the SHA-256 of a file; a file is damaged if none of them gives the right one.
 
     Raises:
-        DamagedError: a file is missing, cannot be read, or has other bytes.
+        DamagedError: a file is missing, cannot be read, or has other bytes, or one was added.
     """
     for name, entry in manifest["files"].items():
         try:
@@ -130,6 +131,19 @@ def check_files(folder: Path, manifest: Mapping[str, Any], *hashes: Callable[[Pa
             damage = f"cannot be read ({error.strerror})"
         if damage is not None:
             raise DamagedError(folder, f"{name} {damage}", manifest)
+    if added := [name for name in unlisted_files(folder, manifest) if not _is_harmless(name)]:
+        named = f"{', '.join(added[:3])}{', ...' if len(added) > 3 else ''}"
+        raise DamagedError(
+            folder, f"{named} {'was' if len(added) == 1 else 'were'} added", manifest, "Remove what was added"
+        )
+
+
+HARMLESS = re.compile(r"(.*/)?(__pycache__/.*|\.nfs[0-9a-f]+|\.DS_Store)")
+"""Files beside those of an artifact that nothing reads as part of it: Python's, and those of file systems."""
+
+
+def _is_harmless(name: str) -> bool:
+    return HARMLESS.fullmatch(name) is not None
 
 
 def _damage(path: Path, entry: Mapping[str, Any], hashes: Sequence[Callable[[Path], str]]) -> str | None:
@@ -144,7 +158,9 @@ def _damage(path: Path, entry: Mapping[str, Any], hashes: Sequence[Callable[[Pat
 
 def unlisted_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     """Return the files that were added to an artifact after it was made."""
-    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    found = (
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()
+    )
     return sorted(name for name in found if name != MANIFEST and name not in manifest["files"])
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -280,6 +281,32 @@ def test_verify_with_a_folder_checks_every_file(tmp_path, capsys):
     assert "1 file, " in capsys.readouterr().out
     with pytest.raises(UserError, match=r"out\.txt has SHA-256"):
         verify(f"verify.path={second}")
+
+
+ADDED = [
+    "model-00002.safetensors",
+    "adapter/adapter_model.safetensors",
+    ".hidden.safetensors",
+    "1/__pycache__.py",
+    "link",
+]
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_a_file_that_was_added_is_named_and_the_artifact_is_not_used(tmp_path, name):
+    first, second = two_artifacts(tmp_path)
+    (first / name).parent.mkdir(exist_ok=True)
+    if name == "link":
+        (first / name).symlink_to(second)
+    else:
+        (first / name).write_text("x")
+    store, manifest = Store(tmp_path), read_manifest(first)
+    with pytest.raises(
+        DamagedError, match=rf"was changed after it was made: {re.escape(name)} was added.*Remove what was"
+    ):
+        store.find(manifest["stage"], manifest["key"])
+    with pytest.raises(UserError, match=rf"{re.escape(name)} was added"):
+        verify(f"verify.path={first}")
 
 
 def test_verify_names_files_that_were_added(tmp_path, capsys):
