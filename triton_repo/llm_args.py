@@ -16,6 +16,7 @@ from pipelines.domain.errors import Fault, UserError
 from pipelines.settings.base import Group, Positive
 
 Count = Annotated[int, Field(ge=0)]
+DraftWord = Literal["DraftTarget", "Draft_Target"]
 OPTIONS = "extra_llm_api_options.yaml"
 CHECKPOINT, DRAFT = "checkpoint", "draft"
 """Content of the folder that takes the place of an engine: the arguments, a Hugging Face checkpoint, and optionally a
@@ -28,7 +29,6 @@ class KvCacheConfig(Group):
     enable_block_reuse: bool = True
     max_tokens: Positive | None = None
     max_attention_window: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
-    sink_token_length: Count | None = None
     free_gpu_memory_fraction: Annotated[float, Field(ge=0, le=1)] = 0.9
     host_cache_size: Count | None = None
     dtype: Literal["auto", "fp8"] = "auto"
@@ -49,9 +49,12 @@ class SchedulerConfig(Group):
 
 
 class DraftTargetConfig(Group):
-    """`speculative_config` of a draft model; the folder is a Hugging Face checkpoint."""
+    """`speculative_config` of a draft model; the folder is a Hugging Face checkpoint.
 
-    decoding_type: Literal["Draft_Target"] = "Draft_Target"
+    `decoding_type` is "DraftTarget" up to 1.3.0rc3, whose parser rejects the later word.
+    """
+
+    decoding_type: DraftWord = "Draft_Target"
     max_draft_len: Positive
     speculative_model: str
 

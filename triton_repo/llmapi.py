@@ -34,7 +34,6 @@ READ = {
     "kv_cache_host_memory_bytes",
     "max_attention_window_size",
     "max_tokens_in_paged_kv_cache",
-    "sink_token_length",
 }
 """The settings that the LLM API supports; the others belong to the C++ backend."""
 

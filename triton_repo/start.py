@@ -35,7 +35,7 @@ def start_commands(settings: TritonSettings, spec: RepositorySpec) -> dict[str, 
         )
     elif spec.engine.server is ServerBackend.LLM_API:
         lines = {"one_process": f"cp {LLMAPI_SOURCES}/*.py {TENSORRT_LLM}/1/ && {_line({}, SERVER)}"}
-        needs = "NVIDIA's Triton container with TensorRT-LLM 1.3 or later."
+        needs = "a Triton with TensorRT-LLM 1.3 or later (none is released)."
     else:
         models = [TENSORRT_LLM] if spec.num_draft_tokens is None else [TENSORRT_LLM, DRAFT]
         lines = _tensorrt_llm(settings, spec.world_size, models)

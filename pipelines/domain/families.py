@@ -208,7 +208,7 @@ _ROWS = (
         modelopt_type="llama",
         cpu_engine=True,
         attention_bias=False,
-        features=frozenset({"llm_api"}),
+        features=frozenset({"llm_api", "swiglu", "lookahead"}),
         defaults=_ALL | {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
     ),
     Family(
@@ -246,7 +246,7 @@ _ROWS = (
         qkv_bias=True,
         attention_bias=False,
         qwen_type=True,
-        features=frozenset({"llm_api"}),
+        features=frozenset({"llm_api", "swiglu", "lookahead"}),
         defaults=_ALL | _WINDOWS_OF_QWEN | {"num_key_value_heads": 32, "max_position_embeddings": 32768},
     ),
     Family(
@@ -258,7 +258,7 @@ _ROWS = (
         head_norms={"q_layernorm": "q_norm", "k_layernorm": "k_norm"},
         attention_bias=False,
         qwen_type=True,
-        features=frozenset({"llm_api"}),
+        features=frozenset({"llm_api", "swiglu", "lookahead"}),
         defaults=_ALL
         | _WINDOWS_OF_QWEN
         | {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768, "attention_bias": False},

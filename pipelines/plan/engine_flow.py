@@ -191,7 +191,8 @@ class EngineFlow:
         runtime, inputs = settings.runtime, {"checkpoint": "checkpoint", "model": "model"}
         self._draft_checkpoint(settings, "hugging_face")
         drafts = settings.speculative.num_draft_tokens if "draft_checkpoint" in self.given else None
-        stage = ConfigureLlm(settings.build, settings.triton, settings.kv_cache, runtime.enable_chunked_context, drafts)
+        chunked, word = runtime.enable_chunked_context, settings.image.draft_word
+        stage = ConfigureLlm(settings.build, settings.triton, settings.kv_cache, chunked, drafts, word)
         self.add("build", stage, label, inputs | ({} if drafts is None else {"draft": "draft_checkpoint"}))
         self.given["engine"] = "build"
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from pipelines.domain.formats import rules_out_reuse
+from pipelines.domain.formats import KvFormat, QFormat, rules_out_reuse
 from pipelines.rules.builder import longest
 from pipelines.rules.record import BUILT, CPU, GPU, Cases, DeploymentFacts, Rule, Severity, listed, shape
 from pipelines.rules.sources import BUILDER, COMMAND, PLUGIN, REUSE, SCHEDULER, TEMPLATES
 
 TOPIC = "KV cache and attention"
+FP8_ATTENTION = (QFormat.FP8, QFormat.W4A8_AWQ, QFormat.NVFP4)
+"""Formats whose prompts can be attended to in FP8."""
 IN_FLIGHT = ("inflight_fused_batching", "inflight_batching")
 
 
@@ -119,6 +121,22 @@ RULES = (
         failed="build.context_fmha=disable switches FP8 and paged context attention off as well, and prompts are"
         " slower.",
         source=BUILDER,
+    ),
+    Rule(
+        name="fp8-cache-brings-fp8-attention",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: (
+            d.build.use_fp8_context_fmha == "disable"
+            and d.kv_format is KvFormat.FP8
+            and d.qformat in FP8_ATTENTION
+            and d.build.use_paged_context_fmha == "enable"
+            and d.build.context_fmha == "enable"
+        ),
+        failed="build.use_fp8_context_fmha=disable has no effect with quant={d.qformat} and kv_cache=fp8: trtllm-build"
+        " switches it on again, because paged attention reads an FP8 cache in FP8.",
+        todo="Leave it out, set kv_cache=auto, or set build.use_paged_context_fmha=disable.",
+        source="tensorrt_llm/builder.py (1.3.0rc3): FP8 Context FMHA is enabled to support FP8 Paged Context FMHA",
     ),
     Rule(
         name="features-need-a-paged-kv-cache",

@@ -192,7 +192,7 @@ RULES = (
         engines=GPU,
         needs=("shape",),
         when=_swiglu,
-        failed="build.{name}=fp8 computes SwiGLU; {d.shape.architecture} has another activation.",
+        failed="build.{name}=fp8 computes a SwiGLU without bias; TensorRT-LLM's MLP of {d.shape.architecture} is none.",
         allowed=f"It supports {either(titles('swiglu'))}.",
         todo="Set build.{name}=disable.",
         source=MLP,

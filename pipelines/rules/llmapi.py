@@ -31,6 +31,25 @@ DRAFTING = ("none", "draft_target")
 DECODING = ("medusa", "redrafter", "lookahead", "eagle")
 
 
+NO_CHECKPOINT = "its loader reads such checkpoints, but ModelOpt's export in Hugging Face's layout writes none"
+WHY_NOT = {
+    QFormat.INT8_SQ: "its PyTorch backend has no method for INT8 activations",
+    QFormat.INT4_GPTQ: "its PyTorch backend has no linear for GPTQ, and only AWQ's scales are exported for it",
+    QFormat.INT4_RTN: "only INT4 with AWQ's scales is exported for it",
+    QFormat.INT8_WO: NO_CHECKPOINT,
+    QFormat.INT4_WO: NO_CHECKPOINT,
+    QFormat.AUTO: "its loader reads mixed precision, but this project exports one format for all linears",
+}
+"""Why a format does not run with the LLM API, for all that do not."""
+NOT_LISTED: dict[QFormat, tuple[str, ...]] = {
+    QFormat.FP8: ("phi3",),
+    QFormat.NVFP4: ("gemma3", "mistral", "phi3"),
+    QFormat.INT4_AWQ: ("mixtral", "phi3"),
+    QFormat.W4A8_AWQ: ("mistral", "mixtral", "qwen3", "qwen3_moe"),
+}
+"""Families that NVIDIA's matrix does not list for a format."""
+
+
 def _too_new(d: DeploymentFacts) -> bool:
     limit = FORMATS[d.qformat].llm_api_below
     return limit is not None and sm(d) >= limit
@@ -56,9 +75,8 @@ RULES = (
         name="llm-api-formats",
         topic=TOPIC,
         engines=LLM_API,
-        when=lambda d: not FORMATS[d.qformat].llm_api,
-        failed="engine=tensorrt_llm_llmapi does not support quant={d.qformat}: TensorRT-LLM's PyTorch backend does not"
-        " list it.",
+        when=lambda d: () if FORMATS[d.qformat].llm_api else [{"why": WHY_NOT[d.qformat]}],
+        failed="engine=tensorrt_llm_llmapi does not support quant={d.qformat}: {why}.",
         allowed="It supports {quants.names}.",
         todo="Choose one of these, or engine=tensorrt_llm (up to TensorRT-LLM 1.2).",
         source=LLM_FORMATS,
@@ -72,6 +90,27 @@ RULES = (
         failed="engine=tensorrt_llm_llmapi does not support quant={d.qformat} on compute capability {d.sm}.",
         allowed="The PyTorch backend runs AWQ on Hopper (9.0) and older. Supported here: {quants}.",
         source=f"{LLM_FORMATS}: formats by GPU generation",
+    ),
+    Rule(
+        name="llm-api-formats-of-families",
+        topic=TOPIC,
+        engines=LLM_API,
+        needs=("shape",),
+        when=lambda d: shape(d).family.name in NOT_LISTED.get(d.qformat, ()),
+        failed="quant={d.qformat} of {d.shape.architecture} is not in TensorRT-LLM's matrix of models and formats.",
+        allowed="Supported here: {quants}.",
+        source=f"{LLM_FORMATS}: Model Supported Matrix (1.3.0rc3)",
+    ),
+    Rule(
+        name="llm-api-has-no-sinks",
+        topic=TOPIC,
+        engines=LLM_API,
+        when=lambda d: bool(d.triton.sink_token_length),
+        failed="triton.sink_token_length={d.triton.sink_token_length} has no effect with engine=tensorrt_llm_llmapi:"
+        " its PyTorch backend keeps no attention sinks and drops the option.",
+        allowed="A window without sinks works: window=sliding.",
+        todo="Set triton.sink_token_length=null, or use engine=openvino.",
+        source="tensorrt_llm/llmapi/llm_args.py (1.4): KvCacheConfig.sink_token_length is deprecated and ignored",
     ),
     Rule(
         name="llm-api-has-no-int8-kv",

@@ -215,8 +215,9 @@ RULES = (
         engines=GPU,
         needs=("shape",),
         when=lambda d: d.speculation in HEADS and "decoding_heads" not in shape(d).family.features,
-        failed="speculative={d.speculation} is available only for"
-        f" {either(titles('decoding_heads'))} in TensorRT-LLM's conversion; given is"
+        failed="speculative={d.speculation} is prepared only for"
+        f" {either(titles('decoding_heads'))}: this project runs TensorRT-LLM's conversion of heads for no other family"
+        " (the script of Medusa also takes Mixtral and Qwen2, that of ReDrafter Qwen2); given is"
         " {d.shape.architecture}.",
         todo=f"Use speculative=draft_target, or a {either(titles('decoding_heads'))} model.",
         source=f"{MEDUSA}; {EAGLE}; {REDRAFTER}",

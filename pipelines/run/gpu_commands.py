@@ -52,8 +52,6 @@ OF_THE_IMAGE = ("image.", "paths.")
 """Overrides that `make image` and `make shell` read, besides engine=."""
 OF_THE_STAGE = ("image.", "stage.")
 """Overrides that a stage by itself does not take over."""
-LLM_API_IMAGE = "nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc3"
-"""Container with `trtllm-serve`; name and options as in TensorRT-LLM's `docs/source/quick-start-guide.md`."""
 
 Lines = list[str]
 Block = tuple[str, Lines]
@@ -105,7 +103,8 @@ class _ByHand:
             if self.plan.choice.engine.builder:  # else the folders are made on any machine, and served elsewhere
                 yield "container, in which the rest is typed", self._own_container()
             elif served:
-                served.insert(0, ("container, in which the rest is typed", _nvidias_container()))
+                inside = _nvidias_container(self.plan.settings.image.base_llm_api)
+                served.insert(0, ("container, in which the rest is typed", inside))
         yield from made
         yield from served
 
@@ -224,11 +223,12 @@ class _ByHand:
         return (f"engine.path={self._name(built)}",)
 
 
-def _nvidias_container() -> Lines:
+def _nvidias_container(image: str) -> Lines:
+    """Render the start of the container with `trtllm-serve`, as TensorRT-LLM's `docs/source/quick-start-guide.md`."""
     options = ["--rm", "--interactive", "--tty", "--gpus=all", "--ipc=host", "--network=host"]
     options += ["--ulimit=memlock=-1", "--ulimit=stack=67108864"]
     options += ['--mount=type=bind,source="$PWD",target=/work', "--workdir=/work"]
-    return command_lines(["docker", "run", *options, LLM_API_IMAGE], INDENT)
+    return command_lines(["docker", "run", *options, image], INDENT)
 
 
 def _of_baseline(step: PlannedStep) -> bool:

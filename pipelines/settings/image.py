@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,9 +16,14 @@ Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]+([._:/-]+[a-z0-9]+)*$")]
 Tag = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
 
+OLD_DRAFT_WORD = (1, 3, 0, 3)
+"""1.3.0rc3 rejects `decoding_type: Draft_Target`, and later versions `DraftTarget` (llmapi/llm_args.py)."""
+
 
 class ImageSettings(Group):
     """One image of two: the CPU engine's, or NVIDIA's Triton container with this project on top.
+
+    A third, NVIDIA's release of TensorRT-LLM, runs what is made for the LLM API, and nothing is built on it.
 
     Attributes:
         tool: that builds and runs the image; auto is docker, else podman.
@@ -25,6 +31,8 @@ class ImageSettings(Group):
         tag: None is the version and the flavour: 0.1.0-gpu.
         base_cpu: what the CPU image is built on.
         base_gpu: what the GPU image is built on; the tag fixes TensorRT-LLM's version.
+        base_llm_api: NVIDIA's container with `trtllm-serve`, which runs what engine=tensorrt_llm_llmapi makes; its tag
+            also decides how a draft model is called in the arguments.
         digest: of that base, so that a tag that moves changes nothing.
         uid: of the user inside; owns the folders it writes to.
         gid: its group.
@@ -43,6 +51,7 @@ class ImageSettings(Group):
     tag: Tag | None = None
     base_cpu: str = "docker.io/library/python:3.11-slim-bookworm"
     base_gpu: str = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
+    base_llm_api: str = "nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc20"
     digest: Digest | None = None
     uid: UserId = 1000
     gid: UserId = 1000
@@ -54,7 +63,7 @@ class ImageSettings(Group):
     shm_size: Annotated[str, Field(pattern=r"^[1-9][0-9]*[kmg]$")] = "8g"
     network: Literal["host", "bridge"] = "host"
 
-    @field_validator("base_cpu", "base_gpu")
+    @field_validator("base_cpu", "base_gpu", "base_llm_api")
     @classmethod
     def _has_a_tag(cls, base: str) -> str:
         """Require a tag: without one the builder uses `latest`, which changes over time."""
@@ -63,6 +72,13 @@ class ImageSettings(Group):
         if ":" not in base.rsplit("/", 1)[-1] or base.endswith(":latest"):
             raise ValueError(f"'{base}' names no version: give it with its tag, such as 26.07-trtllm-python-py3")
         return base
+
+    @property
+    def draft_word(self) -> Literal["DraftTarget", "Draft_Target"]:
+        """Return what this TensorRT-LLM calls a draft model; a tag without its version counts as a newer one."""
+        found = re.match(r"(\d+)\.(\d+)\.(\d+)(?:rc(\d+))?", self.base_llm_api.rpartition(":")[2])
+        numbers = tuple(int(part or 10**6) for part in found.groups()) if found else (10**6,)
+        return "DraftTarget" if numbers <= OLD_DRAFT_WORD else "Draft_Target"
 
     @field_validator("pip_config")
     @classmethod

@@ -18,6 +18,7 @@ from triton_repo.llm_args import (
     DRAFT,
     OPTIONS,
     DraftTargetConfig,
+    DraftWord,
     KvCacheConfig,
     LlmArgs,
     SchedulerConfig,
@@ -37,6 +38,7 @@ class ConfigureLlm:
         kv_cache: element type and reuse of the KV cache.
         enable_chunked_context: split prompts longer than max_num_tokens.
         num_draft_tokens: tokens that a draft model guesses at a time; the input `draft` is its checkpoint.
+        draft_word: what the TensorRT-LLM that will read the arguments calls a draft model.
     """
 
     build: BuildSettings
@@ -44,6 +46,7 @@ class ConfigureLlm:
     kv_cache: KvCacheSettings
     enable_chunked_context: bool
     num_draft_tokens: int | None = None
+    draft_word: DraftWord = "Draft_Target"
     name = "build"
     version = "1"
     measures = False
@@ -68,7 +71,6 @@ class ConfigureLlm:
                 enable_block_reuse=self.kv_cache.enable_block_reuse,
                 max_tokens=triton.max_tokens_in_paged_kv_cache,
                 max_attention_window=triton.max_attention_window_size,
-                sink_token_length=triton.sink_token_length,
                 free_gpu_memory_fraction=triton.kv_cache_free_gpu_mem_fraction,
                 host_cache_size=triton.kv_cache_host_memory_bytes or None,
                 dtype="fp8" if self.kv_cache.dtype == KvFormat.FP8 else "auto",
@@ -82,7 +84,9 @@ class ConfigureLlm:
     def _speculation(self) -> DraftTargetConfig | None:
         if self.num_draft_tokens is None:
             return None
-        return DraftTargetConfig(max_draft_len=self.num_draft_tokens, speculative_model=DRAFT)
+        return DraftTargetConfig(
+            decoding_type=self.draft_word, max_draft_len=self.num_draft_tokens, speculative_model=DRAFT
+        )
 
     def identity(self) -> dict[str, Any]:
         """Return everything that is written."""

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipelines.domain.errors import UserError
+from pipelines.domain.formats import FORMATS
 from pipelines.domain.model_shape import ModelShape
 from pipelines.predict.performance.choose_limits import choose
 from pipelines.predict.performance.engine_sizes import engine_sizes
@@ -149,7 +150,8 @@ def limits_for_load(
         return None
     try:
         setup = Setup.of(settings, shape, data_sheet(hardware))
-        cost = cost_of(setup).cost
+        timed = max(settings.quant.formats, key=lambda each: FORMATS[each].linear_bits)  # of a mix, the slowest to read
+        cost = cost_of(replace(setup, qformat=timed)).cost
     except UserError:
         return None  # a format, a split or windows that other checks refuse
     return place(setup, cost, terms, load).limits

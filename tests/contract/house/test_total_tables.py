@@ -39,6 +39,8 @@ PARTIAL = {
     "UNSMOOTHED": "formats that share a quant_algo",
     "pipelines.checkpoint.unified._WEIGHTS": "formats that the LLM API reads",
     "pipelines.predict.performance.measured_tools.ENGINES": "names that other tools give engines",
+    "NOT_LISTED": "formats that every family has are not in it",
+    "WHY_NOT": "formats that the LLM API runs need no reason",
     "_ROUND": "formats of trained weights that are rounded",
 }
 """Tables that have no row for some members, and the reason; who reads them asks for these members alone."""

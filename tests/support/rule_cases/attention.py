@@ -34,6 +34,11 @@ CASES = {
         "context_fmha=disable switches FP8",
         {"build": {"context_fmha": "enable"}},
     ),
+    "fp8-cache-brings-fp8-attention": Case(
+        {"qformat": FP8, "kv_format": KvFormat.FP8, "build": {"use_fp8_context_fmha": "disable"}},
+        "use_fp8_context_fmha=disable has no effect with quant=fp8 and kv_cache=fp8",
+        {"kv_format": KvFormat.AUTO},
+    ),
     "features-need-a-paged-kv-cache": Case(
         {"build": {"kv_cache_type": "continuous"}},
         "kv_cache_type=continuous has no blocks",

@@ -13,6 +13,7 @@ from tests.support.rule_cases.words import (
     LLAMA,
     LLAVA,
     LOOKAHEAD,
+    MISTRAL,
     MIXTRAL,
     NVFP4,
     SERVED,
@@ -36,6 +37,14 @@ CASES = {
         llm(qformat=SQ),
         r"does not support quant=int8_sq: .*It supports none, fp8, int4_awq, w4a8_awq, nvfp4\.",
         {"qformat": FP8},
+    ),
+    "llm-api-formats-of-families": Case(
+        llm(qformat=NVFP4, shape=MISTRAL), "quant=nvfp4 of MistralForCausalLM is not in", {"qformat": FP8}
+    ),
+    "llm-api-has-no-sinks": Case(
+        llm(triton={"sink_token_length": 4, "max_attention_window_size": (64,)}),
+        r"triton\.sink_token_length=4 has no effect with engine=tensorrt_llm_llmapi",
+        {"triton": {"sink_token_length": None}},
     ),
     "llm-api-awq-is-for-hopper": Case(
         llm(qformat=AWQ, sm=10.0), r"does not support quant=int4_awq on compute capability 10\.0", {"qformat": NVFP4}

@@ -60,7 +60,7 @@ CASES = {
     ),
     "heads-are-for-llama": Case(
         {"shape": GEMMA, "speculation": "medusa"},
-        "speculative=medusa is available only for Llama.*GemmaForCausalLM",
+        "speculative=medusa is prepared only for Llama.*GemmaForCausalLM",
         {"shape": LLAMA},
     ),
     "heads-are-converted-in-16-bit": Case(

@@ -95,6 +95,25 @@ def test_several_nodes_are_left_to_the_scripts(tmp_path):
     assert shlex.split(text.replace("\\\n", " ")) == ["make", "scripts", "cluster=slurm", *words]
 
 
+@pytest.mark.parametrize(
+    ("tag", "word"),
+    [("1.3.0rc3", "DraftTarget"), ("1.2.0", "DraftTarget"), ("1.3.0rc20", "Draft_Target"), ("1.4.0", "Draft_Target")],
+)
+def test_the_container_of_the_llm_api_is_a_setting_and_decides_the_word_for_a_draft_model(tmp_path, tag, word):
+    image = f"registry.example.com/tensorrt-llm/release:{tag}"
+    made = plan(tmp_path, [*LLM_API, *DRAFT, f"image.base_llm_api={image}"], "build")
+    (stage,) = (step.node.stage for step in made.steps if step.node.id == "build")
+    assert stage.arguments.speculative_config.decoding_type == word
+    assert image in commands(tmp_path, [*LLM_API, f"image.base_llm_api={image}"], "benchmark")[
+        "container, in which the rest is typed"
+    ]  # fmt: skip
+
+
+def test_a_searched_mix_gets_limits_for_the_load(tmp_path):
+    made = plan(tmp_path, ["engine=tensorrt_llm", "model=llama_3_1_8b", "quant=auto", "hardware=h100_sxm"], "build")
+    assert any("chosen for the load: build.max_batch_size" in note for note in made.notes)
+
+
 def test_the_llm_api_is_served_by_nvidias_own_server_or_by_triton(tmp_path):
     found = commands(tmp_path, LLM_API, "benchmark")
     assert list(found) == [
@@ -102,7 +121,7 @@ def test_the_llm_api_is_served_by_nvidias_own_server_or_by_triton(tmp_path):
         "repository",
         "container, in which the rest is typed",
         "serve, with an OpenAI API",
-        "or serve, in NVIDIA's Triton container with TensorRT-LLM 1.3 or later",
+        "or serve, in a Triton with TensorRT-LLM 1.3 or later (none is released)",
     ]
     served = shlex.split(found["serve, with an OpenAI API"].replace("\\\n", " "))
     assert served == [

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.domain.formats import UNIFORM, QFormat, formats_for
+from pipelines.domain.formats import FORMATS, UNIFORM, QFormat, formats_for
 from pipelines.domain.model_shape import ModelShape
+from pipelines.rules.llmapi import WHY_NOT
 from pipelines.rules.record import Severity
 from pipelines.rules.table import RULES, check, check_checkpoint, refused, warned
 from pipelines.settings.features import lookahead_draft_len, lookahead_sizes
@@ -145,5 +146,39 @@ def test_a_family_that_is_not_exported_is_offered_the_llm_api_where_that_runs_it
     (finding,) = BY_NAME["family-cannot-be-exported"].findings(deployment(shape=model))
     assert why in finding.fault.message
     assert ("engine=tensorrt_llm_llmapi" in finding.fault.todo) == way_out
-    served = check(deployment(shape=model, engine="llmapi", qformat=QFormat.FP8))
+    qformat = QFormat.NONE if architecture == "Phi3ForCausalLM" else QFormat.FP8  # its matrix has no FP8 for Phi
+    served = check(deployment(shape=model, engine="llmapi", qformat=qformat))
     assert bool(refused(served)) != way_out
+
+
+LISTED = {
+    "LlamaForCausalLM": {"fp8", "nvfp4", "int4_awq", "w4a8_awq"},
+    "Qwen2ForCausalLM": {"fp8", "nvfp4", "int4_awq", "w4a8_awq"},
+    "Qwen3ForCausalLM": {"fp8", "nvfp4", "int4_awq"},
+    "MistralForCausalLM": {"fp8", "int4_awq"},
+    "Gemma3ForCausalLM": {"fp8", "int4_awq", "w4a8_awq"},
+    "Phi3ForCausalLM": {"w4a8_awq"},
+    "MixtralForCausalLM": {"fp8"},  # ModelOpt exports no other
+    "Qwen3MoeForCausalLM": {"fp8"},
+}
+"""Formats of the LLM API: the matrix of models in docs/source/features/quantization.md of 1.3.0rc3."""
+
+
+@pytest.mark.parametrize("architecture", LISTED)
+def test_the_llm_api_runs_the_formats_of_nvidias_matrix(architecture: str) -> None:
+    model = replace(LLAMA, architecture=architecture)
+    runs = {q for q in UNIFORM if not refused(check(deployment(shape=model, engine="llmapi", qformat=q, sm=None)))}
+    assert {str(q) for q in runs} - {"none"} == LISTED[architecture]
+
+
+def test_each_format_that_the_llm_api_lacks_has_a_reason_of_its_own() -> None:
+    assert set(WHY_NOT) == {qformat for qformat, form in FORMATS.items() if not form.llm_api}
+
+
+@pytest.mark.parametrize("architecture", [f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")])
+def test_llama_and_those_built_on_its_class_look_ahead_and_fuse_swiglu(architecture: str) -> None:
+    model = replace(LLAMA, architecture=architecture)
+    build = {"gemm_swiglu_plugin": "fp8", "speculative_decoding_mode": "lookahead_decoding", "max_draft_len": 83}
+    broken = check(deployment(shape=model, qformat=QFormat.FP8, build=build))
+    names = {finding.rule.name for finding in broken}
+    assert not names & {"swiglu-plugins-need-swiglu", "lookahead-is-not-for-every-family"}
