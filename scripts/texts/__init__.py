@@ -1,0 +1,1 @@
+"""The real texts that ship with the project, and where they come from."""
