@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from pipelines.compress.texts import RenderedChat
 from pipelines.domain.errors import UserError
 
 BETWEEN = "\n\n"
@@ -39,7 +40,7 @@ def cut(
     """Cut the first tokens of a text into windows.
 
     Each window begins with the tokenizer's BOS token, if it has one, as a prompt would; the texts follow each other
-    without special tokens between them.
+    without special tokens between them, but for those that a chat template writes.
 
     Args:
         name: of the text.
@@ -69,7 +70,8 @@ def _ids(texts: Iterable[str], tokenizer: Any, most: int) -> list[int]:
     """Return the ids of the first texts that have `most` tokens together, or of all of them."""
     found: list[int] = []
     for text in texts:
-        found += tokenizer.encode((BETWEEN if found else "") + text, add_special_tokens=False, verbose=False)
+        between = BETWEEN if found and not isinstance(text, RenderedChat) else ""
+        found += tokenizer.encode(between + text, add_special_tokens=False, verbose=False)
         if len(found) >= most:
             break
     return found[:most]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from pipelines.compress.specs import CalibrationSpec
+from pipelines.compress.texts import token_ids
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 
@@ -47,7 +48,7 @@ def make_batches(texts: Iterable[str], tokenizer: Any, spec: CalibrationSpec, si
     sequences = [
         ids
         for text in itertools.islice(kept, size)
-        if (ids := tokenizer(text, truncation=True, max_length=spec.seq_len)["input_ids"])
+        if (ids := token_ids(tokenizer, text, truncation=True, max_length=spec.seq_len))
     ]
     if not sequences:
         raise UserError("The calibration data contains no text.", todo="Give at least one non-empty text.")

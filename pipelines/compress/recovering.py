@@ -25,6 +25,7 @@ from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.sparsegpt import LINEARS
 from pipelines.compress.sparsifying import count_zeros, link_small_files
 from pipelines.compress.specs import RecoverySpec
+from pipelines.compress.texts import token_ids
 from pipelines.compress.training import TrainingJob, train
 from pipelines.compress.training_processes import train_in_processes
 from pipelines.domain.errors import UserError
@@ -87,7 +88,7 @@ def _blocks(texts: Iterable[str], tokenizer: Any, spec: RecoverySpec) -> torch.T
     for number, text in enumerate(texts):
         if spec.texts is not None and number >= spec.texts:
             break
-        joined += tokenizer(text)["input_ids"]
+        joined += token_ids(tokenizer, text)
     count = len(joined) // spec.seq_len
     if count < LEAST_SEQUENCES:
         raise UserError(

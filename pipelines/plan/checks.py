@@ -44,7 +44,7 @@ from pipelines.plan.targets import (
     is_elsewhere,
 )
 from pipelines.plan.tuning import tune
-from pipelines.plan.user_inputs import ENOUGH_TEXTS, Found
+from pipelines.plan.user_inputs import ENOUGH_TEXTS, Found, text_notes
 from pipelines.predict.performance import hardware
 from pipelines.predict.performance.gpus import usable_bytes
 from pipelines.predict.performance.limits import ChosenLimits
@@ -120,6 +120,7 @@ def check(
     if not is_for_a_named_gpu(settings, engine):
         checked.faults += check_memory(settings, shape, engine, machine, target)
     checked.faults += pruning_faults(settings, shape, engine, machine.memory_bytes)
+    checked.notes += text_notes(settings, target, engine)
     checked.notes += pruning_notes(settings, shape)
     checked.faults += recovery_faults(settings, shape, engine, machine)
     checked.notes += recovery_notes(settings, shape, machine)
@@ -254,7 +255,7 @@ def _few_texts(settings: Settings, found: Found) -> list[Fault]:
             f"calibration.path='{settings.calibration.path}' holds {texts}: the observed ranges of activations depend "
             f"on so few.",
             f"At least {ENOUGH_TEXTS} are advisable; calibration.size={settings.calibration.size} would be used.",
-            "Add texts, or use calibration=cnn_dailymail.",
+            "Add texts, or use calibration=real_text.",
         )
     ]
 

@@ -41,6 +41,7 @@ from pipelines.stages.evaluate import (
     longest_scored,
 )
 from pipelines.stages.evaluate_sequentially import EvaluateSequentially
+from pipelines.stages.fidelity import TEXTS as FIDELITY_TEXTS
 from pipelines.stages.fidelity import Fidelity
 from pipelines.stages.fidelity_served import FidelityServed
 from pipelines.stages.repository import WriteRepository
@@ -238,8 +239,8 @@ class _Flow(EngineFlow):
     def _texts(self, settings: Settings) -> list[str]:
         """Return the names of the texts that predictions are compared on."""
         texts, calibration = settings.fidelity.texts, settings.calibration
-        names: list[str] = [name for name in ("text.bundled", "text.user") if name in self.given]
-        if "calibration" in texts and not (calibration.source == "bundled" and "bundled" in texts):
+        names: list[str] = [name for name in FIDELITY_TEXTS.values() if name in self.given and name != "calibration"]
+        if "calibration" in (texts or ()) and not (calibration.shipped and settings.fidelity.shipped):
             self._calibration_text()
             names.append("calibration")
         return names

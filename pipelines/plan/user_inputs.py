@@ -15,8 +15,10 @@ from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.formats import FORMATS, KvFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
-from pipelines.plan.targets import EVALUATED, Target, compares, is_elsewhere
-from pipelines.settings.model import BUNDLED
+from pipelines.engines.description import EngineDescription
+from pipelines.plan.targets import EVALUATED, Target, compares, compares_server, has_fidelity, is_elsewhere
+from pipelines.settings.compression import text_name
+from pipelines.settings.fidelity import TEXTS
 from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.settings.root import Settings
 from pipelines.store.adapters import adapter_source
@@ -182,6 +184,19 @@ def _calibrates(settings: Settings, target: Target) -> bool:
     )
 
 
+def text_notes(settings: Settings, target: Target, engine: EngineDescription) -> tuple[str, ...]:
+    """Name the texts that are observed, and those that predictions are compared on."""
+    calibration, fidelity = settings.calibration, settings.fidelity
+    notes = []
+    if _calibrates(settings, target):
+        text = calibration.shipped or calibration.path or f"{calibration.dataset} on the Hub"
+        notes.append(f"calibration text: {text_name(text)}")
+    if has_fidelity(settings, target, engine) or compares_server(settings, target):
+        names = [name for name in fidelity.texts or () if name != "calibration" or not calibration.shipped]
+        notes.append(f"fidelity text: {', '.join([*names, *([str(fidelity.path)] if fidelity.path else [])])}")
+    return tuple(notes)
+
+
 def _reads_text(settings: Settings, target: Target) -> bool:
     """Return whether a stage needs the model's tokenizer."""
     return target != "build" or _calibrates(settings, target)
@@ -240,21 +255,19 @@ def _source(name: str, path: Path, hashes: HashCache, key: str) -> InputSource:
 
 def _named(settings: Settings, target: Target) -> Iterator[tuple[str, str, Path | None]]:
     calibration, evaluated = settings.calibration, target in EVALUATED
-    if calibration.source == "bundled":
-        yield "calibration", "calibration", BUNDLED / "corpus.jsonl"
-    else:
-        yield "calibration", "calibration.path", calibration.path
+    shipped = calibration.shipped
+    yield "calibration", "calibration" if shipped else "calibration.path", shipped or calibration.path
     yield "teacher", "recover.teacher", settings.recover.teacher
     if evaluated and settings.eval.dataset_path is None and settings.eval.task in BUNDLED_TASKS:
         yield "dataset", "eval", PROJECT_ROOT / "eval" / "mini_mmlu" / "data"
     elif evaluated:
         yield "dataset", "eval.dataset_path", settings.eval.dataset_path
     if compares(settings, target):
-        if "bundled" in settings.fidelity.texts:
-            yield "text.bundled", "fidelity", BUNDLED / "corpus.jsonl"
+        for name, path in settings.fidelity.shipped.items():
+            yield f"text.{name}", "fidelity", path
         yield "text.user", "fidelity.path", settings.fidelity.path
     if target == "diagnose":
-        yield "text.bundled", "diagnose", BUNDLED / "corpus.jsonl"
+        yield "text.bundled", "diagnose", TEXTS["bundled" if settings.model.is_bundled else "prose"]
         for name, path in settings.diagnose.given.items():
             yield name, f"diagnose.{name}", path
     yield "heads", "speculative.heads_path", settings.speculative.heads_path

@@ -26,6 +26,7 @@ from pipelines.report.data import BASELINE, Accuracy, ArtifactInput, FormatRepor
 from pipelines.report.mix import mix_terms
 from pipelines.report.pruning import pruning_terms
 from pipelines.report.recovery import recovery_terms
+from pipelines.settings.compression import text_name
 
 FOLDER = "model_cards"
 UNKNOWN = "unknown"
@@ -209,7 +210,7 @@ def _calibration(checkpoint: ReportedArtifact) -> str:
         return "none: the format does not need any"
     seen = checkpoint.facts.get("calibration", {})
     read = f"{seen['sequences']:,} texts, {seen['tokens']:,} tokens" if seen.get("tokens") else UNKNOWN
-    return f"{read} of {text.source}; {settings_text(asked)}"
+    return f"{read} of {text_name(text.source)}; {settings_text(asked)}"
 
 
 def _sizes(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str, str], ...]:

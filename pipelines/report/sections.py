@@ -47,6 +47,7 @@ from pipelines.report.tables_load import (
     percentiles_table,
 )
 from pipelines.report.words import CONVENTIONS, what_was_asked
+from pipelines.settings.compression import text_name
 
 EACH_TASK = "Each task is judged by itself: the correction for several results counts those of one task."
 
@@ -287,7 +288,7 @@ def _repeat(data: ReportData) -> Section:
     ]
     if any(commit.endswith("+changes") for commit in made):
         blocks.append(Text("The source had uncommitted changes, so no commit alone repeats these results."))
-    if outside := sorted({source.source for item in data.formats for piece in item.chain
+    if outside := sorted({text_name(source.source) for item in data.formats for piece in item.chain
                           for source in piece.inputs if not source.in_store}):  # fmt: skip
         blocks.append(Text(f"From outside the store, and needed again: {', '.join(outside)}."))
     return Section("repeat", "How to reproduce", tuple(blocks))

@@ -11,7 +11,8 @@ from eval.results import EvalResult
 from pipelines.document.blocks import LEFT, Column, Table, groups
 from pipelines.document.show import NONE, percent, span, when
 from pipelines.domain.units import show_bytes, show_seconds
-from pipelines.report.data import Accuracy, FormatReport, ReportData, ReportedArtifact
+from pipelines.report.data import Accuracy, ArtifactInput, FormatReport, ReportData, ReportedArtifact
+from pipelines.settings.compression import text_name
 
 
 def accuracy_table(data: ReportData) -> Table:
@@ -268,6 +269,11 @@ def _memory(piece: ReportedArtifact | None) -> str:
     return show_bytes(piece.peak_memory_bytes) if piece and piece.peak_memory_bytes else NONE
 
 
+def _input(source: ArtifactInput) -> str:
+    place = "" if source.in_store else f" ({text_name(source.source)})"
+    return f"{source.name} {source.digest[:12]}{place}"
+
+
 def chain_table(item: FormatReport) -> Table:
     """Return the artifacts of one format in order of dependency."""
     rows = tuple(
@@ -275,8 +281,7 @@ def chain_table(item: FormatReport) -> Table:
             piece.stage,
             piece.place.removeprefix(f"{piece.stage}/"),
             piece.digest[:12],
-            "; ".join(f"{source.name} {source.digest[:12]}" + ("" if source.in_store else f" ({source.source})")
-                      for source in piece.inputs) or NONE,
+            "; ".join(map(_input, piece.inputs)) or NONE,
             when(piece.created),
             _took(piece),
             piece.commit[:12] + ("+changes" if piece.commit.endswith("+changes") else ""),

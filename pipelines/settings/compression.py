@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.settings.base import ChoosingGroup, Group, HubName, Positive, Revision, Tokens
+from pipelines.settings.model import BUNDLED, ModelSettings
 
 
 class QuantSettings(Group):
@@ -98,11 +99,26 @@ class KvCacheSettings(ChoosingGroup):
     enable_block_reuse: bool = True
 
 
+SHIPPED = {"bundled": BUNDLED / "corpus.jsonl", "real_text": BUNDLED / "texts" / "calibration.jsonl"}
+"""Calibration texts by the source that reads them."""
+ABOUT = {
+    "bundled": "bundled (the bundled models' invented world)",
+    "real_text": "real_text (dialogue, code and prose of free licences)",
+}
+
+
+def text_name(place: object) -> str:
+    """Return what a report calls a calibration text: what ships with the project by its name, another by its place."""
+    ours = {path.relative_to(BUNDLED.parent).as_posix(): name for name, path in SHIPPED.items()}
+    return next((ABOUT[name] for end, name in ours.items() if str(place).endswith(f"/{end}")), str(place))
+
+
 class CalibrationSettings(Group):
     """Text that activations are observed on.
 
     Attributes:
-        source: where the text is from: shipped with the project, the Hub, or a local file.
+        source: where the text is from: the Hub, a local file, or shipped with the project: `real_text`, or `bundled`,
+            which is about the bundled models' invented world. `auto` is `bundled` for these and `real_text` for others.
         path: local: a file (.txt, .jsonl, .json, .csv, .parquet) or a folder of such files.
         dataset: hub: the data set, org/name.
         revision: hub: branch, tag or commit of the data set; null is its default branch.
@@ -114,7 +130,7 @@ class CalibrationSettings(Group):
         seed: of the choice of sequences.
     """
 
-    source: Literal["bundled", "hub", "local"]
+    source: Literal["auto", "bundled", "real_text", "hub", "local"]
     path: Path | None
     dataset: HubName | None
     revision: Revision | None
@@ -124,6 +140,16 @@ class CalibrationSettings(Group):
     seq_len: Tokens
     batch_size: Positive
     seed: Annotated[int, Field(ge=0)]
+
+    @property
+    def shipped(self) -> Path | None:
+        """The text that ships with the project; None for another."""
+        return SHIPPED.get(self.source)
+
+    def for_model(self, model: ModelSettings) -> CalibrationSettings:
+        """Return the settings with the text that `auto` stands for."""
+        chosen = "bundled" if model.is_bundled else "real_text"
+        return self.model_copy(update={"source": chosen}) if self.source == "auto" else self
 
     @model_validator(mode="after")
     def _has_source(self) -> CalibrationSettings:

@@ -8,6 +8,13 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from pipelines.settings.base import Group, Positive
+from pipelines.settings.model import BUNDLED, ModelSettings
+
+REAL = ("prose", "dialogue", "code", "languages")
+TEXTS = {"bundled": BUNDLED / "corpus.jsonl"} | {
+    name: BUNDLED / "texts" / "fidelity" / f"{name}.jsonl" for name in REAL
+}
+"""Texts that ship with the project, by name."""
 
 ALONE, AMONG_OTHERS = 32_768, 4_096
 """Predicted tokens where none are given: of `make fidelity`, and as a part of other commands."""
@@ -17,8 +24,10 @@ class FidelitySettings(Group):
     """Texts and tokens of the comparison with the 16-bit model.
 
     Attributes:
-        texts: texts to read: `bundled` ships with the project, `calibration` is the text of calibration=...; the two
-            are one with calibration=bundled.
+        texts: texts to read. `prose`, `dialogue`, `code` and `languages` are real text that ships with the project,
+            `bundled` is about the bundled models' invented world, `calibration` is the text of calibration=..., left
+            out beside shipped text where it ships too. null is `bundled` and `calibration` for a bundled model, and
+            the five others for any other model.
         path: a text of yours to read as well: a file (.txt, .jsonl, .json, .csv, .parquet) or a folder of such files.
         column: field of a row that holds the text, in a file with rows.
         tokens: tokens to predict, shared evenly by the texts; null is 32,768, and 4,096 within `all`,
@@ -33,7 +42,7 @@ class FidelitySettings(Group):
             is the model itself.
     """
 
-    texts: tuple[Literal["bundled", "calibration"], ...] = ("bundled", "calibration")
+    texts: tuple[Literal["bundled", "prose", "dialogue", "code", "languages", "calibration"], ...] | None = None
     path: Path | None = None
     column: str = "text"
     tokens: Positive | None = None
@@ -44,8 +53,18 @@ class FidelitySettings(Group):
     by_layer: bool = False
     reference_path: Path | None = None
 
+    @property
+    def shipped(self) -> dict[str, Path]:
+        """The texts to read that ship with the project, by name."""
+        return {name: TEXTS[name] for name in self.texts or () if name in TEXTS}
+
+    def for_model(self, model: ModelSettings) -> FidelitySettings:
+        """Return the settings with the texts that null stands for."""
+        chosen = ("bundled", "calibration") if model.is_bundled else (*REAL, "calibration")
+        return self.model_copy(update={"texts": chosen}) if self.texts is None else self
+
     @model_validator(mode="after")
     def _has_text(self) -> FidelitySettings:
-        if not self.texts and self.path is None:
-            raise ValueError("has no text: give fidelity.texts=[bundled], or a file with fidelity.path=...")
+        if self.texts == () and self.path is None:
+            raise ValueError("has no text: give fidelity.texts=[prose,code], or a file with fidelity.path=...")
         return self

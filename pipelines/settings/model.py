@@ -87,6 +87,11 @@ class ModelSettings(Group):
         return BUNDLED / "models" / self.bundled if self.bundled else None
 
     @property
+    def is_bundled(self) -> bool:
+        """Whether the model ships with the project, named or given by its path."""
+        return self.folder is not None and Path(os.path.normpath(self.folder)).parent == BUNDLED / "models"
+
+    @property
     def label(self) -> str:
         """Short name for folders and tables."""
         if self.path:

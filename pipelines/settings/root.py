@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.settings.base import Group
@@ -83,6 +83,14 @@ class Settings(Group):
     verify: VerifySettings
     diagnose: DiagnoseSettings
     doctor: DoctorSettings
+
+    @model_validator(mode="after")
+    def _texts_follow_the_model(self) -> Settings:
+        chosen = {
+            "calibration": self.calibration.for_model(self.model),
+            "fidelity": self.fidelity.for_model(self.model),
+        }
+        return self.model_copy(update=chosen)
 
     @property
     def variant(self) -> str:

@@ -12,14 +12,15 @@ from pipelines.domain.progress import Progress
 from pipelines.engines.registry import open_engine
 from pipelines.settings.compression import CalibrationSettings, QuantSettings
 from pipelines.settings.engine import EngineOptions, all_options, options_of_scores
+from pipelines.settings.fidelity import TEXTS as SHIPPED
 from pipelines.settings.fidelity import FidelitySettings
-from pipelines.stages.quantize import calibration_identity, texts_of
+from pipelines.stages.quantize import ChatRenderer, calibration_identity, texts_of
 
 if TYPE_CHECKING:
     from eval.fidelity.measure import Side
     from eval.fidelity.windows import Windows
 
-TEXTS = {"bundled": "text.bundled", "calibration": "calibration", "user": "text.user"}
+TEXTS = {name: f"text.{name}" for name in SHIPPED} | {"calibration": "calibration", "user": "text.user"}
 """Input of the stage by the name of its text."""
 
 
@@ -151,7 +152,7 @@ def windows_of(
     return [
         cut(
             name,
-            _source(name, inputs[TEXTS[name]], wanted, calibration),
+            _source(name, inputs, wanted, calibration),
             tokenizer,
             length=length,
             tokens=each,
@@ -168,11 +169,11 @@ def _observed(name: str, calibration: CalibrationSettings) -> int:
 
 
 def _source(
-    name: str, place: Path, wanted: FidelitySettings, calibration: CalibrationSettings
+    name: str, inputs: Mapping[str, Path], wanted: FidelitySettings, calibration: CalibrationSettings
 ) -> Callable[[], Iterable[str]]:
     from pipelines.compress.texts import DEFAULT_COLUMN, load_texts
 
     if name == "calibration":
-        return lambda: texts_of(calibration, {"calibration": place})
+        return lambda: texts_of(calibration, inputs)
     column = wanted.column if name == "user" else DEFAULT_COLUMN
-    return lambda: load_texts(place, column=column)
+    return lambda: load_texts(inputs[TEXTS[name]], column=column, render=ChatRenderer(inputs["model"]))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pipelines.compress import CalibrationSpec, QuantSpec
     from pipelines.compress.specs import Fp4Inputs, Int4Scales, Layout, SearchSpec
     from pipelines.compress.traced_simulation import SimulatedModel
+    from pipelines.serving.openai.prompts import ChatTemplate
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ def check_model(folder: Path, qformat: QFormat, *, with_positions: bool = True, 
 def calibration_identity(calibration: CalibrationSettings) -> dict[str, Any]:
     """Return the settings that determine which tokens are seen; the text itself is an input with its own digest."""
     chosen = calibration.model_dump(include={"size", "seq_len", "batch_size", "seed"})
-    where = {"hub": {"split", "column"}, "local": {"column"}, "bundled": set()}[calibration.source]
+    where = {"hub": {"split", "column"}, "local": {"column"}, "bundled": set(), "real_text": set()}[calibration.source]
     if calibration.source == "local" and calibration.path is not None:
         chosen["file_type"] = calibration.path.suffix  # decides how a file is read, and a file's digest leaves it out
     return chosen | calibration.model_dump(include=where)
@@ -236,4 +238,41 @@ def texts_of(calibration: CalibrationSettings, inputs: Mapping[str, Path]) -> It
     from pipelines.compress import load_texts
 
     split = calibration.split if calibration.source == "hub" else None
-    return load_texts(inputs["calibration"], split=split, column=calibration.column)
+    render = ChatRenderer(inputs["model"])
+    return load_texts(inputs["calibration"], split=split, column=calibration.column, render=render)
+
+
+class ChatRenderer:
+    """Makes a text of a chat: in the form of the model's own template, or plain where it has none."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @cached_property
+    def _template(self) -> ChatTemplate | None:
+        from pipelines.serving.openai.prompts import ChatTemplate, template_source
+
+        if template_source(self._folder) is None:
+            return None
+        return ChatTemplate.load(self._folder, tokenizer_adds_special=False)
+
+    def __call__(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Render one chat.
+
+        Raises:
+            UserError: the template refuses it.
+        """
+        from pipelines.compress.texts import RenderedChat, plain_chat
+        from pipelines.serving.openai.errors import ApiError
+
+        if self._template is None:
+            return plain_chat(messages)
+        values = {"tools": None, "documents": None, "add_generation_prompt": False}
+        try:
+            return RenderedChat(self._template.render(messages, values))
+        except ApiError as fault:
+            raise UserError(
+                f"the chat template of '{self._folder}' does not take this chat: {fault}",
+                todo="Correct the template or the row, or give text without chats: calibration=local "
+                "calibration.path=FILE, fidelity.texts=[prose,code,languages].",
+            ) from None

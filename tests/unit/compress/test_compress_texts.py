@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from pipelines.compress import load_texts
+from pipelines.compress.texts import RenderedChat, token_ids
 from pipelines.domain.errors import UserError
+from pipelines.stages.quantize import ChatRenderer
 
 ROWS = ["one", "two", "three"]
 
@@ -145,3 +147,24 @@ def test_a_row_of_a_parquet_file_is_named(tmp_path) -> None:
     parquet.write_table(pa.table({"text": [5]}), tmp_path / "data.parquet")
     with pytest.raises(UserError, match=r"data.parquet, row 1: the column 'text' contains int, not text"):
         load_texts(tmp_path / "data.parquet")
+
+
+def test_chats_take_the_form_of_the_models_template(tmp_path) -> None:
+    """The template writes the special tokens, so the tokenizer adds none; without a template a chat is plain text."""
+    (tmp_path / "rows.jsonl").write_text('{"messages": [{"role": "user", "content": "Hi"}]}\n{"text": "plain"}')
+    template = "<s>{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    config = {"bos_token": "<s>", "chat_template": template}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+
+    def tokenizer(text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
+        return {"input_ids": [0] * add_special_tokens + [len(text)]}
+
+    chat, plain = load_texts(tmp_path / "rows.jsonl", render=ChatRenderer(tmp_path))
+    assert (chat, type(chat)) == ("<s><user>Hi", RenderedChat)
+    assert (token_ids(tokenizer, chat), token_ids(tokenizer, plain)) == ([11], [0, 5])
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert next(load_texts(tmp_path / "rows.jsonl", render=ChatRenderer(tmp_path))) == "User: Hi"
+    config["chat_template"] = "{{ raise_exception('no chats') }}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"rows.jsonl, line 1: the chat template of .* no chats"):
+        load_texts(tmp_path / "rows.jsonl", render=ChatRenderer(tmp_path))

@@ -13,9 +13,12 @@ from pipelines.plan.checks import Checked, _two_models
 from pipelines.plan.memory_checks import two_models
 from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
+from pipelines.settings.model import BUNDLED
 from pipelines.store.store import Store
 from tests.unit.core.test_machine import MACHINE
 from tests.unit.core.test_plan import LLAMA
+
+ORDER = ("bundled", "prose", "dialogue", "code", "languages")
 
 
 def model_folder(root, name):
@@ -72,11 +75,12 @@ def test_every_text_that_is_named_is_read(tmp_path, model):
     calibration.write_text('{"text": "a"}\n' * 80)
     words = [f"fidelity.path={mine}", "calibration=local", f"calibration.path={calibration}"]
     inputs = compared(plan(tmp_path, model, *words)).inputs
-    assert {"text.bundled", "text.user", "calibration"} <= inputs.keys()
+    real = {f"text.{name}" for name in ("prose", "dialogue", "code", "languages")}
+    assert {*real, "text.user", "calibration"} <= inputs.keys()
     assert inputs["text.user"].path == mine
     only = compared(plan(tmp_path, model, *words, "fidelity.texts=[calibration]")).inputs
-    assert "text.bundled" not in only
-    with pytest.raises(UserError, match=r"fidelity has no text: give fidelity\.texts=\[bundled\]"):
+    assert not real & only.keys()
+    with pytest.raises(UserError, match=r"fidelity has no text: give fidelity\.texts=\[prose,code\]"):
         plan(tmp_path, model, "fidelity.texts=[]")
     with pytest.raises(UserError, match=r"fidelity\.path='.*absent\.txt'"):
         plan(tmp_path, model, f"fidelity.path={tmp_path / 'absent.txt'}")
@@ -193,3 +197,48 @@ def test_more_tokens_and_layers_are_another_result_and_labels_are_part_of_it(tmp
         for word in ("", "fidelity.tokens=64", "fidelity.by_layer=true", "fidelity.window=64", "calibration.size=64")
     }
     assert len({json.dumps(each, sort_keys=True) for each in keys.values()}) == len(keys)
+
+
+@pytest.mark.parametrize(
+    ("words", "calibration", "texts"),
+    [
+        ((), "texts/calibration.jsonl", {"prose", "dialogue", "code", "languages"}),
+        (("calibration=bundled",), "corpus.jsonl", {"prose", "dialogue", "code", "languages"}),
+        (("model.path=null", "model=tiny_llama"), "corpus.jsonl", {"bundled"}),
+        ((f"model.path={BUNDLED / 'models' / 'tiny_qwen'}",), "corpus.jsonl", {"bundled"}),
+        (("model.path=null", "model=tiny_llama", "calibration=real_text", "fidelity.texts=[code]"),
+         "texts/calibration.jsonl", {"code"}),
+    ],
+)  # fmt: skip
+def test_models_that_are_not_bundled_get_real_text(words, calibration, texts, tmp_path, model):
+    made = plan(tmp_path, model, "quant=int8_sq", *words)
+    quantize = next(step.node for step in made.steps if step.node.id == "quantize")
+    assert quantize.inputs["calibration"].path == BUNDLED / calibration
+    read = compared(made).inputs
+    assert {name for name in read if name.startswith("text.")} == {f"text.{name}" for name in texts}
+    assert "calibration" not in read
+    named = "real_text" if calibration.startswith("texts") else "bundled"
+    assert any(note.startswith(f"calibration text: {named} (") for note in made.notes)
+    assert any(note == f"fidelity text: {', '.join(sorted(texts, key=ORDER.index))}" for note in made.notes)
+
+
+def test_shipped_texts_are_disjoint_and_say_where_they_are_from():
+    """No paragraph of 200 characters is both calibrated on and judged on."""
+    rows = {path: [json.loads(line) for line in path.read_text().splitlines()] for path in
+            (BUNDLED / "texts").rglob("*.jsonl")}  # fmt: skip
+    assert all(row["source"] and row["licence"] for each in rows.values() for row in each)
+    parts = {
+        path: {part for row in each for part in paragraphs(row) if len(part) >= 200} for path, each in rows.items()
+    }
+    calibration = parts.pop(BUNDLED / "texts" / "calibration.jsonl")
+    assert len(calibration) > 300
+    assert {path.stem for path in parts} == {"prose", "dialogue", "code", "languages"}
+    assert not [part for each in parts.values() for part in each & calibration]
+    assert {row["licence"] for path, each in rows.items() if path.stem != "prose" for row in each}.isdisjoint(
+        {row["licence"] for row in rows[BUNDLED / "texts" / "fidelity" / "prose.jsonl"]}
+    )
+
+
+def paragraphs(row: dict) -> list[str]:
+    text = row.get("text") or "\n\n".join(message["content"] for message in row["messages"])
+    return text.split("\n\n")

@@ -109,7 +109,7 @@ def test_both_spellings_of_rotary_settings_are_read(config, expected):
         ("a.jsonl", b"", r"a\.jsonl contains no text in the column 'text'"),
         ("a.jsonl", b'{"words": "x"}', r"there is no column 'text'\. Columns: words"),
         ("a.jsonl", b"{", r"a\.jsonl, line 1: not valid JSON"),
-        ("a.txt", b"\xff\xfe\x00", r"a\.txt cannot be read: .*utf-8"),
+        ("a.txt", b"\xff\xfe\x00", r"a\.txt, line 1: byte 1 \(0xff\) is not UTF-8"),
         ("a.parquet", b"x", r"a\.parquet is not a valid parquet file"),
         ("a.docx", b"x", r"unknown file type '\.docx'"),
     ],
