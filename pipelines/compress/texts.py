@@ -302,7 +302,8 @@ def _message(given: Any, column: str, where: str) -> Message:
     role, content = (row.get(name, row.get(other)) for name, other in (("role", "from"), ("content", "value")))
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, dict) else part for part in content]
-        content = "".join(parts) if all(isinstance(part, str) for part in parts) else None
+        texts = [part for part in parts if isinstance(part, str)]
+        content = "".join(texts) if len(texts) == len(parts) else None
     if not isinstance(role, str) or not role or not isinstance(content, str):
         raise UserError(
             f"{where}: the column '{column}' has a message without a role or a text.",
