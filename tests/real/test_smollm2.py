@@ -23,6 +23,7 @@ FORMATS: dict[str, list[str]] = {
 ARC_EASY = ["eval=lm_eval", "eval.task=arc_easy", f"eval.dataset_path={ARC}", "eval.num_fewshot=0"]
 REAL_MMLU = ["eval=mmlu", f"eval.dataset_path={MMLU}", "eval.limit=9", "eval.num_fewshot=0", "eval.sequential=false"]
 TEXT = ["eval.fidelity=true", f"fidelity.path={PASSAGES}", "fidelity.tokens=4096"]
+CALIBRATED = "calibration.size=32"  # 16,384 tokens, as the whole lane is to take less than half an hour
 EXACT = ["engine.openvino.inference_precision=f32"]
 VERDICT = re.compile(r"\b(NO-GO|GO|UNDECIDED|NOT MEASURED)\b")
 QUESTIONS = 40
@@ -89,7 +90,7 @@ def test_the_engine_chooses_as_lm_evals_own_model(real: Real) -> None:
 @pytest.mark.parametrize("quant", FORMATS)
 def test_a_format(real: Real, quant: str) -> None:
     """Fidelity on passages of Wikipedia, 513 questions of MMLU, 570 of ARC-Easy; a row of the table."""
-    words = [f"quant={quant}", *FORMATS[quant]]
+    words = [f"quant={quant}", *FORMATS[quant], CALIBRATED]
     easy = real.run("evaluate", *words, *ARC_EASY, *(TEXT if quant != "none" else []))
     text = real.run("evaluate", *words, *REAL_MMLU)
     mmlu, arc = (real.results("evaluation.json", task=task, qformat=quant, limit=limit)
@@ -136,7 +137,7 @@ def test_it_is_served(real: Real, tokenizer: Any) -> None:
     """Chat ends at the end token and knows its capitals; log probabilities of a prompt are the engine's."""
     import openai
 
-    process = real.start("serve", "quant=int8_sq", "serving.openai=true")
+    process = real.start("serve", "quant=int8_sq", CALIBRATED, "serving.openai=true")
     try:
         text = ""
         assert process.stdout
