@@ -266,7 +266,7 @@ def _positions(model: Path) -> int:
 def asked(settings: EvalSettings) -> dict[str, Any]:
     """Return the settings that decide which questions are asked and what makes an answer right."""
     metric = {} if settings.metric is None else {"metric": settings.metric}
-    guided = {"guided": True} if settings.guided else {}
+    guided = {"guided": "compact"} if settings.guided else {}  # how the guide spaces JSON changes answers
     chat = {"apply_chat_template": True, "fewshot_as_multiturn": settings.multiturn}
     system = {} if settings.system_instruction is None else {"system_instruction": settings.system_instruction}
     return {

@@ -1,8 +1,9 @@
 """Guided decoding: answers that follow a JSON schema, a regular expression or a grammar, by llguidance.
 
 The kinds of guides, and what each means, are those of TensorRT-LLM with the same backend
-(`tensorrt_llm/_torch/pyexecutor/grammar_matcher.py`, `LLGuidanceMatcherFactory.create`). Whitespace in JSON is limited:
-a model that prefers line breaks could otherwise produce them until max_tokens.
+(`tensorrt_llm/_torch/pyexecutor/grammar_matcher.py`, `LLGuidanceMatcherFactory.create`). JSON has no white space but
+one space after commas and colons: a model that prefers line breaks could otherwise produce them until max_tokens.
+A schema's own `x-guidance` comes first.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ Array = np.ndarray[Any, Any]
 
 KINDS = ("json", "json_schema", "regex", "ebnf_grammar")
 ANY_JSON = '{"type": "object"}'
-WHITESPACE: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,40}"}
+COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+BOUNDED = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,40}"}
+"""For schemas that want white space without saying how much."""
+SPACING = {*COMPACT, *BOUNDED}
 SHOWN = 200
 """Characters of a guide and of a parser's complaint that an error shows."""
 
@@ -132,7 +136,19 @@ def _grammar(kind: str, text: str) -> str:
     if kind == "ebnf_grammar":  # Lark, as in TensorRT-LLM with this backend, or GBNF
         return str(llguidance.grammar_from("ebnf", text))
     schema = ANY_JSON if kind == "json" else text
-    return str(llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=WHITESPACE))
+    return str(llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=_spacing(schema)))
+
+
+def _spacing(schema: str) -> Any:
+    """Return how JSON is spaced, as far as the schema itself does not say it."""
+    try:
+        given = json.loads(schema)
+    except (ValueError, RecursionError):  # llguidance says what is wrong with it
+        return COMPACT
+    own = given.get("x-guidance") if isinstance(given, dict) else None
+    if not isinstance(own, dict) or not own.keys() & SPACING:
+        return COMPACT
+    return {} if "whitespace_pattern" in own or own.get("whitespace_flexible") is False else BOUNDED
 
 
 def _end_id(folder: Path, tokenizer: str) -> int | None:

@@ -88,7 +88,7 @@ class Form:
 
     def _log_probs(self, choice: Choice, scores: Sequence[TokenScore], asked: Sampling) -> Json:
         if self.chat:
-            return {"content": [self._scored(score) for score in scores], "refusal": None}
+            return {"content": [token_score(self.tokenizer, score) for score in scores], "refusal": None}
         before = len(choice.prompt.text) if self.echo else 0
         return {
             "tokens": [self._name(score.token) for score in scores],
@@ -102,14 +102,6 @@ class Form:
         found = {self._name(token): value for token, value in score.best[::-1]}
         return {self._name(score.token): score.log_prob, **found}
 
-    def _scored(self, score: TokenScore) -> Json:
-        best = [self._one(token, value) for token, value in score.best]
-        return {**self._one(score.token, score.log_prob), "top_logprobs": best}
-
-    def _one(self, token: int, value: float) -> Json:
-        text = self.tokenizer.continuation([token])
-        return {"token": text, "logprob": value, "bytes": list(text.encode())}
-
     def _name(self, token: int) -> str:
         return f"token_id:{token}" if self.as_ids else self.tokenizer.continuation([token])
 
@@ -117,6 +109,16 @@ class Form:
         kind = ("chat.completion.chunk" if chunk else "chat.completion") if self.chat else TEXT
         prefix = "chatcmpl" if self.chat else "cmpl"
         return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+
+
+def token_score(tokenizer: ServedTokenizer, score: TokenScore) -> Json:
+    """Build the log probability of a token of a chat or response, with the likeliest ones at its place."""
+
+    def one(token: int, value: float) -> Json:
+        text = tokenizer.continuation([token])
+        return {"token": text, "logprob": value, "bytes": list(text.encode())}
+
+    return {**one(score.token, score.log_prob), "top_logprobs": [one(token, value) for token, value in score.best]}
 
 
 def scored_response(model: str, choices: Sequence[Json], prompt_tokens: int, new_tokens: int) -> Json:

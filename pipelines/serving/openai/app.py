@@ -18,9 +18,9 @@ from pipelines.serving.openai.answers import Form, events, scored_response
 from pipelines.serving.openai.backend import Backend
 from pipelines.serving.openai.bodies import BodyGuard
 from pipelines.serving.openai.errors import ApiError, shortened
+from pipelines.serving.openai.fields import Fields
 from pipelines.serving.openai.generate import answers, generate_events, only_answer
 from pipelines.serving.openai.generation import Choice, before, collect_all, too_slow
-from pipelines.serving.openai.inputs import InputTensor
 from pipelines.serving.openai.limits import REFUSAL_PAUSE_S, Limits
 from pipelines.serving.openai.prepare import Prepared, read_request
 from pipelines.serving.openai.reader import Reader
@@ -61,6 +61,7 @@ def make_app(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         backend.open()
+        await reader.open()
         yield
         await reader.close()
         await backend.close()
@@ -186,8 +187,8 @@ def _add_generate(app: FastAPI, served: ServedModel, backend: Backend, limits: L
             known = ", ".join(served.fields)
             raise ApiError(404, f"The model '{shortened(name)}' cannot be asked here; these can: {known}.")
         deadline = asyncio.get_running_loop().time() + limits.request_timeout_s
-        inputs: list[InputTensor] = await read(f"generate/{name}", request)
-        return before(deadline, answers(backend, name, inputs))
+        asked: Fields = await read(f"generate/{name}", request)
+        return before(deadline, answers(backend, name, asked))
 
     @app.post("/v2/models/{name}/generate")
     async def generate(name: str, request: Request) -> Response:
@@ -282,6 +283,7 @@ def _choices(prepared: Prepared, served: ServedModel) -> list[Choice]:
             skip_special=skip,
             number=number,
             tools=prepared.tools,
+            one_call=prepared.one_call,
         )
         for index, (prompt, number) in enumerate(pairs)
     ]

@@ -141,7 +141,7 @@ class Backend:
         return found
 
     async def stream(
-        self, model: str, inputs: Sequence[InputTensor], outputs: Sequence[str] = ()
+        self, model: str, inputs: Sequence[InputTensor], outputs: Sequence[str] = (), request_id: str = ""
     ) -> AsyncIterator[Any]:
         """Send one request to a model and yield its results; closing the iterator cancels it on the server.
 
@@ -149,13 +149,14 @@ class Backend:
             model: name of the Triton model.
             inputs: its tensors.
             outputs: names of the outputs that are wanted; none means all.
+            request_id: the client's; without one, the request gets one of its own.
 
         Raises:
             ApiError: the server returned an error, or does not respond.
         """
         # not with the header triton_grpc_error, which would give errors a status: tritonserver 2.51 uses a stream that
         # ended that way after it has freed it, and dies of that after some hundred errors
-        request = _request(model, inputs, outputs)
+        request = _request(model, inputs, outputs, request_id)
         call: Any = self._client.stream_infer(_once(request))
         answered = False
         try:
@@ -180,7 +181,7 @@ class Backend:
             for pause in STOP_S:
                 await asyncio.sleep(pause)
                 with contextlib.suppress(InferenceServerException, grpc.aio.AioRpcError):  # then the server has ended
-                    request = {**_request(ENGINE, STOP, ("output_ids",)), "request_id": request_id}
+                    request = _request(ENGINE, STOP, ("output_ids",), request_id)
                     async for _ in self._client.stream_infer(_once(request)):
                         pass
 
@@ -189,14 +190,14 @@ class Backend:
         task.add_done_callback(self._stopping.discard)
 
 
-def _request(model: str, inputs: Sequence[InputTensor], outputs: Sequence[str]) -> dict[str, Any]:
+def _request(model: str, inputs: Sequence[InputTensor], outputs: Sequence[str], request_id: str = "") -> dict[str, Any]:
     """Build the request before the stream opens, because tritonclient swallows errors raised inside its iterator."""
     wanted = [triton.InferRequestedOutput(name) for name in outputs]
     return {
         "model_name": model,
         "inputs": [_tensor(entry) for entry in inputs],
         "outputs": wanted or None,
-        "request_id": uuid.uuid4().hex,
+        "request_id": request_id or uuid.uuid4().hex,
     }
 
 

@@ -36,7 +36,7 @@ class ApiError(Exception):
         code: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__(message)
-        message = shortened(message, LONGEST_MESSAGE)
+        message = shortened(message, LONGEST_MESSAGE).encode(errors="replace").decode()
         self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
 
     def body(self) -> dict[str, Any]:

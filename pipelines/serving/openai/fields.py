@@ -20,6 +20,7 @@ from pipelines.serving.openai.inputs import InputTensor
 MODELS = ("ensemble", "tensorrt_llm_bls")
 PROMPT = "text_input"
 PARAMETERS = "parameters"
+ID, LONGEST_ID = "id", 128
 MAX_VALUES = 1024
 MAX_FIELDS_LENGTH = 65_536  # characters of all fields but the prompt
 AT_MOST = {"beam_width": 128, "num_return_sequences": 128}
@@ -40,6 +41,19 @@ class Field:
 
     datatype: str
     length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """What a request to a generate endpoint sends to its model.
+
+    Attributes:
+        inputs: tensors.
+        id: the client's, by which `stop` can end the request; empty without one.
+    """
+
+    inputs: list[InputTensor]
+    id: str = ""
 
 
 def read_fields(repository: Path) -> dict[str, dict[str, Field]]:
@@ -65,15 +79,32 @@ def _field(entry: Any) -> Field | None:
 def with_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     """Put the entries of `parameters`, where Triton's generate endpoints take fields as well, beside the others.
 
+    A field that is null is one that was not given.
+
     Raises:
         ApiError: 400, it is no object, or a field is given twice.
     """
-    more = given.get(PARAMETERS, {})
-    if not isinstance(more, dict):
+    more = given.get(PARAMETERS)
+    if not isinstance(more, dict | None):
         raise ApiError(400, f"'{PARAMETERS}' = {SHOWN_VALUE.repr(more)} is not an object.", param=PARAMETERS)
-    for name in more.keys() & given.keys():
+    for name in more.keys() & given.keys() if more else ():
         raise ApiError(400, f"'{shortened(name)}' is given twice, once in '{PARAMETERS}'.", param=shortened(name))
-    return {name: value for name, value in given.items() if name != PARAMETERS} | more
+    fields = {name: value for name, value in given.items() if name != PARAMETERS} | (more or {})
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def request_id(given: Mapping[str, Any]) -> str:
+    """Return the client's id of a request, by which `stop` can end it; empty without one.
+
+    Raises:
+        ApiError: 400, it is no text, or too long.
+    """
+    found = given.get(ID)
+    if found is not None and not (isinstance(found, str) and len(found) <= LONGEST_ID):
+        raise ApiError(
+            400, f"'{ID}' = {SHOWN_VALUE.repr(found)} is not a text of up to {LONGEST_ID} characters.", param=ID
+        )
+    return found or ""
 
 
 def to_tensors(fields: Mapping[str, Field], given: Mapping[str, Any]) -> list[InputTensor]:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
 from pipelines.serving.openai.answers import event
 from pipelines.serving.openai.backend import Backend
 from pipelines.serving.openai.errors import ApiError
-from pipelines.serving.openai.inputs import InputTensor
+from pipelines.serving.openai.fields import Fields
 
 Json = dict[str, Any]
 
 
-async def answers(backend: Backend, name: str, inputs: Sequence[InputTensor]) -> AsyncIterator[Json]:
+async def answers(backend: Backend, name: str, asked: Fields) -> AsyncIterator[Json]:
     """Yield the responses of a model in the form of Triton's generate endpoints."""
-    async with aclosing(backend.stream(name, inputs)) as results:  # type: ignore[type-var]
+    own = {"id": asked.id} if asked.id else {}
+    async with aclosing(backend.stream(name, asked.inputs, request_id=asked.id)) as results:  # type: ignore[type-var]
         async for result in results:
-            yield _answer(result)
+            yield own | _answer(result)
 
 
 async def generate_events(responses: AsyncIterator[Json]) -> AsyncIterator[str]:

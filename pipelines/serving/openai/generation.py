@@ -99,6 +99,7 @@ class Choice:
         skip_special: whether the text leaves special tokens out.
         number: its number among the answers to the same prompt.
         tools: how the model writes calls of tools; None where the answer is none.
+        one_call: whether calls after the first are left out.
         calls: of tools, instead of text.
     """
 
@@ -110,6 +111,7 @@ class Choice:
     skip_special: bool = True
     number: int = 0
     tools: ToolForm | None = None
+    one_call: bool = False
     calls: tuple[ToolCall, ...] = ()
     text: str = ""
     scores: tuple[TokenScore, ...] = ()
@@ -124,7 +126,7 @@ class Choice:
                 async for piece in pieces:
                     yield piece
             return
-        calls = ToolFilter(self.tools)
+        calls = ToolFilter(self.tools, one=self.one_call)
         async with aclosing(self._all(source, asked)) as pieces:  # type: ignore[type-var]
             async for piece in pieces:
                 yield replace(piece, text=calls.push(piece.text))

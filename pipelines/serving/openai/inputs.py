@@ -143,7 +143,7 @@ def _in_parts(asked: Sampling) -> bool:
 
 def _shows_usage(asked: Sampling) -> bool:
     """Whether the client is told how much of its prompt was there already; the engine would say so with every token."""
-    return not asked.stream or (asked.stream_options is not None and asked.stream_options.include_usage)
+    return not asked.stream or (asked.stream_options is not None and bool(asked.stream_options.include_usage))
 
 
 def _ends(asked: Sampling, tokenizer: ServedTokenizer) -> list[InputTensor]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from pipelines.serving.openai import strict_json
 from pipelines.serving.openai.errors import ApiError, unsupported
-from pipelines.serving.openai.fields import PROMPT, to_tensors, with_parameters
+from pipelines.serving.openai.fields import ID, PROMPT, Fields, request_id, to_tensors, with_parameters
 from pipelines.serving.openai.generation import Prompt
-from pipelines.serving.openai.inputs import InputTensor
 from pipelines.serving.openai.limits import Limits
-from pipelines.serving.openai.responses import ResponseRequest
+from pipelines.serving.openai.responses import ResponseRequest, in_its_words
 from pipelines.serving.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Sampling, TokenizeRequest
 from pipelines.serving.openai.scoring import Scoring
 from pipelines.serving.openai.served import ServedModel
@@ -34,6 +33,7 @@ class Prepared:
         prompts: for the model.
         max_tokens: most output tokens for each.
         tools: how the model writes calls of tools; None where an answer is none.
+        one_call: whether an answer calls one tool at most.
         responding: the request to /v1/responses that it stands for.
     """
 
@@ -41,11 +41,12 @@ class Prepared:
     prompts: tuple[Prompt, ...]
     max_tokens: int
     tools: ToolForm | None = None
+    one_call: bool = False
     responding: ResponseRequest | None = None
 
 
-Request = Prepared | Scoring | tuple[int, ...] | list[InputTensor]
-"""What is read from a body: a request, prompts to score, the tokens of a text, tensors of a generate endpoint."""
+Request = Prepared | Scoring | tuple[int, ...] | Fields
+"""What is read from a body: a request, prompts to score, the tokens of a text, fields of a generate endpoint."""
 
 
 def read_request(way: str, body: bytes, model: ServedModel, limits: Limits) -> Request:
@@ -58,7 +59,7 @@ def read_request(way: str, body: bytes, model: ServedModel, limits: Limits) -> R
         limits: of one request.
 
     Returns:
-        the request, the tokens of a text, or the tensors of a generate endpoint.
+        the request, the tokens of a text, or the fields of a generate endpoint.
 
     Raises:
         ApiError: it is broken, too large, or asks for what is not supported.
@@ -70,7 +71,11 @@ def read_request(way: str, body: bytes, model: ServedModel, limits: Limits) -> R
         return _chat(_validate(ChatRequest, given), model, limits)
     if way == "responses":
         responding = _validate(ResponseRequest, given)
-        return replace(_chat(responding.as_chat(), model, limits), responding=responding)
+        try:
+            chat = _chat(_validate(ChatRequest, responding.as_chat()), model, limits)
+        except ApiError as error:
+            raise in_its_words(error) from None
+        return replace(chat, responding=responding)
     if way == "tokenize":
         return _tokens(_validate(TokenizeRequest, given), model)
     if way == "detokenize":
@@ -84,11 +89,7 @@ def _read_json(body: bytes) -> dict[str, Any]:
     Raises:
         ApiError: 400, it is not.
     """
-    try:
-        given = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ApiError(400, f"There was an error parsing the body: {reason}.") from None
+    given = strict_json.parse(body)
     if not isinstance(given, dict):
         raise ApiError(400, f"The body is not a JSON object but of the type {type(given).__name__}.")
     return given
@@ -145,9 +146,11 @@ def _chat(asked: ChatRequest, model: ServedModel, limits: Limits) -> Prepared:
     if asked.calls_tools and tools is None:
         raise unsupported("tools", [tool["function"]["name"] for tool in asked.tools or ()],
                           "The chat template of this model knows no tools.")  # fmt: skip
-    if asked.must_call:
-        tools = ToolForm.JSON  # as the guide has it
+    if asked.guides_calls:
+        tools = ToolForm.GUIDED
     values: dict[str, Any] = dict(asked.chat_template_kwargs or {})
+    if asked.reasoning_effort is not None:
+        values["reasoning_effort"] = asked.reasoning_effort
     if asked.tools and tools is not None:
         values["tools"] = asked.tools
     if asked.add_generation_prompt is not None:
@@ -156,7 +159,7 @@ def _chat(asked: ChatRequest, model: ServedModel, limits: Limits) -> Prepared:
     prompt = _prompt(text, asked, model, "messages")
     most = asked.limit or model.room_after(len(prompt.tokens))
     _check_least(asked, most)
-    return Prepared(asked, (prompt,), most, tools)
+    return Prepared(asked, (prompt,), most, tools, one_call=asked.parallel_tool_calls is False)
 
 
 def _check_least(asked: Sampling, most: int) -> None:
@@ -170,8 +173,8 @@ def _check_guide(asked: Sampling, model: ServedModel) -> None:
         instead = "This server was started without guided decoding; on the CPU, guided=llguidance adds it."
         if isinstance(asked, ChatRequest) and asked.must_call:
             raise unsupported("tool_choice", asked.model_dump()["tool_choice"], instead)
-        assert asked.response_format is not None
-        raise unsupported("response_format", asked.response_format.type, instead)
+        name = next(iter(asked.guides))
+        raise unsupported(name, getattr(asked.response_format, "type", asked.guides[name][1]), instead)
 
 
 def _tokens(asked: TokenizeRequest, model: ServedModel) -> tuple[int, ...]:
@@ -179,20 +182,24 @@ def _tokens(asked: TokenizeRequest, model: ServedModel) -> tuple[int, ...]:
         model.check_name(asked.model)
     if asked.messages is None:
         assert asked.prompt is not None  # one of the two is
-        text, special = asked.prompt, asked.add_special_tokens
+        text, special = asked.prompt, asked.add_special_tokens is not False
     else:
-        values = {"add_generation_prompt": asked.add_generation_prompt, **(asked.chat_template_kwargs or {})}
+        prompted = asked.add_generation_prompt is not False
+        values = {"add_generation_prompt": prompted, **(asked.chat_template_kwargs or {})}
         text = model.template.render([message.plain() for message in asked.messages], values)
         special = None
     return tuple(model.tokens.ids(text, special=special))
 
 
-def _generate(name: str, given: dict[str, Any], model: ServedModel) -> list[InputTensor]:
-    given = with_parameters(given)
+def _generate(name: str, given: dict[str, Any], model: ServedModel) -> Fields:
+    own = request_id(given)
+    given = with_parameters({name: value for name, value in given.items() if name != ID})
     prompt = given.get(PROMPT)
+    if prompt is None:
+        raise ApiError(400, f"'{PROMPT}' is missing: the text of the prompt.", param=PROMPT)
     if isinstance(prompt, str):
         model.check_length(prompt, PROMPT)
-    return to_tensors(model.fields[name], given)
+    return Fields(to_tensors(model.fields[name], given), own)
 
 
 def _check_count(prompts: int, asked: Sampling, limits: Limits) -> None:

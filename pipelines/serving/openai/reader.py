@@ -1,4 +1,8 @@
-"""A process that reads large bodies, so that neither parsing nor tokenizing them delays anyone else's tokens."""
+"""A process that reads large bodies, so that neither parsing nor tokenizing them delays anyone else's tokens.
+
+It is there before the first body comes, and is not ended because the machine is busy: only processor time counts
+against a body.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import pickle
+import signal
 import struct
 import sys
 from collections.abc import Sequence
@@ -15,8 +20,11 @@ from typing import Any
 
 from pipelines.serving.openai.errors import ApiError
 
-READ_TIMEOUT_S = 30.0
-NICENESS = 12  # tokens of running answers come first
+PATIENCE_S = 120.0
+"""Longest wait for an answer; only a machine with much other work, or many large bodies, takes so long."""
+CPU_SECONDS = 30.0
+"""Processor time for one body, which is the client's own; 4 MB take up to 4 s."""
+NICENESS = 5  # tokens of running answers come first; much more would stop it on a busy machine
 LENGTH = struct.Struct("<Q")
 Answer = tuple[bool, Any]
 """What the process sends back: True and the request, or False and the arguments of an ApiError."""
@@ -30,7 +38,7 @@ class _Running:
 
 
 class Reader:
-    """Asks the process, one body at a time; starts it when it is needed and kills it when it takes too long."""
+    """Asks the process, one body at a time, and starts it again when it has ended."""
 
     def __init__(self, options: Sequence[str]) -> None:
         """Remember how to start it.
@@ -41,6 +49,29 @@ class Reader:
         self._command = (sys.executable, "-m", "pipelines.serving.openai.reading", *options)
         self._running: _Running | None = None
         self._turn = asyncio.Lock()
+        self._work: asyncio.Task[Answer] | None = None
+
+    async def open(self) -> None:
+        """Start the process, without waiting until it has loaded."""
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        _give_way(process.pid)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._running = _Running(process, process.stdin, process.stdout)
+
+    async def close(self) -> None:
+        """End the process."""
+        if self._work is not None:
+            self._work.cancel()  # it would start the process again
+        if self._running is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._running.process.kill()
+            await self._running.process.wait()
 
     async def read(self, way: str, body: bytes) -> Any:
         """Read and check one request.
@@ -53,67 +84,48 @@ class Reader:
             what `prepare` returns, or `prepare_generate`.
 
         Raises:
-            ApiError: what is wrong with it, or that reading it took too long.
+            ApiError: what is wrong with it; or that it was not read in time, which is not the client's fault.
         """
-        async with self._turn:
-            try:
-                async with asyncio.timeout(READ_TIMEOUT_S):
-                    good, found = await self._ask(way, body)
-            except TimeoutError:
-                message = f"Reading this request took longer than {READ_TIMEOUT_S:.0f} s."
-                raise ApiError(400, message, code="request_too_complex") from None
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._turn.acquire()
+                # to its end whether we wait or not: a process that was ended would have to be loaded anew
+                self._work = asyncio.create_task(self._ask(way, body))
+                self._work.add_done_callback(self._next)
+                good, found = await asyncio.shield(self._work)
+        except TimeoutError:
+            raise _ours("The server is too busy to read this request now. Send it again.") from None
         if good:
             return found
         raise ApiError(**found)
 
-    async def close(self) -> None:
-        """End the process."""
-        if self._running is not None:
-            running, self._running = self._running, None
-            with contextlib.suppress(ProcessLookupError):
-                running.process.kill()
-            await running.process.wait()
+    def _next(self, done: asyncio.Task[Answer]) -> None:
+        self._turn.release()
+        if not done.cancelled():
+            done.exception()  # it has been seen, even where nobody waits any more
 
     async def _ask(self, way: str, body: bytes) -> Answer:
-        try:
-            return await self._exchange(way, body)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            if await self._ended_by_itself():
-                return await self._exchange(way, body)
-            message = "The process that reads large requests ended while it read this one."
-            raise ApiError(500, message, kind="server_error") from None
-
-    async def _exchange(self, way: str, body: bytes) -> Answer:
-        running = await self._start()
+        if self._running is None or self._running.process.returncode is not None:
+            await self.open()
+        running = self._running
+        assert running is not None
         try:
             running.to.writelines([LENGTH.pack(len(way) + 1 + len(body)), way.encode(), b"\n", body])
             await running.to.drain()
             (size,) = LENGTH.unpack(await running.back.readexactly(LENGTH.size))
             answer: Answer = pickle.loads(await running.back.readexactly(size))  # from our own process
-        except asyncio.CancelledError:  # too slow, or the client left; this answer must not reach another request
-            await self.close()
-            raise
+        except (asyncio.IncompleteReadError, ConnectionError):
+            code = await running.process.wait()
+            await self.open()
+            if code == -signal.SIGPROF:
+                message = f"Reading this request takes more than {CPU_SECONDS:.0f} s of processor time."
+                raise ApiError(400, message, code="request_too_complex") from None
+            raise _ours("The process that reads large requests ended while it read this one. Send it again.") from None
         return answer
 
-    async def _ended_by_itself(self) -> bool:
-        """Return whether the process had ended for want of work, just when some arrived."""
-        running, self._running = self._running, None
-        return running is not None and await running.process.wait() == 0
 
-    async def _start(self) -> _Running:
-        running = self._running
-        if running is None or running.process.returncode is not None:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
-            _give_way(process.pid)
-            assert process.stdin is not None
-            assert process.stdout is not None
-            running = self._running = _Running(process, process.stdin, process.stdout)
-        return running
+def _ours(message: str) -> ApiError:
+    return ApiError(503, message, kind="server_error", code="unavailable")
 
 
 def _give_way(pid: int) -> None:

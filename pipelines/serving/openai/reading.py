@@ -1,26 +1,27 @@
 """Read bodies from standard input and write requests to standard output: python -m pipelines.serving.openai.reading.
 
-The other end is `reader.py`. The process ends when nothing has arrived for a while, which returns all its memory.
+The other end is `reader.py`. The kernel ends the process when a body has used its share of processor time.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import pickle
-import select
+import resource
+import signal
 import sys
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from pipelines.host.collector import keep_all
 from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.limits import Limits
 from pipelines.serving.openai.prepare import read_request
-from pipelines.serving.openai.reader import LENGTH, Answer
+from pipelines.serving.openai.reader import CPU_SECONDS, LENGTH, Answer
 from pipelines.serving.openai.served import ServedModel, served
 from pipelines.serving.repository import read_repository
-
-IDLE_S = 20.0
 
 
 def main() -> None:
@@ -32,15 +33,21 @@ def main() -> None:
     given = parser.parse_args()
     model = served(read_repository(given.repository), "", given.chat_template)
     limits = Limits(prompts=given.max_prompts)
-    source, target = FileIO(0), sys.stdout.buffer  # without a buffer, which `select` would not see
-    while select.select([source], [], [], IDLE_S)[0]:
-        head = _exactly(source, LENGTH.size)
-        if not head:
-            return
+    keep_all()
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it; without it, memory stays with the process
+    source, target = FileIO(0), sys.stdout.buffer
+    while head := _exactly(source, LENGTH.size):
         asked = _exactly(source, LENGTH.unpack(head)[0])
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
         answer = pickle.dumps(_answer(asked, model, limits))
+        signal.setitimer(signal.ITIMER_PROF, 0)
         target.write(LENGTH.pack(len(answer)) + answer)
         target.flush()
+        del asked, answer
+        if trim is not None:
+            trim(0)
 
 
 def _answer(asked: bytes, model: ServedModel, limits: Limits) -> Answer:

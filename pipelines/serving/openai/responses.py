@@ -1,4 +1,4 @@
-"""OpenAI's /v1/responses for text: the request as a chat, and its answer as response objects and events.
+"""OpenAI's /v1/responses for text and tools: the request as a chat, and its answer as response objects and events.
 
 Nothing is stored: a conversation is sent whole with each request.
 """
@@ -8,128 +8,251 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pipelines.serving.openai.errors import ApiError, unsupported
-from pipelines.serving.openai.generation import Choice, TokenSource, before, merge
+from pipelines.serving.openai.answers import token_score
+from pipelines.serving.openai.errors import ApiError, shortened, unsupported
+from pipelines.serving.openai.generation import Choice, TokenScore, TokenSource, before, merge
 from pipelines.serving.openai.schema import (
     INT32_MAX,
-    ChatRequest,
-    JsonSchema,
+    MAX_LOGPROBS,
+    WITHOUT_EFFECT,
     List,
-    Message,
-    ResponseFormat,
     Sampling,
     StreamOptions,
     refuse_more,
 )
+from pipelines.serving.openai.tools import ToolCall
 
 Json = dict[str, Any]
-NEUTRAL: dict[str, tuple[object, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("auto", "none"),
-    "parallel_tool_calls": (True, False),
-    "include": ([],),
-    "truncation": ("disabled",),
-    "background": (False,),
-    "previous_response_id": (),
-    "conversation": (),
-    "reasoning": ({},),
-    "max_tool_calls": (),
-    "prompt": (),
+STORED = "Nothing is stored here: send the whole conversation in 'input'."
+NEUTRAL: dict[str, tuple[str, tuple[object, ...]]] = {
+    "truncation": ("Shorten the input.", ("disabled",)),
+    "background": (STORED, (False,)),
+    "previous_response_id": (STORED, ()),
+    "conversation": (STORED, ()),
+    "max_tool_calls": ("It is about tools that the server runs; this one runs none.", ()),
+    "prompt": (STORED, ()),
+    "context_management": (STORED, ([],)),
 }
-"""Parameter that is not supported -> values that ask for nothing."""
-WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+"""Parameter that is not supported -> what to do instead, and values that ask for nothing."""
+LOGPROBS = "message.output_text.logprobs"
+NEVER_THERE = (
+    "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
+    "web_search_call.action.sources", "message.input_image.image_url", "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+)  # fmt: skip
+"""Entries of `include` that ask for parts which no answer of this server has, so that nothing is left out."""
+REFERENCES = (
+    "Nothing is stored here: send the items themselves (store=false in the Vercel AI SDK, no previous response)."
+)
+NAMES = {
+    "messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort", "logprobs": "include",
+}  # fmt: skip
+"""Parameter of a chat -> where it comes from here."""
 
 
 class TextFormat(BaseModel):
     """`text.format`, which has the schema beside its type."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["text", "json_object", "json_schema"]
-    name: str = ""
+    name: str | None = None
     description: str | None = None
     strict: bool | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    schema_: Json | None = Field(default=None, alias="schema")
+
+    def as_chat(self) -> Json:
+        """Return the `response_format` of a chat."""
+        if self.type != "json_schema":
+            return {"type": self.type}
+        return {"type": self.type, "json_schema": {"name": self.name, "strict": self.strict, "schema": self.schema_}}
 
 
 class TextSettings(BaseModel):
     """`text`."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(BaseModel):
+    """`reasoning`; there are no summaries."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    effort: str | None = None
+    summary: Literal["none"] | None = None
 
 
 class ResponseRequest(BaseModel):
     """POST /v1/responses."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str
-    input: str | List[dict[str, Any]]
+    input: str | List[Json]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     stream: bool | None = None
+    stream_options: StreamOptions | None = None
     text: TextSettings | None = None
+    reasoning: Reasoning | None = None
+    tools: List[Json] | None = None
+    tool_choice: Literal["none", "auto", "required"] | Json | None = None
+    parallel_tool_calls: bool | None = None
+    include: List[str] | None = None
 
-    def as_chat(self) -> ChatRequest:
-        """Return the chat that asks the same.
+    def as_chat(self) -> Json:
+        """Return the body of the chat that asks the same.
 
         Raises:
             ApiError: 400, naming a parameter that cannot be honoured.
         """
+        self._refuse_unsupported()
+        messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        messages += _messages(given)
+        if not messages:
+            raise ApiError(400, "'input' is empty.", param="input")
+        asks_scores = LOGPROBS in (self.include or ())
+        return {
+            "model": self.model,
+            "messages": messages,
+            "max_completion_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "logprobs": True if asks_scores else None,
+            "top_logprobs": self.top_logprobs if asks_scores else None,
+            "stream": self.stream,
+            "stream_options": {"include_usage": True} if self.stream else None,
+            "response_format": self.text.format.as_chat() if self.text is not None and self.text.format else None,
+            "reasoning_effort": self.reasoning.effort if self.reasoning is not None else None,
+            "tools": [_chat_tool(tool) for tool in self.tools] if self.tools else None,
+            "tool_choice": self._choice(),
+            "parallel_tool_calls": self.parallel_tool_calls,
+        }
+
+    def _refuse_unsupported(self) -> None:
         for name, value in (self.model_extra or {}).items():
             if name in WITHOUT_EFFECT:
                 continue
             if name not in NEUTRAL:
-                raise ApiError(400, f"Unknown parameter: '{name[:100]}'.", param=name[:100], code="unknown_parameter")
-            if value is not None and value not in NEUTRAL[name]:
-                raise unsupported(name, value, "Nothing is stored, and only text is answered; use chat completions.")
-        messages = [Message(role="system", content=self.instructions)] if self.instructions else []
-        given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
-        messages += [_message(entry) for entry in given]
-        if not messages:
-            raise ApiError(400, "'input' is empty.", param="input")
-        return ChatRequest(
-            model=self.model,
-            messages=messages,
-            max_completion_tokens=self.max_output_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            stream=self.stream,
-            stream_options=StreamOptions(include_usage=True) if self.stream else None,
-            response_format=self._format(),
-        )
+                shown = shortened(name)
+                raise ApiError(400, f"Unknown parameter: '{shown}'.", param=shown, code="unknown_parameter")
+            instead, neutral = NEUTRAL[name]
+            if value is not None and value not in neutral:
+                raise unsupported(name, value, instead)
+        for entry in self.include or ():
+            if entry not in (LOGPROBS, *NEVER_THERE):
+                raise unsupported("include", entry, f"'{LOGPROBS}' is.")
+        if self.top_logprobs and LOGPROBS not in (self.include or ()):
+            raise ApiError(400, f"'top_logprobs' goes with include=['{LOGPROBS}'].", param="top_logprobs")
+        if self.stream_options is not None and self.stream_options.continuous_usage_stats:
+            raise unsupported("stream_options", "continuous_usage_stats", "Use /v1/chat/completions.")
 
-    def _format(self) -> ResponseFormat | None:
-        given = self.text.format if self.text is not None else None
-        if given is None:
-            return None
-        schema = None if given.schema_ is None else JsonSchema(name=given.name, schema=given.schema_)
-        return ResponseFormat(type=given.type, json_schema=schema)
+    def _choice(self) -> str | Json | None:
+        given = self.tool_choice
+        if not isinstance(given, dict):
+            return given
+        if given.keys() != {"type", "name"} or given["type"] != "function":
+            raise unsupported("tool_choice", given, "It is none, auto, required, or a function by type and name.")
+        return {"type": "function", "function": {"name": given["name"]}}
 
 
-def _message(entry: Json) -> Message:
-    role, kind = entry.get("role"), entry.get("type", "message")
-    if kind != "message" or role not in ("system", "developer", "user", "assistant"):
+def in_its_words(error: ApiError) -> ApiError:
+    """Return an error about the chat that a request stands for with the names of the request itself."""
+    message = error.message
+    for name, own in NAMES.items():
+        message = message.replace(f"'{name}'", f"'{own}'")
+    param = error.param
+    return ApiError(
+        **{**error.arguments(), "message": message, "param": None if param is None else NAMES.get(param, param)}
+    )
+
+
+def _chat_tool(tool: Json) -> Json:
+    if tool.get("type") != "function":
+        raise unsupported("tools", tool, "Only functions are: tools that run on the client's side.")
+    known = ("type", "name", "description", "parameters", "strict")
+    refuse_more("A tool", {name: value for name, value in tool.items() if name not in known}, "tools")
+    function = {name: tool[name] for name in known[1:] if tool.get(name) is not None}
+    return {"type": "function", "function": function}
+
+
+def _messages(items: Sequence[Json]) -> list[Json]:
+    """Return the messages of a chat; calls of tools belong to the message of the assistant before them."""
+    messages: list[Json] = []
+    for entry in items:
+        kind = entry.get("type") or "message"
+        if kind == "message":
+            messages.append(_message(entry))
+        elif kind == "function_call":
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": None})
+            messages[-1].setdefault("tool_calls", []).append(_call(entry))
+        elif kind == "function_call_output":
+            messages.append(_output(entry))
+        elif kind == "item_reference":
+            raise unsupported("input", entry, REFERENCES)
+        else:
+            raise unsupported("input", entry, "Messages, function_call and function_call_output are.")
+    return messages
+
+
+def _message(entry: Json) -> Json:
+    role = entry.get("role")
+    if role not in ("system", "developer", "user", "assistant"):
         raise unsupported("input", entry, "Only messages of system, developer, user and assistant are.")
-    content = entry.get("content")
-    if not isinstance(content, str) and not (
-        isinstance(content, list) and all(isinstance(part, dict) for part in content)
-    ):
-        raise ApiError(400, "A message of 'input' has neither text nor parts as its content.", param="input")
-    refuse_more("A message of 'input'", entry, "input", role=(role,), content=(content,), type=(kind,),
-                id=(entry.get("id"),), status=(entry.get("status"),))  # fmt: skip
-    return Message(role=role, content=content)
+    content = _content(entry.get("content"), "A message of 'input'")
+    _refuse_rest("A message of 'input'", entry, "role", "content")
+    return {"role": role, "content": content}
+
+
+def _call(entry: Json) -> Json:
+    name, arguments = _text(entry, "name"), _text(entry, "arguments")
+    _refuse_rest("A function_call of 'input'", entry, "name", "arguments", "call_id")
+    function = {"name": name, "arguments": arguments}
+    return {"id": _text(entry, "call_id"), "type": "function", "function": function}
+
+
+def _output(entry: Json) -> Json:
+    output = _content(entry.get("output"), "A function_call_output of 'input'")
+    _refuse_rest("A function_call_output of 'input'", entry, "output", "call_id")
+    return {"role": "tool", "tool_call_id": _text(entry, "call_id"), "content": output}
+
+
+def _text(entry: Json, name: str) -> str:
+    found = entry.get(name)
+    if not isinstance(found, str) or (not found and name != "arguments"):
+        raise unsupported("input", entry, f"Its '{name}' is a text.")
+    return found
+
+
+def _content(given: object, what: str) -> str | list[Json]:
+    if isinstance(given, str):
+        return given
+    if isinstance(given, list) and all(isinstance(part, dict) for part in given):
+        return given
+    raise ApiError(400, f"{what} has neither text nor parts as its content.", param="input")
+
+
+def _refuse_rest(what: str, entry: Json, *used: str) -> None:
+    """Refuse what an item has beside the parts that are used and those that say where it comes from."""
+    rest = {name: value for name, value in entry.items() if name not in (*used, "type", "id", "status")}
+    refuse_more(what, rest, "input", phase=(None, "commentary", "final_answer"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +267,11 @@ class ResponseForm:
     def whole(self, choice: Choice) -> Json:
         """Build the complete response."""
         cut = choice.finish_reason == "length"
-        return self._response("incomplete" if cut else "completed", choice, [self._item(choice.text, done=True)])
+        return self._response("incomplete" if cut else "completed", choice, self._output(choice))
+
+    def _output(self, choice: Choice) -> list[Json]:
+        message = [self._item(choice)] if choice.text or not choice.calls else []
+        return [*message, *(_call_item(call, done=True) for call in choice.calls)]
 
     def _response(self, status: str, choice: Choice | None, output: list[Json]) -> Json:
         asked = self.asked
@@ -159,68 +286,120 @@ class ResponseForm:
             "max_output_tokens": asked.max_output_tokens,
             "model": asked.model,
             "output": output,
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "previous_response_id": None,
+            "reasoning": {"effort": asked.reasoning.effort if asked.reasoning is not None else None, "summary": None},
             "store": False,
             "temperature": 1.0 if asked.temperature is None else asked.temperature,
-            "text": {"format": {"type": "text"}} if asked.text is None else asked.text.model_dump(by_alias=True),
-            "tool_choice": "auto",
-            "tools": [],
+            "text": {"format": {"type": "text"}}
+            if asked.text is None or asked.text.format is None
+            else asked.text.model_dump(by_alias=True, exclude_none=True),
+            "tool_choice": asked.tool_choice or "auto",
+            "tools": [{"strict": None, "parameters": None, **tool} for tool in asked.tools or ()],
+            "top_logprobs": asked.top_logprobs or 0,
             "top_p": 1.0 if asked.top_p is None else asked.top_p,
             "truncation": "disabled",
             "usage": None if choice is None else _usage(choice),
             "metadata": {},
         }
 
-    def _item(self, text: str, *, done: bool) -> Json:
+    def _item(self, choice: Choice | None) -> Json:
+        """Build the message; None is one that begins."""
         return {
             "id": self.item,
             "type": "message",
-            "status": "completed" if done else "in_progress",
+            "status": "in_progress" if choice is None else "completed",
             "role": "assistant",
-            "content": [_part(text)] if done else [],
+            "content": [] if choice is None else [_part(choice.text, _scores(choice, choice.scores))],
         }
 
     async def events(self, choice: Choice, source: TokenSource, asked: Sampling, deadline: float) -> AsyncIterator[str]:
         """Yield the server-sent events of a streamed response; see `answers.events` for errors."""
-        number, begun = 0, False
+        numbered = _Numbered()
         place = {"item_id": self.item, "output_index": 0, "content_index": 0}
-
-        def event(kind: str, content: Json) -> str:
-            nonlocal number
-            body = json.dumps({"type": kind, "sequence_number": number, **content}, ensure_ascii=False)
-            number += 1
-            return f"event: {kind}\ndata: {body}\n\n"
-
+        begun = opened = False
         try:
             async with aclosing(before(deadline, merge([choice], source, asked))) as news:  # type: ignore[type-var]
                 async for _, piece in news:
                     if not begun:
                         begun = True
                         for kind in ("response.created", "response.in_progress"):
-                            yield event(kind, {"response": self._response("in_progress", None, [])})
-                        opening = {"output_index": 0, "item": self._item("", done=False)}
-                        yield event("response.output_item.added", opening)
-                        yield event("response.content_part.added", {**place, "part": _part("")})
-                    if piece is not None and piece.text:
-                        choice.text += piece.text
-                        yield event("response.output_text.delta", {**place, "delta": piece.text, "logprobs": []})
+                            yield numbered.event(kind, {"response": self._response("in_progress", None, [])})
+                    if not opened and (piece.text if piece is not None else not choice.calls):
+                        opened = True
+                        for event in self._opening(numbered):
+                            yield event
+                    if piece is None or not (piece.text or piece.scores):
+                        continue
+                    choice.text += piece.text
+                    choice.scores += piece.scores
+                    delta = {**place, "delta": piece.text, "logprobs": _scores(choice, piece.scores)}
+                    yield numbered.event("response.output_text.delta", delta)
         except ApiError as error:
             if not begun:
                 raise
             failed = self._response("failed", choice, [])
             failed["error"] = {"code": error.code or "server_error", "message": error.message}
-            yield event("response.failed", {"response": failed})
+            yield numbered.event("response.failed", {"response": failed})
             return
-        yield event("response.output_text.done", {**place, "text": choice.text, "logprobs": []})
-        yield event("response.content_part.done", {**place, "part": _part(choice.text)})
-        yield event("response.output_item.done", {"output_index": 0, "item": self._item(choice.text, done=True)})
+        for event in self._endings(choice, numbered, opened=opened):
+            yield event
+
+    def _opening(self, numbered: _Numbered) -> Iterator[str]:
+        place = {"item_id": self.item, "output_index": 0, "content_index": 0}
+        yield numbered.event("response.output_item.added", {"output_index": 0, "item": self._item(None)})
+        yield numbered.event("response.content_part.added", {**place, "part": _part("", [])})
+
+    def _endings(self, choice: Choice, numbered: _Numbered, *, opened: bool) -> Iterator[str]:
+        """Yield the end of the message, the calls of tools, each in one piece, and the whole response."""
+        if opened:
+            place = {"item_id": self.item, "output_index": 0, "content_index": 0}
+            scores = _scores(choice, choice.scores)
+            yield numbered.event("response.output_text.done", {**place, "text": choice.text, "logprobs": scores})
+            yield numbered.event("response.content_part.done", {**place, "part": _part(choice.text, scores)})
+            yield numbered.event("response.output_item.done", {"output_index": 0, "item": self._item(choice)})
+        for at, call in enumerate(choice.calls, int(opened)):
+            done = _call_item(call, done=True)
+            place = {"item_id": done["id"], "output_index": at}
+            opening = {"output_index": at, "item": _call_item(call, done=False)}
+            yield numbered.event("response.output_item.added", opening)
+            yield numbered.event("response.function_call_arguments.delta", {**place, "delta": call.arguments})
+            named = {**place, "name": call.name, "arguments": call.arguments}
+            yield numbered.event("response.function_call_arguments.done", named)
+            yield numbered.event("response.output_item.done", {"output_index": at, "item": done})
         whole = self.whole(choice)
-        yield event(f"response.{whole['status']}", {"response": whole})
+        yield numbered.event(f"response.{whole['status']}", {"response": whole})
 
 
-def _part(text: str) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+class _Numbered:
+    """Writes events, which carry their number."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def event(self, kind: str, content: Json) -> str:
+        body = json.dumps({"type": kind, "sequence_number": self._number, **content}, ensure_ascii=False)
+        self._number += 1
+        return f"event: {kind}\ndata: {body}\n\n"
+
+
+def _call_item(call: ToolCall, *, done: bool) -> Json:
+    return {
+        "id": f"fc_{call.id.removeprefix('call_')}",
+        "type": "function_call",
+        "status": "completed" if done else "in_progress",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments if done else "",
+    }
+
+
+def _part(text: str, scores: list[Json]) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": scores}
+
+
+def _scores(choice: Choice, scores: Sequence[TokenScore]) -> list[Json]:
+    return [token_score(choice.engine.tokenizer, score) for score in scores]
 
 
 def _usage(choice: Choice) -> Json:

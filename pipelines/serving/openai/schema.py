@@ -6,13 +6,16 @@ The parameters are OpenAI's, and those that vLLM, NIM and trtllm-serve add to th
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from pipelines.serving.openai import strict_json
 from pipelines.serving.openai.errors import SHOWN_VALUE, ApiError, shortened, unsupported
-from pipelines.serving.openai.tools import call_schema
+from pipelines.serving.openai.guides import Guide, ResponseFormat, StructuredOutputs, call_or_answer, call_schema
 
 INT32_MAX = 2**31 - 1
 MAX_CHOICES = 128
@@ -21,8 +24,11 @@ MAX_BIASES = 1024
 MAX_LOGPROBS = 20
 """Likeliest tokens of each place that may be asked for; vLLM's default for `--max-logprobs`."""
 MAX_STOP_LENGTH = 1000
+TOKEN = re.compile(r"[0-9]{1,10}")
+GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 # Metadata that does not change the response.
-WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+                  "prompt_cache_retention")  # fmt: skip
 Item = TypeVar("Item")
 List = Annotated[list[Item], Field(fail_fast=True)]
 """A list of which only the first fault is reported: a megabyte of faults would take seconds."""
@@ -36,52 +42,17 @@ SCORED = (
 class StreamOptions(BaseModel):
     """`stream_options`."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
-    include_usage: bool = False
-    include_obfuscation: bool = False
-    continuous_usage_stats: bool = False
-
-
-class JsonSchema(BaseModel):
-    """`response_format.json_schema`."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    name: str = ""
-    description: str | None = None
-    strict: bool | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
-
-
-class ResponseFormat(BaseModel):
-    """`response_format`."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-    def guide(self) -> tuple[str, str] | None:
-        """Return the kind and the text of TensorRT-LLM's guide; None for plain text.
-
-        Raises:
-            ApiError: 400, there is a schema without its type, or the other way round.
-        """
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ApiError(
-                400, "'response_format' of type json_schema goes with json_schema, and no other.",
-                param="response_format",
-            )  # fmt: skip
-        if self.json_schema is not None:
-            return "json_schema", json.dumps(self.json_schema.schema_)
-        return ("json", "") if self.type == "json_object" else None
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Sampling(BaseModel):
     """Parameters shared by all endpoints."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -106,6 +77,11 @@ class Sampling(BaseModel):
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
     @property
     def choices(self) -> int:
@@ -114,13 +90,30 @@ class Sampling(BaseModel):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Stop strings."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        """Stop strings; an empty one asks for nothing."""
+        return tuple(filter(None, (self.stop,) if isinstance(self.stop, str) else self.stop or ()))
 
     @property
-    def guide(self) -> tuple[str, str] | None:
+    def guides(self) -> dict[str, Guide]:
+        """Guides by the parameters that ask for them.
+
+        Raises:
+            ApiError: 400, one of them is not valid.
+        """
+        asked: dict[str, Guide | None] = {
+            "response_format": self.response_format.guide() if self.response_format is not None else None,
+            "structured_outputs": self.structured_outputs.guide() if self.structured_outputs is not None else None,
+        }
+        for name in GUIDED:  # as vLLM called them before
+            if (value := getattr(self, name)) is not None:
+                part = StructuredOutputs.model_validate({name.removeprefix("guided_"): value})
+                asked[name] = part.guide(name)
+        return {name: guide for name, guide in asked.items() if guide is not None}
+
+    @cached_property
+    def guide(self) -> Guide | None:
         """Kind and text of the guide that answers must follow."""
-        return self.response_format.guide() if self.response_format is not None else None
+        return next(iter(self.guides.values()), None)
 
     @property
     def scores(self) -> int | None:
@@ -138,7 +131,8 @@ class Sampling(BaseModel):
             raise ApiError(400, "'stream_options' requires stream=true.", param="stream_options")
         if self.best_of is not None and self.best_of != self.choices:
             raise unsupported("best_of", self.best_of, "No more answers are made than n; ask for n.")
-        self._refuse_broken_text()
+        if len(guides := list(self.guides)) > 1:
+            raise ApiError(400, f"'{guides[1]}' does not go with {guides[0]}: give one of them.", param=guides[1])
         for name, value in (self.model_extra or {}).items():
             if name in WITHOUT_EFFECT:
                 continue
@@ -151,26 +145,16 @@ class Sampling(BaseModel):
                 raise unsupported(name, value, instead)
 
     def _refuse_long_lists(self) -> None:
-        if len(self.stops) > MAX_STOPS or "" in self.stops:
-            raise ApiError(400, f"'stop' takes up to {MAX_STOPS} non-empty strings.", param="stop")
+        if len(self.stops) > MAX_STOPS:
+            raise ApiError(400, f"'stop' takes up to {MAX_STOPS} strings.", param="stop")
         if any(len(stop) > MAX_STOP_LENGTH for stop in self.stops):
             raise ApiError(400, f"A string of 'stop' is longer than {MAX_STOP_LENGTH} characters.", param="stop")
         if len(self.stop_token_ids or ()) > MAX_STOPS:
             raise ApiError(400, f"'stop_token_ids' takes up to {MAX_STOPS} tokens.", param="stop_token_ids")
         if len(self.logit_bias or {}) > MAX_BIASES:
             raise ApiError(400, f"'logit_bias' takes up to {MAX_BIASES} tokens.", param="logit_bias")
-        if any(not token.isdecimal() for token in self.logit_bias or ()):
+        if any(not TOKEN.fullmatch(token) for token in self.logit_bias or ()):
             raise ApiError(400, "'logit_bias' has a key that is no token id.", param="logit_bias")
-
-    def _refuse_broken_text(self) -> None:
-        """Refuse half of a surrogate pair, which JSON can spell but which is not a character and has no UTF-8."""
-        try:
-            json.dumps(self.model_dump(), ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            broken = ascii(error.object[error.start])
-            raise ApiError(
-                400, f"The request contains {broken}, half of a surrogate pair: text must be valid Unicode."
-            ) from None
 
 
 class CompletionRequest(Sampling):
@@ -214,7 +198,7 @@ class CompletionRequest(Sampling):
             ("frequency_penalty", self.frequency_penalty, not self.frequency_penalty),
             ("repetition_penalty", self.repetition_penalty, self.repetition_penalty in (None, 1)),
             ("logit_bias", self.logit_bias, not self.logit_bias),
-            ("response_format", self.response_format, self.guide is None),
+            *((name, guide[1], False) for name, guide in self.guides.items()),
         ):
             if not fits:
                 raise unsupported(name, given, SCORED)
@@ -238,7 +222,7 @@ class CompletionRequest(Sampling):
 class Message(BaseModel):
     """One message; `content` parts of type text only."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | List[dict[str, Any]] | None = None
@@ -248,9 +232,7 @@ class Message(BaseModel):
     reasoning_content: str | None = None
 
     def plain(self) -> dict[str, Any]:
-        """Return the message for the chat template."""
-        if self.content is None and not self.tool_calls:
-            raise ApiError(400, "A message has neither content nor tool_calls.", param="messages")
+        """Return the message for the chat template; one without content, as some clients send, has empty text."""
         refuse_more("A message", self.model_extra or {}, "messages", type=("text", "message"))
         found: dict[str, Any] = {"role": self.role, "content": self._text()}
         if self.tool_calls:
@@ -298,19 +280,19 @@ def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ApiError(400, "An entry of 'tool_calls' has no function with a name.", param="messages")
     given = function.get("arguments") or "{}"
-    try:
-        arguments = json.loads(given) if isinstance(given, str) else given
-    except ValueError:
-        raise ApiError(
-            400, f"The arguments of a call of '{shortened(function['name'])}' are not JSON.", param="messages"
-        ) from None
-    return {"type": "function", **call, "function": {**function, "arguments": arguments}}
+    if isinstance(given, str):
+        what = f"the arguments of a call of '{shortened(function['name'])}'"
+        given = strict_json.parse(given, what, "messages")
+    if not isinstance(given, dict):
+        raise ApiError(400, f"The arguments of a call of '{shortened(function['name'])}' are no JSON object.",
+                       param="messages")  # fmt: skip
+    return {"type": "function", **call, "function": {**function, "arguments": given}}
 
 
 class NamedFunction(BaseModel):
     """The function of a `tool_choice`."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str
 
@@ -318,7 +300,7 @@ class NamedFunction(BaseModel):
 class NamedTool(BaseModel):
     """A `tool_choice` that names the tool to call."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["function"]
     function: NamedFunction
@@ -333,6 +315,8 @@ class ChatRequest(Sampling):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: List[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -357,10 +341,20 @@ class ChatRequest(Sampling):
         """Whether the answer must be a call of a tool."""
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
+    @cached_property
+    def guide(self) -> Guide | None:
+        """Kind and text of the guide that answers must follow: a call of a tool, the wanted format, or one of both."""
+        if self.must_call:
+            return "json_schema", json.dumps(call_schema(self._callable))
+        answer = self.response_format.schema_ if self.response_format is not None else None
+        if self.calls_tools and answer is not None:
+            return "json_schema", json.dumps(call_or_answer(self._callable, answer))
+        return super().guide
+
     @property
-    def guide(self) -> tuple[str, str] | None:
-        """Kind and text of the guide that answers must follow: the wanted format, or a call of one of the tools."""
-        return ("json_schema", call_schema(self._callable)) if self.must_call else super().guide
+    def guides_calls(self) -> bool:
+        """Whether calls of tools are written as the guide has them, not as the model learned it."""
+        return self.must_call or (self.calls_tools and self.guide is not None)
 
     @property
     def _callable(self) -> list[dict[str, Any]]:
@@ -385,8 +379,8 @@ class ChatRequest(Sampling):
                 raise unsupported("tools", tool, "A tool is of type function and has a function with a name.")
             if not isinstance(function.get("parameters") or {}, dict):
                 raise unsupported("tools", tool, "The parameters of a function are a JSON schema.")
-        if self.calls_tools and super().guide is not None:
-            raise unsupported("response_format", self.response_format, "It does not go with tools.")
+        if self.calls_tools and (others := [name for name in self.guides if name != "response_format"]):
+            raise ApiError(400, f"'{others[0]}' does not go with tools, unless tool_choice is none.", param=others[0])
         if self.must_call and not self._callable:
             raise unsupported("tool_choice", self.model_dump()["tool_choice"], "It is none of the tools.")
 
@@ -398,13 +392,13 @@ def _is_named(function: dict[str, Any]) -> bool:
 class TokenizeRequest(BaseModel):
     """POST /tokenize: the tokens of a text, or of the prompt that messages become."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")
@@ -417,7 +411,7 @@ class TokenizeRequest(BaseModel):
 class DetokenizeRequest(BaseModel):
     """POST /detokenize: the text of tokens."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
     tokens: List[TokenId]
@@ -430,20 +424,18 @@ UNSUPPORTED: dict[str, tuple[str, tuple[object, ...]]] = {
     "min_p": ("TensorRT-LLM's Triton backend has no such input; use top_p.", (0,)),
     "length_penalty": ("It belongs to beam search; ask Triton's own interface.", (1,)),
     "use_beam_search": ("Ask Triton's own interface for beams.", (False,)),
-    "parallel_tool_calls": ("The model decides how many tools it calls.", (True,)),
+    "parallel_tool_calls": ("It goes with the tools of a chat.", (True, False)),
     "functions": ("Use tools.", ([],)),
     "function_call": ("Use tool_choice.", ("none", "auto")),
     "modalities": (TEXT_MODEL, ([], ["text"])),
     "audio": (TEXT_MODEL, ()),
     "prediction": (LEAVE_OUT, ()),
-    "reasoning_effort": ("Give chat_template_kwargs what the model's template knows.", ("none",)),
+    "reasoning_effort": ("It goes to the template of a chat; use /v1/chat/completions.", ("none",)),
     "verbosity": (LEAVE_OUT, ()),
     "web_search_options": (LEAVE_OUT, ()),
     "prompt_logprobs": ("Use /v1/completions with echo and logprobs.", ()),
-    "guided_json": ("Use response_format.", ()),
-    "guided_regex": ("Use response_format.", ()),
-    "guided_choice": ("Use response_format.", ()),
-    "guided_grammar": ("Use response_format.", ()),
+    "guided_decoding_backend": ("The server has one backend.", ()),
+    "guided_whitespace_pattern": ('Put "x-guidance": {"whitespace_pattern": ...} into the schema (llguidance).', ()),
     "echo": ("Use /v1/completions.", (False,)),
 }
 """Parameter -> what to do instead, and the values that ask for nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,13 @@ from pathlib import Path
 from pipelines.serving.openai.errors import ApiError, shortened
 from pipelines.serving.openai.fields import Field, read_fields
 from pipelines.serving.openai.inputs import ServedEngine
-from pipelines.serving.openai.prompts import ChatTemplate
+from pipelines.serving.openai.prompts import ChatTemplate, template_source
 from pipelines.serving.openai.tokenizer import ServedTokenizer
 from pipelines.serving.repository import ModelRepository
+from pipelines.settings.model import BUNDLED
+
+SHIPPED_TEMPLATE = BUNDLED / "chat_template.jinja"
+"""Of the bundled models, whose folders have none: their content is in the keys of all that is made from them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +118,21 @@ def served(repository: ModelRepository, metrics_url: str, chat_template: Path | 
         created=int(repository.path.stat().st_mtime),
         max_input_len=repository.max_input_len,
         max_seq_len=repository.max_seq_len,
-        template=ChatTemplate.load(repository.tokenizer, chat_template, tokenizer_adds_special=special),
+        template=ChatTemplate.load(
+            repository.tokenizer, chat_template or _shipped(repository.tokenizer), tokenizer_adds_special=special
+        ),
         engine=engine,
         metrics_url=metrics_url,
         fields=read_fields(repository.path),
         guided=repository.guided,
         skip_special=repository.skips_special_tokens,
     )
+
+
+def _shipped(tokenizer: Path) -> Path | None:
+    """Return the template beside the bundled models, for a copy of one of their tokenizers without its own."""
+    if template_source(tokenizer) is not None:
+        return None
+    own, known = tokenizer / "tokenizer.json", BUNDLED.glob("models/*/tokenizer.json")
+    bundled = own.is_file() and any(filecmp.cmp(own, each, shallow=False) for each in known)
+    return SHIPPED_TEMPLATE if bundled else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -19,16 +19,19 @@ class ToolForm(StrEnum):
     HERMES: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them, also after text.
     MISTRAL: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`.
     JSON: the whole answer is `{"name": ..., "parameters": {...}}`, several separated by semicolons.
+    GUIDED: the whole answer is `{"name": ..., "arguments": {...}}`, as `guides.call_schema` has it, or no call.
     """
 
     HERMES = "hermes"
     MISTRAL = "mistral"
     JSON = "json"
+    GUIDED = "guided"
 
 
 MARKS = {ToolForm.HERMES: "<tool_call>", ToolForm.MISTRAL: "[TOOL_CALLS]"}
 HERMES_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 PYTHON_TAG = "<|python_tag|>"
+GUIDED_CALL, LONGEST_BEGINNING = '{"name":', 200
 
 
 def form_of(template: str | None) -> ToolForm | None:
@@ -36,23 +39,6 @@ def form_of(template: str | None) -> ToolForm | None:
     if template is None or not re.search(r"\btools\b", template):
         return None
     return next((form for form, mark in MARKS.items() if mark in template), ToolForm.JSON)
-
-
-def call_schema(functions: Sequence[Json]) -> str:
-    """Return the JSON schema of a call of one of these functions, as `ToolForm.JSON` has it."""
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": function["name"]},
-                "arguments": function.get("parameters") or {"type": "object", "properties": {}},
-            },
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for function in functions
-    ]
-    return json.dumps(calls[0] if len(calls) == 1 else {"anyOf": calls})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +73,17 @@ class ToolCall:
 class ToolFilter:
     """Passes the text before a call through, and holds back what may be one until the answer has ended."""
 
-    def __init__(self, form: ToolForm) -> None:
-        self._form, self._held, self._holding = form, "", False
+    def __init__(self, form: ToolForm, *, one: bool = False) -> None:
+        """Take the form, and whether calls after the first are left out."""
+        self._form, self._held, self._holding, self._one = form, "", False, one
 
     def push(self, text: str) -> str:
         """Add text and return what can be shown so far."""
         self._held += text
         if self._holding:
             return ""
+        if self._form is ToolForm.GUIDED:
+            return "" if _may_be_a_call(self._held) else self._all()
         if self._form is ToolForm.JSON:
             begun = self._held.lstrip()
             self._holding = begun.startswith(("{", PYTHON_TAG)) or PYTHON_TAG.startswith(begun or " ")
@@ -112,7 +101,7 @@ class ToolFilter:
         held = self._all()
         calls = tuple(
             ToolCall(index, str(name), json.dumps(arguments, ensure_ascii=False))
-            for index, (name, arguments) in enumerate(_calls(self._form, held))
+            for index, (name, arguments) in enumerate(_calls(self._form, held)[: 1 if self._one else None])
         )
         return ("", calls) if calls else (held, ())
 
@@ -121,20 +110,30 @@ class ToolFilter:
         return held
 
 
+def _may_be_a_call(text: str) -> bool:
+    """Whether a guided answer that begins so may be a call, whose name comes first."""
+    begun = re.sub(r"\s", "", text[:LONGEST_BEGINNING])
+    return begun.startswith(GUIDED_CALL) or GUIDED_CALL.startswith(begun)
+
+
 def _calls(form: ToolForm, text: str) -> list[tuple[str, Json]]:
     """Return name and arguments of each call; nothing if one of them is broken."""
     if form is ToolForm.HERMES:
         written: Iterable[str] = HERMES_CALL.findall(text)
     elif form is ToolForm.MISTRAL:
         written = [text.partition(MARKS[form])[2]]
+    elif form is ToolForm.GUIDED:
+        written = [text]
     else:
         written = _joined(text.replace(PYTHON_TAG, "").split(";"))
     try:
         found = [json.loads(part) for part in written if part.strip()]
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     entries = [entry for part in found for entry in (part if isinstance(part, list) else [part])]
     if not all(isinstance(entry, dict) and isinstance(entry.get("name"), str) for entry in entries):
+        return []
+    if form is ToolForm.GUIDED and not all("arguments" in entry for entry in entries):
         return []
     calls = [(entry["name"], entry.get("arguments", entry.get("parameters", {}))) for entry in entries]
     return calls if all(isinstance(arguments, dict) for _, arguments in calls) else []
@@ -154,6 +153,6 @@ def _joined(parts: Iterable[str]) -> list[str]:
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True

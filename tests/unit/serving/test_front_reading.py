@@ -8,7 +8,6 @@ import json
 import os
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,47 +154,41 @@ def test_what_is_refused_is_taken_at_a_bounded_rate(monkeypatch: pytest.MonkeyPa
     assert 3 < refused.taken < 8  # 50 ms at 100 kB/s
 
 
-def test_reading_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process is killed, and with it what it would have answered."""
-    monkeypatch.setattr(reader, "READ_TIMEOUT_S", 0.3)
+def exchange(*command: str) -> tuple[ApiError, bool]:
+    """Let a program read a body; return the error, and whether the program is still there."""
 
-    async def check() -> None:
-        stuck = Reader(())
-        stuck._command = ("sleep", "60")
-        with pytest.raises(ApiError, match="Reading this request took longer than 0 s") as caught:
-            await stuck.read("chat", b"{}")
-        assert caught.value.status == 400
-        assert stuck._running is None
-
-    asyncio.run(check())
-
-
-def test_a_reading_process_that_dies_is_said() -> None:
-    async def check() -> None:
-        dead = Reader(())
-        dead._command = ("false",)
-        with pytest.raises(ApiError, match="ended while it read this one") as caught:
-            await dead.read("chat", b"{}")
-        assert caught.value.status == 500
-
-    asyncio.run(check())
-
-
-def test_a_reading_process_that_ended_for_want_of_work_is_started_again(tmp_path: Path) -> None:
-    """It may end just when a body arrives; the client does not notice."""
-    first = tmp_path / "first"
-    program = f"""
-import pathlib, pickle, sys
-if pathlib.Path({str(first)!r}).exists():
-    answer = pickle.dumps((True, 5))
-    sys.stdout.buffer.write(len(answer).to_bytes(8, "little") + answer)
-pathlib.Path({str(first)!r}).touch()
-"""
-
-    async def check() -> None:
+    async def check() -> tuple[ApiError, bool]:
         one = Reader(())
-        one._command = ("python3", "-c", program)
-        assert await one.read("chat", b"{}") == 5
+        one._command = command
+        with pytest.raises(ApiError) as caught:
+            await one.read("chat", b"{}")
+        assert one._running is not None
+        there = one._running.process.returncode is None
         await one.close()
+        return caught.value, there
 
-    asyncio.run(check())
+    return asyncio.run(check())
+
+
+def test_a_busy_machine_is_not_the_clients_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process goes on, so that the next request need not wait until it has loaded again."""
+    monkeypatch.setattr(reader, "PATIENCE_S", 0.2)
+    error, there = exchange("sleep", "60")
+    assert (error.status, there, "too busy to read this request" in error.message) == (503, True, True)
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "said"),
+    [
+        ("os.kill(os.getpid(), signal.SIGPROF)", 400, "more than 30 s of processor time"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 503, "ended while it read this one. Send it again"),
+        ("sys.exit(1)", 503, "ended while it read this one. Send it again"),
+    ],
+)
+def test_a_reading_process_that_ends_is_started_again(ending: str, status: int, said: str) -> None:
+    """Processor time is the client's; whatever else ends it is not."""
+    program = (
+        f"import os, signal, sys; sys.stdin.buffer.read(8); signal.signal(signal.SIGPROF, signal.SIG_DFL); {ending}"
+    )
+    error, there = exchange("python3", "-c", program)
+    assert (error.status, said in error.message, there) == (status, True, True), error.message

@@ -154,7 +154,8 @@ class TritonPythonModel:
 
     def _ask(self, model: str, call: Call, inputs: dict[str, Array]) -> Iterator[dict[str, Array]]:
         outputs = ["output_ids", "sequence_length", *sorted(PASSED_ON)]
-        yield from self._nested.ask(as_request(model, inputs, outputs, call.inner_id), call.pass_queue)
+        asked = as_request(model, inputs, outputs, call.inner_id, call.timeout_us())
+        yield from self._nested.ask(asked, call.pass_queue)
 
     @contextmanager
     def _watched(self, call: Call) -> Iterator[None]:
@@ -202,6 +203,7 @@ class Call:
 
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
+        self._until = time.monotonic_ns() + request.timeout() * 1000 if request.timeout() else 0
         self.inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         batch = len(self.inputs["text_input"])
         # flags that the server strips of their last dimension get it back, for the same server to strip it again
@@ -213,6 +215,19 @@ class Call:
         self.ask_again = 0.0
         self._lock = threading.Lock()
         self._finished = False
+
+    def timeout_us(self) -> int:
+        """Return how long the model may let this request wait, in microseconds; 0 is any time.
+
+        Raises:
+            RefusedError: the client's time is over.
+        """
+        if not self._until:
+            return 0
+        left = (self._until - time.monotonic_ns()) // 1000
+        if left <= 0:
+            raise RefusedError("The request waited longer than its timeout.")
+        return int(left)
 
     @property
     def streaming(self) -> bool:

@@ -73,11 +73,13 @@ def ask_once(model: str, inputs: dict[str, Array], outputs: list[str]) -> dict[s
     return _checked(as_request(model, inputs, outputs).exec())
 
 
-def as_request(model: str, inputs: dict[str, Array], outputs: list[str], request_id: str = "") -> Any:
-    """An InferenceRequest."""
+def as_request(
+    model: str, inputs: dict[str, Array], outputs: list[str], request_id: str = "", timeout_us: int = 0
+) -> Any:
+    """An InferenceRequest; a timeout of 0 is none."""
     tensors = [pb_utils.Tensor(name, values) for name, values in inputs.items()]
     return pb_utils.InferenceRequest(
-        model_name=model, requested_output_names=outputs, inputs=tensors, request_id=request_id
+        model_name=model, requested_output_names=outputs, inputs=tensors, request_id=request_id, timeout=timeout_us
     )
 
 

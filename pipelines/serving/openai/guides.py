@@ -1,0 +1,287 @@
+"""Guides that answers must follow: formats, structured outputs, calls of tools, and one schema made of several."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+from urllib.parse import unquote
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pipelines.serving.openai import strict_json
+from pipelines.serving.openai.errors import ApiError, shortened, unsupported
+
+Json = dict[str, Any]
+Guide = tuple[str, str]
+"""Kind and text, as TensorRT-LLM takes them."""
+ANY_OBJECT: Guide = ("json", "")
+MAX_CHOICES = 1024
+SPECIAL_IN_REGEX = re.compile(r"[\\.+*?()|\[\]{}^$#&~\-]")
+
+
+class JsonSchema(BaseModel):
+    """`response_format.json_schema`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    schema_: Json | None = Field(default=None, alias="schema")
+
+
+class ResponseFormat(BaseModel):
+    """`response_format`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @property
+    def schema_(self) -> Json | None:
+        """The JSON schema of answers; None for plain text.
+
+        Raises:
+            ApiError: 400, there is a schema without its type, or the other way round.
+        """
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ApiError(
+                400, "'response_format' of type json_schema goes with json_schema, and no other.",
+                param="response_format",
+            )  # fmt: skip
+        if self.type == "text":
+            return None
+        given = self.json_schema.schema_ if self.json_schema is not None else None
+        return {"type": "object"} if given is None else given
+
+    def guide(self) -> Guide | None:
+        """Return TensorRT-LLM's guide; None for plain text."""
+        schema = self.schema_
+        if schema is None:
+            return None
+        return ANY_OBJECT if schema == {"type": "object"} else ("json_schema", json.dumps(schema))
+
+
+class StructuredOutputs(BaseModel):
+    """`structured_outputs`, as vLLM has it: one of the first five."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    json_: str | Json | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | Json | None = None
+    disable_fallback: bool | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
+
+    def guide(self, param: str = "structured_outputs") -> Guide:
+        """Return TensorRT-LLM's guide.
+
+        Args:
+            param: of the request, for errors.
+
+        Raises:
+            ApiError: 400, there is none or more than one, it is empty, or a part of it is not supported.
+        """
+        for name, instead in NOT_HERE.items():
+            if value := getattr(self, name):
+                raise unsupported(f"{param}.{name}", value, instead)
+        guides = [
+            *([_schema_text(self.json_, param)] if self.json_ is not None else []),
+            *([("regex", self.regex)] if self.regex is not None else []),
+            *([("regex", _one_of(self.choice, param))] if self.choice is not None else []),
+            *([("ebnf_grammar", self.grammar)] if self.grammar is not None else []),
+            *([ANY_OBJECT] if self.json_object else []),
+        ]
+        if len(guides) != 1 or (guides[0] != ANY_OBJECT and not guides[0][1]):
+            message = (
+                f"'{param}' takes exactly one of json, regex, choice, grammar and json_object, and not an empty one."
+            )
+            raise ApiError(400, message, param=param)
+        return guides[0]
+
+
+NOT_HERE = {
+    "structural_tag": "Use tools, or json.",
+    "disable_any_whitespace": "Leave it out: JSON has no white space beyond one space after ',' and ':' on the CPU.",
+    "whitespace_pattern": 'Put "x-guidance": {"whitespace_pattern": ...} into the schema (llguidance).',
+    "disable_additional_properties": 'Put "additionalProperties": false into the schema.',
+}
+"""Part of `structured_outputs` -> what to do instead."""
+
+
+def _schema_text(given: str | Json, param: str) -> Guide:
+    schema = strict_json.parse(given, f"'{param}.json'", param) if isinstance(given, str) else given
+    if not isinstance(schema, dict):
+        raise ApiError(400, f"'{param}.json' is no JSON schema: it must be an object.", param=param)
+    return "json_schema", json.dumps(schema)
+
+
+def _one_of(texts: Sequence[str], param: str) -> str:
+    """Return the regular expression of a choice between texts."""
+    if not texts or len(texts) > MAX_CHOICES or not all(texts):
+        raise ApiError(400, f"'{param}.choice' takes 1 to {MAX_CHOICES} texts that are not empty.", param=param)
+    return "|".join(f"(?:{SPECIAL_IN_REGEX.sub(_escaped, text)})" for text in texts)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\{found[0]}"
+
+
+def call_schema(functions: Sequence[Json]) -> Json:
+    """Return the schema of a call of one of these functions: an object of `name` and `arguments`.
+
+    Raises:
+        ApiError: 400, naming what their parameters refer to and this cannot be kept.
+    """
+    if len(functions) == 1:
+        return _call(functions[0], "")
+    return {"anyOf": [_call(function, f"/anyOf/{at}") for at, function in enumerate(functions)]}
+
+
+def call_or_answer(functions: Sequence[Json], answer: Json) -> Json:
+    """Return the schema of a call of one of the functions or an answer in a format.
+
+    No text is both: a call has exactly `name` and `arguments`, and an answer may not have one of the two.
+
+    Raises:
+        ApiError: 400, the format itself has both.
+    """
+    calls = [_call(function, f"/anyOf/{at}") for at, function in enumerate(functions)]
+    place, whose = f"/anyOf/{len(calls)}", "the schema of response_format"
+    top = _followed(answer)
+    given = top.get("properties")
+    own = given if isinstance(given, dict) else {}
+    if not top.keys() & {"anyOf", "oneOf", "allOf", "$ref"} and top.get("additionalProperties") is False:
+        left_out = None if "arguments" not in own or "name" not in own else "both"
+    else:
+        left_out = next((name for name in ("arguments", "name") if name not in own), "both")
+    if left_out == "both":
+        raise unsupported("response_format", list(own), "With tools, its schema may not have both 'name' and"
+                          " 'arguments', as a call of a tool has.")  # fmt: skip
+    if left_out is None:
+        return {"anyOf": [*calls, embedded(answer, place, whose, "response_format")]}
+    inner = embedded(answer, f"{place}/allOf/0", whose, "response_format")
+    return {"anyOf": [*calls, {"allOf": [inner, {"properties": {left_out: False}}]}]}
+
+
+def _call(function: Json, place: str) -> Json:
+    """Return the schema of a call of one function, which will lie at a place of a larger one."""
+    name = function["name"]
+    whose = f"the parameters of tool '{shortened(name)}'"
+    parameters = embedded(function.get("parameters") or {}, f"{place}/properties/arguments", whose, "tools")
+    kind = parameters.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise unsupported("tools", {"name": name, "type": kind}, "The parameters of a tool are of type object.")
+    if "$ref" not in parameters:  # beside which llguidance takes nothing where schemas refer to each other in circles
+        parameters["type"] = "object"
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, "arguments": parameters},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+ONE = ("additionalProperties", "items", "contains", "not", "if", "then", "else", "propertyNames", "additionalItems",
+       "unevaluatedItems", "unevaluatedProperties", "contentSchema")  # fmt: skip
+SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+DYNAMIC = ("$dynamicRef", "$recursiveRef")
+
+
+def embedded(schema: Json, place: str, whose: str, param: str) -> Json:
+    """Return a copy of a schema that can lie inside another one: pointers into it lead to its place there.
+
+    `$ref` is a pointer only where a schema stands: not in `const`, `enum` or `default`, nor as a property's name.
+
+    Args:
+        schema: whole.
+        place: where it will lie, as a JSON pointer.
+        whose: the schema is, for errors.
+        param: of the request, for errors.
+
+    Raises:
+        ApiError: 400, naming a reference that leads out of the schema or to nothing.
+    """
+    root: Json = json.loads(json.dumps(schema))
+    own_id = root.pop("$id", None)
+    root.pop("$schema", None)
+    waiting: list[Any] = [root]
+    seen: set[int] = set()
+    while waiting:
+        node = waiting.pop()
+        if not isinstance(node, dict) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        for name in ("$anchor", "$dynamicAnchor", *(["$id"] if str(node.get("$id", "")).startswith("#") else [])):
+            node.pop(name, None)
+        waiting += _parts(node)
+        for name in ("$id", *DYNAMIC):
+            if isinstance(node.get(name), str):
+                raise _refused(whose, param, name, node[name], "Refer to parts of it by '#/$defs/NAME'.")
+        if "$ref" in node:
+            pointer = _pointer(node["$ref"], own_id, whose, param)
+            waiting.append(_target(root, pointer, whose, param))
+            node["$ref"] = f"#{place}{pointer}"
+    return root
+
+
+def _parts(node: Json) -> Iterator[Any]:
+    """Yield the schemas that a schema consists of."""
+    yield from (node[name] for name in ONE if name in node)
+    for name in SEVERAL:
+        if isinstance(node.get(name), list):
+            yield from node[name]
+    for name in NAMED:
+        if isinstance(node.get(name), dict):
+            yield from node[name].values()
+
+
+def _pointer(reference: object, own_id: object, whose: str, param: str) -> str:
+    """Return a reference as the pointer in it, still percent-encoded."""
+    text = reference if isinstance(reference, str) else "?"
+    if isinstance(own_id, str):
+        text = text.removeprefix(own_id.rstrip("#"))
+    pointer = text.removeprefix("#")
+    if pointer and (not text.startswith("#") or not pointer.startswith("/")):
+        raise _refused(whose, param, "$ref", reference, "References lead to places in the same schema, '#/...', only.")
+    return pointer
+
+
+def _target(root: Json, pointer: str, whose: str, param: str) -> Any:
+    node: Any = root
+    for word in unquote(pointer).split("/")[1:]:
+        key = word.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, dict) and key in node:
+            node = node[key]
+        elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
+            node = node[int(key)]
+        else:
+            raise _refused(whose, param, "$ref", f"#{pointer}", "It leads to nothing.")
+    return node
+
+
+def _refused(whose: str, param: str, name: str, value: object, instead: str) -> ApiError:
+    message = f"'{name}' = {shortened(repr(value))} in {whose} is not supported here. {instead}"
+    return ApiError(400, message, param=param, code="unsupported_parameter")
+
+
+def _followed(schema: Json) -> Json:
+    """Return the schema that a reference at the top leads to, as pydantic writes recursive classes."""
+    found: Any = schema
+    for _ in range(8):
+        pointer = found.get("$ref")
+        if not isinstance(pointer, str) or not pointer.startswith("#/"):
+            break
+        found = _target(schema, pointer[1:], "the schema of response_format", "response_format")
+        if not isinstance(found, dict):
+            return {}
+    return found if isinstance(found, dict) else {}
