@@ -1,0 +1,184 @@
+"""Guides made of several schemas: what they allow, as llguidance reads them; calls and answers told apart."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("llguidance")
+
+import llguidance
+
+from pipelines.serving.openai.errors import ApiError
+from pipelines.serving.openai.guides import StructuredOutputs, call_or_answer, call_schema
+from pipelines.serving.openai.prepare import read_request
+from pipelines.serving.openai.responses import ResponseRequest
+from pipelines.serving.openai.tools import ToolFilter, ToolForm
+from pipelines.settings.model import BUNDLED
+
+TOKENIZER = (BUNDLED / "models" / "tiny_gemma" / "tokenizer.json").read_text()
+CLOSED = {"additionalProperties": False}
+
+
+def allows(schema: Any, text: str) -> bool:
+    """Whether a text is a whole answer under the guide."""
+    tokenizer = llguidance.LLTokenizer(TOKENIZER)
+    matcher = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+    assert not matcher.is_error(), matcher.get_error()
+    return bool(matcher.consume_tokens(tokenizer.tokenize_str(text)) and matcher.is_accepting())
+
+
+def tool(name: str, definition: Any, reference: str = "#/$defs/R", **more: Any) -> dict[str, Any]:
+    parameters = {"$defs": {"R": definition}, "type": "object", "properties": {"r": {"$ref": reference}},
+                  "required": ["r"], **CLOSED, **more}  # fmt: skip
+    return {"name": name, "parameters": parameters}
+
+
+def call(name: str, arguments: str) -> str:
+    return f'{{"name":"{name}","arguments":{arguments}}}'
+
+
+def test_references_lead_to_the_tools_own_definitions() -> None:
+    """Two tools with the same name for different definitions, a recursive one, and names that pointers escape."""
+    nodes = {
+        "type": "object",
+        "properties": {"next": {"anyOf": [{"$ref": "#"}, {"const": True}]}},
+        "required": ["next"],
+    }
+    odd = {"definitions": {"a/ %~": {"const": 3}}, "type": "object", **CLOSED, "required": ["x", "$ref"],
+           "properties": {"x": {"$ref": "#/definitions/a~1%20%25~0"}, "$ref": {"const": {"$ref": "#/no"}}}}  # fmt: skip
+    inner = {"$defs": {"S": {"const": 5}}, "$ref": "#/$defs/R/$defs/S"}
+    schema = call_schema([
+        tool("save", {"enum": ["Elb"]}), tool("load", {"enum": ["Rhine"]}), {"name": "node", "parameters": nodes},
+        {"name": "odd", "parameters": odd}, tool("deep", inner),
+        tool("id", {"const": 1}, "x:y#/$defs/R", **{"$id": "x:y"}),
+    ])  # fmt: skip
+    for text, right in (
+        (call("save", '{"r":"Elb"}'), True),
+        (call("save", '{"r":"Rhine"}'), False),
+        (call("load", '{"r":"Rhine"}'), True),
+        (call("node", '{"next":{"next":true}}'), True),
+        (call("node", '{"next":{"name":"node","arguments":{"next":true}}}'), False),
+        (call("odd", '{"x":3,"$ref":{"$ref":"#/no"}}'), True),
+        (call("deep", '{"r":5}'), True),
+        (call("id", '{"r":1}'), True),
+        (call("save", "3"), False),
+    ):
+        assert allows(schema, text) is right, text
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (tool("save", {}, "#/$defs/Q"), r"'\$ref' = '#/\$defs/Q' in the parameters of tool 'save' .* leads to nothing"),
+        (tool("save", {}, "https://x/y.json"), r"'\$ref' = 'https://x/y.json' in the parameters of tool 'save'"),
+        (tool("save", {"$anchor": "q"}, "#q"), r"'\$ref' = '#q' .* References lead to places in the same schema"),
+        (tool("save", {"$id": "z"}), r"'\$id' = 'z' in the parameters of tool 'save' is not supported"),
+        (tool("save", {"$dynamicRef": "#n"}), r"'\$dynamicRef' = '#n' in the parameters of tool 'save'"),
+        ({"name": "f", "parameters": {"type": "string"}}, "The parameters of a tool are of type object"),
+    ],
+)
+def test_what_a_guide_cannot_follow_is_named(function: Any, said: str) -> None:
+    with pytest.raises(ApiError, match=said) as caught:
+        call_schema([function])
+    assert caught.value.param == "tools"
+
+
+def test_a_call_and_an_answer_are_never_the_same_text() -> None:
+    save = tool("save", {"enum": ["Elb"]})
+    open_answer = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    for answer in (open_answer, {"type": "object"}, {"$defs": {"A": open_answer}, "$ref": "#/$defs/A"}):
+        schema = call_or_answer([save], answer)
+        assert allows(schema, call("save", '{"r":"Elb"}'))
+        assert not allows(schema, call("save", '{"r":"Oder"}'))
+        assert allows(schema, '{"name":"save"}')
+    with pytest.raises(ApiError, match="may not have both 'name' and 'arguments'"):
+        call_or_answer([save], {"properties": {"name": {}, "arguments": {}}})
+
+
+@pytest.mark.parametrize(
+    ("text", "shown", "names"),
+    [
+        (call("save", "{}"), "", ["save"]),
+        ('{"name": "Bob"}', '{"name": "Bob"}', []),
+        ('{"river": 1}', '{"river": 1}', []),
+    ],
+)
+def test_guided_answers_are_calls_or_text(text: str, shown: str, names: list[str]) -> None:
+    found = ToolFilter(ToolForm.GUIDED)
+    pushed = "".join(map(found.push, text))
+    rest, calls = found.rest()
+    assert (pushed + rest, [each.name for each in calls]) == (shown, names)
+
+
+def test_one_call_at_most() -> None:
+    found = ToolFilter(ToolForm.HERMES, one=True)
+    found.push(f"<tool_call>{call('a', '{}')}</tool_call><tool_call>{call('b', '{}')}</tool_call>")
+    assert [each.name for each in found.rest()[1]] == ["a"]
+
+
+def test_structured_outputs_are_guides_or_refused_by_name() -> None:
+    for given, guide in (
+        ({"json": {"type": "integer"}}, ("json_schema", '{"type": "integer"}')),
+        ({"json": '{"type": "integer"}'}, ("json_schema", '{"type": "integer"}')),
+        ({"regex": "a+"}, ("regex", "a+")),
+        ({"choice": ["a.b", "c|d"]}, ("regex", r"(?:a\.b)|(?:c\|d)")),
+        ({"grammar": 'root ::= "a"'}, ("ebnf_grammar", 'root ::= "a"')),
+        ({"json_object": True, "regex": None}, ("json", "")),
+    ):
+        assert StructuredOutputs.model_validate(given).guide() == guide
+    for given, said in (
+        ({}, "takes exactly one of json, regex"),
+        ({"regex": "a", "grammar": "b"}, "takes exactly one of json, regex"),
+        ({"regex": ""}, "not an empty one"),
+        ({"choice": []}, "takes 1 to 1024 texts"),
+        ({"structural_tag": "{}"}, r"structured_outputs.structural_tag' = '\{\}' is not supported"),
+        ({"json": {}, "whitespace_pattern": " "}, "structured_outputs.whitespace_pattern' = ' ' is not supported"),
+    ):
+        with pytest.raises(ApiError, match=said):
+            StructuredOutputs.model_validate(given).guide()
+
+
+def test_calls_and_their_results_become_a_chat() -> None:
+    asked = ResponseRequest.model_validate({
+        "model": "m", "parallel_tool_calls": False, "tool_choice": {"type": "function", "name": "f"},
+        "tools": [{"type": "function", "name": "f", "parameters": None, "strict": True}],
+        "include": ["message.output_text.logprobs", "reasoning.encrypted_content"], "top_logprobs": 2,
+        "input": [
+            {"role": "user", "content": "a"}, {"type": "message", "role": "assistant", "content": "b", "id": "msg_1"},
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}", "status": "completed"},
+            {"type": "function_call", "call_id": "2", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "1", "output": "c"},
+        ],
+    })  # fmt: skip
+    chat = asked.as_chat()
+    calls = [{"id": at, "type": "function", "function": {"name": "f", "arguments": "{}"}} for at in ("1", "2")]
+    assert chat["messages"] == [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "1", "content": "c"},
+    ]
+    assert chat["tools"] == [{"type": "function", "function": {"name": "f", "strict": True}}]
+    assert chat["tool_choice"] == {"type": "function", "function": {"name": "f"}}
+    assert (chat["logprobs"], chat["top_logprobs"], chat["parallel_tool_calls"]) == (True, 2, False)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "item_reference.*send the items themselves"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "'input' = .*reasoning.* is not supported"),
+        ({"tools": [{"type": "web_search"}]}, "'tools' = .*web_search.* Only functions are"),
+        ({"include": ["x"]}, "'include' = 'x' is not supported"),
+        ({"top_logprobs": 2}, r"'top_logprobs' goes with include="),
+        ({"tool_choice": {"type": "allowed_tools"}}, "'tool_choice' = .*allowed_tools.* is not supported"),
+        ({"conversation": "c"}, "'conversation' = 'c' .* Nothing is stored here"),
+    ],
+)
+def test_responses_name_what_they_cannot(given: dict[str, Any], said: str) -> None:
+    body = json.dumps({"model": "m", "input": "a", **given}).encode()
+    with pytest.raises(ApiError, match=said):
+        read_request("responses", body, None, None)  # type: ignore[arg-type]
