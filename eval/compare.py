@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from eval.paired import above_chance, compare_pair, logprob_shift
+from eval.chance import Answered
+from eval.paired import above_chance, answers_of, compare_pair, logprob_shift
 from eval.references import SOURCE, differences, references_of
 from eval.results import EvalResult, Score
 from eval.spec import TASK_SIZES
@@ -19,6 +20,12 @@ Row = dict[str, Any]
 _LOSS_HEADER = ("model", "format", "base %", "after", "loss %", "verdict")
 _PAIRED_HEADER = ("format", "asked", "lost", "gained", "loss", "at least", "at most", "p")
 _FORMATS_PER_BLOCK = 6
+_PROVEN = ("loss_least", "loss_most", "p_go", "p_no_go", "questions_needed", "next_setting")
+"""Fields of a row that say what is proven of the loss."""
+WHAT_MEASURES = (
+    "Ask questions that the model can answer, of another task (eval=mmlu, from the Hub or eval.dataset_path=/a/copy), "
+    "or more of them."
+)
 ITSELF = "baseline"
 """Verdict on the result that the others are compared with."""
 ORIGINAL = "transformers"
@@ -31,7 +38,7 @@ def loss_rows(pairs: Sequence[tuple[EvalResult, EvalResult]], criteria: Criteria
     Results of one model are judged together. Accuracies, `difference`, `loss_least`, `loss_most` and `margin` are
     fractions (0..1); `loss_percent` is in percent of the baseline's accuracy, negative for a gain.
     `logprob_shift_mean` and `_max` are distances between the natural-log probabilities of a choice. A baseline may be
-    paired with itself; it has no verdict.
+    paired with itself; it has no verdict. Where nothing was measured, the loss and its bounds are None.
 
     Raises:
         UserError: a result did not answer its baseline's questions.
@@ -67,6 +74,7 @@ def change_row(baseline: EvalResult, other: EvalResult) -> Row:
         "baseline_accuracy": pair.baseline_accuracy,
         "baseline_stderr": baseline.overall.stderr,
         "baseline_above_chance": above_chance(baseline),
+        "chance": Answered.of(answers_of(baseline)).chance,
         "accuracy": pair.accuracy,
         "accuracy_stderr": other.overall.stderr,
         "loss_percent": pair.loss_percent,
@@ -83,18 +91,22 @@ def _verdict_of(judged: Judgement | None, other: EvalResult, criteria: Criteria)
     """Return the verdict with what it rests on; for the baseline itself only that it is the baseline."""
     row: Row = {"margin": criteria.margin, "false_go": criteria.false_go, "power": criteria.power}
     if judged is None:
-        nothing = ("loss_least", "loss_most", "p_go", "p_no_go", "questions_needed", "next_setting")
-        return row | dict.fromkeys(nothing) | {"compared": 0, "verdict": ITSELF}
-    return row | {
-        "loss_least": judged.least,
-        "loss_most": judged.most,
-        "p_go": judged.p_go,
-        "p_no_go": judged.p_no_go,
-        "questions_needed": judged.needed,
-        "next_setting": _next_setting(judged, other),
-        "compared": judged.compared,
-        "verdict": str(judged.verdict),
-    }
+        return row | dict.fromkeys((*_PROVEN, "p_guessing")) | {"compared": 0, "verdict": ITSELF}
+    told = {"compared": judged.compared, "verdict": str(judged.verdict), "p_guessing": judged.p_guessing}
+    if judged.verdict is Verdict.NOT_MEASURED:
+        return row | dict.fromkeys((*_PROVEN, "loss_percent")) | told
+    return (
+        row
+        | told
+        | {
+            "loss_least": judged.least,
+            "loss_most": judged.most,
+            "p_go": judged.p_go,
+            "p_no_go": judged.p_no_go,
+            "questions_needed": judged.needed,
+            "next_setting": _next_setting(judged, other),
+        }
+    )
 
 
 def _next_setting(judged: Judgement, result: EvalResult) -> str | None:
@@ -161,7 +173,7 @@ def _paired_cells(row: Row) -> tuple[str, ...]:
 
 
 def bound_cells(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Return the bounds of the loss in points and the p-value of the verdict; dashes for the baseline itself."""
+    """Return the bounds of the loss in points and the p-value of the verdict; dashes where nothing is proven."""
     if row["loss_least"] is None:
         return "-", "-", "-"
     p = min(row["p_go"], row["p_no_go"])
@@ -181,10 +193,10 @@ def _footnotes(rows: Sequence[Row]) -> list[str]:
     if original:
         notes += ["", "Baseline: the model itself, computed by Transformers in float32."]
         notes += [wrapped(against_original(row), 2) for row in original]
-    if guessing := sorted({row["model"] for row in rows if not row["baseline_above_chance"]}):
-        notes.append(
-            wrapped(f"The baseline of {', '.join(guessing)} does not beat guessing, so no loss could be measured.", 0)
-        )
+    alone = sorted({row["model"] for row in rows if row["verdict"] == ITSELF and not row["baseline_above_chance"]})
+    if alone:
+        told = f"The baseline of {', '.join(alone)} does not beat guessing, so no loss could be measured."
+        notes.append(wrapped(told, 0))
     if stopped := sequential_text(rows):
         notes += ["", wrapped(stopped, 0)]
     verdicts = [wrapped(sentence, 0) for row in rows if (sentence := verdict_sentence(row))]
@@ -237,7 +249,19 @@ def verdict_sentence(row: Mapping[str, Any]) -> str:
     if row["verdict"] == Verdict.UNDECIDED:
         between = f"{100 * row['loss_least']:+.2f} and {100 * row['loss_most']:+.2f} points"
         return f"UNDECIDED: the loss of {who} is between {between}; the margin is {margin}. {_what_decides(row)}"
-    return ""
+    return f"NOT MEASURED: {_why_not(row)} {WHAT_MEASURES}" if row["verdict"] == Verdict.NOT_MEASURED else ""
+
+
+def _why_not(row: Mapping[str, Any]) -> str:
+    """Say why no loss could be measured, with the test that decides it."""
+    who = f"{row['model']} {row['format']}"
+    asked = f"{100 * row['baseline_accuracy']:.2f} % of {count(row['questions'], 'question')} of {row['task']}"
+    p = f"{row['p_guessing']:.4f}" if row["p_guessing"] >= 0.0001 else "< 0.0001"
+    return (
+        f"the baseline of {who} answers {asked} right, and guessing {100 * row['chance']:.2f} %. That it beats "
+        f"guessing by more than the margin of {in_points(row['margin'])} is not shown (exact one-sided binomial "
+        f"test: p = {p}, the level is {row['false_go']:g}), so no loss of {row['format']} could show."
+    )
 
 
 def _what_decides(row: Mapping[str, Any]) -> str:
@@ -286,6 +310,7 @@ def alone_rows(results: Iterable[EvalResult]) -> list[Row]:
             "questions": result.questions,
             "accuracy": result.accuracy,
             "accuracy_stderr": result.overall.stderr,
+            "above_chance": above_chance(result),
         }
         for result in results
     ]
@@ -294,9 +319,10 @@ def alone_rows(results: Iterable[EvalResult]) -> list[Row]:
 def alone_table(rows: Sequence[Row]) -> str:
     """Return accuracies without a baseline as text."""
     lines = table([("model", "format", "asked", "accuracy %"), *_by_task(rows, _alone_cells)], left=2)
-    return "\n".join(
-        [*lines, "", "There is no baseline (eval.baseline=skip, or a server is asked), so no loss can be stated."]
-    )
+    notes = ["There is no baseline (eval.baseline=skip, or a server is asked), so no loss can be stated."]
+    if guessing := [f"{row['model']} on {row['task']}" for row in rows if not row["above_chance"]]:
+        notes.append(wrapped(f"Not shown to beat guessing (exact test, 5 %): {', '.join(guessing)}.", 0))
+    return "\n".join([*lines, "", *notes])
 
 
 def _alone_cells(row: Row) -> tuple[str, ...]:

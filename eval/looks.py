@@ -19,6 +19,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from eval.chance import Answered
 from eval.exact import Changed, bounds, p_below
 
 FEWEST = 30
@@ -42,10 +43,17 @@ class PlannedLook:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Answers at one look, and the share of the probability of error that judging them uses up."""
+    """Answers at one look.
+
+    Attributes:
+        changed: answers of the two models.
+        share: of the probability of error that judging them uses up, 0..1.
+        before: what the baseline answered; None where that is not known.
+    """
 
     changed: Changed
     share: float
+    before: Answered | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +69,9 @@ class Evidence:
     of: int | None = None
 
     @classmethod
-    def once(cls, changed: Changed) -> Evidence:
+    def once(cls, changed: Changed, before: Answered | None = None) -> Evidence:
         """Return the evidence of an evaluation of a fixed number of questions."""
-        return cls((Look(changed, 1.0),))
+        return cls((Look(changed, 1.0, before),))
 
     @property
     def changed(self) -> Changed:
@@ -73,11 +81,16 @@ class Evidence:
     @property
     def mirrored(self) -> Evidence:
         """The same with lost and gained swapped."""
-        return replace(self, looks=tuple(Look(each.changed.mirrored, each.share) for each in self.looks))
+        return replace(self, looks=tuple(replace(each, changed=each.changed.mirrored) for each in self.looks))
 
     def p_below(self, loss: float) -> float:
         """Return the p-value of "the true loss is `loss` or more", valid wherever asking stopped."""
         return min(1.0, *(p_below(each.changed, loss) / each.share for each in self.looks))
+
+    def p_guessing(self, margin: float) -> float:
+        """Return the p-value of "the baseline is better than guessing by the margin or less"; 0 if it is not known."""
+        known = [(each.before, each.share) for each in self.looks if each.before is not None]
+        return min(1.0, *(before.p_above(margin) / share for before, share in known)) if known else 0.0
 
     def bounds(self, level: float) -> tuple[float, float]:
         """Return (lower, upper) bound of the loss; each is wrong with a probability of at most `level`."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from eval.chance import Answered
 from eval.exact import Changed
 from eval.looks import Evidence, Look
 from eval.results import PLAIN_PROMPTS, EvalResult, Sequential
@@ -78,20 +78,31 @@ def compare_pair(baseline: EvalResult, other: EvalResult) -> Paired:
         gained=changes.count(1),
         flips=sum(a.choice != b.choice for a, b in zip(before, after, strict=True)),
         difference=sum(changes) / len(changes),
-        evidence=evidence_of(changes, other.sequential),
+        evidence=evidence_of(changes, answers_of(baseline), other.sequential),
     )
 
 
-def evidence_of(changes: Sequence[int], sequential: Sequential | None) -> Evidence:
+def answers_of(result: EvalResult) -> list[tuple[bool, float]]:
+    """Return, per question, whether it was answered right and how probable that is by guessing among its choices."""
+    return [(each.correct, 1 / len(each.logprobs) if len(each.logprobs) > 1 else 0.0) for each in result.records]
+
+
+def evidence_of(
+    changes: Sequence[int], before: Sequence[tuple[bool, float]], sequential: Sequential | None
+) -> Evidence:
     """Return what a verdict is made from.
 
     Args:
         changes: per question, in the order asked, -1 if it was lost, 1 if it was gained, 0 otherwise.
+        before: what the baseline answered, as `answers_of` returns it.
         sequential: how asking went, if it could stop early.
     """
     if sequential is None:
-        return Evidence.once(_counted(changes))
-    looks = (Look(_counted(changes[: look.questions]), look.share) for look in sequential.looks)
+        return Evidence.once(_counted(changes), Answered.of(before))
+    looks = (
+        Look(_counted(changes[: look.questions]), look.share, Answered.of(before[: look.questions]))
+        for look in sequential.looks
+    )
     return Evidence(tuple(looks), sequential.of)
 
 
@@ -114,13 +125,8 @@ def logprob_shift(baseline: EvalResult, other: EvalResult) -> tuple[float | None
 
 
 def above_chance(result: EvalResult) -> bool:
-    """Return whether the model answers better than by guessing among the choices (one-sided, 5 %).
-
-    A model that guesses has no accuracy to lose, so a comparison with it is meaningless. Normal approximation:
-    accuracy > 1/c + 1.645 * sqrt(1/c * (1 - 1/c) / n).
-    """
-    guess = result.chance
-    return result.accuracy > guess + 1.644854 * math.sqrt(guess * (1 - guess) / result.questions)
+    """Return whether the model answers better than by guessing among the choices (exact one-sided test, 5 %)."""
+    return Answered.of(answers_of(result)).p_above() <= 0.05
 
 
 def _check_same_questions(baseline: EvalResult, other: EvalResult) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 
 from eval.adapter import OnOneBar
 from eval.answers import AnswerLog
+from eval.chance import Answered
 from eval.harness import ask, note_truncated
 from eval.kept import KeptSession
 from eval.looks import SEED, Evidence, PlannedLook, planned_looks
-from eval.paired import compare_pair
+from eval.paired import answers_of, compare_pair
 from eval.questions import Questions
 from eval.results import EvalResult, Sequential
 from eval.verdict import Criteria, Verdict, judge
@@ -94,10 +95,19 @@ def ask_in_turns(
         evidence = compare_pair(before, after).evidence
         known = f", {_known(evidence, strict)}"
         progress.note(f"{look.questions:,} of {count(most, 'question')} asked{known}")
-        if judge([evidence], strict)[0].verdict is not Verdict.UNDECIDED:
+        verdict = judge([evidence], strict)[0].verdict
+        if verdict in (Verdict.GO, Verdict.NO_GO) or _hopeless(before, verdict, most, strict):
             break
     note_truncated(after, progress)
     return Asked(before, after, both[1][1])
+
+
+def _hopeless(baseline: EvalResult, verdict: Verdict, most: int, criteria: Criteria) -> bool:
+    """Return whether further questions would not make a baseline that does not beat guessing into one that does."""
+    if verdict is not Verdict.NOT_MEASURED:
+        return False
+    share = planned_looks(most)[-1].share
+    return Answered.of(answers_of(baseline)).is_hopeless(most, criteria.margin, criteria.false_go, share)
 
 
 def _answers(

@@ -1,4 +1,4 @@
-"""Decide GO, NO-GO or UNDECIDED from the answers that changed: the words, and the questions still to ask.
+"""Decide GO, NO-GO, UNDECIDED or NOT MEASURED from two models' answers: the words, and the questions still to ask.
 
 The loss is P(lost) - P(gained), where a question is lost if only the baseline answers it and gained if only the other
 model does. One test decides both words, once in each direction:
@@ -7,7 +7,9 @@ model does. One test decides both words, once in each direction:
     NO-GO      the loss is proven to be above the margin,
     UNDECIDED  neither is proven.
 
-Each is the exact paired test (`eval.exact`), over all looks where asking may have stopped early (`eval.looks`).
+Each is the exact paired test (`eval.exact`), over all looks where asking may have stopped early (`eval.looks`). Before
+that, the baseline has to be better than guessing by more than the margin, else it cannot lose the margin, and the word
+is NOT MEASURED (`eval.chance`).
 docs/accuracy-evidence.md explains all this.
 """
 
@@ -29,11 +31,16 @@ if TYPE_CHECKING:
 
 
 class Verdict(StrEnum):
-    """The three words, and what a baseline has instead."""
+    """Every word that may stand as a verdict."""
 
     GO = "GO"
     NO_GO = "NO-GO"
     UNDECIDED = "UNDECIDED"
+    NOT_MEASURED = "NOT MEASURED"
+
+
+UNMEASURED = 4
+"""Exit code of a command that was to judge a loss of accuracy and could not measure any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +78,16 @@ class Judgement:
     """A verdict with what it rests on.
 
     Attributes:
-        verdict: GO, NO-GO or UNDECIDED.
+        verdict: the word.
         least: lower bound of the loss, a fraction; the true loss is below it with a probability of at most `false_go`.
         most: upper bound of the loss, likewise.
         p_go: probability of answers as good as these if the loss were the margin, corrected for `compared`.
         p_no_go: probability of answers as bad as these if the loss were the margin, corrected for `compared`.
         compared: models that were judged together.
         needed: questions that would decide with the probability `Criteria.power` if answers go on changing at the rate
-            seen; None if decided, or if the loss seen equals the margin, so that no number is known.
+            seen; None if decided or not measured, or if the loss seen equals the margin, so that no number is known.
+        p_guessing: probability of as many right answers of the baseline, or more, if it were better than guessing by
+            the margin; above `false_go`, nothing was measured.
     """
 
     verdict: Verdict
@@ -88,6 +97,7 @@ class Judgement:
     p_no_go: float
     compared: int
     needed: int | None
+    p_guessing: float = 0.0
 
 
 def judge(pairs: Sequence[Evidence], criteria: Criteria) -> list[Judgement]:
@@ -102,15 +112,18 @@ def judge(pairs: Sequence[Evidence], criteria: Criteria) -> list[Judgement]:
     no_go = holm([pair.mirrored.p_below(-margin) for pair in pairs])
     found = []
     for pair, good, bad in zip(pairs, go, no_go, strict=True):
-        verdict = verdict_of(good, bad, level)
+        guessing = pair.p_guessing(margin)
+        verdict = verdict_of(good, bad, level, guessing)
         needed = questions_needed(pair, criteria, len(pairs)) if verdict is Verdict.UNDECIDED else None
         least, most = pair.bounds(level)
-        found.append(Judgement(verdict, least, most, good, bad, len(pairs), needed))
+        found.append(Judgement(verdict, least, most, good, bad, len(pairs), needed, guessing))
     return found
 
 
-def verdict_of(p_go: float, p_no_go: float, level: float) -> Verdict:
-    """Return the word that two p-values of opposite directions give at this level."""
+def verdict_of(p_go: float, p_no_go: float, level: float, p_guessing: float = 0.0) -> Verdict:
+    """Return the word that two p-values of opposite directions give at this level, if the baseline beats guessing."""
+    if p_guessing > level:
+        return Verdict.NOT_MEASURED
     return Verdict.GO if p_go <= level else Verdict.NO_GO if p_no_go <= level else Verdict.UNDECIDED
 
 

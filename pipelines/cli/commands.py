@@ -58,6 +58,7 @@ class Command:
         return code
 
 
+NOT_MEASURED = "NOT MEASURED: the baseline does not beat guessing, so no loss of accuracy could be measured"
 CELL_FAILED = "a cell failed; the others are finished and kept"
 INCOMPLETE = "the benchmark is incomplete, or a crash; what was measured is kept"
 
@@ -70,7 +71,7 @@ COMMANDS = {
         "the report. Stages that are already in the store are not run again.",
         (*BUILD, "eval", "fidelity", *SERVER, *LOAD, "report"),
         ("all quant=int4_awq", "all model=tiny_llama quant=fp8 kv_cache=fp8", "all experiment=cpu_demo"),
-        {1: INCOMPLETE},
+        {1: INCOMPLETE, 4: NOT_MEASURED},
     ),
     "build": Command(
         "pipelines.run.commands:build",
@@ -88,14 +89,15 @@ COMMANDS = {
         "pipelines.run.commands:evaluate",
         "build, then accuracy beside the 16-bit baseline",
         "Builds the engine and its 16-bit baseline, asks both the questions of the task, and shows the two accuracies "
-        "with a verdict on the loss: GO, NO-GO or UNDECIDED (docs/accuracy-evidence.md). eval.baseline=hugging_face "
-        "compares with the original model instead.",
+        "with a verdict on the loss: GO, NO-GO, UNDECIDED or NOT MEASURED (docs/accuracy-evidence.md). "
+        "eval.baseline=hugging_face compares with the original model instead.",
         (*BUILD, "eval", "fidelity"),
         (
             "evaluate quant=int4_awq",
             "evaluate quant=int4_awq eval=quick",
             "evaluate eval=mmlu model=gemma_2b quant=fp8",
         ),
+        {4: NOT_MEASURED},
     ),
     "fidelity": Command(
         "pipelines.run.commands:fidelity",
@@ -136,7 +138,7 @@ COMMANDS = {
             "compare model=tiny_gemma,tiny_llama quant=int8_sq",
             "compare quant=fp8,int8_sq hydra/launcher=slurm",
         ),
-        {1: CELL_FAILED},
+        {1: CELL_FAILED, 4: NOT_MEASURED},
     ),
     "sweep": Command(
         "pipelines.sweep.command:sweep",
@@ -149,7 +151,7 @@ COMMANDS = {
             "sweep quant=none sparsity=magnitude_2_4,sparsegpt_2_4",
             "sweep quant=fp8,int8_sq hydra/launcher=joblib",
         ),
-        {1: CELL_FAILED},
+        {1: CELL_FAILED, 4: NOT_MEASURED},
     ),
     "smallest": Command(
         "pipelines.sweep.smallest:smallest",
@@ -163,7 +165,7 @@ COMMANDS = {
             "smallest quant=auto eval.margin_points=2 model=tiny_llama",
             "smallest quant=auto quant.candidates=[int8_sq,int4_awq]",
         ),
-        {1: CELL_FAILED, 3: "no mix of these formats is GO"},
+        {1: CELL_FAILED, 3: "no mix of these formats is GO", 4: NOT_MEASURED},
     ),
     "stage": Command(
         "pipelines.run.commands:stage",
@@ -176,6 +178,7 @@ COMMANDS = {
             "stage stage.name=quantize stage.link=checkpoint model=tiny_llama quant=int4_awq",
             "stage stage.name=repository stage.link=repository engine.path=/its/folder",
         ),
+        {4: NOT_MEASURED},
     ),
     "verify": Command(
         "pipelines.run.verify:verify",
@@ -322,7 +325,7 @@ COMMANDS = {
         "before, writes a report and names each regression with the commit since which it is there.",
         ("nightly", "paths", "report"),
         ("nightly", "nightly nightly=gpu", "nightly nightly.measure=false nightly.history=/some/folder"),
-        {1: "a cell failed, or none could be measured", 3: "something got worse"},
+        {1: "a cell failed, or none could be measured", 3: "something got worse", 4: NOT_MEASURED},
     ),
     "image": Command(
         "pipelines.deploy.commands:image",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from eval.chance import Answered
 from eval.exact import Changed
 from eval.looks import Evidence, Look
 from eval.paired import mcnemar_exact
@@ -15,7 +16,7 @@ from pipelines.settings.nightly import ExpectSettings, NightlySettings
 
 
 def limit_verdict(record: Record, expect: ExpectSettings, chance: float) -> Verdict | None:
-    """Judge the loss against the format's limit.
+    """Judge the loss against the format's limit; a baseline that does not beat guessing by it gives NOT MEASURED.
 
     Args:
         record: line of the history.
@@ -29,14 +30,25 @@ def limit_verdict(record: Record, expect: ExpectSettings, chance: float) -> Verd
     if found is None or limit is None or found.get("lost") is None:
         return None
     evidence, margin = _evidence(found), limit / 100 * found["baseline"]
-    return verdict_of(evidence.p_below(margin), evidence.mirrored.p_below(-margin), chance)
+    guessing = evidence.p_guessing(margin)
+    return verdict_of(evidence.p_below(margin), evidence.mirrored.p_below(-margin), chance, guessing)
 
 
 def _evidence(found: Mapping[str, Any]) -> Evidence:
-    """Return what a line of the history proves; older lines have no looks, because all questions were asked."""
+    """Return what a line of the history proves.
+
+    Older lines have no looks, because all questions were asked, or do not say what the baseline could have guessed.
+    """
     if (looks := found.get("looks")) is None:
         return Evidence.once(Changed(found["questions"], found["lost"], found["gained"]))
-    return Evidence(tuple(Look(Changed(n, lost, gained), share) for n, lost, gained, share in looks))
+    before = [Answered(right, tuple((chance, n) for chance, n in parts)) for right, parts in found.get("before") or ()]
+    known = before or [None] * len(looks)
+    return Evidence(
+        tuple(
+            Look(Changed(n, lost, gained), share, each)
+            for (n, lost, gained, share), each in zip(looks, known, strict=True)
+        )
+    )
 
 
 def _limit(record: Record, expect: ExpectSettings) -> float | None:

@@ -159,6 +159,11 @@ def _looks(evidence: Evidence) -> list[list[float]]:
     return [[each.changed.questions, each.changed.lost, each.changed.gained, each.share] for each in evidence.looks]
 
 
+def _before(evidence: Evidence) -> list[list[Any]]:
+    """Return at each look what the baseline answered right, and how many questions have each chance of guessing."""
+    return [[each.before.right, [*map(list, each.before.chances)]] for each in evidence.looks if each.before]
+
+
 def _accuracy(artifacts: Artifacts) -> dict[str, Any]:
     """Collect accuracy, its comparison with the 16-bit baseline, accuracy per subject, and every answer as a bit."""
     from eval.paired import compare_pair
@@ -185,6 +190,7 @@ def _accuracy(artifacts: Artifacts) -> dict[str, Any]:
         "lost": pair.lost if pair else None,
         "gained": pair.gained if pair else None,
         "looks": _looks(pair.evidence) if pair else None,
+        "before": _before(pair.evidence) if pair else None,
         "subjects": {name: [score.questions, score.accuracy] for name, score in after.subjects.items()},
         "right": pack_bits([record.correct for record in after.records]),
     }

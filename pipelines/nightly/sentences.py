@@ -47,6 +47,8 @@ def headline(verdict: NightVerdict) -> str:
     learning = sum(line.judged[-1].state == "learning" for line in verdict.series)
     if learning:
         parts.append(f"{learning} of {len(verdict.series)} series still too short to estimate their noise")
+    if verdict.unmeasured:
+        parts.append(f"accuracy NOT MEASURED in {', '.join(verdict.unmeasured)}: the baseline does not beat guessing")
     worse = len(verdict.regressions)
     parts.append(f"{worse} regression{'' if worse == 1 else 's'}" if worse else "nothing got worse")
     return f"{'; '.join(parts)}."

@@ -8,7 +8,8 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
 
-from pipelines.nightly.accuracy import accuracy_fell, accuracy_limit
+from eval.verdict import UNMEASURED, Verdict
+from pipelines.nightly.accuracy import accuracy_fell, accuracy_limit, limit_verdict
 from pipelines.nightly.judge import ChangeRule, JudgedNight, replay
 from pipelines.nightly.record import Record, base_name, higher_is_better
 from pipelines.nightly.regression import Regression
@@ -40,6 +41,7 @@ class NightVerdict:
         regressions: metrics that got worse.
         failures: cells that failed, or that are refused but were possible before: (cell, reason).
         questions: comparisons made; the chance of each is `false_alarms` divided by it.
+        unmeasured: cells whose limit of accuracy could not be judged.
     """
 
     run: str
@@ -48,6 +50,7 @@ class NightVerdict:
     regressions: tuple[Regression, ...]
     failures: tuple[tuple[str, str], ...]
     questions: int
+    unmeasured: tuple[str, ...] = ()
 
     def chance(self, settings: NightlySettings) -> float:
         """Return the chance of a false alarm of each comparison, which together have that of the settings."""
@@ -55,10 +58,10 @@ class NightVerdict:
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code: 3 for a regression, 1 if a cell failed or no cell could run, else 0."""
+        """Return 3 for a regression, 1 if a cell failed or none could run, 4 if a loss was not measured, else 0."""
         if self.regressions:
             return 3
-        return 1 if self.failures else 0
+        return 1 if self.failures else UNMEASURED if self.unmeasured else 0
 
 
 def judge(records: Sequence[Record], run: str, settings: NightlySettings) -> NightVerdict:
@@ -93,7 +96,12 @@ def judge(records: Sequence[Record], run: str, settings: NightlySettings) -> Nig
         found += accuracy_limit(record, settings.expect, chance) + accuracy_fell(asked[since:], settings, chance)
     if not any(record.status == "done" for record in ours):
         failures.append(("the run", "no cell could be measured here"))
-    return NightVerdict(run, tuple(ours), tuple(series), tuple(found), tuple(failures), questions)
+    unmeasured = tuple(
+        record.cell
+        for record in ours
+        if record.status == "done" and limit_verdict(record, settings.expect, chance) is Verdict.NOT_MEASURED
+    )
+    return NightVerdict(run, tuple(ours), tuple(series), tuple(found), tuple(failures), questions, unmeasured)
 
 
 def nights_before(records: Sequence[Record], record: Record) -> list[Record]:

@@ -36,7 +36,7 @@ class FormatRow:
         accuracy: share of right answers, 0..1.
         loss_percent: loss in percent of the baseline's accuracy; 0 for the baseline itself.
         most_percent: upper bound of that loss.
-        verdict: GO, NO-GO or UNDECIDED, or why there is none.
+        verdict: a word of `Verdict`, or why there is none.
         engine_bytes: size of the engine on disk.
         run: the benchmark.
         peak: level with the most output tokens/s; None if no level counts (see `Level.counts`).
@@ -180,7 +180,8 @@ def _rejected(rows: Sequence[FormatRow], best: FormatRow | None, limit: float) -
 def _undecided(best: FormatRow, rows: Sequence[FormatRow], limit: float) -> str:
     """Return why even the best eligible format is not the winner; empty if it is."""
     if len([row for row in rows if row is best or _measured(row)]) == 1:
-        return f"{_said(best)}. No other format has a usable throughput, so there is nothing to choose from."
+        known = "a known accuracy and " if any(row.peak and row.loss_percent is None for row in rows) else ""
+        return f"{_said(best)}. No other format has {known}a usable throughput, so there is nothing to choose from."
     for row in rows:
         bound = max(_bounds(row), key=_rate, default=None)
         if row is not best and bound and _acceptable(row, limit) and _rate(bound) > (best.score or 0.0):
@@ -254,7 +255,8 @@ def _loss(item: FormatReport) -> tuple[float | None, float | None, str]:
         return (0.0, None, "baseline") if is_base else (None, None, "no baseline")
     row = item.accuracy.row
     base = row["baseline_accuracy"]
-    return row["loss_percent"], 100 * row["loss_most"] / base if base else None, str(row["verdict"])
+    most = 100 * row["loss_most"] / base if base and row["loss_most"] is not None else None
+    return row["loss_percent"], most, str(row["verdict"])
 
 
 def finished(run: BenchmarkRun | None) -> list[Level]:

@@ -190,10 +190,11 @@ def _accuracy(item: FormatReport) -> dict[str, float]:
     if row is not None:
         found |= {f"loss/{name}": row[name] for name in ("lost", "gained", "loss_percent") if row[name] is not None}
         found |= {
-            "loss/points": -100 * row["difference"],
-            "loss/points_at_least": 100 * row["loss_least"],
-            "loss/points_at_most": 100 * row["loss_most"],
+            f"loss/{name}": 100 * row[field]
+            for name, field in (("points_at_least", "loss_least"), ("points_at_most", "loss_most"))
+            if row[field] is not None
         }
+        found["loss/points"] = -100 * row["difference"]
     return {name: float(value) for name, value in found.items()}
 
 

@@ -208,7 +208,12 @@ def _in_words(curves: Sequence[tuple[BenchmarkRun, list[Point]]], y_unit: str, x
     return "Line plot, one line per format. At the last load, " + "; ".join(parts) + "."
 
 
-_VERDICT_COLOURS = {Verdict.GO: "work", Verdict.NO_GO: "bad", Verdict.UNDECIDED: "wait"}
+_VERDICT_COLOURS = {
+    Verdict.GO: "work",
+    Verdict.NO_GO: "bad",
+    Verdict.UNDECIDED: "wait",
+    Verdict.NOT_MEASURED: "wait",
+}
 
 
 def accuracy_change(formats: Sequence[FormatReport], name: str = "accuracy") -> Figure | None:
@@ -231,8 +236,9 @@ def accuracy_change(formats: Sequence[FormatReport], name: str = "accuracy") -> 
             axes.plot([margin] * 2, [at - 0.5, at + 0.5], color=theme["bad"], linewidth=1, linestyle=(0, (4, 3)))
             middle = 100 * row["difference"]
             colour = theme[_VERDICT_COLOURS[row["verdict"]]]
-            ends = [-100 * row["loss_most"], -100 * row["loss_least"]]
-            axes.plot(ends, [at, at], color=colour, linewidth=2.2, solid_capstyle="butt")
+            if row["loss_most"] is not None:
+                ends = [-100 * row["loss_most"], -100 * row["loss_least"]]
+                axes.plot(ends, [at, at], color=colour, linewidth=2.2, solid_capstyle="butt")
             axes.plot([middle], [at], marker="o", color=colour, markersize=6)
             # Beside the axes: on a line of zero or of the margin, the number would look struck through.
             axes.annotate(

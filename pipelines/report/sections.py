@@ -110,10 +110,14 @@ def _accuracy_card(data: ReportData) -> Card:
         for item, row in rows
         if row["verdict"] == Verdict.NO_GO
     ]
-    open_ = ", ".join(item.variant for item, row in rows if row["verdict"] == Verdict.UNDECIDED)
+    words = [
+        f"{', '.join(found)} {word}"
+        for word in (Verdict.UNDECIDED, Verdict.NOT_MEASURED)
+        if (found := [item.variant for item, row in rows if row["verdict"] == word])
+    ]
     first = rows[0][1]
     asked = f"{what_was_asked([row for _, row in rows])}, paired with 16 bit"
-    detail = "; ".join([*lost, *([f"{open_} UNDECIDED"] if open_ else []), asked])
+    detail = "; ".join([*lost, *words, asked])
     return Card(
         f"GO: less than {in_points(first['margin'])} lost", f"{len(kept)} of {len(rows)}", "formats", detail, "measured"
     )

@@ -23,7 +23,8 @@ CONVENTIONS: tuple[tuple[str, str], ...] = (
     ("client-limited", "The load generator itself was the bottleneck. The throughput is a lower bound; latencies "
      "include waiting in the load generator. Such a load, or one that was cut short, is shown but never chosen."),
     ("loss, verdict", "Loss is in percent of the 16-bit baseline's accuracy, or in points of all questions, over the "
-     "same questions. GO: it is proven to be below the margin; NO-GO: above; UNDECIDED: neither."),
+     "same questions. GO: it is proven to be below the margin; NO-GO: above; UNDECIDED: neither. "
+     "NOT MEASURED: the baseline does not beat guessing by more than the margin, so no loss could show."),
 )  # fmt: skip
 
 

@@ -58,8 +58,19 @@ def repository(overrides: Sequence[str]) -> int:
 
 def evaluate(overrides: Sequence[str]) -> int:
     """Build an engine and evaluate it beside the 16-bit baseline."""
-    _run("evaluate", overrides)
-    return 0
+    made, _, outcomes = _run("evaluate", overrides)
+    return _judged(made, outcomes)
+
+
+def _judged(made: Plan, outcomes: Sequence[StepOutcome]) -> int:
+    """Return 4 if a loss of accuracy that was to be judged could not be measured, else 0."""
+    from eval.verdict import UNMEASURED, Verdict
+    from pipelines.run.console import accuracy_table
+
+    if not any(outcome.node.id == "evaluate" for outcome in outcomes):
+        return 0
+    rows = accuracy_table(outcomes, made.settings.eval).rows
+    return UNMEASURED if any(row.get("verdict") == Verdict.NOT_MEASURED for row in rows) else 0
 
 
 def fidelity(overrides: Sequence[str]) -> int:
@@ -141,7 +152,7 @@ def run_all(overrides: Sequence[str]) -> int:
         if has_baseline(plan.settings, plan.target):
             variants.insert(0, plan.settings.baseline().variant)
         write(plan.settings, store, plan.settings.model.label, variants)
-    return code
+    return code or _judged(plan, outcomes)
 
 
 def _code(outcomes: Sequence[StepOutcome]) -> int:
@@ -206,4 +217,4 @@ def stage(overrides: Sequence[str]) -> int:
         link_to(outcomes[-1].artifact.path, link)
         remember_link(store, link)
         say(f"{name}: {link}")
-    return 0
+    return _judged(plan, outcomes)

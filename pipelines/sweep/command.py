@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from eval.verdict import UNMEASURED, Verdict
 from pipelines.host.files import write_json
 from pipelines.host.paths import check_folders, relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.host.text import table
-from pipelines.run.console import comparison
+from pipelines.run.console import ResultTable, comparison
 from pipelines.settings.compose import load
 from pipelines.store.store import Store
 from pipelines.sweep.cells import SweepCell
@@ -23,7 +24,7 @@ def sweep(overrides: Sequence[str]) -> int:
     """Evaluate every combination and print one table.
 
     Returns:
-        0, or 1 when a cell failed.
+        0, 1 when a cell failed, or 4 when a loss could not be measured.
 
     Raises:
         UserError: Hydra cannot compose the combinations.
@@ -34,14 +35,14 @@ def sweep(overrides: Sequence[str]) -> int:
     table = comparison([(cell.baseline, cell.after) for cell in good], settings.eval)
     say("\n" + table.text if good else "\nNo cell finished.")
     write_json(folder / "accuracy.json", table.rows)
-    return _close(folder, cells)
+    return _close(folder, cells) or _measured(table)
 
 
 def compare(overrides: Sequence[str]) -> int:
     """Run everything for each combination, then show one table, one plot and one report per model.
 
     Returns:
-        0, or 1 when a cell failed.
+        0, 1 when a cell failed, or 4 when a loss could not be measured.
     """
     from pipelines.report.command import write
     from pipelines.store.measurements import recover
@@ -56,7 +57,12 @@ def compare(overrides: Sequence[str]) -> int:
     for model in dict.fromkeys(cell.model for cell in measured):
         variants = dict.fromkeys(cell.variant for cell in measured if cell.model == model)
         write(settings, store, model, list(variants), compared=True)
-    return code
+    return code or _measured(comparison([(cell.baseline, cell.after) for cell in measured], settings.eval))
+
+
+def _measured(table: ResultTable) -> int:
+    """Return 4 if a loss of the table could not be measured, else 0."""
+    return UNMEASURED if any(row.get("verdict") == Verdict.NOT_MEASURED for row in table.rows) else 0
 
 
 def _single(overrides: Sequence[str]) -> list[str]:

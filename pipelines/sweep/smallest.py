@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.compare import in_points
-from eval.verdict import Verdict
+from eval.compare import bound_cells, in_points, verdict_sentence
+from eval.verdict import UNMEASURED, Verdict
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.domain.units import show_bytes
@@ -57,7 +57,7 @@ def smallest(overrides: Sequence[str]) -> int:
     """Find the fewest bits per weight whose verdict is GO, and print what was tried.
 
     Returns:
-        0, 1 when an evaluation failed, or 3 when no mix is GO.
+        0, 1 when an evaluation failed, 3 when no mix is GO, or 4 when no loss could be measured.
 
     Raises:
         UserError: the settings give nothing to search, or nothing to judge by.
@@ -93,7 +93,7 @@ def smallest(overrides: Sequence[str]) -> int:
     best = min((each for each in tried if each.is_go), key=lambda each: each.asked, default=None)
     if best is None:
         say(f"\n{_none(tried[0], settings)}")
-        return NONE_IS_GO
+        return UNMEASURED if tried[0].row["verdict"] == Verdict.NOT_MEASURED else NONE_IS_GO
     words = " ".join([*overrides, f"{BITS}={best.asked:g}"])
     say(f"\n{_found(best, settings)}\nmake build {words}")
     return 0
@@ -185,7 +185,8 @@ def _cells(tried: Tried) -> tuple[str, ...]:
         f"{tried.bits:.2f}",
         show_bytes(tried.engine_bytes),
         f"{100 * row['accuracy']:.2f} %",
-        *(f"{100 * value:+.2f}" for value in (0.0 - row["difference"], row["loss_least"], row["loss_most"])),
+        f"{0.0 - 100 * row['difference']:+.2f}",
+        *bound_cells(row)[:2],
         row["verdict"],
     )
 
@@ -200,6 +201,8 @@ def _found(best: Tried, settings: Settings) -> str:
 
 
 def _none(largest: Tried, settings: Settings) -> str:
+    if largest.row["verdict"] == Verdict.NOT_MEASURED:
+        return verdict_sentence(largest.row)
     needed, margin = largest.row["questions_needed"], in_points(settings.eval.margin_points / 100)
     more = f" About {needed:,} questions would decide it." if needed else ""
     return (

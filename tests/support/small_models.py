@@ -84,3 +84,13 @@ def write_random(folder: Path, kind: str) -> Path:
     for file in TRAINED.glob("*token*.json"):
         shutil.copy(file, folder)
     return folder
+
+
+def write_untrained(folder: Path) -> Path:
+    """Write a Hugging Face folder with tiny_llama's sizes and random weights: a model that can only guess."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.from_pretrained(TRAINED)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    for file in TRAINED.glob("*token*.json"):
+        shutil.copy(file, folder)
+    return folder

@@ -127,7 +127,7 @@ def test_guessing_baseline_is_told(result) -> None:
 def test_zero_baseline_shows_no_percent(result) -> None:
     """A percentage that does not exist is shown as a dash."""
     row = loss_table(rows_of(result([0, 0]), [result([0, 1], qformat="fp8")])).splitlines()[1]
-    assert row.split() == ["tiny_llama", "fp8", "0.00", "50.00", "-", "UNDECIDED"]
+    assert row.split() == ["tiny_llama", "fp8", "0.00", "50.00", "-", "NOT", "MEASURED"]
 
 
 def test_nothing_to_compare() -> None:

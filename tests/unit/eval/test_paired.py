@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from eval.chance import Answered
 from eval.exact import Changed
 from eval.looks import Evidence
 from eval.paired import Paired, above_chance, compare_pair, mcnemar_exact
@@ -45,7 +46,7 @@ def test_loss(result) -> None:
     assert (pair.baseline_accuracy, pair.accuracy) == (0.6, 0.3)
     assert pair.difference == -0.3
     assert pair.loss_percent == pytest.approx(50.0)  # 0.3 of 0.6
-    assert pair.evidence == Evidence.once(Changed(20, 6, 0))
+    assert pair.evidence == Evidence.once(Changed(20, 6, 0), Answered(12, ((0.25, 20),)))
 
 
 def test_gain(result) -> None:
