@@ -95,7 +95,12 @@ LLM_API = EngineDescription(
     why_not_deployed="no released Triton container holds the TensorRT-LLM it needs",
     lacks=lacks_for_llm_api,
 )
-ENGINES = {engine.name: engine for engine in (OPENVINO, TENSORRT_LLM, LLM_API)}
+_DESCRIPTIONS = (
+    OPENVINO,
+    TENSORRT_LLM,
+    LLM_API,
+)
+ENGINES = {engine.name: engine for engine in _DESCRIPTIONS}
 """Name -> engine."""
 
 

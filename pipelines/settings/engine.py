@@ -16,6 +16,14 @@ URL = re.compile(rf"(https?|grpc)://{HOST}({PORT})?(/[^\s?#]*)?")
 TaskName = Annotated[str, Field(pattern=r"^[\w.-]+$")]
 
 
+EngineName = Literal[
+    "auto",
+    "openvino",
+    "tensorrt_llm",
+    "tensorrt_llm_llmapi",
+]
+
+
 class EngineOptions(Group):
     """Options of one engine.
 
@@ -75,7 +83,7 @@ class EngineSettings(Group):
         openvino: options of the CPU engine.
     """
 
-    name: Literal["auto", "openvino", "tensorrt_llm", "tensorrt_llm_llmapi"]
+    name: EngineName
     path: Path | None
     openvino: OpenVinoSettings
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -15,9 +15,6 @@ from pipelines.settings.load import Rate, SloSettings
 FITS = "fits"
 """Folder below the store in which `make calibrate` keeps its files."""
 Signal = Literal["queue_time", "ttft", "kv_use"]
-TriedFormat = Literal[
-    "auto", "none", "fp8", "int8_sq", "int4_awq", "int4_gptq", "int4_rtn", "int8_wo", "int4_wo", "w4a8_awq", "nvfp4",
-]  # fmt: skip
 Mode = Literal["online", "sequential", "offline"]
 Usd = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -188,7 +185,7 @@ class SizingSettings(Group):
     spare: Annotated[int, Field(ge=0)]
     tp: tuple[Positive, ...] | None
     pp: tuple[Positive, ...] | None
-    formats: tuple[TriedFormat, ...] | None
+    formats: tuple[QFormat, ...] | None
     kv_formats: tuple[KvFormat, ...] | None
     measured: Path | None
     rate: Rate | None
@@ -278,6 +275,3 @@ class SizingSettings(Group):
         if self.users is not None and self.requests_per_user_day is not None:
             return rate_of_users(self.users, self.requests_per_user_day, self.busy_hours)
         return self.average_rate
-
-
-assert set(get_args(TriedFormat)) == {"auto", *QFormat}
