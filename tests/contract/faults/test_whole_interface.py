@@ -103,6 +103,13 @@ def test_a_timeout_is_told_to_the_one_who_set_it(served: TritonServer, client: C
     assert "timeout" in told
 
 
+def test_bls_honours_the_timeout_of_its_client(client: Client) -> None:
+    """A microsecond is over before the prompt is tokenized."""
+    client.send("tensorrt_llm_bls", "hurried", timeout_us=1, text_input=PROMPT, max_tokens=4)
+    assert "timeout" in client.take("hurried")["hurried"].error
+    assert client.ask("tensorrt_llm_bls", text_input=PROMPT, max_tokens=4).text
+
+
 def test_streams_of_broken_characters_are_valid_text(client: Client) -> None:
     """Two bytes of a snowman and a letter: what is no character is replaced, in streams as in whole answers."""
     batch = {"text_input": "☃ é 語 €", "max_tokens": 30, "end_id": -1}
