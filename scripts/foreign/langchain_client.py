@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from asked import ask, refused
+from asked import ask
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI, OpenAI
-from openai import BadRequestError
 from pydantic import BaseModel, Field
 
 URL, MODEL = sys.argv[1:]
@@ -57,7 +56,10 @@ def log_probs() -> str:
 
 
 def tools() -> str:
-    return refused(BadRequestError, lambda: chat.bind_tools([River]).invoke(PROMPT))
+    more = ChatOpenAI(**SHARED, max_tokens=100, temperature=0)
+    found = more.with_structured_output(River, method="function_calling").invoke(PROMPT)
+    assert isinstance(found, River)
+    return found
 
 
 def responses() -> str:
@@ -86,7 +88,7 @@ for question, answer in (
     ("ChatOpenAI.batch", batch),
     ("with_structured_output (json_schema)", structured),
     ("log probabilities", log_probs),
-    ("bind_tools, which the model's template does not know: refused", tools),
+    ("with_structured_output (function_calling)", tools),
     ("use_responses_api", responses),
     ("OpenAI (completions): invoke, stream, generate", text),
     ("ainvoke", asynchronous),

@@ -105,9 +105,10 @@ def json_object() -> str:
 
 
 def tools() -> str:
-    """The bundled models know no tools."""
-    call = lambda: client.chat.completions.create(model=MODEL, messages=HI, max_tokens=4, tools=[TOOL])  # noqa: E731
-    return refused(openai.BadRequestError, call)
+    asked = {"model": MODEL, "messages": HI, "max_tokens": 200, "temperature": 0, "tools": [TOOL]}
+    found = client.chat.completions.create(tool_choice="required", parallel_tool_calls=False, **asked)
+    (call,) = found.choices[0].message.tool_calls
+    return f"{call.function.name}({call.function.arguments})"
 
 
 def responses() -> str:
@@ -173,7 +174,7 @@ for question, answer in (
     ("chat with top_logprobs", log_probs),
     ("chat.completions.parse (response_format json_schema)", parsed),
     ("response_format json_object", json_object),
-    ("tools, which the model's template does not know: refused", tools),
+    ("a required tool, parallel_tool_calls=false", tools),
     ("responses.create", responses),
     ("responses.stream", responses_stream),
     ("responses.parse", responses_parse),
