@@ -43,7 +43,11 @@ def test_code_inside_tritonserver_imports_from_floors_below_the_repository(file)
 
 
 def test_files_that_recipes_name_exist():
-    """docs/develop.md: a path in backticks that has no placeholder in capitals."""
+    """docs/develop.md: a path in backticks, but for placeholders in capitals and what the examples add."""
     text = (ROOT / "docs/develop.md").read_text(encoding="utf-8")
     paths = re.findall(r"`((?:pipelines|conf|eval|triton_repo|scripts|tests|docs)/[\w./-]+)`", text)
-    assert not [path for path in paths if not re.search(r"[A-Z]{2,}|NAME", path) and not (ROOT / path).exists()]
+    assert not [
+        path
+        for path in paths
+        if not re.search(r"[A-Z]{2,}|w4a16_nvfp4|skywork|lookup", path) and not (ROOT / path).exists()
+    ]
