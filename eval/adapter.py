@@ -16,6 +16,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 from eval.chat import ChatPrompts
 from eval.fidelity.measure import TOKENS_AT_ONCE, Side, not_finite
 from eval.kept import KeptSession
+from pipelines.checkpoint.tokenizer import opened
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Advance, Progress
 from pipelines.engines.port import (
@@ -27,7 +28,6 @@ from pipelines.engines.port import (
     Session,
     TokenIds,
 )
-from pipelines.host.files import optional_object
 from pipelines.host.imports import TRANSFORMERS_TAKES_ALONG, without
 
 if TYPE_CHECKING:
@@ -42,10 +42,6 @@ ENCODE_TOGETHER = 512
 GENERATION_SETTINGS = {"do_sample", "temperature", "top_k", "top_p", "max_gen_toks", "until", "json_schema"}
 READING = "reading prompts"
 """Title of the bar while prompts are tokenized."""
-GENERAL_TOKENIZER = "PreTrainedTokenizerFast"
-"""Class that reads everything from tokenizer.json; Llama 3 and the bundled models name it."""
-OWN_TOKENIZERS = ("qwen2",)
-"""Types of models, of our families, for which AutoTokenizer prefers their own class to the general one."""
 DEFAULT_NEW_TOKENS = 256
 """Output tokens if a task sets no limit, as in lm-eval's `hf`."""
 
@@ -62,32 +58,15 @@ class TextSession(ScoringSession, Protocol):
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Load the tokenizer that belongs to the checkpoint.
+    """Load the tokenizer that belongs to the checkpoint: tokenizer.json, whatever class is named.
 
     Raises:
         UserError: the folder has no tokenizer, or it cannot be read.
     """
-    try:
-        return _tokenizer_class(folder).from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise UserError(f"'{folder}' has no readable tokenizer: {error}") from error
-
-
-def _tokenizer_class(folder: Path) -> Any:
-    """Return what opens a folder's tokenizer: the class that it names if that is the general one, else AutoTokenizer.
-
-    AutoTokenizer would choose the same, but importing it also imports everything that models and their generation need:
-    three seconds of processor time.
-    """
-    named, model = (optional_object(folder / name) for name in ("tokenizer_config.json", "config.json"))
-    general = named.get("tokenizer_class") == GENERAL_TOKENIZER and "auto_map" not in named
-    if general and (folder / "tokenizer.json").is_file() and model.get("model_type") not in OWN_TOKENIZERS:
-        from transformers import PreTrainedTokenizerFast
-
-        return PreTrainedTokenizerFast
+    found = opened(folder)
     with without(*TRANSFORMERS_TAKES_ALONG, asked_for_by="transformers"):
-        from transformers import AutoTokenizer
-    return AutoTokenizer
+        from transformers import PreTrainedTokenizerFast
+    return PreTrainedTokenizerFast(**found.for_transformers())  # type: ignore[no-untyped-call]
 
 
 class _PerQuestion:
@@ -154,15 +133,26 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         self._session = session
         self._tokenizer_dir = tokenizer_dir
         self._progress = progress
+        own = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
+        self._first_ends: tuple[int, ...] = (*own, *_ends_of(tokenizer_dir))
+        self._ends = frozenset(self._first_ends)
         self._bos_text = tokenizer.decode(self.prefix_token_id)
-        self._ends = frozenset({self.eot_token_id, *_ends_of(tokenizer_dir)})
         self._memo: dict[str, Tokens] = {}
         self._ids = list(range(max(tokenizer.get_vocab().values()) + 1))
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends a text."""
-        return int(self.tokenizer.eos_token_id)
+        """The token that ends a text.
+
+        Raises:
+            UserError: neither the tokenizer nor the model names one.
+        """
+        if not self._first_ends:
+            raise UserError(
+                f"'{self._tokenizer_dir or self.tokenizer_name}' names no token that ends a text.",
+                allowed="eos_token in tokenizer_config.json, or eos_token_id in generation_config.json or config.json.",
+            )
+        return self._first_ends[0]
 
     @property
     def prefix_token_id(self) -> int:
@@ -177,7 +167,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         if (known := self._memo.get(string)) is not None:
             return known
         # not verbose: long texts are read in windows, so that there is nothing to warn of
-        own = not string.startswith(self._bos_text)
+        own = self._chat is None and not string.startswith(self._bos_text)
         return list(self.tokenizer.encode(string, add_special_tokens=own, verbose=False))
 
     @property
@@ -196,7 +186,8 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         contexts = {request.args[0].rstrip() for request in requests}
         texts = contexts | {request.args[0] + request.args[1] for request in requests}
         for special in (True, False):  # as in `tok_encode`
-            some = [text for text in texts if text and text.startswith(self._bos_text) is not special]
+            bare = self._chat is not None  # a template writes the special tokens that belong into a prompt
+            some = [text for text in texts if text and (bare or text.startswith(self._bos_text)) is not special]
             if some:
                 batch = self.tokenizer(some, add_special_tokens=special, return_attention_mask=False, verbose=False)
                 self._memo |= dict(zip(some, batch["input_ids"], strict=True))
@@ -344,9 +335,6 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         return JsonGuide(schema, self._tokenizer_dir)
 
 
-def _ends_of(tokenizer_dir: Path | None) -> list[int]:
-    """Return the tokens that end an answer by generation_config.json: of an instruct model that of a turn, too."""
-    if tokenizer_dir is None:
-        return []
-    ends = optional_object(tokenizer_dir / "generation_config.json").get("eos_token_id")
-    return [int(end) for end in (ends if isinstance(ends, list) else [ends]) if end is not None]
+def _ends_of(tokenizer_dir: Path | None) -> tuple[int, ...]:
+    """Return the tokens that end an answer by the model's folder: of an instruct model that of a turn, too."""
+    return () if tokenizer_dir is None else opened(tokenizer_dir).end_ids

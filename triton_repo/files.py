@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import __version__
+from pipelines.checkpoint import tokenizer_folder
 from pipelines.domain.errors import UserError
 from pipelines.settings.triton import TritonSettings
 from triton_repo.spec import RepositorySpec
@@ -23,11 +24,14 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template*",
+    "additional_chat_templates/*.jinja",
     "vocab.json",
     "merges.txt",
     "config.json",
     "generation_config.json",
 )
+READ_TOKENIZERS = ("preprocessing", "postprocessing")
+"""Models with a copy of the project's reader of tokenizers."""
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 OF_THE_STORE = ("manifest.json", "trtllm-build.log")
 
@@ -66,6 +70,8 @@ def write_model(folder: Path, config: str, sources: Path | None) -> None:
         (version / ".keep").touch()  # an empty version folder does not survive git or an object store
         return
     shutil.copytree(sources, version, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    if sources.name in READ_TOKENIZERS:
+        shutil.copy(tokenizer_folder.__file__, version)
 
 
 def tokenizer_files(folder: Path) -> list[Path]:

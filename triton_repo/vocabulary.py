@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pipelines.checkpoint.tokenizer import opened
 from pipelines.domain.errors import UserError
-from pipelines.host.files import optional_object
 
 
 def tokenizer_info(folder: Path) -> dict[str, Any]:
@@ -27,36 +27,24 @@ def tokenizer_info(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: there is no tokenizer.json, or no end token is named.
     """
-    from tokenizers import Tokenizer
-
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise UserError(
-            f"triton.guided_decoding_backend=xgrammar: '{folder}' has no tokenizer.json to make a vocabulary file of.",
-            todo="Save the tokenizer with transformers' save_pretrained(), or give the file: "
-            "triton.xgrammar_tokenizer_info_path=/its/path",
-        )
-    tokenizer = Tokenizer.from_file(str(path))
-    by_token: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    found = opened(folder, "triton.guided_decoding_backend=xgrammar")
+    by_token: dict[str, int] = found.tokenizer.get_vocab(with_added_tokens=True)
     vocabulary = [""] * (max(by_token.values()) + 1)
     for token, number in by_token.items():
         vocabulary[number] = token
-    end = _end_token(folder)
-    if end not in by_token:
+    if not found.end_ids:
         raise UserError(
-            f"triton.guided_decoding_backend=xgrammar: '{folder}' names the end token {end!r}, which is none of its "
-            f"{len(by_token)} tokens.",
-            todo="Set eos_token in tokenizer_config.json.",
+            f"triton.guided_decoding_backend=xgrammar: '{folder}' names no end token among its {len(by_token)} tokens.",
+            todo="Set eos_token in tokenizer_config.json, or give the file: "
+            "triton.xgrammar_tokenizer_info_path=/its/path",
         )
-    return {"encoded_vocab": vocabulary, "tokenizer_str": tokenizer.to_str(), "stop_token_ids": [by_token[end]]}
+    return {
+        "encoded_vocab": vocabulary,
+        "tokenizer_str": found.tokenizer.to_str(),
+        "stop_token_ids": list(found.end_ids),
+    }
 
 
 def write(folder: Path, path: Path) -> None:
     """Write the file."""
     path.write_text(json.dumps(tokenizer_info(folder)), encoding="utf-8")
-
-
-def _end_token(folder: Path) -> str | None:
-    """`eos_token` of tokenizer_config.json, which is a text or a mapping with one."""
-    token = optional_object(folder / "tokenizer_config.json").get("eos_token")
-    return token["content"] if isinstance(token, dict) else token

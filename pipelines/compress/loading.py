@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from pipelines.checkpoint.tokenizer import opened
 from pipelines.compress.model_folder import ModelFolder, torch_dtype
 from pipelines.compress.transformers_door import (
     MAJOR,
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedTokenizerFast,
 )
 from pipelines.domain.errors import UserError
@@ -51,24 +51,12 @@ def load_model(source: ModelFolder, dtype: str, device: str) -> torch.nn.Module:
 
 
 def load_tokenizer(source: ModelFolder) -> Any:
-    """Load the folder's tokenizer.
-
-    tokenizer.json is self-contained: read directly, it gives the same ids under every version of
-    Transformers, whereas `AutoTokenizer` of 4.x rejects the class names that 5.x writes.
+    """Load the folder's tokenizer: tokenizer.json, whatever class is named, which gives the same ids everywhere.
 
     Raises:
         UserError: the folder has no tokenizer, or it cannot be read.
     """
-    complete = source.folder / "tokenizer.json"
-    try:
-        if complete.is_file():
-            return PreTrainedTokenizerFast(tokenizer_file=str(complete))  # type: ignore[no-untyped-call]
-        return AutoTokenizer.from_pretrained(str(source.folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # tokenizers raises bare Exception for a file it cannot parse
-        raise UserError(
-            f"{source.folder} has no usable tokenizer: {str(error).splitlines()[0]}",
-            todo="Put tokenizer.json and tokenizer_config.json next to config.json.",
-        ) from error
+    return PreTrainedTokenizerFast(**opened(source.folder).for_transformers())  # type: ignore[no-untyped-call]
 
 
 def check_finite(model: torch.nn.Module, folder: Path) -> None:

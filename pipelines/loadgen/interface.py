@@ -12,7 +12,8 @@ from tritonclient.grpc import service_pb2
 from pipelines.loadgen.plan import PlannedRequest
 
 TEXT, OUTPUT_TOKENS, INPUT_TOKENS = "text_output", "num_output_tokens", "num_input_tokens"
-_STOP_INPUTS = ("min_tokens", "min_length", "end_id")
+NO_END = "end_id"
+_STOP_INPUTS = ("min_tokens", "min_length", NO_END)
 """Inputs that enforce the output length even if the model would stop earlier, best first: forbid the end token until
 then (the ensemble's name, then genai-perf's), or have no end token."""
 
@@ -66,7 +67,10 @@ def build_request(interface: Interface, ask: PlannedRequest, *, streaming: bool,
     if "stream" in interface.inputs:
         add("stream", "BOOL", struct.pack("?", streaming))
     if ignore_eos and interface.stop_input:
-        add(interface.stop_input, "INT32", struct.pack("<i", -1 if interface.stop_input == "end_id" else ask.osl))
+        if interface.stop_input != NO_END:
+            add(interface.stop_input, "INT32", struct.pack("<i", ask.osl))
+        if NO_END in interface.inputs:  # a model may have several ends, of which the other input forbids one
+            add(NO_END, "INT32", struct.pack("<i", -1))
     for name in ("exclude_input_in_output", "return_num_input_tokens", "return_num_output_tokens"):
         wanted = interface.counts_input if "input_tokens" in name else interface.counts_output
         if name in interface.inputs and (wanted or name.startswith("exclude")):

@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
 
+from pipelines.checkpoint.tokenizer import opened
 from pipelines.domain.errors import UserError
 
 _WORD = re.compile(r" [A-Za-z]{2,}")
@@ -33,7 +33,7 @@ class PromptMaker:
         Raises:
             UserError: there is no tokenizer.json, or it cannot be read.
         """
-        self._tokenizer, self._dir = _read(tokenizer_dir), tokenizer_dir
+        self._tokenizer, self._dir = opened(tokenizer_dir).tokenizer, tokenizer_dir
         self._special = add_special_tokens
         self.overhead = self.count("")
         """Tokens of the empty text, that is, the special tokens."""
@@ -136,17 +136,3 @@ class PromptMaker:
             if len(fine) >= _ENOUGH:
                 return fine
         return self._words
-
-
-def _read(folder: Path) -> Any:
-    from tokenizers import Tokenizer
-
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise UserError(
-            f"{folder} has no tokenizer.json, which is needed to make prompts.", todo="Give the model's folder."
-        )
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises nothing more specific
-        raise UserError(f"{path} cannot be read: {error}.") from error

@@ -40,12 +40,12 @@ def chat_fault(asked: EvalSettings, found: Found) -> Fault | None:
         return None
     # here, because they load what renders templates, a sixth of the time in which a plan is imported
     from eval.triton import WRITTEN_CHATS, WRITTEN_CHATS_TODO
-    from pipelines.serving.openai.prompts import template_source
+    from pipelines.checkpoint.tokenizer import chat_templates
 
     if asked.asks_triton and asked.task in WRITTEN:
         return Fault(WRITTEN_CHATS.format(url=asked.url), todo=WRITTEN_CHATS_TODO)
     model = found.sources.get("model")
-    if model is None or template_source(model.path) is not None:
+    if model is None or "default" in chat_templates(model.path)[0]:
         return None
     return Fault(
         f"eval.apply_chat_template=true, but the tokenizer at '{model.path}' has no chat template.",

@@ -117,7 +117,7 @@ class _Joined(ChatTemplate):
 
 @cache
 def _model() -> ServedModel:
-    template = _Joined(None, {}, adds_bos=False)
+    template = _Joined({}, {})
     engine = ServedEngine(ServedTokenizer(BUNDLED / "models" / "tiny_llama", adds_special=True))
     return ServedModel("m", 0, 100, 200, template, engine, "", {"ensemble": FIELDS}, guided=True)
 

@@ -8,7 +8,6 @@ A schema's own `x-guidance` comes first.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ from typing import Any
 import llguidance
 import numpy as np
 
+from pipelines.checkpoint.tokenizer import opened
 from pipelines.domain.errors import UserError
-from pipelines.host.files import optional_object
 
 Array = np.ndarray[Any, Any]
 
@@ -44,17 +43,12 @@ class Guides:
         Raises:
             UserError: there is no tokenizer.json, or llguidance cannot read it.
         """
-        file = tokenizer_dir / "tokenizer.json"
-        if not file.is_file():
-            raise UserError(
-                f"guided_decoding_backend=llguidance needs a tokenizer.json, which '{tokenizer_dir}' lacks.",
-                todo="Save the tokenizer with transformers' save_pretrained().",
-            )
-        text = file.read_text(encoding="utf-8")
+        found = opened(tokenizer_dir, "guided_decoding_backend=llguidance")
         try:
-            self._tokenizer = llguidance.LLTokenizer(text, n_vocab=vocab_size, eos_token=_end_id(tokenizer_dir, text))
+            text = found.tokenizer.to_str()
+            self._tokenizer = llguidance.LLTokenizer(text, n_vocab=vocab_size, eos_token=found.end_id)
         except (ValueError, RuntimeError) as error:
-            raise UserError(f"llguidance cannot read '{file}': {_short(str(error))}") from error
+            raise UserError(f"llguidance cannot read '{tokenizer_dir}': {_short(str(error))}") from error
         self._vocab_size = vocab_size
 
     def read(self, kind: str, text: str) -> Guide:
@@ -149,14 +143,6 @@ def _spacing(schema: str) -> Any:
     if not isinstance(own, dict) or not own.keys() & SPACING:
         return COMPACT
     return {} if "whitespace_pattern" in own or own.get("whitespace_flexible") is False else BOUNDED
-
-
-def _end_id(folder: Path, tokenizer: str) -> int | None:
-    """Return the id of `eos_token` in tokenizer_config.json; None lets llguidance look for one."""
-    token = optional_object(folder / "tokenizer_config.json").get("eos_token")
-    word = token["content"] if isinstance(token, dict) else token
-    added = json.loads(tokenizer).get("added_tokens") or ()
-    return next((entry["id"] for entry in added if entry["content"] == word), None)
 
 
 def _short(text: str) -> str:

@@ -182,8 +182,8 @@ class _Shown:
         self._text = TextStream(tokenizer, skip_special=choice.skip_special)
         self._stops = StopFilter(asked.stops, keep=bool(asked.include_stop_str_in_output))
         self._ends = set(asked.stop_token_ids or ())
-        if tokenizer.end_id is not None and not asked.ignore_eos:
-            self._ends.add(tokenizer.end_id)
+        if not asked.ignore_eos:
+            self._ends.update(tokenizer.end_ids)
         self._length = self._out = 0  # characters that arrived, and that were shown
         self._scores: list[TokenScore] = []
         self.stopped = False

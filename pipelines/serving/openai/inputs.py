@@ -155,6 +155,8 @@ def _ends(asked: Sampling, tokenizer: ServedTokenizer) -> list[InputTensor]:
         found.append(InputTensor("pad_id", "INT32", (pad,)))
     words = [tokenizer.ids(stop, special=False) for stop in asked.stops]
     words += [[token] for token in asked.stop_token_ids or ()]
+    if not asked.ignore_eos:
+        words += [[token] for token in tokenizer.end_ids[1:]]
     if any(words) and not asked.min_tokens:  # which the engine heeds for its end token only
         found.append(word_list("stop_words_list", [word for word in words if word]))
     return found

@@ -118,9 +118,7 @@ def served(repository: ModelRepository, metrics_url: str, chat_template: Path | 
         created=int(repository.path.stat().st_mtime),
         max_input_len=repository.max_input_len,
         max_seq_len=repository.max_seq_len,
-        template=ChatTemplate.load(
-            repository.tokenizer, chat_template or _shipped(repository.tokenizer), tokenizer_adds_special=special
-        ),
+        template=ChatTemplate.load(repository.tokenizer, chat_template or _shipped(repository.tokenizer)),
         engine=engine,
         metrics_url=metrics_url,
         fields=read_fields(repository.path),

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, ClassVar, NoReturn
 
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 CPU_SECONDS = 0.5
@@ -49,7 +50,9 @@ def main() -> None:
 
     answer(taken, compile_it)
     for request in requests:
-        values = {"add_generation_prompt": True, **json.loads(request), **setup["tokens"]}
+        # Transformers gives every template the first two, so that "is not none" means the same
+        values = {"tools": None, "documents": None, "add_generation_prompt": True, **json.loads(request)}
+        values = {**setup["tokens"], **values}
         answer(taken, partial(template.render, values))
 
 
@@ -84,11 +87,40 @@ def compiled(source: str) -> Any:
 
     Source: https://huggingface.co/docs/transformers/chat_templating_writing
     """
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlocks]
+    )
+    environment.filters["tojson"] = _json
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment.from_string(source)
+
+
+class GenerationBlocks(Extension):
+    """`{% generation %}`, which marks the assistant's words for training and changes nothing in a prompt."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja2's own extensions have it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Read a block up to its end."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_inside"), [], [], body).set_lineno(line)
+
+    def _inside(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+def _json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=None if separators is None else tuple(separators),
+        sort_keys=sort_keys,
+    )
 
 
 def _refuse(message: str) -> NoReturn:

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.domain.errors import UserError
-from pipelines.host.files import optional_object
-from pipelines.host.imports import TRANSFORMERS_TAKES_ALONG, without
+from pipelines.checkpoint.tokenizer import opened
 
 PIECE = 16_384  # characters that are tokenized at a time
 SHRINKING = 4  # normalizers may drop or join characters before a text is tokenized
@@ -17,6 +15,12 @@ ANCHOR = "a"
 UNFINISHED = "\ufffd"
 """What a decoder writes for the bytes of an incomplete character."""
 LONGEST_CHARACTER = 8  # tokens; a byte each is four
+
+
+class RenderedChat(str):
+    """A prompt that a chat template wrote, with the special tokens that belong into it: none are added."""
+
+    __slots__ = ()
 
 
 class ServedTokenizer:
@@ -28,10 +32,9 @@ class ServedTokenizer:
         Raises:
             UserError: it is none that can be opened.
         """
-        self._tokenizer: Any = _opened(folder)
+        found = opened(folder)
+        self._tokenizer: Any = found.tokenizer
         self._adds_special = adds_special
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self._longest = max(map(len, vocabulary), default=1)
         self.size = max(vocabulary.values(), default=-1) + 1
@@ -39,18 +42,19 @@ class ServedTokenizer:
         self._special = frozenset(token for token, entry in added.items() if entry.special)
         self._anchor = self._tokenizer.encode(ANCHOR, add_special_tokens=False).ids
         self._anchor_length = {skip: len(self.text(self._anchor, skip_special=skip)) for skip in (False, True)}
-        config = optional_object(folder / "special_tokens_map.json") | optional_object(folder / "tokenizer_config.json")
-        self.end_id = self._named(config, "eos_token")
-        self.pad_id = self._named(config, "pad_token")
+        self.end_ids, self.end_id = found.end_ids, found.end_id
+        self.pad_id = found.id_of("pad_token")
 
     def ids(self, text: str, *, special: bool | None = None) -> list[int]:
         """Return the tokens of a prompt.
 
         Args:
             text: of the prompt.
-            special: whether to add special tokens such as BOS; None is as the repository was made.
+            special: whether to add special tokens such as BOS; None is as the repository was made, and for a rendered
+                chat no.
         """
-        add = self._adds_special if special is None else special
+        usual = self._adds_special and not isinstance(text, RenderedChat)
+        add = usual if special is None else special
         return list(self._tokenizer.encode(text, add_special_tokens=add).ids)
 
     def text(self, tokens: Sequence[int], *, skip_special: bool = False) -> str:
@@ -94,12 +98,6 @@ class ServedTokenizer:
         """Return those that have a text; engines pad the vocabulary."""
         return [token for token in tokens if 0 <= token < self.size]
 
-    def _named(self, config: dict[str, Any], name: str) -> int | None:
-        token = config.get(name)
-        content = token.get("content") if isinstance(token, dict) else token
-        found = None if content is None else self._tokenizer.token_to_id(content)
-        return None if found is None else int(found)
-
 
 class TextStream:
     """Turns the tokens of one answer into text as they arrive; an incomplete character waits for its rest."""
@@ -121,22 +119,3 @@ class TextStream:
         """Return the text of what was held back, once no more tokens arrive."""
         held, self._held = self._held, []
         return self._tokenizer.continuation(held, skip_special=self._skip)
-
-
-def _opened(folder: Path) -> Any:
-    """Open tokenizer.json, or what Transformers makes of the folder's other files."""
-    from tokenizers import Tokenizer
-
-    if (folder / "tokenizer.json").is_file():
-        return Tokenizer.from_file(str(folder / "tokenizer.json"))
-    try:
-        with without(*TRANSFORMERS_TAKES_ALONG, asked_for_by="transformers"):
-            from transformers import AutoTokenizer
-
-        found = AutoTokenizer.from_pretrained(str(folder))
-        return Tokenizer.from_str(found.backend_tokenizer.to_str())
-    except (ImportError, OSError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"The service in front cannot open the tokenizer in '{folder}': {error}",
-            todo="Save it with a tokenizer.json (transformers' save_pretrained does) and make the repository again.",
-        ) from error

@@ -84,5 +84,5 @@ def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no tokenizer\.json"):
         PromptMaker(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match=r"tokenizer\.json cannot be read"):
+    with pytest.raises(UserError, match=r"tokenizer\.json is not a tokenizer"):
         PromptMaker(tmp_path)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import triton_repo
+from pipelines.checkpoint import tokenizer_folder
 
 MODELS = Path(triton_repo.__file__).parent / "models"
 
@@ -70,6 +71,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
 
     def make(name: str) -> Any:
         monkeypatch.syspath_prepend(str(MODELS / name))  # as the server does
+        monkeypatch.syspath_prepend(str(Path(tokenizer_folder.__file__).parent))  # which a repository has beside it
         spec = importlib.util.spec_from_file_location(f"model_{name}", MODELS / name / "model.py")
         assert spec is not None
         assert spec.loader is not None

@@ -20,7 +20,7 @@ FINE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
 
 
 def template(source: str) -> ChatTemplate:
-    return ChatTemplate(source, {"bos_token": "<bos>"}, adds_bos=False)
+    return ChatTemplate({"default": source}, {"bos_token": "<bos>"})
 
 
 LOOPS = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"
@@ -100,8 +100,7 @@ def test_an_ordinary_prompt_takes_no_millisecond_more() -> None:
 def test_no_process_outlives_its_template() -> None:
     found = template(FINE)
     found.render(HI)
-    assert found._renderer is not None
-    pids = [worker._process.pid for worker in found._renderer._all]
+    pids = [worker._process.pid for worker in found._renderers["default"]._all]
     assert len(pids) == 1  # the second one starts when it is needed
     del found
     gc.collect()
@@ -110,8 +109,7 @@ def test_no_process_outlives_its_template() -> None:
 
 def test_a_process_that_is_gone_is_replaced() -> None:
     found = template(FINE)
-    assert found._renderer is not None
-    for worker in list(found._renderer._all):
+    for worker in list(found._renderers["default"]._all):
         os.kill(worker._process.pid, signal.SIGKILL)
         os.waitid(os.P_PID, worker._process.pid, os.WEXITED | os.WNOWAIT)
     assert [found.render(HI) for _ in range(3)] == ["[user] hi"] * 3
@@ -119,7 +117,7 @@ def test_a_process_that_is_gone_is_replaced() -> None:
 
 @pytest.mark.parametrize(
     "config",
-    ['{"chat_template": [1, {"name": "default"}]}', '{"chat_template": {"a": 1}}', '{"bos_token": {"id": 1}}', "[]"],
+    ['{"chat_template": [1, {"name": "default"}]}', '{"chat_template": {"a": 1}}', '{"bos_token": {"id": 1}}'],
 )
 def test_a_tokenizer_configuration_of_another_form_has_no_template(tmp_path: Path, config: str) -> None:
     (tmp_path / "tokenizer_config.json").write_text(config)

@@ -143,17 +143,19 @@ def test_only_what_may_become_a_stop_string_is_held_back() -> None:
     assert [found.push("a E"), found.push("x E"), found.push("N"), found.rest()] == ["a ", "Ex ", "", "EN"]
 
 
-def template(source: str | None, **config: object) -> ChatTemplate:
-    return ChatTemplate(source, {"bos_token": "<bos>"}, adds_bos=bool(config.get("adds_bos", False)))
+def template(source: str | None) -> ChatTemplate:
+    return ChatTemplate({} if source is None else {"default": source}, {"bos_token": "<bos>"})
 
 
 HI = [{"role": "user", "content": "hi"}]
 
 
 def test_the_first_token_is_written_once() -> None:
+    """By the template: the tokenizer adds none to a rendered chat, but to the same text as a prompt."""
     source = "{{ bos_token }}{% for m in messages %}\n  [{{ m.role }}] {{ m.content }}\n{% endfor %}"
-    assert template(source).render(HI) == "<bos>  [user] hi\n"
-    assert template(source, adds_bos=True).render(HI) == "  [user] hi\n"
+    chat = template(source).render(HI)
+    assert chat == "<bos>  [user] hi\n"
+    assert GEMMA.ids(chat) == GEMMA.ids(str(chat), special=False) != GEMMA.ids(str(chat))
 
 
 def test_a_template_cannot_leave_its_sandbox() -> None:

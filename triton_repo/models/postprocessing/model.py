@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from tokenizer_folder import TokenizerFolder
 
 ANCHOR = "a"
 LEFT = "\0{:05x}"
@@ -92,28 +93,10 @@ class Detokenizer:
 
 def open_detokenizer(folder: Path, *, skip_special_tokens: bool) -> Detokenizer:
     """Open the tokenizer of a folder."""
-    if (folder / "tokenizer.json").is_file():
-        return _from_json(folder, skip_special_tokens)
-    return _from_transformers(folder, skip_special_tokens)
-
-
-def _from_json(folder: Path, skip: bool) -> Detokenizer:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = TokenizerFolder(folder).tokenizer
     special = frozenset(token for token, entry in tokenizer.get_added_tokens_decoder().items() if entry.special)
     anchor = tokenizer.encode(ANCHOR, add_special_tokens=False).ids
     size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-    return Detokenizer(lambda ids: tokenizer.decode(ids, skip_special_tokens=skip), special, anchor, size=size)
-
-
-def _from_transformers(folder: Path, skip: bool) -> Detokenizer:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(str(folder))
-
-    def decode(ids: list[int]) -> str:
-        return str(tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False))
-
-    anchor = tokenizer.encode(ANCHOR, add_special_tokens=False)
-    return Detokenizer(decode, frozenset(tokenizer.all_special_ids), anchor, size=len(tokenizer))
+    return Detokenizer(
+        lambda ids: tokenizer.decode(ids, skip_special_tokens=skip_special_tokens), special, anchor, size=size
+    )

@@ -1,7 +1,7 @@
 """Triton model `preprocessing`: text to token ids, and words to the id lists that `tensorrt_llm` takes.
 
-The same file serves the GPU and the CPU repository. It reads `tokenizer.json` with the `tokenizers` library, which
-loads in milliseconds; `transformers` is imported only for a tokenizer that has no such file.
+The same file serves the GPU and the CPU repository.
+`tokenizer_folder.py` beside it is the project's reader of tokenizers.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import gc
 import json
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from tokenizer_folder import TokenizerFolder
 
 Array = np.ndarray[Any, Any]
 
@@ -82,7 +84,7 @@ class TritonPythonModel:
             "DECODER_INPUT_ID": decoder_ids,
             "REQUEST_DECODER_INPUT_LEN": decoder_lengths,
             "BAD_WORDS_IDS": self._word_lists(request, "BAD_WORDS_DICT", batch),
-            "STOP_WORDS_IDS": self._word_lists(request, "STOP_WORDS_DICT", batch),
+            "STOP_WORDS_IDS": self._word_lists(request, "STOP_WORDS_DICT", batch, self._more_ends(request)),
             "EMBEDDING_BIAS": self._bias(request, batch),
             "REQUEST_OUTPUT_LEN": _output_lengths(request, batch),
             "OUT_END_ID": end_id,
@@ -119,10 +121,17 @@ class TritonPythonModel:
                 starts[row] = self._encode(text, "DECODER_QUERY (decoder_text_input)")
         return starts
 
-    def _word_lists(self, request: Any, name: str, batch: int) -> Array:
+    def _more_ends(self, request: Any) -> list[list[int]]:
+        """Return the ends beside OUT_END_ID, as words; none where the client says what ends its answers."""
+        return [[token] for token in self._tokens.end_ids[1:]] if _input(request, "END_ID") is None else []
+
+    def _word_lists(self, request: Any, name: str, batch: int, more: Sequence[list[int]] = ()) -> Array:
         """Return [batch, 2, longest]: the ids of all words in a row, and below where each word ends."""
         tensor = _input(request, name)
-        rows = [[]] * batch if tensor is None else [self._words(row, name) for row in tensor.reshape(batch, -1)]
+        rows: list[list[list[int]]] = [[]] * batch
+        if tensor is not None:
+            rows = [self._words(row, name) for row in tensor.reshape(batch, -1)]
+        rows = [[*row, *more] for row in rows]
         longest = max(1, max(sum(len(word) for word in words) for words in rows))
         lists = np.zeros((batch, 2, longest), dtype=np.int32)
         lists[:, 1] = NO_OFFSET
@@ -165,53 +174,27 @@ class TritonPythonModel:
         return extra
 
 
-class JsonTokenizer:
-    """`tokenizer.json` beside `tokenizer_config.json`."""
+class Tokens:
+    """A tokenizer, and which of its tokens end an answer."""
 
     def __init__(self, folder: Path) -> None:
-        from tokenizers import Tokenizer
-
-        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        found = TokenizerFolder(folder)
+        self._tokenizer = found.tokenizer
         self.size = int(self._tokenizer.get_vocab_size())
         self.longest = max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)))
-        config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
-        end, pad = self._special(config, "eos_token"), self._special(config, "pad_token")
-        self.end_id = -1 if end is None else end
+        self.end_ids = found.end_ids
+        self.end_id = -1 if found.end_id is None else found.end_id
+        pad = found.id_of("pad_token")
         self.pad_id = max(0, self.end_id) if pad is None else pad
 
     def encode(self, text: str, special: bool) -> list[int]:
         """Return the token ids of a text, with or without the tokens that start a prompt."""
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
-    def _special(self, config: dict[str, Any], name: str) -> int | None:
-        token = config.get(name)
-        content = token.get("content") if isinstance(token, dict) else token
-        return None if content is None else self._tokenizer.token_to_id(content)
 
-
-class TransformersTokenizer:
-    """Any tokenizer that transformers opens, such as a folder with only tokenizer.model."""
-
-    def __init__(self, folder: Path) -> None:
-        from transformers import AutoTokenizer
-
-        self._tokenizer = AutoTokenizer.from_pretrained(str(folder), padding_side="left")
-        self.size = len(self._tokenizer)
-        self.longest = max(map(len, self._tokenizer.get_vocab()))
-        end, pad = self._tokenizer.eos_token_id, self._tokenizer.pad_token_id
-        self.end_id = -1 if end is None else int(end)
-        self.pad_id = max(0, self.end_id) if pad is None else int(pad)
-
-    def encode(self, text: str, special: bool) -> list[int]:
-        """Return the token ids of a text, with or without the tokens that start a prompt."""
-        return list(self._tokenizer.encode(text, add_special_tokens=special))
-
-
-def open_tokenizer(folder: Path) -> JsonTokenizer | TransformersTokenizer:
+def open_tokenizer(folder: Path) -> Tokens:
     """Open the tokenizer of a folder."""
-    return JsonTokenizer(folder) if (folder / "tokenizer.json").is_file() else TransformersTokenizer(folder)
+    return Tokens(folder)
 
 
 def _folder(parameters: dict[str, Any], args: dict[str, str]) -> Path:

@@ -1,0 +1,50 @@
+"""A folder's tokenizer for commands: what is wrong with it is an error of the user's input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipelines.checkpoint.tokenizer_folder import TokenizerFaultError, TokenizerFolder, read_text
+from pipelines.domain.errors import UserError
+
+
+def opened(folder: Path, key: str = "") -> TokenizerFolder:
+    """Open a folder's tokenizer and read everything that stands beside it.
+
+    Args:
+        folder: a Hugging Face folder.
+        key: what needs the tokenizer, for messages.
+
+    Raises:
+        UserError: it cannot be used; names the file.
+    """
+    found = TokenizerFolder(folder)
+    with _as_user_error(f"{key} needs it." if key else ""):
+        found.tokenizer, found.end_ids, found.special  # noqa: B018 - read now, to fail now
+    return found
+
+
+def chat_templates(folder: Path, given: Path | None = None) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the chat templates of a folder by name, and its special tokens.
+
+    Args:
+        folder: a Hugging Face folder.
+        given: a template of the user's own, which takes the place of all of them.
+
+    Raises:
+        UserError: a file cannot be used.
+    """
+    found = TokenizerFolder(folder)
+    with _as_user_error():
+        own = None if given is None else read_text(given)
+        return (found.templates if own is None else {"default": own}), found.special
+
+
+@contextmanager
+def _as_user_error(allowed: str = "") -> Iterator[None]:
+    try:
+        yield
+    except TokenizerFaultError as fault:
+        raise UserError(str(fault), allowed=allowed) from None
