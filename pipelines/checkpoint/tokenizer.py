@@ -42,6 +42,17 @@ def chat_templates(folder: Path, given: Path | None = None) -> tuple[dict[str, s
         return (found.templates if own is None else {"default": own}), found.special
 
 
+def check_files(folder: Path) -> None:
+    """Read the small files of a folder's tokenizer, without opening it; templates may be missing, tokenizer.json not.
+
+    Raises:
+        UserError: a file cannot be used, or there is no tokenizer.json.
+    """
+    found = TokenizerFolder(folder)
+    with _as_user_error():
+        found.check_files()
+
+
 @contextmanager
 def _as_user_error(allowed: str = "") -> Iterator[None]:
     try:

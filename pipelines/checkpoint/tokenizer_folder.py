@@ -138,7 +138,9 @@ class TokenizerFolder:
     def end_ids(self) -> tuple[int, ...]:
         """The tokens that end an answer: the tokenizer's, then those of generation_config.json or else config.json."""
         first = self.id_of("eos_token")
-        found = [] if first is None else [first]
+        return tuple(dict.fromkeys([*(() if first is None else (first,)), *self._stated_ends()]))
+
+    def _stated_ends(self) -> list[int]:
         for name in ("generation_config.json", "config.json"):
             given = read_object(self.folder / name).get("eos_token_id")
             ids = given if isinstance(given, list) else [] if given is None else [given]
@@ -147,9 +149,20 @@ class TokenizerFolder:
                     f"{self.folder / name} has eos_token_id={str(unknown[0])[:60]!r}. It must be a token's number."
                 )
             if ids:
-                found += [each for each in ids if each not in found]
-                break
-        return tuple(dict.fromkeys(found))
+                return ids
+        return []
+
+    def check_files(self) -> None:
+        """Read every file but tokenizer.json, which must be there.
+
+        Raises:
+            TokenizerFaultError: one cannot be used.
+        """
+        self._stated_ends()
+        self._numbered(set())
+        _ = self.templates
+        if not (self.folder / TOKENIZER).exists():
+            raise TokenizerFaultError(_missing(self.folder))
 
     def id_of(self, name: str) -> int | None:
         """Return the id of a special token by its name; None without one."""

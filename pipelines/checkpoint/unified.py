@@ -28,7 +28,7 @@ from pipelines.domain.formats import (
     WeightKind,
 )
 from pipelines.domain.model_shape import ModelShape
-from pipelines.host.files import parse_json
+from pipelines.host.files import parse_json, small_text
 
 QUANT_CONFIG = "hf_quant_config.json"
 _AGAIN = "Export the checkpoint again."
@@ -147,7 +147,7 @@ def quantization_producer(folder: Path) -> dict[str, Any]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        raw = parse_json(path.read_text(encoding="utf-8"))
+        raw = parse_json(small_text(path))
     except FileNotFoundError:
         raise UserError(f"'{path.parent}' has no {path.name}; it is not a Hugging Face checkpoint.") from None
     except ValueError as error:

@@ -12,7 +12,7 @@ from pipelines.checkpoint.tensors import read_header
 from pipelines.compress.specs import Dtype
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
-from pipelines.host.files import parse_json
+from pipelines.host.files import parse_json, small_text
 
 _TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _EXPORTED = ("bfloat16", "float16")
@@ -58,7 +58,7 @@ def look_at(folder: Path) -> ModelFolder:
             allowed="A model folder contains config.json, tokenizer files and *.safetensors.",
         )
     try:
-        config: dict[str, Any] = parse_json(config_path.read_text(encoding="utf-8"))
+        config: dict[str, Any] = parse_json(small_text(config_path))
     except ValueError as error:
         raise UserError(f"{config_path} is not valid JSON: {error}.", todo="Download the model again.") from None
     files = tuple(sorted(folder.glob("*.safetensors")))

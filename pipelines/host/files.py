@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,9 @@ from pipelines.domain.errors import UserError
 
 HOST = os.uname().nodename
 """Goes into file names that must differ between machines on a shared file system."""
+
+MOST_SMALL_BYTES = 16 * 2**20
+"""Largest config.json or tokenizer_config.json that is read into memory; published ones have up to 200 KiB."""
 
 MANIFEST = "manifest.json"
 """What the store knows of an artifact, in its folder; never part of what a stage makes of it."""
@@ -77,6 +81,28 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def small_text(path: Path, most: int = MOST_SMALL_BYTES) -> str:
+    """Read a small UTF-8 file that others wrote.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        UserError: it is none to read (a folder, a pipe, a link to nowhere), or is too large.
+        ValueError: it is not UTF-8.
+    """
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise UserError(f"{path} is not an ordinary file.", todo="Put the file itself there, or remove it.")
+        if found.st_size > most:
+            raise UserError(f"{path} has {found.st_size:,} bytes.", allowed=f"It may have {most:,}.")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not path.is_symlink():
+            raise
+        where = f" -> '{path.readlink()}'" if path.is_symlink() else ""
+        raise UserError(f"{path}{where} cannot be read: {error.strerror}.", todo="Restore the file.") from None
+
+
 def optional_object(file: Path) -> dict[str, Any]:
     """Read the JSON object in one of the small files beside a model; empty if there is no file, or no object in it.
 
@@ -84,7 +110,7 @@ def optional_object(file: Path) -> dict[str, Any]:
         UserError: the file is not JSON.
     """
     try:
-        found = parse_json(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        found = parse_json(small_text(file)) if os.path.lexists(file) else {}
     except ValueError as error:
         raise UserError(f"{file} is not valid JSON: {error}.", todo="Download it again.") from None
     return found if isinstance(found, dict) else {}

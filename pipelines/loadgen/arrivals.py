@@ -12,6 +12,7 @@ from typing import Any
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.summary import SECOND
+from pipelines.host.files import small_text
 
 
 def offsets(arrival: str, rate: float, cv: float, rng: Random) -> Iterator[int]:
@@ -45,6 +46,10 @@ class TraceItem:
     prompt: str | None = None
 
 
+MOST_TRACE_BYTES = 2**30
+"""Largest trace that is read: 250,000 prompts of 4,000 characters."""
+
+
 def read_trace(path: Path, speed: float, key: str = "workload.trace") -> list[TraceItem]:
     """Read a trace of JSON lines, sorted by time, with its first request at 0.
 
@@ -57,7 +62,9 @@ def read_trace(path: Path, speed: float, key: str = "workload.trace") -> list[Tr
         UserError: it cannot be read, or a line has another form.
     """
     try:
-        lines = path.expanduser().read_text().splitlines()
+        lines = small_text(path.expanduser(), MOST_TRACE_BYTES).splitlines()
+    except UserError as error:
+        raise UserError(f"{key}={path} cannot be read: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{key}={path} cannot be read: {error}.") from None
     rows = [_row(path, number, line, key) for number, line in enumerate(lines, 1) if line.strip()]

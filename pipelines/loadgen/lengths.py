@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 from pipelines.domain.errors import UserError
+from pipelines.host.files import small_text
 from pipelines.settings.load import LengthSettings
 
 
@@ -48,9 +49,10 @@ def _read(path: Path | None, key: str) -> tuple[int, ...]:
     """Read one positive integer per line; empty lines are skipped."""
     assert path is not None  # checked by the settings
     try:
-        lines = path.expanduser().read_text().splitlines()
-    except OSError as error:
-        raise UserError(f"{key}.file={path} cannot be read: {error.strerror}.") from None
+        lines = small_text(path.expanduser()).splitlines()
+    except (OSError, UserError, UnicodeDecodeError) as error:
+        reason = f"{error.strerror}." if isinstance(error, OSError) else str(error)
+        raise UserError(f"{key}.file={path} cannot be read: {reason}") from None
     values = []
     for number, line in enumerate(lines, 1):
         text = line.strip()

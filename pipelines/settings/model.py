@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from pipelines.domain.families import Architecture
 from pipelines.domain.model_shape import ModelShape, implied_sizes
@@ -54,6 +54,10 @@ class ShapeSettings(Group):
         return ModelShape(**(implied_sizes(self.architecture) | stated), name=name)
 
 
+LONGEST_NAME = 120
+"""Bytes of the name of a model's folder; file systems allow 255 for names that are made of it."""
+
+
 class ModelSettings(Group):
     """Source of the model: `path` takes precedence over `bundled`, and that over `hub_id`.
 
@@ -72,6 +76,19 @@ class ModelSettings(Group):
     bundled: Literal["tiny_gemma", "tiny_llama", "tiny_qwen", "tiny_gemma_draft", "tiny_llama_draft"] | None
     path: Path | None
     shape: ShapeSettings | None
+
+    @field_validator("path")
+    @classmethod
+    def _can_be_shown(cls, path: Path | None) -> Path | None:
+        """The folder's name stands on the screen, and in the names of artifacts and reports."""
+        if path is not None and not str(path).isprintable():
+            raise ValueError(f"has control characters: {str(path)!r}; rename the folder, or give a link to it")
+        if path is not None and len(path.name.encode()) > LONGEST_NAME:
+            raise ValueError(
+                f"names a folder with {len(path.name.encode())} bytes in its name; {LONGEST_NAME} are allowed, because"
+                " files are named after it: rename it, or give a link to it"
+            )
+        return path
 
     @model_validator(mode="after")
     def _has_source(self) -> ModelSettings:

@@ -9,7 +9,7 @@ from typing import Any
 from pipelines.checkpoint.tensors import TensorInfo, read_header
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.errors import UserError
-from pipelines.host.files import parse_json
+from pipelines.host.files import parse_json, small_text
 from pipelines.store.hash_cache import HashCache
 from pipelines.store.links import check_links
 from pipelines.store.sources import InputSource, files_source
@@ -56,7 +56,7 @@ def adapter_source(folder: Path, hashes: HashCache, key: str) -> tuple[InputSour
 
 def _config(folder: Path, key: str) -> Mapping[str, Any]:
     try:
-        config = parse_json((folder / CONFIG).read_text(encoding="utf-8"))
+        config = parse_json(small_text(folder / CONFIG))
     except FileNotFoundError:
         raise UserError(
             f"{key}='{folder}' is not an adapter: it has no {CONFIG}.",

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipelines.checkpoint.tensors import read_header
+from pipelines.checkpoint.tokenizer import check_files
+from pipelines.checkpoint.tokenizer_folder import MOST_TOKENIZER_BYTES, TOKENIZER
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.formats import BY_QUANT_ALGO, stored_as
 from pipelines.domain.hf_config import shown
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import rope_as_read
 from pipelines.domain.units import MIB
-from pipelines.host.files import parse_json
+from pipelines.host.files import parse_json, small_text
 from pipelines.store.hash_cache import HashCache
 from pipelines.store.links import check_links
 from pipelines.store.store import content_digest
@@ -34,8 +36,8 @@ MODEL_PATTERNS = (
     "merges.txt",
 )
 """The files of a Hugging Face folder that determine what is made from it."""
-MOST_JSON_BYTES = 16 * MIB
-"""Largest config.json or tokenizer_config.json that is read into memory; published ones have up to 200 KiB."""
+MOST_INDEX_BYTES = 64 * MIB
+"""Largest index of safetensors; that of 1,000 experts in 100 layers has 20 MiB."""
 READING = "\0reading"
 """Stands among a folder's files for `InputSource.reading`; no file has this name."""
 PICKLES = ("*.bin", "*.pth", "*.pt", "*.ckpt")
@@ -154,6 +156,7 @@ def model_source(
     shape = ModelShape.from_hf_config(config, str(folder / "config.json"))
     meant = _is_meant if weights else Path.is_file
     files = sorted({path for pattern in MODEL_PATTERNS for path in folder.glob(pattern) if meant(path)})
+    _check_sizes(files)
     rope = rope_as_read(config)
     return _source(folder, files, hashes, key, json.dumps({"rope": rope}) if rope else ""), shape
 
@@ -178,15 +181,26 @@ def json_object(path: Path) -> dict[str, Any]:
     Raises:
         UserError: it is not a JSON object, or too large to be read into memory.
     """
-    if (size := path.stat().st_size) > MOST_JSON_BYTES:
-        raise UserError(f"{path} has {size:,} bytes.", allowed=f"It may have {MOST_JSON_BYTES:,}.")
     try:
-        found = parse_json(path.read_text(encoding="utf-8"))
+        found = parse_json(small_text(path))
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON: {error}.") from None
     if not isinstance(found, dict):
         raise UserError(f"{path} is not a JSON object.")
     return found
+
+
+def _check_sizes(files: Iterable[Path]) -> None:
+    """Refuse what is too large to be read beside the weights, before it is hashed.
+
+    Raises:
+        UserError: such a file.
+    """
+    for path in files:
+        if path.suffix != ".safetensors" and path.exists():
+            size = path.stat().st_size
+            if size > (most := MOST_INDEX_BYTES if path.name.endswith(".index.json") else MOST_TOKENIZER_BYTES):
+                raise UserError(f"{path} has {size:,} bytes.", allowed=f"It may have {most:,}.")
 
 
 LONGEST_NAME = 255
@@ -213,8 +227,10 @@ def _check_weights(folder: Path, key: str) -> None:
     Raises:
         UserError: every file that is truncated, damaged or missing, or that there is not one tensor in them.
     """
-    files = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
-    if files:
+    found = sorted(folder.glob("*.safetensors"))
+    if odd := [path for path in found if path.exists() and not path.is_file()]:
+        raise UserError(f"{odd[0]} is not an ordinary file.", todo="Put the file itself there, or remove it.")
+    if files := [path for path in found if path.is_file()]:
         faults: list[Fault] = []
         tensors = 0
         for path in files:
@@ -233,7 +249,7 @@ def _check_weights(folder: Path, key: str) -> None:
                 todo="Download the model again.",
             )
         return
-    if any(folder.glob("*.safetensors")):
+    if found:
         return  # links that lead nowhere, which reading the files reports
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles:
@@ -247,7 +263,7 @@ def _check_weights(folder: Path, key: str) -> None:
 
 def _check_index(folder: Path, index: Path, key: str) -> None:
     try:
-        needed = sorted(set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        needed = sorted(set(parse_json(small_text(index, MOST_INDEX_BYTES))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{index} is not an index of safetensors: it has no weight_map.") from None
     if elsewhere := [name for name in needed if not isinstance(name, str) or not _is_plain(name)]:
@@ -269,29 +285,18 @@ def _is_plain(name: str) -> bool:
 
 
 def check_tokenizer(folder: Path, key: str) -> None:
-    """Check that a model folder has a tokenizer, as far as it can be seen without loading it.
+    """Check that a model folder has a tokenizer.json, as far as it can be seen without loading it.
 
     Raises:
         UserError: there is none, or one of its files is empty, damaged or a Git LFS pointer.
     """
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        if (folder / name).is_file():
-            json_object(folder / name)
-    for name in ("tokenizer.json", "tokenizer.model", "vocab.json"):
-        path = folder / name
-        if not path.is_file():
-            continue
-        if is_pointer(path):
-            raise _pointer_error(key, folder, path)
-        if path.stat().st_size == 0:
-            raise UserError(f"{key}='{folder}': {name} is empty.", todo="Download the model's tokenizer again.")
-        if name == "tokenizer.json":
-            tokens_of(path)
-        return
-    raise UserError(
-        f"{key}='{folder}' has no tokenizer: no tokenizer.json, tokenizer.model or vocab.json.",
-        todo="Copy the tokenizer files of the original model into the folder.",
-    )
+    check_files(folder)
+    path = folder / TOKENIZER
+    if path.is_file() and is_pointer(path):
+        raise _pointer_error(key, folder, path)
+    if path.is_file() and path.stat().st_size == 0:
+        raise UserError(f"{key}='{folder}': {TOKENIZER} is empty.", todo="Download the model's tokenizer again.")
+    tokens_of(path)
 
 
 def tokens_of(tokenizer: Path) -> object:
@@ -301,7 +306,7 @@ def tokens_of(tokenizer: Path) -> object:
         UserError: it is not a tokenizer.
     """
     try:
-        raw = parse_json(tokenizer.read_text(encoding="utf-8"))
+        raw = parse_json(small_text(tokenizer, MOST_TOKENIZER_BYTES))
         added = [(token["id"], token["content"]) for token in raw.get("added_tokens") or ()]
         return raw["model"]["vocab"], added
     except (ValueError, KeyError, TypeError, AttributeError):

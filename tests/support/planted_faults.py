@@ -442,7 +442,7 @@ FAULTS = (
           in_source("preprocessing", "ids = self._tokens.encode(text, self._add_special_tokens)",
                     "ids = self._tokens.encode(text, self._add_special_tokens) + [self._tokens.pad_id] * 3")),
     Fault("another end id", GEMMA, T, None, "OUT_END_ID",
-          in_tokenizer("preprocessing", lambda found: found.update(eos_token="<pad>"), "tokenizer_config.json")),
+          in_tokenizer("preprocessing", lambda found: found.update(eos_token="<pad>"), "special_tokens_map.json")),
     Fault("stop words cut to their first token", LLAMA, T, None, "stop words",
           in_source("preprocessing", "return [word for word in words if word]",
                     "return [word[:1] for word in words if word]")),

@@ -96,7 +96,8 @@ def theirs(model: Path, task: str, **settings: Any) -> Any:
             found.append(context[0].tolist())
             return context
 
-    lm = Seen(pretrained=str(model), device="cpu", batch_size=1, max_length=1536)
+    # a rendered chat has its special tokens, as in apply_chat_template(tokenize=True)
+    lm = Seen(pretrained=str(model), device="cpu", batch_size=1, max_length=1536, add_bos_token=False)
     tasks = load_tasks(EvalSpec(task, 1536, num_fewshot=2, limit=1))
     lm_eval.evaluator.evaluate(lm=lm, task_dict=tasks, limit=1, bootstrap_iters=1, apply_chat_template=True, **settings)
     return found

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shutil
 import struct
@@ -185,3 +186,74 @@ def test_every_bundled_model_is_still_taken():
     for folder in (BUNDLED / "models").iterdir():
         config = json.loads((folder / "config.json").read_text())
         assert re.fullmatch(r"\w+ForCausalLM", ModelShape.from_hf_config(config).architecture)
+
+
+def sparse(path):
+    path.unlink(missing_ok=True)
+    with path.open("wb") as file:
+        file.truncate(2**40)
+
+
+def pipe(path):
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def nowhere(path):
+    path.unlink(missing_ok=True)
+    path.symlink_to("not_there")
+
+
+def a_folder(path):
+    path.unlink(missing_ok=True)
+    path.mkdir()
+
+
+SMALL = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "added_tokens.json")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (sparse, "has 1,099,511,627,776 bytes. It may have"),
+        (pipe, "is not an ordinary file"),
+        (nowhere, "cannot be read|does not exist"),
+        (a_folder, "is not an ordinary file"),
+    ],
+)
+@pytest.mark.parametrize("name", [*SMALL, "model.safetensors.index.json", "tokenizer.json", "chat_template.jinja"])
+def test_a_file_that_cannot_be_read_is_named_and_not_waited_for(settings, tmp_path, model, spoil, said, name):
+    spoil(model / name)
+    wanted = settings.model_copy(update={"model": settings.model.model_copy(update={"path": model})})
+    with pytest.raises(UserError) as refused:
+        make_plan(wanted, "all", Store(tmp_path / "store"), MACHINE)
+    assert any(name in str(fault) and re.search(said, str(fault)) for fault in refused.value.faults)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_pipe_is_neither_a_configuration_nor_a_model(settings, tmp_path, model, name):
+    pipe(model / name)
+    assert name in refusal(settings, tmp_path, model)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("A" * 240, "names a folder with 240 bytes in its name; 120 are allowed"),
+        ("x\x1b[2Jy", r"'.*x\\x1b\[2Jy'; rename"),
+    ],
+)
+def test_a_folder_whose_name_cannot_be_shown_is_refused(tmp_path, name, message):
+    with pytest.raises(UserError, match=message) as refused:
+        load([f"model.path='{tmp_path / name}'"])
+    assert "\x1b" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "words", ["workload=trace workload.trace=", "workload=empirical workload.isl.values=null workload.isl.file="]
+)
+def test_a_pipe_as_a_workload_is_refused(tmp_path, words):
+    pipe(tmp_path / "pipe")
+    wanted = load(f"{words}{tmp_path / 'pipe'}".split())
+    with pytest.raises(UserError, match="pipe is not an ordinary file"):
+        make_plan(wanted, "benchmark", Store(tmp_path / "store"), MACHINE)
