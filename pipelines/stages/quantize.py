@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.checkpoint.tokenizer import chat_templates
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, QFormat, calibrates
 from pipelines.domain.progress import Progress
@@ -250,11 +251,10 @@ class ChatRenderer:
 
     @cached_property
     def _template(self) -> ChatTemplate | None:
-        from pipelines.serving.openai.prompts import ChatTemplate, template_source
+        from pipelines.serving.openai.prompts import ChatTemplate
 
-        if template_source(self._folder) is None:
-            return None
-        return ChatTemplate.load(self._folder, tokenizer_adds_special=False)
+        templates, tokens = chat_templates(self._folder)
+        return ChatTemplate(templates, tokens) if "default" in templates else None
 
     def __call__(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Render one chat.

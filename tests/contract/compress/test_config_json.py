@@ -109,7 +109,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "phi 3": (PHI3, {"sliding_window": 2047}),
     "mixtral": ("MixtralForCausalLM", {}),
-    "qwen3 moe": ("Qwen3MoeForCausalLM", {"num_experts": 4, "sliding_window": 32}),
+    "qwen3 moe": ("Qwen3MoeForCausalLM", {"num_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32}),
 }  # fmt: skip
 
 
