@@ -102,7 +102,7 @@ MARK = "the value that is replaced"
 def model() -> ServedModel:
     return ServedModel(
         label="m", created=0, max_input_len=2000, max_seq_len=4000, metrics_url="", fields={"ensemble": FIELDS},
-        template=ChatTemplate(SHIPPED_TEMPLATE.read_text(), {}, adds_bos=False), guided=True,
+        template=ChatTemplate({"default": SHIPPED_TEMPLATE.read_text()}, {}), guided=True,
         engine=ServedEngine(ServedTokenizer(BUNDLED / "models" / "tiny_gemma", adds_special=True)),
     )  # fmt: skip
 

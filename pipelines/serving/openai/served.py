@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipelines.checkpoint.tokenizer import chat_templates
 from pipelines.serving.openai.errors import ApiError, shortened
 from pipelines.serving.openai.fields import Field, read_fields
 from pipelines.serving.openai.inputs import ServedEngine
-from pipelines.serving.openai.prompts import ChatTemplate, template_source
+from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.tokenizer import ServedTokenizer
 from pipelines.serving.repository import ModelRepository
 from pipelines.settings.model import BUNDLED
@@ -129,7 +130,7 @@ def served(repository: ModelRepository, metrics_url: str, chat_template: Path | 
 
 def _shipped(tokenizer: Path) -> Path | None:
     """Return the template beside the bundled models, for a copy of one of their tokenizers without its own."""
-    if template_source(tokenizer) is not None:
+    if "default" in chat_templates(tokenizer)[0]:
         return None
     own, known = tokenizer / "tokenizer.json", BUNDLED.glob("models/*/tokenizer.json")
     bundled = own.is_file() and any(filecmp.cmp(own, each, shallow=False) for each in known)
