@@ -8,6 +8,7 @@ A schema's own `x-guidance` comes first.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
