@@ -17,7 +17,7 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
 from pipelines.engines.description import EngineDescription
 from pipelines.plan.targets import EVALUATED, Target, compares, compares_server, has_fidelity, is_elsewhere
-from pipelines.settings.compression import text_name
+from pipelines.settings.compression import ABOUT
 from pipelines.settings.fidelity import TEXTS
 from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.settings.root import Settings
@@ -189,8 +189,8 @@ def text_notes(settings: Settings, target: Target, engine: EngineDescription) ->
     calibration, fidelity = settings.calibration, settings.fidelity
     notes = []
     if _calibrates(settings, target):
-        text = calibration.shipped or calibration.path or f"{calibration.dataset} on the Hub"
-        notes.append(f"calibration text: {text_name(text)}")
+        elsewhere = calibration.path or f"{calibration.dataset} on the Hub"
+        notes.append(f"calibration text: {ABOUT.get(calibration.source, elsewhere)}")
     if has_fidelity(settings, target, engine) or compares_server(settings, target):
         names = [name for name in fidelity.texts or () if name != "calibration" or not calibration.shipped]
         notes.append(f"fidelity text: {', '.join([*names, *([str(fidelity.path)] if fidelity.path else [])])}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from eval.fidelity.flips import Flips
@@ -13,6 +14,9 @@ from eval.perplexity import PerplexityResult
 from eval.results import EvalResult
 from pipelines.domain.benchmark import BenchmarkResult, Level, Summary
 from pipelines.domain.timing import RequestTiming
+from pipelines.host.hashing import sha256_file
+from pipelines.settings.compression import ABOUT, SHIPPED
+from pipelines.store.store import content_digest
 
 BASELINE = "none"
 """Variant of the uncompressed 16-bit model."""
@@ -35,6 +39,17 @@ class ArtifactInput:
     source: str
     in_store: bool
     path: str = ""
+
+
+@cache
+def _shipped() -> dict[str, str]:
+    """Return what a plan calls the calibration texts that ship with the project, by the digest of their content."""
+    return {content_digest({"": sha256_file(path)}): ABOUT[name] for name, path in SHIPPED.items()}
+
+
+def place_of(source: ArtifactInput) -> str:
+    """Return what a report calls an input: a text that ships with the project by its name, others by their place."""
+    return _shipped().get(source.digest, source.source)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,18 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat
 from pipelines.domain.units import show_bytes
 from pipelines.host.files import write_text
-from pipelines.report.data import BASELINE, Accuracy, ArtifactInput, FormatReport, ReportData, ReportedArtifact
+from pipelines.report.data import (
+    BASELINE,
+    Accuracy,
+    ArtifactInput,
+    FormatReport,
+    ReportData,
+    ReportedArtifact,
+    place_of,
+)
 from pipelines.report.mix import mix_terms
 from pipelines.report.pruning import pruning_terms
 from pipelines.report.recovery import recovery_terms
-from pipelines.settings.compression import text_name
 
 FOLDER = "model_cards"
 UNKNOWN = "unknown"
@@ -210,7 +217,7 @@ def _calibration(checkpoint: ReportedArtifact) -> str:
         return "none: the format does not need any"
     seen = checkpoint.facts.get("calibration", {})
     read = f"{seen['sequences']:,} texts, {seen['tokens']:,} tokens" if seen.get("tokens") else UNKNOWN
-    return f"{read} of {text_name(text.source)}; {settings_text(asked)}"
+    return f"{read} of {place_of(text)}; {settings_text(asked)}"
 
 
 def _sizes(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str, str], ...]:

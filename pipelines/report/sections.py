@@ -26,7 +26,7 @@ from pipelines.domain.summary import has_limits
 from pipelines.domain.units import show_bytes
 from pipelines.report import fidelity, mix, plots, plots_requests, pruning, recovery
 from pipelines.report.compare import Comparison, comparison, finished, in_words
-from pipelines.report.data import BenchmarkRun, FormatReport, ReportData, ReportedArtifact, Workload
+from pipelines.report.data import BenchmarkRun, FormatReport, ReportData, ReportedArtifact, Workload, place_of
 from pipelines.report.protocol import protocol, slo_text
 from pipelines.report.tables import (
     accuracy_table,
@@ -47,7 +47,6 @@ from pipelines.report.tables_load import (
     percentiles_table,
 )
 from pipelines.report.words import CONVENTIONS, what_was_asked
-from pipelines.settings.compression import text_name
 
 EACH_TASK = "Each task is judged by itself: the correction for several results counts those of one task."
 
@@ -292,7 +291,7 @@ def _repeat(data: ReportData) -> Section:
     ]
     if any(commit.endswith("+changes") for commit in made):
         blocks.append(Text("The source had uncommitted changes, so no commit alone repeats these results."))
-    if outside := sorted({text_name(source.source) for item in data.formats for piece in item.chain
+    if outside := sorted({place_of(source) for item in data.formats for piece in item.chain
                           for source in piece.inputs if not source.in_store}):  # fmt: skip
         blocks.append(Text(f"From outside the store, and needed again: {', '.join(outside)}."))
     return Section("repeat", "How to reproduce", tuple(blocks))

@@ -11,8 +11,7 @@ from eval.results import EvalResult
 from pipelines.document.blocks import LEFT, Column, Table, groups
 from pipelines.document.show import NONE, percent, span, when
 from pipelines.domain.units import show_bytes, show_seconds
-from pipelines.report.data import Accuracy, ArtifactInput, FormatReport, ReportData, ReportedArtifact
-from pipelines.settings.compression import text_name
+from pipelines.report.data import Accuracy, ArtifactInput, FormatReport, ReportData, ReportedArtifact, place_of
 
 
 def accuracy_table(data: ReportData) -> Table:
@@ -270,7 +269,7 @@ def _memory(piece: ReportedArtifact | None) -> str:
 
 
 def _input(source: ArtifactInput) -> str:
-    place = "" if source.in_store else f" ({text_name(source.source)})"
+    place = "" if source.in_store else f" ({place_of(source)})"
     return f"{source.name} {source.digest[:12]}{place}"
 
 

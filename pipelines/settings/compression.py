@@ -107,12 +107,6 @@ ABOUT = {
 }
 
 
-def text_name(place: object) -> str:
-    """Return what a report calls a calibration text: what ships with the project by its name, another by its place."""
-    ours = {path.relative_to(BUNDLED.parent).as_posix(): name for name, path in SHIPPED.items()}
-    return next((ABOUT[name] for end, name in ours.items() if str(place).endswith(f"/{end}")), str(place))
-
-
 class CalibrationSettings(Group):
     """Text that activations are observed on.
 

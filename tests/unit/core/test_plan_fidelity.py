@@ -9,12 +9,14 @@ import pytest
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
+from pipelines.host.hashing import sha256_file
 from pipelines.plan.checks import Checked, _two_models
 from pipelines.plan.memory_checks import two_models
 from pipelines.plan.plan import make_plan
+from pipelines.report.data import ArtifactInput, place_of
 from pipelines.settings.compose import load
 from pipelines.settings.model import BUNDLED
-from pipelines.store.store import Store
+from pipelines.store.store import Store, content_digest
 from tests.unit.core.test_machine import MACHINE
 from tests.unit.core.test_plan import LLAMA
 
@@ -242,3 +244,12 @@ def test_shipped_texts_are_disjoint_and_say_where_they_are_from():
 def paragraphs(row: dict) -> list[str]:
     text = row.get("text") or "\n\n".join(message["content"] for message in row["messages"])
     return text.split("\n\n")
+
+
+def test_a_report_names_shipped_text_by_its_content():
+    """A user's file of the same name is not taken for it."""
+    path = BUNDLED / "texts" / "calibration.jsonl"
+    digest = content_digest({"": sha256_file(path)})
+    ours, other = (ArtifactInput("calibration", each, path.name, in_store=False) for each in (digest, "0" * 64))
+    assert place_of(ours) == "real_text (dialogue, code and prose of free licences)"
+    assert place_of(other) == "calibration.jsonl"
