@@ -12,7 +12,7 @@ from typing import Any
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.errors import UserError
 from pipelines.predict.performance.measured import Measured, MeasuredLevel
-from pipelines.predict.performance.result_file import ResultFile
+from pipelines.predict.performance.result_file import KEPT_UP, ResultFile
 
 NAMES: dict[str, tuple[str, ...]] = {name: ("percentiles", name) for name in ("p50", "p90", "p95", "p99")}
 NAMES |= {name: (name,) for name in ("mean", "min", "max", "count")}
@@ -33,16 +33,18 @@ def guidellm(data: Any, source: str) -> Measured:
         UserError: a required key is missing, or a load cannot be compared.
     """
     files = [ResultFile(each, f"{source}, benchmark {i}", "GuideLLM") for i, each in enumerate(data["benchmarks"], 1)]
+    served = [file for file in files if file.get("metrics", "request_totals", "successful")] or files[:1]
+    empty = [f"Not used: {file.source}, no request of which finished." for file in files if file not in served]
     models = {str(file.get("config", "backend", "model") or "unknown") for file in files}
     if len(models) > 1:
         raise UserError(f"{source} (GuideLLM) has several models: {', '.join(sorted(models))}.")
     return Measured(
         tool="guidellm",
-        levels=tuple(_level(file) for file in files),
+        levels=tuple(_level(file) for file in served),
         model=models.pop(),
         sources=(source,),
         percentiles="index",
-        notes=tuple(note for file in files for note in _notes(file)),
+        notes=(*empty, *(note for file in served for note in _notes(file))),
         about={"version": ResultFile(data, source, "GuideLLM").get("metadata", "guidellm_version")},
     )
 
@@ -79,8 +81,17 @@ def _load(file: ResultFile) -> tuple[str, int | None, float | None]:
         users = file.whole("config", "strategy", "max_concurrency")
         return ("closed" if users else "burst"), users, None
     if kind in ("constant", "poisson"):
+        if cap := _cap_that_held(file):
+            return "closed", cap, None
         return kind, None, file.number("config", "strategy", "rate")
     raise file.unsupported(kind, "synchronous, concurrent, throughput, constant, poisson")
+
+
+def _cap_that_held(file: ResultFile) -> int | None:
+    """Return the cap on the concurrency of an open loop, if it kept requests waiting in the client."""
+    cap = file.whole("config", "strategy", "max_concurrency")
+    rate = file.get("config", "strategy", "rate")
+    return cap if cap and rate and _mean(file, "requests_per_second") < KEPT_UP * float(rate) else None
 
 
 def _streamed(file: ResultFile) -> bool:
@@ -97,4 +108,8 @@ def _distribution(file: ResultFile, name: str, scale: float) -> Distribution:
 
 def _notes(file: ResultFile) -> list[str]:
     lost, total = (file.get("metrics", "request_totals", key) or 0 for key in ("errored", "total"))
-    return file.notes(streamed=_streamed(file), lost=lost, total=total)
+    notes = file.notes(streamed=_streamed(file), lost=lost, total=total)
+    kind, cap = file.get("config", "strategy", "type_"), _cap_that_held(file)
+    if kind in ("constant", "poisson") and cap:
+        notes.append(file.held_note(file.number("config", "strategy", "rate"), cap))
+    return notes

@@ -19,7 +19,7 @@ from pipelines.domain.benchmark import Distribution
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import BY_QUANT_ALGO
 from pipelines.predict.performance.measured import Measured, MeasuredLevel, Served
-from pipelines.predict.performance.result_file import ResultFile
+from pipelines.predict.performance.result_file import KEPT_UP, ResultFile
 
 CAPPED = 0.1
 """Largest spread of submissions, as a share of the run, that counts as unthrottled. trtllm-bench submits everything at
@@ -66,12 +66,15 @@ def aiperf(data: Any, source: str) -> Measured:
     arrival = str(phase.get("type") or phase.get("arrival_pattern") or ("concurrency" if rate is None else "poisson"))
     if arrival not in ("concurrency", "concurrency_burst", "poisson", "gamma", "constant"):
         raise file.unsupported(arrival, "concurrency, poisson, gamma, constant")
+    cap, notes = phase.get("concurrency"), list[str]()
+    if rate and cap and file.number("request_throughput", "avg") < KEPT_UP * float(rate):
+        arrival, notes = "concurrency", [file.held_note(float(rate), int(cap))]
     model = file.get("input_config", "models", "items", 0, "name") or file.get(
         "input_config", "endpoint", "model_names", 0
     )
     gpus = _telemetry(file)
     stated = _server_info(file)
-    served, notes = (stated, ()) if stated else _counted(gpus, source)
+    served, counted = (stated, ()) if stated else _counted(gpus, source)
     return Measured(
         tool="aiperf",
         levels=(_level(file, arrival, phase.get("concurrency"), rate, warm=_warms(file)),),
@@ -79,9 +82,19 @@ def aiperf(data: Any, source: str) -> Measured:
         gpu=next((str(gpu["gpu_name"]) for gpu in gpus if gpu.get("gpu_name")), None),
         served=served,
         sources=(source,),
-        notes=(*_streamed(file), *notes),
+        notes=(*_streamed(file), *_lost(file), *notes, *counted),
         about={"version": file.get("aiperf_version"), "measured_at": file.get("start_time")},
     )
+
+
+def _lost(file: ResultFile) -> list[str]:
+    """Return notes on requests that failed, and on a run that AIPerf itself calls incomplete."""
+    failed, done = (float(file.get(name, "avg") or 0.0) for name in ("error_request_count", "request_count"))
+    failed = failed or float(sum(int(each.get("count") or 0) for each in file.get("error_summary") or []))
+    notes = file.notes(streamed=True, lost=failed, total=failed + done)
+    if file.get("is_complete") is False:
+        notes.append(f"{file.source}: AIPerf says is_complete=false; the run ended before all its requests.")
+    return notes
 
 
 def _profiling(file: ResultFile) -> Mapping[str, Any]:

@@ -122,10 +122,7 @@ def _notes(file: ResultFile, e2e: str, lost: float = 0, asked: float = 0) -> tup
     notes = file.notes(streamed=_streamed(file, e2e), lost=lost, total=asked)
     rate, users = file.number("request_rate"), file.whole("max_concurrency")
     if users and not math.isinf(rate) and _held_back(file, rate, users):
-        notes.append(
-            f"{file.source}: {rate:g} requests/s were asked for, but never more than {users} ran at once; the others "
-            "waited in the client, and no latency includes that. It counts as a closed loop."
-        )
+        notes.append(file.held_note(rate, users))
     return tuple(notes)
 
 

@@ -50,6 +50,8 @@ LLM_D = "benchmark_report_v0.2*,_*.yaml"
 NUMBERS = ("concurrency", "request_rate", "isl", "osl", "isl_stdev", "osl_stdev", "requests", "requests_per_s")
 """Numbers of a level besides its latencies."""
 LARGEST = 1e12
+LEAST_IN_FLIGHT = 0.5
+"""Share of the stated concurrency of a closed loop that must have been in flight."""
 NAMES = (
     *(RESULT, "profile_export_aiperf.json", "profile_export_genai_perf.json", "benchmarks.json", "benchmarks.yaml"),
     *("stage_*_lifecycle_metrics.json", "*qps-*.json", "*_[0-9][0-9][0-9][0-9]_[0-9]*.jsonl", LLM_D),
@@ -126,7 +128,7 @@ def _result(data: Any, path: Path) -> Measured:
         if (found := _recognised(data, path)) is not None:
             for level in found.levels:
                 _check(level)
-            return found
+            return _in_flight(found)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise UserError(
             f"sizing.measured={path} is not as its tool writes it: {str(error)[:200]}.",
@@ -135,6 +137,31 @@ def _result(data: Any, path: Path) -> Measured:
     raise UserError(
         f"sizing.measured={path} is not a benchmark result of a supported tool.", allowed=f"Supported: {KINDS}."
     )
+
+
+def _in_flight(found: Measured) -> Measured:
+    """Leave out closed loops of which far fewer requests were in flight than stated, by Little's law.
+
+    A short run begins and ends with an emptier server, so that half counts as full.
+    """
+    kept, notes = [], []
+    for level in found.levels:
+        served = level.requests_per_s * ((level.e2e_s.mean or 0.0) + level.think_s)
+        short = level.requests is not None and level.requests < 2 * (level.concurrency or 0)
+        if level.concurrency is None or not served or short or served >= LEAST_IN_FLIGHT * level.concurrency:
+            kept.append(level)
+        else:
+            notes.append(
+                f"Not used: {level.load}: {level.requests_per_s:.3g} requests/s of {level.e2e_s.mean:.3g} s are "
+                f"{served:.2g} in flight, not {level.concurrency}; the client did not hold the load."
+            )
+    if not kept:
+        raise UserError(
+            f"{', '.join(found.sources)} has no level that describes the server.",
+            allowed=" ".join(notes),
+            todo="Measure again with the concurrency that it states.",
+        )
+    return replace(found, levels=tuple(kept), notes=(*found.notes, *notes))
 
 
 def _recognised(data: Any, path: Path) -> Measured | None:

@@ -122,6 +122,13 @@ class ResultFile:
             return done
         raise UserError(f"{self.source} ({self.tool}) has no finished request.", todo="Measure again.")
 
+    def held_note(self, rate: float, users: int) -> str:
+        """Return the note on a rate that a cap on the concurrency held back."""
+        return (
+            f"{self.source}: {rate:g} requests/s were asked for, but never more than {users} ran at once; the others "
+            "waited in the client, and no latency includes that. It counts as a closed loop."
+        )
+
     def notes(self, *, streamed: bool, lost: float = 0, total: float = 0) -> list[str]:
         """Return the notes on a load that was not streamed, or in which `lost` of `total` requests failed."""
         notes = [] if streamed else [f"{self.source} was not streamed: it has no TTFT and no ITL."]

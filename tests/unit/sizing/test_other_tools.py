@@ -157,3 +157,42 @@ def test_an_empty_file_is_refused(tmp_path):
     (tmp_path / "empty.json").write_text("")
     with pytest.raises(UserError, match=r"empty\.json is not JSON"):
         read_measured([tmp_path / "empty.json"])
+
+
+def capped(data):
+    data["input_config"]["phases"][1] |= {"type": "poisson", "rate": 100.0, "concurrency": 8}
+    data["error_request_count"] = {"unit": "requests", "avg": 5.0}
+    data["is_complete"] = False
+
+
+def test_a_cap_that_held_a_rate_back_makes_a_closed_loop_of_aiperf_and_guidellm(tmp_path):
+    """AIPerf 0.13 and GuideLLM 0.8 take a rate and a cap on the concurrency together."""
+    found = read_measured([changed(tmp_path, "aiperf_1_5.json", capped)])
+    assert [(level.arrival, level.concurrency, level.request_rate) for level in found.levels] == [("closed", 8, None)]
+    said = " ".join(found.notes)
+    assert "100 requests/s were asked for, but never more than 8 ran at once" in said
+    assert "5 of 85 requests failed" in said
+    assert "is_complete=false" in said
+
+    def held(data):
+        data["benchmarks"][2]["config"]["strategy"] |= {"rate": 50.0, "max_concurrency": 8}
+
+    found = read_measured([changed(tmp_path, "guidellm.json", held)])
+    assert (found.levels[2].arrival, found.levels[2].concurrency) == ("closed", 8)
+    assert "50 requests/s were asked for" in " ".join(found.notes)
+
+
+def test_one_failed_level_does_not_lose_a_report_of_guidellm(tmp_path):
+    def failed(data):
+        data["benchmarks"][1]["metrics"]["request_totals"] = {"successful": 0, "errored": 9, "total": 9}
+
+    found = read_measured([changed(tmp_path, "guidellm.json", failed)])
+    assert len(found.levels) == 2
+    assert "benchmark 2, no request of which finished" in found.notes[0]
+
+
+def test_a_closed_loop_with_too_few_requests_in_flight_is_not_used(tmp_path):
+    """3.2 requests/s of 2.5 s are 8 in flight."""
+    path = changed(tmp_path, "vllm_bench_serve.json", lambda d: d.update(max_concurrency=32))
+    with pytest.raises(UserError, match="in flight, not 32"):
+        read_measured([path])
