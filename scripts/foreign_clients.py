@@ -39,8 +39,7 @@ END = "<!-- end of clients -->"
 MODEL = "tiny_llama"
 SERVED = (
     f"model={MODEL}", "quant=none", "guided=llguidance", "serving.openai=true",
-    "serving.chat_template=conf/serving/plain.jinja", "build.gather_context_logits=true",
-    "build.gather_generation_logits=true", "triton.fold_token_ids=true",
+    "build.gather_context_logits=true", "build.gather_generation_logits=true", "triton.fold_token_ids=true",
 )  # fmt: skip
 READY_S, PATIENCE_S, SETTLE_S = 900, 900, 1.5
 ENVIRONMENT = {

@@ -269,6 +269,13 @@ CLIENTS = (
     Client("openai", ("openai==3.57.0",), (Run("", "python {programs}/openai_client.py {openai} {model}", answered),)),
     Client("LangChain", ("langchain-openai==1.7.4",),
            (Run("", "python {programs}/langchain_client.py {openai} {model}", answered),)),
+    *(Client(name, packages, (Run("", "python {programs}/agents_client.py {openai} {model}", answered),))
+      for name, packages in (
+          ("pydantic-ai", ("pydantic-ai-slim[openai]==2.68.0",)),
+          ("openai-agents", ("openai-agents==0.24.0",)),
+          ("LlamaIndex", ("llama-index-llms-openai-like==0.8.1",)),
+          ("haystack", ("haystack-ai==3.0.0",)),
+      )),
     Client("LiteLLM", ("litellm==1.110.2",),
            (Run("", "python {programs}/litellm_client.py {openai} {model} {front}", answered),)),
     Client("AIPerf", ("aiperf==0.13.0",), (
