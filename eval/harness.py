@@ -257,7 +257,7 @@ def _result(
         model=model,
         qformat=qformat,
         engine=engine,
-        task=spec.task,
+        task=spec.label,
         num_fewshot=max(int(raw["n-shot"][name] or 0) for name in samples),
         limit=spec.limit,
         max_length=spec.max_length,

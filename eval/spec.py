@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eval.task_names import BUNDLED, JSON_VALIDITY, OWN_READER, PASSKEY, all_names, find, folder
+from eval.tasks.own import OwnLayout
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 
 
@@ -74,6 +75,7 @@ class EvalSpec:
         apply_chat_template: put the prompt into the tokenizer's chat template.
         fewshot_as_multiturn: each worked example is a turn of the chat of its own.
         system_instruction: stands before the task's own description, in a chat as the message of the system.
+        own: layout of the user's questions, of which dataset_path is the file; None for every other task.
     """
 
     task: str
@@ -87,6 +89,12 @@ class EvalSpec:
     apply_chat_template: bool = False
     fewshot_as_multiturn: bool = False
     system_instruction: str | None = None
+    own: OwnLayout | None = None
+
+    @property
+    def label(self) -> str:
+        """Name of the task in results; the user's questions are marked as such."""
+        return self.task if self.own is None else f"{self.own.name} (own)"
 
     def __post_init__(self) -> None:
         """Reject settings that cannot be run.
@@ -110,7 +118,7 @@ class EvalSpec:
                     todo="Set eval.dataset_path to the folder.",
                 )
             )
-        elif self.dataset_path is not None and not self.dataset_path.is_dir():
+        elif self.own is None and self.dataset_path is not None and not self.dataset_path.is_dir():
             faults.append(Fault(f"eval.dataset_path='{self.dataset_path}' is not a folder."))
         if faults:
             raise UserError.of(faults)

@@ -14,7 +14,8 @@ BUNDLED = ("mini_mmlu", "mini_answers", PASSKEY, JSON_VALIDITY)
 WRITTEN = ("mini_answers", PASSKEY, JSON_VALIDITY)
 """Those of them whose answers are written, not chosen."""
 MMLU = "mmlu"
-OWN_READER = (*BUNDLED, MMLU)
+LOCAL = "local"
+OWN_READER = (*BUNDLED, MMLU, LOCAL)
 """Tasks whose questions are read by our own reader, which checks every row."""
 
 _NAME = re.compile(r"""^(?:task|group|tag): *["']?([\w.-]+)["']? *(?:#.*)?$""", re.MULTILINE)

@@ -11,6 +11,7 @@ from eval.spec import EvalSpec
 from eval.task_names import JSON_VALIDITY, MMLU, OWN_READER, PASSKEY
 from eval.tasks.json_validity import load_json_validity
 from eval.tasks.local import load_lm_eval_task
+from eval.tasks.own import load_own
 from eval.tasks.passkey import load_passkey
 from pipelines.domain.errors import Fault, UserError
 
@@ -35,6 +36,8 @@ def load_tasks(spec: EvalSpec, tokenizer: Any = None) -> dict[str, Any]:
     """
     if spec.task not in OWN_READER:
         return load_lm_eval_task(spec.task, spec)
+    if spec.own is not None and spec.dataset_path is not None:
+        return load_own(spec.task, spec.dataset_path, spec.own)
     if spec.task == PASSKEY:
         return load_passkey(spec, tokenizer)
     if spec.task == JSON_VALIDITY:

@@ -42,7 +42,7 @@ def _evidence(found: Mapping[str, Any]) -> Evidence:
     if (looks := found.get("looks")) is None:
         return Evidence.once(Changed(found["questions"], found["lost"], found["gained"]))
     before = [Answered(right, tuple((chance, n) for chance, n in parts)) for right, parts in found.get("before") or ()]
-    known = before or [None] * len(looks)
+    known: list[Answered | None] = [*before] or [None] * len(looks)
     return Evidence(
         tuple(
             Look(Changed(n, lost, gained), share, each)

@@ -213,7 +213,7 @@ def _questions(settings: Settings, target: Target, found: Found) -> list[Fault]:
         ]
     if fault := task_fault(asked.task) or chat_fault(asked, found):
         return [fault]
-    if asked.task in BUNDLED or asked.dataset or asked.dataset_path:
+    if asked.task in BUNDLED or asked.dataset or asked.dataset_path or asked.path:
         return []
     return [
         Fault(

@@ -8,6 +8,7 @@ from math import prod
 from pathlib import Path
 
 from eval.task_names import BUNDLED as BUNDLED_TASKS
+from eval.tasks.own import read_own
 from pipelines.checkpoint.tensors import read_header
 from pipelines.compress.texts import load_texts
 from pipelines.domain.adapter import Adapter
@@ -114,6 +115,9 @@ def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
             sources[f"lora.{task}"], adapters[task] = adapter_source(folder, hashes, f"lora.adapters.{task}")
     with collecting(faults):
         few = _read_texts(settings, target, sources)
+    if (own := settings.eval.own) is not None and "dataset" in sources:
+        with collecting(faults):
+            read_own(sources["dataset"].path, own)
     if faults:
         raise UserError.of(faults)
     return Found(
@@ -260,6 +264,8 @@ def _named(settings: Settings, target: Target) -> Iterator[tuple[str, str, Path 
     yield "teacher", "recover.teacher", settings.recover.teacher
     if evaluated and settings.eval.dataset_path is None and settings.eval.task in BUNDLED_TASKS:
         yield "dataset", "eval", PROJECT_ROOT / "eval" / "mini_mmlu" / "data"
+    elif evaluated and settings.eval.path is not None:
+        yield "dataset", "eval.path", settings.eval.path
     elif evaluated:
         yield "dataset", "eval.dataset_path", settings.eval.dataset_path
     if compares(settings, target):

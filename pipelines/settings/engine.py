@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from eval.tasks.own import OwnLayout
 from pipelines.domain.errors import masked
 from pipelines.settings.base import HOST, PORT, Group, HubName, Positive, Ranks, Revision
 
@@ -191,6 +192,13 @@ class EvalSettings(Group):
         concurrency: requests that the server is sent at a time.
         attempts: how often a request is sent while the server refuses it for the moment or does not answer.
         timeout_s: longest wait for one response, seconds.
+        path: file with questions of the user's own, for eval=local: .csv, .tsv, .jsonl or .parquet.
+        name: of those questions in results, where "(own)" follows; null is the file's.
+        question_column: column of the question; null recognizes the usual names, as for the other columns.
+        choices_column: column with a list of choices; without one, columns A, B, ... or option_1, option_2, ...
+        answer_column: column of the right choice.
+        subject_column: column that divides the questions; not needed.
+        answers: what an answer is: letter, index0 (from 0), index1 (from 1) or text; null recognizes it.
     """
 
     task: TaskName
@@ -218,6 +226,34 @@ class EvalSettings(Group):
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 8
     attempts: Annotated[int, Field(ge=1, le=100)] = 6
     timeout_s: Annotated[float, Field(gt=0)] = 300
+    path: Path | None = None
+    name: Annotated[str, Field(pattern=r"^[\w.-]{1,80}$")] | None = None
+    question_column: str | None = None
+    choices_column: str | None = None
+    answer_column: str | None = None
+    subject_column: str | None = None
+    answers: Literal["letter", "index0", "index1", "text"] | None = None
+
+    @model_validator(mode="after")
+    def _has_own_questions(self) -> Self:
+        own = ("path", "name", "question_column", "choices_column", "answer_column", "subject_column", "answers")
+        given = [name for name in own if getattr(self, name) is not None]
+        if self.task != "local" and given:
+            raise ValueError(f"has {given[0]} with task={self.task}: it is for questions of your own, eval=local")
+        if self.task == "local" and self.path is None:
+            raise ValueError("has task=local without path: give eval.path=questions.csv")
+        if self.task == "local" and self.num_fewshot:
+            raise ValueError(f"has num_fewshot={self.num_fewshot} with task=local, which has no worked examples")
+        return self
+
+    @property
+    def own(self) -> OwnLayout | None:
+        """Layout of the user's questions; None for every other task."""
+        if self.path is None:
+            return None
+        stem = re.sub(r"[^\w.-]+", "_", self.path.stem)[:80] or "questions"
+        columns = self.question_column, self.choices_column, self.answer_column, self.subject_column
+        return OwnLayout(self.name or stem, *columns, self.answers)
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -255,6 +255,7 @@ def _spec_of(settings: EvalSettings, dataset: Path, max_length: int, max_prompt:
         apply_chat_template=settings.apply_chat_template,
         fewshot_as_multiturn=settings.multiturn,
         system_instruction=settings.system_instruction,
+        own=settings.own,
     )
 
 
@@ -275,6 +276,7 @@ def asked(settings: EvalSettings) -> dict[str, Any]:
         **guided,
         **(chat if settings.apply_chat_template else {}),
         **system,
+        **({} if settings.own is None else {"own": asdict(settings.own)}),
     }
 
 
