@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from eval.own import OwnLayout
 from eval.task_names import BUNDLED, JSON_VALIDITY, OWN_READER, PASSKEY, all_names, find, folder
-from eval.tasks.own import OwnLayout
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 
 

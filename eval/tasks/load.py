@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from eval.dataset import MINI_MMLU, Splits, as_datasets, open_questions, read_subjects
+from eval.own import load_own
 from eval.spec import EvalSpec
 from eval.task_names import JSON_VALIDITY, MMLU, OWN_READER, PASSKEY
 from eval.tasks.json_validity import load_json_validity
 from eval.tasks.local import load_lm_eval_task
-from eval.tasks.own import load_own
 from eval.tasks.passkey import load_passkey
 from pipelines.domain.errors import Fault, UserError
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
+from eval.own import OwnLayout, read_own
 from eval.task_names import BUNDLED as BUNDLED_TASKS
-from eval.tasks.own import read_own
 from pipelines.checkpoint.tensors import read_header
 from pipelines.compress.texts import load_texts
 from pipelines.domain.adapter import Adapter
@@ -115,7 +115,7 @@ def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
             sources[f"lora.{task}"], adapters[task] = adapter_source(folder, hashes, f"lora.adapters.{task}")
     with collecting(faults):
         few = _read_texts(settings, target, sources)
-    if (own := settings.eval.own) is not None and "dataset" in sources:
+    if (own := OwnLayout.of(settings.eval)) is not None and "dataset" in sources:
         with collecting(faults):
             read_own(sources["dataset"].path, own)
     if faults:

@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from eval.tasks.own import OwnLayout
 from pipelines.domain.errors import masked
 from pipelines.settings.base import HOST, PORT, Group, HubName, Positive, Ranks, Revision
 
@@ -245,15 +244,6 @@ class EvalSettings(Group):
         if self.task == "local" and self.num_fewshot:
             raise ValueError(f"has num_fewshot={self.num_fewshot} with task=local, which has no worked examples")
         return self
-
-    @property
-    def own(self) -> OwnLayout | None:
-        """Layout of the user's questions; None for every other task."""
-        if self.path is None:
-            return None
-        stem = re.sub(r"[^\w.-]+", "_", self.path.stem)[:80] or "questions"
-        columns = self.question_column, self.choices_column, self.answer_column, self.subject_column
-        return OwnLayout(self.name or stem, *columns, self.answers)
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:

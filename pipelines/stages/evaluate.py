@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eval.own import OwnLayout
 from eval.results import BASELINE, RESULT
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import Progress
@@ -255,7 +256,7 @@ def _spec_of(settings: EvalSettings, dataset: Path, max_length: int, max_prompt:
         apply_chat_template=settings.apply_chat_template,
         fewshot_as_multiturn=settings.multiturn,
         system_instruction=settings.system_instruction,
-        own=settings.own,
+        own=OwnLayout.of(settings),
     )
 
 
@@ -266,6 +267,7 @@ def _positions(model: Path) -> int:
 
 def asked(settings: EvalSettings) -> dict[str, Any]:
     """Return the settings that decide which questions are asked and what makes an answer right."""
+    own = OwnLayout.of(settings)
     metric = {} if settings.metric is None else {"metric": settings.metric}
     guided = {"guided": "compact"} if settings.guided else {}  # how the guide spaces JSON changes answers
     chat = {"apply_chat_template": True, "fewshot_as_multiturn": settings.multiturn}
@@ -276,7 +278,7 @@ def asked(settings: EvalSettings) -> dict[str, Any]:
         **guided,
         **(chat if settings.apply_chat_template else {}),
         **system,
-        **({} if settings.own is None else {"own": asdict(settings.own)}),
+        **({} if own is None else {"own": asdict(own)}),
     }
 
 

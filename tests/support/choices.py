@@ -8,6 +8,7 @@ NEEDS: dict[tuple[str, str], list[str]] = {
     ("sizing", "autoscaled"): ["sizing.autoscaling.cold_start_s=120"],
     ("manifests", "host_path"): ["manifests.host_path=/some/folder"],
     ("manifests", "hub"): ["manifests.fetch.hub=org/name"],
+    ("eval", "local"): ["eval.path=questions.csv"],
     ("eval", "lm_eval"): ["eval.task=winogrande", "eval.dataset=org/name"],
     ("lora", "adapters"): ["lora.adapters={1:/some/adapter,2:/another}"],
     ("prune", "width"): ["prune.mlp=256"],

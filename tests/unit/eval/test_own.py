@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.tasks.own import OwnLayout, read_own
+from eval.own import OwnLayout, read_own
 from pipelines.domain.errors import UserError
 
 ROWS = [

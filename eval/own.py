@@ -10,9 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines.domain.errors import UserError
+
+if TYPE_CHECKING:
+    from pipelines.settings.engine import EvalSettings
 
 MOST_BYTES = 64 * 2**20
 MOST_SUBJECTS = 500
@@ -44,6 +47,16 @@ class OwnLayout:
     answer: str | None = None
     subject: str | None = None
     answers: str | None = None
+
+    @classmethod
+    def of(cls, settings: EvalSettings) -> OwnLayout | None:
+        """Return the layout that the settings state; None for every task but the user's own."""
+        s = settings
+        if s.path is None:
+            return None
+        stem = re.sub(r"[^\w.-]+", "_", s.path.stem)[:80] or "questions"
+        columns = s.question_column, s.choices_column, s.answer_column, s.subject_column
+        return cls(s.name or stem, *columns, s.answers)
 
 
 def read_own(path: Path, layout: OwnLayout) -> list[Row]:
