@@ -39,7 +39,15 @@ SERVER_METRICS = "server_metrics_export.json"
 def is_aiperf(data: Mapping[str, Any]) -> bool:
     """Return whether AIPerf wrote this."""
     config = data.get("input_config")
+    if _aggregation(data) is not None:
+        return True
     return "aiperf_version" in data or (isinstance(config, dict) and ("loadgen" in config or "phases" in config))
+
+
+def _aggregation(data: Mapping[str, Any]) -> Any:
+    """Return how a file summarises several runs of AIPerf; None for the file of one run."""
+    about = data.get("metadata")
+    return (about if isinstance(about, dict) else data).get("aggregation_type")
 
 
 def is_genai_perf(data: Mapping[str, Any]) -> bool:
@@ -59,6 +67,12 @@ def aiperf(data: Any, source: str) -> Measured:
         UserError: a required key is missing.
     """
     file = ResultFile(data, source, "AIPerf")
+    if (kind := _aggregation(data)) is not None:
+        raise UserError(
+            f"{source} (AIPerf) is an aggregate over several runs ({kind}): it has means of statistics, and not the "
+            "load that was applied.",
+            todo="Give the profile_export_aiperf.json of each run, or the folder that holds them.",
+        )
     if file.get("was_cancelled"):
         raise UserError(f"{source} (AIPerf) is from a run that was cancelled.", todo="Measure again.")
     phase = _profiling(file)

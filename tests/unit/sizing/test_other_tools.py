@@ -196,3 +196,12 @@ def test_a_closed_loop_with_too_few_requests_in_flight_is_not_used(tmp_path):
     path = changed(tmp_path, "vllm_bench_serve.json", lambda d: d.update(max_concurrency=32))
     with pytest.raises(UserError, match="in flight, not 32"):
         read_measured([path])
+
+
+def test_an_aggregate_of_aiperf_is_refused_as_one(tmp_path):
+    path = tmp_path / "profile_export_aiperf_aggregate.json"
+    path.write_text(
+        json.dumps({"schema_version": "1.0", "metadata": {"aggregation_type": "confidence"}, "metrics": {}})
+    )
+    with pytest.raises(UserError, match=r"an aggregate over several runs \(confidence\)"):
+        read_measured([path])
