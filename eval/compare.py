@@ -23,8 +23,8 @@ _FORMATS_PER_BLOCK = 6
 _PROVEN = ("loss_least", "loss_most", "p_go", "p_no_go", "questions_needed", "next_setting")
 """Fields of a row that say what is proven of the loss."""
 WHAT_MEASURES = (
-    "Ask questions that the model can answer, of another task (eval=mmlu, from the Hub or eval.dataset_path=/a/copy), "
-    "or more of them."
+    "Ask questions that the model can answer: another task (eval=mmlu, from the Hub or eval.dataset_path=/a/copy), or "
+    "your own (eval=local eval.path=questions.csv)."
 )
 ITSELF = "baseline"
 """Verdict on the result that the others are compared with."""
