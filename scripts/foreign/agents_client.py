@@ -7,7 +7,7 @@ import sys
 from enum import StrEnum
 
 from asked import ask
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 URL, MODEL = sys.argv[1:]
 PROMPT = "The river of Githbrel is"
@@ -21,7 +21,9 @@ class River(StrEnum):
 
 
 class Found(BaseModel):
-    """What was found; its schema has `$defs`."""
+    """What was found; its schema has `$defs`, and allows nothing else, which a tiny model would write for ever."""
+
+    model_config = ConfigDict(extra="forbid")
 
     river: River
 

@@ -275,6 +275,7 @@ CLIENTS = (
           ("openai-agents", ("openai-agents==0.24.0",)),
           ("LlamaIndex", ("llama-index-llms-openai-like==0.8.1",)),
           ("haystack", ("haystack-ai==3.0.0",)),
+          ("instructor", ("instructor==1.17.0",)),
       )),
     Client("LiteLLM", ("litellm==1.110.2",),
            (Run("", "python {programs}/litellm_client.py {openai} {model} {front}", answered),)),
