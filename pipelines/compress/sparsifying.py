@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 
 from pipelines.checkpoint.tensors import read_header
+from pipelines.checkpoint.tokenizer_folder import MORE_TEMPLATES
 from pipelines.compress import transformers_door
 from pipelines.compress.calibration import CalibrationSet, make_batches
 from pipelines.compress.gpu_memory import BATCHES, gpu_memory_named
@@ -159,9 +160,10 @@ def _prune_by_sparsegpt(layer: torch.nn.Module, states: HiddenStates, number: in
 
 def link_small_files(model_dir: Path, out_dir: Path) -> None:
     """Hard-link everything but the weights and an artifact's manifest into the new folder, or copy it."""
-    for path in sorted(model_dir.iterdir()):
+    for path in sorted([*model_dir.iterdir(), *(model_dir / MORE_TEMPLATES).glob("*.jinja")]):
         if path.is_file() and path.suffix not in _WEIGHT_SUFFIXES and path.name != MANIFEST:
-            target = out_dir / path.name
+            target = out_dir / path.relative_to(model_dir)
+            target.parent.mkdir(exist_ok=True)
             target.unlink(missing_ok=True)
             try:
                 os.link(path.resolve(), target)

@@ -32,6 +32,7 @@ MODEL_PATTERNS = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template*",
+    "additional_chat_templates/*.jinja",
     "vocab.json",
     "merges.txt",
 )
