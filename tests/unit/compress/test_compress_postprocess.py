@@ -10,7 +10,10 @@ from pipelines.compress.postprocess import correct_export, corrected
 from pipelines.compress.specs import QuantSpec
 from pipelines.domain.formats import KvFormat, QFormat
 
-HF = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 200, "rope_theta": 5e5}
+HF = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 200, "rope_theta": 5e5,
+    "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 96,
+}  # fmt: skip
 
 
 def exported(**quantization: object) -> dict[str, object]:
