@@ -51,7 +51,7 @@ class WriteRepository:
     lora_tasks: tuple[int, ...] = ()
     images: ImageSpec | None = None
     name = "repository"
-    version = "5"
+    version = "6"
     measures = False
     libraries: tuple[str, ...] = ()  # only text and links; the engine's versions are in its digest
     needs: tuple[str, ...] = ("tritonclient",)
