@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.compress.texts import RenderedChat
+from pipelines.checkpoint.tokenizer import RenderedChat
 from pipelines.domain.errors import UserError
 
 BETWEEN = "\n\n"

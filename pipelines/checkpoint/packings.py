@@ -3,7 +3,9 @@
 Shape legend: O output channels, I input channels, G groups of input channels. Eight values of 4 bits share an int32.
 
 - AutoGPTQ 0.7.1 and GPTQModel 7.7 (`nn_modules/qlinear`): qweight [I/8, O], neighbouring inputs in a value, the first
-  in the lowest bits; qzeros [G, O/8] likewise; scales [G, O]; g_idx int32 [I], the group of each input.
+  in the lowest bits; qzeros [G, O/8] likewise; scales [G, O]; g_idx int32 [I], the group of each input. Version 1 packs
+  zero points and then takes 0x11111111 from the word, so that a zero point of 0 borrows from its neighbour.
+- AutoRound 0.16: the same without g_idx, or as AutoAWQ. Scales are negative where a group's largest value is positive.
 - AutoAWQ 0.2.9 (`modules/linear/gemm.py`): qweight [I, O/8], qzeros [G, O/8] and scales [G, O]; neighbouring outputs in
   a value, in the order 0, 2, 4, 6, 1, 3, 5, 7.
 - compressed-tensors 0.20 (`compressors/pack_quantized`): weight_packed [O, I/8] of codes from -8 to 7, stored plus 8,
@@ -11,7 +13,8 @@ Shape legend: O output channels, I input channels, G groups of input channels. E
 
 A weight is (code - zero point) * scale.
 
-In FP8, a linear has `weight` [O, I], `weight_scale` and `input_scale`, one number each. Scales of the KV cache:
+In FP8, a linear has `weight` [O, I], `weight_scale` and `input_scale`, one number each; Transformers 5 names them
+`weight_scale_inv` and `activation_scale`, and means the same. Scales of the KV cache:
 
 - ModelOpt 0.47 (`export_hf_checkpoint`): self_attn.k_proj.k_scale and self_attn.v_proj.v_scale.
 - compressed-tensors 0.20: self_attn.k_scale and self_attn.v_scale.
@@ -19,12 +22,13 @@ In FP8, a linear has `weight` [O, I], `weight_scale` and `input_scale`, one numb
 
 ModelOpt's other formats (`export/unified_export_hf.py`) are packed as in its checkpoint for TensorRT-LLM, under other
 names: see `decode_modelopt`. AWQ's scales of activations are folded into the norm before q, k and v, and into that
-before gate and up; those linears then have no `pre_quant_scale`.
+before gate and up; those linears then have no `pre_quant_scale`. compressed-tensors in INT8 and in NVFP4 has the same
+values under other names, and the inverse of what ModelOpt calls scale_2: see `as_modelopt`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +51,6 @@ _MODELOPT = {
 """Tensor of a linear in a TensorRT-LLM checkpoint -> its name in ModelOpt's folders."""
 _FLOATS = {"float32", "float16", "bfloat16"}
 _OF_OUTPUTS = ("weight", "weights_scaling_factor")
-ZEROS_LESS_ONE = {"gptq": True, "gptq_v2": False}
-"""`checkpoint_format` of GPTQ -> whether zero points are stored less one; AutoGPTQ, which names no format, does."""
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 SYMMETRIC = 8
 
@@ -100,7 +102,11 @@ def decode_fp8(tensors: Mapping[str, Array], name: str) -> Fp8Linear:
             f"'{name}.weight' is {weight.dtype}; config.json says that every linear of the layers is in FP8.",
             todo="Give the original model.",
         )
-    return Fp8Linear(weight, *(_one(find[leaf], f"{name}.{leaf}") for leaf in ("weight_scale", "input_scale")))
+    scale, inputs = (
+        other if other in find else usual
+        for usual, other in (("weight_scale", "weight_scale_inv"), ("input_scale", "activation_scale"))
+    )
+    return Fp8Linear(weight, _one(find[scale], f"{name}.{scale}"), _one(find[inputs], f"{name}.{inputs}"))
 
 
 def fused_fp8(parts: Sequence[Fp8Linear]) -> Fp8Linear:
@@ -167,6 +173,22 @@ def decode_modelopt(
     return found
 
 
+def as_modelopt(tensors: Mapping[str, Array], name: str) -> dict[str, Array]:
+    """Return a linear that compressed-tensors stored in INT8 or NVFP4, under the names and in the units of ModelOpt.
+
+    Raises:
+        UserError: a tensor is missing.
+    """
+    find = _Leaves(tensors, name)
+    if "weight_packed" not in find:
+        found = {"weight": find["weight"], "weight_scale": find["weight_scale"].reshape(-1)}
+        return {f"{name}.{leaf}": each for leaf, each in (found | {"input_scale": find["input_scale"]}).items()}
+    found = {"weight": find["weight_packed"], "weight_scale": find["weight_scale"]}
+    for leaf, inverse in (("weight_scale_2", "weight_global_scale"), ("input_scale", "input_global_scale")):
+        found[leaf] = (1 / find[inverse].astype("float32")).astype("float32")
+    return {f"{name}.{leaf}": each for leaf, each in found.items()}
+
+
 def _as(value: Array, dtype: Any, name: str) -> Array:
     """Convert scales between float types; keep the bits of packed values, U8 in one place and I8 in another."""
     if (value.dtype.name, dtype.name) in (("uint8", "int8"), ("int8", "uint8")):
@@ -206,22 +228,20 @@ def _one(scale: Array, name: str) -> float:
     return float(scale.reshape(()).astype("float32"))
 
 
-def decode_int4(tensors: Mapping[str, Array], name: str, block: Mapping[str, Any]) -> Int4Linear:
+def decode_int4(tensors: Mapping[str, Array], name: str, packing: str, group_size: int | None = None) -> Int4Linear:
     """Return a linear of a folder in INT4.
 
     Args:
         tensors: of the folder.
         name: of the linear, e.g. "model.layers.0.mlp.up_proj".
-        block: `quantization_config`.
+        packing: "gptq", "gptq_v2", "awq" or "pack-quantized".
+        group_size: of the checkpoint; a longer group becomes several with the same scale. None leaves it.
 
     Raises:
         UserError: a tensor is missing, or its shape does not go with the others'.
     """
     find = _Leaves(tensors, name)
-    method = block.get("quant_method")
-    found = (
-        _awq(find) if method == "awq" else _compressed(find) if method == "compressed-tensors" else _gptq(find, block)
-    )
+    found = _UNPACKED[packing](find)
     (out, inputs), groups = found.codes.shape, found.scales.shape
     if found.points.shape != groups or groups[0] != out or inputs % groups[1]:
         raise UserError(
@@ -229,7 +249,14 @@ def decode_int4(tensors: Mapping[str, Array], name: str, block: Mapping[str, Any
             f" {list(found.points.shape)}.",
             todo="Download the model again.",
         )
-    return found
+    return found if group_size is None else _in_groups(found, max(1, inputs // groups[1] // group_size))
+
+
+def _in_groups(linear: Int4Linear, parts: int) -> Int4Linear:
+    """Divide each group into so many with the same scale and zero point."""
+    import numpy as np
+
+    return Int4Linear(linear.codes, np.repeat(linear.scales, parts, 1), np.repeat(linear.points, parts, 1))
 
 
 class _Leaves:
@@ -247,12 +274,19 @@ class _Leaves:
         return self._tensors[f"{self._name}.{leaf}"]
 
 
-def _gptq(find: _Leaves, block: Mapping[str, Any]) -> Int4Linear:
-    codes = _nibbles(find["qweight"].T)
-    points = _nibbles(find["qzeros"])  # [G, O]
-    if ZEROS_LESS_ONE[block.get("checkpoint_format") or "gptq"]:
-        points = (points + 1) & 15  # AutoGPTQ's kernels wrap 16 to 0 as well
-    return _linear(codes, find["scales"].T, points.T)
+def _gptq(find: _Leaves) -> Int4Linear:
+    """Version 1: see the note on 0x11111111 at the top."""
+    import numpy as np
+
+    return _gptq_with(find, find["qzeros"].view(np.uint32) + np.uint32(0x11111111))
+
+
+def _gptq_v2(find: _Leaves) -> Int4Linear:
+    return _gptq_with(find, find["qzeros"])
+
+
+def _gptq_with(find: _Leaves, zeros: Array) -> Int4Linear:
+    return _linear(_nibbles(find["qweight"].T), find["scales"].T, _nibbles(zeros).T)
 
 
 def _awq(find: _Leaves) -> Int4Linear:
@@ -269,6 +303,14 @@ def _compressed(find: _Leaves) -> Int4Linear:
     else:
         points = np.full(scales.shape, SYMMETRIC, np.uint8)
     return _linear(codes, scales, points)
+
+
+_UNPACKED: dict[str, Callable[[_Leaves], Int4Linear]] = {
+    "gptq": _gptq,
+    "gptq_v2": _gptq_v2,
+    "awq": _awq,
+    "pack-quantized": _compressed,
+}
 
 
 def _linear(codes: Array, scales: Array, points: Array) -> Int4Linear:

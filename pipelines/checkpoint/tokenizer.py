@@ -10,6 +10,12 @@ from pipelines.checkpoint.tokenizer_folder import TokenizerFaultError, Tokenizer
 from pipelines.domain.errors import UserError
 
 
+class RenderedChat(str):
+    """A chat in the form of a model's template, which writes the special tokens itself: none are added."""
+
+    __slots__ = ()
+
+
 def opened(folder: Path, key: str = "") -> TokenizerFolder:
     """Open a folder's tokenizer and read everything that stands beside it.
 

@@ -30,6 +30,7 @@ from pipelines.domain.formats import (
     INT8_AT_BUILD,
     INT8_WEIGHTS,
     UNIFORM,
+    UNSMOOTHED,
     Activation,
     FormatSpec,
     WeightKind,
@@ -39,6 +40,8 @@ from pipelines.domain.hf_config import shown
 if TYPE_CHECKING:
     import numpy as np
 
+IMPORTED = "imported"
+"""Producer of the checkpoint of a folder that another library quantized."""
 _AGAIN = "Export the checkpoint again."
 _DTYPE_CODES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _KV_SCALES = ("kv_cache_scaling_factor", "k_cache_scaling_factor", "v_cache_scaling_factor")
@@ -154,8 +157,15 @@ def verify(folder: Path) -> list[Fault]:
     headers = [{name: Expected(i.dtype, i.shape) for name, i in file.header.items()} for file in ranks]
     faults = check_tensors(config, headers)
     for number, file in enumerate(ranks):
-        faults += value_faults(f"rank{number}.safetensors", file)
+        faults += value_faults(f"rank{number}.safetensors", file, signed=_is_signed(config))
     return faults
+
+
+def _is_signed(config: CheckpointConfig) -> bool:
+    """Return whether scales of groups may be negative or 0, as AutoRound writes them: nothing is divided by them."""
+    return (config.raw.get("producer") or {}).get(
+        "name"
+    ) == IMPORTED and config.quantization.qformat in UNSMOOTHED.values()
 
 
 def _config_faults(config: CheckpointConfig) -> Iterator[Fault]:
@@ -326,12 +336,18 @@ def _linear_tensors(config: CheckpointConfig, name: str, path: str, out: int, wi
     return {f"{name}.{leaf}": tensor for leaf, tensor in tensors.items()}
 
 
-def value_faults(file: str, tensors: TensorFile) -> Iterator[Fault]:
-    """Yield wrong values: NaN or infinity anywhere, scales that are not positive, and inconsistent KV scales."""
+def value_faults(file: str, tensors: TensorFile, *, signed: bool = False) -> Iterator[Fault]:
+    """Yield wrong values: NaN or infinity anywhere, scales that are not positive, and inconsistent KV scales.
+
+    Args:
+        file: name of the file, for messages.
+        tensors: its content.
+        signed: whether scales of weights may have any sign.
+    """
     for name, info in tensors.header.items():
         if info.dtype in _NOT_FINITE and _any_not_finite(tensors[name], info.dtype):
             yield Fault(f"{file}: '{name}' contains NaN or infinity.", todo=_AGAIN)
-        elif _is_scale(name):
+        elif _is_scale(name) and not (signed and name.endswith(".weights_scaling_factor")):
             # an NVFP4 block of zeros has the scale 0; every other scale is a divisor
             smallest, blocks = float(tensors[name].astype("float32").min()), info.dtype == "F8_E4M3"
             if smallest < 0 or (smallest == 0 and not blocks):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,14 @@ import numpy as np
 import torch
 
 from pipelines.checkpoint.config import CheckpointConfig
+from pipelines.checkpoint.declarations import packing_of, quantization_of
 from pipelines.checkpoint.describe import describe
-from pipelines.checkpoint.given import given_format, import_faults, quantization_of
+from pipelines.checkpoint.given import given_format, import_faults
 from pipelines.checkpoint.layers import KV_SCALE, LAYERS_FILE
 from pipelines.checkpoint.packings import (
     Fp8Linear,
     Int4Linear,
+    as_modelopt,
     decode_fp8,
     decode_int4,
     decode_modelopt,
@@ -25,7 +27,7 @@ from pipelines.checkpoint.packings import (
     kv_scales,
 )
 from pipelines.checkpoint.tensors import TensorFile, numpy_dtype
-from pipelines.checkpoint.verify import Tensors, expected_tensors
+from pipelines.checkpoint.verify import IMPORTED, Tensors, expected_tensors
 from pipelines.compress.calibration import calibration_facts
 from pipelines.compress.gpu_memory import BATCHES, gpu_memory_named
 from pipelines.compress.model_folder import ModelFolder, torch_dtype
@@ -51,9 +53,9 @@ class _Folder:
         self._tensors = _Tensors(self._files)
         self._layers = range(source.shape.num_hidden_layers)
         self.given = given_format(self.block)
-        self._modelopts = self.block.get("quant_method") == "modelopt"
+        self._packing = packing_of(self.block)
         self.points = (
-            not self._modelopts
+            self._packing != "modelopt"
             and self.given.group_size is not None
             and any((self._int4(layer, module).points != 8).any() for layer in self._layers for module in LINEARS)
         )
@@ -83,7 +85,9 @@ class _Folder:
             return iter(())
         if qformat is QFormat.FP8:
             return self._stored_fp8(layer, module)
-        return self._stored_modelopt(layer, module, expected) if self._modelopts else self._stored_int4(layer, module)
+        if self._packing == "modelopt" or qformat is not QFormat.INT4_GPTQ:
+            return self._stored_modelopt(layer, module, expected)
+        return self._stored_int4(layer, module)
 
     def _stored_modelopt(self, layer: int, module: str, expected: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
         prefix = f"transformer.layers.{layer}.{module}."
@@ -92,7 +96,11 @@ class _Folder:
             for name, each in expected.items()
             if name.startswith(prefix) and not name.endswith(".bias")
         }
-        for leaf, found in decode_modelopt(self._tensors, names_of(layer, module), types).items():
+        names = names_of(layer, module)
+        tensors: Mapping[str, Any] = self._tensors
+        if self._packing != "modelopt":
+            tensors = {leaf: each for name in names for leaf, each in as_modelopt(tensors, name).items()}
+        for leaf, found in decode_modelopt(tensors, names, types).items():
             yield leaf, _from_numpy(found)
 
     def _stored_int4(self, layer: int, module: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -112,7 +120,8 @@ class _Folder:
         yield "activation_scaling_factor", torch.tensor([linear.input_scale])
 
     def _int4(self, layer: int, module: str) -> Int4Linear:
-        parts = [decode_int4(self._tensors, name, self.block) for name in names_of(layer, module)]
+        packing, size = self._packing, self.given.group_size
+        parts = [decode_int4(self._tensors, name, packing, size) for name in names_of(layer, module)]
         merged = [np.concatenate([getattr(part, each) for part in parts]) for each in ("codes", "scales", "points")]
         return Int4Linear(*merged)
 
@@ -221,9 +230,7 @@ def _config(source: ModelFolder, spec: QuantSpec, dtype: str, folder: _Folder) -
         "kv_cache_quant_algo": None if spec.kv_cache is KvFormat.AUTO else spec.kv_cache.upper(),
         **({} if folder.given.layers else {"exclude_modules": ["lm_head"]}),
     }
-    return checkpoint_config(
-        source, dtype, block, {"name": "imported", "version": str(folder.block.get("quant_method"))}
-    )
+    return checkpoint_config(source, dtype, block, {"name": IMPORTED, "version": str(folder.block.get("quant_method"))})
 
 
 def _block(qformat: QFormat, group_size: int, points: bool = False) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pipelines.checkpoint.given import quantization_of
+from pipelines.checkpoint.declarations import quantization_of
+from pipelines.checkpoint.stored_linears import undeclared_faults
 from pipelines.compress.calibration import calibration_facts
 from pipelines.compress.model_folder import look_at, pick_device, pick_dtype
 from pipelines.compress.specs import CalibrationSpec, Dtype, Layout, QuantSpec
@@ -41,6 +42,8 @@ def run_quantize(
             texts=texts, calibration=calibration, device=device,
         )  # fmt: skip
         return {**facts, "source_bytes": source.weight_bytes}
+    if faults := [*undeclared_faults(str(model_dir), model_dir)]:
+        raise UserError.of(faults)
     if spec.sixteen_bit and layout != "hugging_face" and source.shape.family.modelopt_type is not None:
         from pipelines.compress.sixteen_bit import write_sixteen_bit
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pipelines.checkpoint.tokenizer import RenderedChat
 from pipelines.domain.errors import UserError
 
 DEFAULT_COLUMN = "text"
@@ -23,12 +24,6 @@ Row = tuple[str, str, object]
 
 SHAREGPT = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant"}
 """Names of roles in ShareGPT's layout."""
-
-
-class RenderedChat(str):
-    """A chat in the form of a model's template, which writes the special tokens itself."""
-
-    __slots__ = ()
 
 
 def plain_chat(messages: Sequence[Message]) -> str:

@@ -103,19 +103,6 @@ def small_text(path: Path, most: int = MOST_SMALL_BYTES) -> str:
         raise UserError(f"{path}{where} cannot be read: {error.strerror}.", todo="Restore the file.") from None
 
 
-def optional_object(file: Path) -> dict[str, Any]:
-    """Read the JSON object in one of the small files beside a model; empty if there is no file, or no object in it.
-
-    Raises:
-        UserError: the file is not JSON.
-    """
-    try:
-        found = parse_json(small_text(file)) if os.path.lexists(file) else {}
-    except ValueError as error:
-        raise UserError(f"{file} is not valid JSON: {error}.", todo="Download it again.") from None
-    return found if isinstance(found, dict) else {}
-
-
 def link_to(folder: Path, link: Path) -> None:
     """Make `link` lead to a folder, in place of what it led to before.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pipelines.checkpoint.given import import_faults, quantization_of
+from pipelines.checkpoint.declarations import quantization_of
+from pipelines.checkpoint.given import import_faults
 from pipelines.domain.errors import Fault
 from pipelines.engines.description import EngineDescription
 from pipelines.plan.targets import Target, has_baseline
@@ -19,7 +20,7 @@ def is_given(settings: Settings) -> bool:
 def given_faults(settings: Settings, engine: EngineDescription, target: Target) -> list[Fault]:
     """Return why such a folder cannot be used like that; none for a folder in 16 bit."""
     folder, build = settings.model.folder, settings.build
-    if folder is None or not is_given(settings):
+    if folder is None:
         return []
     faults = import_faults(
         folder,
@@ -31,7 +32,7 @@ def given_faults(settings: Settings, engine: EngineDescription, target: Target) 
         effective_bits=settings.quant.effective_bits,
         candidates=settings.quant.mixed,
     )
-    if faults:
+    if faults or not is_given(settings):
         return faults
     what = f"model.path='{folder}' is already quantized"
     if not engine.writes_engine:

@@ -73,7 +73,7 @@ class Evaluate:
     needs: tuple[str, ...]
     warns: bool = False
     name = "evaluate"
-    version = "4"
+    version = "5"
     measures = False
 
     def identity(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class EvaluateReference:
     device: str
     warns: bool = False
     name = "reference"
-    version = "2"
+    version = "3"
     measures = False
     libraries: tuple[str, ...] = ("torch", "transformers", "lm-eval", "tokenizers")
     needs: tuple[str, ...] = ("torch", "transformers", "lm_eval")

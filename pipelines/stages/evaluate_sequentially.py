@@ -50,7 +50,7 @@ class EvaluateSequentially:
     needs: tuple[str, ...]
     warns: bool = False
     name = "evaluate"
-    version = "sequential 3"
+    version = "sequential 4"
     measures = False
 
     def identity(self) -> dict[str, Any]:

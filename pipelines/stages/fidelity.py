@@ -54,7 +54,7 @@ class Fidelity:
     libraries: tuple[str, ...]
     needs: tuple[str, ...]
     name = "fidelity"
-    version = "5"
+    version = "6"
     measures = False
 
     def identity(self) -> dict[str, Any]:

@@ -262,14 +262,14 @@ class ChatRenderer:
         Raises:
             UserError: the template refuses it.
         """
-        from pipelines.compress.texts import RenderedChat, plain_chat
+        from pipelines.compress.texts import plain_chat
         from pipelines.serving.openai.errors import ApiError
 
         if self._template is None:
             return plain_chat(messages)
         values = {"tools": None, "documents": None, "add_generation_prompt": False}
         try:
-            return RenderedChat(self._template.render(messages, values))
+            return self._template.render(messages, values)
         except ApiError as fault:
             raise UserError(
                 f"the chat template of '{self._folder}' does not take this chat: {fault}",

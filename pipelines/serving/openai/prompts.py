@@ -8,10 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipelines.checkpoint.tokenizer import chat_templates
+from pipelines.checkpoint.tokenizer import RenderedChat, chat_templates
 from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.rendering import WORKERS, NoPromptError, Renderer
-from pipelines.serving.openai.tokenizer import RenderedChat
 from pipelines.serving.openai.tools import form_of
 
 Result = TypeVar("Result")

@@ -49,7 +49,8 @@ NEVER_THERE = (
 )  # fmt: skip
 """Entries of `include` that ask for parts which no answer of this server has, so that nothing is left out."""
 REFERENCES = (
-    "Nothing is stored here: send the items themselves (store=false in the Vercel AI SDK, no previous response)."
+    "Nothing is stored here: send the items themselves, without a previous response "
+    "(in the Vercel AI SDK, set store to false)."
 )
 NAMES = {
     "messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text.format",

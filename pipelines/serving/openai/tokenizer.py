@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.checkpoint.tokenizer import opened
+from pipelines.checkpoint.tokenizer import RenderedChat, opened
 
 PIECE = 16_384  # characters that are tokenized at a time
 SHRINKING = 4  # normalizers may drop or join characters before a text is tokenized
@@ -15,12 +15,6 @@ ANCHOR = "a"
 UNFINISHED = "\ufffd"
 """What a decoder writes for the bytes of an incomplete character."""
 LONGEST_CHARACTER = 8  # tokens; a byte each is four
-
-
-class RenderedChat(str):
-    """A prompt that a chat template wrote, with the special tokens that belong into it: none are added."""
-
-    __slots__ = ()
 
 
 class ServedTokenizer:

@@ -152,7 +152,11 @@ def test_order_of_activations_is_refused(models, tmp_path) -> None:
         ({}, {"world_size": 2}, "for one rank, not 2"),
         ({"quant_method": "hqq"}, {}, r"quant_method='hqq'.*Folders of AutoGPTQ and GPTQModel .* AutoAWQ"),
         ({"bits": 8}, {}, "with bits=8. It can be 4"),
-        ({"group_size": -1}, {}, "with group_size=-1. It can be 16, 32, 64, 128, 256"),
+        ({"group_size": 24}, {}, "with group_size=24. It can be 16, 32, 64, 128, 256"),
+        ({"group_size": -1}, {}, "in groups of 128. Set quant.group_size=128"),
+        ({"is_marlin_format": True}, {}, "is_marlin_format=True. It can be False"),
+        ({"pack_dtype": "int8"}, {}, "pack_dtype='int8'. It can be 'int32'"),
+        ({"dynamic": {"+:.*up_proj": {"bits": 8}}}, {}, r"dynamic=\['\+:\.\*up_proj'\]. It must be absent"),
         ({"checkpoint_format": "marlin"}, {}, "checkpoint_format='marlin'. It can be 'gptq', 'gptq_v2'"),
         ({"lm_head": True}, {}, "with lm_head=True. It must be absent"),
     ],
@@ -179,9 +183,18 @@ COMPRESSED = {"quant_method": "compressed-tensors", "format": "pack-quantized", 
         (AWQ | {"version": "gemv"}, "with version='gemv'. It can be 'gemm'"),
         (AWQ | {"modules_to_not_convert": ["mlp.down_proj"]}, r"modules_to_not_convert=\['mlp.down_proj'\]"),
         (AWQ | {"bits": 8}, "with bits=8. It can be 4"),
-        (COMPRESSED | {"format": "int-quantized"}, "'int-quantized'. It can be 'pack-quantized', 'float-quantized'"),
+        (COMPRESSED | {"format": "marlin-24"}, "'marlin-24'. It can be 'pack-quantized', 'float-quantized'"),
+        (COMPRESSED | {"config_groups": compressed(actorder="group")}, "actorder='group'. It can be False, 'weight'"),
+        (COMPRESSED | {"config_groups": compressed(), "transform_config": {"R1": 1}}, "transform_config={'R1': 1}"),
+        (
+            COMPRESSED | {"config_groups": compressed(), "sparsity_config": {"format": "sparse-24-bitmask"}},
+            "24-bitmask",
+        ),
         (COMPRESSED | {"config_groups": compressed(num_bits=8)}, "num_bits=8. It can be 4"),
-        (COMPRESSED | {"config_groups": compressed(strategy="channel")}, "strategy='channel'. It can be 'group'"),
+        (
+            COMPRESSED | {"config_groups": compressed(strategy="tensor")},
+            "strategy='tensor'. It can be 'group', 'channel'",
+        ),
         (COMPRESSED | {"config_groups": compressed(), "ignore": []}, r"ignore=None. It can be \['lm_head'\]"),
         (COMPRESSED | {"config_groups": []}, "number of config_groups=0. It can be 1"),
         (AWQ | {"group_size": 32}, "in groups of 32. Set quant.group_size=32"),
@@ -349,7 +362,7 @@ def test_a_head_in_fp8_is_not_read_as_if_it_were_16_bit(models, tmp_path) -> Non
     tensors = load_file(folder / "model.safetensors")
     tensors["lm_head.weight"] = tensors["lm_head.weight"].to(torch.float8_e4m3fn)
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(UserError, match=r"'lm_head.weight' of .*auto has the type F8_E4M3.* Give the original"):
+    with pytest.raises(UserError, match=r"auto' is .*with 'lm_head.weight' of type F8_E4M3.* Give the original"):
         quantize(folder, tmp_path / "out", QuantSpec(QFormat.FP8), (), CALIBRATION)
 
 

@@ -26,7 +26,7 @@ def weights(linear) -> np.ndarray:
 @pytest.mark.parametrize("name", ["symmetric", "zero_points"])
 def test_a_decoded_linear_is_what_autogptq_computes_with(name) -> None:
     file = TensorFile(PACKED / f"{name}.safetensors")
-    linear = decode_int4(file, "linear", {"quant_method": "gptq"})
+    linear = decode_int4(file, "linear", "gptq")
     np.testing.assert_allclose(weights(linear), file["computed"], atol=1e-5)
     assert (linear.points == 8).all() == (name == "symmetric")
 
@@ -34,7 +34,7 @@ def test_a_decoded_linear_is_what_autogptq_computes_with(name) -> None:
 @pytest.mark.parametrize("name", ["symmetric", "zero_points"])
 def test_the_packing_of_our_tests_is_that_of_autogptq(name) -> None:
     file = TensorFile(PACKED / f"{name}.safetensors")
-    linear = decode_int4(file, "linear", {"quant_method": "gptq"})
+    linear = decode_int4(file, "linear", "gptq")
     assert (file["linear.qweight"] == pack(linear.codes.view(np.uint8) + np.uint8(8)).T).all()
     assert (pack(linear.points.T.astype(int) - 1) == file["linear.qzeros"]).all()
 
@@ -50,19 +50,19 @@ OTHERS = Path(__file__).parent
 def test_a_linear_of_another_kind_is_what_its_library_computes_with(method, name) -> None:
     """AutoAWQ unpacks to float16."""
     file = TensorFile(OTHERS / method.replace("-", "_") / f"{name}.safetensors")
-    linear = decode_int4(file, "linear", {"quant_method": method})
+    linear = decode_int4(file, "linear", "awq" if method == "awq" else "pack-quantized")
     np.testing.assert_allclose(weights(linear), file["computed"], atol=1e-3 if method == "awq" else 1e-6)
     assert (linear.points == 8).all() == (name == "symmetric")
 
 
 def test_the_packing_of_our_tests_is_that_of_autoawq_and_compressed_tensors() -> None:
     file = TensorFile(OTHERS / "awq/zero_points.safetensors")
-    linear = decode_int4(file, "linear", {"quant_method": "awq"})
+    linear = decode_int4(file, "linear", "awq")
     codes = linear.codes.view(np.uint8) + np.uint8(8)
     assert (file["linear.qweight"] == pack(awq_order(codes.T))).all()
     assert (file["linear.qzeros"] == pack(awq_order(linear.points.T))).all()
     file = TensorFile(OTHERS / "compressed_tensors/zero_points.safetensors")
-    linear = decode_int4(file, "linear", {"quant_method": "compressed-tensors"})
+    linear = decode_int4(file, "linear", "pack-quantized")
     assert (file["linear.weight_packed"] == pack(linear.codes.view(np.uint8) + np.uint8(8))).all()
     assert (file["linear.weight_zero_point"] == pack(linear.points.T).T).all()
 
@@ -71,20 +71,22 @@ def test_tensors_that_do_not_go_together_are_named() -> None:
     file = TensorFile(OTHERS / "awq/zero_points.safetensors")
     tensors = dict(file) | {"linear.scales": file["linear.scales"][:, :8]}
     with pytest.raises(UserError, match=r"'linear' do not go together: 32 x 64 weights, scales \[8, 2\]"):
-        decode_int4(tensors, "linear", {"quant_method": "awq"})
+        decode_int4(tensors, "linear", "awq")
 
 
 def test_the_second_version_stores_zero_points_as_they_are() -> None:
     file = TensorFile(PACKED / "symmetric.safetensors")
     tensors = dict(file) | {"linear.qzeros": file["linear.qzeros"] + np.int32(0x11111111)}
-    linear = decode_int4(tensors, "linear", {"quant_method": "gptq", "checkpoint_format": "gptq_v2"})
+    linear = decode_int4(tensors, "linear", "gptq_v2")
     np.testing.assert_allclose(weights(linear), file["computed"], atol=1e-5)
 
 
 def test_a_missing_tensor_is_named() -> None:
     with pytest.raises(UserError, match=r"lacks the tensor 'linear\.scales'"):
         decode_int4(
-            {"linear.qweight": np.zeros((8, 8), np.int32), "linear.qzeros": np.zeros((1, 1), np.int32)}, "linear", {}
+            {"linear.qweight": np.zeros((8, 8), np.int32), "linear.qzeros": np.zeros((1, 1), np.int32)},
+            "linear",
+            "gptq",
         )
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.checkpoint.tokenizer import RenderedChat
 from pipelines.compress import load_texts
-from pipelines.compress.texts import RenderedChat, token_ids
+from pipelines.compress.texts import token_ids
 from pipelines.domain.errors import UserError
 from pipelines.stages.quantize import ChatRenderer
 
