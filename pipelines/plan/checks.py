@@ -107,7 +107,9 @@ def check(
         return Checked(served)
     checked = Checked()
     findings = check_table(deployment(settings, shape, engine, machine, found))
-    checked.faults += [*given_faults(settings, engine, target), *_quant(settings), *refused(findings)]
+    if settings.model.folder is None or "model" in found.sources:  # what cannot be read has been named already
+        checked.faults += given_faults(settings, engine, target)
+    checked.faults += [*_quant(settings), *refused(findings)]
     checked.warnings = (*warned(findings), *_few_texts(settings, found), *few_questions(settings, target))
     checked.faults += _baseline(settings, shape, engine, machine, target, found, findings)
     checked.faults += _draft(settings, found)

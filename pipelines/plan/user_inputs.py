@@ -145,8 +145,8 @@ def _reference(
     if path is None or not compares(settings, target):
         return None
     folder = path.expanduser().absolute()
-    check_tokenizer(folder, key)
     sources["reference_model"], shape = model_source(folder, hashes, key)
+    check_tokenizer(folder, key)
     return shape
 
 

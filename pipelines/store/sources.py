@@ -42,6 +42,24 @@ MOST_INDEX_BYTES = 64 * MIB
 READING = "\0reading"
 """Stands among a folder's files for `InputSource.reading`; no file has this name."""
 PICKLES = ("*.bin", "*.pth", "*.pt", "*.ckpt")
+OTHER_LAYOUTS = {
+    "*.gguf": ("GGUF, llama.cpp's format", "Give the Hugging Face folder that it was made from."),
+    "params.json": (
+        "the layout of Mistral or Meta",
+        "Give the Hugging Face folder, or convert it with transformers' convert_mistral_weights_to_hf.py or "
+        "convert_llama_weights_to_hf.py.",
+    ),
+    "adapter_config.json": (
+        "a LoRA adapter",
+        "Serve it beside its base model (lora=adapters), or merge it with peft's merge_and_unload().",
+    ),
+    "rank*.engine": ("a TensorRT engine", "Set engine.path to it, and model.path to the model it was built from."),
+    "openvino_model.xml": ("an OpenVINO model", "Give the Hugging Face folder that it was made from."),
+    "*.onnx": ("an ONNX model", "Give the Hugging Face folder that it was made from."),
+    "*.npz": ("an older layout of MLX", "Give the Hugging Face folder that it was made from."),
+    "*.nemo": ("a NeMo archive", "Convert it to a Hugging Face folder with NeMo's exporter."),
+}
+"""Files that only other layouts have -> the layout, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +176,16 @@ def model_source(
     meant = _is_meant if weights else Path.is_file
     files = sorted({path for pattern in MODEL_PATTERNS for path in folder.glob(pattern) if meant(path)})
     _check_sizes(files)
-    rope = rope_as_read(config)
-    return _source(folder, files, hashes, key, json.dumps({"rope": rope}) if rope else ""), shape
+    return _source(folder, files, hashes, key, _reading(config)), shape
+
+
+def _reading(config: Mapping[str, Any]) -> str:
+    """Return what was once read in another way, so that what was made then is not used; "" for nothing."""
+    found: dict[str, Any] = {"rope": rope} if (rope := rope_as_read(config)) else {}
+    block = config.get("quantization_config")
+    if isinstance(block, Mapping) and block.get("quant_method") == "gptq" and block.get("sym") is False:
+        found["zero_points"] = "of whole words"
+    return json.dumps(found) if found else ""
 
 
 def model_config(folder: Path, key: str = "model.path") -> dict[str, Any]:
@@ -168,12 +194,31 @@ def model_config(folder: Path, key: str = "model.path") -> dict[str, Any]:
     Raises:
         UserError: the file is missing or not JSON.
     """
+    if folder.is_file():
+        _refuse_other_layout([folder], folder, key)
     if not folder.is_dir():
         raise UserError(f"{key}='{folder}' is not a folder.", todo="Give a Hugging Face model folder.")
     config = folder / "config.json"
     if not config.is_file():
+        _refuse_other_layout(folder.iterdir(), folder, key)
         raise UserError(f"{key}='{folder}' is not a Hugging Face model: it has no config.json.")
     return json_object(config)
+
+
+def _refuse_other_layout(files: Iterable[Path], given: Path, key: str) -> None:
+    """Refuse by its name what is a model in another layout.
+
+    Raises:
+        UserError: one of the files belongs to a known layout.
+    """
+    for path in sorted(files):
+        for pattern, (layout, todo) in OTHER_LAYOUTS.items():
+            if path.match(pattern):
+                raise UserError(
+                    f"{key}='{given}' is {layout} ({path.name}), which is not read.",
+                    allowed="A Hugging Face folder: config.json, tokenizer.json and *.safetensors.",
+                    todo=todo,
+                )
 
 
 def json_object(path: Path) -> dict[str, Any]:
@@ -259,6 +304,7 @@ def _check_weights(folder: Path, key: str) -> None:
             allowed="Only safetensors are read.",
             todo="Convert it with transformers' save_pretrained().",
         )
+    _refuse_other_layout(folder.iterdir(), folder, key)
     raise UserError(f"{key}='{folder}' has no *.safetensors file.")
 
 

@@ -34,6 +34,7 @@ READ = {
     "calibration.path": "plan calibration=local quant=fp8",
     "recover.teacher": "plan recover=distill",
     "eval.dataset_path": "plan",
+    "eval.path": "plan eval=local",
     "lora.adapters": "plan quant=none lora=adapters",
     "fidelity.path": "plan",
     "fidelity.reference_path": "plan plan.target=fidelity",

@@ -66,6 +66,25 @@ def test_a_model_that_later_fails_is_refused(tmp_path, model, spoil, message):
         plan(tmp_path, [f"model.path={model}"])
 
 
+def test_models_in_other_layouts_are_refused_by_name(tmp_path, model):
+    (model / "model.safetensors").unlink()
+    native = tmp_path / "native"
+    native.mkdir()
+    for folder, file, layout in (
+        (model, "model-q4_0.gguf", "GGUF, llama.cpp's format"),
+        (native, "params.json", "the layout of Mistral or Meta"),
+        (native, "adapter_config.json", "a LoRA adapter"),
+        (native, "rank0.engine", "a TensorRT engine"),
+    ):
+        (folder / file).write_bytes(b"")
+        with pytest.raises(UserError, match=rf"{folder.name}' is {layout} \({file}\)"):
+            plan(tmp_path, [f"model.path={folder}"])
+        (folder / file).unlink()
+    (alone := tmp_path / "model.gguf").write_bytes(b"")
+    with pytest.raises(UserError, match=r"model\.gguf' is GGUF"):
+        plan(tmp_path, [f"model.path={alone}"])
+
+
 def test_all_damaged_files_of_a_model_are_named(tmp_path, model):
     shutil.copy(model / "model.safetensors", model / "more.safetensors")
     for path in model.glob("*.safetensors"):
