@@ -43,7 +43,7 @@ NUMBERS = {rule.name: number for number, rule in enumerate(RULES, 1)}
 NOWHERE = Machine(1, 0, (), "", has_tensorrt_llm=False, platform="")
 SMALL = ModelShape("LlamaForCausalLM", 32, 4096, 32, 8, 128, 14336, 128256, 131072, False)
 """Llama 3.1 8B, whose sizes are divisible for every split and format."""
-ADAPTER = Adapter("/adapter", "LORA", 8, ("q_proj",), {"q_proj": (4096, 4096)})
+ADAPTER = Adapter("/adapter", 8, ("q_proj",), {"q_proj": (4096, 4096)})
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,19 @@
 Source: TensorRT-LLM `examples/hf_lora_convert.py` @05316d3 (layout, scaling) and `tensorrt_llm/lora_manager.py` (module
 ids). `model.lora_weights.npy` is [1, rows, width]: a row holds A [rank, inputs] and then B [outputs, rank] times the
 adapter's scaling, both flattened, and zeros up to the widest row. `model.lora_config.npy` is int32 [1, rows, 3]: module
-id, layer, rank. Rows are sorted by layer and module here; each identifies itself, so their order does not matter. A
-tensor that the script does not know is skipped there with a line of output, and refused here, because the adapter would
-silently answer differently.
+id, layer, rank; rank and scaling may differ by row. Rows are sorted by layer and module here; each identifies itself,
+so their order does not matter. A tensor that the script does not know is skipped there with a line of output, and
+refused here, because the adapter would silently answer differently.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.checkpoint.tensors import TensorFile
+from pipelines.checkpoint import adapter_files
+from pipelines.checkpoint.adapter_files import AdapterFiles, place
 from pipelines.domain.adapter import MODULES
 from pipelines.domain.errors import Fault, UserError
 from pipelines.engines.limits import EngineLimits
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 WEIGHTS, CONFIG = "model.lora_weights.npy", "model.lora_config.npy"
-PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
+PEFT_FILES = (adapter_files.CONFIG, adapter_files.WEIGHTS)
 MODULE_IDS = {
     "attn_qkv": 0,
     "attn_q": 1,
@@ -41,21 +40,6 @@ MODULE_IDS = {
 STORED = ("float16", "float32")
 """Engine types whose adapters can be stored: `runtime/utils/numpyUtils.cpp` reads no bfloat16 from a .npy file, and
 `runtime/loraUtils.cpp` takes weights of the engine's own type only."""
-
-_TENSOR = re.compile(r".*\.layers\.(\d+)\.(?:self_attn|mlp)\.([a-z_]+)\.lora_(A|B)\.weight")
-_PLAIN: dict[str, tuple[Any, ...]] = {
-    "peft_type": ("LORA",),
-    "use_dora": (False, None),
-    "bias": ("none", None),
-    "fan_in_fan_out": (False, None),
-    "modules_to_save": (None, []),
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
-}
-"""Keys of adapter_config.json -> the values that this layout can represent."""
-
-Pairs = dict[tuple[int, str], dict[str, "Array"]]
-"""(layer, Hugging Face's name of the linear) -> {"A": [rank, inputs], "B": [outputs, rank]}."""
 
 
 def convert(folder: Path, dtype: str = "float16") -> tuple[Array, Array]:
@@ -73,14 +57,15 @@ def convert(folder: Path, dtype: str = "float16") -> tuple[Array, Array]:
     """
     import numpy as np
 
-    config = _config(folder)
-    scale = _scaling(config)
+    files = AdapterFiles.read(folder)
     rows, keys = [], []
     order = {name: MODULE_IDS[module] for name, module in MODULES.items()}
-    for (layer, name), pair in sorted(_pairs(folder).items(), key=lambda item: (item[0][0], order[item[0][1]])):
-        inside, outside = pair["A"].astype(np.float32), pair["B"].astype(np.float32) * scale
+    places = {module: place(module) for module in files.scalings}
+    ids = {module: (layer, order[name.partition(".")[2]]) for module, (layer, name) in places.items()}
+    for module, (layer, number) in sorted(ids.items(), key=lambda item: item[1]):
+        inside, outside = files.matrices(module)
         rows.append(np.concatenate([inside.reshape(-1), outside.reshape(-1)]))
-        keys.append([order[name], layer, inside.shape[0]])
+        keys.append([number, layer, len(inside)])
     weights = np.zeros((1, len(rows), max(len(row) for row in rows)), dtype=dtype)
     for number, row in enumerate(rows):
         weights[0, number, : len(row)] = row
@@ -97,6 +82,18 @@ def write(folder: Path, out_dir: Path, dtype: str) -> None:
     out_dir.mkdir(parents=True, exist_ok=True)
     np.save(out_dir / WEIGHTS, weights)
     np.save(out_dir / CONFIG, config)
+
+
+def check_values(adapters: Mapping[int, Path]) -> None:
+    """Read every matrix of adapters that are served as they are.
+
+    Raises:
+        UserError: see `AdapterFiles`.
+    """
+    for folder in adapters.values():
+        files = AdapterFiles.read(folder)
+        for module in files.scalings:
+            files.matrices(module)
 
 
 def adapter_faults(adapters: Mapping[int, Path], limits: EngineLimits) -> list[Fault]:
@@ -140,60 +137,3 @@ def adapter_faults(adapters: Mapping[int, Path], limits: EngineLimits) -> list[F
                 )
             )
     return faults
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    """Read adapter_config.json of a plain LoRA adapter."""
-    path = folder / PEFT_FILES[0]
-    try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(
-            f"'{folder}' is not an adapter: it has no {path.name}.",
-            allowed=f"peft saves {' and '.join(PEFT_FILES)}.",
-        ) from None
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}.") from None
-    if faults := [
-        _more_than_lora(path, key, config[key]) for key, v in _PLAIN.items() if config.get(key, v[0]) not in v
-    ]:
-        raise UserError.of(faults)
-    return config
-
-
-def _more_than_lora(path: Path, key: str, value: Any) -> Fault:
-    return Fault(
-        f"{path} has {key}={value!r}, which TensorRT-LLM's two arrays have no place for.",
-        "They hold LoRA matrices of linears under one rank and one alpha.",
-        "Train the adapter without it, or merge it into the model.",
-    )
-
-
-def _scaling(config: Mapping[str, Any]) -> float:
-    """Return the factor of B: alpha / r, or alpha / sqrt(r) for rsLoRA."""
-    rank, alpha = int(config["r"]), float(config["lora_alpha"])
-    return float(alpha / rank**0.5 if config.get("use_rslora") else alpha / rank)
-
-
-def _pairs(folder: Path) -> Pairs:
-    """Return the matrices of every linear, after checking that both exist and match."""
-    path = folder / PEFT_FILES[1]
-    pairs: Pairs = {}
-    file = TensorFile(path)
-    for name in file:
-        found = _TENSOR.fullmatch(name)
-        if found is None or found[2] not in MODULES:
-            raise UserError(
-                f"{path} holds '{name}', which is no LoRA matrix of a known linear.",
-                allowed=f"Known: {', '.join(MODULES)} of self_attn and mlp.",
-            )
-        pairs.setdefault((int(found[1]), found[2]), {})[found[3]] = file[name]
-    if not pairs:
-        raise UserError(f"{path} holds no tensors.")
-    for (layer, name), pair in pairs.items():
-        if set(pair) != {"A", "B"} or pair["A"].shape[0] != pair["B"].shape[1]:
-            shapes = ", ".join(f"{half} {list(values.shape)}" for half, values in sorted(pair.items()))
-            raise UserError(
-                f"{path}: {name} of layer {layer} has {shapes}.", allowed="A is [rank, inputs], B is [outputs, rank]."
-            )
-    return pairs

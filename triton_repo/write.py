@@ -105,7 +105,10 @@ def _adapter_faults(
                 todo="Leave one of them out.",
             )
         ]
-    return lora.adapter_faults(adapters, limits) if spec.engine.server is ServerBackend.TENSORRTLLM else []
+    if spec.engine.server is ServerBackend.TENSORRTLLM:
+        return lora.adapter_faults(adapters, limits)
+    lora.check_values(adapters)
+    return []
 
 
 def _configs(

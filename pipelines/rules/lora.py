@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipelines.domain.adapter import MODULES, Adapter, linear_widths
+from pipelines.domain.adapter import Adapter, linear_widths
 from pipelines.domain.formats import QFormat
 from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, listed, shape
 from pipelines.rules.sources import COMBINATIONS, COMMAND, LAYERS, LORA, MLP, MODEL_CONFIG
@@ -37,19 +37,19 @@ def _missing(d: DeploymentFacts) -> Cases:
     ]
 
 
-def _unknown(d: DeploymentFacts) -> Cases:
-    found = [(words, [m for m in adapter.modules if m not in MODULES]) for words, adapter in _each(d)]
-    return [{**words, "unknown": listed(unknown), "known": listed(MODULES)} for words, unknown in found if unknown]
+def _layers(d: DeploymentFacts) -> Cases:
+    return [words for words, adapter in _each(d) if adapter.layers > shape(d).num_hidden_layers]
 
 
 def _widths(d: DeploymentFacts) -> Cases:
     """Return adapters whose linears differ in size from the model's, each with the first such linear."""
     ours, cases = linear_widths(shape(d)), []
     for words, adapter in _each(d):
-        wrong = [name for name, given in adapter.widths.items() if name in ours and given != ours[name]]
+        linears = {module: module.rpartition(".")[2] for module in adapter.widths}
+        wrong = [module for module, given in adapter.widths.items() if given != ours[linears[module]]]
         if wrong:
             more = f" ({len(wrong) - 1} more)" if len(wrong) > 1 else ""
-            sizes = {"given": adapter.widths[wrong[0]], "ours": ours[wrong[0]]}
+            sizes = {"given": adapter.widths[wrong[0]], "ours": ours[linears[wrong[0]]]}
             cases.append({**words, **sizes, "name": wrong[0], "more": more})
     return cases
 
@@ -110,24 +110,6 @@ RULES = (
         source=LORA,
     ),
     Rule(
-        name="only-lora-is-served",
-        topic=TOPIC,
-        engines=BUILT,
-        when=lambda d: [words for words, adapter in _each(d) if adapter.kind != "LORA"],
-        failed="lora.adapters.{task}='{place}' is of type {adapter.kind}.",
-        allowed="Only peft's type LORA is supported.",
-        source=MANAGER,
-    ),
-    Rule(
-        name="dora-needs-its-plugin",
-        topic=TOPIC,
-        engines=BUILT,
-        when=lambda d: [words for words, a in _each(d) if a.is_dora and d.build.dora_plugin == "disable"],
-        failed="lora.adapters.{task}='{place}' is a DoRA adapter; build.dora_plugin is {d.build.dora_plugin}.",
-        todo="With engine=tensorrt_llm set build.dora_plugin=enable.",
-        source=LORA,
-    ),
-    Rule(
         name="adapter-rank-fits",
         topic=TOPIC,
         engines=BUILT,
@@ -136,15 +118,6 @@ RULES = (
         " lora.max_rank={d.build.max_lora_rank}.",
         todo="Set lora.max_rank={adapter.rank}.",
         source=LORA,
-    ),
-    Rule(
-        name="adapter-modules-are-known",
-        topic=TOPIC,
-        engines=BUILT,
-        when=_unknown,
-        failed="lora.adapters.{task}='{place}' adapts {unknown}.",
-        allowed="Adapters may target {known}.",
-        source=MANAGER,
     ),
     Rule(
         name="adapter-modules-are-built-in",
@@ -163,6 +136,17 @@ RULES = (
         when=_widths,
         failed="lora.adapters.{task}='{place}' was trained for another model: its {name} has {given[0]} inputs and"
         " {given[1]} outputs, {d.label}'s has {ours[0]} and {ours[1]}{more}.",
+        todo="Use an adapter for this model.",
+        source=MANAGER,
+    ),
+    Rule(
+        name="adapter-layers-exist",
+        topic=TOPIC,
+        engines=BUILT,
+        needs=("shape",),
+        when=_layers,
+        failed="lora.adapters.{task}='{place}' was trained for another model: it changes layers of a model that has at"
+        " least {adapter.layers}; {d.label} has {d.shape.num_hidden_layers}.",
         todo="Use an adapter for this model.",
         source=MANAGER,
     ),

@@ -363,8 +363,8 @@ def tokens_of(tokenizer: Path) -> object:
         ) from None
 
 
-def files_source(path: Path, hashes: HashCache, key: str) -> InputSource:
-    """Inspect a file, or all files of a folder except hidden ones.
+def files_source(path: Path, hashes: HashCache, key: str, only: Sequence[str] = ()) -> InputSource:
+    """Inspect a file, or all files of a folder except hidden ones, or `only` those with these names.
 
     Raises:
         UserError: the path does not exist, is empty, or contains a file that cannot be read.
@@ -374,7 +374,8 @@ def files_source(path: Path, hashes: HashCache, key: str) -> InputSource:
         return _source(path, [path], hashes, key)
     if not path.is_dir():
         raise UserError(f"{key}='{path}' does not exist.", todo="Give a file or a folder.")
-    files = sorted(p for p in path.rglob("*") if _is_meant(p) and not p.name.startswith("."))
+    found = [path / name for name in only] or path.rglob("*")
+    files = sorted(p for p in found if _is_meant(p) and not p.name.startswith("."))
     if not files:
         raise UserError(f"{key}='{path}' is an empty folder.")
     return _source(path, files, hashes, key)

@@ -1,6 +1,6 @@
 """LoRA adapters from Hugging Face's peft, added to an engine's graph as low-rank branches.
 
-    y = W x + scaling * B (A x),   A [rank, I], B [O, rank], scaling = lora_alpha / rank (Hu et al., 2021)
+    y = W x + scaling * B (A x),   A [rank, I], B [O, rank], scaling = lora_alpha / rank (Hu et al., 2021), by module
 
 The branch is a separate node and computes in float, so the engine's weights stay packed and the result equals that of
 peft. openvino_genai supports adapters too, but only in its own `generate`, not for a scheduler that adds requests at
@@ -9,7 +9,6 @@ any time.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,28 +18,13 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as op
 
+from pipelines.checkpoint.adapter_files import AdapterFiles, place
 from pipelines.checkpoint.config import CheckpointConfig
-from pipelines.checkpoint.tensors import TensorFile
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, UNIFORM
 from pipelines.engines.openvino.names import named
 
 Array = np.ndarray[Any, Any]
-
-CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
-_PREFIX, _SUFFIX_A, _SUFFIX_B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "use_dora": (False, None),
-    "bias": ("none", None),
-    "modules_to_save": (None, []),
-    "fan_in_fan_out": (False, None),
-    "trainable_token_indices": (None, []),
-    "layer_replication": (None, []),
-    "lora_bias": (False, None),
-    "use_qalora": (False, None),
-    "use_bdlora": (False, None),
-}
-"""Options of peft that change more than the two matrices -> values with which they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,56 +44,17 @@ class LoraAdapter:
         """Read a folder that peft wrote.
 
         Raises:
-            UserError: it is not a LoRA adapter, or has more than two matrices per module.
+            UserError: see `AdapterFiles`.
         """
-        file = folder / CONFIG_FILE
-        if not file.is_file():
-            raise UserError(
-                f"{folder} is not a LoRA adapter: it lacks {CONFIG_FILE}.",
-                allowed=f"It must be a folder written by peft: {CONFIG_FILE} and {WEIGHTS_FILE}.",
-            )
-        config = json.loads(file.read_text(encoding="utf-8"))
-        _check_config(file, config)
-        tensors = TensorFile(folder / WEIGHTS_FILE)
-        names = [name for name in tensors if name.endswith(_SUFFIX_A)]
-        others = set(tensors) - set(names) - {name.removesuffix(_SUFFIX_A) + _SUFFIX_B for name in names}
-        if others or not names:
-            found = f"'{min(others)}'" if others else "no such tensor"
-            raise UserError(
-                f"{folder / WEIGHTS_FILE} holds {found}.", allowed=f"Pairs of ...{_SUFFIX_A} and ...{_SUFFIX_B}."
-            )
-        branches = {}
-        for name in names:
-            stem = name.removesuffix(_SUFFIX_A)
-            module = stem.removeprefix(_PREFIX)
-            a, b = (tensors[stem + suffix].astype(np.float32) for suffix in (_SUFFIX_A, _SUFFIX_B))
-            branches[module] = (a, b * np.float32(_scaling(config, module, len(a))))
+        files = AdapterFiles.read(folder)
+        # the engine is a language model alone, also where the adapter's model held it beside another one
+        branches = {"model.layers.{}.{}".format(*place(module)): files.matrices(module) for module in files.scalings}
         return cls(folder, branches)
 
     @property
     def rank(self) -> int:
         """Largest rank of all modules."""
         return max(len(a) for a, _ in self.branches.values())
-
-
-def _check_config(file: Path, config: Mapping[str, Any]) -> None:
-    if config.get("peft_type") != "LORA":
-        raise UserError(f"{file} has peft_type='{config.get('peft_type')}'.", allowed="LORA.")
-    for key, allowed in _NEUTRAL.items():
-        if config.get(key) not in allowed:
-            raise UserError(
-                f"{file} has {key}={config[key]!r}, which is not supported by the CPU engine.",
-                allowed=f"{allowed[0]!r}.",
-            )
-
-
-def _scaling(config: Mapping[str, Any], module: str, rank: int) -> float:
-    """Return lora_alpha / rank, or / sqrt(rank) for rank-stabilized adapters; patterns override alpha by module."""
-    alpha = float(config["lora_alpha"])
-    for pattern, value in (config.get("alpha_pattern") or {}).items():
-        if module == pattern or module.endswith("." + pattern):
-            alpha = float(value)
-    return alpha / rank**0.5 if config.get("use_rslora") else alpha / rank
 
 
 def read_adapters(folder: Path) -> dict[int, LoraAdapter]:

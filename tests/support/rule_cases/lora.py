@@ -27,23 +27,10 @@ CASES = {
     "adapters-need-the-lora-plugin": Case(
         {"adapters": {7: ADAPTER}}, "lora.adapters has 7, .*lora_plugin=disable", {"build": SERVED}
     ),
-    "only-lora-is-served": Case(
-        {"adapters": {7: replace(ADAPTER, kind="IA3")}},
-        r"adapters\.7='/a' is of type IA3",
-        {"adapters": {7: ADAPTER}},
-    ),
-    "dora-needs-its-plugin": Case(
-        {"adapters": {7: replace(ADAPTER, is_dora=True)}},
-        r"adapters\.7='/a' is a DoRA adapter",
-        {"build": {"dora_plugin": "enable"}},
-    ),
     "adapter-rank-fits": Case(
         {"adapters": {7: replace(ADAPTER, rank=65)}},
         "has rank 65, more than lora.max_rank=64",
         {"build": {"max_lora_rank": 65}},
-    ),
-    "adapter-modules-are-known": Case(
-        {"adapters": {7: replace(ADAPTER, modules=("lm_head",))}}, "adapts lm_head.*q_proj", {"adapters": {7: ADAPTER}}
     ),
     "adapter-modules-are-built-in": Case(
         {"adapters": {7: replace(ADAPTER, modules=("q_proj", "v_proj"))}, "build": SERVED},
@@ -53,6 +40,11 @@ CASES = {
     "adapter-fits-the-model": Case(
         {"shape": LLAMA, "adapters": {7: replace(ADAPTER, widths={"q_proj": (2048, 2048)})}},
         "its q_proj has 2048 inputs and 2048 outputs, the model's has 4096 and 4096",
+        {"adapters": {7: ADAPTER}},
+    ),
+    "adapter-layers-exist": Case(
+        {"shape": LLAMA, "adapters": {7: replace(ADAPTER, layers=99)}},
+        "at least 99; the model has 32",
         {"adapters": {7: ADAPTER}},
     ),
     "adapter-fits-the-cache": Case(

@@ -22,7 +22,7 @@ QWEN3 = replace(LLAMA, architecture="Qwen3ForCausalLM")
 MIXTRAL = replace(LLAMA, architecture="MixtralForCausalLM", num_experts=8, num_experts_per_token=2)
 FP8, NVFP4, AWQ, SQ, W4A8 = QFormat.FP8, QFormat.NVFP4, QFormat.INT4_AWQ, QFormat.INT8_SQ, QFormat.W4A8_AWQ
 LLAVA = Images("llava", 576, 1)
-ADAPTER = Adapter("/a", "LORA", 8, ("q_proj",), {"q_proj": (4096, 4096)})
+ADAPTER = Adapter("/a", 8, ("q_proj",), {"q_proj": (4096, 4096)})
 SERVED = {"lora_plugin": "auto", "lora_target_modules": ("attn_q",)}
 EAGLE = {"speculative_decoding_mode": "eagle", "max_draft_len": 63, "max_batch_size": 64}
 LOOKAHEAD = {"lookahead_window_size": 7, "lookahead_ngram_size": 7, "lookahead_verification_set_size": 7}

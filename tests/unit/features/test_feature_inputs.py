@@ -100,12 +100,7 @@ def test_weights_whose_link_leads_nowhere_are_named(tmp_path: Path) -> None:
 def test_an_adapter_tells_its_rank_and_linears(tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "a", rank=4)
     _, adapter = adapter_source(folder, hashes(tmp_path), "lora.adapters.1")
-    assert (adapter.kind, adapter.rank, adapter.modules, adapter.trtllm_modules) == (
-        "LORA",
-        4,
-        ("q_proj",),
-        ("attn_q",),
-    )
+    assert (adapter.rank, adapter.modules, adapter.trtllm_modules, adapter.layers) == (4, ("q_proj",), ("attn_q",), 1)
 
 
 def test_adapters_become_inputs_of_the_repository(tmp_path: Path) -> None:
@@ -132,7 +127,7 @@ def test_adapters_become_inputs_of_the_repository(tmp_path: Path) -> None:
         ),
         (
             lambda a: shutil.copy(GEMMA / "model.safetensors", a / "adapter_model.safetensors"),
-            "has no LoRA matrices",
+            "adapter_model.safetensors holds 'model.*weight', which is no LoRA matrix",
         ),
         (shutil.rmtree, "does not exist"),
     ],
@@ -145,14 +140,14 @@ def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path, spoil, message: 
 
 
 def test_every_fault_of_every_adapter_is_told_at_once(tmp_path: Path) -> None:
-    foreign, kind = write_adapter(tmp_path / "a", inputs=77), write_adapter(tmp_path / "b", peft_type="IA3")
-    adapters = f"lora.adapters={{1:{foreign},2:{kind}}}"
+    foreign, other = write_adapter(tmp_path / "a", inputs=77), write_adapter(tmp_path / "b", rank=5)
+    adapters = f"lora.adapters={{1:{foreign},2:{other}}}"
     with pytest.raises(UserError) as caught:
         plan(tmp_path, ["quant=none", "lora=adapters", adapters, "lora.max_rank=3"])
     text = "\n".join(str(fault) for fault in caught.value.faults)
-    assert "its q_proj has 77 inputs" in text
-    assert "is of type IA3" in text
-    assert text.count("has rank 4, more than lora.max_rank=3") == 2
+    assert "its model.layers.0.self_attn.q_proj has 77 inputs" in text
+    assert "has rank 4, more than lora.max_rank=3" in text
+    assert "has rank 5, more than lora.max_rank=3" in text
 
 
 def test_a_draft_model_is_quantized_and_built_beside_its_target(tmp_path: Path) -> None:
