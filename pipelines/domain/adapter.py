@@ -228,8 +228,8 @@ def _compiled(pattern: str, where: str) -> re.Pattern[str]:
 
 
 LONGEST_NAME, LONGEST_PATTERN = 64, 1000
-COMPILING, MOST_STEPS = 10**4, 10**9
-"""Compiling costs as much as this many steps of matching; what may be spent on all patterns: seconds."""
+COMPILING, MOST_STEPS = 10**5, 2 * 10**9
+"""Compiling a pattern costs as much as this many steps of `_ways`; all patterns of an adapter may cost seconds."""
 _TOKEN = re.compile(
     r"(?P<open>\((?:\?(?:[:=!]|<[=!]|P<\w+>))?)|(?P<close>\))|(?P<bar>\|)"
     r"|(?P<repeat>(?:[*+?]|\{\d+(?:,\d*)?\}|\{,\d*\})[?+]?)|\\.|\[\^?\]?(?:\\.|[^\]\\\[])*\]|(?P<odd>\[)|.",

@@ -122,7 +122,7 @@ def test_what_means_nothing_is_taken() -> None:
         [".*" * 8 + "q_proj"],  # many repetitions after one another
         ["q?" * 40],
         ["(?i)q_proj"],
-        [f"layers.{number}.x" for number in range(120_000)],
+        [f"layers.{number}.x" for number in range(20_001)],
     ],
 )
 def test_patterns_that_could_match_for_long_are_refused_unmatched(patterns: list[str]) -> None:
