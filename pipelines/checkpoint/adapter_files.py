@@ -26,7 +26,7 @@ MOST_CONFIG_BYTES = 4 * 2**20
 FLOATS = ("F16", "BF16", "F32", "F64")
 PREFIX = "base_model.model."
 _MODULE = re.compile(
-    r"(?:(?:model|language_model)\.){1,3}layers\.(?P<layer>\d{1,4})\."
+    r"(?:(?:model|language_model)\.){1,3}layers\.(?P<layer>0|[1-9][0-9]{0,3})\."
     r"(?P<linear>self_attn\.(?:q|k|v|o)_proj|mlp\.(?:gate|up|down)_proj)"
 )
 

@@ -186,6 +186,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, spoil: A
         ({"0.self_attn.q_proj.lora_B.bias": [1]}, r"holds '.*lora_B\.bias\.weight', which is no LoRA matrix"),
         ({"0.self_attn.q_proj.lora_magnitude_vector": [1]}, "holds '.*lora_magnitude_vector"),
         ({"0.mlp.q_proj.lora_A": [[1]]}, r"holds '.*mlp\.q_proj"),
+        ({"00.mlp.up_proj.lora_A": [[1]]}, r"holds '.*up_proj"),
         ({"0.mlp.experts.0.up_proj.lora_A": [[1]]}, "holds '.*up_proj"),
         ({"0.self_attn.k_proj.lora_A": np.zeros((0, 3)), "0.self_attn.k_proj.lora_B": np.zeros((4, 0))}, "has 0 rows"),
         ({"0.self_attn.k_proj.lora_A": [1, 2], "0.self_attn.k_proj.lora_B": [[1]]}, r"k_proj has lora_A \[2\], lora_B"),
