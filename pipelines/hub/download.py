@@ -73,6 +73,16 @@ def download_dataset(
         return _deliver(listing, choice.dataset_files(listing, patterns), out_dir, progress)
 
 
+def why_not(source: HubSource) -> str:
+    """Return why a repository cannot be downloaded, as far as its listing says; empty if it can."""
+    try:
+        with explained(source):
+            look_up(source)
+    except UserError as error:
+        return " ".join(fault.message for fault in error.faults)
+    return ""
+
+
 def _read_json(listing: HubListing, name: str) -> Mapping[str, Any]:
     path = fetch(listing, [listing.files[name]], SilentProgress())[name]
     try:

@@ -16,7 +16,9 @@ from pipelines.settings.nightly import ExpectSettings, NightlySettings
 
 
 def limit_verdict(record: Record, expect: ExpectSettings, chance: float) -> Verdict | None:
-    """Judge the loss against the format's limit; a baseline that does not beat guessing by it gives NOT MEASURED.
+    """Judge the loss against the format's limit.
+
+    A baseline that does not beat guessing by it gives NOT MEASURED, as does a format that was asked no questions.
 
     Args:
         record: line of the history.
@@ -27,8 +29,10 @@ def limit_verdict(record: Record, expect: ExpectSettings, chance: float) -> Verd
         None without a limit or a baseline, and for a line that was written before lost and gained were recorded.
     """
     found, limit = record.accuracy, _limit(record, expect)
-    if found is None or limit is None or found.get("lost") is None:
+    if limit is None or (found is not None and found.get("lost") is None):
         return None
+    if found is None:
+        return Verdict.NOT_MEASURED
     evidence, margin = _evidence(found), limit / 100 * found["baseline"]
     guessing = evidence.p_guessing(margin)
     return verdict_of(evidence.p_below(margin), evidence.mirrored.p_below(-margin), chance, guessing)

@@ -164,13 +164,18 @@ def _before(evidence: Evidence) -> list[list[Any]]:
     return [[each.before.right, [*map(list, each.before.chances)]] for each in evidence.looks if each.before]
 
 
-def _accuracy(artifacts: Artifacts) -> dict[str, Any]:
-    """Collect accuracy, its comparison with the 16-bit baseline, accuracy per subject, and every answer as a bit."""
+def _accuracy(artifacts: Artifacts) -> dict[str, Any] | None:
+    """Collect accuracy, its comparison with the 16-bit baseline, accuracy per subject, and every answer as a bit.
+
+    None if no questions were asked.
+    """
     from eval.paired import compare_pair
     from eval.perplexity import RESULT as PERPLEXITY
     from eval.results import RESULT, EvalResult
     from pipelines.stages.evaluate import baseline_of
 
+    if "evaluate" not in artifacts:
+        return None
     if (artifacts["evaluate"] / PERPLEXITY).is_file():
         raise UserError(
             "The task of this cell measures perplexity; a night judges answers.", todo="Choose another task with eval=."

@@ -48,7 +48,8 @@ def headline(verdict: NightVerdict) -> str:
     if learning:
         parts.append(f"{learning} of {len(verdict.series)} series still too short to estimate their noise")
     if verdict.unmeasured:
-        parts.append(f"accuracy NOT MEASURED in {', '.join(verdict.unmeasured)}: the baseline does not beat guessing")
+        why = "no questions, or a baseline that does not beat guessing"
+        parts.append(f"accuracy NOT MEASURED in {', '.join(verdict.unmeasured)}: {why}")
     worse = len(verdict.regressions)
     parts.append(f"{worse} regression{'' if worse == 1 else 's'}" if worse else "nothing got worse")
     return f"{'; '.join(parts)}."

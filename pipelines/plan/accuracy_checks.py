@@ -7,7 +7,7 @@ from eval.spec import TASK_SIZES, known_questions
 from eval.task_names import PASSKEY, WRITTEN
 from eval.verdict import Criteria, least_for_go, least_to_stop, too_few
 from pipelines.domain.errors import Fault
-from pipelines.plan.targets import EVALUATED, Target, has_baseline, has_reference, is_sequential
+from pipelines.plan.targets import EVALUATED, Target, asks, has_baseline, has_reference, is_sequential
 from pipelines.plan.user_inputs import Found
 from pipelines.settings.engine import EvalSettings
 from pipelines.settings.root import Settings
@@ -54,6 +54,25 @@ def chat_fault(asked: EvalSettings, found: Found) -> Fault | None:
     )
 
 
+WITHOUT_QUESTIONS = (
+    "Give questions of your own (eval=local eval.path=questions.csv) or a copy of mmlu (eval.dataset_path=/copy), fill "
+    "the Hub's cache (HF_HOME, HF_HUB_OFFLINE=1), or ask about the bundled models' invented world (eval=mini_mmlu)."
+)
+
+
+def nothing_to_do(settings: Settings, target: Target, *, compares: bool) -> list[Fault]:
+    """Refuse an evaluation that has neither questions nor predictions to compare."""
+    if target != "evaluate" or not settings.eval.is_auto or compares:
+        return []
+    return [
+        Fault(
+            f"eval.task='auto' finds no questions for {settings.model.label}: mmlu is not on this machine, and cannot "
+            "be had from the Hub. Nor are there predictions to compare with those of a 16-bit model here.",
+            todo=WITHOUT_QUESTIONS,
+        )
+    ]
+
+
 def asked_questions(settings: Settings) -> int | None:
     """Return how many questions would be asked at most; None if that is not known before they are read."""
     wanted = settings.eval
@@ -90,7 +109,7 @@ def few_questions(settings: Settings, target: Target) -> list[Fault]:
 def sequential_notes(settings: Settings, target: Target) -> tuple[str, ...]:
     """Say how many questions are asked at most, or that settings of asking in turns have no effect."""
     wanted = settings.eval
-    if target not in EVALUATED:
+    if not asks(settings, target):
         return ()
     if is_sequential(settings, target):
         of = asked_questions(settings)

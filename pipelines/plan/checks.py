@@ -26,7 +26,7 @@ from pipelines.engines.description import EngineDescription
 from pipelines.engines.openvino.precision import unheard
 from pipelines.host.machine import Machine, library_versions
 from pipelines.plan import host_memory, memory_checks, serving_checks
-from pipelines.plan.accuracy_checks import chat_fault, few_questions, sequential_notes, unknown_reference
+from pipelines.plan.accuracy_checks import chat_fault, few_questions, nothing_to_do, sequential_notes, unknown_reference
 from pipelines.plan.deployment import deployment
 from pipelines.plan.given_checks import given_faults, is_given
 from pipelines.plan.neighbours import baseline_faults, draft_faults, neighbours
@@ -101,6 +101,7 @@ def check(
     served = [
         *served,
         *(_questions(settings, target, found) if target in EVALUATED else ()),
+        *nothing_to_do(settings, target, compares=_compares(settings, shape, engine, machine, target)),
         *_logged(settings, target),
     ]
     if found.built is not None or is_elsewhere(settings, target):
@@ -173,6 +174,15 @@ def _logged(settings: Settings, target: Target) -> list[Fault]:
     return [fault] if (fault := mlflow_fault(settings.report.mlflow)) else []
 
 
+def _compares(
+    settings: Settings, shape: ModelShape | None, engine: EngineDescription, machine: Machine, target: Target
+) -> bool:
+    """Return whether predictions are compared, and this machine has the memory for it."""
+    return has_fidelity(settings, target, engine) and not memory_checks.two_models(
+        settings, shape, machine.memory_bytes
+    )
+
+
 def _two_models(settings: Settings, shape: ModelShape, machine: Machine, target: Target, checked: Checked) -> None:
     """Check the memory of two models at a time: `fidelity` is refused without it, and `all` leaves that part out."""
     why = memory_checks.two_models(settings, shape, machine.memory_bytes)
@@ -213,6 +223,8 @@ def _questions(settings: Settings, target: Target, found: Found) -> list[Fault]:
                 todo="Leave eval.baseline out.",
             )
         ]
+    if asked.is_auto:
+        return []
     if fault := task_fault(asked.task) or chat_fault(asked, found):
         return [fault]
     if asked.task in BUNDLED or asked.dataset or asked.dataset_path or asked.path:

@@ -13,7 +13,7 @@ from pipelines.engines.port import OnGpu
 from pipelines.host.machine import Machine, torch_device
 from pipelines.plan.memory_checks import gpu_predicted
 from pipelines.plan.recovery_checks import training_processes
-from pipelines.plan.targets import EVALUATED, Target
+from pipelines.plan.targets import Target, asks
 from pipelines.plan.tuning import tune
 from pipelines.settings.build import NOT_SPECULATING, BuildSettings
 from pipelines.settings.features import HEADS
@@ -80,7 +80,7 @@ class EngineFlow:
             stage = Download(str(model.hub_id), model.revision or "main", "model", unpruned(self.shape))
             self.add("download", stage, model.label, {})
             self.given["model"] = "download"
-        if self.target in EVALUATED and "dataset" not in self.given:
+        if asks(self.settings, self.target) and "dataset" not in self.given:
             revision = questions.revision or "main"
             stage = Download(str(questions.dataset), revision, "dataset", copy_setting="eval.dataset_path")
             self.add("download.eval", stage, questions.task, {})

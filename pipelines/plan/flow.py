@@ -15,10 +15,10 @@ from pipelines.plan.accuracy_checks import asked_questions
 from pipelines.plan.engine_flow import EngineFlow, Node, unpruned
 from pipelines.plan.memory_checks import cpu_reached, two_models
 from pipelines.plan.targets import (
-    EVALUATED,
     MEASURED,
     SERVED,
     Target,
+    asks,
     compares_server,
     has_baseline,
     has_fidelity,
@@ -88,7 +88,7 @@ def nodes(
         flow.reference(settings)
     flow.reference_engine(settings, reference_shape)
     flow.engine(settings, "")
-    if target in EVALUATED:
+    if asks(settings, target):
         flow.accuracy(settings)
     flow.fidelity(settings)
     if target == "build" or target in SERVED:
@@ -129,7 +129,7 @@ class _Flow(EngineFlow):
         alone = self.tuned(settings.baseline(), unpruned(self.shape))
         self.engine(alone, "baseline.")
         self.given |= {"baseline": self.given["engine"], "reference": self.given["engine"]}
-        if self.target in EVALUATED and not is_sequential(settings, self.target):
+        if asks(settings, self.target) and not is_sequential(settings, self.target):
             self._accuracy_alone(alone, "baseline.")
 
     def accuracy(self, settings: Settings) -> None:

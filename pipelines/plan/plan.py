@@ -1,6 +1,7 @@
 """Turn settings into a plan: which stages run, which are cached, and why.
 
-No torch and no network; nothing is written except the cache of file hashes.
+No torch; nothing is written except the cache of file hashes. The Hub is asked only for `eval=auto` of a model that is
+not bundled: whether it has the questions.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
+from importlib.util import find_spec
 from typing import Any, Literal
 
 from pipelines.domain.errors import Fault, UserError, collecting
@@ -17,14 +20,16 @@ from pipelines.engines.registry import OPENVINO
 from pipelines.host.machine import Machine, library_versions
 from pipelines.host.paths import no_folders, relative_to_cwd, unwritable_folders
 from pipelines.plan import checks, host_memory
+from pipelines.plan.accuracy_checks import WITHOUT_QUESTIONS
 from pipelines.plan.engine_flow import Node
 from pipelines.plan.flow import needed_for, nodes
-from pipelines.plan.targets import Target, compares_server, has_baseline, is_elsewhere
+from pipelines.plan.targets import EVALUATED, Target, compares_server, has_baseline, is_elsewhere, is_unasked
 from pipelines.plan.tuning import tune, tuning_notes
 from pipelines.plan.user_inputs import Found, look
 from pipelines.predict.performance.hardware import resolved
 from pipelines.predict.performance.limits import ChosenLimits, with_limits
 from pipelines.settings.root import Settings
+from pipelines.stages.download import Download
 from pipelines.stages.prune_model import pruning_spec
 from pipelines.store.manifest import DamagedError
 from pipelines.store.sources import InputSource
@@ -106,6 +111,7 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     faults = no_folders(checks.output_folders(settings, target, store.root, makes=True))
     shape = settings.model.shape.to_shape() if settings.model.shape else None
     found = Found()
+    settings, questions = with_questions(settings, target, store)
     try:
         found = look(settings, target, store.hashes)
         if found.shape and shape and found.shape != shape:
@@ -162,8 +168,52 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     memory = host_memory.quantize_note(shape, settings) if any(stage.name == "quantize" for stage in todo) else ()
     # what cannot run here at all runs where the rest is, too
     missing = () if not_here else checks.check_installed(settings, target, todo, only)
-    findings = ((*checked.notes, *memory, *tuning), (*checked.warnings, *unwritable), (*not_here, *unwritable), missing)
+    findings = (
+        (*questions, *checked.notes, *memory, *tuning),
+        (*checked.warnings, *unwritable),
+        (*not_here, *unwritable),
+        missing,
+    )
     return Plan(settings, target, machine, choice, shape, steps, *findings, only)
+
+
+def with_questions(settings: Settings, target: Target, store: Store) -> tuple[Settings, tuple[str, ...]]:
+    """Return the settings with the questions that eval=auto stands for, and a line for the plan.
+
+    Where there are none the task remains `auto`. A bundled model's were chosen when the settings were read.
+    """
+    asked = settings.eval
+    if target not in EVALUATED or not asked.is_auto:
+        return settings, ()
+    real = asked.as_mmlu()
+    data = Download(str(real.dataset), str(real.revision), "dataset")
+    # a model from the Hub comes with the same connection
+    known = settings.model.folder is None or asked.dataset_path is not None or _in_store(data, store)
+    if not (why := "" if known else _not_on_hub(data.repo_id, data.revision)):
+        compared = " and fidelity" if real.fidelity else ""
+        note = f"questions: mmlu{compared}, as for every model that is not bundled, unless eval= says otherwise"
+        return settings.model_copy(update={"eval": real}), (note,)
+    settings = settings.model_copy(update={"eval": asked.with_fidelity()})
+    verdict = ", and the verdict is NOT MEASURED" if is_unasked(settings, target) else ""
+    return settings, (f"questions: none{verdict}, because there is no mmlu here: {why} {WITHOUT_QUESTIONS}",)
+
+
+def _in_store(data: Download, store: Store) -> bool:
+    """Return whether an earlier run downloaded the data."""
+    try:
+        return store.find(data.name, node_key(Node("download.eval", data, "", {}), {})[0]) is not None
+    except DamagedError:  # made again
+        return False
+
+
+@cache
+def _not_on_hub(repo_id: str, revision: str) -> str:
+    """Return why the Hub, or offline its cache, does not give a data set; empty if it does."""
+    if find_spec("huggingface_hub") is None:
+        return ""  # the plan names the package as missing
+    from pipelines.hub import HubSource, why_not  # takes a third of a second
+
+    return why_not(HubSource(repo_id, revision, "dataset"))
 
 
 def _pruned(settings: Settings, shape: ModelShape | None, *, from_model: bool) -> ModelShape | None:

@@ -29,6 +29,16 @@ def compares_server(settings: Settings, target: Target) -> bool:
     return target == "fidelity" and settings.eval.url is not None
 
 
+def asks(settings: Settings, target: Target) -> bool:
+    """Return whether questions are asked; a model that is not bundled may have none."""
+    return target in EVALUATED and not settings.eval.is_auto
+
+
+def is_unasked(settings: Settings, target: Target) -> bool:
+    """Return whether a loss was to be judged, and there are no questions."""
+    return target in EVALUATED and settings.eval.is_auto and has_baseline(settings, target)
+
+
 def has_baseline(settings: Settings, target: Target) -> bool:
     """Return whether the 16-bit model is built, and evaluated where the target evaluates, beside the compressed one."""
     if is_elsewhere(settings, target):
@@ -40,7 +50,7 @@ def has_baseline(settings: Settings, target: Target) -> bool:
 def is_sequential(settings: Settings, target: Target) -> bool:
     """Return whether both models are asked in turns, and asking stops as soon as the verdict is known."""
     wanted = settings.eval
-    if target not in EVALUATED or not has_baseline(settings, target):
+    if not asks(settings, target) or not has_baseline(settings, target):
         return False
     large = (known_questions(wanted.task, wanted.limit) or 0) >= LARGE or wanted.max_questions is not None
     return large if wanted.sequential is None else wanted.sequential
@@ -59,7 +69,7 @@ def has_fidelity(settings: Settings, target: Target, engine: EngineDescription) 
 
 def has_reference(settings: Settings, target: Target) -> bool:
     """Return whether the model is also evaluated in Transformers, to compare the engine with it."""
-    return target in EVALUATED and settings.eval.baseline == "hugging_face"
+    return asks(settings, target) and settings.eval.baseline == "hugging_face"
 
 
 def farthest(settings: Settings) -> Target:

@@ -64,13 +64,10 @@ def evaluate(overrides: Sequence[str]) -> int:
 
 def _judged(made: Plan, outcomes: Sequence[StepOutcome]) -> int:
     """Return 4 if a loss of accuracy that was to be judged could not be measured, else 0."""
-    from eval.verdict import UNMEASURED, Verdict
-    from pipelines.run.console import accuracy_table
+    from pipelines.run.session import judged
 
-    if not any(outcome.node.id == "evaluate" for outcome in outcomes):
-        return 0
-    rows = accuracy_table(outcomes, made.settings.eval).rows
-    return UNMEASURED if any(row.get("verdict") == Verdict.NOT_MEASURED for row in rows) else 0
+    table = judged(made, outcomes)
+    return table.exit_code if table else 0
 
 
 def fidelity(overrides: Sequence[str]) -> int:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eval.compare import WHAT_MEASURES
 from eval.results import RESULT
+from eval.verdict import UNMEASURED, Verdict
 from pipelines.document.show import count
 from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult
@@ -34,6 +36,11 @@ class ResultTable:
 
     rows: list[dict[str, Any]]
     text: str
+
+    @property
+    def exit_code(self) -> int:
+        """Return 4 if a loss of accuracy could not be measured, else 0."""
+        return UNMEASURED if any(row.get("verdict") == Verdict.NOT_MEASURED for row in self.rows) else 0
 
 
 def plan_text(plan: Plan, overrides: Sequence[str] = ()) -> str:
@@ -174,6 +181,15 @@ def accuracy_table(outcomes: Sequence[StepOutcome], settings: EvalSettings) -> R
         if outcome.node.id == "evaluate" and isinstance(stage, Evaluate | EvaluateSequentially):
             variant = stage.variant
     return comparison([(baseline_of(evaluated, variant), evaluated["evaluate"] / RESULT)], settings)
+
+
+def unasked_table(labels: Sequence[tuple[str, str]]) -> ResultTable:
+    """Say of models and formats that were asked no questions that their loss is not measured."""
+    verdict = str(Verdict.NOT_MEASURED)
+    rows = [{"model": model, "format": variant, "task": None, "verdict": verdict} for model, variant in labels]
+    said = ", ".join(f"{model} {variant}" for model, variant in labels)
+    why = f"{verdict}: {said} answered no questions, and fidelity alone accepts no format. {WHAT_MEASURES}"
+    return ResultTable(rows, wrapped(why, 0))
 
 
 def fidelity_table(outcome: StepOutcome, store: Store) -> str:

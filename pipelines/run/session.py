@@ -10,6 +10,7 @@ from pipelines.host.disk import disk_errors
 from pipelines.host.files import write_json
 from pipelines.host.screen import ScreenProgress, say, warn
 from pipelines.plan.plan import Plan
+from pipelines.plan.targets import is_unasked
 from pipelines.run import console, runner
 from pipelines.settings.root import as_yaml
 from pipelines.store.measurements import recover
@@ -39,8 +40,7 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runne
         say(console.outcome_table(outcomes))
         if compared := next((outcome for outcome in outcomes if outcome.node.id == "fidelity"), None):
             say("\n" + console.fidelity_table(compared, store))
-        if any(outcome.node.id == "evaluate" for outcome in outcomes):  # after fidelity, which accepts nothing
-            table = console.accuracy_table(outcomes, plan.settings.eval)
+        if table := judged(plan, outcomes):  # after fidelity, which accepts nothing
             say("\n" + table.text)
             _save(folder / "accuracy.json", table)
         if (last := outcomes[-1]).node.id == "diagnose":
@@ -49,6 +49,15 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runne
             say("\n" + console.measured_table(measured))
         say(console.closing(outcomes, folder, more=plan.command == "serve"))
     return outcomes
+
+
+def judged(plan: Plan, outcomes: Sequence[runner.StepOutcome]) -> console.ResultTable | None:
+    """Return the verdict on the loss of accuracy, or that there were no questions; None where none was wanted."""
+    if any(outcome.node.id == "evaluate" for outcome in outcomes):
+        return console.accuracy_table(outcomes, plan.settings.eval)
+    if plan.only is None and is_unasked(plan.settings, plan.target):
+        return console.unasked_table([(plan.settings.model.label, plan.settings.variant)])
+    return None
 
 
 def _save(path: Path, table: console.ResultTable) -> None:

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from pipelines.domain.errors import masked
 from pipelines.settings.base import HOST, PORT, Group, HubName, Positive, Ranks, Revision
+from pipelines.settings.model import ModelSettings
 
 Amount = Annotated[float, Field(ge=0)]
 URL = re.compile(rf"(https?|grpc)://{HOST}({PORT})?(/[^\s?#]*)?")
@@ -158,7 +159,8 @@ class EvalSettings(Group):
 
     Attributes:
         task: the questions: mini_mmlu and mini_answers ship with the project; others are tasks, groups or tags of
-            lm-eval, with data from the Hub or a local copy.
+            lm-eval, with data from the Hub or a local copy. `auto` is mini_mmlu for a bundled model; for any other,
+            mmlu and fidelity, or fidelity alone where mmlu cannot be had.
         num_fewshot: answered examples before each question; null is the task's own number.
         limit: questions of each subject at most; null is all.
         metric: what makes an answer right, in lm-eval's words: a metric, or "metric,filter"; it must be 0 or 1 for each
@@ -279,6 +281,24 @@ class EvalSettings(Group):
             if self.num_fewshot == 0:
                 raise ValueError(f"{given} with num_fewshot=0: there are no worked examples")
         return self
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the questions are still to be found, or, in a plan, there are none."""
+        return self.task == "auto"
+
+    def for_model(self, model: ModelSettings) -> Self:
+        """Return the settings with the questions that `auto` stands for with a bundled model; others need the Hub."""
+        return self.model_copy(update={"task": "mini_mmlu"}) if self.is_auto and model.is_bundled else self
+
+    def as_mmlu(self) -> Self:
+        """Return the settings with what `auto` stands for with any other model, as far as its data can be had."""
+        data = {"dataset": self.dataset or "cais/mmlu", "revision": self.revision or "main"}
+        return self.model_copy(update={"task": "mmlu", **data}).with_fidelity()
+
+    def with_fidelity(self) -> Self:
+        """Return the settings with fidelity in `evaluate`, if the 16-bit engine is there to compare with."""
+        return self.model_copy(update={"fidelity": self.url is None and self.baseline == "build"})
 
     @property
     def multiturn(self) -> bool:

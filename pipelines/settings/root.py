@@ -87,6 +87,7 @@ class Settings(Group):
     @model_validator(mode="after")
     def _texts_follow_the_model(self) -> Settings:
         chosen = {
+            "eval": self.eval.for_model(self.model),
             "calibration": self.calibration.for_model(self.model),
             "fidelity": self.fidelity.for_model(self.model),
         }

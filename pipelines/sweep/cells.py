@@ -65,6 +65,11 @@ class SweepCell:
         """Result of the uncompressed model, its own for an uncompressed cell; None if skipped."""
         return baseline_of({name: Path(place) for name, place in self.artifacts.items()}, self.variant)
 
+    @property
+    def is_unasked(self) -> bool:
+        """Whether its loss was to be judged, and there were no questions."""
+        return "evaluate" not in self.artifacts and "baseline.build" in self.artifacts
+
     def failed(self, reason: str) -> SweepCell:
         """Return a copy marked as failed."""
         return replace(self, state="failed", reason=reason)

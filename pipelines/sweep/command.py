@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from eval.verdict import UNMEASURED, Verdict
 from pipelines.host.files import write_json
 from pipelines.host.paths import check_folders, relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.host.text import table
-from pipelines.run.console import ResultTable, comparison
+from pipelines.run.console import ResultTable, comparison, unasked_table
 from pipelines.settings.compose import load
+from pipelines.settings.engine import EvalSettings
 from pipelines.store.store import Store
 from pipelines.sweep.cells import SweepCell
 from pipelines.sweep.launch import run_cells
@@ -32,10 +32,10 @@ def sweep(overrides: Sequence[str]) -> int:
     settings = load(_single(overrides))
     folder, cells = run_cells("evaluate", overrides)
     good = [cell for cell in cells if cell.state == "done"]
-    table = comparison([(cell.baseline, cell.after) for cell in good], settings.eval)
+    table = _judged(good, settings.eval)
     say("\n" + table.text if good else "\nNo cell finished.")
     write_json(folder / "accuracy.json", table.rows)
-    return _close(folder, cells) or _measured(table)
+    return _close(folder, cells) or table.exit_code
 
 
 def compare(overrides: Sequence[str]) -> int:
@@ -52,17 +52,21 @@ def compare(overrides: Sequence[str]) -> int:
     folder, cells = run_cells("all", overrides)
     store = Store(settings.paths.store)
     recover(store)
-    measured = [cell for cell in cells if "evaluate" in cell.artifacts]
+    measured = [cell for cell in cells if cell.artifacts]
     code = _close(folder, cells)
     for model in dict.fromkeys(cell.model for cell in measured):
         variants = dict.fromkeys(cell.variant for cell in measured if cell.model == model)
         write(settings, store, model, list(variants), compared=True)
-    return code or _measured(comparison([(cell.baseline, cell.after) for cell in measured], settings.eval))
+    return code or _judged(measured, settings.eval).exit_code
 
 
-def _measured(table: ResultTable) -> int:
-    """Return 4 if a loss of the table could not be measured, else 0."""
-    return UNMEASURED if any(row.get("verdict") == Verdict.NOT_MEASURED for row in table.rows) else 0
+def _judged(cells: Sequence[SweepCell], settings: EvalSettings) -> ResultTable:
+    """Return one table of all cells, those without questions last."""
+    unasked = [(cell.model, cell.variant) for cell in cells if cell.is_unasked]
+    asked = [(cell.baseline, cell.after) for cell in cells if "evaluate" in cell.artifacts]
+    tables = [comparison(asked, settings)] if asked or not unasked else []
+    tables += [unasked_table(unasked)] if unasked else []
+    return ResultTable([row for each in tables for row in each.rows], "\n\n".join(each.text for each in tables))
 
 
 def _single(overrides: Sequence[str]) -> list[str]:

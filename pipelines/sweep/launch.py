@@ -21,7 +21,7 @@ from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.host.machine import Machine, gather
 from pipelines.host.paths import check_folders
 from pipelines.host.screen import say
-from pipelines.plan.plan import make_plan
+from pipelines.plan.plan import make_plan, with_questions
 from pipelines.plan.targets import Target, has_baseline, is_sequential
 from pipelines.settings.compose import compose
 from pipelines.settings.diagnose import diagnose, unexplained
@@ -54,7 +54,7 @@ def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[Swee
     store = Store(Path(sweep.config.paths.store))
     here = sweep.runs_here
     machine = gather() if here else nodes.recall(store.root, sweep.config.hydra.launcher)
-    cells = _without_finished(_together(cells_of(target, sweep.combinations)), store, machine, here)
+    cells = _without_finished(_together(cells_of(target, sweep.combinations), store), store, machine, here)
     waiting = [cell for cell in cells if not cell.ended]
     _tell(cells, waiting, sweep)
     _write(folder, cells)
@@ -156,9 +156,9 @@ def _of_hydra(word: Any) -> bool:
     return str(word.key_or_group).startswith(("hydra.", "hydra/"))
 
 
-def _together(cells: Sequence[SweepCell]) -> list[SweepCell]:
+def _together(cells: Sequence[SweepCell], store: Store) -> list[SweepCell]:
     """Tell each cell that may stop asking early how many are judged with it, so that its verdict holds in the table."""
-    settings = {cell.number: found for cell in cells if (found := _valid(cell)) is not None}
+    settings = {cell.number: found for cell in cells if (found := _valid(cell, store)) is not None}
     judged = Counter(each.model.label for each in settings.values() if has_baseline(each, cells[0].target))
     told = []
     for cell in cells:
@@ -170,10 +170,10 @@ def _together(cells: Sequence[SweepCell]) -> list[SweepCell]:
     return told
 
 
-def _valid(cell: SweepCell) -> Settings | None:
-    """Return the settings of a cell; None if they are refused, which is said when it is planned."""
+def _valid(cell: SweepCell, store: Store) -> Settings | None:
+    """Return the settings of a cell with its questions; None if they are refused, which is said when it is planned."""
     try:
-        return validate(compose(cell.overrides))
+        return with_questions(validate(compose(cell.overrides)), cell.target, store)[0]
     except UserError:
         return None
 

@@ -16,11 +16,13 @@ from pipelines.domain.units import show_bytes
 from pipelines.host.files import write_json
 from pipelines.host.screen import say
 from pipelines.host.text import table
+from pipelines.plan.plan import with_questions
 from pipelines.plan.targets import has_baseline
 from pipelines.run.console import comparison
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
 from pipelines.store.manifest import read_manifest
+from pipelines.store.store import Store
 from pipelines.sweep.cells import SweepCell
 from pipelines.sweep.launch import run_cells
 
@@ -154,6 +156,9 @@ def _check(settings: Settings, overrides: Sequence[str]) -> None:
             f"eval.baseline={settings.eval.baseline} gives no verdict on what a mix loses.",
             allowed="eval.baseline=build, the usual one.",
         )
+    asked, notes = with_questions(settings, "evaluate", Store(settings.paths.store))
+    if asked.eval.is_auto:
+        raise UserError(f"This command needs a verdict on each mix. {' '.join(notes)}")
 
 
 def _rounded_down(level: float) -> float:

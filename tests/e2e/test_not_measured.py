@@ -1,4 +1,4 @@
-"""A model that guesses: no command says GO of it."""
+"""A model that guesses, or is asked nothing: no command says GO of it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,21 @@ def test_a_guessing_model_is_not_measured(tmp_path: Path) -> None:
         return subprocess.run(command, cwd=PROJECT_ROOT, capture_output=True, text=True, check=False)
 
     ask = ("eval=mini_mmlu", "eval.limit=8", "quant=fp8", "eval.num_fewshot=0")
+    alone = run("evaluate", "quant=fp8", "fidelity.tokens=512")
+    assert alone.returncode == 4, alone.stdout + alone.stderr
+    said = " ".join(alone.stdout.split())
+    assert "questions: none, and the verdict is NOT MEASURED, because there is no mmlu here" in said
+    assert "guesser fp8 against guesser in 16 bit: text tokens mean KL" in said
+    assert "NOT MEASURED: guesser fp8 answered no questions" in said
+    assert "GO:" not in said
+    (saved,) = (tmp_path / "runs").rglob("accuracy.json")
+    assert json.loads(saved.read_text())[0]["verdict"] == "NOT MEASURED"
+    saved.unlink()
+    table = run("sweep", "quant=fp8", "fidelity.tokens=512")
+    assert table.returncode == 4, table.stdout + table.stderr
+    assert "NOT MEASURED: guesser fp8 answered no questions" in " ".join(table.stdout.split())
+    for written in (tmp_path / "runs").rglob("accuracy.json"):
+        written.unlink()
     evaluated = run("evaluate", *ask)
     assert evaluated.returncode == 4, evaluated.stdout + evaluated.stderr
     assert "NOT MEASURED: the baseline of guesser fp8" in " ".join(evaluated.stdout.split())

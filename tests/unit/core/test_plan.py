@@ -45,7 +45,9 @@ def model(tmp_path):
 
 
 def plan(tmp_path, overrides, target="build", machine=MACHINE, only=None):
-    return make_plan(load(overrides), target, Store(tmp_path / "store"), machine, only)
+    """The questions that ship with the project, unless others are given."""
+    words = [] if any(word.startswith("eval=") for word in overrides) else ["eval=mini_mmlu"]
+    return make_plan(load([*words, *overrides]), target, Store(tmp_path / "store"), machine, only)
 
 
 @pytest.fixture
@@ -342,7 +344,7 @@ def test_planning_writes_nothing(tmp_path, model):
 def test_planning_imports_nothing_heavy(tmp_path, model):
     code = (
         "import sys; from pipelines.cli.main import main; "
-        f"code = main(['plan', 'model.path={model}', 'paths.store={tmp_path}/s']); "
+        f"code = main(['plan', 'model.path={model}', 'eval=mini_mmlu', 'paths.store={tmp_path}/s']); "
         "heavy = {'torch', 'transformers', 'modelopt', 'openvino', 'openvino_genai', 'numpy', 'lm_eval', 'datasets'}; "
         "heavy |= {'jinja2', 'asyncio'}; "
         "print(sorted(heavy & sys.modules.keys())); sys.exit(code)"

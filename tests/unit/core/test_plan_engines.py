@@ -38,7 +38,7 @@ def test_what_the_refusal_offers_works(tmp_path):
     stages = {step.node.id: step.node.stage for step in two.steps}
     assert (stages["baseline.quantize"].tp_size, stages["quantize"].tp_size) == (2, 1)
     skipped = plan(tmp_path, ["model=llama_3_1_70b", "eval.baseline=skip"])
-    assert [step.node.id for step in skipped.steps] == ["download", "quantize", "build", "evaluate"]
+    assert [step.node.id for step in skipped.steps] == ["download", "download.eval", "quantize", "build", "evaluate"]
 
 
 def test_a_target_without_a_baseline_does_not_ask_for_its_memory(tmp_path):
@@ -138,7 +138,7 @@ def test_the_model_itself_can_be_the_baseline(tmp_path):
     """It is evaluated in Transformers, and no 16-bit engine is built for the comparison."""
     made = plan(tmp_path, ["model=llama_3_1_8b", "eval.baseline=hugging_face", "build.max_seq_len=4096"])
     stages = {step.node.id: step.node for step in made.steps}
-    assert [*stages] == ["download", "reference", "quantize", "build", "evaluate"]
+    assert [*stages] == ["download", "download.eval", "reference", "quantize", "build", "evaluate"]
     assert stages["reference"].inputs.keys() == {"model", "dataset"}
     assert stages["reference"].stage.max_length == 4096  # as the engine: both see the same prompts
     uncompressed = plan(tmp_path, ["model=llama_3_1_8b", "quant=none", "eval.baseline=hugging_face"])

@@ -39,7 +39,8 @@ def model(tmp_path):
 
 
 def plan(tmp_path, model, *overrides, target="fidelity"):
-    return make_plan(load([f"model.path={model}", *overrides]), target, Store(tmp_path / "store"), MACHINE)
+    words = [f"model.path={model}", "eval=mini_mmlu", *overrides]
+    return make_plan(load(words), target, Store(tmp_path / "store"), MACHINE)
 
 
 def ids(made):

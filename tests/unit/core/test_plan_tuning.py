@@ -26,7 +26,7 @@ def keys(tmp_path, *words):
 
 
 def test_engine_and_baseline_are_tuned_each_for_its_format(tmp_path):
-    found = stages(planned(tmp_path, *LLAMA_70B, target="evaluate"))
+    found = stages(planned(tmp_path, *LLAMA_70B, "eval=mini_mmlu", target="evaluate"))
     engine, baseline = found["build"].build, found["baseline.build"].build
     assert (engine.gemm_plugin, baseline.gemm_plugin) == (None, "auto")
     assert (engine.user_buffer, baseline.user_buffer) == ("enable", "disable")

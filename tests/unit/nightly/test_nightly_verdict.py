@@ -176,7 +176,13 @@ def test_a_night_that_stopped_asking_early_pays_for_its_looks():
 def test_a_format_without_a_limit_or_a_baseline_has_no_verdict():
     expect = nightly_settings().expect
     assert limit_verdict(night(8, precision="nvfp4"), expect, 0.001) is None
-    assert limit_verdict(night(8, accuracy=None), expect, 0.001) is None
+    assert limit_verdict(night(8, precision="nvfp4", accuracy=None), expect, 0.001) is None
+
+
+def test_a_format_with_a_limit_that_was_asked_nothing_is_not_measured():
+    found = verdict(night(8, accuracy=None), before=[])
+    assert (found.unmeasured, found.exit_code) == (("tiny_gemma fp8 fixed",), 4)
+    assert "NOT MEASURED in tiny_gemma fp8 fixed: no questions, or" in headline(found)
 
 
 def test_a_models_own_limit_goes_before_the_formats():
