@@ -14,6 +14,7 @@ from pipelines.store.store import Store
 from pipelines.sweep.cells import cells_of
 from pipelines.sweep.launch import _together
 from pipelines.sweep.smallest import smallest
+from tests.conftest import ROOT
 from tests.unit.core.test_machine import MACHINE, with_gpu
 from tests.unit.core.test_plan_fidelity import ids, model_folder
 
@@ -100,3 +101,18 @@ def test_an_evaluation_of_nothing_is_refused(words, more):
 def test_a_search_for_the_smallest_needs_questions(words):
     with pytest.raises(UserError, match=r"This command needs a verdict on each mix\. questions: none"):
         smallest([*words, "quant=auto"])
+
+
+def test_the_example_of_questions_of_ones_own(tmp_path, monkeypatch):
+    """The command and the file of docs/tasks.md as they stand there."""
+    lines = [line.strip() for line in (ROOT / "docs" / "tasks.md").read_text().splitlines()]
+    command = "make evaluate eval=local eval.path=questions.csv"
+    first = next(place for place, line in enumerate(lines) if line.startswith("question,A,"))
+    assert command in lines
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "questions.csv").write_text("\n".join(lines[first : first + 2]) + "\n")
+    made = plan([*command.split()[2:], f"paths.store={tmp_path / 'store'}"])
+    assert made.steps[-1].node.inputs["dataset"].path.name == "questions.csv"
+    (tmp_path / "questions.csv").write_text("\n".join(lines[first : first + 2]).replace("neon,B", "neon,E"))
+    with pytest.raises(UserError, match=r"questions\.csv"):
+        plan([*command.split()[2:], f"paths.store={tmp_path / 'store'}"])
