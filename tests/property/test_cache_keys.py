@@ -67,6 +67,8 @@ TRAINING = {
     "recover.patience": 3,
     "recover.seed": 1234,
 }
+OWN = {"eval.task": "local", "eval.path": Path("/questions.csv"), "eval.num_fewshot": None}
+OWN_COLUMNS = ("question_column", "choices_column", "answer_column", "subject_column")
 WIDTH = {"prune.method": "width", "prune.mlp": 384, "prune.texts": 64}
 START = ["quant=int4_awq", "sparsity=sparsegpt_2_4", "engine=openvino"]
 MUST_RERUN = {
@@ -163,6 +165,10 @@ MUST_RERUN = {
     "eval.dataset": ("org/mmlu", NOTHING),
     "eval.revision": ("v2", NOTHING),
     "eval.dataset_path": (Path("/questions"), NOTHING),  # the questions' digest counts
+    "eval.path": (OWN, EVALUATE),
+    "eval.name": (OWN | {"eval.name": "laws"}, EVALUATE),
+    **{f"eval.{column}": (OWN | {f"eval.{column}": "x"}, EVALUATE) for column in OWN_COLUMNS},
+    "eval.answers": (OWN | {"eval.answers": "letter"}, EVALUATE),
     "fidelity.texts": (("calibration",), COMPARE),
     "fidelity.path": (Path("/text.jsonl"), COMPARE),  # how it is read; besides, its digest counts
     "fidelity.column": ("body", NOTHING),  # of the user's text, and there is none
@@ -373,6 +379,12 @@ def test_every_setting_has_been_decided():
 )
 def test_a_changed_input_reruns_exactly_these_stages(start, source, expected):
     assert changed(keys(start), keys(start, {source: "other content"})) == expected
+
+
+@pytest.mark.parametrize("key", ["name", *OWN_COLUMNS, "answers"])
+def test_every_setting_of_own_questions_makes_another_evaluation(start, key):
+    own = change(start, "", OWN)
+    assert changed(keys(own), keys(change(own, f"eval.{key}", "letter"))) == EVALUATE
 
 
 def test_a_changed_draft_model_reruns_its_own_stages_and_the_repository(start):
