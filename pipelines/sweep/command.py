@@ -57,6 +57,8 @@ def compare(overrides: Sequence[str]) -> int:
     for model in dict.fromkeys(cell.model for cell in measured):
         variants = dict.fromkeys(cell.variant for cell in measured if cell.model == model)
         write(settings, store, model, list(variants), compared=True)
+    if unasked := [(cell.model, cell.variant) for cell in measured if cell.is_unasked]:
+        say("\n" + unasked_table(unasked).text)
     return code or _judged(measured, settings.eval).exit_code
 
 

@@ -336,6 +336,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "triton.decoding_mode": ("null", "top_k", "top_p", "top_k_top_p"),
     "nightly.least": ("4", "20"),
     "calibration.source": ("bundled",),
+    "benchmark.duration_s": ("5", "60"),  # null needs benchmark.num_requests
     "eval.baseline": ("build", "hugging_face", "skip"),
     "eval.apply_chat_template": ("false",),  # the bundled models have none
     "eval.fewshot_as_multiturn": ("null",),
