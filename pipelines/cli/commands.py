@@ -58,7 +58,7 @@ class Command:
         return code
 
 
-NOT_MEASURED = "NOT MEASURED: the baseline does not beat guessing, or was asked nothing, so no loss of accuracy could show"
+NOT_MEASURED = "NOT MEASURED: the baseline does not beat guessing, or was asked nothing, so no loss could be measured"
 CELL_FAILED = "a cell failed; the others are finished and kept"
 INCOMPLETE = "the benchmark is incomplete, or a crash; what was measured is kept"
 
