@@ -163,5 +163,5 @@ def test_missing_score_stops_the_evaluation(checkpoint: tuple[Any, Any, Path], t
 def test_missing_tokenizer_is_named(torch_session: Any, tmp_path: Path) -> None:
     """An empty folder holds no tokenizer."""
     (tmp_path / "empty_folder").mkdir()
-    with pytest.raises(UserError, match=r"empty_folder' has no readable tokenizer"):
+    with pytest.raises(UserError, match=r"empty_folder' has no tokenizer\.json"):
         evaluate(torch_session(None), tmp_path / "empty_folder", EvalSpec("mini_mmlu", 1024), SilentProgress(), **NAMES)

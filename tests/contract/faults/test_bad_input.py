@@ -210,7 +210,7 @@ def test_a_stream_cannot_be_asked_for_without_one(served: TritonServer) -> None:
         ),
         (b'{"model": "tiny_gemma", "prompt": "a", "max_tokens": 1000000}', 400, "max_seq_len=1024"),
         (b'{"model": "tiny_gemma", "prompt": "a", "temperature": -1}', 400, "temperature"),
-        (b'{"model": "tiny_gemma", "prompt": "a", "temperature": NaN}', 400, "temperature"),
+        (b'{"model": "tiny_gemma", "prompt": "a", "temperature": NaN}', 400, "NaN is not JSON"),
         (b'{"model": "tiny_gemma", "prompt": "a", "seed": 1e40}', 400, "seed"),
         (b'{"model": "tiny_gemma", "prompt": "a", "n": 100000}', 400, "less than or equal to 128"),
         (b'{"model": "tiny_gemma", "prompt": "\\ud800"}', 400, "half of a surrogate pair"),
