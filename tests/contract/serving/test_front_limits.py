@@ -308,6 +308,9 @@ def test_memory_returns_after_an_attack(own_front: tuple[OpenAiFrontend, int]) -
         return sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))
 
     ttft_ms(port)
+    assert (
+        post(port, CHAT, message("a " * 10_000))[0] == 400
+    )  # too long; the process that reads large bodies is loaded now
     before = memory()
     for _ in range(3):
         with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
