@@ -28,6 +28,8 @@ class _Trouble:
     todo: str
 
 
+GONE = (errno.ENOTCONN, errno.ECONNABORTED, errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.ESHUTDOWN)
+"""Errors of a file system that was unmounted or whose server does not answer."""
 _TROUBLES = (
     _Trouble(
         (errno.ENOSPC, errno.EDQUOT),
@@ -49,7 +51,7 @@ _TROUBLES = (
         "paths.store=/some/folder",
     ),
     _Trouble(
-        (errno.ENOTCONN, errno.ECONNABORTED, errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.ESHUTDOWN),
+        GONE,
         ("Transport endpoint is not connected", "Software caused connection abort", "Stale file handle"),
         "the file system of {place} is gone ({reason}).",
         "Mount it again and run the same command again; finished stages are kept.",

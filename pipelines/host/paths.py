@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipelines.domain.errors import Fault, UserError
+from pipelines.host.disk import GONE
 
 
 def relative_to_cwd(path: Path) -> str:
@@ -28,7 +29,8 @@ def why_no_folder(folder: Path) -> str:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, ValueError) as error:
-            return str(getattr(error, "strerror", None) or error)
+            reason = str(getattr(error, "strerror", None) or error)
+            return f"the file system is gone ({reason})" if getattr(error, "errno", None) in GONE else reason
     return ""
 
 
@@ -37,16 +39,17 @@ def _is_writable(folder: Path) -> bool:
     return os.access(next(path for path in (folder, *folder.parents) if path.exists()), os.W_OK | os.X_OK)
 
 
-def check_folders(folders: Mapping[str, Path]) -> None:
+def check_folders(folders: Mapping[str, Path], *, read: Mapping[str, Path] | None = None) -> None:
     """Check that everything can be written where settings put it; nothing is created.
 
     Args:
         folders: by the setting that names each.
+        read: likewise, those that are only read, so that they need not be writable.
 
     Raises:
         UserError: a file or a dangling link is in the place of a folder, the path is too long, or it is not writable.
     """
-    if faults := no_folders(folders) + unwritable_folders(folders):
+    if faults := no_folders({**(read or {}), **folders}) + unwritable_folders(folders):
         raise UserError.of(faults)
 
 

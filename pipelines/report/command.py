@@ -29,7 +29,7 @@ def report(overrides: Sequence[str]) -> int:
     settings = load(overrides)
     if fault := mlflow_fault(settings.report.mlflow):
         raise UserError.of([fault])
-    check_folders({"paths.store": settings.paths.store} | settings.report.written)
+    check_folders(settings.report.written, read={"paths.store": settings.paths.store})
     store = Store(settings.paths.store)
     recover(store)
     write(settings, store, settings.model.label, None)

@@ -21,7 +21,8 @@ from pipelines.store.store import Store
 def prune(overrides: Sequence[str]) -> int:
     """Show what each artifact costs and what nothing needs; remove it if store.remove=true."""
     settings = load(overrides)
-    check_folders({"paths.store": settings.paths.store})
+    store_folder = {"paths.store": settings.paths.store}
+    check_folders(store_folder if settings.store.remove else {}, read=store_folder)
     store = Store(settings.paths.store)
     with disk_errors("`prune`", store.root):
         space = survey(store, settings.store.keep_days)

@@ -49,7 +49,8 @@ def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[Swee
     """
     folder = _new_folder(overrides)
     sweep = expand(overrides, folder)
-    check_folders({key: Path(sweep.config.paths[key.partition(".")[2]]) for key in ("paths.store", "paths.runs")})
+    paths = sweep.config.paths
+    check_folders({"paths.runs": Path(paths.runs)}, read={"paths.store": Path(paths.store)})
     check_launcher(sweep, target)
     store = Store(Path(sweep.config.paths.store))
     here = sweep.runs_here

@@ -90,13 +90,20 @@ def test_a_log_on_a_full_disk_costs_lines_and_never_the_run(cli, tmp_path):
         assert f"paths.runs='{small}/runs' cannot be written: No space left on device" in text
 
 
-def test_output_that_goes_to_a_full_disk_does_not_stop_a_run(cli, tmp_path):
-    cli.run(*BUILD)
+def test_output_that_goes_to_a_full_disk_is_said_and_does_not_stop_a_run(cli, tmp_path):
+    store = tmp_path / "store"
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            cli.command(*BUILD), cwd=cli.folder, env=cli.env(), stdout=full, stderr=subprocess.PIPE, text=True
+            cli.command(*BUILD, f"paths.store={store}"),
+            cwd=cli.folder,
+            env=cli.env(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
         )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 2
+    assert "No space left on device" in done.stderr
+    assert "Nothing to do" in cli.run(*BUILD, f"paths.store={store}")
 
 
 def test_a_disk_that_cannot_be_read_is_said_while_planning(cli, tmp_path, failing):
