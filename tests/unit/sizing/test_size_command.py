@@ -167,6 +167,7 @@ def test_a_folder_without_a_readable_config_is_refused(tmp_path, text, fault):
 def test_the_folder_that_is_given_comes_before_conf(tmp_path):
     sizes = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
     sizes |= {"intermediate_size": 14336, "vocab_size": 32000, "max_position_embeddings": 32768}
+    sizes |= {"architectures": ["MixtralForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps({**sizes, "num_local_experts": 8, "num_experts_per_tok": 2}))
     asked = ask(load("model=llama_3_8b", f"model.path={tmp_path}", "hardware=h100_sxm", "sizing.peak_rate=5"), NO_GPU)
     assert (asked.model.num_experts, asked.model.name) == (8, tmp_path.name)
