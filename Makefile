@@ -12,10 +12,10 @@ ANY_PYTHON = $(if $(wildcard $(PYTHON)),$(PYTHON),python3)
 .DEFAULT_GOAL := help
 COMMANDS := all build evaluate fidelity diagnose compare sweep smallest stage verify repository serve benchmark report plan size simulate calibrate \
   doctor config prune nightly image shell manifests scripts
-TARGETS := setup test test-under-load torture test-gpu test-real test-modelopt check golden zoo clean help
+TARGETS := setup test test-under-load torture test-gpu test-real test-peers test-modelopt check golden zoo clean help
 # Three on two processors, because servers and campaigns often wait.
 # Files in their own order: those with few tests, which xdist would start last, are among the longest.
-WHOLE := tests --ignore=tests/gpu --ignore=tests/gpu_trtllm --ignore=tests/real --numprocesses=3 --dist=loadfile --no-loadscope-reorder
+WHOLE := tests --ignore=tests/gpu --ignore=tests/gpu_trtllm --ignore=tests/real --ignore=tests/peers --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 # Commands that tests start would otherwise compile the sources each time, where the environment forbids to keep bytecode.
 test test-under-load: export PYTHONDONTWRITEBYTECODE :=
 INSIDE := $(VENV)/.ready packages $(COMMANDS:%=%.run)
@@ -42,7 +42,7 @@ $(COMMANDS): %: %.run
 	$(foreach extension,$(wildcard build/make_exit.$(shell echo $$PPID).so),$(eval load $(extension)))
 
 ## Develop
-.PHONY: packages setup test test-under-load torture test-gpu test-real test-modelopt check golden zoo clean help
+.PHONY: packages setup test test-under-load torture test-gpu test-real test-peers test-modelopt check golden zoo clean help
 setup: $(READY) ## Make the virtual environment (every other target does it by itself)
 
 test: ## Everything that needs no GPU, end to end
@@ -62,7 +62,10 @@ test-gpu: $(READY) ## The tests that need a GPU; fails if it ran none
 	$(PYTHON) -m tests.gpu_lane
 
 test-real: $(READY) ## A real model of packages through everything (half an hour); fails if it ran no test
-	$(PYTHON) -m tests.real_lane
+	$(PYTHON) -m tests.lane real
+
+test-peers: $(READY) ## Folders that other quantizers make, taken over; fails if it ran no test
+	$(PYTHON) -m tests.lane peers
 
 test-modelopt: ## Compression tests with ModelOpt 0.37.0, the version TensorRT-LLM 1.2.1 pins
 	@scripts/test_modelopt_037.sh
