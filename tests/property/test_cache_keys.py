@@ -563,6 +563,7 @@ def test_several_changes_rerun_at_least_what_each_does(start, picked):
     together = start
     deciding = {
         *SEARCH,
+        *(f"eval.{key}" for key in ("path", "name", "answers", *OWN_COLUMNS)),  # they go only with eval=local
         *(key for key in MUST_RERUN if key.startswith("recover.")),
         *(key for key in MUST_RERUN if key.startswith("prune.")),
         "sparsity.method",
