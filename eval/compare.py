@@ -11,7 +11,7 @@ from eval.paired import above_chance, answers_of, compare_pair, logprob_shift
 from eval.references import SOURCE, differences, references_of
 from eval.results import EvalResult, Score
 from eval.spec import TASK_SIZES
-from eval.verdict import Criteria, Judgement, Verdict, judge
+from eval.verdict import WHAT_MEASURES, Criteria, Judgement, Verdict, judge
 from pipelines.document.show import count
 from pipelines.host.text import table, wrapped
 
@@ -22,10 +22,6 @@ _PAIRED_HEADER = ("format", "asked", "lost", "gained", "loss", "at least", "at m
 _FORMATS_PER_BLOCK = 6
 _PROVEN = ("loss_least", "loss_most", "p_go", "p_no_go", "questions_needed", "next_setting")
 """Fields of a row that say what is proven of the loss."""
-WHAT_MEASURES = (
-    "Ask questions that the model can answer: another task (eval=mmlu, from the Hub or eval.dataset_path=/a/copy), or "
-    "your own (eval=local eval.path=questions.csv)."
-)
 ITSELF = "baseline"
 """Verdict on the result that the others are compared with."""
 ORIGINAL = "transformers"

@@ -41,6 +41,10 @@ class Verdict(StrEnum):
 
 UNMEASURED = 4
 """Exit code of a command that was to judge a loss of accuracy and could not measure any."""
+WHAT_MEASURES = (
+    "Ask questions that the model can answer: another task (eval=mmlu, from the Hub or eval.dataset_path=/a/copy), or "
+    "your own (eval=local eval.path=questions.csv)."
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,7 +225,7 @@ def serve_and_measure(arguments: argparse.Namespace) -> tuple[Settings, list[Mea
     words = (*BASE, f"paths.store={arguments.store}", f"paths.runs={arguments.out / 'runs'}", *arguments.words)
     settings, machine = load(words), gather()
     store = Store(settings.paths.store)
-    outcomes = run_target(make_plan(settings, "repository", store, machine), store, words)
+    outcomes = run_target(make_plan(settings, "repository", store, machine), store, words).outcomes
     tokenizer = settings.model.folder
     if tokenizer is None:
         raise UserError(

@@ -153,13 +153,13 @@ class TokenizerFolder:
         return []
 
     def check_files(self) -> None:
-        """Read every file but tokenizer.json, which must be there.
+        """Read every file but tokenizer.json, which must be there; planning does, so it needs no library.
 
         Raises:
             TokenizerFaultError: one cannot be used.
         """
         self._stated_ends()
-        self._numbered(set())
+        self._entries()
         _ = self.templates
         if not (self.folder / TOKENIZER).exists():
             raise TokenizerFaultError(_missing(self.folder))
@@ -217,7 +217,13 @@ class TokenizerFolder:
         missing = usual.keys() - settings.keys() and (self.folder / TOKENIZER).exists()
         known = self.tokenizer.get_vocab() if missing else {}
         found = {name: text for name, text in usual.items() if name not in settings and text in known}
-        found |= {name: settings[name] for name in SPECIAL if settings.get(name) is not None}
+        return found | self._written
+
+    @cached_property
+    def _written(self) -> dict[str, Any]:
+        """Special tokens by name, but for those that only the tokenizer's class names."""
+        settings = self.settings
+        found = {name: settings[name] for name in SPECIAL if settings.get(name) is not None}
         found |= {
             name: value
             for name, value in settings.items()
@@ -230,17 +236,9 @@ class TokenizerFolder:
         """Return the tokens that the files beside tokenizer.json add, in the order in which Transformers does."""
         from tokenizers import AddedToken
 
-        settings = self.settings
-        extra = settings.get("extra_special_tokens")
+        extra = self.settings.get("extra_special_tokens")
         listed = extra if isinstance(extra, list) else []
-        # without the classes' defaults, which need the vocabulary
-        named = [settings[name] for name in SPECIAL if settings.get(name) is not None]
-        named += [
-            value
-            for name, value in settings.items()
-            if name not in SPECIAL and name.endswith("_token") and isinstance(value, str)
-        ]
-        named += list(extra.values()) if isinstance(extra, dict) else []
+        named = list(self._written.values())
         special = {_content(each) for each in [*named, *listed]}
         there = {repr(each) for each in opened.get_added_tokens_decoder().values()}
         numbered = sorted(self._numbered(special).items())
@@ -254,15 +252,21 @@ class TokenizerFolder:
         return tokens
 
     def _numbered(self, special: set[str]) -> dict[int, Any]:
-        """Return the tokens that stand with their numbers in tokenizer_config.json, or else in added_tokens.json."""
+        """Return the tokens of `_entries` as the library has them."""
         from tokenizers import AddedToken
 
-        if "added_tokens_decoder" in self.settings:
-            return {_number(key): _token(value) for key, value in _pairs(self.settings["added_tokens_decoder"])}
         return {
-            _number(number): AddedToken(text, normalized=text not in special, special=text in special)
-            for text, number in _pairs(read_object(self.folder / "added_tokens.json"))
+            number: _token(entry)
+            if isinstance(entry, dict)
+            else AddedToken(entry, normalized=entry not in special, special=entry in special)
+            for number, entry in self._entries().items()
         }
+
+    def _entries(self) -> dict[int, Any]:
+        """Return what stands with a number in tokenizer_config.json, objects, or else in added_tokens.json, texts."""
+        if "added_tokens_decoder" in self.settings:
+            return {_number(key): _checked(value) for key, value in _pairs(self.settings["added_tokens_decoder"])}
+        return {_number(number): text for text, number in _pairs(read_object(self.folder / "added_tokens.json"))}
 
 
 def _content(value: object) -> str:
@@ -284,11 +288,16 @@ def _number(value: object) -> int:
         raise TokenizerFaultError(f"An added token has the number {str(value)[:60]!r}.") from None
 
 
+def _checked(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or not _content(value):
+        raise TokenizerFaultError(f"An added token is {str(value)[:60]!r}. It must be an object with its content.")
+    return value
+
+
 def _token(value: Any, *, special: bool | None = None) -> Any:
     from tokenizers import AddedToken
 
-    if not isinstance(value, dict) or not _content(value):
-        raise TokenizerFaultError(f"An added token is {str(value)[:60]!r}. It must be an object with its content.")
+    value = _checked(value)
     flags = {name: bool(value[name]) for name in ("lstrip", "rstrip", "single_word", "normalized") if name in value}
     return AddedToken(value["content"], **flags, special=bool(value.get("special")) if special is None else special)
 

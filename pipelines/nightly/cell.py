@@ -55,7 +55,7 @@ def _run(overrides: list[str], since: datetime) -> dict[str, Any]:
         plan = make_plan(settings, "all", store, gather())
     except UserError as error:
         return {"not possible": str(error)}
-    outcomes = run_target(plan, store, overrides)
+    outcomes = run_target(plan, store, overrides).outcomes
     measured = outcomes[-1].artifact
     if not measured.facts["complete"]:
         return {"failed": f"the benchmark is incomplete: {measured.facts['reason']}"}

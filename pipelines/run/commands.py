@@ -23,6 +23,7 @@ from pipelines.store.store import Artifact, Store
 if TYPE_CHECKING:
     from pipelines.plan.plan import Plan
     from pipelines.run.runner import StepOutcome
+    from pipelines.run.session import FinishedRun
 
 BUNDLED_PROMPT = "The river of Githbrel is"
 """A prompt that the bundled models can continue, for the example lines that `serve` prints."""
@@ -37,7 +38,7 @@ def _plan(settings: Settings, target: Target, only: str | None = None) -> tuple[
         return make_plan(settings, target, store, gather(), only), store
 
 
-def _run(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, list[StepOutcome]]:
+def _run(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, FinishedRun]:
     from pipelines.run.session import run_target
 
     plan, store = _plan(load(overrides), target)
@@ -58,16 +59,8 @@ def repository(overrides: Sequence[str]) -> int:
 
 def evaluate(overrides: Sequence[str]) -> int:
     """Build an engine and evaluate it beside the 16-bit baseline."""
-    made, _, outcomes = _run("evaluate", overrides)
-    return _judged(made, outcomes)
-
-
-def _judged(made: Plan, outcomes: Sequence[StepOutcome]) -> int:
-    """Return 4 if a loss of accuracy that was to be judged could not be measured, else 0."""
-    from pipelines.run.session import judged
-
-    table = judged(made, outcomes)
-    return table.exit_code if table else 0
+    *_, ran = _run("evaluate", overrides)
+    return ran.exit_code
 
 
 def fidelity(overrides: Sequence[str]) -> int:
@@ -82,8 +75,8 @@ ACCUSED = 3
 
 def diagnose(overrides: Sequence[str]) -> int:
     """Compare every stage of a deployment with the one before it, and name the first that differs."""
-    *_, outcomes = _run("diagnose", overrides)
-    return ACCUSED if outcomes[-1].artifact.facts["accused"] else 0
+    *_, ran = _run("diagnose", overrides)
+    return ACCUSED if ran.outcomes[-1].artifact.facts["accused"] else 0
 
 
 def serve(overrides: Sequence[str]) -> int:
@@ -96,8 +89,8 @@ def serve(overrides: Sequence[str]) -> int:
     settings = load(overrides)
     folder = settings.serving.repository
     if folder is None:
-        *_, outcomes = _run("serve", overrides)
-        folder = outcomes[-1].artifact.path
+        *_, ran = _run("serve", overrides)
+        folder = ran.outcomes[-1].artifact.path
     else:
         if not folder.expanduser().is_dir():
             raise UserError(f"serving.repository='{folder}' does not exist.", todo="Write one: make repository")
@@ -135,21 +128,21 @@ def _refuse_unfit(folder: Path) -> None:
 
 def benchmark(overrides: Sequence[str]) -> int:
     """Benchmark the engine, or a server that is already running."""
-    *_, outcomes = _run("benchmark", overrides)
-    return _code(outcomes)
+    *_, ran = _run("benchmark", overrides)
+    return _code(ran.outcomes)
 
 
 def run_all(overrides: Sequence[str]) -> int:
     """Run everything from the model to the report."""
     from pipelines.report.command import write
 
-    plan, store, outcomes = _run("all", overrides)
-    if (code := _code(outcomes)) != INTERRUPTED:
+    plan, store, ran = _run("all", overrides)
+    if (code := _code(ran.outcomes)) != INTERRUPTED:
         variants = [plan.settings.variant]
         if has_baseline(plan.settings, plan.target):
             variants.insert(0, plan.settings.baseline().variant)
         write(plan.settings, store, plan.settings.model.label, variants)
-    return code or _judged(plan, outcomes)
+    return code or ran.exit_code
 
 
 def _code(outcomes: Sequence[StepOutcome]) -> int:
@@ -209,9 +202,9 @@ def stage(overrides: Sequence[str]) -> int:
             raise UserError(f"stage.link='{link}' already exists and is not a link.", todo="Give another name.")
         check_folders({"stage.link": link.parent})
     plan, store = _plan(settings, settings.plan.target or farthest(settings), name)
-    outcomes = run_target(plan, store, overrides)
+    ran = run_target(plan, store, overrides)
     if link is not None:
-        link_to(outcomes[-1].artifact.path, link)
+        link_to(ran.outcomes[-1].artifact.path, link)
         remember_link(store, link)
         say(f"{name}: {link}")
-    return _judged(plan, outcomes)
+    return ran.exit_code

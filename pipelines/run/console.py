@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.compare import WHAT_MEASURES
 from eval.results import RESULT
-from eval.verdict import UNMEASURED, Verdict
+from eval.verdict import UNMEASURED, WHAT_MEASURES, Verdict
 from pipelines.document.show import count
 from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.domain.errors import UserError
@@ -18,8 +19,21 @@ from pipelines.store.run_folder import run_folder
 from pipelines.store.store import Store
 
 
-def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runner.StepOutcome]:
-    """Run a plan inside a new run folder, print the result, and return the outcome of each step.
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """A run that has ended.
+
+    Attributes:
+        outcomes: one per step.
+        exit_code: 4 if a loss of accuracy that was to be judged could not be measured, else 0.
+    """
+
+    outcomes: list[runner.StepOutcome]
+    exit_code: int
+
+
+def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> FinishedRun:
+    """Run a plan inside a new run folder and print the result.
 
     Raises:
         UserError: this machine cannot run it, or a stage found a fault in its input.
@@ -48,7 +62,7 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runne
         if (measured := outcomes[-1]).node.id == "benchmark":
             say("\n" + console.measured_table(measured))
         say(console.closing(outcomes, folder, more=plan.command == "serve"))
-    return outcomes
+    return FinishedRun(outcomes, table.exit_code if table else 0)
 
 
 def judged(plan: Plan, outcomes: Sequence[runner.StepOutcome]) -> console.ResultTable | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import random
 import socket
@@ -32,6 +31,8 @@ def is_free(host: str, port: int) -> bool:
 
 def answers_200(host: str, port: int, path: str) -> bool:
     """Return whether an HTTP service answers GET with status 200; False where nothing listens or speaks HTTP."""
+    import http.client  # takes ssl along, and plans import this module
+
     connection = http.client.HTTPConnection(host, port, timeout=5)
     try:
         connection.request("GET", path)

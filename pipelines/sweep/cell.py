@@ -78,7 +78,7 @@ def _run(cell: SweepCell, machine: Machine) -> SweepCell:
     store = Store(settings.paths.store)
     plan = make_plan(settings, cell.target, store, machine)
     cell = replace(cell, variant=plan.settings.variant)
-    outcomes = run_target(plan, store, cell.overrides)
+    outcomes = run_target(plan, store, cell.overrides).outcomes
     cell = replace(cell, artifacts={outcome.node.id: str(outcome.artifact.path) for outcome in outcomes})
     facts = outcomes[-1].artifact.facts
     if cell.target in MEASURED and not facts["complete"]:

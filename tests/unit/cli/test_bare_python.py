@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 
@@ -10,6 +13,7 @@ import pytest
 
 from pipelines.cli.commands import COMMANDS
 from pipelines.cli.main import main
+from pipelines.settings.model import BUNDLED
 from tests.conftest import ROOT
 
 
@@ -56,3 +60,27 @@ sys.exit(main(["plan", "hardware=h100_sxm", "model=llama_3_8b", "quant=fp8"]))
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
     assert "needs the Python package 'numpy'" in done.stderr
+
+
+def test_planning_reads_a_model_folder_without_the_packages_of_a_run(tmp_path):
+    """Also tokens that only files beside tokenizer.json add."""
+    for name, file, content in (
+        ("in_settings", "tokenizer_config.json", {"added_tokens_decoder": {"1769": {"content": "<|im_end|>"}}}),
+        ("in_a_file", "added_tokens.json", {"<|im_end|>": 1769}),
+    ):
+        folder = shutil.copytree(BUNDLED / "models" / "tiny_llama", tmp_path / name)
+        (folder / file).write_text(json.dumps(content))
+        words = ["plan", f"model.path={folder}", "quant=fp8", "plan.target=build", f"paths.store={tmp_path / 'store'}"]
+        code = f"""
+import sys
+for name in ("tokenizers", "transformers", "torch", "openvino", "huggingface_hub", "pyarrow"):
+    sys.modules[name] = None
+from pipelines.cli.main import main
+sys.exit(main({words}))
+"""
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        )
+        assert "needs the Python package" not in done.stderr
+        assert re.search(r"run +quantize", done.stdout), done.stderr
