@@ -258,7 +258,8 @@ def _readings(row: Row) -> dict[str, int]:
 def _settle(path: Path, rows: Sequence[Row], column: str, asked: str | None) -> None:
     """Set the index of each answer: by one kind for the whole file, which has to be beyond doubt."""
     readings = [_readings(row) for row in rows]
-    kinds = [asked] if asked else ["label", *KINDS]
+    labels = ["label"] if any(row["labels"] for row in rows) else []
+    kinds = [asked] if asked else [*labels, *KINDS]
     whole = [kind for kind in kinds if all(kind in each for each in readings)]
     if not whole:
         best = max(kinds, key=lambda kind: sum(kind in each for each in readings))

@@ -52,7 +52,10 @@ def test_layouts(tmp_path, kind) -> None:
     ("text", "message"),
     [
         ("question,A,B,answer\n", "contains no questions"),
-        ("question,A,B,answer\nq,x,y,C\n", r"row 1 \(line 2\), column 'answer': 'C' is not among its 2 choices"),
+        (
+            "question,A,B,answer\nq,x,y,C\n",
+            r"row 1 \(line 2\), column 'answer': 'C' is not among its 2 choices \(read as letter\)",
+        ),
         ("question,A,B,answer\nq,x,y,A\nr,x,x,A\n", r"row 2 .*column 'A/B': an empty or repeated choice"),
         ("question,A,B,answer\nq,x,,A\n", r"1 choice\(s\)"),
         ("question,A,B,C,answer\nq,x,y,z,1\n", "may be index0 or index1"),
