@@ -104,7 +104,8 @@ def test_a_format(real: Real, quant: str) -> None:
         assert 0 < figures["kl_mean"] < 3
         assert 0.3 < figures["top1_agreement"] < 1
         close = (f"{figures['kl_mean']:.3f}", f"{figures['top1_agreement']:.1%}"[:-1], f"{ratio:.3f}")
-    real.rows[quant] = (quant, f"{size:.0f}", *close, *scored(mmlu), verdict(text), *scored(arc), verdict(easy))
+    judged = ("–", "–") if quant == "none" else (verdict(text), verdict(easy))  # the baseline is not judged
+    real.rows[quant] = (quant, f"{size:.0f}", *close, *scored(mmlu), judged[0], *scored(arc), judged[1])
     correct = sum(record["correct"] for record in arc["records"])
     assert binomtest(correct, len(arc["records"]), 0.25, alternative="greater").pvalue < 1e-6
 
