@@ -22,8 +22,8 @@ TORCH = "torch==2.13.0"
 PEERS: dict[str, tuple[str, ...]] = {
     "auto_round": (TORCH, "auto-round==0.16.1"),
     "llmcompressor": (TORCH, "llmcompressor==0.14.0.1"),
-    "quanto": (TORCH, "optimum-quanto==0.2.7", "transformers"),
-    "torchao": (TORCH, "torchao==0.18.0", "transformers"),
+    "quanto": (TORCH, "optimum-quanto==0.2.7", "transformers==5.14.1"),
+    "torchao": (TORCH, "torchao==0.18.0", "transformers==5.14.1"),
 }
 
 
@@ -50,6 +50,7 @@ class Row:
 GROUPS = ("quant=int4_gptq", "quant.group_size=32")
 ROWS = [
     Row("auto_round", ("auto_gptq",), GROUPS),
+    Row("auto_round", ("auto_round",), GROUPS),
     Row("llmcompressor", ("FP8",), ("quant=fp8",)),
     Row("llmcompressor", ("W4A16",), ("quant=int4_gptq", "quant.group_size=128")),
     Row("llmcompressor", ("FP8_DYNAMIC",), refusal="strategy='channel'"),

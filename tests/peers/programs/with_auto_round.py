@@ -6,8 +6,14 @@ from auto_round import AutoRound
 from common import OUT, SOURCE, WORDS, flatten, save_weights
 from transformers import AutoModelForCausalLM, AutoRoundConfig
 
-(form,) = WORDS
-rounder = AutoRound(SOURCE, scheme="W4A16", group_size=32, iters=0, disable_opt_rtn=True, device_map="cpu")
-rounder.quantize_and_save(OUT, format=form)
-flatten()
-save_weights(AutoModelForCausalLM.from_pretrained(OUT, quantization_config=AutoRoundConfig(backend="torch")))
+
+def main() -> None:
+    (form,) = WORDS
+    rounder = AutoRound(SOURCE, scheme="W4A16", group_size=32, iters=0, disable_opt_rtn=True, device_map="cpu")
+    rounder.quantize_and_save(OUT, format=form)
+    flatten()
+    save_weights(AutoModelForCausalLM.from_pretrained(OUT, quantization_config=AutoRoundConfig(backend="torch")))
+
+
+if __name__ == "__main__":  # its processes import this module again
+    main()
