@@ -107,7 +107,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
     """A session behind lm-eval's interface; it scores exactly the tokens that lm-eval's `hf` model would.
 
     Attributes:
-        tokenizer: the checkpoint's Hugging Face tokenizer.
+        tokenizer: the checkpoint's Hugging Face tokenizer, as `load_tokenizer` opens it.
         max_length: maximum number of tokens fed to the model.
         max_prompt: maximum number of tokens of a prompt whose answer is written; None if `max_length` alone limits it.
         truncated: number of prompts whose beginning was cut to fit.
@@ -121,7 +121,6 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         progress: Progress,
         *,
         max_prompt: int | None = None,
-        tokenizer_dir: Path | None = None,
         chat: ChatPrompts | None = None,
     ) -> None:
         super().__init__()
@@ -131,11 +130,9 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         self.max_prompt = max_prompt
         self.truncated = 0
         self._session = session
-        self._tokenizer_dir = tokenizer_dir
+        self._folder = Path(tokenizer.name_or_path)
         self._progress = progress
-        own = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
-        self._first_ends: tuple[int, ...] = (*own, *_ends_of(tokenizer_dir))
-        self._ends = frozenset(self._first_ends)
+        self._ends = opened(self._folder).end_ids
         self._bos_text = tokenizer.decode(self.prefix_token_id)
         self._memo: dict[str, Tokens] = {}
         self._ids = list(range(max(tokenizer.get_vocab().values()) + 1))
@@ -147,12 +144,12 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         Raises:
             UserError: neither the tokenizer nor the model names one.
         """
-        if not self._first_ends:
+        if not self._ends:
             raise UserError(
-                f"'{self._tokenizer_dir or self.tokenizer_name}' names no token that ends a text.",
+                f"'{self._folder}' names no token that ends a text.",
                 allowed="eos_token in tokenizer_config.json, or eos_token_id in generation_config.json or config.json.",
             )
-        return self._first_ends[0]
+        return self._ends[0]
 
     @property
     def prefix_token_id(self) -> int:
@@ -173,7 +170,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
     @property
     def tokenizer_name(self) -> str:
         """Part of the name of lm-eval's file of prepared requests, which is not used here."""
-        return str(self.tokenizer.name_or_path)
+        return str(self._folder)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Render messages; lm-eval calls it where the chat template is applied."""
@@ -291,7 +288,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             )
         limits = SamplingParams(
             max_new_tokens=int(wanted["max_gen_toks"]),
-            stop_token_ids=self._ends,
+            stop_token_ids=frozenset(self._ends),
             temperature=float(wanted.get("temperature", 0.0)),
             top_k=int(wanted.get("top_k", 0)),
             top_p=float(wanted.get("top_p", 1.0)),
@@ -328,13 +325,4 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         ]
 
     def _guide(self, schema: str | None) -> JsonGuide | None:
-        if schema is None:
-            return None
-        if self._tokenizer_dir is None:
-            raise UserError("A JSON schema cannot be followed without the folder of the tokenizer.")
-        return JsonGuide(schema, self._tokenizer_dir)
-
-
-def _ends_of(tokenizer_dir: Path | None) -> tuple[int, ...]:
-    """Return the tokens that end an answer by the model's folder: of an instruct model that of a turn, too."""
-    return () if tokenizer_dir is None else opened(tokenizer_dir).end_ids
+        return None if schema is None else JsonGuide(schema, self._folder)

@@ -6,8 +6,9 @@ A template comes with the model and is code: it runs in the bounded process that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
+from pipelines.checkpoint.tokenizer import chat_templates
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.serving.openai.rendering import NoPromptError, Renderer
@@ -19,27 +20,27 @@ TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class ChatPrompts:
-    """Renders the messages of a prompt with the chat template of a Hugging Face tokenizer."""
+    """Renders the messages of a prompt with the chat template of a model's folder."""
 
-    def __init__(self, tokenizer: Any, progress: Progress, *, system_instruction: str | None = None) -> None:
+    def __init__(self, folder: Path, progress: Progress, *, system_instruction: str | None = None) -> None:
         """Start the process that renders.
 
         Args:
-            tokenizer: with its template and special tokens.
+            folder: of the tokenizer, with its template.
             progress: is told if the template has no place for what a task says to the system.
             system_instruction: the user's own, which must not be lost.
 
         Raises:
-            UserError: the tokenizer has no chat template.
+            UserError: the folder has no chat template, or it cannot be read.
         """
-        try:
-            source = tokenizer.get_chat_template()
-        except ValueError as error:
+        templates, tokens = chat_templates(folder)
+        if "default" not in templates:
+            others = f", only {', '.join(templates)}" if templates else ""
             raise UserError(
-                f"eval.apply_chat_template=true, but this model's tokenizer has no usable chat template: {error}",
+                f"eval.apply_chat_template=true, but the tokenizer at '{folder}' has no chat template{others}.",
                 todo="Set eval.apply_chat_template=false, or use the instruction-tuned model.",
-            ) from None
-        self._renderer = Renderer(source, tokenizer.special_tokens_map)
+            )
+        self._renderer = Renderer(templates["default"], tokens)
         self._instruction, self._progress, self._noted = system_instruction, progress, False
 
     def render(self, messages: Sequence[Message], *, answers: bool = True) -> str:

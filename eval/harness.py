@@ -151,14 +151,13 @@ def _run(
 
     with _tamed():
         tokenizer, system = load_tokenizer(tokenizer_dir), spec.system_instruction
-        chat = ChatPrompts(tokenizer, progress, system_instruction=system) if spec.apply_chat_template else None
+        chat = ChatPrompts(tokenizer_dir, progress, system_instruction=system) if spec.apply_chat_template else None
         lm = EngineLM(
             session,
             tokenizer,
             spec.max_length,
             progress,
             max_prompt=spec.max_prompt,
-            tokenizer_dir=tokenizer_dir,
             chat=chat,
         )
         # Not `simple_evaluate`, which would spend seconds describing the machine. Any positive number of

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from eval.adapter import load_tokenizer
 from pipelines.compress import CalibrationSpec, QuantSpec, quantize
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
@@ -208,9 +209,7 @@ def window(path: Path) -> None:
 
 def main() -> None:
     """Measure the parts given on the command line, or all of them."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(BUNDLED / "models" / "tiny_gemma")
+    tokenizer = load_tokenizer(BUNDLED / "models" / "tiny_gemma")
     world = build_world()
     tokens = [token for text in corpus_texts(world)[:120] for token in tokenizer(text)["input_ids"]]
     writer = make_writer(world, "bench")

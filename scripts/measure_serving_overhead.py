@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc.aio as grpc
 
+from pipelines.checkpoint.tokenizer import opened
 from pipelines.serving.process import TritonServer
 from pipelines.settings.serving import ServingSettings
 from pipelines.settings.triton import TritonSettings
@@ -200,9 +201,7 @@ async def served(url: str, model: str, requests: list[Request], concurrency: int
 
 def texts_of(tokenizer: Path, load: Load, random: np.random.Generator) -> list[str]:
     """Make texts of exactly isl tokens, including the special tokens at the start of a prompt."""
-    from tokenizers import Tokenizer
-
-    coder = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    coder = opened(tokenizer).tokenizer
     texts = []
     while len(texts) < load.requests:
         text = " ".join(random.choice(WORDS, size=load.isl))

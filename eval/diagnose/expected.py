@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -31,18 +31,16 @@ class RightAnswers:
         source: answers it.
         new_tokens: most tokens of an answer.
         tokenizer: the model's own.
-        stop: tokens that end an answer.
+        ends: tokens that end an answer, the tokenizer's first.
         before: the stage that the answers are of.
-        template: chat template of the server, if it is not the tokenizer's own.
     """
 
     items: Sequence[Item]
     source: AnswerSource
     new_tokens: int
     tokenizer: Any
-    stop: frozenset[int]
+    ends: tuple[int, ...]
     before: str
-    template: str | None = None
 
     @cached_property
     def answers(self) -> list[list[int]]:
@@ -55,10 +53,10 @@ class RightAnswers:
         prompt = self.tokenizer.decode(list(item.ids), skip_special_tokens=skip)
         return str(whole)[len(prompt) :]
 
-    def sent(self, item: Item) -> str:
-        """Return what is sent as text: the tokenizer of the server adds the BOS token itself."""
-        bos = self.tokenizer.bos_token or ""
-        return item.text.removeprefix(bos) if bos and item.messages is not None else item.text
+    def of_texts(self) -> RightAnswers:
+        """Return what is expected of a server that takes no messages."""
+        items = [item for item in self.items if item.text]
+        return self if len(items) == len(self.items) else replace(self, items=items)
 
     def within_noise(self, item: Item, right: Sequence[int], given: Sequence[int]) -> bool:
         """Return whether two answers part where two tokens are nearly equally likely."""

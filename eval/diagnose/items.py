@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipelines.checkpoint.tokenizer import RenderedChat, chat_templates
+from pipelines.domain.errors import UserError
 from pipelines.host.files import parse_json
+from pipelines.serving.openai.rendering import NoPromptError, Renderer
 
 WORDS = (1, 6, 12, 24, 40)
 """Words of the prompts: a batch of different lengths, the first as short as possible."""
@@ -26,8 +29,8 @@ class Item:
 
     Attributes:
         name: in messages, e.g. "prompt of 12 words".
-        text: what is sent; of a chat, what the template makes of it.
-        ids: token ids, with the special tokens that the tokenizer adds.
+        text: what is sent to a server that takes no messages, and adds special tokens; empty if none gives these ids.
+        ids: token ids, with the special tokens that the tokenizer adds; of a chat, with those of its template alone.
         messages: of a chat; None for a plain prompt.
     """
 
@@ -37,7 +40,7 @@ class Item:
     messages: tuple[Mapping[str, str], ...] | None = None
 
 
-def make_items(tokenizer: Any, texts: Path, seed: int, longest: int, template: str | None) -> list[Item]:
+def make_items(tokenizer: Any, texts: Path, seed: int, longest: int, model: Path, template: Path | None) -> list[Item]:
     """Choose prompts from a file of texts: one of each length in `WORDS`, a long one, and chats.
 
     Args:
@@ -45,7 +48,11 @@ def make_items(tokenizer: Any, texts: Path, seed: int, longest: int, template: s
         texts: JSON lines with `text`.
         seed: the same seed chooses the same prompts.
         longest: most tokens of a prompt that the engine takes.
-        template: a chat template instead of the tokenizer's own.
+        model: Hugging Face folder.
+        template: a chat template instead of the folder's own.
+
+    Raises:
+        UserError: the chat template gives no prompt.
     """
     lines = texts.read_text(encoding="utf-8").splitlines()
     drawn = random.Random(seed).sample(lines, min(len(lines), TEXTS))
@@ -54,11 +61,12 @@ def make_items(tokenizer: Any, texts: Path, seed: int, longest: int, template: s
     prompts = [" ".join(each[:count]) for each, count in zip(long_enough, WORDS, strict=True)]
     items = [_item(f"prompt of {len(text.split())} words", text, tokenizer) for text in prompts]
     long = _longest_prefix([word for each in words * 40 for word in each], tokenizer, min(longest, LONGEST))
-    return [*items, _item("long prompt", long, tokenizer), *_chats(tokenizer, template)]
+    return [*items, _item("long prompt", long, tokenizer), *_chats(tokenizer, model, template)]
 
 
-def _ids(text: str, tokenizer: Any, *, special: bool = True) -> tuple[int, ...]:
-    return tuple(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+def _ids(text: str, tokenizer: Any) -> tuple[int, ...]:
+    """Return the token ids of a prompt; the template of a chat has written its special tokens."""
+    return tuple(tokenizer(text, add_special_tokens=not isinstance(text, RenderedChat), verbose=False)["input_ids"])
 
 
 def _item(name: str, text: str, tokenizer: Any) -> Item:
@@ -75,22 +83,20 @@ def _longest_prefix(words: Sequence[str], tokenizer: Any, most: int) -> str:
     return " ".join(words[:size])
 
 
-def _chats(tokenizer: Any, template: str | None) -> list[Item]:
-    if template is None and not getattr(tokenizer, "chat_template", None):
+def _chats(tokenizer: Any, model: Path, template: Path | None) -> list[Item]:
+    templates, tokens = chat_templates(model, template)
+    if "default" not in templates:
         return []
-    found = []
+    renderer, found = Renderer(templates["default"], tokens), []
     for text in MESSAGES:
         messages = ({"role": "user", "content": text},)
-        rendered = tokenizer.apply_chat_template(
-            list(messages), chat_template=template, tokenize=False, add_generation_prompt=True
-        )
-        ids = _with_bos(_ids(rendered, tokenizer, special=False), tokenizer)
-        found.append(Item(f"chat {json.dumps(text)}", rendered, ids, messages))
+        try:
+            rendered = RenderedChat(renderer.render(messages, {}))
+        except NoPromptError as fault:
+            raise UserError(
+                f"The model's chat template {fault}.", todo="Correct it, or give another: serving.chat_template=FILE"
+            ) from None
+        ids, texts = _ids(rendered, tokenizer), (str(rendered), rendered.removeprefix(tokenizer.bos_token or ""))
+        sent = next((each for each in texts if _ids(each, tokenizer) == ids), "")
+        found.append(Item(f"chat {json.dumps(text)}", sent, ids, messages))
     return found
-
-
-def _with_bos(ids: tuple[int, ...], tokenizer: Any) -> tuple[int, ...]:
-    """Return a rendered chat with the BOS token, where the tokenizer adds one and the template wrote none."""
-    bos = tokenizer.bos_token_id
-    adds = bos is not None and _ids("a", tokenizer)[:1] == (bos,)
-    return (bos, *ids) if adds and ids[:1] != (bos,) else ids

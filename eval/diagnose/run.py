@@ -23,6 +23,7 @@ from eval.diagnose.servers import Servers
 from eval.diagnose.simulated import compare_scales, examine_simulation
 from eval.fidelity.divergence import compare_logits
 from pipelines.checkpoint.read import Checkpoint
+from pipelines.checkpoint.tokenizer import opened
 from pipelines.compress import trace_checkpoint, trace_model
 from pipelines.document.show import count
 from pipelines.domain.errors import UserError
@@ -79,7 +80,7 @@ class Deployment:
         options: its own settings.
         serve: starts the servers, and returns where they are; None without.
         not_run: why a stage is not run, by stage.
-        template: chat template that the server is given instead of the tokenizer's own.
+        template: chat template that the server is given instead of the model's own.
     """
 
     model: Path
@@ -92,7 +93,7 @@ class Deployment:
     options: Mapping[str, Any] = field(default_factory=dict)
     serve: Callable[[ExitStack], Servers] | None = None
     not_run: Mapping[str, str] = field(default_factory=dict)
-    template: str | None = None
+    template: Path | None = None
 
 
 def diagnose(
@@ -165,17 +166,17 @@ class _Work:
         if self.session is not None:
             limits = self.session.limits
             longest = min(limits.max_input_len, limits.max_seq_len - self.new_tokens)
-        return make_items(self.tokenizer, self.given.texts, self.seed, longest, self.given.template)
+        return make_items(self.tokenizer, self.given.texts, self.seed, longest, self.given.model, self.given.template)
 
     @property
     def read(self) -> list[tuple[int, ...]]:
         """Token ids whose logits are compared: all but the long prompt."""
         return [item.ids for item in self.items if item.name != "long prompt"]
 
-    @property
-    def stop(self) -> frozenset[int]:
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
         """Tokens that end an answer."""
-        return frozenset() if self.tokenizer.eos_token_id is None else frozenset([int(self.tokenizer.eos_token_id)])
+        return opened(self.given.model).end_ids
 
     def stages(self) -> Iterator[StageResult]:
         """Yield the results of the stages that are there, in order."""
@@ -285,11 +286,9 @@ class _Work:
         """Compare what is served with the last stage before it that runs here."""
         if self.given.serve is None:
             return
-        source = _Answers(self.session, last, self.new_tokens, self.stop, self.progress)
+        source = _Answers(self.session, last, self.new_tokens, frozenset(self.ends), self.progress)
         before = place if self.session is None else Place.CPU_ENGINE
-        expected = RightAnswers(
-            self.items, source, self.new_tokens, self.tokenizer, self.stop, before, self.given.template
-        )
+        expected = RightAnswers(self.items, source, self.new_tokens, self.tokenizer, self.ends, before)
         with ExitStack() as stack:
             served = self.given.serve(stack)
             for there, examined in ((served.triton, examine_triton), (served.openai, examine_openai)):

@@ -31,7 +31,7 @@ def examine_triton(served: Servers, expected: RightAnswers, progress: Progress) 
     assert served.triton is not None
     asked = TritonModels(served.triton, served.text_model)
     steps = [_preprocessing, _engine_model, _postprocessing] if served.whole else []
-    return _examined(Place.TRITON, [*steps, _text_model, _stop_word], asked, expected, progress)
+    return _examined(Place.TRITON, [*steps, _text_model, _stop_word], asked, expected.of_texts(), progress)
 
 
 def examine_openai(served: Servers, expected: RightAnswers, progress: Progress) -> StageResult:
@@ -72,18 +72,16 @@ def _preprocessing(asked: TritonModels, expected: RightAnswers) -> Found:
 
     wrong: list[tuple[Item, list[int]]] = []
     for item in expected.items:
-        query = expected.sent(item)
         outputs = asked.ask(
             "preprocessing",
-            [InputTensor("QUERY", "BYTES", (query,)), InputTensor("REQUEST_OUTPUT_LEN", "INT32", (1,))],
+            [InputTensor("QUERY", "BYTES", (item.text,)), InputTensor("REQUEST_OUTPUT_LEN", "INT32", (1,))],
         )
         ids = outputs["INPUT_ID"].reshape(-1).tolist()
         if tuple(ids) != item.ids:
             wrong.append((item, ids))
         end = outputs["OUT_END_ID"].reshape(-1).tolist() if "OUT_END_ID" in outputs else []
-        if expected.stop and end and end[0] not in expected.stop:
-            right = sorted(expected.stop)[0]
-            cause = f"the token that ends answers is {end[0]}, the model's is {right}"
+        if expected.ends and end and end[0] != expected.ends[0]:
+            cause = f"the token that ends answers is {end[0]}, the model's is {expected.ends[0]}"
             return [Finding(None, "preprocessing OUT_END_ID", str(end[0]), cause, BESIDE)], 0
     if not wrong:
         return [], 0
@@ -115,9 +113,8 @@ def _answers_differ(given: Sequence[Sequence[int]], expected: RightAnswers, tens
 def _postprocessing(asked: TritonModels, expected: RightAnswers) -> Found:
     """Compare the texts that the repository makes of token ids."""
     wrong = []
-    special = [token for token in (expected.tokenizer.eos_token_id,) if token is not None]
     for item, answer in zip(expected.items, expected.answers, strict=True):
-        ids = [*answer, *special]
+        ids = [*answer, *expected.ends[:1]]
         if not answer:
             continue
         given = asked.text_of(ids)

@@ -73,20 +73,22 @@ class TritonModels:
 
     def continued(self, ids: Sequence[int], expected: RightAnswers) -> list[int]:
         """Return the token ids that `tensorrt_llm` continues a prompt with, without the one that ends it."""
-        from pipelines.serving.openai.inputs import InputTensor
+        from pipelines.serving.openai.inputs import InputTensor, word_list
 
         inputs = [
             InputTensor("input_ids", "INT32", tuple(ids)),
             InputTensor("input_lengths", "INT32", (len(ids),)),
             InputTensor("request_output_len", "INT32", (expected.new_tokens,)),
             InputTensor("exclude_input_in_output", "BOOL", (True,)),
-            *(InputTensor("end_id", "INT32", (token,)) for token in sorted(expected.stop)[:1]),
+            *(InputTensor("end_id", "INT32", (token,)) for token in expected.ends[:1]),
         ]
+        if more := expected.ends[1:]:
+            inputs.append(word_list("stop_words_list", [[token] for token in more]))
         found = self.ask("tensorrt_llm", inputs, ("output_ids", "sequence_length"))
         answer: list[int] = found["output_ids"].reshape(-1).tolist()
         if "sequence_length" in found:
             answer = answer[: int(found["sequence_length"].reshape(-1)[0])]
-        return answer[:-1] if answer and answer[-1] in expected.stop else answer
+        return answer[:-1] if answer and answer[-1] in expected.ends else answer
 
     def text_of(self, ids: Sequence[int]) -> str:
         """Return the text that `postprocessing` makes of token ids."""
@@ -99,7 +101,7 @@ class TritonModels:
         """Return what the model for text answers."""
         from pipelines.serving.openai.inputs import text_inputs
 
-        inputs = text_inputs(expected.sent(item), expected.new_tokens, (stop,) if stop else ())
+        inputs = text_inputs(item.text, expected.new_tokens, (stop,) if stop else ())
         found = self.ask(self.text_model, inputs)
         words = b"".join(found["text_output"].reshape(-1).tolist()).decode(errors="replace")
         return Reply(words, _first(found, "num_input_tokens"), _first(found, "num_output_tokens"))

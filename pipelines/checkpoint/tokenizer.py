@@ -59,6 +59,16 @@ def check_files(folder: Path) -> None:
         found.check_files()
 
 
+def tokens_of(folder: Path) -> object:
+    """Return the tokens of a folder's tokenizer and their ids, without opening it.
+
+    Raises:
+        UserError: its tokenizer.json cannot be used.
+    """
+    with _as_user_error():
+        return TokenizerFolder(folder).listed()
+
+
 @contextmanager
 def _as_user_error(allowed: str = "") -> Iterator[None]:
     try:

@@ -164,6 +164,21 @@ class TokenizerFolder:
         if not (self.folder / TOKENIZER).exists():
             raise TokenizerFaultError(_missing(self.folder))
 
+    def listed(self) -> tuple[object, list[tuple[int, str]]]:
+        """Return the vocabulary of tokenizer.json and every added token, read without the library.
+
+        Raises:
+            TokenizerFaultError: tokenizer.json is not a tokenizer.
+        """
+        path = self.folder / TOKENIZER
+        raw = read_object(path, MOST_TOKENIZER_BYTES)
+        try:
+            added = {token["id"]: token["content"] for token in raw.get("added_tokens") or ()}
+            added |= {number: _content(entry) for number, entry in self._entries().items()}
+            return raw["model"]["vocab"], sorted(added.items())
+        except (KeyError, TypeError, AttributeError):
+            raise TokenizerFaultError(f"{path} is not a tokenizer: it has no model.vocab. Download it again.") from None
+
     def id_of(self, name: str) -> int | None:
         """Return the id of a special token by its name; None without one."""
         text = self.special.get(name)

@@ -119,7 +119,7 @@ class ModelShape:
         )
         read.check_reals()
         if family is not None and buildable:
-            check_rope(read, config, by_layer_type="rope_local_base_freq" in family.defaults)
+            check_rope(read, config, found.head_dim, by_layer_type="rope_local_base_freq" in family.defaults)
         read.refuse()
         return found
 

@@ -117,12 +117,13 @@ def both_spellings(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_rope(read: ConfigNumbers, config: Mapping[str, Any], *, by_layer_type: bool) -> None:
+def check_rope(read: ConfigNumbers, config: Mapping[str, Any], head_dim: int, *, by_layer_type: bool) -> None:
     """Note what is incomplete or unknown in the blocks that scale positions.
 
     Args:
         read: collects the faults.
         config: content of config.json.
+        head_dim: channels of one head.
         by_layer_type: whether the family has a RoPE of its own for windowed layers.
     """
     blocks = config.get("rope_parameters")
@@ -136,14 +137,13 @@ def check_rope(read: ConfigNumbers, config: Mapping[str, Any], *, by_layer_type:
         for name in LAYER_TYPES:
             block = blocks.get(name, {})
             if read.block(f"rope_parameters.{name}", block) and read.fine:
-                _check_block(
-                    read, {**config, "rope_parameters": None, "rope_scaling": block}, f"rope_parameters.{name}"
-                )
+                own = {**config, "rope_parameters": None, "rope_scaling": block}
+                _check_block(read, own, f"rope_parameters.{name}", head_dim)
     elif read.fine:
-        _check_block(read, config, "rope_scaling" if config.get("rope_scaling") else "rope_parameters")
+        _check_block(read, config, "rope_scaling" if config.get("rope_scaling") else "rope_parameters", head_dim)
 
 
-def _check_block(read: ConfigNumbers, config: Mapping[str, Any], name: str) -> None:
+def _check_block(read: ConfigNumbers, config: Mapping[str, Any], name: str, head_dim: int) -> None:
     block = _block(config)
     kind = _kind(block)
     if kind not in _NUMBERS:
@@ -161,9 +161,9 @@ def _check_block(read: ConfigNumbers, config: Mapping[str, Any], name: str) -> N
     for key in _NUMBERS[kind]:
         if found.get(key) is None:
             read.fault(f"has a {name} of type '{kind}' without {key}.", "It must be a number.")
+    pairs = len(range(0, int(head_dim * _fraction(config)), 2))
     for key in _LISTS.get(kind, ()):
-        if not _is_numbers(found.get(key)):
-            read.fault(f"has a {name} of type '{kind}' with {key}={shown(found.get(key))}.", "It must be numbers.")
+        _check_list(read, found.get(key), f"a {name} of type '{kind}' with", key, pairs)
     if kind == "llama3" and read.fine and not found["low_freq_factor"] < found["high_freq_factor"]:
         low, high = found["low_freq_factor"], found["high_freq_factor"]
         read.fault(
@@ -171,12 +171,15 @@ def _check_block(read: ConfigNumbers, config: Mapping[str, Any], name: str) -> N
         )
 
 
-def _is_numbers(value: object) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(each, int | float) and not isinstance(each, bool) and 0 < each < math.inf for each in value)
+def _check_list(read: ConfigNumbers, value: object, where: str, key: str, pairs: int) -> None:
+    numbers = isinstance(value, list) and all(
+        isinstance(each, int | float) and not isinstance(each, bool) and 0 < each < math.inf for each in value
     )
+    if not isinstance(value, list) or not numbers:
+        read.fault(f"has {where} {key}={shown(value)}.", "It must be numbers.")
+    elif len(value) != pairs:
+        said = f"It must have {pairs} numbers, one for every two channels that are rotated."
+        read.fault(f"has {where} {key} of length {len(value)}.", said)
 
 
 def _by_layer_type(blocks: Mapping[str, Any]) -> bool:
@@ -188,6 +191,10 @@ def _block(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if _by_layer_type(block):
         block = block.get("full_attention") or {}
     return block
+
+
+def _fraction(config: Mapping[str, Any]) -> float:
+    return float(config.get("partial_rotary_factor") or _block(config).get("partial_rotary_factor") or 1.0)
 
 
 def _kind(block: Mapping[str, Any]) -> str:
@@ -228,5 +235,4 @@ class Rotary:
         """Read a Hugging Face configuration."""
         config = settled(config)
         kind, block = _kind(_block(config)), rope_scaling(config) or {}
-        fraction = config.get("partial_rotary_factor") or _block(config).get("partial_rotary_factor") or 1.0
-        return cls(kind, float(fraction), tuple(yarn_differences(block)) if kind == "yarn" else ())
+        return cls(kind, _fraction(config), tuple(yarn_differences(block)) if kind == "yarn" else ())

@@ -10,6 +10,8 @@ from pathlib import Path
 from eval.own import OwnLayout, read_own
 from eval.task_names import BUNDLED as BUNDLED_TASKS
 from pipelines.checkpoint.tensors import read_header
+from pipelines.checkpoint.tokenizer import tokens_of
+from pipelines.checkpoint.tokenizer_folder import TOKENIZER
 from pipelines.compress.texts import load_texts
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.errors import Fault, UserError, collecting
@@ -34,7 +36,6 @@ from pipelines.store.sources import (
     files_source,
     model_config,
     model_source,
-    tokens_of,
 )
 
 
@@ -104,7 +105,7 @@ def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
             folder = settings.speculative.draft.folder
             sources["draft"], draft = model_source(folder, hashes, key="speculative.draft.path")
             draft_rotary = Rotary.of(model_config(folder))
-            same = same_vocabulary(settings.model.folder, folder, hashes)
+            same = same_vocabulary(settings.model.folder, folder)
     with collecting(faults):
         reference = _reference(settings, target, sources, hashes)
     if settings.multimodal.path is not None and "vision" in sources:
@@ -280,13 +281,10 @@ def _named(settings: Settings, target: Target) -> Iterator[tuple[str, str, Path 
     yield "vision", "multimodal.path", settings.multimodal.path
 
 
-def same_vocabulary(target: Path | None, draft: Path, hashes: HashCache) -> bool | None:
+def same_vocabulary(target: Path | None, draft: Path) -> bool | None:
     """Return whether two model folders have the same tokens with the same ids; None where that cannot be determined."""
     if target is None:
         return None
-    for name in ("tokenizer.json", "tokenizer.model"):
-        files = (target / name, draft / name)
-        if all(file.is_file() for file in files):
-            equal = hashes.sha256(files[0]) == hashes.sha256(files[1])
-            return equal or (name == "tokenizer.json" and tokens_of(files[0]) == tokens_of(files[1]))
-    return None
+    if not all((folder / TOKENIZER).is_file() for folder in (target, draft)):
+        return None
+    return tokens_of(target) == tokens_of(draft)

@@ -79,7 +79,6 @@ class Diagnose:
         from eval.diagnose.result import RESULT
         from eval.diagnose.run import Deployment, diagnose
 
-        template = self.serving.chat_template
         served = self.url is not None or ("repository" in inputs and self.asked.serve)
         deployment = Deployment(
             model=inputs["model"],
@@ -92,7 +91,7 @@ class Diagnose:
             options=all_options(self.options),
             serve=(lambda stack: self._serve(stack, inputs, progress)) if served else None,
             not_run=self._not_run(inputs, served=served),
-            template=template.read_text(encoding="utf-8") if template else None,
+            template=self.serving.chat_template,
         )
         result = diagnose(
             deployment,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.checkpoint.tensors import read_header
-from pipelines.checkpoint.tokenizer import check_files
+from pipelines.checkpoint.tokenizer import check_files, tokens_of
 from pipelines.checkpoint.tokenizer_folder import MOST_TOKENIZER_BYTES, TOKENIZER
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.formats import BY_QUANT_ALGO, stored_as
@@ -343,24 +343,7 @@ def check_tokenizer(folder: Path, key: str) -> None:
         raise _pointer_error(key, folder, path)
     if path.is_file() and path.stat().st_size == 0:
         raise UserError(f"{key}='{folder}': {TOKENIZER} is empty.", todo="Download the model's tokenizer again.")
-    tokens_of(path)
-
-
-def tokens_of(tokenizer: Path) -> object:
-    """Read the tokens and their ids from a `tokenizer.json`.
-
-    Raises:
-        UserError: it is not a tokenizer.
-    """
-    try:
-        raw = parse_json(small_text(tokenizer, MOST_TOKENIZER_BYTES))
-        added = [(token["id"], token["content"]) for token in raw.get("added_tokens") or ()]
-        return raw["model"]["vocab"], added
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(
-            f"{tokenizer} is not a tokenizer: it is not JSON with model.vocab.",
-            todo="Download the model's tokenizer again.",
-        ) from None
+    tokens_of(folder)
 
 
 def files_source(path: Path, hashes: HashCache, key: str, only: Sequence[str] = ()) -> InputSource:

@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from pipelines.checkpoint.tokenizer import opened
 from pipelines.host.files import replacing
 from scripts.zoo.dataset import write_dataset
 from scripts.zoo.documents import corpus_texts, make_writer, world_sentences, write_jsonl
@@ -168,7 +169,7 @@ def build_draft(name: str, root: Path, recipe: Recipe = DRAFT_RECIPE) -> None:
     target_name = DRAFTS[name]
     folder = root / MODELS_DIR / target_name
     target: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = opened(folder).tokenizer
     config = draft_json(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     encoder = _encoder(tokenizer, KINDS[target_name].specials)
     torch.manual_seed(recipe.seed)

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from pipelines.checkpoint.tokenizer import opened
 from pipelines.host.files import replacing
 from scripts.zoo.documents import Document, Segment, Writer, make_writer
 from scripts.zoo.quiz import LETTERS, Question, build_splits, description, question_text, training_question
@@ -153,7 +154,7 @@ def build_adapter(name: str, models_dir: Path, root: Path, recipe: Recipe = RECI
     torch.set_num_threads(1)
     kind, folder = ADAPTERS[name], models_dir / BASE
     base: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = opened(folder).tokenizer
     before = share_answered(base, tokenizer, kind)
     encoder = Encoder(tokenizer, bos=base.config.bos_token_id, eos=base.config.eos_token_id)
     torch.manual_seed(recipe.seed)

@@ -6,10 +6,11 @@ characters; only the ids of the others are stored, so an ordinary token costs on
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from pipelines.checkpoint.tokenizer import opened
 
 MAX_CHARACTER = 4
 """Length of the longest UTF-8 character, bytes."""
@@ -29,17 +30,14 @@ class PartialCharacters:
 
     @classmethod
     def load(cls, tokenizer_dir: Path) -> PartialCharacters:
-        """Read tokenizer.json of a folder.
+        """Read the tokenizer of a folder.
 
         Raises:
-            FileNotFoundError: the folder has none.
+            UserError: it cannot be read.
         """
-        raw = json.loads((tokenizer_dir / "tokenizer.json").read_text(encoding="utf-8"))
-        vocab = raw["model"]["vocab"]
-        words = {entry[0]: index for index, entry in enumerate(vocab)} if isinstance(vocab, list) else vocab
-        if "ByteLevel" in json.dumps(raw.get("decoder") or {}):
-            return cls(_byte_level(words))
-        return cls(_byte_fallback(words))
+        tokenizer = opened(tokenizer_dir).tokenizer
+        words = tokenizer.get_vocab(with_added_tokens=False)
+        return cls(_byte_level(words) if "ByteLevel" in str(tokenizer.decoder) else _byte_fallback(words))
 
     def __len__(self) -> int:
         return len(self._partial)

@@ -213,6 +213,13 @@ def test_defaults_are_those_of_transformers():
         assert left_out <= {"num_key_value_heads", "head_dim", "num_local_experts"}, (family.name, left_out)
 
 
+def longrope(short: int = 8, long: int = 8, kind: str = "longrope") -> dict[str, Any]:
+    return {
+        "rope_type": kind, "short_factor": [1.0] * short, "long_factor": [2.0] * long,
+        "original_max_position_embeddings": 1024,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("architecture", "changes", "message"),
     [
@@ -223,6 +230,11 @@ def test_defaults_are_those_of_transformers():
         (LLAMA, {"rope_scaling": {**YARN, "original_max_position_embeddings": None}}, "without original_max_position"),
         (LLAMA, {"rope_scaling": YARN, "original_max_position_embeddings": None}, "original_max_position_embeddings=n"),
         (LLAMA, {"rope_scaling": {"rope_type": "longrope"}}, "type 'longrope' with short_factor=None"),
+        (LLAMA, {"rope_scaling": longrope(short=7)}, r"json has .* short_factor of length 7\. It must have 8"),
+        (LLAMA, {"rope_scaling": longrope(long=1, kind="su")}, r"type 'su' with long_factor of length 1\..* have 8"),
+        (LLAMA, {"rope_scaling": longrope(), "head_dim": 32}, r"long_factor of length 8\. It must have 16"),
+        (LLAMA, {"rope_scaling": longrope(), "partial_rotary_factor": 0.5}, "8. It must have 4"),
+        (LLAMA, {"rope_parameters": {**longrope(), "partial_rotary_factor": 0.5}}, "8. It must have 4"),
         (LLAMA, {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "'llama3' without low_freq_factor"),
         (LLAMA, {"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, r"high_freq_factor=1\.0.*above low_freq_factor"),
         (LLAMA, {"rope_scaling": {"rope_type": "ntk", "factor": 2.0}}, "rope_type='ntk'. Transformers knows default"),

@@ -12,11 +12,15 @@ import pytest
 import transformers
 
 from eval.adapter import EngineLM, load_tokenizer
+from eval.chat import ChatPrompts
+from eval.diagnose.items import MESSAGES, Item, make_items
+from eval.diagnose.run import Deployment, _Work
 from pipelines.checkpoint.tokenizer_folder import TokenizerFaultError, TokenizerFolder
 from pipelines.compress.loading import load_tokenizer as for_calibration
 from pipelines.compress.model_folder import look_at
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
+from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.tokenizer import ServedTokenizer
 from pipelines.settings.model import BUNDLED
@@ -206,21 +210,65 @@ def test_chats_are_rendered_and_read_as_transformers_does(folders):
     ],
 )
 def test_every_end_counts_everywhere(tmp_path, load, generation, config, ends):  # noqa: F811
-    folder = Path(shutil.copytree(BUNDLED / "models" / "tiny_llama", tmp_path / "model"))
-    edit("config.json", **config)(folder)
+    folder = changed(tmp_path, edit("config.json", **config))
     (folder / "generation_config.json").unlink()
     if generation is not None:
         write("generation_config.json", json.dumps(generation))(folder)
     served, evaluated = ServedTokenizer(folder, adds_special=True), load_tokenizer(folder)
-    lm = EngineLM(None, evaluated, 1024, SilentProgress(), tokenizer_dir=folder)
+    lm = EngineLM(None, evaluated, 1024, SilentProgress())
     assert served.end_ids == load("preprocessing").open_tokenizer(folder).end_ids == ends
-    assert lm._ends == set(ends)
+    assert lm._ends == ends
 
 
 def test_a_tokenizer_without_an_end_is_evaluated_with_the_models(folders):
-    lm = EngineLM(None, load_tokenizer(folders["no end"]), 1024, SilentProgress(), tokenizer_dir=folders["no end"])
+    lm = EngineLM(None, load_tokenizer(folders["no end"]), 1024, SilentProgress())
     assert lm.eot_token_id == 1767
-    assert lm._ends == {1767}
+    assert lm._ends == (1767,)
+
+
+ENDS_OF_THE_MODEL = (
+    edit(drop=("eos_token", "pad_token")), gone("special_tokens_map.json"),
+    edit("config.json", eos_token_id=None), edit("generation_config.json", eos_token_id=[13, 1767]),
+)  # fmt: skip
+
+
+def changed(root: Path, *changes: Change) -> Path:
+    folder = Path(shutil.copytree(BUNDLED / "models" / "tiny_llama", root / "model"))
+    for change in changes:
+        change(folder)
+    return folder
+
+
+def chats(folder: Path) -> list[Item]:
+    made = make_items(load_tokenizer(folder), BUNDLED / "corpus.jsonl", 1, 200, folder, None)
+    return [item for item in made if item.messages is not None]
+
+
+@pytest.mark.parametrize("plain", [PLAIN, BODY, EVERY])
+def test_diagnosis_evaluation_and_service_ask_the_same(tmp_path, plain):
+    """Ends that only generation_config.json names, and a template for tools beside the default one."""
+    named = [{"name": "tool_use", "template": FOR_TOOLS}, {"name": "default", "template": plain}]
+    folder = changed(tmp_path, *ENDS_OF_THE_MODEL, edit(chat_template=named))
+    served, prompts = ServedTokenizer(folder, adds_special=True), ChatPrompts(folder, SilentProgress())
+    lm = EngineLM(None, load_tokenizer(folder), 1024, SilentProgress(), chat=prompts)
+    diagnosed = _Work(Deployment(folder, folder, BUNDLED / "corpus.jsonl"), 1, 8, SilentProgress())
+    assert diagnosed.ends == lm._ends == served.end_ids == (13, 1767)
+    found = chats(folder)
+    for text, item in zip(MESSAGES, found, strict=True):
+        messages = [{"role": "user", "content": text}]
+        assert list(item.ids) == served.ids(ChatTemplate.load(folder).render(messages))
+        assert list(item.ids) == lm.tok_encode(prompts.render(messages))
+        # the Triton models add BOS to every text, so that none stands for a chat without it
+        assert item.text == "" if plain == BODY else served.ids(item.text) == list(item.ids)
+
+
+def test_a_template_for_tools_alone_is_no_template_for_chats(tmp_path):
+    folder = changed(tmp_path, edit(chat_template={"tool_use": FOR_TOOLS}))
+    assert chats(folder) == []
+    with pytest.raises(UserError, match="has no chat template, only tool_use"):
+        ChatPrompts(folder, SilentProgress())
+    with pytest.raises(ApiError, match="no chat template"):
+        ChatTemplate.load(folder).render(CHAT)
 
 
 @pytest.mark.parametrize(
@@ -237,9 +285,7 @@ def test_a_tokenizer_without_an_end_is_evaluated_with_the_models(folders):
     ],
 )
 def test_a_tokenizer_that_cannot_be_used_is_named(tmp_path, changes, message):
-    folder = Path(shutil.copytree(BUNDLED / "models" / "tiny_llama", tmp_path / "model"))
-    for change in changes:
-        change(folder)
+    folder = changed(tmp_path, *changes)
     with pytest.raises(TokenizerFaultError, match=message):
         TokenizerFolder(folder).end_ids  # noqa: B018 - reading it is what fails
     with pytest.raises(UserError, match=message):

@@ -50,7 +50,7 @@ def sharded(folder):
         (sharded, r"lacks 2 of the 2 files that .*index\.json names: one\.safetensors, two"),
         (lambda m: (m / "model.safetensors.index.json").write_text("[]"), r"is not an index of safetensors"),
         (lambda m: (m / "tokenizer.json").unlink(), r"my_llama' has no tokenizer\.json"),
-        (lambda m: (m / "tokenizer.json").write_text("{"), r"tokenizer\.json is not a tokenizer: it is not JSON"),
+        (lambda m: (m / "tokenizer.json").write_text("{"), r"tokenizer\.json is not valid JSON"),
         (lambda m: (m / "tokenizer.json").write_text(LFS), r"tokenizer\.json is a Git LFS pointer"),
         (lambda m: (m / "tokenizer.json").write_text(""), r"tokenizer\.json is empty"),
         (

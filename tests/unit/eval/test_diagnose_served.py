@@ -13,6 +13,7 @@ from pipelines.settings.model import BUNDLED
 
 transformers = pytest.importorskip("transformers")
 NEW = 6
+MODEL = BUNDLED / "models" / "tiny_gemma"
 
 
 @dataclass
@@ -30,26 +31,26 @@ class Fixed:
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return transformers.AutoTokenizer.from_pretrained(BUNDLED / "models/tiny_gemma")
+    return transformers.AutoTokenizer.from_pretrained(MODEL)
 
 
 @pytest.fixture(scope="module")
 def items(tokenizer):
-    return make_items(tokenizer, BUNDLED / "corpus.jsonl", 1, 200, None)
+    return make_items(tokenizer, BUNDLED / "corpus.jsonl", 1, 200, MODEL, None)
 
 
 @pytest.fixture
 def expected(tokenizer, items):
     answers = [[300 + n, 400 + n, 500 + n, 600, 700, 800] for n in range(len(items))]
-    return RightAnswers(items, Fixed(answers), NEW, tokenizer, frozenset([1]), "engine")
+    return RightAnswers(items, Fixed(answers), NEW, tokenizer, (1,), "engine")
 
 
 def test_the_same_seed_gives_the_same_items(tokenizer, items):
-    again = make_items(tokenizer, BUNDLED / "corpus.jsonl", 1, 200, None)
+    again = make_items(tokenizer, BUNDLED / "corpus.jsonl", 1, 200, MODEL, None)
     assert again == items
     assert [len(item.text.split()) for item in items[:-1]] == [1, 6, 12, 24, 40]
     assert 150 < len(items[-1].ids) <= 200
-    assert make_items(tokenizer, BUNDLED / "corpus.jsonl", 2, 200, None) != items
+    assert make_items(tokenizer, BUNDLED / "corpus.jsonl", 2, 200, MODEL, None) != items
 
 
 @pytest.mark.parametrize(

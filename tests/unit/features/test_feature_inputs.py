@@ -224,12 +224,12 @@ def test_vocabularies_are_compared_by_their_tokens(tmp_path: Path, change, same:
     raw = json.loads((GEMMA / "tokenizer.json").read_text())
     change(raw)
     (tmp_path / "tokenizer.json").write_text(json.dumps(raw, indent=3))
-    assert same_vocabulary(GEMMA, tmp_path, hashes(tmp_path)) is same
+    assert same_vocabulary(GEMMA, tmp_path) is same
 
 
 def test_what_is_not_on_disk_is_not_compared(tmp_path: Path) -> None:
-    assert same_vocabulary(None, GEMMA, hashes(tmp_path)) is None
-    assert same_vocabulary(GEMMA, tmp_path, hashes(tmp_path)) is None
+    assert same_vocabulary(None, GEMMA) is None
+    assert same_vocabulary(GEMMA, tmp_path) is None
 
 
 def test_a_server_elsewhere_needs_no_feature_of_ours(tmp_path: Path) -> None:
