@@ -1,4 +1,4 @@
-"""Measure the structure of a checkout: packages, import depth, cycles, imports against the floors, files per recipe.
+"""Measure a checkout: what it weighs, packages, import depth, cycles, imports against the floors, files per recipe.
 
     python -m scripts.house                  # this checkout
     python -m scripts.house --tree FOLDER    # another one, an older commit for example
@@ -10,6 +10,7 @@ Counts come from the code's own imports, including those inside functions. A "ro
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 import sys
 import tomllib
@@ -92,6 +93,46 @@ def recipe_files(page: Path) -> dict[str, int]:
     return counts
 
 
+def weight(tree: Path) -> list[tuple[str, str]]:
+    """Return (name, figure) for what the product's code weighs."""
+    files = [path for package in PACKAGES for path in sorted((tree / package).rglob("*.py"))]
+    functions: list[int] = []
+    lines = code = imports = inner = 0
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        empty = {number for number, line in enumerate(text.splitlines(), 1) if line.strip()[:1] in ("", "#")}
+        lines += text.count("\n")
+        for node in ast.walk(module := ast.parse(text)):
+            documented = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module)
+            if documented and ast.get_docstring(node, clean=False) is not None:
+                empty.update(_lines(node.body[0]))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                functions.append(len(_lines(node)))
+                inner += sum(isinstance(each, ast.Import | ast.ImportFrom) for each in ast.walk(node))
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                imports += len(_lines(node))
+        code += len(set(_lines(module)) - empty)
+    docs = tree / "docs"
+    return [
+        ("product lines", f"{lines:,}"),
+        ("product code lines", f"{code:,}"),
+        ("modules", f"{len(files):,}"),
+        ("functions per 1,000 code lines", f"{1000 * len(functions) / code:.0f}"),
+        ("functions above 60 lines", str(sum(length > 60 for length in functions))),
+        ("import lines per 100 code lines", f"{100 * imports / code:.1f}"),
+        ("imports inside functions", str(inner)),
+        ("pages in docs/", str(len(list(docs.glob("*.md"))))),
+        ("decisions", str(len(list((docs / "decisions").glob("*.md"))))),
+    ]
+
+
+def _lines(node: ast.AST) -> range:
+    if isinstance(node, ast.Module):
+        return range(1, (node.body[-1].end_lineno or 0) + 1) if node.body else range(0)
+    assert isinstance(node, ast.stmt)
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
 def measure(tree: Path) -> list[tuple[str, str]]:
     """Return (name, figure) for every measure."""
     sys.path.insert(0, str(tree))
@@ -105,6 +146,7 @@ def measure(tree: Path) -> list[tuple[str, str]]:
     level = floors(tree / "pyproject.toml")
     up = [(a, b) for a, targets in arrows.items() for b in targets if level and level.get(a, 0) <= level.get(b, 0)]
     rows = [
+        *weight(tree),
         ("modules at the root of pipelines/, except __init__ and __main__", str(len(at_root))),
         ("packages in pipelines/", str(len(packages))),
         ("rooms", str(len(arrows))),
