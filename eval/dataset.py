@@ -20,6 +20,8 @@ SPLITS = ("dev", "test")
 
 CHOICES = 4
 
+LAYOUT = "Each subject needs each split as <subject>/<split>-00000-of-00001.parquet or <subject>/<split>.jsonl."
+
 
 def read_subjects(root: Path, subjects: Iterable[str]) -> dict[str, Splits]:
     """Read `dev` and `test` of each subject.
@@ -50,11 +52,16 @@ def read_subjects(root: Path, subjects: Iterable[str]) -> dict[str, Splits]:
     return read
 
 
+def complete_subjects(root: Path) -> int:
+    """Return how many folders of `root` have all splits, without reading them."""
+    return sum(all(_files(folder, split) for split in SPLITS) for folder in root.glob("*"))
+
+
 def _missing(root: Path, missing: list[str]) -> Fault:
     shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
     return Fault(
         f"The data set at '{root}' has no {shown}.",
-        "Each subject needs each split as <subject>/<split>-00000-of-00001.parquet or <subject>/<split>.jsonl.",
+        LAYOUT,
         "Check eval.dataset_path.",
     )
 

@@ -8,6 +8,7 @@ import logging
 import os
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TextIO
@@ -116,8 +117,12 @@ def lost_output() -> str | None:
     return getattr(raw, "lost", None)
 
 
+SILENT_S = 10.0
+"""How long slow work says nothing, where it knows how far it is."""
+
+
 class ScreenProgress:
-    """Progress bars on a terminal; elsewhere (CI logs) a line per tenth of the work."""
+    """Progress bars on a terminal; elsewhere (CI logs) a line per tenth of the work, or per percent of slow work."""
 
     @contextmanager
     def task(self, title: str, total: float | None, unit: str = "") -> Iterator[Advance]:
@@ -127,7 +132,7 @@ class ScreenProgress:
             with _bar(title, total, unit) as advance:
                 yield advance
         else:
-            yield _tenths(title, total)
+            yield _lines(title, total)
 
     def note(self, text: str) -> None:
         """See `pipelines.domain.progress.Progress.note`."""
@@ -146,17 +151,19 @@ def _bar(title: str, total: float | None, unit: str) -> Iterator[Advance]:
         yield lambda amount: bars.advance(task, amount)
 
 
-def _tenths(title: str, total: float | None) -> Advance:
-    """Print one line per tenth of the work, so that a log without a terminal stays readable."""
-    done, shown = 0.0, 0
+def _lines(title: str, total: float | None) -> Advance:
+    """Print a line per tenth of the work, or per percent where one takes long: so that a log is not silent."""
+    done, shown, last = 0.0, 0, time.monotonic()
 
     def advance(amount: float) -> None:
-        nonlocal done, shown
+        nonlocal done, shown, last
         done += amount
-        tenth = int(10 * done / total) if total else 0
-        if tenth > shown:
-            shown = tenth
-            sys.stderr.write(f"  {title}: {10 * tenth} %\n")
+        percent, now = int(100 * done / total) if total else 0, time.monotonic()
+        if now - last < SILENT_S:
+            percent -= percent % 10
+        if percent > shown:
+            shown, last = percent, now
+            sys.stderr.write(f"  {title}: {percent} %\n")
             sys.stderr.flush()
 
     return advance

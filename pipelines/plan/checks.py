@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from eval.spec import task_fault
-from eval.task_names import BUNDLED, JSON_VALIDITY, WRITTEN
+from eval.dataset import LAYOUT, complete_subjects
+from eval.spec import TASK_SIZES, task_fault
+from eval.task_names import BUNDLED, JSON_VALIDITY, MMLU, WRITTEN
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault
 from pipelines.domain.formats import (
@@ -227,6 +228,13 @@ def _questions(settings: Settings, target: Target, found: Found) -> list[Fault]:
         return []
     if fault := task_fault(asked.task) or chat_fault(asked, found):
         return [fault]
+    if asked.task == MMLU and asked.dataset_path is not None:
+        subjects, complete = TASK_SIZES[MMLU][0], complete_subjects(asked.dataset_path.expanduser())
+        if complete < subjects:
+            what = (
+                f"eval.dataset_path='{asked.dataset_path}' has {complete} subjects with questions; mmlu has {subjects}."
+            )
+            return [Fault(what, LAYOUT, "Give a complete copy, or set eval= to the task whose questions it has.")]
     if asked.task in BUNDLED or asked.dataset or asked.dataset_path or asked.path:
         return []
     return [

@@ -294,13 +294,12 @@ def _step(node: Node, before: Mapping[str, PlannedStep], store: Store) -> Planne
                 return PlannedStep(node, "cached", key, artifact, "nothing changed", None)
         except DamagedError as error:
             damage = f"{relative_to_cwd(error.folder)} is {error.state}"
-    history = store.history(node.stage.name)
-    past = [m for m in history if m["label"] == node.label]
+    past = [m for m in store.history(node.stage.name) if m["label"] == node.label]
     if node.stage.measures:
         return PlannedStep(node, "run", None, None, "it measures, so it runs every time", _last_seconds(past))
     if waits:
         return PlannedStep(node, "waits", None, None, "; ".join(waits), _last_seconds(past))
-    return PlannedStep(node, "run", key, None, damage or explain(parts, past or history), _last_seconds(past))
+    return PlannedStep(node, "run", key, None, damage or explain(parts, past), _last_seconds(past))
 
 
 def _last_seconds(past: list[dict[str, Any]]) -> float | None:

@@ -272,10 +272,12 @@ def _load_fits(settings: Settings, shape: ModelShape | None) -> list[Fault]:
     limit = build.max_seq_len or (shape.max_position_embeddings if shape else None)
     words = f"workload={work.name} asks for prompts of up to {prompt} token{'' if prompt == 1 else 's'}"
     words += f" in {work.turns} turns" if work.turns > 1 else ""
+    if limit is not None and prompt + osl > limit:
+        longer = shape is None or prompt + osl <= shape.max_position_embeddings
+        todo = "Shorten workload.isl or workload.osl"
+        todo += f", or set build.max_seq_len={prompt + osl} or more." if longer else ": the model reads no more."
+        return [Fault(f"{words} and {osl} of output; the engine holds max_seq_len={limit}.", todo=todo)]
     if prompt > build.max_input_len:
         todo = f"Shorten workload.isl, or set build.max_input_len={prompt} or more."
         return [Fault(f"{words}; the engine is built with max_input_len={build.max_input_len}.", todo=todo)]
-    if limit is not None and prompt + osl > limit:
-        todo = "Shorten workload.isl or workload.osl, or raise build.max_seq_len."
-        return [Fault(f"{words} and {osl} of output; the engine holds max_seq_len={limit}.", todo=todo)]
     return []

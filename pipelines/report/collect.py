@@ -156,7 +156,7 @@ def _choose(
         raise UserError(
             f"There is no artifact of the model '{model}' in {store.root}.",
             allowed=f"It contains {', '.join(models)}.",
-            todo=did_you_mean(model, models),
+            todo=did_you_mean(model, models) or "Choose one: model=NAME or model.path=/its/folder",
         )
     chosen = [label for label in by_label if model in (None, label[0])]
     if variants is None:

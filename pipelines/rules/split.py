@@ -63,10 +63,14 @@ def _groups(d: DeploymentFacts) -> Cases:
     group = FORMATS[d.qformat].weights.group_size(d.group_size)
     if not group:
         return ()
+    names: dict[tuple[int, str], list[str]] = {}
+    for name, width in _rank_inputs(d):
+        if width % group:
+            names.setdefault((width, _per_rank(name, d)), []).append(name)
+    works = _working_groups(d)
     return [
-        {"group": group, "name": name, "width": width, "where": _per_rank(name, d), "works": _working_groups(d)}
-        for name, width in _rank_inputs(d)
-        if width % group
+        {"group": group, "name": ", ".join(alike), "width": width, "where": where, "works": works}
+        for (width, where), alike in names.items()
     ]
 
 
@@ -77,7 +81,7 @@ def _working_groups(d: DeploymentFacts) -> str:
     widths = [width for _, width in _rank_inputs(d)]
     known = gpu_groups(d.qformat) if d.needs_gpu else (128, 64, 32, 16)
     works = [group for group in known if not any(width % group for width in widths)]
-    return f"Works here: group_size={'/'.join(map(str, works))}." if works else "No usual group size works here."
+    return f"Works here: quant.group_size={'/'.join(map(str, works))}." if works else "No usual group size works here."
 
 
 def _odd_rows(d: DeploymentFacts) -> Cases:

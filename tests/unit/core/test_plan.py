@@ -380,8 +380,9 @@ def test_planning_imports_nothing_heavy(tmp_path, model):
         (["workload.isl=1500"], r"prompts of up to 1500 tokens; the engine is built with max_input_len=1024"),
         (
             ["workload.isl=1000", "workload.osl=1500"],
-            r"1000 tokens and 1500 of output; the engine holds max_seq_len=2048",
+            r"1000 tokens and 1500 of output; the engine holds max_seq_len=2048.*: the model reads no more",
         ),
+        (["build.max_seq_len=64"], r"the engine holds max_seq_len=64.*or set build\.max_seq_len=192 or more"),
         (["model=llama_3_8b"], r"is not a llama_3_8b: its num_hidden_layers is 2, model=llama_3_8b says 32"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from pipelines.domain.errors import UserError
@@ -62,11 +64,16 @@ def test_cells_of_a_table_are_judged_together_by_the_questions_they_get(words, h
 
 
 def test_a_copy_of_mmlu_needs_no_hub(words, tmp_path):
-    (tmp_path / "copy").mkdir()
-    (tmp_path / "copy" / "data.parquet").write_bytes(b"x")
+    for subject, split in itertools.product(range(57), ("dev", "test")):
+        file = tmp_path / "copy" / str(subject) / f"{split}.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("x")
     made = plan([*words, "quant=fp8", f"eval.dataset_path={tmp_path / 'copy'}"])
     assert made.settings.eval.task == "mmlu"
     assert "download.eval" not in ids(made)
+    file.unlink()
+    with pytest.raises(UserError, match=r"copy' has 56 subjects with questions; mmlu has 57"):
+        plan([*words, "quant=fp8", f"eval.dataset_path={tmp_path / 'copy'}"])
 
 
 def test_without_mmlu_predictions_alone_are_compared(words):

@@ -137,6 +137,13 @@ def test_explain_names_the_nearest_difference():
     assert explain(now, []) == "never made before"
 
 
+def test_what_was_never_made_is_not_compared_with_artifacts_of_another_label(store):
+    execute(store, Write("one", text="a"))
+    other = Node("one", Write("one", text="b"), "other", {"given": InputSource(Path("/other"), "another digest")})
+    (step,) = _resolve([other], store)
+    assert step.why == "never made before"
+
+
 SLOW = """
 import sys, time
 from pathlib import Path

@@ -1,0 +1,22 @@
+"""What a log without a terminal shows of long work."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from pipelines.host import screen
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.1, range(10, 101, 10)), (12.0, range(4, 101, 4))],
+)
+def test_a_line_per_tenth_and_per_percent_of_slow_work(capsys, monkeypatch, seconds, shown):
+    clock = itertools.count(0, seconds)
+    monkeypatch.setattr(screen.time, "monotonic", lambda: next(clock))
+    with screen.ScreenProgress().task("quantizing", 25) as advance:
+        for _ in range(25):
+            advance(1)
+    assert capsys.readouterr().err.splitlines() == [f"  quantizing: {percent} %" for percent in shown]
