@@ -39,7 +39,7 @@ def write_scripts(settings: Settings, machine: Machine, overrides: Sequence[str]
     """
     if faults := _unwritable(settings):
         raise UserError.of(faults)
-    check_folders({"cluster.folder": settings.cluster.folder.expanduser()})
+    check_folders({"cluster.folder": settings.cluster.folder})
     target = _target(settings, machine, overrides)
     if faults := _faults(settings, target):
         raise UserError.of(faults)
@@ -75,7 +75,7 @@ def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> S
     """Return what to build and serve: the repository given, or the one of the configuration."""
     given = settings.serving.repository
     if given is not None:
-        served = read_served(given.expanduser().absolute())
+        served = read_served(given.absolute())
         if not served.gpu:
             raise UserError(f"'{given}' runs on the CPU engine, in one process: start it with make serve.")
         label, world, nodes = f"{served.label}-{served.variant}", served.world_size, served.num_nodes
@@ -92,11 +92,11 @@ def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> S
         words=tuple(word for word in overrides if not word.lstrip("+~").startswith(OWN)),
         workers=workers if settings.build.workers == 1 and workers > 1 else None,
         build_gpus=max(workers, settings.build.workers),
-        repository=given.expanduser().absolute() if given else None,
-        folder=settings.cluster.folder.expanduser().absolute() / label,
+        repository=given.absolute() if given else None,
+        folder=settings.cluster.folder.absolute() / label,
         cwd=Path.cwd(),
         python=settings.cluster.python or ("python3" if settings.cluster.image else sys.executable),
-        store=settings.paths.store.expanduser().absolute(),
+        store=settings.paths.store.absolute(),
     )
 
 

@@ -55,8 +55,8 @@ def open_shell(settings: Settings, machine: Machine) -> int:
     flavour = _chosen(settings, machine)
     source = checkout(PROJECT_ROOT)
     places = SharedFolders(
-        store=settings.paths.store.expanduser().absolute(),
-        runs=settings.paths.runs.expanduser().absolute(),
+        store=settings.paths.store.absolute(),
+        runs=settings.paths.runs.absolute(),
         hf_home=Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser().absolute(),
         user=f"{os.getuid()}:{os.getgid()}",
     )

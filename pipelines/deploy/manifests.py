@@ -35,14 +35,14 @@ def write_manifests(settings: Settings, machine: Machine, overrides: Sequence[st
     Raises:
         UserError: there is no repository yet, or it cannot be deployed like this.
     """
-    check_folders({"manifests.folder": settings.manifests.folder.expanduser()})
+    check_folders({"manifests.folder": settings.manifests.folder})
     served = read_served(_repository(settings, machine, overrides))
     if faults := _faults(settings, served):
         raise UserError.of(faults)
     deployed = deployment(
         served, settings.manifests, settings.serving, settings.image, compute_capability=settings.hardware.sm
     )
-    folder = settings.manifests.folder.expanduser().absolute() / deployed.name
+    folder = settings.manifests.folder.absolute() / deployed.name
     changed = write_folder(folder, files(deployed), command="make manifests", setting="manifests.folder")
     overlay = folder / "overlays" / served.kind
     _say(deployed, overlay, changed=changed)
@@ -52,7 +52,7 @@ def write_manifests(settings: Settings, machine: Machine, overrides: Sequence[st
 def _repository(settings: Settings, machine: Machine, overrides: Sequence[str]) -> Path:
     """Return the repository given, or the finished one that the plan finds."""
     if settings.serving.repository is not None:
-        return settings.serving.repository.expanduser().absolute()
+        return settings.serving.repository.absolute()
     step = make_plan(settings, "repository", Store(settings.paths.store), machine).steps[-1]
     if step.artifact is None:
         words = [word for word in overrides if not word.lstrip("+~").startswith(("manifests", "image"))]

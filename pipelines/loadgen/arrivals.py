@@ -62,7 +62,7 @@ def read_trace(path: Path, speed: float, key: str = "workload.trace") -> list[Tr
         UserError: it cannot be read, or a line has another form.
     """
     try:
-        lines = small_text(path.expanduser(), MOST_TRACE_BYTES).splitlines()
+        lines = small_text(path, MOST_TRACE_BYTES).splitlines()
     except UserError as error:
         raise UserError(f"{key}={path} cannot be read: {error}") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -49,7 +49,7 @@ def _read(path: Path | None, key: str) -> tuple[int, ...]:
     """Read one positive integer per line; empty lines are skipped."""
     assert path is not None  # checked by the settings
     try:
-        lines = small_text(path.expanduser()).splitlines()
+        lines = small_text(path).splitlines()
     except (OSError, UserError, UnicodeDecodeError) as error:
         reason = f"{error.strerror}." if isinstance(error, OSError) else str(error)
         raise UserError(f"{key}.file={path} cannot be read: {reason}") from None

@@ -145,7 +145,7 @@ def _reference(
     path, key = settings.fidelity.reference_path, "fidelity.reference_path"
     if path is None or not compares(settings, target):
         return None
-    folder = path.expanduser().absolute()
+    folder = path.absolute()
     sources["reference_model"], shape = model_source(folder, hashes, key)
     check_tokenizer(folder, key)
     return shape
@@ -230,16 +230,14 @@ def vision_bytes(folder: Path) -> int | None:
 
 def _pickles(heads: Path | None) -> tuple[str, ...]:
     """List pickled weights among trained heads; NVIDIA's scripts load them."""
-    folder = heads.expanduser() if heads else None
-    return tuple(sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))) if folder else ()
+    return tuple(sorted(path.name for pattern in PICKLES for path in heads.glob(pattern))) if heads else ()
 
 
 def _heads_bytes(heads: Path | None) -> int | None:
     """Return the bytes of the weights of trained heads, which are 16 bit on disk as in the engine."""
     if heads is None:
         return None
-    folder = heads.expanduser()
-    files = {path for pattern in ("*.safetensors", *PICKLES) for path in folder.glob(pattern)}
+    files = {path for pattern in ("*.safetensors", *PICKLES) for path in heads.glob(pattern)}
     return sum(path.stat().st_size for path in files) or None
 
 
@@ -254,7 +252,7 @@ FOREIGN = ("heads", "vision")
 
 def _source(name: str, path: Path, hashes: HashCache, key: str) -> InputSource:
     if name in FOREIGN:
-        check_links(path.expanduser(), key)
+        check_links(path, key)
     return files_source(path, hashes, key)
 
 

@@ -92,9 +92,9 @@ def serve(overrides: Sequence[str]) -> int:
         *_, ran = _run("serve", overrides)
         folder = ran.outcomes[-1].artifact.path
     else:
-        if not folder.expanduser().is_dir():
+        if not folder.is_dir():
             raise UserError(f"serving.repository='{folder}' does not exist.", todo="Write one: make repository")
-        _refuse_damaged(folder.expanduser().absolute(), Store(settings.paths.store))
+        _refuse_damaged(folder.absolute(), Store(settings.paths.store))
     _refuse_unfit(folder)
     bundled = settings.model.bundled and not settings.model.path
     prompt = BUNDLED_PROMPT if bundled else EXAMPLE_PROMPT

@@ -105,7 +105,7 @@ def _checkpoint(folder: Path) -> str:
 
 def _folder(settings: Settings, store: Store) -> Path:
     if settings.verify.path is not None:
-        folder = settings.verify.path.expanduser().absolute()
+        folder = settings.verify.path.absolute()
         _check_there("verify.path", folder)
         return folder
     made = make_plan(settings, "build", store, gather())

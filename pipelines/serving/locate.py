@@ -84,7 +84,7 @@ def why_no_server(settings: ServingSettings) -> Fault | None:
 def _search(settings: ServingSettings) -> Located | Fault:
     """Search in order; a given path is never replaced by another one."""
     if settings.tritonserver is not None:
-        given = settings.tritonserver.expanduser().absolute()
+        given = settings.tritonserver.absolute()
         if not (given.is_file() and os.access(given, os.X_OK)):
             return Fault(
                 f"serving.tritonserver='{settings.tritonserver}' is not an executable program.",

@@ -78,6 +78,22 @@ def _check_text(text: str | Path) -> None:
         )
 
 
+def _at_home(value: Any) -> Any:
+    """Return a value whose paths, also in lists and mappings, have the home folder in place of `~`.
+
+    Raises:
+        ValueError: a path begins with the home of a user whom this machine does not know.
+    """
+    if isinstance(value, Path):
+        try:
+            return value.expanduser()
+        except RuntimeError:
+            raise ValueError(f"is '{value}', and this machine knows no user '{value.parts[0][1:]}'") from None
+    if isinstance(value, tuple):
+        return tuple(map(_at_home, value))
+    return {key: _at_home(each) for key, each in value.items()} if type(value) is dict else value
+
+
 LONGEST_NAME, LONGEST_PATH = 255, 4095
 """Bytes of a file's name and of a whole path, at most, on Linux."""
 
@@ -162,7 +178,7 @@ class Group(BaseModel):
     def _is_plausible(cls, given: Any, validate: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         """Refuse what no field takes, whatever its own rules are; one validator, as each takes time at every start."""
         name = str(info.field_name)
-        value = validate(_of_its_kind(cls.model_fields[name].annotation, given))
+        value = _at_home(validate(_of_its_kind(cls.model_fields[name].annotation, given)))
         for text in _texts(value):
             _check_text(text)
         most = largest(name)

@@ -83,6 +83,6 @@ class ImageSettings(Group):
     @field_validator("pip_config")
     @classmethod
     def _is_there(cls, path: Path | None) -> Path | None:
-        if path is not None and not path.expanduser().is_file():
+        if path is not None and not path.is_file():
             raise ValueError(f"'{path}' is not a file: give a pip.conf, or null")
-        return path.expanduser().absolute() if path else None
+        return path.absolute() if path else None

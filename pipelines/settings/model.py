@@ -100,7 +100,7 @@ class ModelSettings(Group):
     def folder(self) -> Path | None:
         """The local Hugging Face folder, or None for a model from the Hub."""
         if self.path:
-            return self.path.expanduser().absolute()
+            return self.path.absolute()
         return BUNDLED / "models" / self.bundled if self.bundled else None
 
     @property
@@ -112,5 +112,5 @@ class ModelSettings(Group):
     def label(self) -> str:
         """Short name for folders and tables."""
         if self.path:
-            return Path(os.path.normpath(self.path.expanduser().absolute())).name or "root"
+            return Path(os.path.normpath(self.path.absolute())).name or "root"
         return str(self.hub_id).replace("/", "--") if self.name == "hub" else self.name

@@ -102,9 +102,9 @@ class ServingSettings(Group):
     @field_validator("chat_template")
     @classmethod
     def _is_there(cls, template: Path | None) -> Path | None:
-        if template is not None and not template.expanduser().is_file():
+        if template is not None and not template.is_file():
             raise ValueError(f"'{template}' is not a file: give a Jinja chat template, or null for the tokenizer's own")
-        return template.expanduser().absolute() if template else None
+        return template.absolute() if template else None
 
     @property
     def loopback(self) -> bool:

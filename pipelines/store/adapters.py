@@ -24,7 +24,7 @@ def adapter_source(folder: Path, hashes: HashCache, key: str) -> tuple[InputSour
     Raises:
         UserError: the folder was not written by peft, its weights are pickled, or it is more than LoRA matrices.
     """
-    path = folder.expanduser().absolute()
+    path = folder.absolute()
     if not path.is_dir():
         state = "is not a folder" if path.exists() else "does not exist"
         raise UserError(f"{key}='{folder}' {state}.", todo="Give a folder that peft's save_pretrained() wrote.")

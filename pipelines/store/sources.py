@@ -352,7 +352,7 @@ def files_source(path: Path, hashes: HashCache, key: str, only: Sequence[str] = 
     Raises:
         UserError: the path does not exist, is empty, or contains a file that cannot be read.
     """
-    path = path.expanduser().absolute()
+    path = path.absolute()
     if path.is_file():
         return _source(path, [path], hashes, key)
     if not path.is_dir():

@@ -126,9 +126,27 @@ def test_a_path_to_nothing_is_refused(key, bad, tmp_path, capsys, monkeypatch):
         assert str(path) in said, (path, said)
 
 
+@pytest.mark.parametrize("key", [*WRITTEN, *READ, *sorted(ELSEWHERE - {"build.lora_dir"})])
+def test_a_tilde_is_the_home_folder(key, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "x").write_text("x")
+    _, *words = READ.get(key, WRITTEN.get(key, ("plan",))[0]).split()
+    word = {"cluster.mounts": "[{}]"}.get(key, WORD.get(key, "{}")).format('"~/x"' if key != "report.mlflow" else "~/x")
+    word = f'"{word}"' if key == "report.mlflow" else word
+    found = load([*words, f"{key}={word}"]).model_dump(mode="json")
+    for name in key.split("."):
+        found = found[name]
+    assert str(tmp_path / "x") in str(found)
+    assert "~" not in str(found)
+
+
 @pytest.mark.parametrize(
     ("word", "said"),
     [
+        (
+            "paths.store='~nobody-of-this-name/x'",
+            r"paths\.store is '~nobody-of-this-name/x', and this machine knows no",
+        ),
         (
             "paths.store=/a/" + "n" * 300,
             r"paths\.store is '/a/n+\.\.\.', where 'n+\.\.\.' has 300 bytes: give at most 255",
