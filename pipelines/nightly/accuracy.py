@@ -38,6 +38,17 @@ def limit_verdict(record: Record, expect: ExpectSettings, chance: float) -> Verd
     return verdict_of(evidence.p_below(margin), evidence.mirrored.p_below(-margin), chance, guessing)
 
 
+def measured_loss(record: Record, expect: ExpectSettings, chance: float) -> float | None:
+    """Return the loss, percent of the baseline's accuracy; None without one, or if the baseline only guesses."""
+    found = record.accuracy or {}
+    if found.get("lost") is not None:
+        margin = (_limit(record, expect) or 0.0) / 100 * found["baseline"]
+        if _evidence(found).p_guessing(margin) > chance:
+            return None
+    loss: float | None = found.get("loss_percent")
+    return loss
+
+
 def _evidence(found: Mapping[str, Any]) -> Evidence:
     """Return what a line of the history proves.
 

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from eval.verdict import Verdict
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.units import show_seconds
 from pipelines.engines.choose import choose
@@ -25,12 +26,14 @@ from pipelines.host.machine import Machine, gather, library_versions
 from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.nightly import facts
+from pipelines.nightly.accuracy import measured_loss
 from pipelines.nightly.history import History
 from pipelines.nightly.matrix import NightlyCell
 from pipelines.nightly.record import Record
 from pipelines.nightly.verdict import is_suspect, with_measurement
 from pipelines.run.runner import git_commit
 from pipelines.settings.compose import load
+from pipelines.settings.nightly import NightlySettings
 from pipelines.settings.root import Settings
 from pipelines.store.store import Store, fingerprint
 
@@ -100,7 +103,7 @@ def _measure_all(night: Night, cells: Sequence[NightlyCell], configured: Sequenc
         start = time.monotonic()
         record = _cell(night, cell, own, number, len(cells))
         night.history.append(record)
-        say(f"  {summary(record)} ({show_seconds(time.monotonic() - start)})")
+        say(f"  {summary(record, night.settings.nightly)} ({show_seconds(time.monotonic() - start)})")
 
 
 def _configured(cells: Sequence[NightlyCell]) -> list[Settings]:
@@ -240,13 +243,14 @@ def _child(night: Night, cell: NightlyCell, log: Path) -> dict[str, Any]:
     return {"failed": f"{how}; see {relative_to_cwd(log)}"}
 
 
-def summary(record: Record) -> str:
+def summary(record: Record, settings: NightlySettings) -> str:
     """Summarize the outcome of a cell in one line."""
     if record.status != "done":
         return f"{record.status}: {record.reason}"
     best = max(record.measurements[-1], key=lambda load: float(load["output_tokens_per_s"]))
     text = f"{best['output_tokens_per_s']:,.0f} output tokens/s at {best['load']}"
     if record.accuracy and record.accuracy["loss_percent"] is not None:
-        text += f", accuracy loss {record.accuracy['loss_percent']:.2f} %"
+        loss = measured_loss(record, settings.expect, settings.false_alarms)
+        text += f", accuracy loss {Verdict.NOT_MEASURED if loss is None else f'{loss:.2f} %'}"
     times = len(record.measurements)
     return text if times == 1 else f"{text}, measured {times} times"

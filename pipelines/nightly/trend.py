@@ -22,7 +22,7 @@ from pipelines.document.blocks import (
 )
 from pipelines.document.show import NONE, machine_text, number, percent, when
 from pipelines.domain.metrics import NIGHTLY_TABLE
-from pipelines.nightly.accuracy import limit_verdict
+from pipelines.nightly.accuracy import limit_verdict, measured_loss
 from pipelines.nightly.history import History, HistoryContents
 from pipelines.nightly.record import Record
 from pipelines.nightly.sentences import by_reason, causes, headline
@@ -49,7 +49,7 @@ def trend_document(
     return Document(
         title=f"Nightly {settings.name}",
         subtitle=f"{when(max(r.at for r in verdict.records))} · commit {commits} · {first.machine_class}",
-        cards=_cards(verdict),
+        cards=_cards(verdict, settings),
         lead=tuple(_lead(history, read, verdict)),
         sections=tuple(section for section in sections if section.blocks),
         kind="Nightly report",
@@ -57,15 +57,16 @@ def trend_document(
     )
 
 
-def _cards(verdict: NightVerdict) -> tuple[Card, ...]:
+def _cards(verdict: NightVerdict, settings: NightlySettings) -> tuple[Card, ...]:
     done = [record for record in verdict.records if record.status == "done"]
     rates = [
         line for line in verdict.series if line.metric.startswith(NIGHTLY_TABLE[0].key) and _change(line) is not None
     ]
     refused = sum(record.status == "not possible" for record in verdict.records)
     worst = min(rates, key=lambda line: _change(line) or 0.0, default=None)
-    losses = [(r.accuracy["loss_percent"], r) for r in done if r.accuracy and r.accuracy["loss_percent"] is not None]
-    loss = max(losses, key=lambda item: float(item[0]), default=None)
+    measured = {record.cell: measured_loss(record, settings.expect, verdict.chance(settings)) for record in done}
+    losses = {cell: loss for cell, loss in measured.items() if loss is not None}
+    cell = max(losses, key=losses.__getitem__, default=None)
     return (
         Card("Regressions", str(len(verdict.regressions)), "", f"{verdict.questions} comparisons", "measured"),
         Card(
@@ -75,8 +76,8 @@ def _cards(verdict: NightVerdict) -> tuple[Card, ...]:
         Card("Lowest throughput against before", f"{_change(worst):+.1f}", "%", worst.cell, "measured")
         if worst
         else Card("Throughput against before", "not yet known", "", "too few nights", ""),
-        Card("Largest accuracy loss", f"{loss[0]:.2f}", "%", f"{loss[1].cell}, against 16 bit", "measured")
-        if loss
+        Card("Largest accuracy loss", f"{losses[cell]:.2f}", "%", f"{cell}, against 16 bit", "measured")
+        if cell
         else Card("Accuracy", "not measured", "", "", ""),
     )  # fmt: skip
 
@@ -127,7 +128,8 @@ def _rows(
             line = lines.get((record.cell, metric))
             cells += [number(figure.shown(value)), _signed(_change(line) if line else None)]
         accuracy = record.accuracy or {}
-        loss = (percent(accuracy.get("accuracy")), _plain(accuracy.get("loss_percent")), str(word or NONE))
+        lost = None if word is Verdict.NOT_MEASURED else accuracy.get("loss_percent")
+        loss = (percent(accuracy.get("accuracy")), _plain(lost), str(word or NONE))
         shared = loss if not place else ("",) * len(loss)
         size = number(record.sizes.get("engine_bytes", 0) / 2**20 or None) if not place else ""
         state = ("worse" if worse else "") if not place else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from pipelines.host.text import table, wrapped
 from pipelines.plan.plan import Plan
 from pipelines.predict.performance.coverage import unmodelled
 from pipelines.predict.performance.deployment import PredictedDeployment, fitted_deployment, gpu_model, known
-from pipelines.predict.performance.fit_file import processor
+from pipelines.predict.performance.fit_file import FittedModel, processor
 from pipelines.predict.performance.gpus import data_sheet
 from pipelines.predict.performance.hardware import resolved
 from pipelines.predict.performance.modelled import ModelledDeployment, Trial, run_trial
@@ -31,11 +32,14 @@ def modelled_text(plan: Plan) -> str:
     """Render the lines about speed below the plan; empty where there is no model of what is planned.
 
     Raises:
-        UserError: a fit cannot be read.
+        UserError: the fit that is named cannot be read, or is of another GPU.
     """
+    fits, faults = known(plan.settings), unmodelled(plan.settings)
     try:
-        model = model_of(plan)
+        model = model_of(plan, fits)
     except UserError as error:
+        if plan.settings.sizing.fit is not None and not faults:
+            raise
         return "\n" + wrapped(f"no figures of speed: {error}") + "\n"
     if model is None:
         return ""
@@ -53,8 +57,8 @@ def modelled_text(plan: Plan) -> str:
     return "\n".join([*lines, wrapped(f"  usually off by (one standard deviation): {wide}", 4)]) + "\n"
 
 
-def model_of(plan: Plan) -> PredictedDeployment | None:
-    """Return the model of what is planned: a fit to a benchmark of it, else the GPU's performance model.
+def model_of(plan: Plan, fits: Sequence[FittedModel]) -> PredictedDeployment | None:
+    """Return the model of what is planned: one of the fits to a benchmark of it, else the GPU's performance model.
 
     Raises:
         UserError: a setting changes the speed in a way that is not modelled, or the model does not fit.
@@ -64,7 +68,7 @@ def model_of(plan: Plan) -> PredictedDeployment | None:
     on_cpu = not engine.needs_gpu
     where = {processor(plan.machine.to_json()) or ""} if on_cpu else {hardware.name, *hardware.nvidia_smi}
     found = fitted_deployment(
-        known(settings), model=settings.model.label, precision=settings.variant, engine=engine.name, tp=build.tp_size,
+        fits, model=settings.model.label, precision=settings.variant, engine=engine.name, tp=build.tp_size,
         world=build.tp_size * build.pp_size, where=where,
     )  # fmt: skip
     if found is not None:

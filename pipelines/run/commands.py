@@ -160,11 +160,12 @@ def plan(overrides: Sequence[str]) -> int:
 
     settings = load(overrides)
     made, _ = _plan(settings, settings.plan.target or farthest(settings))
-    sys.stdout.write(plan_text(made, overrides))
+    text = plan_text(made, overrides)
     if made.choice.engine.needs_gpu or settings.sizing.fit or any(fit_files(settings.paths.store)):
         from pipelines.plan.speed import modelled_text  # imports numpy, which a plan without a model does not need
 
-        sys.stdout.write(modelled_text(made))
+        text += modelled_text(made)
+    sys.stdout.write(text)
     return 0
 
 

@@ -165,3 +165,14 @@ def test_a_folder_of_others_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.raises(UserError, match=r"report\.folder='.*folder' is not writable"):
         check_folders({"report.folder": tmp_path / "new" / "folder"})
+
+
+@pytest.mark.parametrize("command", ["plan", "plan engine=tensorrt_llm hardware=h100_sxm", SIZE])
+@pytest.mark.parametrize("content", [None, "{", '{"schema": 0}'])
+def test_a_fit_that_cannot_be_read_is_refused_by_every_command(command, content, tmp_path, capsys, monkeypatch):
+    """A plan said so in a line among others, and ended well."""
+    monkeypatch.setenv("COLUMNS", "2000")
+    fit = tmp_path / "fit.json"
+    if content is not None:
+        fit.write_text(content)
+    assert f"sizing.fit={fit}" in refusal("sizing.fit", fit, command, tmp_path, capsys)

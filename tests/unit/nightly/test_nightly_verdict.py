@@ -8,6 +8,7 @@ from eval.verdict import Verdict
 from pipelines.nightly.accuracy import limit_verdict
 from pipelines.nightly.command import words
 from pipelines.nightly.history import History
+from pipelines.nightly.night import summary
 from pipelines.nightly.sentences import causes, headline
 from pipelines.nightly.verdict import is_suspect, judge, nights_before, with_measurement
 from tests.support.nights import accuracy, load, night, nightly_settings
@@ -165,6 +166,15 @@ def test_a_loss_that_is_not_proven_to_be_above_the_limit_is_none():
 def test_a_night_has_the_verdict_of_an_evaluation(changed, word):
     found = accuracy([True] * 1000, lost=changed[0], gained=changed[1])
     assert limit_verdict(night(8, accuracy=found), nightly_settings().expect, 0.001) is word
+
+
+@pytest.mark.parametrize(("precision", "right"), [("fp8", 260), ("none", 240), ("fp8", 990)])
+def test_the_loss_of_a_baseline_that_guesses_is_not_measured(precision, right):
+    """Whether or not the format has a limit; 1,000 questions with four choices."""
+    found = accuracy([True] * right + [False] * (1000 - right), lost=10, gained=0)
+    found |= {"looks": [[1000, 10, 0, 1.0]], "before": [[right + 10, [[0.25, 1000]]]], "loss_percent": 4.0}
+    said = summary(night(8, precision=precision, accuracy=found), nightly_settings())
+    assert said.endswith("accuracy loss 4.00 %" if right == 990 else "accuracy loss NOT MEASURED")
 
 
 def test_a_night_that_stopped_asking_early_pays_for_its_looks():
