@@ -12,12 +12,13 @@ ANY_PYTHON = $(if $(wildcard $(PYTHON)),$(PYTHON),python3)
 .DEFAULT_GOAL := help
 COMMANDS := all build evaluate fidelity diagnose compare sweep smallest stage verify repository serve benchmark report plan size simulate calibrate \
   doctor config prune nightly image shell manifests scripts
-TARGETS := setup test test-under-load torture test-gpu test-real test-peers test-modelopt check golden zoo clean help
+TARGETS := setup test test-all test-under-load torture test-gpu test-real test-peers test-modelopt check golden zoo clean help
 # Three on two processors, because servers and campaigns often wait.
 # Files in their own order: those with few tests, which xdist would start last, are among the longest.
 WHOLE := tests --ignore=tests/gpu --ignore=tests/gpu_trtllm --ignore=tests/real --ignore=tests/peers --numprocesses=3 --dist=loadfile --no-loadscope-reorder
+ONCE_MORE := --reruns=1 -rR --max-worker-restart=0
 # Commands that tests start would otherwise compile the sources each time, where the environment forbids to keep bytecode.
-test test-under-load: export PYTHONDONTWRITEBYTECODE :=
+test test-all test-under-load: export PYTHONDONTWRITEBYTECODE :=
 INSIDE := $(VENV)/.ready packages $(COMMANDS:%=%.run)
 # Words that are no target of the development part below: one command, or something to refuse.
 # "make help build" is the help of build, not help and then a build.
@@ -42,14 +43,17 @@ $(COMMANDS): %: %.run
 	$(foreach extension,$(wildcard build/make_exit.$(shell echo $$PPID).so),$(eval load $(extension)))
 
 ## Develop
-.PHONY: packages setup test test-under-load torture test-gpu test-real test-peers test-modelopt check golden zoo clean help
+.PHONY: packages setup test test-all test-under-load torture test-gpu test-real test-peers test-modelopt check golden zoo clean help
 setup: $(READY) ## Make the virtual environment (every other target does it by itself)
 
-test: ## Everything that needs no GPU, end to end
-	@$(MAKE) --no-print-directory -j 2 packages check
-	$(PYTHON) -m tests.contained $(PYTHON) -m pytest $(WHOLE) --reruns=1 -rR --max-worker-restart=0
+test: check ## What holds every promise, end to end on the real engine and server, in ten minutes on two processors
+	$(PYTHON) -m tests.contained $(PYTHON) -m pytest $(WHOLE) -m "not thorough" $(ONCE_MORE)
 
-test-under-load: $(READY) packages ## The same tests three times in a row, beside two busy processes; rounds=3
+test-all: ## Everything that needs no GPU: half an hour, with Slurm and a browser where they can be installed
+	@$(MAKE) --no-print-directory -j 2 packages check
+	$(PYTHON) -m tests.contained $(PYTHON) -m pytest $(WHOLE) $(ONCE_MORE)
+
+test-under-load: $(READY) packages ## All of them three times in a row, beside two busy processes; rounds=3
 	$(PYTHON) -m tests.contained $(PYTHON) -m tests.under_load $(or $(rounds),3) $(WHOLE)
 
 packages:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ os.environ.update(
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU_TESTS = {"gpu", "gpu_trtllm"}
+WHOLE_FILE_IS_THOROUGH = re.compile(r"^pytestmark = .*\bpytest\.mark\.thorough\b", re.MULTILINE)
 REFERENCE = Path(__file__).resolve().parent / "reference"
 
 
@@ -33,3 +35,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Hide the GPU from all tests but those of a GPU, asked for by their folders: others would compute there."""
     if not all(GPU_TESTS & set(Path(argument).parts) for argument in config.args):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Spare `make test` the import of files of which it would run nothing."""
+    if config.option.markexpr != "not thorough" or not collection_path.name.startswith("test_"):
+        return None
+    return True if WHOLE_FILE_IS_THOROUGH.search(collection_path.read_text(encoding="utf-8")) else None

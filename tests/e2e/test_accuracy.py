@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-pytestmark = pytest.mark.timeout(2000)  # the sweeps below take minutes, longer on a busy machine
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(2000)]  # the sweeps take minutes, longer on a busy machine
 
 
 def swept(cli, *words):

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -35,9 +34,7 @@ def test_build_fp8(cli):
 
 def test_a_second_build_does_nothing(cli):
     before = sorted((path, path.stat().st_mtime_ns) for path in cli.store.rglob("*") if path.is_file())
-    start = time.monotonic()
     text = cli.run("build", "quant=fp8")
-    assert time.monotonic() - start < 10
     assert "Nothing to do: every stage is cached." in text
     after = sorted((path, path.stat().st_mtime_ns) for path in cli.store.rglob("*") if path.is_file())
     assert [item for item in after if not item[0].name.startswith(".hashes")] == [
@@ -83,6 +80,7 @@ def test_evaluate_beside_the_baseline(cli):
     assert row["baseline_accuracy"] > 0.7
 
 
+@pytest.mark.thorough
 def test_asking_until_the_verdict_is_known(cli):
     """Fidelity comes along; the verdict is the last word, and says how many questions of how many were asked."""
     words = ("quant=fp8", "eval=quick", "eval.max_questions=60", "eval.margin_points=20", "fidelity.tokens=500")
@@ -100,6 +98,7 @@ def test_asking_until_the_verdict_is_known(cli):
     assert "Nothing to do" in cli.run("evaluate", *words)
 
 
+@pytest.mark.thorough
 def test_fidelity_of_the_same_engines(cli):
     """Both engines are in the store, and so are both evaluations, whose answers show as flips."""
     words = ("fidelity.tokens=1000", "fidelity.window=128", "fidelity.prompts=2", "fidelity.new_tokens=8")
@@ -117,6 +116,7 @@ def test_fidelity_of_the_same_engines(cli):
     assert re.search(r"bundled +1,016 +\S+", text)
 
 
+@pytest.mark.thorough
 def test_evaluate_against_the_model_itself(cli):
     """The 16-bit engine of Gemma rounds its norms; the comparison with Transformers says how much that is."""
     text = " ".join(cli.run("evaluate", "quant=none", "eval.limit=5", "eval.baseline=hugging_face").split())
@@ -131,6 +131,7 @@ def test_evaluate_against_the_model_itself(cli):
     assert "UNDECIDED" not in again.split("Loss % is in percent")[0]
 
 
+@pytest.mark.thorough
 def test_sweep_names_a_failed_cell_and_finishes_the_others(cli):
     """nvfp4 is not for Gemma; the other two cells still get their row."""
     text = cli.run("sweep", "quant=fp8,nvfp4,int8_wo", "eval.limit=5", code=1)

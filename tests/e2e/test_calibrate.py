@@ -12,6 +12,8 @@ from pipelines.predict.performance.fit_file import METRICS, load_fit
 from pipelines.predict.performance.modelled import run_trial, trial
 from pipelines.predict.performance.read_measured import read_measured
 
+pytestmark = pytest.mark.thorough
+
 QUICK = ["quant=int4_wo", "build.max_batch_size=32", "engine=openvino", "engine.openvino.num_threads=1"]
 LENGTHS = [
     "workload.isl={distribution: normal, mean: 64, stdev: 16, min: 16}",

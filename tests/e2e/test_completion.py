@@ -14,6 +14,8 @@ import pytest
 from tests.conftest import ROOT
 from tests.support.terminal import start_on_terminal
 
+pytestmark = pytest.mark.thorough
+
 START = {
     "bash": ["bash", "--norc", "--noprofile", "-i"],
     "zsh": ["zsh", "-f", "-i"],

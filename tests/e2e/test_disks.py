@@ -11,6 +11,8 @@ import pytest
 from pipelines.settings.model import BUNDLED
 from tests.support.failing_disk import failing_disk
 
+pytestmark = pytest.mark.thorough
+
 MODEL = BUNDLED / "models" / "tiny_llama"
 BUILD = ("build", "model=tiny_llama", "quant=int8_wo")
 

@@ -26,6 +26,8 @@ from tests.conftest import REFERENCE, ROOT
 from tests.support.emulated_trtllm import A100, environment
 from triton_repo.check import check_repository
 
+pytestmark = pytest.mark.thorough
+
 PAGE = ROOT / "docs" / "gpu.md"
 BLOCK = re.compile(r"(?<=\n\n)(?:    .*\n)+")
 RECORDED = ("docker", "tritonserver", "trtllm-serve")

@@ -2,6 +2,10 @@
 
 import re
 
+import pytest
+
+pytestmark = pytest.mark.thorough
+
 
 def test_cells_side_by_side_make_what_both_need_once(cli):
     words = ("sweep", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "quant=none", "eval.limit=1,2")

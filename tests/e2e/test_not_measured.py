@@ -7,8 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pipelines.settings.paths import PROJECT_ROOT
 from tests.support.small_models import write_untrained
+
+pytestmark = pytest.mark.thorough
 
 
 def test_a_guessing_model_is_not_measured(tmp_path: Path) -> None:

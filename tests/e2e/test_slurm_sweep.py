@@ -12,7 +12,7 @@ from pipelines.settings.serving import ServingSettings
 from tests.support.cluster_targets import SLURM, target
 from tests.support.slurm_cluster import SlurmCluster, why_not
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+pytestmark = [pytest.mark.thorough, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
 SWEEP = ("sweep", "hydra/launcher=slurm", "quant=none", "eval.limit=1,2", "hydra.launcher.array_parallelism=1")
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
 
 
 def test_too_few_questions_for_any_mix_are_said_after_one_evaluation(cli):

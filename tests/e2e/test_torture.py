@@ -7,6 +7,8 @@ import pytest
 from tests.torture.__main__ import CAMPAIGNS, main, table
 from tests.torture.row import Row
 
+pytestmark = pytest.mark.thorough
+
 SEED, SECONDS = 1, 6
 
 

@@ -13,6 +13,8 @@ import pytest
 
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.thorough
+
 
 def run(*command, cwd, env=None):
     done = subprocess.run(

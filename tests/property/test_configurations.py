@@ -5,6 +5,8 @@ import pytest
 from tests.support.configurations import bad, good, known, right_values, wrong_values
 from tests.torture.configurations import judge
 
+pytestmark = pytest.mark.thorough
+
 SEEDS, BAD, GOOD = range(20, 25), 20, 10
 """Parts, so that no test takes long on a busy machine: 100 bad and 50 good ones together."""
 

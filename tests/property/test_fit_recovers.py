@@ -13,6 +13,8 @@ from pipelines.predict.performance.modelled import ModelledDeployment, run_trial
 from pipelines.predict.simulator.cost import IterationCost
 from pipelines.predict.simulator.interface import SchedulerLimits
 
+pytestmark = pytest.mark.thorough
+
 ENGINE = SchedulerLimits(policy="inflight_chunked", slots=64, max_num_tokens=8192, kv_blocks=4096)
 COST = IterationCost(
     0.0, 0.0, 0.0, 0.0, knee=1.0, prefill_attention=6e-8, kv_token=5e-7, token=4e-5, fixed=5e-4, sequence=1.5e-4,

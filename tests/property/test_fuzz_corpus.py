@@ -6,6 +6,8 @@ import pytest
 
 from tests.fuzz.targets import TARGETS
 
+pytestmark = pytest.mark.thorough
+
 CORPUS = Path(__file__).resolve().parent.parent / "fuzz" / "corpus"
 CASES = [pytest.param(path, id=f"{path.parent.name}/{path.name}") for path in sorted(CORPUS.glob("*/*"))]
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from pipelines.nightly.judge import ChangeRule, replay
 
+pytestmark = pytest.mark.thorough
+
 RATE = ChangeRule(higher_is_better=True, floor=0.05, chance=0.05 / 200, window=20, least=4)
 """As in a run of 100 series with two questions each."""
 

@@ -2,12 +2,15 @@
 
 import re
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pipelines.cli.words import overrides_of
 from pipelines.domain.errors import UserError
 from pipelines.settings.compose import load
+
+pytestmark = pytest.mark.thorough
 
 KEYS = [
     "quant", "quant.qformat", "build.max_batch_size", "build.no_such", "model", "model.path", "kv_cache", "engine.name",

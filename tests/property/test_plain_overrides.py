@@ -107,6 +107,7 @@ EXAMPLES = int(os.environ.get("PLAIN_EXAMPLES", "40"))
 COMPARED = settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("quick_hydra")
 @COMPARED
 @given(st.lists(PLAIN_CHOICES | TAKEN, max_size=8, unique_by=lambda text: text.split("=")[0]))

@@ -1,9 +1,11 @@
-"""Measure how slow the machine currently is, so that limits on CPU time also hold on a slow or busy machine."""
+"""Measure how slow the machine currently is, so that limits on time also hold on a slow or busy machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from time import process_time
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter, process_time, sleep
 
 QUIET_S = 0.034
 """CPU seconds of `_work` on the machine on which the limits were set, with nothing else running."""
@@ -37,3 +39,23 @@ def as_if_quiet(timed: Callable[[], float], runs: int) -> float:
         found.append(2 * seconds / (before + after))
         before = after
     return min(found)
+
+
+@contextmanager
+def oversleeping() -> Iterator[list[float]]:
+    """While the block runs, note by how many seconds each sleep of a millisecond took longer."""
+    found, over = list[float](), threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            start = perf_counter()
+            sleep(0.001)
+            found.append(perf_counter() - start - 0.001)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 torch = pytest.importorskip("torch")
 accelerate = pytest.importorskip("accelerate")
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file, save_file  # noqa: E402 - after the skip

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 ov = pytest.importorskip("openvino")
 pytest.importorskip("openvino_genai")
 

@@ -84,6 +84,7 @@ def test_quantized_engine_is_the_simulation(kind: str, qformat: QFormat, worksho
     assert same_top(found, expected) >= 1 - FLIPPED
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "qformat", "tp", "pp"),
     [

@@ -62,6 +62,7 @@ def best_of(attempts: int, measure: Callable[[], float], wanted: float) -> float
     return best
 
 
+@pytest.mark.thorough
 def test_a_shared_prefix_of_1000_tokens_cuts_ttft_to_a_third(build, text) -> None:
     """The same prefix with and without reuse, in turn; the first request pays for the prefix and does not count."""
     shared, turns = text[:1000], iter(range(1000))
@@ -98,6 +99,7 @@ def longest_gap(running: Scheduler, prompt: list[int]) -> float:
     return float(np.diff(inside).max())
 
 
+@pytest.mark.thorough
 def test_a_long_prompt_in_pieces_does_not_hold_up_the_others(build, text) -> None:
     """1,800 tokens at once stop everybody for as long as they take; in pieces of 128 nobody waits for more than one."""
     turns = iter(range(1000))

@@ -11,6 +11,8 @@ from eval.paired import above_chance
 from pipelines.domain.progress import SilentProgress
 from pipelines.settings.model import BUNDLED
 
+pytestmark = pytest.mark.thorough
+
 MODELS = BUNDLED / "models"
 
 

@@ -6,9 +6,13 @@ import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from pipelines.serving.process import TritonServer
 from tests.contract.faults.well_behaved import KINDS, References, eventually, is_idle
 from tests.support.served_gemma import Client
+
+pytestmark = pytest.mark.thorough
 
 THREADS = 32
 SECONDS = 6

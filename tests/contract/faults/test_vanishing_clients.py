@@ -244,6 +244,7 @@ def fewest_iterations(server: TritonServer, leave: Callable[[], float]) -> float
     return min(ran)
 
 
+@pytest.mark.thorough
 def test_memory_returns(served: TritonServer, openai_service: object, references: References) -> None:
     """Whatever the first rounds take (pools, threads, caches of the allocator) is there; then three rounds add nothing.
 

@@ -11,6 +11,8 @@ from pipelines.serving.process import TritonServer
 from tests.contract.faults.well_behaved import IDS, PROMPT, References, core, eventually, is_idle
 from tests.support.served_gemma import Client
 
+pytestmark = pytest.mark.thorough
+
 STOP = {"input_ids": [1], "input_lengths": 1, "request_output_len": 1, "stop": True}
 EXTRAS = {
     "return_log_probs": True,

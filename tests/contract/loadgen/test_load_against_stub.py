@@ -24,6 +24,7 @@ from pipelines.loadgen.run import ServerIdentity, ServerTarget, run_benchmark
 from pipelines.settings import load as load_settings
 from tests.support.load_settings import ROOT, TINY_LLAMA, benchmark, workload
 from tests.support.stub_triton import Running, running
+from tests.support.yardstick import oversleeping
 
 QUICK = {"warmup_s": 0.2, "duration_s": 0.8}
 SHORT = {"isl": 16, "osl": 4}
@@ -54,10 +55,12 @@ def records(folder: Path, number: int = 1) -> list[RequestTiming]:
 def test_a_closed_loop_keeps_its_concurrency_and_measures_the_servers_times(tmp_path: Path) -> None:
     """First token after 30 ms, then 3 x 10 ms: 4 users make at most 4 / 60 ms = 66.7 requests/s.
 
-    Upper limits are the server's own times: on a busy machine it answers late, and the client has to say so.
+    Upper limits are the server's own times: on a busy machine it answers late, and the client has to say so. What the
+    client adds is its way through the same machine, which also wakes a thread here late.
     """
     with running("--ttft-ms", "30", "--itl-ms", "10") as server:
-        (level,) = measure(server.url, tmp_path, concurrency=4).levels
+        with oversleeping() as overslept_s:
+            (level,) = measure(server.url, tmp_path, concurrency=4).levels
         served = server.stamps()
     summary = level.summary
     assert summary.ttft_s.min >= 0.0295  # type: ignore[operator]
@@ -69,7 +72,8 @@ def test_a_closed_loop_keeps_its_concurrency_and_measures_the_servers_times(tmp_
         for arrived, first, last in [served[t.index]]
     ]
     assert min(added for added, _ in added_ms) > 0
-    assert all(min(column) < 4 for column in zip(*added_ms, strict=True))
+    limit_ms = 4 + 2e3 * max(overslept_s)
+    assert all(min(column) < limit_ms for column in zip(*added_ms, strict=True))
     assert 2 < summary.requests_per_s * summary.e2e_s.mean <= 4.2  # type: ignore[operator]
     assert summary.requests_per_s < 66.8
     assert summary.osl.min == summary.osl.max == 4
@@ -263,7 +267,7 @@ def test_kill_loses_only_the_level_that_ran(tmp_path: Path) -> None:
         children = psutil.Process(process.pid).children(recursive=True)
         assert children
         process.kill()
-    _, alive = psutil.wait_procs(children, timeout=5)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive
     (level,) = BenchmarkResult.from_json(json.loads((tmp_path / RESULT).read_text())).levels
     assert level.concurrency == 1

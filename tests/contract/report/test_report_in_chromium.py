@@ -13,7 +13,7 @@ from pipelines.report.command import write_report
 from tests.support.chromium import DARK_THEME, FRAME, LIGHT_THEME, browse, needs_chromium
 from tests.support.report_store import full_store
 
-pytestmark = needs_chromium
+pytestmark = [pytest.mark.thorough, needs_chromium]
 
 MEASURE = """<script>
 addEventListener("load", () => {

@@ -18,7 +18,7 @@ from pipelines.predict.simulator.interface import REFUSALS, OfferedLoad, Schedul
 from pipelines.predict.simulator.run import simulate
 from tests.support.chromium import DARK_THEME, LIGHT_THEME, needs_chromium, said_by
 
-pytestmark = needs_chromium
+pytestmark = [pytest.mark.thorough, needs_chromium]
 WORKED = json.loads((Path(__file__).parents[2] / "reference" / "seed_cases.json").read_text())["simulator_tick_model"][
     "cases"
 ]

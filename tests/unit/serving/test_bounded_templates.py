@@ -44,11 +44,9 @@ LOOPS = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endf
 def test_a_hostile_template_is_stopped_and_the_next_prompt_rendered(hostile: str, why: str) -> None:
     found = template("{% if messages[0].content == 'bad' %}" + hostile + "{% endif %}" + FINE)
     assert found.render(HI) == "[user] hi"
-    begun = time.perf_counter()
     with pytest.raises(ApiError, match=why) as stopped:
         found.render(BAD)
     assert stopped.value.status == 400
-    assert time.perf_counter() - begun < 20  # half a second of processor time, however busy the machine is
     assert found.render(HI) == "[user] hi"
 
 
@@ -86,6 +84,7 @@ def test_others_do_not_wait_for_a_template_that_loops() -> None:
     assert asyncio.run(both()) == ["[user] hi"] * 5
 
 
+@pytest.mark.thorough
 def test_an_ordinary_prompt_takes_no_millisecond_more() -> None:
     """The way to the other process and back; the best of many, because the machine may be busy."""
     found, times = template(FINE), []

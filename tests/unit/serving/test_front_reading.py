@@ -38,9 +38,9 @@ def test_a_text_that_fits_is_never_refused(text: str) -> None:
 @pytest.mark.parametrize("word", ["a the ", "x", " ", "\u4e2d", "Zz9 "])
 def test_the_time_to_refuse_depends_on_the_limit_not_on_the_text(word: str) -> None:
     text = word * (4_000_000 // len(word))
-    begun = time.monotonic()
+    begun = time.process_time()
     assert GEMMA.exceeds(text, 1000)
-    assert time.monotonic() - begun < 5  # all of it would take 20 s and more
+    assert time.process_time() - begun < 5  # all of it would take 20 s and more
 
 
 async def never() -> dict[str, Any]:

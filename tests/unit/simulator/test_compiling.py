@@ -8,6 +8,8 @@ import pytest
 
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.thorough
+
 RUN = """
 import numpy as np
 from pipelines.predict.simulator.cost import TickCost

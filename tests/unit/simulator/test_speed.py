@@ -22,6 +22,7 @@ LOADS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS.keys())
 @pytest.mark.parametrize(("backend", "least"), [("numba", 5e7), ("numpy", 1e6)])
 def test_request_iterations_per_second(backend: Backend, least: float, load: OfferedLoad) -> None:

@@ -217,11 +217,13 @@ def seconds(*overrides) -> float:
     )
 
 
+@pytest.mark.thorough
 def test_an_answer_without_a_search_is_quick():
     """The goal is a second of processor time; 1.2 s is measured."""
     assert seconds(*ASKED, "sizing.tp=1") < 2.0
 
 
+@pytest.mark.thorough
 def test_an_answer_with_a_search_takes_less_than_ten_seconds():
     assert seconds(*ASKED, "sizing.formats=[none,fp8,int8_sq,int4_awq]") < 10.0
 
