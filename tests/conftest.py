@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """Hide the GPU from all tests but those of a GPU, asked for by their folders: others would compute there."""
     if not all(GPU_TESTS & set(Path(argument).parts) for argument in config.args):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Without the garbage collector, which finds nothing meanwhile: an eighth of the processor time of collection."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

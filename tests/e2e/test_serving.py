@@ -219,6 +219,7 @@ def test_benchmark_measures_every_level(cli):
     wait_until_gone(cli.folder)
 
 
+@pytest.mark.thorough
 def test_an_open_loop_keeps_its_rate(cli):
     cli.run("benchmark", *QUICK, "workload=poisson", "benchmark.request_rate=[5]", *SHORT, "benchmark.min_requests=5")
     (level,) = newest(cli).levels
@@ -259,6 +260,7 @@ def test_a_killed_benchmark_is_found_by_the_next_command(cli):
     assert len(set((cli.store / "benchmark").iterdir()) - before) == 1
 
 
+@pytest.mark.thorough
 def test_a_server_that_dies_in_the_middle(cli):
     """What was measured is kept, marked incomplete with the reason; exit code 1."""
     process = measure_until(cli, r"concurrency 1: ", "benchmark.concurrency=[1,2]", "benchmark.duration_s=3")
@@ -296,6 +298,7 @@ def test_the_report_can_be_made_again_elsewhere(cli, tmp_path):
     assert pages[0] == pages[1]
 
 
+@pytest.mark.thorough
 def test_compare_names_the_format_to_take(cli):
     words = ["quant=none,int8_wo,nvfp4", "eval.limit=5", "build.max_batch_size=16", "benchmark.concurrency=[4]", *SHORT]
     text = cli.run("compare", *words, code=1)

@@ -116,6 +116,7 @@ def test_nvfp4_equals_the_whole_model(qformat, models, texts, tmp_path) -> None:
     compare(models["llama"], spec_of(qformat), texts, tmp_path)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "qformat"),
     [
@@ -155,6 +156,7 @@ def test_unified_folders_equal_those_of_the_whole_model(qformat, kind, kv_cache,
     compare(models[kind], spec_of(qformat, kv_cache), texts, tmp_path, layout="hugging_face")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "qformat"),
     [
@@ -170,6 +172,7 @@ def test_other_families_equal_the_whole_model(kind, qformat, texts, tmp_path) ->
     compare(model, QuantSpec(qformat), texts, tmp_path, tp_size=2)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(OLD, reason="measured with nvidia-modelopt 0.47")
 @pytest.mark.parametrize(
     ("kind", "qformat"),

@@ -150,6 +150,7 @@ def test_a_format_the_backend_does_not_take_is_named(models, texts, tmp_path) ->
     assert "quant_algo='W8A8_SQ_PER_CHANNEL'" in str(fault)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["mistral", "qwen2", "qwen"])
 @pytest.mark.parametrize("qformat", [QFormat.NONE, QFormat.FP8, QFormat.INT4_AWQ])
 def test_other_families_export_sound_folders(kind, qformat, texts, tmp_path) -> None:
@@ -158,6 +159,7 @@ def test_other_families_export_sound_folders(kind, qformat, texts, tmp_path) -> 
     assert verify_unified(tmp_path / "out") == []
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(OLD, reason="measured with nvidia-modelopt 0.47")
 @pytest.mark.parametrize(
     ("kind", "qformat"),

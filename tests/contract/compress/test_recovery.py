@@ -99,6 +99,7 @@ recover(LLAMA, LLAMA, Path(sys.argv[1]), KINDS[sys.argv[2]], texts())
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_training_goes_on_to_the_same_weights(tmp_path: Path, kind: str) -> None:
     """Killed after step 3 it goes on from step 2."""
@@ -177,6 +178,7 @@ def _stop(*_given: Any) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("complete", [False, True])
 def test_a_stopped_training_does_not_forget_how_long_it_got_no_better(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, complete: bool

@@ -24,6 +24,7 @@ FLIPPED = 0.016
 """Share of next tokens that may differ; see test_openvino_numbers.py. w4a8_awq of qwen3: 1.6 % on a Xeon with AMX."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "qformat"),
     [
@@ -61,6 +62,7 @@ def test_greedy_text_is_transformers(kind: str, workshop: Workshop) -> None:
         assert generation.token_ids == whole[0, len(prompt) :].tolist()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "qformat"),
     [

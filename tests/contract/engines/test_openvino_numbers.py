@@ -115,6 +115,7 @@ def test_quantized_engine_is_the_simulation(kind: str, qformat: QFormat, worksho
 MIXES = ((QFormat.FP8, QFormat.INT4_AWQ), (QFormat.INT8_SQ, QFormat.W4A8_AWQ))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "candidates"), [("gemma", MIXES[0]), ("llama", MIXES[1])])
 def test_a_mix_of_formats_is_the_simulation(kind: str, candidates: tuple[QFormat, ...], workshop: Workshop) -> None:
     """The bounds of one format hold for linears of two formats and of 16 bit, searched within 8 bits per weight."""
@@ -221,6 +222,7 @@ def test_an_8_bit_kv_cache_is_in_the_numbers(kv: KvFormat, workshop: Workshop) -
     assert 1e-4 < relative_error(rounded, plain) < 5e-2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "tp", "pp", "qformat"),
     [

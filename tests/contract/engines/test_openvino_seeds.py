@@ -31,6 +31,7 @@ def engine(workshop: Workshop) -> Path:
     return workshop.once(("seeds", LIMITS), make)
 
 
+@pytest.mark.thorough
 def test_a_seed_repeats_beside_others(engine: Path) -> None:
     """Before, about one in eight of these answers changed."""
     chance, differ = random.Random(3), []

@@ -117,6 +117,7 @@ def figures(engines: Engines, other: Side) -> tuple[Figures, Figures]:
     return found.overall, found.noise
 
 
+@pytest.mark.thorough
 def test_twelve_planted_damages_come_out_in_order(engines: Engines) -> None:
     """Within each kind a larger damage has a larger divergence, in the mean and at the 99th percentile."""
     for kind, (tensor, grades) in DAMAGE.items():

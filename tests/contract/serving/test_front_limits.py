@@ -282,6 +282,7 @@ def p99_beside_attackers(port: int, attacked: int) -> float:
             attacker.kill()
 
 
+@pytest.mark.thorough
 def test_others_get_their_first_token_in_time_whatever_attackers_send(
     port: int, own_front: tuple[OpenAiFrontend, int]
 ) -> None:
@@ -300,6 +301,7 @@ def test_others_get_their_first_token_in_time_whatever_attackers_send(
         ratios.append(p99_beside_attackers(port, port) / without)
 
 
+@pytest.mark.thorough
 def test_memory_returns_after_an_attack(own_front: tuple[OpenAiFrontend, int]) -> None:
     """Bodies of 200 MB, 5,000 prompts, and many at the bound at once: within 20 % after at most a minute."""
     service, port = own_front

@@ -115,7 +115,7 @@ def test_every_printed_line_works_when_pasted_and_sigterm_drains(running: Runnin
     children = psutil.Process(running.process.pid).children(recursive=True)
     running.process.send_signal(signal.SIGTERM)
     said, _ = running.process.communicate(timeout=15)
-    assert "Draining: running requests may take up to 5.00 s" in said
+    assert "Draining: running requests may take up to 30 s" in said
     assert running.process.returncode == 0
     assert not any(child.is_running() for child in children)
 

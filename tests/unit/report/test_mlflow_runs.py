@@ -5,7 +5,6 @@ import sys
 from dataclasses import replace
 
 import pytest
-from mlflow.tracking import MlflowClient
 
 from pipelines.domain.errors import UserError
 from pipelines.report import mlflow_runs
@@ -30,6 +29,8 @@ def log(store, uri, folder):
 
 
 def runs(uri):
+    from mlflow.tracking import MlflowClient  # collecting the tests need not wait for it
+
     client = MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name("synthetic")
     return {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
@@ -51,6 +52,8 @@ def test_mlflow_reads_back_what_the_store_holds(two_formats, uri, tmp_path):
 
 
 def test_report_and_card_are_kept_with_the_run(two_formats, uri, tmp_path):
+    from mlflow.tracking import MlflowClient
+
     log(two_formats, uri, tmp_path / "report")
     client, found = MlflowClient(tracking_uri=uri), runs(uri)
     names = {name: {each.path for each in client.list_artifacts(run.info.run_id)} for name, run in found.items()}

@@ -12,6 +12,8 @@ from scripts.zoo.build import CORPUS_PATH, DATA_DIR, build_data
 from scripts.zoo.quiz import build_prompt, build_splits, held_out_keys, question_text
 from scripts.zoo.world import build_world, questions, statements
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).resolve().parents[3]
 SUBJECTS = sorted(json.loads((ROOT / DATA_DIR / "subjects.json").read_text(encoding="utf-8")))
 

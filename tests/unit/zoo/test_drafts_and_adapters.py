@@ -19,6 +19,8 @@ from scripts.zoo.shapes import draft_json
 from scripts.zoo.train import Encoder
 from scripts.zoo.world import build_world
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).resolve().parents[3]
 
 

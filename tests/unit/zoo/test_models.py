@@ -20,6 +20,8 @@ from scripts.zoo.scoring import accuracy, score
 from scripts.zoo.shapes import fresh_model
 from scripts.zoo.world import build_world
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).resolve().parents[3]
 TEXTS = [
     "plain text",

@@ -17,6 +17,8 @@ from scripts.zoo.tokenizer import train_llama_tokenizer
 from scripts.zoo.train import Encoder, Recipe, Stage, draw_documents, learning_rate_at
 from scripts.zoo.world import build_world
 
+pytestmark = pytest.mark.thorough
+
 RECIPE = Recipe(stages=(Stage("one", 2, 4, 1, (0.3, 0.3, 0.4)),), learning_rate=1.0, seed=1, warmup_steps=1)
 TOKENIZER = train_llama_tokenizer(["What?\n A\n B\n foo\n bar\n"])
 
