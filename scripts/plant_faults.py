@@ -165,9 +165,8 @@ def draw(root: Path, count: int, seed: int) -> list[Fault]:
     shuffled = [random_.sample(found[kind], len(found[kind])) for kind in KINDS]
     chosen: dict[Path, Fault] = {}
     for fault in filter(None, chain(*zip_longest(*shuffled))):
-        if len(chosen) < count:
-            chosen.setdefault(fault.file, fault)
-    return list(chosen.values())
+        chosen.setdefault(fault.file, fault)
+    return list(chosen.values())[:count]
 
 
 def _imports(file: Path, modules: dict[str, Path]) -> Iterator[Path]:
@@ -243,8 +242,7 @@ def main() -> int:
             found = verdict(root, fault, files, asked.words or ["-m", "not thorough"]) if files else ""
             missed += [] if found else [fault]
             said = f"found by {found}" if found else f"NOT FOUND by {len(files)} files"
-            sys.stdout.write(f"{number:2} {fault}\n   {said}, {time.monotonic() - start:.0f} s\n")
-            sys.stdout.flush()
+            print(f"{number:2} {fault}\n   {said}, {time.monotonic() - start:.0f} s", flush=True)  # noqa: T201
     sys.stdout.write(f"seed {asked.seed}: {len(faults) - len(missed)} of {len(faults)} faults found\n")
     return int(bool(missed))
 

@@ -73,7 +73,7 @@ def test_the_same_result_is_logged_once(two_formats, uri, tmp_path):
 
 def test_a_run_that_was_cut_short_is_replaced(two_formats, uri, tmp_path, monkeypatch):
     with monkeypatch.context() as cut:
-        cut.setattr(MlflowClient, "set_terminated", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        cut.setattr("mlflow.tracking.MlflowClient.set_terminated", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             log(two_formats, uri, tmp_path / "report")
     log(two_formats, uri, tmp_path / "report")
