@@ -15,6 +15,7 @@ import yaml
 
 from eval.compare import method_text, verdict_sentence
 from eval.fidelity.table import HEADINGS, NO_DIRECTION, READING, WITHIN, cells
+from eval.verdict import Verdict
 from pipelines.document.blocks import LEFT, Block, BulletList, Code, Column, Document, Section, Table, Terms, Text
 from pipelines.document.markdown import render_markdown
 from pipelines.document.show import count, percent, settings_text
@@ -96,7 +97,9 @@ def _metadata(item: FormatReport, checkpoint: ReportedArtifact) -> dict[str, Any
 
 
 def _results(item: FormatReport) -> list[dict[str, Any]]:
-    return [_result(item, each) for each in (item.accuracy, *item.other_tasks) if each is not None]
+    """Return the results for the Hub, but for those that a baseline which only guesses says nothing of."""
+    found = [each for each in (item.accuracy, *item.other_tasks) if each is not None]
+    return [_result(item, each) for each in found if (each.row or {}).get("verdict") != Verdict.NOT_MEASURED]
 
 
 def _result(item: FormatReport, accuracy: Accuracy) -> dict[str, Any]:

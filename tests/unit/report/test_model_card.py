@@ -6,6 +6,10 @@ import pytest
 from huggingface_hub import ModelCard
 
 from eval.compare import verdict_sentence
+from eval.own import OwnLayout
+from eval.spec import EvalSpec
+from eval.task_names import LOCAL
+from eval.verdict import Verdict
 from pipelines.document.markdown import escape
 from pipelines.domain.errors import UserError
 from pipelines.report.collect import collect
@@ -52,6 +56,28 @@ def test_the_hub_reads_accuracy_from_the_metadata(two_formats):
     assert found.metric_value == item.accuracy.result.accuracy == 1.0
     assert found.metric_type == "acc"
     assert found.metric_name == "acc (none, 5-shot, 200 questions)"
+
+
+def test_own_questions_have_the_users_name_in_the_metadata(two_formats, tmp_path):
+    """Whatever data set is usual for the task's form: the Hub must not list the score among those of arc_easy."""
+    item = fp8_of(two_formats)
+    spec = EvalSpec(LOCAL, 1024, num_fewshot=0, dataset_path=tmp_path / "q.csv", own=OwnLayout("arc_easy"))
+    own = replace(item.accuracy, result=replace(item.accuracy.result, task=spec.label, num_fewshot=0))
+    for changed in (replace(item, accuracy=own), replace(item, other_tasks=(own,))):
+        *_, found = card_of(changed).data.eval_results
+        assert (found.dataset_name, found.dataset_type) == ("arc_easy (own)", "arc_easy (own)")
+        assert found.metric_name == "acc (none, 0-shot, 200 questions)"
+
+
+def test_a_score_that_measures_nothing_is_not_in_the_metadata(two_formats):
+    """The baseline only guesses: the card says so in words, and gives the Hub no score to list."""
+    item = fp8_of(two_formats)
+    row = {**item.accuracy.row, "verdict": Verdict.NOT_MEASURED, "p_guessing": 0.5}
+    card = card_of(replace(item, accuracy=replace(item.accuracy, row=row)))
+    assert card.data.eval_results is None
+    assert "model-index" not in card.data.to_dict()
+    assert escape(verdict_sentence(row)) in card.text
+    assert "NOT MEASURED" in card.text
 
 
 def test_the_hub_reads_source_licence_and_format_from_the_metadata(downloaded):
