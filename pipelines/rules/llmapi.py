@@ -89,7 +89,7 @@ RULES = (
         when=lambda d: _too_new(d),
         failed="engine=tensorrt_llm_llmapi does not support quant={d.qformat} on compute capability {d.sm}.",
         allowed="The PyTorch backend runs AWQ on Hopper (9.0) and older. Supported here: {quants}.",
-        source=f"{LLM_FORMATS}: formats by GPU generation",
+        source=f"{LLM_FORMATS}@09d4c79: Hardware Support Matrix (no AWQ on sm100, sm103, sm120)",
     ),
     Rule(
         name="llm-api-formats-of-families",

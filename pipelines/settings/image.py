@@ -17,7 +17,10 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9]+([._:/-]+[a-z0-9]+)*$")]
 Tag = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
 
 OLD_DRAFT_WORD = (1, 3, 0, 3)
-"""1.3.0rc3 rejects `decoding_type: Draft_Target`, and later versions `DraftTarget` (llmapi/llm_args.py)."""
+"""1.3.0rc3 rejects `decoding_type: Draft_Target`; of llm_args.py@0004396 it is the only word for a draft model.
+
+Which release candidate after rc3 changed it is unknown; all of them count as changed.
+"""
 
 
 class ImageSettings(Group):
