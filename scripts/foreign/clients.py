@@ -274,7 +274,7 @@ CLIENTS = (
           ("pydantic-ai", ("pydantic-ai-slim[openai]==2.68.0",)),
           ("openai-agents", ("openai-agents==0.24.0",)),
           ("LlamaIndex", ("llama-index-llms-openai-like==0.8.1",)),
-          ("haystack", ("haystack-ai==3.0.0",)),
+          ("haystack", ("haystack-ai==3.4.1",)),
           ("instructor", ("instructor==1.17.0",)),
       )),
     Client("LiteLLM", ("litellm==1.110.2",),

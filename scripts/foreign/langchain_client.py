@@ -6,7 +6,7 @@ import asyncio
 import sys
 
 from asked import ask
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel, Field
 
@@ -62,6 +62,17 @@ def tools() -> str:
     return found
 
 
+def bound_tools() -> str:
+    """One call, then several, and what they gave back."""
+    more = ChatOpenAI(**SHARED, max_tokens=900, temperature=0)
+    one = more.bind_tools([River], tool_choice="required", parallel_tool_calls=False).invoke(PROMPT)
+    several = more.bind_tools([River], tool_choice="required", parallel_tool_calls=True).invoke(PROMPT)
+    assert len(one.tool_calls) == 1 < len(several.tool_calls)
+    results = [ToolMessage("saved", tool_call_id=call["id"]) for call in several.tool_calls]
+    assert chat.invoke([HumanMessage(PROMPT), several, *results, HumanMessage("?")]).usage_metadata
+    return f"1 and {len(several.tool_calls)} calls"
+
+
 def responses() -> str:
     found = ChatOpenAI(**SHARED, max_tokens=16, use_responses_api=True, temperature=0)
     parts = list(found.stream(PROMPT))
@@ -89,6 +100,7 @@ for question, answer in (
     ("with_structured_output (json_schema)", structured),
     ("log probabilities", log_probs),
     ("with_structured_output (function_calling)", tools),
+    ("bind_tools: one call, several, and their results", bound_tools),
     ("use_responses_api", responses),
     ("OpenAI (completions): invoke, stream, generate", text),
     ("ainvoke", asynchronous),

@@ -111,6 +111,24 @@ def tools() -> str:
     return f"{call.function.name}({call.function.arguments})"
 
 
+def several_calls() -> str:
+    """As many as a list of calls may have; a tiny model does not end it."""
+    asked = {
+        "model": MODEL,
+        "max_tokens": 900,
+        "temperature": 0,
+        "tool_choice": "required",
+        "parallel_tool_calls": True,
+    }
+    calls = client.chat.completions.create(messages=HI, tools=[TOOL], **asked).choices[0].message.tool_calls
+    assert len(calls) > 1
+    assert len({call.id for call in calls}) == len(calls)
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "saved"} for call in calls]
+    back = [*HI, {"role": "assistant", "tool_calls": [call.model_dump() for call in calls]}, *results]
+    assert client.chat.completions.create(model=MODEL, messages=back, tools=[TOOL], max_tokens=8).usage.prompt_tokens
+    return f"{len(calls)} calls"
+
+
 def responses() -> str:
     found = client.responses.create(model=MODEL, input=PROMPT, max_output_tokens=24)
     assert found.output_text
@@ -175,6 +193,7 @@ for question, answer in (
     ("chat.completions.parse (response_format json_schema)", parsed),
     ("response_format json_object", json_object),
     ("a required tool, parallel_tool_calls=false", tools),
+    ("required tools, parallel_tool_calls=true, and their results", several_calls),
     ("responses.create", responses),
     ("responses.stream", responses_stream),
     ("responses.parse", responses_parse),

@@ -56,7 +56,7 @@ def make_app(
         cors_origins: of web pages that may use the service from a browser.
     """
     limits = limits or Limits()
-    reader = Reader(reader_options)
+    reader = Reader(reader_options, limits.request_timeout_s)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

@@ -99,7 +99,7 @@ class Choice:
         skip_special: whether the text leaves special tokens out.
         number: its number among the answers to the same prompt.
         tools: how the model writes calls of tools; None where the answer is none.
-        one_call: whether calls after the first are left out.
+        one_call: whether the answer ends with the first call.
         calls: of tools, instead of text.
     """
 
@@ -130,10 +130,12 @@ class Choice:
         async with aclosing(self._all(source, asked)) as pieces:  # type: ignore[type-var]
             async for piece in pieces:
                 yield replace(piece, text=calls.push(piece.text))
+                if calls.done:
+                    break
         rest, self.calls = calls.rest()
         if rest:
             yield Piece(rest, output_tokens=self.output_tokens)
-        if self.calls and self.finish_reason == "stop":
+        if self.calls and (calls.done or self.finish_reason == "stop"):
             self.finish_reason = "tool_calls"
 
     @property

@@ -18,6 +18,8 @@ Guide = tuple[str, str]
 """Kind and text, as TensorRT-LLM takes them."""
 ANY_OBJECT: Guide = ("json", "")
 MAX_CHOICES = 1024
+MAX_CALLS = 16
+"""Calls in one guided answer, so that a model that does not end its list is ended."""
 SPECIAL_IN_REGEX = re.compile(r"[\\.+*?()|\[\]{}^$#&~\-]")
 
 
@@ -135,15 +137,22 @@ def _escaped(found: re.Match[str]) -> str:
     return f"\\{found[0]}"
 
 
-def call_schema(functions: Sequence[Json]) -> Json:
+def call_schema(functions: Sequence[Json], *, several: bool = False) -> Json:
     """Return the schema of a call of one of these functions: an object of `name` and `arguments`.
+
+    Args:
+        functions: that may be called.
+        several: whether it is a list of such calls.
 
     Raises:
         ApiError: 400, naming what their parameters refer to and this cannot be kept.
     """
+    place = "/items" if several else ""
     if len(functions) == 1:
-        return _call(functions[0], "")
-    return {"anyOf": [_call(function, f"/anyOf/{at}") for at, function in enumerate(functions)]}
+        call = _call(functions[0], place)
+    else:
+        call = {"anyOf": [_call(function, f"{place}/anyOf/{at}") for at, function in enumerate(functions)]}
+    return {"type": "array", "minItems": 1, "maxItems": MAX_CALLS, "items": call} if several else call
 
 
 def call_or_answer(functions: Sequence[Json], answer: Json) -> Json:

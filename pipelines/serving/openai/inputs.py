@@ -138,7 +138,7 @@ def _guide(kind: str, text: str) -> list[InputTensor]:
 
 def _in_parts(asked: Sampling) -> bool:
     """Whether the answer is needed as it grows: for the client, or because what ends it is seen here alone."""
-    return bool(asked.stream or asked.stops or (asked.min_tokens and asked.stop_token_ids))
+    return bool(asked.stream or asked.stops or asked.ends_with_a_call or (asked.min_tokens and asked.stop_token_ids))
 
 
 def _shows_usage(asked: Sampling) -> bool:

@@ -71,8 +71,9 @@ def read_request(way: str, body: bytes, model: ServedModel, limits: Limits) -> R
         return _chat(_validate(ChatRequest, given), model, limits)
     if way == "responses":
         responding = _validate(ResponseRequest, given)
+        asked = responding.as_chat()  # its errors are in the request's own words
         try:
-            chat = _chat(_validate(ChatRequest, responding.as_chat()), model, limits)
+            chat = _chat(_validate(ChatRequest, asked), model, limits)
         except ApiError as error:
             raise in_its_words(error) from None
         return replace(chat, responding=responding)
@@ -147,7 +148,7 @@ def _chat(asked: ChatRequest, model: ServedModel, limits: Limits) -> Prepared:
         raise unsupported("tools", [tool["function"]["name"] for tool in asked.tools or ()],
                           "The chat template of this model knows no tools.")  # fmt: skip
     if asked.guides_calls:
-        tools = ToolForm.GUIDED
+        tools = ToolForm.GUIDED_LIST if asked.may_call_several else ToolForm.GUIDED
     values: dict[str, Any] = dict(asked.chat_template_kwargs or {})
     if asked.reasoning_effort is not None:
         values["reasoning_effort"] = asked.reasoning_effort

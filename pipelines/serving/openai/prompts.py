@@ -37,6 +37,7 @@ class ChatTemplate:
             tokens: the special tokens by their names in templates.
         """
         self._renderers = {name: Renderer(templates[name], tokens) for name in USED if name in templates}
+        self._developers = {name for name in self._renderers if "developer" in templates[name]}
         self.tools = form_of(templates.get("tool_use") or templates.get("default"))
         self._threads = ThreadPoolExecutor(WORKERS, "chat-template")  # they start when they are needed
 
@@ -64,7 +65,8 @@ class ChatTemplate:
             ApiError: 400, there is no template, it refuses these messages, or it was stopped.
         """
         with_tools = bool((values or {}).get("tools"))
-        renderer = self._renderers.get("tool_use" if with_tools and "tool_use" in self._renderers else "default")
+        name = "tool_use" if with_tools and "tool_use" in self._renderers else "default"
+        renderer = self._renderers.get(name)
         if renderer is None:
             raise ApiError(
                 400,
@@ -73,6 +75,8 @@ class ChatTemplate:
                 param="messages",
                 code="no_chat_template",
             )
+        if name not in self._developers:  # the newer name of the system's role, which many templates would leave out
+            messages = [{**each, "role": "system"} if each.get("role") == "developer" else each for each in messages]
         try:
             return RenderedChat(renderer.render(messages, values or {}))
         except NoPromptError as fault:

@@ -20,8 +20,6 @@ from typing import Any
 
 from pipelines.serving.openai.errors import ApiError
 
-PATIENCE_S = 120.0
-"""Longest wait for an answer; only a machine with much other work, or many large bodies, takes so long."""
 CPU_SECONDS = 30.0
 """Processor time for one body, which is the client's own; 4 MB take up to 4 s."""
 NICENESS = 5  # tokens of running answers come first; much more would stop it on a busy machine
@@ -40,13 +38,15 @@ class _Running:
 class Reader:
     """Asks the process, one body at a time, and starts it again when it has ended."""
 
-    def __init__(self, options: Sequence[str]) -> None:
+    def __init__(self, options: Sequence[str], patience_s: float) -> None:
         """Remember how to start it.
 
         Args:
             options: of `python -m pipelines.serving.openai.reading`.
+            patience_s: longest wait for an answer, which is what the whole request may take.
         """
         self._command = (sys.executable, "-m", "pipelines.serving.openai.reading", *options)
+        self._patience_s = patience_s
         self._running: _Running | None = None
         self._turn = asyncio.Lock()
         self._work: asyncio.Task[Answer] | None = None
@@ -87,7 +87,7 @@ class Reader:
             ApiError: what is wrong with it; or that it was not read in time, which is not the client's fault.
         """
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(self._patience_s):
                 await self._turn.acquire()
                 # to its end whether we wait or not: a process that was ended would have to be loaded anew
                 self._work = asyncio.create_task(self._ask(way, body))

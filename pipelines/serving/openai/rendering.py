@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import queue
-import selectors
 import signal
 import subprocess
 import sys
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,8 +24,6 @@ from pipelines.serving.openai.template_process import (
 
 WORKERS = 2
 """Processes per template, so that one slow prompt does not delay the next."""
-WALL_SECONDS = 30.0
-"""Longest wait for an answer, on a machine with other work; the processor time ends a loop much sooner."""
 ENDS_BY_ITSELF_S = 1.0
 """Time between the last byte of a process and its exit code."""
 GROWTH, LEAST_TEXT_BYTES = 4, 2**20
@@ -168,13 +164,12 @@ class _TemplateProcess:
 
     def _received(self, most: int) -> tuple[bytes, str]:
         """Return the kind and the text of the next answer, of at most this many bytes."""
-        deadline = time.monotonic() + WALL_SECONDS
-        size = int.from_bytes(self._read(LENGTH_BYTES, deadline), "little")
+        size = int.from_bytes(self._read(LENGTH_BYTES), "little")
         if size > most + 1:
             raise StoppedTemplateError(
                 f"its prompt has {size - 1:,} bytes, and {most:,} are allowed for these messages"
             )
-        content = self._read(size, deadline)
+        content = self._read(size)
         kind, text = content[:1], content[1:]
         if kind == TOO_LARGE:
             raise StoppedTemplateError(f"it took more than {MEMORY_BYTES // 2**20} MiB of memory")
@@ -182,25 +177,17 @@ class _TemplateProcess:
             raise StoppedTemplateError("its process gave no answer")
         return kind, text.decode(errors="replace")
 
-    def _read(self, size: int, deadline: float) -> bytes:
-        """Read exactly so many bytes.
+    def _read(self, size: int) -> bytes:
+        """Read exactly so many bytes; the kernel ends the process when it has used its share of processor time.
 
         Raises:
             EOFError: the process ended before.
-            StoppedTemplateError: the time is over.
         """
         assert self._process.stdout is not None
-        found = bytearray()
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            while len(found) < size:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise StoppedTemplateError(f"it did not answer in {WALL_SECONDS:g} s")
-                piece = self._process.stdout.read1(size - len(found))  # type: ignore[attr-defined]
-                if not piece:
-                    raise EOFError
-                found += piece
-        return bytes(found)
+        found = self._process.stdout.read(size)
+        if len(found) < size:
+            raise EOFError
+        return found
 
     def end(self, patience_s: float = 0.0) -> int:
         """End the process, if it does not end by itself in this time, and return its exit code or -signal."""

@@ -36,11 +36,15 @@ NEUTRAL: dict[str, tuple[str, tuple[object, ...]]] = {
     "background": (STORED, (False,)),
     "previous_response_id": (STORED, ()),
     "conversation": (STORED, ()),
-    "max_tool_calls": ("It is about tools that the server runs; this one runs none.", ()),
     "prompt": (STORED, ()),
     "context_management": (STORED, ([],)),
+    "moderation": ("No moderation runs here.", ()),
+    "image": ("This server runs a text model.", ()),
+    "access_programs": ("No program runs here.", ([],)),
 }
 """Parameter that is not supported -> what to do instead, and values that ask for nothing."""
+BUILT_IN_CALLS = "max_tool_calls"
+"""Bound of the calls of tools that the server runs itself, of which there are none here."""
 LOGPROBS = "message.output_text.logprobs"
 NEVER_THERE = (
     "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
@@ -87,12 +91,14 @@ class TextSettings(BaseModel):
 
 
 class Reasoning(BaseModel):
-    """`reasoning`; there are no summaries."""
+    """`reasoning`; no answer has any to summarize or to carry over."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     effort: str | None = None
-    summary: Literal["none"] | None = None
+    summary: Literal["none", "auto"] | None = None
+    generate_summary: Literal["auto"] | None = None
+    context: Literal["auto"] | None = None
 
 
 class ResponseRequest(BaseModel):
@@ -148,7 +154,7 @@ class ResponseRequest(BaseModel):
 
     def _refuse_unsupported(self) -> None:
         for name, value in (self.model_extra or {}).items():
-            if name in WITHOUT_EFFECT:
+            if name in (*WITHOUT_EFFECT, BUILT_IN_CALLS):
                 continue
             if name not in NEUTRAL:
                 shown = shortened(name)
@@ -168,9 +174,20 @@ class ResponseRequest(BaseModel):
         given = self.tool_choice
         if not isinstance(given, dict):
             return given
-        if given.keys() != {"type", "name"} or given["type"] != "function":
-            raise unsupported("tool_choice", given, "It is none, auto, required, or a function by type and name.")
-        return {"type": "function", "function": {"name": given["name"]}}
+        if given.keys() == {"type", "mode", "tools"} and given["type"] == "allowed_tools":
+            tools = given["tools"] if isinstance(given["tools"], list) else [given["tools"]]
+            allowed = {"mode": given["mode"], "tools": [_named_tool(tool) for tool in tools]}
+            return {"type": "allowed_tools", "allowed_tools": allowed}
+        return _named_tool(given)
+
+
+def _named_tool(given: object) -> Json:
+    if not isinstance(given, dict) or given.keys() != {"type", "name"} or given["type"] != "function":
+        instead = (
+            "It is none, auto, required, a function by type and name, or allowed_tools with mode and such functions."
+        )
+        raise unsupported("tool_choice", given, instead)
+    return {"type": "function", "function": {"name": given["name"]}}
 
 
 def in_its_words(error: ApiError) -> ApiError:
@@ -188,7 +205,8 @@ def _chat_tool(tool: Json) -> Json:
     if tool.get("type") != "function":
         raise unsupported("tools", tool, "Only functions are: tools that run on the client's side.")
     known = ("type", "name", "description", "parameters", "strict")
-    refuse_more("A tool", {name: value for name, value in tool.items() if name not in known}, "tools")
+    rest = {name: value for name, value in tool.items() if name not in known}
+    refuse_more("A tool", rest, "tools", defer_loading=(None, False))
     function = {name: tool[name] for name in known[1:] if tool.get(name) is not None}
     return {"type": "function", "function": function}
 
@@ -301,7 +319,7 @@ class ResponseForm:
             "top_p": 1.0 if asked.top_p is None else asked.top_p,
             "truncation": "disabled",
             "usage": None if choice is None else _usage(choice),
-            "metadata": {},
+            "metadata": (asked.model_extra or {}).get("metadata") or {},
         }
 
     def _item(self, choice: Choice | None) -> Json:

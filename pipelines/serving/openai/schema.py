@@ -28,7 +28,7 @@ TOKEN = re.compile(r"[0-9]{1,10}")
 GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 # Metadata that does not change the response.
 WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-                  "prompt_cache_retention")  # fmt: skip
+                  "prompt_cache_retention", "prompt_cache_options")  # fmt: skip
 Item = TypeVar("Item")
 List = Annotated[list[Item], Field(fail_fast=True)]
 """A list of which only the first fault is reported: a megabyte of faults would take seconds."""
@@ -119,6 +119,11 @@ class Sampling(BaseModel):
     def scores(self) -> int | None:
         """How many likeliest tokens of each place are asked for; 0 is the chosen ones alone, None nothing."""
         return None
+
+    @property
+    def ends_with_a_call(self) -> bool:
+        """Whether the first call of a tool ends the answer, which only the service sees."""
+        return False
 
     def refuse_unsupported(self) -> None:
         """Refuse parameters that cannot be honoured.
@@ -306,6 +311,24 @@ class NamedTool(BaseModel):
     function: NamedFunction
 
 
+class AllowedTools(BaseModel):
+    """What a `tool_choice` of type allowed_tools says: which of the tools this answer may call."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, fail_fast=True)]
+
+
+class AllowedChoice(BaseModel):
+    """A `tool_choice` that narrows the tools."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class ChatRequest(Sampling):
     """POST /v1/chat/completions."""
 
@@ -314,12 +337,24 @@ class ChatRequest(Sampling):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: List[dict[str, Any]] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _narrow(self) -> ChatRequest:
+        """Take the tools that are allowed as all there are."""
+        if isinstance(self.tool_choice, AllowedChoice):
+            allowed = self.tool_choice.allowed_tools
+            names = {tool.function.name for tool in allowed.tools}
+            tools = [tool for tool in self.tools or () if _name(tool) in names]
+            if missing := names - {_name(tool) for tool in tools}:
+                raise unsupported("tool_choice", sorted(missing), "It is none of the tools.")
+            self.tools, self.tool_choice = tools, allowed.mode
+        return self
 
     @property
     def limit(self) -> int | None:
@@ -345,7 +380,8 @@ class ChatRequest(Sampling):
     def guide(self) -> Guide | None:
         """Kind and text of the guide that answers must follow: a call of a tool, the wanted format, or one of both."""
         if self.must_call:
-            return "json_schema", json.dumps(call_schema(self._callable))
+            call = call_schema(self._callable, several=self.may_call_several)
+            return "json_schema", json.dumps(call)
         answer = self.response_format.schema_ if self.response_format is not None else None
         if self.calls_tools and answer is not None:
             return "json_schema", json.dumps(call_or_answer(self._callable, answer))
@@ -355,6 +391,16 @@ class ChatRequest(Sampling):
     def guides_calls(self) -> bool:
         """Whether calls of tools are written as the guide has them, not as the model learned it."""
         return self.must_call or (self.calls_tools and self.guide is not None)
+
+    @property
+    def may_call_several(self) -> bool:
+        """Whether a guided answer is a list of calls; without the client's word it is one."""
+        return self.tool_choice == "required" and self.parallel_tool_calls is True
+
+    @property
+    def ends_with_a_call(self) -> bool:
+        """Whether the first call of a tool ends the answer; a guided one ends by itself."""
+        return self.calls_tools and self.parallel_tool_calls is False and not self.guides_calls
 
     @property
     def _callable(self) -> list[dict[str, Any]]:
@@ -383,6 +429,11 @@ class ChatRequest(Sampling):
             raise ApiError(400, f"'{others[0]}' does not go with tools, unless tool_choice is none.", param=others[0])
         if self.must_call and not self._callable:
             raise unsupported("tool_choice", self.model_dump()["tool_choice"], "It is none of the tools.")
+
+
+def _name(tool: Mapping[str, Any]) -> object:
+    function = tool.get("function")
+    return function.get("name") if isinstance(function, dict) else None
 
 
 def _is_named(function: dict[str, Any]) -> bool:
@@ -431,7 +482,8 @@ UNSUPPORTED: dict[str, tuple[str, tuple[object, ...]]] = {
     "audio": (TEXT_MODEL, ()),
     "prediction": (LEAVE_OUT, ()),
     "reasoning_effort": ("It goes to the template of a chat; use /v1/chat/completions.", ("none",)),
-    "verbosity": (LEAVE_OUT, ()),
+    "verbosity": (LEAVE_OUT, ("medium",)),
+    "moderation": ("No moderation runs here.", ()),
     "web_search_options": (LEAVE_OUT, ()),
     "prompt_logprobs": ("Use /v1/completions with echo and logprobs.", ()),
     "guided_decoding_backend": ("The server has one backend.", ()),

@@ -6,6 +6,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -20,14 +21,17 @@ class ToolForm(StrEnum):
     MISTRAL: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`.
     JSON: the whole answer is `{"name": ..., "parameters": {...}}`, several separated by semicolons.
     GUIDED: the whole answer is `{"name": ..., "arguments": {...}}`, as `guides.call_schema` has it, or no call.
+    GUIDED_LIST: the whole answer is an array of such calls.
     """
 
     HERMES = "hermes"
     MISTRAL = "mistral"
     JSON = "json"
     GUIDED = "guided"
+    GUIDED_LIST = "guided_list"
 
 
+GUIDED_FORMS = (ToolForm.GUIDED, ToolForm.GUIDED_LIST)
 MARKS = {ToolForm.HERMES: "<tool_call>", ToolForm.MISTRAL: "[TOOL_CALLS]"}
 HERMES_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 PYTHON_TAG = "<|python_tag|>"
@@ -71,17 +75,26 @@ class ToolCall:
 
 
 class ToolFilter:
-    """Passes the text before a call through, and holds back what may be one until the answer has ended."""
+    """Passes the text before a call through, and holds back what may be one until the answer has ended.
+
+    Attributes:
+        done: whether one call is all that is wanted, and it is complete; the answer need not go on.
+    """
 
     def __init__(self, form: ToolForm, *, one: bool = False) -> None:
         """Take the form, and whether calls after the first are left out."""
-        self._form, self._held, self._holding, self._one = form, "", False, one
+        self._form, self._held, self._holding, self._one = form, "", form is ToolForm.GUIDED_LIST, one
+        self.done = False
 
     def push(self, text: str) -> str:
         """Add text and return what can be shown so far."""
         self._held += text
-        if self._holding:
-            return ""
+        shown = "" if self._holding else self._shown()
+        if self._holding and self._one and not {"}", ">"}.isdisjoint(text):  # which end a call
+            self.done = bool(_first_call(self._form, self._held))
+        return shown
+
+    def _shown(self) -> str:
         if self._form is ToolForm.GUIDED:
             return "" if _may_be_a_call(self._held) else self._all()
         if self._form is ToolForm.JSON:
@@ -99,6 +112,8 @@ class ToolFilter:
     def rest(self) -> tuple[str, tuple[ToolCall, ...]]:
         """Return the calls, or what was held back where it is none."""
         held = self._all()
+        if self._one:
+            held = _first_call(self._form, held) or held
         calls = tuple(
             ToolCall(index, str(name), json.dumps(arguments, ensure_ascii=False))
             for index, (name, arguments) in enumerate(_calls(self._form, held)[: 1 if self._one else None])
@@ -116,6 +131,23 @@ def _may_be_a_call(text: str) -> bool:
     return begun.startswith(GUIDED_CALL) or GUIDED_CALL.startswith(begun)
 
 
+def _first_call(form: ToolForm, text: str) -> str:
+    """Return the first call alone, in the same form; nothing if it is broken or not complete."""
+    mark = MARKS.get(form, PYTHON_TAG)
+    if form is ToolForm.HERMES:
+        first, end, _ = text.partition("</tool_call>")
+        first = first + end if end else ""
+    else:
+        begun = text[text.find(mark) + len(mark) :] if mark in text else text
+        begun = begun.lstrip().removeprefix("[").lstrip()
+        try:
+            _, size = json.JSONDecoder().raw_decode(begun)
+        except (ValueError, RecursionError):
+            return ""
+        first = mark + begun[:size]
+    return first if _calls(form, first) else ""
+
+
 def _calls(form: ToolForm, text: str) -> list[tuple[str, Json]]:
     """Return name and arguments of each call; nothing if one of them is broken."""
     if form is ToolForm.HERMES:
@@ -124,6 +156,8 @@ def _calls(form: ToolForm, text: str) -> list[tuple[str, Json]]:
         written = [text.partition(MARKS[form])[2]]
     elif form is ToolForm.GUIDED:
         written = [text]
+    elif form is ToolForm.GUIDED_LIST:
+        written = _elements(text)
     else:
         written = _joined(text.replace(PYTHON_TAG, "").split(";"))
     try:
@@ -133,10 +167,21 @@ def _calls(form: ToolForm, text: str) -> list[tuple[str, Json]]:
     entries = [entry for part in found for entry in (part if isinstance(part, list) else [part])]
     if not all(isinstance(entry, dict) and isinstance(entry.get("name"), str) for entry in entries):
         return []
-    if form is ToolForm.GUIDED and not all("arguments" in entry for entry in entries):
+    if form in GUIDED_FORMS and not all("arguments" in entry for entry in entries):
         return []
     calls = [(entry["name"], entry.get("arguments", entry.get("parameters", {}))) for entry in entries]
     return calls if all(isinstance(arguments, dict) for _, arguments in calls) else []
+
+
+def _elements(text: str) -> list[str]:
+    """Return the elements of a JSON array that are complete, of which a cut answer has fewer."""
+    found, rest = [], text.lstrip().removeprefix("[").lstrip()
+    with suppress(ValueError, RecursionError):
+        while rest:
+            _, size = json.JSONDecoder().raw_decode(rest)
+            found.append(rest[:size])
+            rest = rest[size:].lstrip(" \n\t\r,]")
+    return found
 
 
 def _joined(parts: Iterable[str]) -> list[str]:

@@ -189,6 +189,35 @@ def test_a_streamed_call_comes_whole(client) -> None:
     assert chunks[-1].finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_call_ends_the_answer(client, stream) -> None:
+    """The echo would say more for ever; without the parameter, both calls are returned."""
+    words = f"x {CALL} {CALL}"
+    several = chat(client, words, tools=[WEATHER], max_tokens=12)
+    assert len(several.choices[0].message.tool_calls) == 2
+    answer = chat(client, words, tools=[WEATHER], parallel_tool_calls=False, stream=stream,
+                  **({"stream_options": {"include_usage": True}} if stream else {}))  # fmt: skip
+    if stream:
+        *chunks, last = answer
+        assert chunks[-1].choices[0].finish_reason == "tool_calls"
+        calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+        made = last.usage.completion_tokens
+    else:
+        assert call_of(answer) == ("function", "get_weather", {"city": "Ulm"})
+        assert answer.choices[0].finish_reason == "tool_calls"
+        calls, made = answer.choices[0].message.tool_calls, answer.usage.completion_tokens
+    assert [json.loads(call.function.arguments) for call in calls] == [{"city": "Ulm"}]
+    assert made == len("user : x".split()) + 3, "tokens up to the end of the call"
+
+
+def test_one_call_ends_a_response(client) -> None:
+    tool = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}, "strict": False}
+    asked = {"model": "echo", "input": f"x {CALL} {CALL}", "tools": [tool], "parallel_tool_calls": False}
+    answer = client.responses.create(**asked, temperature=0)
+    assert [item.type for item in answer.output] == ["message", "function_call"]
+    assert (answer.status, answer.usage.output_tokens) == ("completed", 6)
+
+
 def test_what_is_no_call_stays_text(client) -> None:
     answer = chat(client, "<tool_call> a end", tools=[WEATHER])
     assert answer.choices[0].message.tool_calls is None

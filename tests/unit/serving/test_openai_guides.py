@@ -182,3 +182,45 @@ def test_responses_name_what_they_cannot(given: dict[str, Any], said: str) -> No
     body = json.dumps({"model": "m", "input": "a", **given}).encode()
     with pytest.raises(ApiError, match=said):
         read_request("responses", body, None, None)  # type: ignore[arg-type]
+
+
+CALL = {ToolForm.HERMES: "<tool_call>{}</tool_call>", ToolForm.MISTRAL: "[TOOL_CALLS] [{}", ToolForm.JSON: "{}"}
+NEXT = {ToolForm.HERMES: "\n<tool_call>", ToolForm.MISTRAL: ", {", ToolForm.JSON: "; {"}
+
+
+@pytest.mark.parametrize("form", CALL)
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_where_one_call_is_wanted_the_first_is_the_last(form: ToolForm, size: int) -> None:
+    """It is complete when it has ended, not at the braces and brackets inside it."""
+    written = CALL[form].replace("{}", '{"name": "f", "arguments": {"a": {"b": "}]</x>"}}}')
+    text = ("x " if form is ToolForm.HERMES else "") + written
+    one, several = ToolFilter(form, one=True), ToolFilter(form)
+    for at in range(0, len(text), size):
+        assert not one.done, text[:at]
+        one.push(text[at : at + size])
+        several.push(text[at : at + size])
+    assert (one.done, several.done) == (True, False)
+    one.push(NEXT[form])
+    rest, (only,) = one.rest()
+    assert (rest, only.name, json.loads(only.arguments)) == ("", "f", {"a": {"b": "}]</x>"}})
+
+
+@pytest.mark.parametrize("text", ["<tool_call>{}</tool_call>", '{"city": "Ulm"} ', "[TOOL_CALLS] [{}]"])
+def test_what_is_no_call_does_not_end_an_answer(text: str) -> None:
+    for form in CALL:
+        one = ToolFilter(form, one=True)
+        shown = one.push(text)
+        assert not one.done
+        assert shown + one.rest()[0] == text
+
+
+def test_several_calls_may_be_forced() -> None:
+    """Only where the client says so; a list that was cut has the calls that are complete."""
+    schema = call_schema([tool("save", {"enum": ["Elb"]}), tool("load", {"enum": ["Rhine"]})], several=True)
+    save, load = call("save", '{"r":"Elb"}'), call("load", '{"r":"Rhine"}')
+    for text, right in ((f"[{save}]", True), (f"[{save},{load},{save}]", True), ("[]", False), (save, False)):
+        assert allows(schema, text) is right, text
+    listed = ToolFilter(ToolForm.GUIDED_LIST)
+    assert listed.push(f"[{save}, {load}, {save[:20]}") == ""
+    rest, calls = listed.rest()
+    assert (rest, [each.name for each in calls]) == ("", ["save", "load"])
