@@ -2,7 +2,8 @@
 
     python -m scripts.foreign_clients WORK [--only NAME ...] [--nvidia-clients FOLDER] [--write]
 
-WORK is a folder for the clients' environments (made once, by pip from PyPI) and for what they leave. FOLDER is NVIDIA's
+WORK is a folder for the clients' environments (made once, by pip from PyPI or by npm) and for what they leave. Clients
+of npm are left out, with a sentence, where Node.js is not installed. FOLDER is NVIDIA's
 `triton_backend` of a TensorRT-LLM checkout, or a checkout of its tensorrtllm_backend up to v0.18; nothing of it is
 copied. perf_analyzer needs Debian's libb64-0d. Results are kept in WORK, so that a client can be run again by itself;
 --write puts the table of all into docs/serving.md. What a client counts is compared with what the server counts.
@@ -41,6 +42,8 @@ SERVED = (
     f"model={MODEL}", "quant=none", "guided=llguidance", "serving.openai=true",
     "build.gather_context_logits=true", "build.gather_generation_logits=true", "triton.fold_token_ids=true",
 )  # fmt: skip
+NODE = 20
+"""Version of Node.js that the clients of npm need, or a later one."""
 READY_S, PATIENCE_S, SETTLE_S = 900, 900, 1.5
 ENVIRONMENT = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -104,6 +107,8 @@ def environment(client: Client, work: Path) -> tuple[Path, str]:
     Raises:
         UnfitError: pip cannot install it.
     """
+    if client.npm:
+        return npm_environment(client, work)
     folder = work / "environments" / hashlib.sha256(" ".join(client.packages).encode()).hexdigest()[:12]
     python = folder / "bin" / "python"
     made = folder / "made"
@@ -119,6 +124,28 @@ def environment(client: Client, work: Path) -> tuple[Path, str]:
     query = f"import importlib.metadata; print(importlib.metadata.version({name!r}))"
     found = subprocess.run([python, "-c", query], capture_output=True, text=True, check=True)
     return folder / "bin", f"{name} {found.stdout.strip()}"
+
+
+def npm_environment(client: Client, work: Path) -> tuple[Path, str]:
+    """Install the client's packages beside copies of our programs, which look for them there."""
+    folder = work / "environments" / client.name.replace(" ", "-")
+    packages = [f"{name}@{version}" for name, version in client.npm]
+    done = subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--prefix", folder, *packages],
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    if done.returncode:
+        raise UnfitError(f"npm: {done.stderr.strip()[-200:]}")
+    for program in PROGRAMS.glob("*.mjs"):
+        shutil.copy(program, folder)
+    return folder, " ".join(client.npm[0])
+
+
+def without_node() -> str:
+    """Say why clients of npm cannot run on this machine; nothing if they can."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        return f"there are no node and npm on PATH; install Node.js {NODE} or later"
+    version = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    too_old = int(version.lstrip("v").partition(".")[0]) < NODE
+    return f"node is {version}; install Node.js {NODE} or later" if too_old else ""
 
 
 @contextmanager
@@ -182,7 +209,8 @@ def run(client: Client, at: Run, programs: Path, place: Place, folder: Path) -> 
     folder.mkdir(parents=True)
     if client.prepare is not None:
         client.prepare(folder)
-    words = [word.format(**_values(place)) for word in shlex.split(at.command)]
+    values = _values(place) | ({"programs": programs} if client.npm else {})
+    words = [word.format(**values) for word in shlex.split(at.command)]
     variables = {**os.environ, **ENVIRONMENT, "PATH": f"{programs}:{os.environ['PATH']}"}
     variables.pop("PYTHONPATH", None)
     own = map(str, programs.parent.glob("lib/python*/site-packages/nvidia/cuda_runtime/lib"))
@@ -261,6 +289,9 @@ def main() -> int:
     work.mkdir(parents=True, exist_ok=True)
     nvidia = given.nvidia_clients.absolute() if given.nvidia_clients else None
     clients = [client for client in CLIENTS if not given.only or client.name in given.only]
+    if any(client.npm for client in clients) and (why := without_node()):
+        say(f"{', '.join(client.name for client in clients if client.npm)}: left out: {why}")
+        clients = [client for client in clients if not client.npm]
     if any(client.name == "lm-eval" for client in clients):
         evaluate(work)
     kept = work / "rows.json"

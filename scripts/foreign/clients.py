@@ -77,11 +77,17 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A client, the packages that it is installed from, and its commands; the first package is the one to name."""
+    """A client and its commands.
+
+    Attributes:
+        packages: of PyPI; the first is the one to name.
+        npm: packages of npm and their versions, instead.
+    """
 
     name: str
     packages: tuple[str, ...]
     runs: tuple[Run, ...]
+    npm: tuple[tuple[str, str], ...] = ()
     needs_nvidia: bool = False
     prepare: Callable[[Path], None] | None = None
 
@@ -277,6 +283,11 @@ CLIENTS = (
           ("haystack", ("haystack-ai==3.4.1",)),
           ("instructor", ("instructor==1.17.0",)),
       )),
+    Client("openai of npm", (), (Run("", "node {programs}/openai_client.mjs {openai} {model}", answered),),
+           npm=(("openai", "6.49.0"),)),
+    Client("Vercel AI SDK", (), (Run("", "node {programs}/vercel_client.mjs {openai} {model}", answered),),
+           npm=(("ai", "6.0.326"), ("@ai-sdk/openai", "3.0.141"), ("@ai-sdk/openai-compatible", "2.0.92"),
+                ("zod", "4.6.7"))),
     Client("LiteLLM", ("litellm==1.110.2",),
            (Run("", "python {programs}/litellm_client.py {openai} {model} {front}", answered),)),
     Client("AIPerf", ("aiperf==0.13.0",), (

@@ -8,7 +8,7 @@ import sys
 from asked import ask
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAI
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 URL, MODEL = sys.argv[1:]
 PROMPT = "The river of Githbrel is"
@@ -19,6 +19,8 @@ texts = OpenAI(**SHARED, max_tokens=16, temperature=0)
 
 class River(BaseModel):
     """A river."""
+
+    model_config = ConfigDict(extra="forbid")  # or a tiny model writes more for ever
 
     name: str = Field(max_length=8)
 

@@ -17,7 +17,8 @@ PROMPT = "The river of Githbrel is"
 HI = [{"role": "user", "content": PROMPT}]
 client = openai.OpenAI(base_url=URL, api_key="none", max_retries=0, timeout=60)
 FIXED: dict[str, Any] = {"ignore_eos": True, "min_tokens": 24}
-TOOL = {"type": "function", "function": {"name": "rivers", "parameters": {"type": "object", "properties": {}}}}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}  # or it writes arguments for ever
+TOOL = {"type": "function", "function": {"name": "rivers", "parameters": NOTHING}}
 
 
 QUESTION = "Question: What is the river of Githbrel?\nA. a\nB. b\nAnswer:"  # the model ends its answer to this

@@ -82,7 +82,7 @@ class ToolFilter:
     """
 
     def __init__(self, form: ToolForm, *, one: bool = False) -> None:
-        """Take the form, and whether calls after the first are left out."""
+        """Take the form, and whether the first call is all that is wanted."""
         self._form, self._held, self._holding, self._one = form, "", form is ToolForm.GUIDED_LIST, one
         self.done = False
 

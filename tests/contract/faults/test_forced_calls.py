@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ import pytest
 openai = pytest.importorskip("openai")
 
 from pipelines.serving.process import TritonServer  # noqa: E402 - after the skip
+from pipelines.settings.model import BUNDLED  # noqa: E402
+from tests.conftest import ROOT  # noqa: E402
 from tests.contract.serving.test_front_limits import another_front  # noqa: E402
 
 TEMPLATE = (
@@ -38,8 +42,9 @@ def client(served: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> It
 def chat(client: Any, **given: Any) -> Any:
     messages = [{"role": "user", "content": "The capital of"}]
     return client.chat.completions.create(
-        model="tiny_gemma", messages=messages, tools=TOOLS, max_tokens=200, temperature=0, frequency_penalty=2, **given
-    )
+        model="tiny_gemma", messages=messages, tools=TOOLS, max_tokens=200, temperature=0,
+        frequency_penalty=2, **given,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("choice", "names"), [("required", {"weather", "trains"}), (NAMED, {"trains"})])
@@ -56,6 +61,43 @@ def test_a_streamed_call_comes_whole(client: Any) -> None:
     (call,) = [call for choice in choices for call in choice.delta.tool_calls or ()]
     assert call.function.name == "trains"
     assert "".join(choice.delta.content or "" for choice in choices) == ""
+
+
+def test_several_calls_come_where_the_client_says_so(client: Any) -> None:
+    """The model would rather not end the list; one that is cut after 200 tokens has the calls that are whole."""
+    words = json.loads((BUNDLED / "models" / "tiny_gemma" / "tokenizer.json").read_text())["model"]["vocab"]
+    endless = {str(number): -100 for word, number in words.items() if "]" in word or word == "<0x5D>"}
+    asked = {"tool_choice": "required", "parallel_tool_calls": True, "logit_bias": endless}
+    for stream in (False, True):
+        if stream:
+            choices = [chunk.choices[0] for chunk in chat(client, stream=True, **asked)]
+            calls = [call for choice in choices for call in choice.delta.tool_calls or ()]
+            assert [call.index for call in calls] == list(range(len(calls)))
+            assert not any(choice.delta.content for choice in choices)
+        else:
+            calls = chat(client, **asked).choices[0].message.tool_calls
+        assert len(calls) > 1
+        assert len({call.id for call in calls}) == len(calls)
+        assert all(json.loads(call.function.arguments)["city"] in ("Ulm", "Bonn") for call in calls)
+
+
+def test_the_examples_of_the_docs_work_as_they_stand(served: TritonServer) -> None:
+    """In a shell, against the model that the page serves; only the port differs."""
+    section = (ROOT / "docs" / "serving.md").read_text().partition("## Guided decoding")[2].partition("\n## ")[0]
+    assert "    make serve guided=llguidance serving.openai=true\n" in section
+    assert "`make serve guided=llguidance serving.openai=true`" in (ROOT / "README.md").read_text()
+    formatted, called = re.findall(r"^    (curl .*?)\n\n", section, re.MULTILINE | re.DOTALL)
+    with another_front(served) as (_, port):
+
+        def message(command: str) -> Any:
+            command = command.replace("127.0.0.1:9000", f"127.0.0.1:{port}")
+            done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+            return json.loads(done.stdout)["choices"][0]["message"]
+
+        assert json.loads(message(formatted)["content"])["river"] in ("Elb", "Rhine")
+        (call,) = message(called)["tool_calls"]
+    assert call["function"]["name"] == "save"
+    assert json.loads(call["function"]["arguments"])["river"] in ("Elb", "Rhine")
 
 
 def test_with_auto_the_model_may_write_text(client: Any) -> None:

@@ -213,6 +213,30 @@ def own_front(echo_server: TritonServer) -> Iterator[tuple[OpenAiFrontend, int]]
         yield found
 
 
+def test_a_large_chat_is_answered_on_a_busy_machine(echo_server: TritonServer) -> None:
+    """200 kB: only its own processor time counts against a body, however long it takes."""
+    words = [{"role": "user", "content": "words of a long chat " * 100} for _ in range(100)]
+    body = {"model": "echo", "messages": [*words, {"role": "user", "content": "hi"}], "max_tokens": 5, "temperature": 0,
+            "truncate_prompt_tokens": 5}  # fmt: skip
+    assert len(json.dumps(body)) > 200_000
+    spin = [sys.executable, "-c", "while True: pass"]
+    with another_front(echo_server) as (front, port):
+        busy = [subprocess.Popen(spin, start_new_session=True) for _ in range(5 * len(os.sched_getaffinity(0)))]
+        try:
+            for _ in range(2):
+                connection = http.client.HTTPConnection("127.0.0.1", port)
+                connection.request("POST", "/v1/chat/completions", json.dumps(body), JSON)
+                answer = connection.getresponse()
+                found = json.loads(answer.read())
+                assert answer.status == 200, found
+                assert found["choices"][0]["message"]["content"].split() == ["user", ":", "hi", "assistant", ":"]
+        finally:
+            for process in busy:
+                process.kill()
+                process.wait()
+        front.check()
+
+
 def test_a_request_that_takes_too_long_is_given_up(echo_server: TritonServer) -> None:
     """After a second, of 50 words of 100 ms each; a stream says so at its end."""
     slow = ask(prompt="sleep", max_tokens=50)

@@ -207,7 +207,7 @@ def test_one_call_ends_the_answer(client, stream) -> None:
         assert answer.choices[0].finish_reason == "tool_calls"
         calls, made = answer.choices[0].message.tool_calls, answer.usage.completion_tokens
     assert [json.loads(call.function.arguments) for call in calls] == [{"city": "Ulm"}]
-    assert made == len("user : x".split()) + 3, "tokens up to the end of the call"
+    assert made == 6, "user : x, and the three of the call"
 
 
 def test_one_call_ends_a_response(client) -> None:
