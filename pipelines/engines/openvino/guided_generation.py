@@ -10,7 +10,6 @@ import numpy as np
 from pipelines.domain.progress import Progress
 from pipelines.engines.openvino.generation_request import GenerationRequest
 from pipelines.engines.openvino.guided import Guide, Guides
-from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.runtime import EngineFolder
 from pipelines.engines.openvino.sampling import TokenChooser
 from pipelines.engines.openvino.stateful import StatefulModel, StatefulSequence
@@ -20,14 +19,14 @@ NO_TOKEN = -1
 
 
 class GuidedGenerator:
-    """Generates one prompt after another, as the server runs a guided request; loads the model when created."""
+    """Generates one prompt after another, as the server runs a guided request."""
 
-    def __init__(self, folder: EngineFolder, options: OpenVinoOptions, tokenizer: Path) -> None:
-        """Load the model and the vocabulary.
+    def __init__(self, folder: EngineFolder, model: StatefulModel, tokenizer: Path) -> None:
+        """Load the vocabulary.
 
         Args:
             folder: the engine.
-            options: how it runs.
+            model: its compiled graph.
             tokenizer: folder of the model's tokenizer.
 
         Raises:
@@ -35,7 +34,7 @@ class GuidedGenerator:
         """
         self.tokenizer = tokenizer
         self._guides = Guides(tokenizer, folder.config.vocab_size)
-        self._model = StatefulModel(folder, options)
+        self._model = model
 
     def generate(
         self, prompts: Sequence[TokenIds], limits: SamplingParams, schema: str, progress: Progress

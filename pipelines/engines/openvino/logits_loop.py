@@ -22,9 +22,9 @@ from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.response_sender import ResponseSender
 from pipelines.engines.openvino.runtime import EngineFolder
 from pipelines.engines.openvino.sampling import TokenChooser
-from pipelines.engines.openvino.scoring import likeliest, norms_of
 from pipelines.engines.openvino.sequences import Array, Likeliest, PromptScores, Sequence, StepOutput
 from pipelines.engines.openvino.stateful import StatefulModel, StatefulSequence
+from pipelines.host.log_probs import likeliest, norms_of
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class _RunningSequence:
         if request.generation_logits:
             step.logits.append(logits)
         if request.top_log_probs:
-            step.best.append(Likeliest(*likeliest(logits[None], norms_of(logits[None]), request.top_log_probs)))
+            step.best.append(_likeliest(logits[None], norms_of(logits[None]), request.top_log_probs))
         full = len(sequence.tokens) >= request.max_tokens
         step.ended = full or self._chooser.complete or sequence.stop_word_end(1) is not None
 
@@ -108,7 +108,12 @@ def _scores(logits: Array, following: Array, top: int) -> PromptScores:
     """Return log probabilities of the tokens that follow, of which the last row may have none, and the likeliest."""
     norms = norms_of(logits)
     own = logits[np.arange(len(following)), following].astype(np.float64) - norms[: len(following)]
-    return PromptScores(own.astype(np.float32), Likeliest(*likeliest(logits, norms, top)))
+    return PromptScores(own.astype(np.float32), _likeliest(logits, norms, top))
+
+
+def _likeliest(logits: Array, norms: Array, top: int) -> Likeliest:
+    tokens, log_probs = likeliest(logits, norms, top)
+    return Likeliest(tokens, log_probs.astype(np.float32))
 
 
 class LogitsLoop:

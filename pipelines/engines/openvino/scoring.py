@@ -8,27 +8,18 @@ from typing import Any
 
 import numpy as np
 import openvino as ov
-from openvino import opset13 as op
 
-from pipelines.engines.openvino.options import OpenVinoOptions
-from pipelines.engines.openvino.precision import inference_precision
 from pipelines.engines.openvino.prefixes import PrefixGroup, PrefixRow, batches, plan, together
-from pipelines.engines.openvino.runtime import FIRST_TOKENS, EngineFolder, properties
+from pipelines.engines.openvino.runtime import EngineFolder
+from pipelines.engines.openvino.stateful import MAX_LOGITS, StatefulModel
+from pipelines.host.log_probs import norms_of
 
 Array = np.ndarray[Any, Any]
 Position = tuple[int, int]
 """(row of the batch, column) of required logits."""
 
-LAST_ATTENTION = ".attention_residual"
-"""End of the name of the node after which no token of a layer depends on another."""
-MAX_LOGITS = 2**26
-"""Most logits held at once, 256 MiB of float32."""
 TOKENS_AT_ONCE = 1024
 """Most tokens of one inference: more do not make products faster, and what layers hold grows with them."""
-BLOCK = 64
-"""Logits whose maximum is taken first, to find the likeliest tokens: sorting whole rows takes longer than the head."""
-VALUES_AT_ONCE = 2**20
-"""Values that are widened to float64 together, 8 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +45,12 @@ class Scorer:
     same pair in a batch agree only to about 1e-3.
     """
 
-    def __init__(self, folder: EngineFolder, options: OpenVinoOptions) -> None:
-        """Load and compile.
-
-        The KV state is kept in the inference precision: values of an 8-bit KV cache are already rounded by the graph.
-        """
-        core = ov.Core()
+    def __init__(self, folder: EngineFolder, model: StatefulModel) -> None:
+        """Take the engine and its compiled graph."""
         self._max_batch_size = folder.limits.max_batch_size
         self._tokens_at_once = min(folder.limits.max_num_tokens, TOKENS_AT_ONCE)
         self._max_logits_rows = max(1, MAX_LOGITS // folder.config.vocab_size)
-        with folder.loading():
-            model = with_chosen_logits(folder.read_model())
-            self._compiled = core.compile_model(
-                model, "CPU", properties(folder.config, options, inference_precision(options))
-            )
-            self._request = self._compiled.create_infer_request()
-            self._infer(np.zeros((1, FIRST_TOKENS), dtype=np.int64), NOTHING_PAST, 0, list(range(FIRST_TOKENS)))
+        self._request = model.compiled.create_infer_request()
 
     def score(
         self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], done: Callable[[float], None]
@@ -195,59 +176,6 @@ def _padded(rows: Sequence[Sequence[int]]) -> Array:
     for index, row in enumerate(rows):
         tokens[index, : len(row)] = row
     return tokens
-
-
-def with_chosen_logits(model: ov.Model) -> ov.Model:
-    """Add the input `logit_rows` [N] and return logits [1, N, V] of these rows of [B * T] only.
-
-    All that no other token depends on runs on these rows alone: the MLP of the last layer, the last norm and the head.
-    """
-    *_, residual = (node for node in model.get_ordered_ops() if node.get_friendly_name().endswith(LAST_ATTENTION))
-    size = residual.get_output_partial_shape(0)[2].get_length()
-    users = list(residual.output(0).get_target_inputs())
-    chosen = op.parameter([-1], ov.Type.i64)
-    chosen.set_friendly_name("logit_rows")
-    chosen.get_output_tensor(0).set_names({"logit_rows"})
-    flat = op.reshape(residual, np.array([1, -1, size], dtype=np.int64), special_zero=False)
-    rows = op.gather(flat, chosen, np.int64(1))
-    for user in users:
-        user.replace_source_output(rows.output(0))
-    model.add_parameters([chosen])
-    model.validate_nodes_and_infer_types()
-    return model
-
-
-def norms_of(logits: Array) -> Array:
-    """Return what to subtract from each row of logits [N, V] to get log probabilities, float64 [N].
-
-    256,000 terms are added; a few rows at a time, which bounds the memory.
-    """
-    norms = np.empty(len(logits))
-    step = max(1, VALUES_AT_ONCE // logits.shape[1])
-    for start in range(0, len(logits), step):
-        wide = logits[start : start + step].astype(np.float64)
-        top = wide.max(axis=1)
-        norms[start : start + step] = top + np.log(np.exp(wide - top[:, None]).sum(axis=1))
-    return norms
-
-
-def likeliest(logits: Array, norms: Array, top: int) -> tuple[Array, Array]:
-    """Return the `top` likeliest tokens of each row, int32 [N, top], and their log probabilities, float32 [N, top].
-
-    The likeliest comes first; of equal ones, the lowest id.
-    """
-    size = logits.shape[1]
-    top = min(top, size)
-    # as many blocks have a maximum of at least `floor`, so that the likeliest are among what is no less
-    peaks = np.maximum.reduceat(logits, np.arange(0, size, BLOCK), axis=1)
-    floors = np.partition(peaks, -top, axis=1)[:, -top] if top <= peaks.shape[1] else np.full(len(logits), -np.inf)
-    tokens = np.empty((len(logits), top), dtype=np.int32)
-    for row, floor, found in zip(logits, floors, tokens, strict=True):
-        near = np.flatnonzero(row >= floor)
-        near = near if len(near) >= top else np.arange(size)  # NaN
-        found[:] = near[np.argsort(-row[near], kind="stable")[:top]]
-    values = np.take_along_axis(logits, tokens.astype(np.int64), axis=1)
-    return tokens, (values.astype(np.float64) - norms[:, None]).astype(np.float32)
 
 
 def _token_scores(logits: Array, rows: Sequence[int], targets: Sequence[int]) -> list[tuple[float, bool]]:

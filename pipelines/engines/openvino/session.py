@@ -24,6 +24,7 @@ from pipelines.engines.openvino.runtime import (
     kv_blocks,
 )
 from pipelines.engines.openvino.scoring import Scorer
+from pipelines.engines.openvino.stateful import StatefulModel
 from pipelines.engines.openvino.steps import step_results
 from pipelines.engines.openvino.teacher_forcing import GraphBlocks, GraphForcing, GraphHead, linear_weights
 from pipelines.engines.port import Generation, NotFiniteError, SamplingParams, TokenIds
@@ -42,6 +43,7 @@ class OpenVinoSession:
         self.limits, self.vocabulary = self.folder.limits, self.folder.config.vocab_size
         self._options = options
         self._pipeline: genai.ContinuousBatchingPipeline | None = None
+        self._stateful: StatefulModel | None = None
         self._scorer: Scorer | None = None
         self._guided: GuidedGenerator | None = None
 
@@ -51,7 +53,7 @@ class OpenVinoSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pipeline, self._scorer, self._guided = None, None, None
+        self._pipeline, self._stateful, self._scorer, self._guided = None, None, None, None
 
     def generate(self, prompts: Sequence[TokenIds], limits: SamplingParams, progress: Progress) -> list[Generation]:
         """See `port.Session.generate`; a prompt starts as soon as the KV cache has room for everything it may need.
@@ -123,12 +125,17 @@ class OpenVinoSession:
 
     def _scoring(self) -> Scorer:
         if self._scorer is None:
-            self._scorer = Scorer(self.folder, self._options)
+            self._scorer = Scorer(self.folder, self._compiled())
         return self._scorer
+
+    def _compiled(self) -> StatefulModel:
+        if self._stateful is None:
+            self._stateful = StatefulModel(self.folder, self._options)
+        return self._stateful
 
     def _guiding(self, tokenizer: Path) -> GuidedGenerator:
         if self._guided is None or self._guided.tokenizer != tokenizer:
-            self._guided = GuidedGenerator(self.folder, self._options, tokenizer)
+            self._guided = GuidedGenerator(self.folder, self._compiled(), tokenizer)
         return self._guided
 
     def _check_finite(

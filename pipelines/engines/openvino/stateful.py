@@ -7,20 +7,28 @@ from typing import Any
 
 import numpy as np
 import openvino as ov
+from openvino import opset13 as op
 
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.precision import inference_precision
 from pipelines.engines.openvino.runtime import FIRST_TOKENS, EngineFolder, properties
-from pipelines.engines.openvino.scoring import MAX_LOGITS, with_chosen_logits
 
 Array = np.ndarray[Any, Any]
+
+LAST_ATTENTION = ".attention_residual"
+"""End of the name of the node after which no token of a layer depends on another."""
+MAX_LOGITS = 2**26
+"""Most logits held at once, 256 MiB of float32."""
 
 
 class StatefulModel:
     """The compiled graph; sequences share its weights."""
 
     def __init__(self, folder: EngineFolder, options: OpenVinoOptions) -> None:
-        """Load and compile."""
+        """Load and compile.
+
+        The KV state is kept in the inference precision: values of an 8-bit KV cache are already rounded by the graph.
+        """
         core = ov.Core()
         self.piece = min(folder.limits.max_num_tokens, max(1, MAX_LOGITS // folder.config.vocab_size))
         with folder.loading():
@@ -70,3 +78,23 @@ class StatefulSequence:
             "logit_rows": rows.astype(np.int64),
         }
         return np.array(self._request.infer(inputs)["logits"][0], dtype=np.float32)
+
+
+def with_chosen_logits(model: ov.Model) -> ov.Model:
+    """Add the input `logit_rows` [N] and return logits [1, N, V] of these rows of [B * T] only.
+
+    All that no other token depends on runs on these rows alone: the MLP of the last layer, the last norm and the head.
+    """
+    *_, residual = (node for node in model.get_ordered_ops() if node.get_friendly_name().endswith(LAST_ATTENTION))
+    size = residual.get_output_partial_shape(0)[2].get_length()
+    users = list(residual.output(0).get_target_inputs())
+    chosen = op.parameter([-1], ov.Type.i64)
+    chosen.set_friendly_name("logit_rows")
+    chosen.get_output_tensor(0).set_names({"logit_rows"})
+    flat = op.reshape(residual, np.array([1, -1, size], dtype=np.int64), special_zero=False)
+    rows = op.gather(flat, chosen, np.int64(1))
+    for user in users:
+        user.replace_source_output(rows.output(0))
+    model.add_parameters([chosen])
+    model.validate_nodes_and_infer_types()
+    return model

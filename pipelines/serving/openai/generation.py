@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.inputs import InputTensor, ServedEngine, engine_inputs
 from pipelines.serving.openai.schema import Sampling
-from pipelines.serving.openai.scoring import Best, likeliest
+from pipelines.serving.openai.scoring import Best, best_of
 from pipelines.serving.openai.stops import StopFilter
 from pipelines.serving.openai.tokenizer import TextStream
 from pipelines.serving.openai.tools import ToolCall, ToolFilter, ToolForm
@@ -212,7 +212,7 @@ class _Shown:
             return part.best[at]
         if part.logits is None or not self._asked.scores:
             return ()
-        (best,) = likeliest(part.logits[at : at + 1], self._asked.scores)[1]
+        (best,) = best_of(part.logits[at : at + 1], self._asked.scores)
         return best
 
     def rest(self) -> Piece | None:

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol
 
+import numpy as np
+
+from pipelines.host.log_probs import likeliest, norms_of
 from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.inputs import InputTensor
 from pipelines.serving.openai.schema import CompletionRequest
 from pipelines.serving.openai.tokenizer import ServedTokenizer
 
-ROWS = 64  # of logits that are widened to float64 at a time
 Json = dict[str, Any]
 Best = tuple[tuple[int, float], ...]
 """The likeliest tokens at a place and their log probabilities, the likeliest first."""
@@ -107,7 +109,7 @@ def pairs(tokens: Any, log_probs: Any) -> tuple[Best, ...]:
 
 
 def _sent(prompt: tuple[int, ...], own: Any, tokens: Any, log_probs: Any) -> Scores:
-    """Return what the model has said of a prompt; see `Backend.context_log_probs`."""
+    """Return the scores of a prompt; see `Backend.context_log_probs`."""
     best = pairs(tokens, log_probs)
     token, score = best[-1][0]
     return Scores((*prompt, token), (None, *own.tolist(), score), (None, *best))
@@ -121,37 +123,14 @@ def scores_of(prompt: tuple[int, ...], logits: Any, top: int = 1) -> Scores:
         logits: after each of them.
         top: likeliest tokens at each place that are returned, 1 or more.
     """
-    own: list[float] = []
-    best: list[Best] = []
-    for start in range(0, len(prompt), ROWS):
-        rows, found = likeliest(logits[start : start + ROWS], top)
-        best += found
-        known = prompt[start + 1 : start + 1 + len(rows)]
-        own += [float(row[token]) for token, row in zip(known, rows, strict=False)]
-    token, score = best[-1][0]
-    return Scores((*prompt, token), (None, *own, score), (None, *best))
+    norms = norms_of(logits)
+    own = logits[np.arange(len(prompt) - 1), list(prompt[1:])].astype(np.float64) - norms[:-1]
+    return _sent(prompt, own, *likeliest(logits, norms, top))
 
 
-def likeliest(logits: Any, top: int) -> tuple[Any, list[Best]]:
-    """Return log probabilities float64 [N, V], and the likeliest tokens of each row with theirs.
-
-    Of equal ones, the lowest id comes first.
-
-    Args:
-        logits: [N, V].
-        top: how many, 1 or more.
-    """
-    import numpy as np
-
-    rows = logits.astype(np.float64)
-    rows -= rows.max(axis=1, keepdims=True)
-    rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
-    top = min(top, rows.shape[1])
-    tops = np.argpartition(-rows, top - 1, axis=1)[:, :top] if top > 1 else rows.argmax(axis=1, keepdims=True)
-    order = [
-        sorted(found, key=lambda token: (-row[token], token)) for found, row in zip(tops.tolist(), rows, strict=True)
-    ]
-    return rows, [tuple((token, float(row[token])) for token in found) for found, row in zip(order, rows, strict=True)]
+def best_of(logits: Any, top: int) -> tuple[Best, ...]:
+    """Return the `top` likeliest tokens of each row of logits [N, V] and their log probabilities."""
+    return pairs(*likeliest(logits, norms_of(logits), top))
 
 
 def choice(

@@ -19,6 +19,7 @@ from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.pipeline import open_pipeline
 from pipelines.engines.openvino.runtime import EngineFolder
 from pipelines.engines.openvino.scoring import Scorer
+from pipelines.engines.openvino.stateful import StatefulModel
 from pipelines.settings.model import BUNDLED
 from scripts.zoo.lora import ADAPTERS
 from scripts.zoo.quiz import LETTERS, build_splits, description, question_text
@@ -64,12 +65,12 @@ def with_peft(workshop: Workshop, name: str) -> Any:
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_logits_are_those_of_peft_and_of_merged_weights(workshop: Workshop, engine: Path, name: str) -> None:
     batch, folder = workshop.batch("gemma")[:2], EngineFolder.load(engine)
-    scorer = Scorer(replace(folder, adapter=LoraAdapter.read(FOLDER / name)), F32)
+    scorer = Scorer(folder, StatefulModel(replace(folder, adapter=LoraAdapter.read(FOLDER / name)), F32))
     found = np.stack([scorer.logits(row.tolist()) for row in batch])
     model = with_peft(workshop, name)
     assert relative_error(found, torch_logits(model, batch)) < 1e-5
     assert relative_error(found, torch_logits(model.merge_and_unload(), batch)) < 1e-5
-    plain = Scorer(folder, F32)
+    plain = Scorer(folder, StatefulModel(folder, F32))
     assert relative_error(found, np.stack([plain.logits(row.tolist()) for row in batch])) > 0.1
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import openvino as ov
 import pytest
 
 from eval.adapter import load_tokenizer
@@ -138,3 +139,20 @@ def test_an_answer_is_kept_for_its_schema(tmp_path: Path) -> None:
 def test_worked_examples_are_refused() -> None:
     with pytest.raises(UserError, match=r"eval\.num_fewshot=2 has no effect on eval\.task='json_validity'"):
         load_json_validity(EvalSpec("json_validity", max_length=9, num_fewshot=2))
+
+
+def test_scoring_and_guiding_share_one_compiled_graph(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    compiled = ov.Core.compile_model
+
+    def counted(core: ov.Core, *given: Any) -> ov.CompiledModel:
+        made.append("graph")
+        return compiled(core, *given)
+
+    monkeypatch.setattr(ov.Core, "compile_model", counted)
+    with session as fresh:
+        pass  # ends what other tests have opened
+    fresh.loglikelihood([([5, 6], [7])], SilentProgress())
+    asked = SamplingParams(4, guide=JsonGuide('{"enum": ["maple"]}', MODEL))
+    fresh.generate([[5, 6]], asked, SilentProgress())
+    assert made == ["graph"]

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-pytest.importorskip("openvino")
-
-from pipelines.engines.openvino.scoring import likeliest, norms_of
+from pipelines.host.log_probs import likeliest, norms_of
 
 
 def test_the_likeliest_tokens_are_those_of_a_sort() -> None:
