@@ -225,7 +225,7 @@ class _Run:
         if self._begin is None or self._end is not None:
             return None
         end = self._start + self._planned[1] if self._planned else self._expected_end(now)
-        return None if end is None else max(end - now, 0) / SECOND
+        return None if end is None or end < now else (end - now) / SECOND  # a window may wait for its requests
 
     def _window(self, timings: Sequence[RequestTiming]) -> Window | None:
         """Return the measured window, ns from the start."""

@@ -130,7 +130,7 @@ def _compare(data: ReportData, workload: Workload | None, model: str, limit: flo
     eligible = [row for row in rows if not _refusal(row, limit)]
     best = max(eligible, key=lambda row: row.score or 0.0, default=None)
     if best is None:
-        reason = f"No format can be recommended: none has a usable throughput and loses at most {limit:g} %."
+        reason = f"No format can be recommended: not one has a usable throughput and loses at most {limit:g} %."
     elif undecided := _undecided(best, rows, limit):
         reason, best = undecided, None
     else:
@@ -180,7 +180,7 @@ def _rejected(rows: Sequence[FormatRow], best: FormatRow | None, limit: float) -
 def _undecided(best: FormatRow, rows: Sequence[FormatRow], limit: float) -> str:
     """Return why even the best eligible format is not the winner; empty if it is."""
     if len([row for row in rows if row is best or _measured(row)]) == 1:
-        known = "a known accuracy and " if any(row.peak and row.loss_percent is None for row in rows) else ""
+        known = "a known loss and " if any(row.peak and row.loss_percent is None for row in rows) else ""
         return f"{_said(best)}. No other format has {known}a usable throughput, so there is nothing to choose from."
     for row in rows:
         bound = max(_bounds(row), key=_rate, default=None)
@@ -282,7 +282,7 @@ def meets(level: Level, slo: Slo) -> bool:
 def _refusal(row: FormatRow, limit: float) -> str:
     """Return why a format is not eligible regardless of the others; empty if it is eligible."""
     if row.loss_percent is None:
-        return f"its accuracy is unknown ({row.verdict})"
+        return f"its loss is unknown ({row.verdict})"
     if row.loss_percent > limit:
         return f"loses {row.loss_percent:.2f} % of the accuracy; the limit is {limit:g} %"
     if row.verdict == Verdict.NO_GO:

@@ -308,7 +308,7 @@ def test_compare_names_the_format_to_take(cli):
         rf"{format_} (gives the most throughput|is the only format that qualifies) within an accuracy loss of 1 %",
         rf"The fastest format is not decided: {format_} gives .*, but {format_} reached",
         rf"{format_} gives .* No other format has a usable throughput, so there is nothing to choose from",
-        r"No format can be recommended: none has a usable throughput.*cut short or limited by the load generator",
+        r"No format can be recommended: not one has a usable throughput.*cut short or limited by the load generator",
     )
     unbroken = " ".join(text.split())
     assert any(re.search(verdict, unbroken) for verdict in verdicts), text

@@ -172,18 +172,25 @@ class OpenVinoSession:
         running: dict[int, genai.GenerationHandle] = {}
         found: dict[int, Generation] = {}
         with progress.task("generating", len(prompts), "requests") as advance:
-            while len(found) < len(prompts):
-                while started < len(prompts) and blocks[started] <= free:
-                    prompt = ov.Tensor(np.array([prompts[started]], dtype=np.int64))
-                    running[started] = pipeline.add_request(started, prompt, config)
-                    free -= blocks[started]
-                    started += 1
+            try:
+                while len(found) < len(prompts):
+                    while started < len(prompts) and blocks[started] <= free:
+                        prompt = ov.Tensor(np.array([prompts[started]], dtype=np.int64))
+                        running[started] = pipeline.add_request(started, prompt, config)
+                        free -= blocks[started]
+                        started += 1
+                    pipeline.step()
+                    going = genai.GenerationStatus.RUNNING
+                    ended = [number for number, handle in running.items() if handle.get_status() != going]
+                    for number in ended:
+                        found[number] = _generation(running.pop(number), limits)
+                        free += blocks[number]
+                    advance(len(ended))
+            except KeyboardInterrupt:  # openvino_genai calls the blocks of requests that nobody ended an error
+                for handle in running.values():
+                    handle.cancel()
                 pipeline.step()
-                ended = [n for n, handle in running.items() if handle.get_status() != genai.GenerationStatus.RUNNING]
-                for number in ended:
-                    found[number] = _generation(running.pop(number), limits)
-                    free += blocks[number]
-                advance(len(ended))
+                raise
         return [found[number] for number in range(len(prompts))]
 
     def _config(self, limits: SamplingParams) -> genai.GenerationConfig:

@@ -199,6 +199,25 @@ def test_prompts_wait_until_the_kv_cache_has_room_for_them(workshop: Workshop, m
         assert found[::4] == [session.generate([prompt], SamplingParams(16), SILENT)[0] for prompt in prompts[::4]]
 
 
+class Interrupted(SilentProgress):
+    """Ctrl-C while requests run."""
+
+    @contextmanager
+    def task(self, title: str, total: float | None, unit: str = "") -> Iterator[Advance]:
+        def advance(amount: float) -> None:
+            raise KeyboardInterrupt
+
+        yield advance
+
+
+def test_an_interrupted_generation_leaves_no_request_behind(
+    workshop: Workshop, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with workshop.open(workshop.checkpoint("llama", QFormat.NONE)) as session, pytest.raises(KeyboardInterrupt):
+        session.generate([[5, 6, 7]] * 3, SamplingParams(50), Interrupted())
+    assert "leaked" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("length", "new_tokens", "message"),
     [

@@ -55,7 +55,7 @@ def test_an_unknown_accuracy_is_not_chosen(tmp_path):
     add_benchmark(store, add_format(store, "fp8"), "fp8")
     (found,) = comparison(collect(store))
     assert found.chosen is None
-    assert found.rejected[0].reason == "its accuracy is unknown (no baseline)"
+    assert found.rejected[0].reason == "its loss is unknown (no baseline)"
 
 
 def test_with_limits_the_load_that_meets_them_decides(tmp_path):
