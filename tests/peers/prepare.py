@@ -20,7 +20,8 @@ FOLDER = ROOT / "build" / "peers"
 SOURCE = BUNDLED / "models" / "tiny_llama"
 TORCH = "torch==2.13.0"
 PEERS: dict[str, tuple[str, ...]] = {
-    "auto_round": (TORCH, "auto-round==0.16.1"),
+    "auto_round": (TORCH, "auto-round==0.16.1", "gptqmodel==7.6.0"),  # whose linears it takes for auto_awq
+    "gptqmodel": (TORCH, "gptqmodel==7.6.0", "transformers==5.14.1"),
     "llmcompressor": (TORCH, "llmcompressor==0.14.0.1"),
     "quanto": (TORCH, "optimum-quanto==0.2.7", "transformers==5.14.1"),
     "torchao": (TORCH, "torchao==0.18.0", "transformers==5.14.1"),
@@ -51,6 +52,12 @@ GROUPS = ("quant=int4_gptq", "quant.group_size=32")
 ROWS = [
     Row("auto_round", ("auto_gptq",), GROUPS),
     Row("auto_round", ("auto_round",), GROUPS),
+    Row("auto_round", ("auto_awq",), GROUPS),
+    Row("gptqmodel", ("symmetric",), GROUPS),
+    Row("gptqmodel", ("zero_points",), GROUPS),
+    Row("modelopt", ("FP8_DEFAULT",), ("quant=fp8",)),
+    Row("modelopt", ("INT4_AWQ",), ("quant=int4_awq", "quant.group_size=128")),
+    Row("modelopt", ("NVFP4_DEFAULT",), ("quant=nvfp4",)),
     Row("llmcompressor", ("FP8",), ("quant=fp8",)),
     Row("llmcompressor", ("W4A16",), ("quant=int4_gptq", "quant.group_size=128")),
     Row("llmcompressor", ("FP8_DYNAMIC",), refusal="strategy='channel'"),
@@ -69,7 +76,8 @@ def main() -> None:
 
 
 def _python(peer: str) -> Path:
-    return FOLDER / f"{peer}-venv" / "bin" / "python"
+    """Return a peer's own Python; ModelOpt is a part of this project's."""
+    return FOLDER / f"{peer}-venv" / "bin" / "python" if peer in PEERS else Path(sys.executable)
 
 
 def _install(peer: str) -> None:
@@ -102,4 +110,5 @@ def made(row: Row) -> Path:
 def _environment() -> dict[str, str]:
     """Return this environment without its Python's settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    return kept | {"HF_HUB_OFFLINE": "1"}
+    # GPTQModel takes half of the cores by itself, and needs two
+    return kept | {"HF_HUB_OFFLINE": "1", "GPTQMODEL_CPU_WORKERS": "2"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +17,34 @@ TEXTS = [
 ] * 8
 
 
-def save_weights(model: Any, *, decompressed: bool = False) -> None:
+def save_weights(model: Any, weight: Callable[[Any], Any]) -> None:
     """Write OUT/dequantized.safetensors: the weight [O, I] of each linear in float32.
 
     Args:
         model: as the peer loads its own folder.
-        decompressed: take the weights; else what the linears make of the identity matrix.
+        weight: of a linear.
     """
-    weights = {}
-    for name, module in model.named_modules():
-        if name.endswith("_proj"):
-            weight = module.weight if decompressed else computed(module)
-            weights[name] = weight.detach().float().contiguous()
+    linears = {name: module for name, module in model.named_modules() if name.endswith("_proj")}
+    write({name: weight(module) for name, module in linears.items()})
+
+
+def write(weights: dict[str, Any]) -> None:
+    """Write OUT/dequantized.safetensors."""
     assert weights
-    save_file(weights, f"{OUT}/dequantized.safetensors")
+    kept = {name: weight.detach().float() for name, weight in weights.items()}
+    save_file({name: weight.contiguous() for name, weight in kept.items()}, f"{OUT}/dequantized.safetensors")
 
 
-def computed(module: Any) -> Any:
-    """Return the weight that a linear computes with."""
-    inputs = module.in_features if hasattr(module, "in_features") else module.infeatures
-    return module(torch.eye(inputs, dtype=torch.float32)).T
+def computed(linear: Any) -> Any:
+    """Return what a linear makes of the identity matrix."""
+    inputs = linear.in_features if hasattr(linear, "in_features") else linear.infeatures
+    return linear(torch.eye(inputs, dtype=torch.float32)).T
 
 
 def flatten() -> None:
-    """Move the folder that a peer made inside OUT up to OUT."""
+    """Move the folder that a peer made inside OUT, if it did, up to OUT."""
+    if (Path(OUT) / "config.json").is_file():
+        return
     (made,) = Path(OUT).iterdir()
     for file in list(made.iterdir()):
         file.rename(Path(OUT) / file.name)

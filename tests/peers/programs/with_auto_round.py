@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from auto_round import AutoRound
-from common import OUT, SOURCE, WORDS, flatten, save_weights
+from common import OUT, SOURCE, WORDS, computed, flatten, save_weights
+from gptqmodel.quantization.awq.utils.packing_utils import dequantize_gemm
 from transformers import AutoModelForCausalLM, AutoRoundConfig
 
 
@@ -12,7 +15,14 @@ def main() -> None:
     rounder = AutoRound(SOURCE, scheme="W4A16", group_size=32, iters=0, disable_opt_rtn=True, device_map="cpu")
     rounder.quantize_and_save(OUT, format=form)
     flatten()
-    save_weights(AutoModelForCausalLM.from_pretrained(OUT, quantization_config=AutoRoundConfig(backend="torch")))
+    own = AutoModelForCausalLM.from_pretrained(OUT, quantization_config=AutoRoundConfig(backend="torch"))
+    save_weights(own, unpacked if form == "auto_awq" else computed)
+
+
+def unpacked(linear: Any) -> Any:
+    """Return the weight of GPTQModel's linear, which AutoRound takes for auto_awq; it computes in float16 itself."""
+    tensors = {"qweight": linear.qweight, "qzeros": linear.qzeros, "scales": linear.scales.float()}
+    return dequantize_gemm(**tensors, bits=linear.bits, group_size=linear.group_size).T
 
 
 if __name__ == "__main__":  # its processes import this module again

@@ -31,6 +31,16 @@ def test_a_decoded_linear_is_what_autogptq_computes_with(name) -> None:
     assert (linear.points == 8).all() == (name == "symmetric")
 
 
+@pytest.mark.parametrize("name", ["auto_round", "gptqmodel"])
+def test_a_linear_of_a_real_folder_is_what_its_library_computes_with(name) -> None:
+    """AutoRound 0.16.1, with scales of either sign, and GPTQModel 7.6.0, by scripts/make_peer_fixtures.py."""
+    file = TensorFile(PACKED / f"{name}.safetensors")
+    linear = decode_int4(file, "linear", "gptq")
+    np.testing.assert_allclose(weights(linear), file["computed"], atol=1e-6)
+    assert (linear.points == 8).all() == (name == "auto_round")
+    assert (file["linear.scales"] < 0).any() == (name == "auto_round")
+
+
 @pytest.mark.parametrize("name", ["symmetric", "zero_points"])
 def test_the_packing_of_our_tests_is_that_of_autogptq(name) -> None:
     file = TensorFile(PACKED / f"{name}.safetensors")
