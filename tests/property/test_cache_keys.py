@@ -272,10 +272,11 @@ def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
-@pytest.mark.parametrize("key", MUST_RERUN)
-def test_a_changed_setting_reruns_exactly_these_stages(start, key):
-    value, expected = MUST_RERUN[key]
-    assert changed(keys(start), keys(change(start, key, value))) == expected
+def test_a_changed_setting_reruns_exactly_these_stages(start, subtests):
+    for key in MUST_RERUN:
+        with subtests.test(str(key)):
+            value, expected = MUST_RERUN[key]
+            assert changed(keys(start), keys(change(start, key, value))) == expected
 
 
 @pytest.mark.parametrize(
@@ -325,13 +326,14 @@ def another(name, now):
     return "/some/path" if now or "str" in str(TritonSettings.model_fields[name].annotation) else 1
 
 
-@pytest.mark.parametrize("name", sorted(TritonSettings.model_fields))
-def test_every_parameter_of_the_repository_changes_the_repository_alone(start, name):
-    now = getattr(start.triton, name)
-    new = another(name, now)
-    together = {"triton.participant_ids": [[1]]} if name == "speculative_decoding_fast_logits" else {}
-    expected = REPOSITORY if new != now else NOTHING
-    assert changed(keys(start), keys(change(start, "", {f"triton.{name}": new, **together}))) == expected
+def test_every_parameter_of_the_repository_changes_the_repository_alone(start, subtests):
+    for name in sorted(TritonSettings.model_fields):
+        with subtests.test(name):
+            now = getattr(start.triton, name)
+            new = another(name, now)
+            together = {"triton.participant_ids": [[1]]} if name == "speculative_decoding_fast_logits" else {}
+            expected = REPOSITORY if new != now else NOTHING
+            assert changed(keys(start), keys(change(start, "", {f"triton.{name}": new, **together}))) == expected
 
 
 def test_how_a_server_is_run_and_measured_changes_nothing_that_is_kept(start):
@@ -428,14 +430,18 @@ def start_on_gpu() -> Settings:
 ON_GPU = Machine(8, 2**38, (GpuFacts("NVIDIA A10", 8.6, 23028 * 2**20),), "", has_tensorrt_llm=True, platform="test")
 
 
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.key)
-def test_an_option_of_trtllm_build_reruns_the_build_unless_it_only_changes_how_it_runs(start_on_gpu, option):
-    after = change(start_on_gpu, f"build.{option.key}", another_value(option))
-    expected = NOTHING if option.key in NO_BYTES else BUILD_ON_GPU
-    of_a_format = another_value(option) in OF_A_FORMAT.get(option.key, ())
-    if of_a_format or option.key in ("speculative_decoding_mode", "max_draft_len"):  # the baseline has none of it
-        expected = BUILD_ON_GPU - BASE
-    assert changed(keys(start_on_gpu, machine=ON_GPU), keys(after, machine=ON_GPU)) == expected
+def test_an_option_of_trtllm_build_reruns_the_build_unless_it_only_changes_how_it_runs(start_on_gpu, subtests):
+    for option in OPTIONS:
+        with subtests.test(option.key):
+            after = change(start_on_gpu, f"build.{option.key}", another_value(option))
+            expected = NOTHING if option.key in NO_BYTES else BUILD_ON_GPU
+            of_a_format = another_value(option) in OF_A_FORMAT.get(option.key, ())
+            if of_a_format or option.key in (
+                "speculative_decoding_mode",
+                "max_draft_len",
+            ):  # the baseline has none of it
+                expected = BUILD_ON_GPU - BASE
+            assert changed(keys(start_on_gpu, machine=ON_GPU), keys(after, machine=ON_GPU)) == expected
 
 
 @pytest.mark.parametrize(("gpu", "expected"), [(("NVIDIA A40", 8.6), NOTHING), (("NVIDIA L4", 8.9), BUILD_ON_GPU)])

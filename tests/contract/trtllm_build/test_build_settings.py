@@ -36,13 +36,14 @@ def test_there_are_all_67_options_and_the_ranks():
     assert set(FIELDS) == set(OPTIONS) | {"tp_size", "pp_size"}
 
 
-@pytest.mark.parametrize("key", OPTIONS)
-def test_an_option_has_the_programs_type_choices_and_default(key):
-    field, option = FIELDS[key], OPTIONS[key]
-    kind, choices = plain(field.annotation)
-    assert kind is TYPES[option.type]
-    assert choices == option.choices
-    assert field.default == option.default
+def test_an_option_has_the_programs_type_choices_and_default(subtests):
+    for key in OPTIONS:
+        with subtests.test(key):
+            field, option = FIELDS[key], OPTIONS[key]
+            kind, choices = plain(field.annotation)
+            assert kind is TYPES[option.type]
+            assert choices == option.choices
+            assert field.default == option.default
 
 
 def test_the_configuration_gives_every_option_its_default():

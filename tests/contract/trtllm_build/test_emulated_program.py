@@ -46,16 +46,17 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("option", ALONE, ids=lambda option: option.key)
-def test_every_option_reaches_the_program(checkpoint, tmp_path, option):
-    value = other_value(option)
-    args = parser().parse_args(words(BuildSettings(**{option.key: value}), checkpoint, tmp_path))
-    limits = asdict(LIMITS)
-    assert getattr(args, option.key) == limits.get(
-        option.key, value.upper() if option.key == "kv_cache_type" else value
-    )
-    with pytest.raises(AssertionError, match=REFUSED[option.key]) if option.key in REFUSED else nullcontext():
-        planned(args, read_checkpoint(checkpoint), sm=9.0)
+def test_every_option_reaches_the_program(checkpoint, tmp_path, subtests):
+    for option in ALONE:
+        with subtests.test(option.key):
+            value = other_value(option)
+            args = parser().parse_args(words(BuildSettings(**{option.key: value}), checkpoint, tmp_path))
+            limits = asdict(LIMITS)
+            assert getattr(args, option.key) == limits.get(
+                option.key, value.upper() if option.key == "kv_cache_type" else value
+            )
+            with pytest.raises(AssertionError, match=REFUSED[option.key]) if option.key in REFUSED else nullcontext():
+                planned(args, read_checkpoint(checkpoint), sm=9.0)
 
 
 def test_defaults_are_left_out_and_limits_are_said(checkpoint, tmp_path):

@@ -223,20 +223,21 @@ def test_there_are_measured_exports_of_both_versions() -> None:
     assert {stem for stem, _ in PROBES} == {"modelopt037", "modelopt047"}
 
 
-@pytest.mark.parametrize(("stem", "name"), PROBES)
-def test_measured_exports_obey_the_rules(stem, name) -> None:
+def test_measured_exports_obey_the_rules(subtests) -> None:
     """Every export of both ModelOpt versions: same names, dtypes and shapes on every rank."""
-    run = json.loads((MEASURED / f"{stem}.json").read_text())["runs"][name]
-    config = CheckpointConfig.parse(run["config"])
-    headers = [
-        {
-            tensor: Expected(_TORCH_CODES[dtype.removeprefix("torch.")], tuple(shape))
-            for tensor, (dtype, shape) in rank.items()
-        }
-        for _, rank in sorted(run["tensors"].items())
-    ]
-    assert len(headers) == config.world_size
-    assert check_tensors(config, headers) == []
+    for stem, name in PROBES:
+        with subtests.test(f"{stem} {name}"):
+            run = json.loads((MEASURED / f"{stem}.json").read_text())["runs"][name]
+            config = CheckpointConfig.parse(run["config"])
+            headers = [
+                {
+                    tensor: Expected(_TORCH_CODES[dtype.removeprefix("torch.")], tuple(shape))
+                    for tensor, (dtype, shape) in rank.items()
+                }
+                for _, rank in sorted(run["tensors"].items())
+            ]
+            assert len(headers) == config.world_size
+            assert check_tensors(config, headers) == []
 
 
 def write_mixed(folder: Path, **layers: object) -> Path:

@@ -11,11 +11,14 @@ from pipelines.settings.root import Settings
 KEYS = [key for group in Settings.model_fields for key in keys_of(group)]
 
 
-@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
-def test_every_key_has_a_sentence(key):
-    assert len(key.sentence.split()) >= 1, f"the docstring of its class says nothing under Attributes about {key.name}"
-    assert key.sentence.endswith(".") or key.sentence.endswith("...")
-    assert key.kind
+def test_every_key_has_a_sentence(subtests):
+    for key in KEYS:
+        with subtests.test(key.name):
+            assert len(key.sentence.split()) >= 1, (
+                f"the docstring of its class says nothing under Attributes about {key.name}"
+            )
+            assert key.sentence.endswith(".") or key.sentence.endswith("...")
+            assert key.kind
 
 
 def test_every_group_can_be_explained(capsys):

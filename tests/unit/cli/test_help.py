@@ -27,29 +27,32 @@ def test_every_command_is_listed_once():
         assert command.summary.split()[0] in overview()
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_leads_to_a_function(name):
-    module, _, function = COMMANDS[name].function.partition(":")
-    assert callable(getattr(importlib.import_module(module), function))
+def test_every_command_leads_to_a_function(subtests):
+    for name in COMMANDS:
+        with subtests.test(name):
+            module, _, function = COMMANDS[name].function.partition(":")
+            assert callable(getattr(importlib.import_module(module), function))
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_group_that_help_names_exists(name):
-    assert set(COMMANDS[name].groups) <= {*groups(), *Settings.model_fields, "hydra/launcher"}
+def test_every_group_that_help_names_exists(subtests):
+    for name in COMMANDS:
+        with subtests.test(name):
+            assert set(COMMANDS[name].groups) <= {*groups(), *Settings.model_fields, "hydra/launcher"}
 
 
 EXAMPLES = [(name, example) for name, command in COMMANDS.items() for example in command.examples]
 
 
-@pytest.mark.parametrize(("name", "example"), EXAMPLES)
-def test_every_example_composes(name, example):
-    verb, *words = example.split()
-    assert verb == name
-    overrides = overrides_of(verb, words)
-    if overrides and "=" not in overrides[0]:
-        overrides = overrides[1:]
-    if name not in COMMANDS_OF_MANY:
-        assert load(overrides)
+def test_every_example_composes(subtests):
+    for name, example in EXAMPLES:
+        with subtests.test(example):
+            verb, *words = example.split()
+            assert verb == name
+            overrides = overrides_of(verb, words)
+            if overrides and "=" not in overrides[0]:
+                overrides = overrides[1:]
+            if name not in COMMANDS_OF_MANY:
+                assert load(overrides)
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])

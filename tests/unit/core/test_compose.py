@@ -16,10 +16,11 @@ from tests.support.choices import NEEDS
 FILES = [(group, name) for group in groups() for name in choices(group)]
 
 
-@pytest.mark.parametrize(("group", "name"), FILES, ids=lambda part: part)
-def test_every_file_composes_and_validates(group, name):
-    settings = load([f"{group}={name}", *NEEDS.get((group, name), [])])
-    assert settings.model.label
+def test_every_file_composes_and_validates(subtests):
+    for group, name in FILES:
+        with subtests.test(f"{group}={name}"):
+            settings = load([f"{group}={name}", *NEEDS.get((group, name), [])])
+            assert settings.model.label
 
 
 def test_all_groups_of_the_readme_are_there():

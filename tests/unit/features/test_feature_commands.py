@@ -40,11 +40,12 @@ NO_OVERRIDES = ("test-gpu",)
 ALL = sorted({line for path in (*FILES, *GUIDES) for line in commands(path)})
 
 
-@pytest.mark.parametrize("line", ALL)
-def test_the_command_composes(line: str) -> None:
-    _, target, *overrides = shlex.split(line)
-    assert target in COMMANDS or (target in NO_OVERRIDES and not overrides)
-    load(overrides)
+def test_the_command_composes(subtests: pytest.Subtests) -> None:
+    for line in ALL:
+        with subtests.test(line):
+            _, target, *overrides = shlex.split(line)
+            assert target in COMMANDS or (target in NO_OVERRIDES and not overrides)
+            load(overrides)
 
 
 def test_every_group_of_features_is_in_the_guide() -> None:

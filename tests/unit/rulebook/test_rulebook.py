@@ -26,27 +26,30 @@ def test_every_rule_has_a_case_a_name_of_its_own_and_a_public_source() -> None:
     assert [rule.name for rule in RULES if not rule.source.startswith(places)] == []
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_deployment_that_breaks_the_rule_is_named_with_its_value(name: str) -> None:
-    found = [str(finding.fault) for finding in BY_NAME[name].findings(deployment(**CASES[name].broken))]
-    assert found
-    assert re.search(CASES[name].match, found[0])
-    assert "{" not in found[0]
+def test_a_deployment_that_breaks_the_rule_is_named_with_its_value(subtests: pytest.Subtests) -> None:
+    for name in CASES:
+        with subtests.test(name):
+            found = [str(finding.fault) for finding in BY_NAME[name].findings(deployment(**CASES[name].broken))]
+            assert found
+            assert re.search(CASES[name].match, found[0])
+            assert "{" not in found[0]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_nearest_deployment_does_not_break_the_rule(name: str) -> None:
-    assert BY_NAME[name].findings(CASES[name].nearest()) == []
+def test_the_nearest_deployment_does_not_break_the_rule(subtests: pytest.Subtests) -> None:
+    for name in CASES:
+        with subtests.test(name):
+            assert BY_NAME[name].findings(CASES[name].nearest()) == []
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_table_finds_what_the_rule_finds(name: str) -> None:
+def test_the_table_finds_what_the_rule_finds(subtests: pytest.Subtests) -> None:
     """Nothing hides a rule: the whole table has it among its findings, as a fault or as a warning."""
-    findings = check(deployment(**CASES[name].broken))
-    assert name in {finding.rule.name for finding in findings}
-    stops = BY_NAME[name].severity is Severity.REFUSE
-    said = refused(findings) if stops else warned(findings)
-    assert any(re.search(CASES[name].match, str(fault)) for fault in said)
+    for name in CASES:
+        with subtests.test(name):
+            findings = check(deployment(**CASES[name].broken))
+            assert name in {finding.rule.name for finding in findings}
+            stops = BY_NAME[name].severity is Severity.REFUSE
+            said = refused(findings) if stops else warned(findings)
+            assert any(re.search(CASES[name].match, str(fault)) for fault in said)
 
 
 def test_nothing_is_said_about_what_is_not_known() -> None:

@@ -246,24 +246,25 @@ def _flat(settings: Settings) -> dict[str, Any]:
 CHOICES = [(group, choice) for group in groups() if group not in OTHER_ENGINES for choice in choices(group)]
 
 
-@pytest.mark.parametrize(("group", "choice"), CHOICES)
-def test_every_choice_is_modelled_without_effect_or_refused(usual, group, choice):
-    if (group, choice) == ("quant", "nvfp4"):
-        pytest.skip("an H100 has no FP4 arithmetic; another GPU would change the prediction by itself")
-    words = (f"{group}={choice}", *NEEDS.get((group, choice), ()))
-    settings, base = settings_of(*words), _flat(tuned(settings_of()))
-    keys = [key for key, value in _flat(tuned(settings)).items() if base.get(key) != value and coverage_of(key)]
-    treatments = {coverage_of(key).treatment for key in keys}
-    if unmodelled(settings):
-        assert "refused" in treatments
-        with pytest.raises(UserError, match="is not modelled: "):
-            predicted(settings)
-    elif (group, choice) in SAME_LOAD or "modelled" not in treatments:
-        assert group == "window" or predicted(settings) == usual
-    elif {key.split(".")[0] for key in keys} & {"workload", "sizing", "simulator"}:
-        predicted(settings)
-    else:
-        assert predicted(settings) != usual
+def test_every_choice_is_modelled_without_effect_or_refused(usual, subtests):
+    for group, choice in CHOICES:
+        with subtests.test(f"{group}={choice}"):
+            if (group, choice) == ("quant", "nvfp4"):
+                pytest.skip("an H100 has no FP4 arithmetic; another GPU would change the prediction by itself")
+            words = (f"{group}={choice}", *NEEDS.get((group, choice), ()))
+            settings, base = settings_of(*words), _flat(tuned(settings_of()))
+            keys = [key for key, value in _flat(tuned(settings)).items() if base.get(key) != value and coverage_of(key)]
+            treatments = {coverage_of(key).treatment for key in keys}
+            if unmodelled(settings):
+                assert "refused" in treatments
+                with pytest.raises(UserError, match="is not modelled: "):
+                    predicted(settings)
+            elif (group, choice) in SAME_LOAD or "modelled" not in treatments:
+                assert group == "window" or predicted(settings) == usual
+            elif {key.split(".")[0] for key in keys} & {"workload", "sizing", "simulator"}:
+                predicted(settings)
+            else:
+                assert predicted(settings) != usual
 
 
 def test_streamed_weights_take_the_time_of_the_host_link():
