@@ -18,6 +18,7 @@ from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.port import BuildLimits
 from pipelines.settings.model import BUNDLED
 from pipelines.settings.triton import TritonSettings
+from tests.support.made_once import made_once
 from triton_repo.spec import RepositorySpec
 from triton_repo.write import write_repository
 
@@ -27,20 +28,20 @@ COMPUTES = OpenVinoOptions(inference_precision="f32")
 LIMITS = BuildLimits(max_batch_size=4, max_input_len=256, max_seq_len=1024, max_num_tokens=512, max_beam_width=3)
 
 
-def write_gemma(root: Path, *, limits: BuildLimits = LIMITS, **settings: Any) -> Path:
+def write_gemma(root: Path, *, limits: BuildLimits = LIMITS, shared: Path | None = None, **settings: Any) -> Path:
     """Build the engine and write a repository for it.
 
     Args:
         root: folder to work in.
         limits: limits of the engine.
+        shared: folder of all workers of the tests, where the checkpoint is made once.
         settings: values of `TritonSettings`.
 
     Returns:
         the repository.
     """
-    calibration = CalibrationSpec(size=1, seq_len=16, batch_size=1)
-    quantize(MODEL, root / "checkpoint", QuantSpec(QFormat.NONE, KvFormat.AUTO), ["a"], calibration)
-    OpenVinoEngine().build(root / "checkpoint", limits, root / "engine", SilentProgress())
+    checkpoint = made_once((shared or root) / "gemma-16-bit", _sixteen_bit)
+    OpenVinoEngine().build(checkpoint, limits, root / "engine", SilentProgress())
     spec = RepositorySpec(
         flavour="openvino",
         label="tiny_gemma",
@@ -57,6 +58,11 @@ def write_gemma(root: Path, *, limits: BuildLimits = LIMITS, **settings: Any) ->
         made_from={},
     )
     return root / "repository"
+
+
+def _sixteen_bit(folder: Path) -> None:
+    calibration = CalibrationSpec(size=1, seq_len=16, batch_size=1)
+    quantize(MODEL, folder, QuantSpec(QFormat.NONE, KvFormat.AUTO), ["a"], calibration)
 
 
 @dataclass

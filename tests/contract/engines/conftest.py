@@ -29,6 +29,7 @@ from pipelines.engines.port import BuildLimits  # noqa: E402
 from pipelines.settings.model import BUNDLED  # noqa: E402
 from scripts.zoo.quiz import build_prompt, build_splits  # noqa: E402
 from scripts.zoo.world import build_world  # noqa: E402
+from tests.support.made_once import made_once  # noqa: E402
 from tests.support.small_models import model_of  # noqa: E402
 
 MODELS = BUNDLED / "models"
@@ -52,10 +53,12 @@ class Workshop:
     """Makes checkpoints, engines and references on first use and remembers them.
 
     Attributes:
-        root: scratch folder of the test session.
+        root: scratch folder of this worker.
+        shared: folder of all workers, for checkpoints and their engines.
     """
 
     root: Path
+    shared: Path
     _made: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
@@ -83,13 +86,11 @@ class Workshop:
     ) -> Path:
         """Compress a bundled model."""
 
-        def make() -> Path:
-            out = self.root / f"checkpoint-{kind}-{qformat}-{kv}-{tp}-{pp}"
+        def make(out: Path) -> None:
             texts = quiz_prompts()[:8]
             quantize(self.source(kind), out, QuantSpec(qformat, kv), texts, CALIBRATION, tp_size=tp, pp_size=pp)
-            return out
 
-        return self.once(("checkpoint", kind, qformat, kv, tp, pp), make)
+        return made_once(self.shared / f"checkpoint-{kind}-{qformat}-{kv}-{tp}-{pp}", make)
 
     def mix(self, kind: str, spec: QuantSpec) -> Path:
         """Compress a bundled model into searched formats."""
@@ -108,13 +109,10 @@ class Workshop:
 
     def engine(self, checkpoint: Path) -> Path:
         """Build an engine folder."""
-
-        def make() -> Path:
-            out = self.root / f"engine-{checkpoint.name}"
-            OpenVinoEngine().build(checkpoint, LIMITS, out, SilentProgress())
-            return out
-
-        return self.once(("engine", checkpoint), make)
+        return made_once(
+            checkpoint.with_name(f"engine-{checkpoint.name}"),
+            lambda out: OpenVinoEngine().build(checkpoint, LIMITS, out, SilentProgress()),
+        )
 
     def open(self, checkpoint: Path, **options: Any) -> OpenVinoSession:
         """Open an engine of a checkpoint; float32 arithmetic on one thread unless told otherwise."""
@@ -184,9 +182,9 @@ def widen(folder: Path, out: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+def workshop(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterator[Workshop]:
     """One workshop for all tests of a session; torch computes on one thread meanwhile."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield Workshop(tmp_path_factory.mktemp("engines"))
+    yield Workshop(tmp_path_factory.mktemp("engines"), shared)
     torch.set_num_threads(threads)

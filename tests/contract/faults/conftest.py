@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -34,12 +35,12 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+def served(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterator[TritonServer]:
     if fault := why_no_server(SERVING):
         pytest.skip(str(fault))
     root = tmp_path_factory.mktemp("faults")
     repository = write_gemma(
-        root, limits=replace(LIMITS, max_batch_size=8), cancellation_check_period_ms=10, **SETTINGS
+        root, limits=replace(LIMITS, max_batch_size=8), shared=shared, cancellation_check_period_ms=10, **SETTINGS
     )
     with TritonServer(repository, SERVING) as server:
         yield server

@@ -23,9 +23,9 @@ QUEUE = 8
 
 
 @pytest.fixture(scope="session")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repository(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Path:
     root = tmp_path_factory.mktemp("models")
-    return write_gemma(root, max_queue_size=QUEUE, triton_max_batch_size=4, stats_check_period_ms=20)
+    return write_gemma(root, shared=shared, max_queue_size=QUEUE, triton_max_batch_size=4, stats_check_period_ms=20)
 
 
 @pytest.fixture(scope="session")
