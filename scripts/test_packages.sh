@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs Debian packages that some tests use if present: a Slurm cluster of one node for tests/e2e/test_slurm_sweep.py,
-# and a browser for the tests that open our HTML pages. `make test` runs this first. It installs only as root (or in CI
+# and a browser for the tests that open our HTML pages. `make test-all` runs this first. It installs only as root (or in CI
 # with sudo) and never fails: without the packages those tests are skipped with a message.
 set -u
 

@@ -14,7 +14,7 @@ import pytest
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium installed (chromium, google-chrome)")
-"""Skips a test without a browser; `make test` installs one if it has the rights (scripts/test_packages.sh)."""
+"""Skips a test without a browser; `make test-all` installs one if it has the rights (scripts/test_packages.sh)."""
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--hide-scrollbars", "--enable-logging=stderr",
