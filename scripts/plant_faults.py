@@ -53,22 +53,15 @@ OPERATORS: dict[str, dict[type[ast.AST], tuple[str, str]]] = {
 ENDS = re.compile(r"cancel|close|stop|release|clear|unlink|kill|wait|flush|fsync|remove|pop|terminate|replace|set")
 """Calls whose loss is a fault: what they end goes on."""
 KINDS = (*OPERATORS, "off by one", "lost call", "swapped values", "turned condition")
+SERVED = ["tests/contract/models", "tests/contract/triton_repo"]
+"""Tests of modules that only a server imports."""
 LIMIT_S = 900
 """Time for the tests of one fault; a fault that makes them hang is found."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A piece of a module's text, and what stands there instead.
-
-    Attributes:
-        kind: one of `KINDS`.
-        file: the module, relative to the project.
-        line: where it is.
-        start: offset of the piece in the module's bytes.
-        old: the piece.
-        new: what replaces it.
-    """
+    """A piece of a module's text, where it starts in the module's bytes, and what stands there instead."""
 
     kind: str
     file: Path
@@ -174,6 +167,10 @@ def _imports(file: Path, modules: dict[str, Path]) -> Iterator[Path]:
         names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{each.name}" for each in node.names)]
+        if isinstance(node, ast.Constant) and isinstance(
+            node.value, str
+        ):  # module:function, imported when it is called
+            names = [node.value.partition(":")[0]]
         yield from (modules[name] for name in names if name in modules)
     if file.name.startswith("test_"):
         yield from (path for parent in file.parents if (path := parent / "conftest.py") in modules.values())
@@ -238,8 +235,8 @@ def main() -> int:
             ROOT, root, symlinks=True, ignore=shutil.ignore_patterns(".venv", ".git", "__pycache__", "build")
         )
         for number, fault in enumerate(faults, 1):
-            start, files = time.monotonic(), nearest(root, fault.file, asked.files)
-            found = verdict(root, fault, files, asked.words or ["-m", "not thorough"]) if files else ""
+            start, files = time.monotonic(), nearest(root, fault.file, asked.files) or SERVED
+            found = verdict(root, fault, files, asked.words or ["-m", "not thorough"])
             missed += [] if found else [fault]
             said = f"found by {found}" if found else f"NOT FOUND by {len(files)} files"
             print(f"{number:2} {fault}\n   {said}, {time.monotonic() - start:.0f} s", flush=True)  # noqa: T201
