@@ -244,8 +244,10 @@ class TokenizerFolder:
             for name, value in settings.items()
             if name not in SPECIAL and name.endswith("_token") and isinstance(value, str)
         }
-        extra = settings.get("extra_special_tokens")
-        return found | (extra if isinstance(extra, dict) else {})
+        for key in ("model_specific_special_tokens", "extra_special_tokens"):
+            extra = settings.get(key)
+            found |= extra if isinstance(extra, dict) else {}
+        return found
 
     def _new_tokens(self, opened: Any) -> list[Any]:
         """Return the tokens that the files beside tokenizer.json add, in the order in which Transformers does."""
@@ -270,8 +272,9 @@ class TokenizerFolder:
         """Return the tokens of `_entries` as the library has them."""
         from tokenizers import AddedToken
 
+        named = {_content(each) for each in self._written.values()}
         return {
-            number: _token(entry)
+            number: _token(entry, special=bool(entry.get("special")) or _content(entry) in named)
             if isinstance(entry, dict)
             else AddedToken(entry, normalized=entry not in special, special=entry in special)
             for number, entry in self._entries().items()

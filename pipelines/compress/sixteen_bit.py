@@ -26,7 +26,6 @@ from pipelines.compress.progress_record import ProgressRecord, new_files_removed
 from pipelines.compress.specs import QuantSpec
 from pipelines.compress.weight_files import EMBEDDING, HEAD, NORM, ModelWeights, TensorWriter
 from pipelines.domain.errors import UserError
-from pipelines.domain.families import Architecture
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import Progress
 
@@ -257,7 +256,7 @@ def checkpoint_config(
         "norm_epsilon": config["rms_norm_eps"],
         "vocab_size": shape.vocab_size,
         "max_position_embeddings": shape.max_position_embeddings,
-        "hidden_act": _activation(shape, config),
+        "hidden_act": config["hidden_act"],
         "use_parallel_embedding": True,
         "embedding_sharding_dim": 0,
         "head_size": shape.head_dim,
@@ -274,9 +273,3 @@ def checkpoint_config(
         "mapping": {"world_size": tp_size * pp_size, "tp_size": tp_size, "pp_size": pp_size},
         "quantization": dict(quantization),
     }
-
-
-def _activation(shape: ModelShape, config: Mapping[str, Any]) -> str:
-    """Return the function of the MLP; Gemma's first files name another one beside the right one."""
-    newer = config.get("hidden_activation") if shape.architecture == Architecture.GEMMA else None
-    return str(newer or config["hidden_act"])

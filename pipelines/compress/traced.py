@@ -85,7 +85,7 @@ class TracedModel:
             "intermediate_size": inner.layers[0].mlp.gate_proj.out_features,
             "vocab_size": inner.embed_tokens.num_embeddings,
             "norm_epsilon": float(getattr(inner.norm, "variance_epsilon", getattr(inner.norm, "eps", 0.0))),
-            "hidden_act": getattr(config, "hidden_activation", None) or config.hidden_act,
+            "hidden_act": config.hidden_act,
             "attn_bias": attention.q_proj.bias is not None,
             "mlp_bias": inner.layers[0].mlp.gate_proj.bias is not None,
             "max_position_embeddings": config.max_position_embeddings,

@@ -41,7 +41,7 @@ FIELDS: dict[str, str | tuple[object, ...]] = {
     "lora_alpha": READ,
     "lora_dropout": ANY,
     "fan_in_fan_out": OFF,  # peft writes false for every linear, whatever was set
-    "bias": ("none", None),
+    "bias": ("none",),
     "use_rslora": (*OFF, True),
     "modules_to_save": NONE,
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal", "mica"),  # others change the model
@@ -81,6 +81,8 @@ TODO = {
     "alora_invocation_tokens": "Train it without: it acts on the tokens after an invocation, which no engine can do.",
 }
 PEFTS_DEFAULT = {"r": 8, "lora_alpha": 8}
+PEFTS_TARGETS = ["q_proj", "v_proj"]
+"""What peft takes in these families without target_modules (`TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +199,7 @@ def _by_module(
 ) -> Callable[[str], tuple[str, float]]:
     """Return what finds a module's value and the key that states it: the first pattern that matches, or the default."""
     plain, patterned = keys
-    default, patterns = config.get(plain, PEFTS_DEFAULT[plain]), config.get(patterned) or {}
+    default, patterns = config.get(plain, PEFTS_DEFAULT[plain]), config.get(patterned, {})
     if not isinstance(patterns, Mapping):
         raise UserError(f"{source} has {patterned}={shown(patterns)}.", allowed="It must be an object of patterns.")
     for key, value in ((plain, default), *((f"{patterned}.{shown(name)}", value) for name, value in patterns.items())):
@@ -215,10 +217,10 @@ def _by_module(
     return find
 
 
-def _compiled(pattern: str, where: str) -> re.Pattern[str]:
+def _compiled(pattern: str, where: str, form: str = r"(.*\.)?({})$") -> re.Pattern[str]:
     """Return a pattern as peft 0.21 applies it (`peft/utils/other.py`, get_pattern_key)."""
     try:
-        return re.compile(rf"(.*\.)?({pattern})$")
+        return re.compile(form.replace("{}", pattern))
     except (re.error, OverflowError, RecursionError) as error:
         raise UserError(
             f"{where} with the pattern {shown(pattern)}: {error}.",
@@ -284,22 +286,25 @@ def _ways(pattern: str) -> float:
 def _check_targets(config: Mapping[str, Any], source: str, modules: Mapping[str, int]) -> None:
     """Check that peft would load every matrix; it ignores those of modules that the lists leave out.
 
-    A regular expression in place of a list is not evaluated: the matrices are what came of it.
+    A text in place of a list is a regular expression that matches a module's whole name.
 
     Raises:
-        UserError: a list leaves a module out that has matrices, or is no list.
+        UserError: a module that has matrices is left out, or a value is none that peft takes.
     """
     for key, wanted in (("target_modules", True), ("exclude_modules", False)):
         names = config.get(key)
-        if names is None or isinstance(names, str) or (names == [] and not wanted):
+        if wanted and names is None:
+            names = PEFTS_TARGETS
+        if (not wanted and not names) or (isinstance(names, str) and names.lower() == "all-linear"):
             continue
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise UserError(f"{source} has {key}={shown(names)}.", allowed="It must be a list of names.")
-        ends = tuple(f".{name}" for name in names)
+        fits = _chosen(names, f"{source} has {key}", len(modules))
         for module in modules:
-            if f".{module}".endswith(ends) is not wanted:
+            if fits(module) is not wanted:
                 raise _left_out(source, key, names, module)
     layers = config.get("layers_to_transform")
+    if layers is None and config.get("layers_pattern"):
+        pattern = shown(config["layers_pattern"])
+        raise UserError(f"{source} has layers_pattern={pattern}, but no layers_to_transform.", todo="Correct the file.")
     chosen = [layers] if isinstance(layers, int) else layers or []
     if not isinstance(chosen, list) or not all(type(number) is int for number in chosen):
         raise UserError(f"{source} has layers_to_transform={shown(layers)}.", allowed="It must be a list of numbers.")
@@ -307,6 +312,18 @@ def _check_targets(config: Mapping[str, Any], source: str, modules: Mapping[str,
     for module in modules if chosen else ():
         if module not in named and int(module.partition("layers.")[2].partition(".")[0]) not in chosen:
             raise _left_out(source, "layers_to_transform", layers, module)
+
+
+def _chosen(names: Any, where: str, modules: int) -> Callable[[str], bool]:
+    """Return whether peft takes a module for one of these names, or for this regular expression."""
+    if isinstance(names, str):
+        check_effort({names: None}, where, modules)
+        pattern = _compiled(names, where, "{}")
+        return lambda module: pattern.fullmatch(module) is not None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{where}={shown(names)}.", allowed="It must be a list of names, or a regular expression.")
+    ends = tuple(f".{name}" for name in names)
+    return lambda module: f".{module}".endswith(ends)
 
 
 def _left_out(source: str, key: str, value: object, module: str) -> UserError:

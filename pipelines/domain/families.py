@@ -75,6 +75,7 @@ class Family:
         features: parts of TensorRT-LLM that support this family.
         defaults: keys of config.json that Transformers' configuration class of this family reads and a file may leave
             out, with what it then takes. A key that is not here means nothing in this family.
+        nulls: those of `defaults` for which the class also takes null, in a meaning of its own.
     """
 
     name: str
@@ -102,13 +103,19 @@ class Family:
     w4a8_in_doubt: bool = False
     features: frozenset[Feature] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    nulls: tuple[str, ...] = ("sliding_window",)
 
     def settled(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return a config.json with what Transformers' configuration class adds to it; null counts as left out.
 
         Except where null has a meaning: no window, as many KV heads as query heads.
         """
-        return {**self.defaults, **{key: value for key, value in config.items() if value is not None or key in NULLS}}
+        return _settled(self.defaults, config)
+
+    @property
+    def model_type(self) -> str:
+        """Transformers' name of the family in config.json."""
+        return f"{self.name}_text" if self.architecture == Architecture.GEMMA3 else self.name
 
     def tuning_default(self, form: FormatSpec) -> float | None:
         """Return the default of SmoothQuant's alpha or AWQ's step for a format; None is ModelOpt's own."""
@@ -117,8 +124,17 @@ class Family:
         return self.fp8_awq_alpha_step if form.tuning == "awq" and form.activation == "fp8" else None
 
 
-NULLS = ("sliding_window", "num_key_value_heads", "original_max_position_embeddings")
+NULLS = ("sliding_window", "num_key_value_heads", "original_max_position_embeddings", "rope_theta")
 """Keys of config.json whose null differs from leaving them out."""
+
+
+def _settled(defaults: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    found = {**defaults, **{key: value for key, value in config.items() if value is not None or key in NULLS}}
+    if "num_local_experts" in defaults and config.get("num_local_experts") is None and "num_experts" in found:
+        found["num_local_experts"] = found["num_experts"]  # another name of it in Mixtral's class and gpt-oss'
+    return found
+
+
 _COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
 _ALL = _COMMON | {"hidden_act": "silu"}
 _GEMMA = {"head_dim": 256, "tie_word_embeddings": True, "attention_bias": False}
@@ -162,6 +178,7 @@ _ROWS = (
         sliding_window=4096,
         global_every=2,
         not_exported=_ONLY_WITH_TENSORRT_LLM,
+        nulls=(),
         defaults=_COMMON
         | _GEMMA
         | {"num_key_value_heads": 4, "hidden_activation": _GELU, "max_position_embeddings": 8192}
@@ -182,6 +199,7 @@ _ROWS = (
         attention_bias=False,
         not_exported=_ONLY_WITH_TENSORRT_LLM,
         features=frozenset({"llm_api"}),
+        nulls=(),
         defaults=_COMMON
         | _GEMMA
         | {"num_key_value_heads": 4, "hidden_activation": _GELU, "max_position_embeddings": 131072, "rope_theta": 1e6}
@@ -247,6 +265,7 @@ _ROWS = (
         attention_bias=False,
         qwen_type=True,
         features=frozenset({"llm_api", "swiglu", "lookahead"}),
+        nulls=("sliding_window", "num_key_value_heads"),
         defaults=_ALL | _WINDOWS_OF_QWEN | {"num_key_value_heads": 32, "max_position_embeddings": 32768},
     ),
     Family(
@@ -259,6 +278,7 @@ _ROWS = (
         attention_bias=False,
         qwen_type=True,
         features=frozenset({"llm_api", "swiglu", "lookahead"}),
+        nulls=("sliding_window", "num_key_value_heads"),
         defaults=_ALL
         | _WINDOWS_OF_QWEN
         | {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768, "attention_bias": False},
@@ -296,11 +316,53 @@ def settled(config: Mapping[str, Any]) -> dict[str, Any]:
 BUILT = tuple(family.architecture for family in _ROWS if family.modelopt_type)
 """Architectures that this project builds."""
 
-SIZED = (
-    *("Ernie4_5ForCausalLM", "Exaone4ForCausalLM", "Glm4ForCausalLM", "GlmForCausalLM"),
-    *("GptOssForCausalLM", "GraniteForCausalLM", "InternLM3ForCausalLM", "OlmoForCausalLM", "Olmo2ForCausalLM"),
-    *("Olmo3ForCausalLM", "SeedOssForCausalLM", "SmolLM3ForCausalLM"),
-)
+
+@dataclass(frozen=True, slots=True)
+class SizedFamily:
+    """A family whose memory and speed are modelled and which this project does not build.
+
+    Attributes:
+        defaults: keys of config.json that determine sizes and may be left out, as for `Family`.
+        global_every: every n-th layer attends to all tokens where config.json does not say which; 0 is none.
+    """
+
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    global_every: int = 0
+
+    def settled(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a config.json with what Transformers' configuration class adds to it."""
+        return _settled(self.defaults, config)
+
+
+_HEADS_OF_128 = {"head_dim": 128, "num_key_value_heads": 2, "max_position_embeddings": 131072}
+SIZED: dict[str, SizedFamily] = {
+    "Ernie4_5ForCausalLM": SizedFamily(_HEADS_OF_128 | {"tie_word_embeddings": True}),
+    "Exaone4ForCausalLM": SizedFamily(
+        {"num_key_value_heads": 32, "max_position_embeddings": 2048, "sliding_window": 4096}
+        | {"sliding_window_pattern": 4, "layer_types": None},
+        global_every=4,
+    ),
+    "Glm4ForCausalLM": SizedFamily(_HEADS_OF_128),
+    "GlmForCausalLM": SizedFamily(_HEADS_OF_128),
+    "GptOssForCausalLM": SizedFamily(
+        {"head_dim": 64, "num_key_value_heads": 8, "max_position_embeddings": 131072}
+        | {"num_local_experts": 128, "num_experts_per_tok": 4, "sliding_window": 128, "layer_types": None},
+        global_every=2,
+    ),
+    "GraniteForCausalLM": SizedFamily({"max_position_embeddings": 2048}),
+    "InternLM3ForCausalLM": SizedFamily(),
+    "OlmoForCausalLM": SizedFamily({"max_position_embeddings": 2048}),
+    "Olmo2ForCausalLM": SizedFamily({"max_position_embeddings": 2048}),
+    "Olmo3ForCausalLM": SizedFamily(
+        {"max_position_embeddings": 2048, "sliding_window": 4096, "layer_types": None}, global_every=4
+    ),
+    "SeedOssForCausalLM": SizedFamily(_HEADS_OF_128 | {"num_key_value_heads": 8, "max_position_embeddings": 524288}),
+    "SmolLM3ForCausalLM": SizedFamily(
+        {"tie_word_embeddings": True, "num_key_value_heads": 4, "max_position_embeddings": 32768}
+        | {"sliding_window": None, "use_sliding_window": False, "layer_types": None},
+        global_every=4,
+    ),
+}
 """Further architectures whose config.json states all that determines bytes and cost in the same names: layers that are
 alike, attention with KV heads, and a gated MLP, or in each layer the same experts and no other MLP."""
 

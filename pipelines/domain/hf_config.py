@@ -73,11 +73,10 @@ class ConfigNumbers:
                 return 1
             return default
         most = LARGEST_BY_NAME.get(name, LARGEST)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not least <= value <= most or value != int(value):
+        if type(value) is not int or not least <= value <= most:
             self.fault(f"has {name}={shown(value)}.", f"It must be a whole number from {least} to {most:,}.")
             return 1
-        return int(value)
+        return value
 
     def has(self, *names: str) -> bool:
         """Return whether one of these is stated."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pipelines.domain.errors import UserError
-from pipelines.domain.families import BUILT, FAMILIES, SIZED, Family
+from pipelines.domain.families import BUILT, FAMILIES, SIZED, Architecture, Family, SizedFamily
 from pipelines.domain.hf_config import ConfigNumbers, shown
-from pipelines.domain.rotary import LAYER_TYPES, check_rope
+from pipelines.domain.rotary import LAYER_TYPES, Rotary, check_rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +87,16 @@ class ModelShape:
         if not known and architecture not in SIZED:
             read.refuse()
             raise _not_sized(config, source, architecture)
-        if known:
-            config = FAMILIES[architecture].settled(config)
-            read.config = config
+        if buildable:
+            _check_stated(read, FAMILIES[architecture])
+        config = read.config = (FAMILIES.get(architecture) or SIZED[architecture]).settled(config)
         heads, hidden = read.size("num_attention_heads"), read.size("hidden_size")
         kv_heads = read.size("num_key_value_heads", heads)
         family = FAMILIES.get(architecture)
-        biased = family is not None and "attention_bias" in family.defaults and read.switch("attention_bias", False)
-        if buildable and family is not None and biased and not family.attention_bias:
-            read.fault(
-                f"has attention_bias=true: TensorRT-LLM's {family.title} has no such bias.",
-                "It must be false or absent.",
-            )
         if read.fine and heads % kv_heads:
             read.fault(f"has num_key_value_heads={kv_heads}, which does not divide num_attention_heads={heads}.")
-        if read.fine and config.get("head_dim") is None and hidden % heads:
-            read.fault(f"has hidden_size={hidden}, which num_attention_heads={heads} does not divide, and no head_dim.")
+        if read.fine and (config.get("head_dim") is None or architecture in _WHOLE_HEADS) and hidden % heads:
+            read.fault(f"has hidden_size={hidden}, which num_attention_heads={heads} does not divide.")
         found = cls(
             architecture=architecture if known else "",
             num_hidden_layers=read.size("num_hidden_layers"),
@@ -119,7 +113,7 @@ class ModelShape:
         )
         read.check_reals()
         if family is not None and buildable:
-            check_rope(read, config, found.head_dim, by_layer_type="rope_local_base_freq" in family.defaults)
+            _check_built(read, family, found.head_dim)
         read.refuse()
         return found
 
@@ -240,6 +234,85 @@ def implied_sizes(architecture: str) -> dict[str, Any]:
     }
 
 
+PHI3_ROPE = ("default", "longrope", "su", "yarn")
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+_WHOLE_HEADS = (Architecture.LLAMA, Architecture.GEMMA2, Architecture.GEMMA3)
+_NULL_HEADS = (Architecture.LLAMA, Architecture.MISTRAL, Architecture.MIXTRAL)
+
+
+def _check_stated(read: ConfigNumbers, family: Family) -> None:
+    """Note what Transformers' class of a family does not take."""
+    config, title = read.config, family.title
+    kind = config.get("model_type", family.model_type)
+    if kind != family.model_type:
+        read.fault(
+            f"has model_type={shown(kind)}, but names the architecture {family.architecture}.",
+            f"Transformers reads it by its model_type, which must be '{family.model_type}'.",
+        )
+    absent = {} if family.architecture in _NULL_HEADS else {"head_dim": "hidden_size / num_attention_heads"}
+    for key, usual in {**absent, **family.defaults}.items():
+        value = config.get(key, usual)
+        if value is None and usual is not None and key not in (*family.nulls, "rope_theta"):
+            read.fault(f"has {key}=null, which {title} does not take.", f"Leave it out to have {str(usual).lower()}.")
+        elif isinstance(usual, float) and type(value) is int and not key.startswith("rope_"):
+            read.fault(f"has {key}={value}.", "It must be written as a fraction, e.g. 1e-06.")
+    name = "dtype" if config.get("dtype") is not None else "torch_dtype"
+    if (dtype := config.get(name)) is not None and dtype not in DTYPES:
+        read.fault(f"has {name}={shown(dtype)}.", f"It must be one of {', '.join(DTYPES)}.")
+    if config.get("text_config") is not None:
+        read.fault(f"has a text_config, which {title} does not read.", "Give the folder of a text model.")
+    _check_rows(read)
+
+
+def _check_rows(read: ConfigNumbers) -> None:
+    rows, padding = read.config.get("vocab_size"), read.config.get("pad_token_id")
+    if padding is not None and type(rows) is int and not (type(padding) is int and -rows <= padding < rows):
+        read.fault(
+            f"has pad_token_id={shown(padding)} with vocab_size={shown(rows)}.",
+            "It must be a row of the embedding; null is none.",
+        )
+
+
+def _check_built(read: ConfigNumbers, family: Family, head_dim: int) -> None:
+    """Note what Transformers would not run, or runs in a way in which no engine does."""
+    config = read.config
+    biased = "attention_bias" in family.defaults and read.switch("attention_bias", False)
+    if biased and not family.attention_bias:
+        read.fault(
+            f"has attention_bias=true: TensorRT-LLM's {family.title} has no such bias.",
+            "It must be false or absent.",
+        )
+    if config.get("use_bidirectional_attention") and family.head_is_embedding:
+        read.fault(
+            "has use_bidirectional_attention=true.", "No engine computes it: a decoder sees earlier tokens alone."
+        )
+    _check_activation(read, family)
+    kinds = read.items("layer_types")
+    if config.get("layer_types") is not None and read.fine:
+        _check_layer_types(read, kinds, read.size("num_hidden_layers"))
+    if read.fine and "sliding_attention" in kinds and not _window(config):
+        read.fault("has 'sliding_attention' in layer_types, but no sliding_window.", "State the window in tokens.")
+    read.size("sliding_window", 0)
+    check_rope(read, config, head_dim, by_layer_type="rope_local_base_freq" in family.defaults)
+    kind = Rotary.of(config).kind if read.fine else "default"
+    if family.architecture == Architecture.PHI3 and kind not in PHI3_ROPE:
+        read.fault(f"has positions of type {shown(kind)}.", f"Phi-3 knows {', '.join(PHI3_ROPE)}.")
+    if read.fine and head_dim % 2:
+        read.fault(f"has head_dim={head_dim}.", "It must be even: rotary positions turn pairs of channels.")
+
+
+def _window(config: Mapping[str, Any]) -> Any:
+    return config.get("sliding_window") if config.get("use_sliding_window", True) else None
+
+
+def _check_activation(read: ConfigNumbers, family: Family) -> None:
+    """Note a function of the MLP that a TensorRT-LLM checkpoint does not express: its only GELU is the tanh form."""
+    key = next((name for name in ("hidden_activation", "hidden_act") if name in family.defaults), "hidden_act")
+    known = ("silu", "gelu_pytorch_tanh", *(("gelu",) if family.architecture == Architecture.GEMMA else ()))
+    if (name := read.config.get(key)) is not None and name not in known:
+        read.fault(f"has {key}={shown(name)}.", f"Engines compute {', '.join(known)}.")
+
+
 UNREAD = {
     "kv_lora_rank": "its KV cache holds latent vectors (MLA), not heads",
     "text_config": "it has several parts, and the language model's sizes are in text_config",
@@ -268,7 +341,8 @@ def _not_sized(config: Mapping[str, Any], source: str, architecture: str) -> Use
 def _other_sizes(read: ConfigNumbers, architecture: str) -> dict[str, Any]:
     """Return the fields that only some configurations state; what an architecture implies takes precedence."""
     if architecture not in FAMILIES:
-        return _stated_sizes(read)
+        sized = SIZED[architecture]
+        return _stated_experts(read, needed=read.has("num_local_experts", "num_experts")) | _windows(read, sized)
     family, implied = FAMILIES[architecture], implied_sizes(architecture)
     experts = _stated_experts(read, needed=True) if family.experts else {}
     return implied | experts | _windows(read, family)
@@ -287,14 +361,6 @@ def _inner(read: ConfigNumbers, architecture: str) -> int:
     return read.size("moe_intermediate_size" if family.name == "qwen3_moe" else "intermediate_size")
 
 
-def _stated_sizes(read: ConfigNumbers) -> dict[str, Any]:
-    """Read experts and windows from a config.json."""
-    return {
-        **_stated_experts(read, needed=read.has("num_local_experts", "num_experts")),
-        **_stated_window(read),
-    }
-
-
 def _stated_experts(read: ConfigNumbers, *, needed: bool) -> dict[str, int]:
     """Return the experts of a layer; those of a mixture must be stated, since each family has defaults of its own."""
     if not needed:
@@ -306,7 +372,7 @@ def _stated_experts(read: ConfigNumbers, *, needed: bool) -> dict[str, int]:
     return {"num_experts": experts, "num_experts_per_token": chosen}
 
 
-def _windows(read: ConfigNumbers, family: Family) -> dict[str, Any]:
+def _windows(read: ConfigNumbers, family: Family | SizedFamily) -> dict[str, Any]:
     """Read which layers have an attention window, as the family's configuration class of Transformers does."""
     none = {"sliding_window": 0, "global_every": 0}
     on = "use_sliding_window" not in family.defaults or read.switch("use_sliding_window", False)
@@ -325,31 +391,24 @@ def _windows(read: ConfigNumbers, family: Family) -> dict[str, Any]:
     return found if regular else {**found, "windowed": flags}
 
 
-def _flags(read: ConfigNumbers, family: Family, layers: int) -> tuple[bool, ...]:
+def _flags(read: ConfigNumbers, family: Family | SizedFamily, layers: int) -> tuple[bool, ...]:
     """Return for each layer whether it has the window."""
     kinds = read.items("layer_types")
     if not kinds and "max_window_layers" in family.defaults:
         first = read.size("max_window_layers", least=0)
         return tuple(number >= first for number in range(layers))
+    if not kinds and "use_sliding_window" in family.defaults:  # SmolLM3: the layers without positions
+        read.fault("has use_sliding_window=true without layer_types.", "It must say which layers have the window.")
     if not kinds:
-        every = read.size("sliding_window_pattern", family.global_every)
+        stated = "sliding_window_pattern" in family.defaults
+        every = read.size("sliding_window_pattern", family.global_every) if stated else family.global_every
         return tuple((number + 1) % every != 0 for number in range(layers))
+    _check_layer_types(read, kinds, layers)
+    return tuple(kind == "sliding_attention" for kind in kinds)
+
+
+def _check_layer_types(read: ConfigNumbers, kinds: Sequence[Any], layers: int) -> None:
     if unknown := [kind for kind in kinds if kind not in LAYER_TYPES]:
         read.fault(f"has {shown(unknown[0])} in layer_types.", f"Each must be one of {', '.join(LAYER_TYPES)}.")
     elif len(kinds) != layers:
         read.fault(f"has {len(kinds)} layer_types for num_hidden_layers={layers}.", "There must be one for each layer.")
-    return tuple(kind == "sliding_attention" for kind in kinds)
-
-
-def _stated_window(read: ConfigNumbers) -> dict[str, int]:
-    windowed, window = read.switch("use_sliding_window", True), read.size("sliding_window", 0, least=0)
-    return {
-        "sliding_window": window if windowed else 0,
-        "global_every": read.size("sliding_window_pattern", _first_global(read), least=0),
-    }
-
-
-def _first_global(read: ConfigNumbers) -> int:
-    """Return the number of the first layer that attends to all tokens, from Transformers 5's list; 0 without one."""
-    kinds = read.items("layer_types")
-    return kinds.index("full_attention") + 1 if "full_attention" in kinds and "sliding_attention" in kinds else 0

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.domain.families import settled
+from pipelines.domain.families import Architecture, settled
 from pipelines.domain.hf_config import ConfigNumbers, shown
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -87,7 +87,7 @@ def local_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     Transformers 5 one block of `rope_parameters` for each type of layer.
     """
     blocks = config.get("rope_parameters") or {}
-    if "rope_local_base_freq" not in config and not _by_layer_type(blocks):
+    if config.get("architectures") != [Architecture.GEMMA3]:
         return {}
     local = blocks.get("sliding_attention") or {}
     whole = {**(blocks.get("full_attention") or {}), **(config.get("rope_scaling") or {})}
@@ -126,8 +126,16 @@ def check_rope(read: ConfigNumbers, config: Mapping[str, Any], head_dim: int, *,
         head_dim: channels of one head.
         by_layer_type: whether the family has a RoPE of its own for windowed layers.
     """
-    blocks = config.get("rope_parameters")
-    if isinstance(blocks, Mapping) and _by_layer_type(blocks) and not config.get("rope_scaling"):
+    blocks, scaling = config.get("rope_parameters"), config.get("rope_scaling")
+    if not read.fine:
+        return
+    if _by_layer_type(scaling or {}):
+        read.fault(
+            "has rope_scaling for each type of layer.", "Transformers reads such blocks as rope_parameters alone."
+        )
+    elif by_layer_type and scaling and blocks and not _by_layer_type(blocks):
+        read.fault("has rope_scaling beside one block of rope_parameters.", "Transformers reads one of the two here.")
+    elif isinstance(blocks, Mapping) and _by_layer_type(blocks) and not scaling:
         if not by_layer_type:
             read.fault(
                 "has rope_parameters for each type of layer, which Transformers does not read in this family.",
@@ -139,8 +147,19 @@ def check_rope(read: ConfigNumbers, config: Mapping[str, Any], head_dim: int, *,
             if read.block(f"rope_parameters.{name}", block) and read.fine:
                 own = {**config, "rope_parameters": None, "rope_scaling": block}
                 _check_block(read, own, f"rope_parameters.{name}", head_dim)
-    elif read.fine:
-        _check_block(read, config, "rope_scaling" if config.get("rope_scaling") else "rope_parameters", head_dim)
+        if read.fine and (kind := _kind(blocks.get("sliding_attention", {}))) != "default":
+            read.fault(
+                f"has rope_parameters.sliding_attention.rope_type={shown(kind)}.",
+                "Windowed layers have 'default': Transformers 4 and TensorRT-LLM scale the others alone.",
+            )
+    else:
+        _check_base(read, config)
+        _check_block(read, config, "rope_scaling" if scaling else "rope_parameters", head_dim)
+
+
+def _check_base(read: ConfigNumbers, config: Mapping[str, Any]) -> None:
+    if "rope_theta" not in _block(config) and config.get("rope_theta", 1) is None:
+        read.fault("has rope_theta=null.", "It must be a number; leave it out to have the default.")
 
 
 def _check_block(read: ConfigNumbers, config: Mapping[str, Any], name: str, head_dim: int) -> None:

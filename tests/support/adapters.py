@@ -16,7 +16,7 @@ def write_adapter(folder: Path, tensors: dict[str, Any], **config: Any) -> Path:
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    whole = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none", **config}
+    whole = {"peft_type": "LORA", "target_modules": "all-linear", "r": 2, "lora_alpha": 4, "bias": "none", **config}
     (folder / "adapter_config.json").write_text(json.dumps(whole))
     named = {f"{PREFIX}.{name}.weight": np.asarray(values, np.float32) for name, values in tensors.items()}
     save_file(named, folder / "adapter_model.safetensors")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import shutil
@@ -14,6 +15,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pipelines.compress.model_folder import ModelFolder
 from pipelines.compress.postprocess import corrected
@@ -21,7 +23,7 @@ from pipelines.compress.sixteen_bit import checkpoint_config
 from pipelines.compress.specs import QuantSpec
 from pipelines.compress.unified import unified_config
 from pipelines.domain.errors import UserError
-from pipelines.domain.families import BUILT, FAMILIES, Architecture
+from pipelines.domain.families import BUILT, FAMILIES, SIZED, Architecture
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.openvino.rope import attention_factor, inverse_frequencies
@@ -108,7 +110,18 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "phi 3": (PHI3, {"sliding_window": 2047}),
+    "llama with another family's local base": (
+        LLAMA, {"rope_parameters": {**LLAMA3, "rope_theta": 5e5}, "rope_local_base_freq": 5e3},
+    ),
+    "blocks by layer type under a rope_scaling": (
+        LLAMA, {"rope_parameters": {FULL: PLAIN}, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    ),
+    "gemma, a newer function that is not read": (GEMMA, {"head_dim": 32, "hidden_activation": "silu"}),
+    "gemma 2 with a pattern that means nothing": (GEMMA2, {"sliding_window_pattern": 3}),
+    "qwen2 of as many KV heads": (QWEN2, {"num_key_value_heads": None}),
+    "double precision": (LLAMA, {"dtype": "float64", "torch_dtype": "bfloat16"}),
     "mixtral": ("MixtralForCausalLM", {}),
+    "mixtral, the other name of its experts": ("MixtralForCausalLM", {"num_experts": 4}),
     "qwen3 moe": ("Qwen3MoeForCausalLM", {"num_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32}),
 }  # fmt: skip
 
@@ -161,6 +174,7 @@ def test_every_layout_is_read_as_transformers_reads_it(tmp_path):
             assert getattr(shape, ours) == getattr(theirs, key), (name, ours)
         head = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
         assert shape.head_dim == head, name
+        assert shape.num_experts == getattr(theirs, "num_local_experts", getattr(theirs, "num_experts", 1)), name
         whole = [0 if window >= shape.max_position_embeddings else window for window in shape.windows or (0,)]
         told = [whole[layer % len(whole)] for layer in range(shape.num_hidden_layers)]
         limit = shape.max_position_embeddings
@@ -220,6 +234,18 @@ def longrope(short: int = 8, long: int = 8, kind: str = "longrope") -> dict[str,
     }  # fmt: skip
 
 
+def test_defaults_of_sized_families_are_those_of_transformers():
+    names = {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind): kind for kind in CONFIG_MAPPING}
+    known = {name: CONFIG_MAPPING[names[name]]() for name in SIZED if name in names}
+    assert SIZED.keys() - known.keys() == {"InternLM3ForCausalLM"}  # its class comes with the model
+    for name, theirs in known.items():
+        given = {field.name: field.default for field in dataclasses.fields(type(theirs))}
+        ours = {"tie_word_embeddings": False, **SIZED[name].defaults}
+        assert {key: given[key] for key in ours} == ours, name
+        read = {"head_dim", "sliding_window", "use_sliding_window", "layer_types", "num_local_experts"} & given.keys()
+        assert {key for key in read if given[key] is not None} <= ours.keys(), name
+
+
 @pytest.mark.parametrize(
     ("architecture", "changes", "message"),
     [
@@ -248,6 +274,46 @@ def longrope(short: int = 8, long: int = 8, kind: str = "longrope") -> dict[str,
         (QWEN2, {"use_sliding_window": True, "layer_types": ["local"] * 6}, "has 'local' in layer_types"),
         (MISTRAL, {"sliding_window": 0}, "sliding_window=0"),
         (QWEN2, {"num_key_value_heads": 3}, "num_key_value_heads=3, which does not divide"),
+        (LLAMA, {"rope_scaling": {FULL: PLAIN, SLIDING: PLAIN}}, "rope_scaling for each type of layer"),
+        (QWEN2, {"rope_scaling": {FULL: PLAIN}}, "rope_scaling for each type of layer"),
+        (GEMMA3, {"rope_scaling": {FULL: PLAIN}}, "rope_scaling for each type of layer"),
+        (GEMMA3, {"rope_parameters": PLAIN, "rope_scaling": YARN}, "rope_scaling beside one block of rope_parameters"),
+        (GEMMA3, {"rope_parameters": {SLIDING: YARN, FULL: PLAIN}}, r"sliding_attention\.rope_type='yarn'"),
+        (LLAMA, {"rope_theta": None}, "rope_theta=null"),
+        (LLAMA, {"rope_theta": None, "rope_parameters": {"rope_type": "default"}}, "rope_theta=null"),
+        (PHI3, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "vocab_size": 32064}, "positions of type 'lin"),
+        (LLAMA, {"tie_word_embeddings": None}, "tie_word_embeddings=null, which Llama does not take"),
+        (GEMMA, {"head_dim": None}, "head_dim=null, which Gemma does not take.* Leave it out to have 256"),
+        (GEMMA, {"num_key_value_heads": None}, "num_key_value_heads=null"),
+        (QWEN2, {"head_dim": None}, "head_dim=null"),
+        (LLAMA, {"attention_bias": None}, "attention_bias=null"),
+        (LLAMA, {"mlp_bias": None}, "mlp_bias=null"),
+        (QWEN3, {"use_sliding_window": None}, "use_sliding_window=null"),
+        (QWEN2, {"max_window_layers": None}, "max_window_layers=null"),
+        (GEMMA2, {"sliding_window": None}, "sliding_window=null"),
+        (GEMMA3, {"hidden_activation": None}, "hidden_activation=null"),
+        (LLAMA, {"rms_norm_eps": None}, "rms_norm_eps=null"),
+        (LLAMA, {"rms_norm_eps": 1}, "rms_norm_eps=1"),
+        (LLAMA, {"max_position_embeddings": 4096.0}, r"max_position_embeddings=4096\.0"),
+        (MISTRAL, {"sliding_window": 32.0}, r"sliding_window=32\.0"),
+        (QWEN2, {"sliding_window": True}, "sliding_window=True"),
+        (LLAMA, {"head_dim": 7}, "head_dim=7.* It must be even"),
+        (LLAMA, {"hidden_size": 66, "head_dim": 16}, "hidden_size=66, which num_attention_heads=4 does not divide"),
+        (LLAMA, {"hidden_act": "SiLU"}, "hidden_act='SiLU'. Engines compute silu, gelu_pytorch_tanh"),
+        (LLAMA, {"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        (GEMMA2, {"hidden_activation": "relu"}, "hidden_activation='relu'"),
+        (LLAMA, {"torch_dtype": "auto"}, "torch_dtype='auto'"),
+        (LLAMA, {"dtype": "torch.bfloat16", "torch_dtype": "bfloat16"}, r"dtype='torch\.bfloat16'"),
+        (LLAMA, {"layer_types": [FULL] * 5}, "has 5 layer_types for num_hidden_layers=6"),
+        (LLAMA, {"layer_types": []}, "has 0 layer_types for num_hidden_layers=6"),
+        (MISTRAL, {"layer_types": ["chunked_attention"] * 6}, "has 'chunked_attention' in layer_types"),
+        (LLAMA, {"layer_types": [SLIDING] * 6}, "has 'sliding_attention' in layer_types, but no sliding_window"),
+        (QWEN3, {"layer_types": [SLIDING] * 6}, "has 'sliding_attention' in layer_types, but no sliding_window"),
+        (LLAMA, {"model_type": "mistral"}, "model_type='mistral', but names the architecture LlamaForCausalLM"),
+        (GEMMA3, {"model_type": "gemma3"}, "model_type='gemma3'"),
+        (LLAMA, {"pad_token_id": 64}, "pad_token_id=64 with vocab_size=64"),
+        (LLAMA, {"text_config": {"hidden_size": 128}}, "text_config"),
+        (GEMMA3, {"use_bidirectional_attention": True}, "use_bidirectional_attention=true"),
     ],
 )  # fmt: skip
 def test_what_is_incomplete_is_named(architecture, changes, message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,10 @@ EXTRA: dict[str, dict[str, Any]] = {
     },
     "layers": {"layers_to_transform": [0, 2], "layers_pattern": "layers", "exclude_modules": ["0.mlp.down_proj"]},
     "expression": {"target_modules": r".*\.(0|2)\.self_attn\.[qk]_proj"},
+    "all-linear": {"target_modules": "all-linear"},
+    "excluded by expression": {"exclude_modules": r".*\.1\..*"},
+    "named in full": {"target_modules": ["model.layers.0.self_attn.q_proj", "layers.1.mlp.up_proj"]},
+    "one layer": {"layers_to_transform": 1},
     "gaussian": {"init_lora_weights": "gaussian"},
     "orthogonal": {"init_lora_weights": "orthogonal"},
     "mica": {"init_lora_weights": "mica"},
@@ -76,6 +81,28 @@ def test_both_engines_have_pefts_change_of_every_weight(tmp_path: Path, name: st
         np.testing.assert_allclose(plain(input_ids=x).logits, wanted, atol=1e-5)
     flat = {tuple(np.concatenate([a.reshape(-1), b.reshape(-1)])) for a, b in branches.values()}
     assert {tuple(row[row != 0]) for row in weights[0]} == flat
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"target_modules": None}, r"target_modules=\['q_proj', 'v_proj'\], which leaves out .*down_proj"),
+        ({"target_modules": "q_proj"}, "target_modules='q_proj', which leaves out"),
+        ({"target_modules": r".*\.q_proj"}, "which leaves out .*down_proj"),
+        ({"target_modules": "("}, r"target_modules with the pattern '\('"),
+        ({"exclude_modules": ".*v_proj"}, r"exclude_modules='\.\*v_proj', which leaves out .*v_proj"),
+        ({"layers_pattern": "layers"}, "layers_pattern='layers', but no layers_to_transform"),
+        ({"alpha_pattern": None}, "alpha_pattern=None"),
+        ({"bias": None}, "bias=None"),
+    ],
+)
+def test_what_peft_would_not_load_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    folder = saved(tmp_path / "a")
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    for read in (LoraAdapter.read, convert):
+        with pytest.raises(UserError, match=message):
+            read(folder)
 
 
 @pytest.mark.parametrize(

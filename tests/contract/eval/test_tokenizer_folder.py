@@ -105,6 +105,29 @@ LAYOUTS: dict[str, tuple[Change, ...]] = {
     "both lists": (
         edit(additional_special_tokens=["<tool>"]), edit("special_tokens_map.json", additional_special_tokens=[END]),
     ),
+    "model_specific_special_tokens": (edit(model_specific_special_tokens={"image_token": "<image>"}),),
+    "an end that is no special token": (
+        edit(eos_token=END, added_tokens_decoder={"1769": TOKEN | {"special": False}}),
+    ),
+    "a token at the number of another": (edit(added_tokens_decoder={"5": TOKEN}),),
+    "a known token that eats spaces": (
+        edit(added_tokens_decoder={"1767": TOKEN | {"content": "<|end_of_text|>", "lstrip": True, "rstrip": True}}),
+    ),
+    "a word as a token": (
+        edit(added_tokens_decoder={"1769": TOKEN | {"content": "capital", "special": False, "single_word": True}}),
+    ),
+    "numbers with gaps": (write("added_tokens.json", json.dumps({"<tool>": 2000, END: 1990})),),
+    "both lists of added tokens": (
+        edit(added_tokens_decoder={"1769": TOKEN}), write("added_tokens.json", json.dumps({"<tool>": 1770})),
+    ),
+    "a prefix space that is not there": (edit(add_prefix_space=True, tokenizer_class="LlamaTokenizerFast"),),
+    "loop controls": (
+        edit(
+            chat_template="{% for m in messages %}{% if loop.index == 2 %}{% continue %}{% endif %}{{ m.content }}"
+            "{% break %}{% endfor %}"
+        ),
+    ),
+    "an empty file replaces the template": (edit(chat_template=BODY), write("chat_template.jinja", "")),
     "a token of the model's own": (edit(image_token="<image>", chat_template=EVERY),),
     "tokens in special_tokens_map.json alone": (edit(drop=NAMES, chat_template=EVERY),),
     "decoder beside another map": (

@@ -45,10 +45,9 @@ def scaled(**config: Any) -> list[float]:
         ({r".*\.1\d\.[a-z_]+\.(q|v)_proj": 12}, [2, 2, 3, 3]),
         ({"q_proj": 0, "nothing": 5}, [0, 0, 0, 0]),
         ({}, [2, 2, 2, 2]),
-        (None, [2, 2, 2, 2]),
     ],
 )
-def test_the_first_pattern_that_matches_gives_alpha(alphas: dict[str, float] | None, expected: list[float]) -> None:
+def test_the_first_pattern_that_matches_gives_alpha(alphas: dict[str, float], expected: list[float]) -> None:
     assert scaled(alpha_pattern=alphas) == expected
 
 

@@ -29,7 +29,9 @@ def write_adapter(folder: Path, *, rank: int = 4, inputs: int | None = None, **c
     shape = json.loads((GEMMA / "config.json").read_text())
     hidden, out = inputs or shape["hidden_size"], shape["num_attention_heads"] * shape["head_dim"]
     folder.mkdir(parents=True)
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, **config}))
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "target_modules": "all-linear", "r": rank, **config})
+    )
     prefix = "base_model.model.model.layers.0.self_attn.q_proj"
     sizes = {f"{prefix}.lora_A.weight": [rank, hidden], f"{prefix}.lora_B.weight": [out, rank]}
     header, begin = {}, 0

@@ -161,8 +161,58 @@ def test_architectures_that_the_shape_cannot_state_are_refused_by_name(tmp_path,
         assert str(architecture) in capsys.readouterr().err
 
 
+AS_PUBLISHED = {
+    "SmolLM3ForCausalLM": (
+        {"num_hidden_layers": 36, "hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 4}
+        | {"intermediate_size": 11008, "vocab_size": 128256, "layer_types": ["full_attention"] * 36},
+        *(3.08e9, ()),
+    ),
+    "Ernie4_5ForCausalLM": (
+        {"num_hidden_layers": 18, "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 2}
+        | {"intermediate_size": 3072, "vocab_size": 103424},
+        *(0.36e9, ()),
+    ),
+    "Exaone4ForCausalLM": (
+        {"num_hidden_layers": 64, "hidden_size": 5120, "num_attention_heads": 40, "num_key_value_heads": 8}
+        | {"head_dim": 128, "intermediate_size": 27392, "vocab_size": 102400, "max_position_embeddings": 131072}
+        | {"sliding_window": 4096, "sliding_window_pattern": "LLLG"}
+        | {"layer_types": [*["sliding_attention"] * 3, "full_attention"] * 16},
+        *(32.0e9, (4096, 4096, 4096, 131072)),
+    ),
+    "Olmo3ForCausalLM": (
+        {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 11008}
+        | {"vocab_size": 100278, "max_position_embeddings": 65536},
+        *(7.3e9, (4096, 4096, 4096, 65536)),
+    ),
+    "GptOssForCausalLM": (
+        {"num_hidden_layers": 36, "hidden_size": 2880, "num_attention_heads": 64, "intermediate_size": 2880}
+        | {"vocab_size": 201088},
+        *(116.8e9, (128, 131072)),
+    ),
+    "SeedOssForCausalLM": (
+        {"num_hidden_layers": 64, "hidden_size": 5120, "num_attention_heads": 80, "intermediate_size": 27648}
+        | {"vocab_size": 155136},
+        *(36.15e9, ()),
+    ),
+    "Glm4ForCausalLM": (
+        {"num_hidden_layers": 40, "hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 13696}
+        | {"vocab_size": 151552, "sliding_window": 4096},
+        *(9.4e9, ()),
+    ),
+}
+"""config.json with what a published one leaves out, the published weights, and the windows."""
+
+
+@pytest.mark.parametrize("architecture", AS_PUBLISHED)
+def test_what_a_sized_family_leaves_out_is_what_transformers_takes(architecture):
+    config, total, windows = AS_PUBLISHED[architecture]
+    shape = read({"architectures": [architecture], **config})
+    assert shape.num_params == pytest.approx(total, rel=0.005)
+    assert shape.windows == windows
+
+
 def test_a_mixture_states_how_many_experts_a_token_uses():
-    mixture = {"architectures": ["GptOssForCausalLM"], **SIZES, "num_local_experts": 8}
+    mixture = {"architectures": ["InternLM3ForCausalLM"], **SIZES, "num_local_experts": 8}
     with pytest.raises(UserError, match="has no 'num_experts_per_tok'"):
         read(mixture)
     with pytest.raises(UserError, match="num_experts_per_tok=9, but only 8 experts"):
