@@ -12,6 +12,7 @@ from pipelines.settings.groups import groups
 from pipelines.settings.nightly import NightlySettings
 from pipelines.store.store import fingerprint
 
+FOLDER = "model.path"
 OWN = ("nightly",)
 """Overrides that apply to the run itself."""
 PLACES = ("paths", "report")
@@ -46,7 +47,7 @@ def cells(settings: NightlySettings, overrides: Sequence[str]) -> list[NightlyCe
     Args:
         settings: contain the matrix.
         overrides: from the command line. One that names an axis, or gives a list of values, replaces that axis; the
-            others apply to every cell and take precedence over the matrix.
+            others apply to every cell and take precedence over the matrix. A folder (model.path) is the only model.
 
     Raises:
         UserError: an override cannot be read, or there is no axis.
@@ -58,7 +59,9 @@ def cells(settings: NightlySettings, overrides: Sequence[str]) -> list[NightlyCe
         if key.split(".")[0] in OWN:
             continue
         values = _values(text)
-        if key in axes or len(values) > 1:
+        if key == FOLDER:  # of a model of the user's own, which would be measured under the names of the others
+            axes = {FOLDER if axis == "model" else axis: each for axis, each in axes.items()} | {FOLDER: values}
+        elif key in axes or len(values) > 1:
             axes[key] = values
         else:
             for_all.append(text)

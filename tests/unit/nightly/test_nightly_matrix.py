@@ -95,3 +95,10 @@ def test_an_h100_runs_the_whole_gpu_matrix_but_nvfp4(tmp_path):
             if any("Python package" not in str(fault) for fault in error.faults):
                 refused.add(cell.name)
     assert refused == {"gemma_2b nvfp4 fixed", "llama_3_1_8b nvfp4 fixed"}
+
+
+@pytest.mark.parametrize("more", [[], ["model=tiny_llama"]])
+def test_a_folder_is_measured_under_its_own_name(more):
+    settings = nightly_settings(matrix={"model": ["tiny_gemma", "tiny_llama"], "quant": ["fp8"]})
+    (cell,) = cells(settings, [*more, "model.path=/my/llama"])
+    assert (cell.name, cell.overrides) == ("model.path=/my/llama fp8", ("model.path=/my/llama", "quant=fp8"))
