@@ -213,6 +213,7 @@ def own_front(echo_server: TritonServer) -> Iterator[tuple[OpenAiFrontend, int]]
         yield found
 
 
+@pytest.mark.thorough
 def test_a_large_chat_is_answered_on_a_busy_machine(echo_server: TritonServer) -> None:
     """200 kB: only its own processor time counts against a body, however long it takes."""
     words = [{"role": "user", "content": "words of a long chat " * 100} for _ in range(100)]
