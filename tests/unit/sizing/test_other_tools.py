@@ -165,8 +165,8 @@ def capped(data):
     data["is_complete"] = False
 
 
-def test_a_cap_that_held_a_rate_back_makes_a_closed_loop_of_aiperf_and_guidellm(tmp_path):
-    """AIPerf 0.13 and GuideLLM 0.8 take a rate and a cap on the concurrency together."""
+def test_a_cap_that_held_a_rate_back_makes_a_closed_loop_of_aiperf(tmp_path):
+    """AIPerf 0.13 takes a rate and a cap on the concurrency together."""
     found = read_measured([changed(tmp_path, "aiperf_1_5.json", capped)])
     assert [(level.arrival, level.concurrency, level.request_rate) for level in found.levels] == [("closed", 8, None)]
     said = " ".join(found.notes)
@@ -174,12 +174,15 @@ def test_a_cap_that_held_a_rate_back_makes_a_closed_loop_of_aiperf_and_guidellm(
     assert "5 of 85 requests failed" in said
     assert "is_complete=false" in said
 
-    def held(data):
-        data["benchmarks"][2]["config"]["strategy"] |= {"rate": 50.0, "max_concurrency": 8}
 
-    found = read_measured([changed(tmp_path, "guidellm.json", held)])
-    assert (found.levels[2].arrival, found.levels[2].concurrency) == ("closed", 8)
-    assert "50 requests/s were asked for" in " ".join(found.notes)
+def test_a_cap_that_held_a_rate_back_is_read_from_what_guidellm_wrote():
+    """100 requests/s with at most 2 at once were asked for; 14 were served, 1.5 of them in flight."""
+    found = read_measured([FILES / "guidellm_0_8_1_capped.json"])
+    (level,) = found.levels
+    assert (level.arrival, level.concurrency, level.request_rate, level.requests) == ("closed", 2, None, 40)
+    assert (level.requests_per_s, level.isl, level.osl) == pytest.approx((14.0605, 40, 24))
+    assert level.e2e_s.mean == pytest.approx(0.107264)
+    assert "100 requests/s were asked for, but never more than 2 ran at once" in " ".join(found.notes)
 
 
 def test_one_failed_level_does_not_lose_a_report_of_guidellm(tmp_path):
