@@ -159,20 +159,27 @@ def test_an_empty_file_is_refused(tmp_path):
         read_measured([tmp_path / "empty.json"])
 
 
-def capped(data):
-    data["input_config"]["phases"][1] |= {"type": "poisson", "rate": 100.0, "concurrency": 8}
-    data["error_request_count"] = {"unit": "requests", "avg": 5.0}
-    data["is_complete"] = False
-
-
-def test_a_cap_that_held_a_rate_back_makes_a_closed_loop_of_aiperf(tmp_path):
-    """AIPerf 0.13 takes a rate and a cap on the concurrency together."""
-    found = read_measured([changed(tmp_path, "aiperf_1_5.json", capped)])
-    assert [(level.arrival, level.concurrency, level.request_rate) for level in found.levels] == [("closed", 8, None)]
-    said = " ".join(found.notes)
-    assert "100 requests/s were asked for, but never more than 8 ran at once" in said
-    assert "5 of 85 requests failed" in said
+def test_failed_requests_and_an_incomplete_run_of_aiperf_are_noted(tmp_path):
+    path = changed(
+        tmp_path,
+        "aiperf_0_13_0_capped.json",
+        lambda d: d.update(error_request_count={"unit": "requests", "avg": 5.0}, is_complete=False),
+    )
+    said = " ".join(read_measured([path]).notes)
+    assert "5 of 45 requests failed" in said
     assert "is_complete=false" in said
+
+
+def test_a_cap_that_held_a_rate_back_is_read_from_what_aiperf_wrote():
+    """200 requests/s with at most 2 at once were asked for; 10.8 were served, 1.25 of them in flight."""
+    found = read_measured([FILES / "aiperf_0_13_0_capped.json"])
+    (level,) = found.levels
+    assert (level.arrival, level.concurrency, level.request_rate, level.requests) == ("closed", 2, None, 40)
+    assert (level.requests_per_s, level.osl) == pytest.approx((10.8008, 23.9))
+    assert level.e2e_s.mean == pytest.approx(0.115531)
+    assert ["200 requests/s were asked for, but never more than 2 ran at once" in note for note in found.notes] == [
+        True
+    ]
 
 
 def test_a_cap_that_held_a_rate_back_is_read_from_what_guidellm_wrote():
