@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from eval.own import rows_of
 from pipelines.domain.errors import Fault, UserError
 
 Row = Mapping[str, Any]
@@ -40,7 +40,7 @@ def read_subjects(root: Path, subjects: Iterable[str]) -> dict[str, Splits]:
         read[subject] = {}
         for split in SPLITS:
             if files := _files(root / subject, split):
-                rows = [row for file in files for row in _rows(file)]
+                rows = [row for file in files for _, row in rows_of(file)]
                 faults.extend(_faults(rows, files[0]))
                 read[subject][split] = rows
             else:
@@ -69,19 +69,6 @@ def _missing(root: Path, missing: list[str]) -> Fault:
 def _files(folder: Path, split: str) -> list[Path]:
     jsonl = folder / f"{split}.jsonl"
     return sorted(folder.glob(f"{split}-*.parquet")) or ([jsonl] if jsonl.is_file() else [])
-
-
-def _rows(file: Path) -> list[Row]:
-    try:
-        if file.suffix == ".jsonl":
-            lines = file.read_text(encoding="utf-8").splitlines()
-            return [json.loads(line) for line in lines if line.strip()]
-        import pyarrow.parquet  # imported here, because it is heavy and a jsonl tree does not need it
-
-        rows: list[Row] = pyarrow.parquet.read_table(file).to_pylist()
-        return rows
-    except ValueError as error:  # both JSON's and Arrow's decoding errors are ValueErrors
-        raise UserError(f"{file} cannot be read: {error}.") from None
 
 
 def _faults(rows: list[Row], file: Path) -> list[Fault]:

@@ -67,7 +67,9 @@ def read_own(path: Path, layout: OwnLayout) -> list[Row]:
     """
     if path.is_file() and path.stat().st_size > MOST_BYTES:
         raise UserError(f"eval.path='{path}' has {path.stat().st_size:,} bytes.", allowed=f"At most {MOST_BYTES:,}.")
-    table = list(_table(path))
+    if not path.is_file() or path.suffix.lower() not in KNOWN:
+        raise UserError(f"eval.path='{path}' is not a file of questions.", allowed=f"A file {', '.join(KNOWN)}.")
+    table = [(where, _columns(path, where, row)) for where, row in rows_of(path)]
     if not table:
         raise UserError(f"eval.path='{path}' contains no questions.", todo="Give a file with rows.")
     columns = list(dict.fromkeys(name for _, row in table[:100] for name in row))
@@ -91,16 +93,20 @@ def read_own(path: Path, layout: OwnLayout) -> list[Row]:
     return [{key: row[key] for key in ("question", "choices", "answer", "subject")} for row in read]
 
 
-def _table(path: Path) -> Iterator[tuple[str, Row]]:
-    """Yield (where, row) of a file."""
-    kinds = {".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}
-    if not path.is_file() or path.suffix.lower() not in kinds:
-        raise UserError(f"eval.path='{path}' is not a file of questions.", allowed=f"A file {', '.join(kinds)}.")
+def _columns(path: Path, where: str, row: object) -> Row:
+    if not isinstance(row, dict):
+        raise UserError(f"{path}, {where}: {str(row)[:60]!r} is not an object with columns.")
+    return {str(name).strip(): value for name, value in row.items()}
+
+
+def rows_of(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield (where, row) of a file of questions.
+
+    Raises:
+        UserError: it cannot be read; names the file, and the row if one is at fault.
+    """
     try:
-        for place, row in kinds[path.suffix.lower()](path):
-            if not isinstance(row, dict):
-                raise UserError(f"{path}, {place}: {str(row)[:60]!r} is not an object with columns.")
-            yield place, {str(name).strip(): value for name, value in row.items()}
+        yield from KNOWN[path.suffix.lower()](path)
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8: {error}.", todo="Save it as UTF-8.") from None
     except (OSError, csv.Error, ValueError) as error:  # Arrow's errors are ValueErrors, too
@@ -142,6 +148,10 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
             raise UserError(f"{path} holds {size:,} bytes.", allowed=f"At most {MOST_BYTES:,}.")
         for number, row in enumerate(file.read().to_pylist(), 1):
             yield f"row {number}", row
+
+
+KNOWN = {".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}
+"""Readers of files of questions, by suffix."""
 
 
 def _plain(name: str) -> str:

@@ -253,7 +253,7 @@ FOREIGN = ("heads", "vision")
 def _source(name: str, path: Path, hashes: HashCache, key: str) -> InputSource:
     if name in FOREIGN:
         check_links(path, key)
-    return files_source(path, hashes, key)
+    return files_source(path, hashes, key, texts=name in ("calibration", "text.user"))
 
 
 def _named(settings: Settings, target: Target) -> Iterator[tuple[str, str, Path | None]]:

@@ -270,7 +270,8 @@ def asked(settings: EvalSettings) -> dict[str, Any]:
     own = OwnLayout.of(settings)
     metric = {} if settings.metric is None else {"metric": settings.metric}
     guided = {"guided": "compact"} if settings.guided else {}  # how the guide spaces JSON changes answers
-    chat = {"apply_chat_template": True, "fewshot_as_multiturn": settings.multiturn}
+    # with all special tokens that the folder names, as in the service
+    chat = {"apply_chat_template": "folder", "fewshot_as_multiturn": settings.multiturn}
     system = {} if settings.system_instruction is None else {"system_instruction": settings.system_instruction}
     return {
         **settings.model_dump(include={"task", "num_fewshot", "limit"}),

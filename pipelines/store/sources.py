@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -346,22 +348,40 @@ def check_tokenizer(folder: Path, key: str) -> None:
     tokens_of(folder)
 
 
-def files_source(path: Path, hashes: HashCache, key: str, only: Sequence[str] = ()) -> InputSource:
+def files_source(
+    path: Path, hashes: HashCache, key: str, only: Sequence[str] = (), *, texts: bool = False
+) -> InputSource:
     """Inspect a file, or all files of a folder except hidden ones, or `only` those with these names.
+
+    Args:
+        path: file or folder.
+        hashes: remembers digests.
+        key: the setting, for messages.
+        only: names of files in the folder.
+        texts: whether texts are read from it, without the byte order mark of a .txt file, which once was part of them.
 
     Raises:
         UserError: the path does not exist, is empty, or contains a file that cannot be read.
     """
     path = path.absolute()
     if path.is_file():
-        return _source(path, [path], hashes, key)
+        return _source(path, [path], hashes, key, _marked([path]) if texts else "")
     if not path.is_dir():
         raise UserError(f"{key}='{path}' does not exist.", todo="Give a file or a folder.")
     found = [path / name for name in only] or path.rglob("*")
     files = sorted(p for p in found if _is_meant(p) and not p.name.startswith("."))
     if not files:
         raise UserError(f"{key}='{path}' is an empty folder.")
-    return _source(path, files, hashes, key)
+    return _source(path, files, hashes, key, _marked(files) if texts else "")
+
+
+def _marked(files: Iterable[Path]) -> str:
+    """Return how files with a byte order mark are read; empty if there are none."""
+    for path in files:
+        with suppress(OSError), path.open("rb") as file:
+            if path.suffix.lower() == ".txt" and file.read(len(BOM_UTF8)) == BOM_UTF8:
+                return "without byte order mark"
+    return ""
 
 
 def _is_meant(path: Path) -> bool:

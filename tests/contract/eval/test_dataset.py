@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,7 +79,7 @@ def test_unreadable_file_is_named(tree, tmp_path: Path, name: str) -> None:
     """A Git LFS pointer in place of the file is a usual accident."""
     folder = tree(tmp_path, ["law"]) / "law"
     (folder / name).write_text("version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(UserError, match=f"{name} cannot be read"):
+    with pytest.raises(UserError, match=rf"{name}(, row 1: not valid JSON| cannot be read)"):
         read_subjects(tmp_path, ["law"])
 
 
@@ -92,3 +94,11 @@ def test_too_few_examples_are_named() -> None:
     """Six examples cannot be shown when `dev` has five."""
     with pytest.raises(UserError, match="num_fewshot=6, but 'dev' of veldan_law has 5"):
         load_tasks(EvalSpec("mini_mmlu", 512, num_fewshot=6))
+
+
+def test_a_byte_order_mark_is_no_part_of_the_questions(tree: Any, tmp_path: Path) -> None:
+    """As Windows writes it; it was refused as not being JSON."""
+    plain = read_subjects(tree(tmp_path, ["law"]), ["law"])
+    file = tmp_path / "law" / "test.jsonl"
+    file.write_bytes(BOM_UTF8 + file.read_bytes())
+    assert read_subjects(tmp_path, ["law"]) == plain

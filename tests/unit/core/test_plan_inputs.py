@@ -3,6 +3,7 @@
 import json
 import shutil
 import struct
+from codecs import BOM_UTF8
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,11 @@ import pytest
 from pipelines.domain.errors import UserError
 from pipelines.domain.rotary import Rotary
 from pipelines.plan.plan import make_plan
+from pipelines.plan.user_inputs import _source
 from pipelines.settings.compose import load
 from pipelines.settings.model import BUNDLED
+from pipelines.store.hash_cache import HashCache
+from pipelines.store.sources import files_source
 from pipelines.store.store import Store
 from tests.unit.core.test_machine import MACHINE, with_gpu
 
@@ -224,3 +228,15 @@ def test_a_header_alone_is_a_valid_file(tmp_path, model):
     header = b'{"w": {"dtype": "F16", "shape": [0], "data_offsets": [0, 0]}}'
     (model / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     assert plan(tmp_path, [f"model.path={model}"], "build").steps
+
+
+def test_a_text_with_a_byte_order_mark_has_a_key_of_its_own(tmp_path):
+    """The mark once was part of the first text: what was made with it is not what is made now."""
+    hashes = HashCache(tmp_path / "hashes.json")
+    for name, mark, other in (("a.txt", BOM_UTF8, True), ("b.txt", b"", False), ("c.jsonl", BOM_UTF8, False)):
+        (tmp_path / name).write_bytes(mark + b'{"text": "a"}\n')
+        plain = files_source(tmp_path / name, hashes, "calibration.path")
+        for source in ("calibration", "text.user"):
+            found = _source(source, tmp_path / name, hashes, "calibration.path")
+            assert (found.digest != plain.digest) is other
+            found.check(hashes)
