@@ -45,7 +45,7 @@ def processes_below(folder: Path) -> list[str]:
 
 
 def wait_until_gone(folder: Path) -> None:
-    end = time.monotonic() + 15
+    end = time.monotonic() + 60
     while processes_below(folder):
         assert time.monotonic() < end, processes_below(folder)
         time.sleep(0.1)

@@ -115,7 +115,7 @@ class Client:
         answers = {name: Answer() for name in ids}
         open_ids = set(ids)
         while open_ids:
-            result, error = self._found.get(timeout=30)
+            result, error = self._found.get(timeout=60)
             if error is not None:
                 # errors on a stream do not identify their request; tests that cause errors send one request at a time
                 answers[min(open_ids)].error = str(error)
@@ -135,13 +135,13 @@ class Client:
 
     def first(self) -> dict[str, Any]:
         """Wait for one response of any request."""
-        result, error = self._found.get(timeout=30)
+        result, error = self._found.get(timeout=60)
         assert error is None
         return {o.name: result.as_numpy(o.name) for o in result.get_response().outputs}
 
     def first_or_error(self) -> None:
         """Wait for the first response or error."""
-        self._found.get(timeout=30)
+        self._found.get(timeout=60)
 
     def close(self, *, cancel: bool = False) -> None:
         """Close the stream."""

@@ -84,9 +84,9 @@ def test_a_failed_engine_reaches_every_client(
         scheduler.submit([asked()], channel)
     pipeline = scheduler._pipelines.of(asked())
     monkeypatch.setattr(pipeline, "_pipeline", BrokenPipeline(pipeline._pipeline))
-    assert all(channel.ended.wait(10) for channel in channels)
+    assert all(channel.ended.wait(60) for channel in channels)
     assert all("out of memory" in channel.error for channel in channels)
-    assert failed.wait(5)
+    assert failed.wait(60)
     with pytest.raises(UserError, match="out of memory"):
         scheduler.submit([asked()], Channel())
 
@@ -109,9 +109,9 @@ def test_a_vanished_client_frees_its_slot_for_one_that_waits(scheduler: Schedule
     waiting = Channel()
     scheduler.submit([asked(2)], waiting)
     running[0].cancelled = True
-    assert waiting.ended.wait(10)
+    assert waiting.ended.wait(60)
     assert len(waiting.tokens) == 2
-    assert running[0].ended.wait(1)
+    assert running[0].ended.wait(60)
     assert len(running[0].tokens) < 1000
 
 
@@ -123,9 +123,9 @@ def test_a_vanished_client_that_wanted_the_whole_answer_frees_its_slot(scheduler
     while len(other.tokens) < 50:
         assert not other.ended.wait(0.01)
     gone.cancelled = True
-    assert gone.ended.wait(10)
+    assert gone.ended.wait(60)
     assert 0 < len(gone.tokens) < 1000
-    assert other.ended.wait(10)
+    assert other.ended.wait(60)
     assert len(other.tokens) == 200
 
 
@@ -134,7 +134,7 @@ def test_a_request_that_waits_too_long_is_told(scheduler: Scheduler) -> None:
         scheduler.submit([asked(1000)], Channel())
     late = Channel()
     scheduler.submit([asked(2)], late, timeout_us=1)
-    assert late.ended.wait(10)
+    assert late.ended.wait(60)
     assert "timeout" in late.error
 
 
@@ -145,6 +145,6 @@ def test_the_logits_loop_does_not_hold_up_the_others(scheduler: Scheduler) -> No
     plain, biased = Channel(), Channel()
     scheduler.submit([asked(40, bias=bias)], biased)
     scheduler.submit([asked(40)], plain)
-    assert plain.ended.wait(20)
-    assert biased.ended.wait(20)
+    assert plain.ended.wait(60)
+    assert biased.ended.wait(60)
     assert plain.tokens[:8] == biased.tokens[:8]

@@ -93,8 +93,8 @@ def test_the_leader_of_several_nodes_is_drained_before_it_ends(tmp_path: Path) -
         script = (FILES / "drain.sh").read_text().replace("/proc/", f"{pod}/")
         waiting = subprocess.Popen(["bash", "-c", script, "drain.sh", "1", "20"])
         wait_for(tmp_path / "drained")
-        assert [rank.wait(10) for rank in ranks] == [0, 0]
-        assert waiting.wait(10) == 0
+        assert [rank.wait(60) for rank in ranks] == [0, 0]
+        assert waiting.wait(60) == 0
     finally:
         for rank in ranks:
             rank.send_signal(signal.SIGKILL)

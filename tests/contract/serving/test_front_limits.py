@@ -165,7 +165,7 @@ def test_ctrl_c_ends_the_service_without_a_word(own_front: tuple[OpenAiFrontend,
     assert service._process is not None
     before = service.log_file.stat().st_size
     os.kill(service._process.pid, signal.SIGINT)
-    assert service._process.wait(20) == 0
+    assert service._process.wait(60) == 0
     assert service.log_file.read_bytes()[before:] == b""
 
 

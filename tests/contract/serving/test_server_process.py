@@ -391,7 +391,7 @@ def test_a_model_that_dies_ends_the_server_with_its_own_reason(tmp_path: Path, c
     with TritonServer(repository, SETTINGS, log_file=tmp_path / "server.log") as server:
         processes = family(server.pid)
         cue.touch()
-        assert server.wait(2) is not None
+        assert server.wait(60) is not None
         assert gone(processes)
         with pytest.raises(
             ServerFailedError, match=rf"ended while it was in use: its process for model 'fragile': {said}"
@@ -403,7 +403,7 @@ def test_a_model_that_dies_ends_the_server_with_its_own_reason(tmp_path: Path, c
 def test_the_reason_of_a_death_is_not_what_every_start_logs(own_server: TritonServer, number: signal.Signals) -> None:
     """On a machine without GPU every start logs that the CUDA driver is insufficient."""
     os.kill(own_server.pid, number)
-    own_server.wait(5)
+    own_server.wait(60)
     with pytest.raises(ServerFailedError, match=f"killed by {number.name}") as caught:
         own_server.check()
     assert "CUDA" not in str(caught.value).upper()

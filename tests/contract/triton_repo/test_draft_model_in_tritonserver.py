@@ -234,7 +234,7 @@ class Asker:
     def parts(self):
         """Its responses, as they come."""
         while True:
-            result, error = self.answers.get(timeout=10)
+            result, error = self.answers.get(timeout=60)
             if error is not None:
                 raise RuntimeError(str(error))
             if (words := result.as_numpy("text_output")) is not None:

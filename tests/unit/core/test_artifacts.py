@@ -144,11 +144,11 @@ def test_a_lock_is_waited_for(store):
     def hold():
         with store.lock("k" * 64, lambda: None):
             started.set()
-            release.wait(5)
+            release.wait(60)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    started.wait(5)
+    started.wait(60)
     threading.Timer(0.1, release.set).start()
     with store.lock("k" * 64, lambda: waited.append(True)):
         pass

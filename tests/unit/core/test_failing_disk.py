@@ -65,7 +65,7 @@ def test_a_killed_test_leaves_nothing_mounted(tmp_path):
     done = subprocess.run([sys.executable, "-c", code, tmp_path], env=environment, capture_output=True, text=True)
     if done.stdout != "True\n":
         pytest.skip("mounting a FUSE file system needs root and /dev/fuse")
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     # Not is_mount(), which fails while the file system has lost its process and is still mounted.
     while str(tmp_path / "disk") in Path("/proc/self/mounts").read_text() and time.monotonic() < until:
         time.sleep(0.05)

@@ -71,7 +71,7 @@ def test_the_whole_group_dies_with_its_keeper(start: Start, also_the_command: bo
     for pid in [keeper.pid, *([kept.pid] if also_the_command else [])]:
         os.kill(pid, signal.SIGKILL)
     assert eventually(lambda: not any(lives(member) for member in members))
-    assert kept.wait(2) == -signal.SIGKILL
+    assert kept.wait(60) == -signal.SIGKILL
     assert (
         kept.describe_exit() == f"killed by the kernel, because its keeper (process {keeper.pid}) was killed by SIGKILL"
     )
@@ -98,7 +98,7 @@ def test_what_left_the_session_is_killed_too(start: Start) -> None:
 )
 def test_an_end_is_described(start: Start, ends: str, said: str) -> None:
     kept = start("bash", "-c", ends)
-    kept.wait(5)
+    kept.wait(60)
     assert kept.describe_exit() == said
 
 
