@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pipelines.serving.process import TritonServer
-from tests.contract.faults.well_behaved import KINDS, References, eventually, is_idle
+from tests.contract.faults.well_behaved import KINDS, References, is_idle
+from tests.support.eventually import eventually
 from tests.support.served_gemma import Client
 
 pytestmark = pytest.mark.thorough

@@ -20,11 +20,11 @@ from tests.contract.faults.well_behaved import (
     PROMPT,
     References,
     core,
-    eventually,
     gauge,
     is_idle,
     resident_bytes,
 )
+from tests.support.eventually import eventually
 from tests.support.served_gemma import Client
 
 MIB = 1 << 20
@@ -156,7 +156,7 @@ def test_others_get_their_tokens(
     """Before, meanwhile and afterwards, token for token; then nothing runs and no KV block is held."""
     with references.meanwhile():
         abuse(served)
-    assert eventually(lambda: is_idle(served), 20)
+    assert eventually(lambda: is_idle(served))
     served.check()
 
 
@@ -236,7 +236,7 @@ def fewest_iterations(server: TritonServer, leave: Callable[[], float]) -> float
     ran = []
     for _ in range(5):
         before = leave()
-        assert eventually(lambda: is_idle(server), 10)
+        assert eventually(lambda: is_idle(server))
         time.sleep(0.05)  # the page is renewed every 20 ms
         ran.append(iterations(server) - before)
         if ran[-1] < 500:
@@ -270,7 +270,7 @@ def _all_at_once(server: TritonServer) -> None:
     with connect(server.ports["http_port"]) as one, suppress(ConnectionError):
         one.sendall(huge)
         one.recv(100)
-    assert eventually(lambda: is_idle(server) and stays_idle(server), 60)
+    assert eventually(lambda: is_idle(server) and stays_idle(server))
 
 
 def stays_idle(server: TritonServer) -> bool:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from pipelines.serving.process import TritonServer
-from tests.contract.faults.well_behaved import IDS, PROMPT, References, core, eventually, is_idle
+from tests.contract.faults.well_behaved import IDS, PROMPT, References, core, is_idle
+from tests.support.eventually import eventually
 from tests.support.served_gemma import Client
 
 pytestmark = pytest.mark.thorough
@@ -69,7 +70,7 @@ def test_an_ensemble_request_is_stopped_by_its_id(client: Client, served: Triton
         other.send("tensorrt_llm", "mine", **STOP)
         answer = client.take("mine")["mine"]
         assert not answer.error
-        assert eventually(lambda: is_idle(served), 2)
+        assert eventually(lambda: is_idle(served))
         if len(answer.parts) < 900:
             break
     other.close()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,16 +122,6 @@ def gauge(server: TritonServer, family: str, kind: str) -> float:
         found = re.search(rf'^{family}{{[^}}]*="{kind}"[^}}]*}} (\S+)$', page.read().decode(), re.MULTILINE)
     assert found
     return float(found.group(1))
-
-
-def eventually(holds: Callable[[], bool], seconds: float = 10) -> bool:
-    """Whether it holds within `seconds`."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if holds():
-            return True
-        time.sleep(0.02)
-    return holds()
 
 
 def is_idle(server: TritonServer) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,13 +36,3 @@ def echo_server(echo_repository: Path) -> Iterator[TritonServer]:
 def frontend(echo_server: TritonServer) -> Iterator[OpenAiFrontend]:
     with OpenAiFrontend(echo_server) as service:
         yield service
-
-
-def eventually(holds: Callable[[], bool], seconds: float = 2.0) -> bool:
-    """Whether it holds within `seconds`."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if holds():
-            return True
-        time.sleep(0.02)
-    return holds()

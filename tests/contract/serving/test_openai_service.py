@@ -16,7 +16,7 @@ openai = pytest.importorskip("openai")
 from pipelines.serving.frontend import OpenAiFrontend  # noqa: E402 - after the skip
 from pipelines.serving.openai.limits import REFUSAL_PAUSE_S  # noqa: E402
 from pipelines.serving.process import TritonServer  # noqa: E402
-from tests.contract.serving.conftest import eventually  # noqa: E402
+from tests.support.eventually import eventually  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,6 @@ from pipelines.serving.locate import why_no_server
 from pipelines.serving.ports import answers_200
 from pipelines.serving.process import ServerFailedError, TritonServer
 from pipelines.settings.serving import ServingSettings
-from tests.contract.serving.conftest import eventually
 from tests.contract.serving.echo_repository import (
     CONFIG,
     write_echo,
@@ -40,6 +39,7 @@ from tests.contract.serving.echo_repository import (
     write_model,
     write_stubborn,
 )
+from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.skipif(why_no_server(ServingSettings()) is not None, reason="needs a tritonserver")
 SETTINGS = ServingSettings(drain_timeout_s=30, startup_timeout_s=60)

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,17 +14,11 @@ import pytest
 
 from pipelines.host.kept import KeptProcess
 from tests.conftest import ROOT
+from tests.support.eventually import eventually
 
 SHM = Path("/dev/shm")
 FAMILY = "sleep 1000 & bash -c 'sleep 1000 & wait' & wait"
 """A command, two children and a grandchild that hang; none of them looks at its parent."""
-
-
-def eventually(holds: Callable[[], bool], seconds: float = 2.0) -> bool:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and not holds():
-        time.sleep(0.01)
-    return holds()
 
 
 def lives(process: psutil.Process) -> bool:

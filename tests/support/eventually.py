@@ -1,0 +1,16 @@
+"""Wait for what another process or thread is about to do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 60) -> bool:
+    """Whether it holds within so many seconds: many, because a busy machine is late."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if holds():
+            return True
+        time.sleep(0.02)
+    return holds()
