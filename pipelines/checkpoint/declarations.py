@@ -204,8 +204,15 @@ _COMPRESSED = ("pack-quantized", "float-quantized", "int-quantized", "nvfp4-pack
 
 
 def _of_compressed(block: Mapping[str, Any]) -> _Demands:
-    groups, weights = mapping_of(block.get("config_groups")), _weights(block)
-    only, form = next(iter(groups.values()), {}), block.get("format")
+    groups, form = mapping_of(block.get("config_groups")), block.get("format")
+    only = next(iter(groups.values()), {})
+    parts = {key: only.get(key) for key in ("weights", "input_activations")}
+    parts["kv_cache_scheme"] = block.get("kv_cache_scheme")
+    if wrong := {key: value for key, value in parts.items() if value and not isinstance(value, Mapping)}:
+        for key, value in wrong.items():
+            yield key, value, ("an object",)
+        return
+    weights = _weights(block)
     yield "format", form, _COMPRESSED
     yield "number of config_groups", len(groups), (1,)
     yield "targets", only.get("targets"), (["Linear"],)
