@@ -14,6 +14,8 @@ from pathlib import Path
 
 import yaml
 
+from eval.dataset import open_questions
+
 ROOT = Path(__file__).resolve().parents[2]
 ISL, OSL, REQUESTS = 40, 24, 12
 SUBJECT, QUESTIONS = "veldan_law", 30
@@ -201,18 +203,34 @@ def lm_eval(metric: str, evaluated: str) -> Callable[[Finished], str]:
     return result
 
 
+def in_chats(found: Finished) -> str:
+    """Count lm-eval's right answers in chats, whose prompts are not those of `make evaluate`."""
+    (file,) = found.folder.rglob("samples_*.jsonl")
+    samples = [json.loads(line) for line in file.read_text().splitlines()]
+    if len(samples) != QUESTIONS or not all(sample["resps"][0][0].strip() for sample in samples):
+        raise UnfitError(f"{len(samples)} questions, {QUESTIONS} were asked, or one without an answer")
+    right = sum(bool(sample["exact_match"]) for sample in samples)
+    return f"{right} of {len(samples)} right, in the bundled chat template, in which no model was trained"
+
+
 def write_tasks(folder: Path) -> None:
     """Write the bundled questions of one subject as tasks of lm-eval, with prompts and metrics of the project's own."""
     data = ROOT / "eval" / "mini_mmlu" / "data" / SUBJECT
-    files = {split: str(data / f"{split}.jsonl") for split in ("test", "dev")}
     for name in ("mini_mmlu", "mini_answers"):
+        splits = {
+            split: [json.loads(line) for line in (data / f"{split}.jsonl").read_text().splitlines()]
+            for split in ("test", "dev")
+        }
+        if name == "mini_answers":
+            splits = open_questions(splits)
+        files = {split: str(folder / f"{name}_{split}.jsonl") for split in splits}
+        for split, rows in splits.items():
+            Path(files[split]).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         ours = (ROOT / "eval" / "tasks" / f"_{name}_template_yaml").read_text()
         task = yaml.safe_load("\n".join(line for line in ours.splitlines() if "custom_dataset" not in line))
         about = yaml.safe_load((ROOT / "eval" / "tasks" / f"{name}_{SUBJECT}.yaml").read_text())
         task |= {"task": f"{name}_{SUBJECT}", "description": about.get("description", "")}
         task |= {"dataset_path": "json", "dataset_kwargs": {"data_files": files}}
-        if name == "mini_answers":
-            task["doc_to_target"] = "{{choices[answer]}}"  # as eval.dataset.open_questions does
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(task))
 
 
@@ -320,9 +338,9 @@ CLIENTS = (
         Run("the same, prompts of text",
             f"{LM_EVAL} mini_mmlu_{SUBJECT} {COMPLETIONS},tokenized_requests=False",
             lm_eval("acc", "mini_mmlu")),
-        Run("answers in chats",
-            f"{LM_EVAL} mini_answers_{SUBJECT} {CHAT} --apply_chat_template",
+        Run("answers", f"{LM_EVAL} mini_answers_{SUBJECT} {COMPLETIONS},tokenized_requests=False",
             lm_eval("exact_match", "mini_answers")),
+        Run("answers in chats", f"{LM_EVAL} mini_answers_{SUBJECT} {CHAT} --apply_chat_template", in_chats),
     ), prepare=write_tasks),
     Client("inflight_batcher_llm_client.py", TRITON, (
         Run("`tensorrt_llm`, log probabilities", f"{BATCHER} --request-output-len {OSL} --return-log-probs",
