@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from pipelines.domain.errors import UserError
-from pipelines.domain.typed import check_types
+from pipelines.domain.typed import read_record
 
 SCHEMA = 1
 RESULT = "benchmark.json"
@@ -214,45 +214,36 @@ class BenchmarkResult:
             raise UserError(
                 f"{source} has schema {data.get('schema')!r}; this version reads {SCHEMA}.", todo="Measure again."
             )
-        try:
-            levels = tuple(_level(level) for level in data["levels"])
-            result = cls(**{**data, "slo": Slo(**data["slo"]), "levels": levels})
-            _check(result)
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
-            raise UserError(f"{source} is not a benchmark result: {error}.", todo="Measure again.") from None
+        if isinstance(data.get("levels"), list):
+            data = {**data, "levels": [_known_metrics(level) for level in data["levels"]]}
+        result = read_record(cls, data, source, what="a benchmark result", todo="Measure again.")
+        if negative := next(_negative(result), None):
+            raise UserError(f"{source} is not a benchmark result: {negative} is negative.", todo="Measure again.")
         return result
 
 
-def _check(result: BenchmarkResult) -> None:
-    """Check values that only a file altered by hand can have.
-
-    Raises:
-        TypeError: a value is of the wrong type.
-        ValueError: a rate, count or time is negative.
-    """
-    check_types(result)
+def _negative(result: BenchmarkResult) -> Iterator[str]:
+    """Return the rates, counts and times below 0, which only a file altered by hand can have."""
     for number, level in enumerate(result.levels):
         for item in fields(Summary):
             value = getattr(level.summary, item.name)
             figures = asdict(value) if isinstance(value, Distribution) else {"": value}
             for name, each in figures.items():
                 if isinstance(each, int | float) and each < 0:
-                    place = f"levels[{number}].summary.{item.name}{name and '.'}{name}"
-                    raise ValueError(f"{place}={each} is negative")
+                    yield f"levels[{number}].summary.{item.name}{name and '.'}{name}={each}"
 
 
-def _level(data: Mapping[str, Any]) -> Level:
-    inner = {"summary": _summary(data["summary"]), "client": ClientHealth(**data["client"])}
-    return Level(**{**data, **inner, "notes": tuple(data.get("notes", ()))})
+def _known_metrics(level: Any) -> Any:
+    """Return a level without the metrics that this version does not know."""
+    if not isinstance(level, Mapping) or not isinstance(level.get("summary"), Mapping):
+        return level
+    summary = _known(Summary, level["summary"])
+    inner = {name: _known(Distribution, summary[name]) for name in DISTRIBUTIONS if name in summary}
+    return {**level, "summary": {**summary, **inner}}
 
 
-def _summary(data: Mapping[str, Any]) -> Summary:
-    """Read a summary; metrics unknown to this version are dropped, and metrics missing in the file have no value."""
-    found = _known(Summary, data)
-    found |= {name: Distribution(**_known(Distribution, found[name])) for name in DISTRIBUTIONS if name in found}
-    return Summary(**found)
-
-
-def _known(record: type, data: Mapping[str, Any]) -> dict[str, Any]:
+def _known(record: type, data: Any) -> Any:
+    if not isinstance(data, Mapping):
+        return data
     names = {item.name for item in fields(record)}
     return {name: value for name, value in data.items() if name in names}

@@ -11,15 +11,13 @@ from typing import Any
 
 from pipelines.document.show import count
 from pipelines.domain.errors import UserError
-from pipelines.domain.typed import check_types
+from pipelines.domain.typed import read_record
 from pipelines.host.files import write_json
 from pipelines.predict.performance.fit import GPU_KNOBS, FitResult, FittedLevel, moved
 from pipelines.predict.performance.measured import Measured
 from pipelines.predict.performance.measured_gpus import ranks
 from pipelines.predict.performance.modelled import ModelledDeployment
 from pipelines.predict.performance.performance import Costed, Provenance, Setup
-from pipelines.predict.simulator.cost import IterationCost
-from pipelines.predict.simulator.interface import SchedulerLimits
 
 SCHEMA = 2
 METRICS = ("rps", "ttft_p50", "ttft_p95", "itl_mean")
@@ -142,18 +140,7 @@ def load_fit(path: Path) -> FittedModel:
             f"sizing.fit={path} has schema {given!r}; this version reads {SCHEMA}.",
             todo="Fit again: make calibrate sizing.measured=benchmark.json",
         )
-    try:
-        inner = data["deployment"]
-        engine, cost = SchedulerLimits(**inner["engine"]), IterationCost(**inner["cost"])
-        deployment = ModelledDeployment(**{**inner, "engine": engine, "cost": cost})
-        lists = {name: tuple(data[name]) for name in ("at_bound", "undecided", "levels")}
-        intervals = {name: (low, high) for name, (low, high) in data["intervals"].items()}
-        check_types(engine, "deployment.engine")
-        if wrong := [name for name, value in asdict(cost).items() if not isinstance(value, int | float)]:
-            raise TypeError(f"deployment.cost.{wrong[0]}={inner['cost'][wrong[0]]!r} is not a number")
-        return FittedModel(**{**data, **lists, "intervals": intervals, "deployment": deployment})
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise UserError(f"sizing.fit={path} is not a fit of `make calibrate`: {error}.") from None
+    return read_record(FittedModel, data, f"sizing.fit={path}", what="a fit of `make calibrate`", todo="")
 
 
 def fitted_model(measured: Measured, found: FitResult, versions: Mapping[str, str]) -> FittedModel:

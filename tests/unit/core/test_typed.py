@@ -62,6 +62,8 @@ def test_a_field_with_a_default_may_be_missing():
         ({"best": {"share": 1.0, "extra": 2}}, r"best: missing \[\], unknown \['extra'\]"),
         ({"best": 7}, "best: it is not a JSON object"),
         ({"said": None}, "said=None is not"),
+        ({"said": "\ud800"}, "Invalid JSON: "),
+        ({"by_name": {"x": {"share": float("nan")}}}, "by_name.x.share=nan is not a finite number"),
     ],
 )
 def test_a_wrong_value_is_named_by_its_place(change, said):

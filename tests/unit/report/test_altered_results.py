@@ -42,7 +42,7 @@ def altered(raw, place, value):
         ("versions", {"torch": 2}, r"versions\.torch=2 is not text"),
         ("complete", "yes", r"complete='yes' is not true or false"),
         ("slo", {"ttft_ms": "fast"}, r"slo\.ttft_ms='fast' is not"),
-        ("levels", 7, r"'int' object is not iterable"),
+        ("levels", 7, r"levels=7 is not a list"),
         ("levels.0.summary.requests", -3, r"levels\[0\]\.summary\.requests=-3 is negative"),
         ("levels.0.summary.requests_per_s", "many", r"levels\[0\]\.summary\.requests_per_s='many' is not a finite"),
         ("levels.0.summary.requests_per_s", float("inf"), r"requests_per_s=inf is not a finite number"),
