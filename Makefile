@@ -19,7 +19,7 @@ WHOLE := tests --ignore=tests/gpu --ignore=tests/gpu_trtllm --ignore=tests/real 
 ONCE_MORE := --reruns=1 -rR --max-worker-restart=0
 # Commands that tests start would otherwise compile the sources each time, where the environment forbids to keep bytecode.
 test test-all test-under-load: export PYTHONDONTWRITEBYTECODE :=
-INSIDE := $(VENV)/.ready packages $(COMMANDS:%=%.run)
+INSIDE := $(VENV)/.ready packages
 # Words that are no target of the development part below: one command, or something to refuse.
 # "make help build" is the help of build, not help and then a build.
 WORDS := $(filter-out $(if $(word 2,$(MAKECMDGOALS)),$(filter-out help,$(TARGETS)),$(TARGETS)) $(INSIDE),$(MAKECMDGOALS))
@@ -34,13 +34,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 ifeq ($(filter-out $(COMMANDS),$(WORDS))$(word 2,$(WORDS)),)
 
-.PHONY: $(COMMANDS) $(COMMANDS:%=%.run)
-$(COMMANDS:%=%.run): %.run: $(READY)
-	@MAKE_PID=$$PPID $(PYTHON) -m pipelines --from-make $* || scripts/make_exit.sh $$? $$PPID $(filter load,$(.FEATURES))
-# GNU make ends with 2 whatever the exit code of a command was. make_exit.sh has compiled an extension that ends make
-# with the command's own code; it is loaded here, after the command.
-$(COMMANDS): %: %.run
-	$(foreach extension,$(wildcard build/make_exit.$(shell echo $$PPID).so),$(eval load $(extension)))
+.PHONY: $(COMMANDS)
+$(COMMANDS): $(READY)
+	@MAKE_PID=$$PPID $(PYTHON) -m pipelines --from-make $@
 
 ## Develop
 .PHONY: packages setup test test-all test-under-load torture test-gpu test-real test-peers test-modelopt check golden zoo clean help
