@@ -3,8 +3,8 @@
     python -m scripts.plant_faults --faults 40 --seed 1 [--files 40] [-- PYTEST WORDS]
 
 Each fault is planted in a copy of the project. The tests nearest to the changed module, by imports, run there until the
-first failure; without words of pytest's they are those of `make test`. A fault that no test found is printed with its
-line: it changes nothing that anybody can see, or a test is missing.
+first failure; without words of pytest's they are those of `make test`. A fault that none finds changes nothing that
+anybody can see, or a test is missing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ OPERATORS: dict[str, dict[type[ast.AST], tuple[str, str]]] = {
     "and, or": {ast.And: ("and", "or"), ast.Or: ("or", "and")},
 }
 ENDS = re.compile(r"cancel|close|stop|release|clear|unlink|kill|wait|flush|fsync|remove|pop|terminate|replace|set")
-"""Calls whose loss is a fault: what they end goes on."""
 KINDS = (*OPERATORS, "off by one", "lost call", "swapped values", "turned condition")
 SERVED = ["tests/contract/models", "tests/contract/triton_repo"]  # tests of modules that only a server imports
 LIMIT_S = 900  # for the tests of one fault; a fault that makes them hang is found
@@ -217,25 +216,25 @@ def verdict(root: Path, fault: Fault, files: list[str], words: list[str]) -> str
     passed, name = run(root, [*words, *files])
     path.write_bytes(old)
     if not passed and "::" in name and not run(root, [name])[0]:
-        raise RuntimeError(f"{name} fails without a fault too")
+        return f"{name}, which FAILS WITHOUT IT TOO"
     return "" if passed else name
 
 
 def main() -> int:
     """Plant, count, print; exit with 1 if a fault was not found."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=40, help="how many (default: 40)")
     parser.add_argument("--seed", type=int, default=1, help="which (default: 1)")
     parser.add_argument("--files", type=int, default=40, help="nearest test files that run for each (default: 40)")
     parser.add_argument("words", nargs="*", help="words for pytest (default: -m 'not thorough')")
     asked = parser.parse_args()
-    faults = draw(ROOT, asked.faults, asked.seed)
-    missed = []
+    faults, missed = draw(ROOT, asked.faults, asked.seed), []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "project"
-        shutil.copytree(
-            ROOT, root, symlinks=True, ignore=shutil.ignore_patterns(".venv", ".git", "__pycache__", "build")
-        )
+        tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for name in tracked.rstrip("\0").split("\0"):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, root / name, follow_symlinks=False)
         for number, fault in enumerate(faults, 1):
             start, files = time.monotonic(), nearest(root, fault.file, asked.files) or SERVED
             found = verdict(root, fault, files, asked.words or ["-m", "not thorough"])
