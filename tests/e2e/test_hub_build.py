@@ -47,6 +47,7 @@ def test_a_gated_model_says_what_to_do(online):
     assert not list((online.store / ".drafts").iterdir())
 
 
+@pytest.mark.thorough
 def test_a_calibration_set_of_the_hub_is_used(online, hub, tmp_path):
     import pyarrow as arrow
     import pyarrow.parquet as parquet

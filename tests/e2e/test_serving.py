@@ -104,6 +104,7 @@ def test_a_second_repository_is_not_made(cli, copied):
     assert "Nothing to do: every stage is cached." in cli.run("repository", *QUICK)
 
 
+@pytest.mark.thorough
 def test_a_repository_becomes_manifests_that_start_it(cli, copied):
     """The arguments of the pod start the server here, except for the place of the repository and the address."""
     text = cli.run("manifests", *QUICK)
@@ -131,6 +132,7 @@ def test_the_printed_lines_work_and_ctrl_c_drains(cli, copied):
     wait_until_gone(copied)
 
 
+@pytest.mark.thorough
 def test_a_server_that_already_runs_is_measured(cli, copied):
     """Nothing is built for it, and nothing is claimed that nobody said."""
     served = Served(cli, f"serving.repository={copied}")

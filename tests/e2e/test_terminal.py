@@ -46,6 +46,7 @@ def on_terminal(folder, columns, *words, **environment):
     return process.wait(), shown.decode().replace("\r\n", "\n")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("columns", [60, 80, 120])
 @pytest.mark.parametrize("words", OUTPUTS.values(), ids=OUTPUTS)
 def test_every_line_fits(tmp_path, columns, words):

@@ -62,6 +62,7 @@ def test_the_record_is_what_the_checkpoint_holds(models, texts, tmp_path) -> Non
         assert config.format_of(f"transformer.{module}") is FORMATS[QFormat(qformat)]
 
 
+@pytest.mark.thorough
 def test_the_same_search_twice_is_the_same_checkpoint(models, texts, tmp_path) -> None:
     for name in ("one", "two"):
         quantize(models["llama"], tmp_path / name, spec_of(6.0), texts, CALIBRATION)

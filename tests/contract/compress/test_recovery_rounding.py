@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 torch = pytest.importorskip("torch")
 modelopt = pytest.importorskip("modelopt")
 

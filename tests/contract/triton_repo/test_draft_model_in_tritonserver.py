@@ -385,6 +385,7 @@ def test_a_client_that_goes_ends_the_generation(ask, drafts):
     assert len(ask(max_tokens=7, end_id=-1, exclude_input_in_output=True, **drafts)[0][0].split()) == 7
 
 
+@pytest.mark.thorough
 def test_clients_that_go_at_any_time_leave_the_others_their_answers(ask):
     ((expected, _),) = ask(max_tokens=30, end_id=-1)
     chance = random.Random(7)
