@@ -122,7 +122,7 @@ def weight(tree: Path) -> list[tuple[str, str]]:
         ("import lines per 100 code lines", f"{100 * imports / code:.1f}"),
         ("imports inside functions", str(inner)),
         ("pages in docs/", str(len(list(docs.glob("*.md"))))),
-        ("decisions", str(len(list((docs / "decisions").glob("*.md"))))),
+        ("decisions", str(len(list((docs / "decisions").glob("[0-9]*.md"))))),
     ]
 
 

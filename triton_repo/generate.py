@@ -144,7 +144,7 @@ def _fill(target: pb.ModelInput | pb.ModelOutput, tensor: Tensor, logits: str) -
 def _queue(config: pb.ModelConfig, batch: int, settings: TritonSettings) -> None:
     """Let Triton group waiting requests, as TensorRT-LLM's templates do; its backend reads the bound of its queue here.
 
-    Not before the CPU engine: there a request that comes while another is taken may wait for 0.5 s (decision 78).
+    Not before the CPU engine: there a request that comes while another is taken may wait for 0.5 s (decision 19).
     """
     batching = config.dynamic_batching
     batching.preferred_batch_size.append(batch)

@@ -1,4 +1,4 @@
-"""The tensors that the models have beside the reference's where `tensorrt_llm` is this project's own (decision 70)."""
+"""The tensors that the models have beside the reference's where `tensorrt_llm` is this project's own (decision 19)."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 The nested calls of `tensorrt_llm_bls` can deadlock Triton's python backend when more than one thread of a process is in
 one (decision 19); then the model answers nobody any more. It takes responses that come faster than the interpreter
 takes them, so the engine is a stand-in that counts. Through `ensemble` the real engine answers, which frees the slots
-of those that leave; one way to do that corrupted the server's heap (decision 70).
+of those that leave; one way to do that corrupted the server's heap (decision 19).
 """
 
 from __future__ import annotations

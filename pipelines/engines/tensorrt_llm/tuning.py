@@ -1,7 +1,7 @@
 """What NVIDIA's guides advise for the speed of a TensorRT engine.
 
 What they only advise to try, because it can cost something else, is left to the user:
-docs/decisions/0039-speed-by-default.md.
+docs/decisions/0011-tensorrt-engines.md.
 """
 
 from __future__ import annotations
