@@ -28,7 +28,6 @@ from pipelines.engines.port import (
     Session,
     TokenIds,
 )
-from pipelines.host.imports import TRANSFORMERS_TAKES_ALONG, without
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -64,8 +63,8 @@ def load_tokenizer(folder: Path) -> Any:
         UserError: the folder has no tokenizer, or it cannot be read.
     """
     found = opened(folder)
-    with without(*TRANSFORMERS_TAKES_ALONG, asked_for_by="transformers"):
-        from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
+
     return PreTrainedTokenizerFast(**found.for_transformers())  # type: ignore[no-untyped-call]
 
 

@@ -6,8 +6,6 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pipelines.host.collector import paused
-
 PROGRAM = "trtllm-pipelines"
 
 EXITS = {
@@ -52,9 +50,7 @@ class Command:
     def run(self, overrides: Sequence[str]) -> int:
         """Import the function and call it."""
         module, _, name = self.function.partition(":")
-        with paused():
-            function = getattr(importlib.import_module(module), name)
-        code: int = function(overrides)
+        code: int = getattr(importlib.import_module(module), name)(overrides)
         return code
 
 

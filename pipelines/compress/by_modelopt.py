@@ -65,12 +65,12 @@ def quantize_by_modelopt(asked: QuantizeTask, out_dir: Path, progress: Progress)
     from pipelines.compress import modelopt_door
 
     source, spec = asked.source, asked.spec
-    with muted() as quiet, transformers_to_log():
+    with muted(), transformers_to_log():
         # a search compares all linears, and Transformers stores experts under other names than it computes with
         whole = spec.search is not None or source.shape.num_experts > 1
         way = _whole if whole else _by_layer
         with gpu_memory_named("quantizing", BATCHES):
-            done = way(asked, out_dir, quiet.progress(progress))
+            done = way(asked, out_dir, progress)
     unified = asked.layout == "hugging_face"
     if unified:
         correct_unified(out_dir, source.config, asked.dtype)

@@ -104,14 +104,13 @@ def calibrated_scales(
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
     folder.mkdir()
     try:
-        with muted() as quiet, transformers_to_log():
-            loud = quiet.progress(progress)
-            config, data = prepared(source, cache, texts, calibration, device, loud)
+        with muted(), transformers_to_log():
+            config, data = prepared(source, cache, texts, calibration, device, progress)
             weights = DecodedWeights(source, Checkpoint.open(out_dir), modules)
             layers = LayerSource(source, dtype, device, weights=weights)
             quantizer = LayerQuantizer(layers, source.shape.family, config, data, folder)
             exported, layout = folder / "layer", RanksLayout(1, 1, 1)
-            with loud.task("calibrating the KV cache", layers.layers, "layers") as advance:
+            with progress.task("calibrating the KV cache", layers.layers, "layers") as advance:
                 for number in range(layers.layers):
                     seed_everything(calibration.seed)
                     quantizer.export(number, layout, exported)

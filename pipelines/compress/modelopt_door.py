@@ -14,7 +14,6 @@ import torch
 import yaml
 
 from pipelines.checkpoint.unified import fused_with
-from pipelines.compress import transformers_door  # noqa: F401 - before ModelOpt imports Transformers
 from pipelines.compress.recipes import Config
 from pipelines.compress.specs import Fp4Inputs, Int4Scales, Scoring
 from pipelines.domain.errors import UserError
@@ -28,8 +27,7 @@ def _lightly() -> Iterator[None]:
     """Spare nearly half of the import's time.
 
     PyTorch leaves functions as they are that torch.compile decorates: three of them would load Inductor.
-    ModelOpt's 200 YAML files are read by libyaml where PyYAML has it. Transformers, which ModelOpt imports too, was
-    imported by our own door, without what it would take along.
+    ModelOpt's 200 YAML files are read by libyaml where PyYAML has it.
     """
     disabled, loader = os.environ.get("TORCHDYNAMO_DISABLE"), yaml.SafeLoader
     os.environ["TORCHDYNAMO_DISABLE"] = "1"

@@ -53,13 +53,12 @@ def run_prune(
     shape = spec.applied(source.shape)
     seed_everything(calibration.seed)
     device = pick_device(device)
-    with muted() as quiet, transformers_to_log():
-        loud = quiet.progress(progress)
+    with muted(), transformers_to_log():
         data = make_batches(texts, load_tokenizer(source), calibration, calibration.size)
         with new_files_removed(out_dir), gpu_memory_named("pruning", BATCHES):
             record = ProgressRecord(out_dir, _identity(source, spec, calibration, data, device))
             way = _drop_layers if spec.method == "depth" else _narrow
-            folder = way(source, shape, data, out_dir, record, device, loud)
+            folder = way(source, shape, data, out_dir, record, device, progress)
             counted, found = folder.finish(shape), dict(record.notes)
             record.close()
     return {

@@ -49,15 +49,14 @@ def run_recover(
 ) -> dict[str, Any]:
     """See `pipelines.compress.api.recover`."""
     source, device = look_at(model_dir), pick_device(device)
-    with muted() as quiet, transformers_to_log():
-        loud = quiet.progress(progress)
+    with muted(), transformers_to_log():
         blocks = _blocks(texts, load_tokenizer(source), spec)
         if teacher_dir is not None:
             _check_teacher(source, look_at(teacher_dir))
         with new_files_removed(out_dir):
             folder = _work_folder(out_dir, _identity(source, teacher_dir, spec, blocks, device))
             job = TrainingJob(model_dir, teacher_dir, out_dir, folder, spec, device)
-            report = (train if spec.processes == 1 else train_in_processes)(job, blocks, loud)
+            report = (train if spec.processes == 1 else train_in_processes)(job, blocks, progress)
             link_small_files(model_dir, out_dir)
             shutil.rmtree(folder)
     facts: dict[str, Any] = {

@@ -49,12 +49,11 @@ def run_simulate(
 ) -> torch.nn.Module:
     """See `pipelines.compress.api.fake_quantized_model`."""
     source = look_at(model_dir)
-    with muted() as quiet, transformers_to_log():
+    with muted(), transformers_to_log():
         from pipelines.compress import modelopt_door
 
         picked = pick_dtype(source, dtype)
-        loud = quiet.progress(progress)
-        model = simulated(source, spec, texts, calibration, picked, pick_device(device), loud).model
+        model = simulated(source, spec, texts, calibration, picked, pick_device(device), progress).model
         modelopt_door.merge_fused_scales(model, source.shape.family, torch_dtype(picked))
     return model.requires_grad_(False)  # again: calibration replaces some weights with new parameters
 

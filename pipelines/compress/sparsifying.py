@@ -53,15 +53,15 @@ def run_sparsify(
         )
     seed_everything(calibration.seed)
     device = pick_device(device)
-    with muted() as quiet, transformers_to_log():
-        loud, data = quiet.progress(progress), None
+    with muted(), transformers_to_log():
+        data = None
         layers = LayerSource(source, own_dtype(source), device)
         if spec.method == "sparsegpt":
             data = make_batches(texts, load_tokenizer(source), calibration, calibration.size)
         with new_files_removed(out_dir), gpu_memory_named("sparsifying", BATCHES):
             record = ProgressRecord(out_dir, _identity(source, spec, calibration, data, device))
             states = HiddenStates(record.folder, layers, data) if data is not None else None
-            pruned = _prune_layers(source, layers, states, out_dir, record, loud)
+            pruned = _prune_layers(source, layers, states, out_dir, record, progress)
             link_small_files(model_dir, out_dir)
             errors: dict[str, list[float]] = record.notes.get("errors", {})
             record.close()

@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch.utils.data import SequentialSampler
 
-from pipelines.compress import transformers_door  # noqa: F401 - before the Trainer, which would take datasets along
-
 # isort: split
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 

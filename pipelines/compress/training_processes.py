@@ -216,8 +216,8 @@ def main(folder: Path) -> None:
     )
     blocks, first = load_file(folder / BLOCKS)["blocks"], rank == 0
     try:
-        with muted() as quiet, transformers_to_log():
-            report = train(job, blocks, quiet.progress(_ProgressFile(folder / EVENTS if first else None)), rank)
+        with muted(), transformers_to_log():
+            report = train(job, blocks, _ProgressFile(folder / EVENTS if first else None), rank)
     except UserError as error:
         continuable = isinstance(error, ContinuableError)
         write_json(

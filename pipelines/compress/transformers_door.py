@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from pipelines.host.imports import TRANSFORMERS_TAKES_ALONG, without
-
-with without(*TRANSFORMERS_TAKES_ALONG, asked_for_by="transformers"):
-    import transformers
-    from transformers import (
-        AutoConfig,
-        AutoModelForCausalLM,
-        AutoTokenizer,
-        DynamicCache,
-        GenerationConfig,
-        PreTrainedTokenizerFast,
-    )
-    from transformers.utils import logging
-    from transformers.utils.import_utils import is_datasets_available
-
-    is_datasets_available()  # the answer is kept, for the Trainer
+import transformers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DynamicCache,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+)
+from transformers.utils import logging
 
 VERSION: str = transformers.__version__
 MAJOR = int(VERSION.partition(".")[0])

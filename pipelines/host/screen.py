@@ -47,10 +47,11 @@ def warn(text: str) -> None:
     log.info("warning: %s", text)
 
 
-def say(text: str = "") -> None:
-    """Print one line to standard output and keep it in the run's log."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+def say(text: str = "", stream: TextIO | None = None) -> None:
+    """Print one line to standard output, or another stream, and keep it in the run's log."""
+    stream = stream or sys.stdout
+    stream.write(f"{text}\n")
+    stream.flush()
     if text:
         log.info("%s", text)
 
@@ -122,36 +123,44 @@ SILENT_S = 10.0
 
 
 class ScreenProgress:
-    """Progress bars on a terminal; elsewhere (CI logs) a line per tenth of the work, or per percent of slow work."""
+    """Progress bars on a terminal; elsewhere (CI logs) a line per tenth of the work, or per percent of slow work.
+
+    They go to the streams that are there when this is made, also while a library's output is redirected.
+    """
+
+    def __init__(self) -> None:
+        self._out, self._err = sys.stdout, sys.stderr
 
     @contextmanager
     def task(self, title: str, total: float | None, unit: str = "") -> Iterator[Advance]:
         """See `pipelines.domain.progress.Progress.task`."""
         log.info("%s: %s %s", title, total if total is not None else "", unit)
-        if sys.stderr.isatty():
-            with _bar(title, total, unit) as advance:
+        if self._err.isatty():
+            with _bar(title, total, unit, self._err, above=sys.stdout is self._out) as advance:
                 yield advance
         else:
-            yield _lines(title, total)
+            yield _lines(title, total, self._err)
 
     def note(self, text: str) -> None:
         """See `pipelines.domain.progress.Progress.note`."""
-        say(f"  {text}")
+        say(f"  {text}", self._out)
 
 
 @contextmanager
-def _bar(title: str, total: float | None, unit: str) -> Iterator[Advance]:
+def _bar(title: str, total: float | None, unit: str, stream: TextIO, *, above: bool) -> Iterator[Advance]:
+    """Draw a bar; above: lines that are printed meanwhile appear above it."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     amount = DownloadColumn(binary_units=True) if unit == "bytes" else MofNCompleteColumn()
     columns = (TextColumn("  {task.description}"), BarColumn(bar_width=20), amount, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    console = Console(file=stream)
+    with Progress(*columns, console=console, transient=True, redirect_stdout=above, redirect_stderr=above) as bars:
         task = bars.add_task(title, total=total)
         yield lambda amount: bars.advance(task, amount)
 
 
-def _lines(title: str, total: float | None) -> Advance:
+def _lines(title: str, total: float | None, stream: TextIO) -> Advance:
     """Print a line per tenth of the work, or per percent where one takes long: so that a log is not silent."""
     done, shown, last = 0.0, 0, time.monotonic()
 
@@ -163,7 +172,7 @@ def _lines(title: str, total: float | None) -> Advance:
             percent -= percent % 10
         if percent > shown:
             shown, last = percent, now
-            sys.stderr.write(f"  {title}: {percent} %\n")
-            sys.stderr.flush()
+            stream.write(f"  {title}: {percent} %\n")
+            stream.flush()
 
     return advance

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.domain.errors import UserError
-from pipelines.host.collector import paused
 from pipelines.host.files import link_to
 from pipelines.host.machine import gather
 from pipelines.host.paths import check_folders
@@ -31,11 +30,10 @@ INTERRUPTED = 130
 
 
 def _plan(settings: Settings, target: Target, only: str | None = None) -> tuple[Plan, Store]:
-    with paused():
-        from pipelines.plan.plan import make_plan  # imports every stage
+    from pipelines.plan.plan import make_plan  # imports every stage
 
-        store = Store(settings.paths.store)
-        return make_plan(settings, target, store, gather(), only), store
+    store = Store(settings.paths.store)
+    return make_plan(settings, target, store, gather(), only), store
 
 
 def _run(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, FinishedRun]:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipelines.domain.errors import Fault, UserError
-from pipelines.host.collector import paused
 from pipelines.settings.diagnose import KEY, diagnose, unexplained
 from pipelines.settings.groups import CONF
 from pipelines.settings.plain import compose_plain
@@ -20,8 +19,7 @@ def load(overrides: Sequence[str]) -> Settings:
     Raises:
         UserError: every fault of the overrides or of the values, all at once.
     """
-    with paused():
-        return validate(compose(overrides))
+    return validate(compose(overrides))
 
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def compiled() -> Callable[..., Any]:
     for name, function in _functions(modules):
         copy = FunctionType(function.__code__, names, name)
         copy.__qualname__ = f"{name}_{digest}"
-        names[name] = njit(**inner)(copy) if name != "run" else _kept(numba, copy)
+        names[name] = njit(**inner)(copy) if name != "run" else _cached(njit, copy)
     return _announced(names["run"])
 
 
@@ -90,24 +90,8 @@ def _functions(modules: tuple[ModuleType, ...]) -> list[tuple[str, FunctionType]
     ]
 
 
-def _kept(numba: Any, function: FunctionType) -> Any:
-    class Kept(numba.core.caching.FunctionCache):  # type: ignore[misc]
-        """Numba's own cache, except that a cached function loads without the parts of the compiler it does not need.
-
-        Numba imports everything it can compile, linear algebra too, before it looks into the folder: 0.2 s of
-        processor time, most of the first call in a process. Without a cached function, those imports still happen.
-        Numba has no public way to do this; `tests/unit/simulator/test_compiling.py` fails when these internals change.
-        """
-
-        def load_overload(self, sig: Any, target_context: Any) -> Any:
-            try:
-                numba.core.runtime.rtsys.initialize(target_context)  # numba's runtime allocates the lists
-                with self._guard_against_spurious_io_errors():
-                    return self._load_overload(sig, target_context)
-            except (AttributeError, TypeError):  # a numba with other internals: load the usual way
-                return super().load_overload(sig, target_context)
-
-    fast = numba.njit(function)
-    with suppress(RuntimeError):  # no writable cache folder
-        fast._cache = Kept(function)  # as `njit(cache=True)` does with numba's own cache
-    return fast
+def _cached(njit: Any, function: FunctionType) -> Any:
+    try:
+        return njit(cache=True)(function)
+    except RuntimeError:  # no writable cache folder
+        return njit(function)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import resource
 import socket
 from pathlib import Path
 
 import uvicorn
 
-from pipelines.host.collector import keep_all
 from pipelines.serving.logs import FRONT_STARTED
 from pipelines.serving.openai.app import make_app
 from pipelines.serving.openai.backend import Backend
@@ -45,7 +45,7 @@ def main() -> None:
     reading = [f"--repository={given.repository}", f"--max-prompts={limits.prompts}", *template]
     known = served(read_repository(given.repository), given.metrics, given.chat_template)
     app = make_app(known, Backend(given.grpc), limits, reading, given.cors_origin)
-    keep_all()
+    gc.freeze()  # no later collection walks through the modules, while all answers wait for it
     config = uvicorn.Config(
         app,
         host=given.host,

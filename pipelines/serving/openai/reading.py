@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import pickle
 import resource
 import signal
@@ -15,7 +16,6 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from pipelines.host.collector import keep_all
 from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.limits import Limits
 from pipelines.serving.openai.prepare import read_request
@@ -33,7 +33,7 @@ def main() -> None:
     given = parser.parse_args()
     model = served(read_repository(given.repository), "", given.chat_template)
     limits = Limits(prompts=given.max_prompts)
-    keep_all()
+    gc.freeze()  # no later collection walks through the modules and the tokenizer
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it; without it, memory stays with the process

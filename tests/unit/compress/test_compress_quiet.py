@@ -1,58 +1,52 @@
-"""Tool chatter goes to the log; our own progress is heard."""
+"""Output of libraries goes to the log; our own progress is seen."""
 
 from __future__ import annotations
 
 import io
 import logging
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from pipelines.compress.quiet import muted
+from pipelines.host.screen import ScreenProgress
 
 
-class Printing:
-    """A progress display that prints."""
-
-    @contextmanager
-    def task(self, title: str, total: float | None, unit: str = "") -> Iterator:
-        print(f"begin {title}")  # noqa: T201
-        yield lambda amount: print(f"+{amount}")  # noqa: T201
-        print(f"end {title}")  # noqa: T201
-
-    def note(self, text: str) -> None:
-        print(text)  # noqa: T201
-
-
-def test_chatter_goes_to_the_log_and_progress_to_the_screen(capsys, caplog) -> None:
-    with caplog.at_level(logging.DEBUG), muted() as quiet:
-        progress = quiet.progress(Printing())
+def test_output_of_libraries_goes_to_the_log_and_progress_to_the_screen(capsys, caplog) -> None:
+    progress = ScreenProgress()
+    with caplog.at_level(logging.DEBUG, "pipelines.compress.tools"), muted():
         print("chatter")  # noqa: T201
         with progress.task("work", 1) as advance:
             print("more chatter", file=sys.stderr)  # noqa: T201
             advance(1)
         progress.note("done")
     print("after")  # noqa: T201
-    assert capsys.readouterr() == ("begin work\n+1\nend work\ndone\nafter\n", "")
+    assert capsys.readouterr() == ("  done\nafter\n", "  work: 100 %\n")
     assert caplog.messages == ["chatter", "more chatter"]
 
 
-def test_other_threads_keep_the_screen(capsys) -> None:
-    """A progress bar redraws from its own thread."""
-    with muted():
-        thread = threading.Thread(target=lambda: print("redraw"))  # noqa: T201
-        thread.start()
-        thread.join()
-    assert capsys.readouterr().out == "redraw\n"
+def test_on_a_terminal_the_bar_is_drawn_and_the_output_of_libraries_is_not(monkeypatch, caplog) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    progress = ScreenProgress()
+    with caplog.at_level(logging.DEBUG, "pipelines.compress.tools"), muted(), progress.task("work", 1) as advance:
+        print("chatter")  # noqa: T201
+        advance(1)
+    assert "work" in terminal.getvalue()
+    assert "chatter" not in terminal.getvalue()
+    assert caplog.messages == ["chatter"]
 
 
-def test_an_error_passes_through_and_ends_the_task(capsys) -> None:
-    with pytest.raises(ValueError, match="broken"), muted() as quiet, quiet.progress(Printing()).task("work", 1):
+def test_an_error_passes_through(capsys) -> None:
+    with pytest.raises(ValueError, match="broken"), muted():
         raise ValueError("broken")
-    assert capsys.readouterr().out == "begin work\n"
+    print("after")  # noqa: T201
+    assert capsys.readouterr().out == "after\n"
 
 
 def test_a_log_handler_on_the_muted_stream_does_not_loop(capsys) -> None:
@@ -72,15 +66,3 @@ def test_a_log_handler_on_the_muted_stream_does_not_loop(capsys) -> None:
         logger.removeHandler(handler)
         logger.setLevel(logging.NOTSET)
     assert capsys.readouterr().out == "log: chatter\n"
-
-
-def test_a_terminal_stays_a_terminal_while_muted(monkeypatch):
-    """Otherwise progress bars fall back to lines for log files."""
-
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    with muted():
-        assert sys.stderr.isatty()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
-from pipelines.host.collector import keep_all
 from pipelines.serving.openai import connections
 from pipelines.serving.openai.connections import ROUNDS_BETWEEN, SMALL_BODY, Entrance, Turns
 
@@ -235,13 +233,3 @@ def test_a_client_that_left_before_its_turn_costs_no_parser(arrive: Callable[[],
         assert Parser.made == 0
 
     asyncio.run(check())
-
-
-def test_what_a_server_keeps_is_not_walked_through_again() -> None:
-    before = gc.get_freeze_count()
-    keep_all()
-    try:
-        assert gc.get_freeze_count() > before
-        assert len(gc.get_objects()) < gc.get_freeze_count()
-    finally:
-        gc.unfreeze()

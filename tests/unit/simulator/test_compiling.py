@@ -27,14 +27,3 @@ def test_a_loop_that_has_to_be_compiled_says_so_and_is_kept(tmp_path):
         "compiling the simulator, once per version: about 10 s\n",
         "",
     ]
-
-
-def test_the_inner_parts_of_numba_that_make_loading_quick_are_there(tmp_path, monkeypatch):
-    """Without them the loop still works and takes 0.2 s more to load; see `Kept` in the backend."""
-    numba = pytest.importorskip("numba")
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    cache = numba.core.caching.FunctionCache
-    for name in ("_load_overload", "_guard_against_spurious_io_errors", "load_overload"):
-        assert callable(getattr(cache, name, None)), f"numba {numba.__version__} has no FunctionCache.{name}"
-    assert callable(numba.core.runtime.rtsys.initialize)
-    assert isinstance(numba.njit(cache=True)(lambda: 0)._cache, cache)

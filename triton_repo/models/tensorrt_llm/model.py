@@ -5,6 +5,7 @@ Thin: it turns Triton's requests into the scheduler's and the scheduler's respon
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -31,7 +32,6 @@ from pipelines.engines.openvino.scheduler import QueueFullError, Scheduler
 from pipelines.engines.openvino.sequences import ResponsePart
 from pipelines.engines.openvino.serving_options import ServingOptions
 from pipelines.engines.openvino.serving_stats import GAUGES, HISTOGRAMS, LENGTH_BUCKETS
-from pipelines.host.collector import keep_all
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 SWITCH_SECONDS = 0.0002
@@ -64,7 +64,7 @@ class TritonPythonModel:
         self._keys = Keys()
         labels = {"model": args["model_name"], "version": args["model_version"]}
         self._metrics = Metrics(self._scheduler, labels, options.stats_check_period_ms / 1000)
-        keep_all()
+        gc.freeze()  # no later collection walks through the modules and the model, while all answers wait for it
 
     def execute(self, requests: list[Any]) -> None:
         """Queue requests; answers come from the scheduler's threads."""
