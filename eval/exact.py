@@ -6,7 +6,7 @@ Biometrics 57 (2001) 478-483; Sidik, Statistics in Medicine 22 (2003) 265-278): 
 statistic (Statistics in Medicine 17 (1998) 891-908), and the p-value is the exact trinomial probability of the observed
 result and all better ones, at the worst case of what the margin leaves open, P(gained). The worst case is sought within
 a confidence set of P(gained), whose error is added (Berger and Boos, JASA 89 (1994) 1012-1016). Bounds are those losses
-that the same test does not reject, so they are always within [-1, 1]. docs/accuracy-evidence.md explains all this.
+that the same test does not reject, so they are always within [-1, 1]. docs/accuracy.md explains all this.
 """
 
 from __future__ import annotations

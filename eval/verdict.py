@@ -10,7 +10,7 @@ model does. One test decides both words, once in each direction:
 Each is the exact paired test (`eval.exact`), over all looks where asking may have stopped early (`eval.looks`). Before
 that, the baseline has to be better than guessing by more than the margin, else it cannot lose the margin, and the word
 is NOT MEASURED (`eval.chance`).
-docs/accuracy-evidence.md explains all this.
+docs/accuracy.md explains all this.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ COMMANDS = {
         "pipelines.run.commands:evaluate",
         "build, then accuracy beside the 16-bit baseline",
         "Builds the engine and its 16-bit baseline, asks both the questions of the task, and shows the two accuracies "
-        "with a verdict on the loss: GO, NO-GO, UNDECIDED or NOT MEASURED (docs/accuracy-evidence.md). "
+        "with a verdict on the loss: GO, NO-GO, UNDECIDED or NOT MEASURED (docs/accuracy.md). "
         "eval.baseline=hugging_face compares with the original model instead.",
         (*BUILD, "eval", "fidelity"),
         (

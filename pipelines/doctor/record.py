@@ -64,5 +64,5 @@ class Diagnosis:
     broken: list[ProbeResult] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the diagnosis as JSON; docs/doctor.md has the schema."""
+        """Return the diagnosis as JSON; docs/gpu.md has the schema."""
         return {"schema": SCHEMA, "works": not self.broken, **asdict(self)}

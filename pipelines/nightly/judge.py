@@ -1,4 +1,4 @@
-"""Judge whether tonight is worse than before, against the noise of the series itself. Pure; see docs/nightly.md.
+"""Judge whether tonight is worse than before, against the noise of the series itself. Pure; see docs/benchmarking.md.
 
 Values are compared as logarithms, because the noise of rates and latencies is relative: doubling and halving weigh the
 same. Earlier nights are summarized by their median `m` and standard deviation `s`. If nothing changed, the mean of `k`

@@ -159,7 +159,7 @@ class SizingSettings(Group):
         pp: pipeline parallel sizes to try; null is build.pp_size.
         formats: weight formats to try; auto is all that the GPU can run, null the one of `quant`.
         kv_formats: KV-cache formats to try; null is the one of `kv_cache`.
-        measured: a benchmark of yours to size from, of any tool that docs/calibration.md names.
+        measured: a benchmark of yours to size from, of any tool that docs/benchmarking.md names.
         rate: requests per second that one instance (or server) serves within your limits, if you know it without a
             file.
         measured_gpus: GPUs that served `measured` or `rate`, all together; null is what the result says, or the ranks

@@ -2,7 +2,7 @@
 
     python -m scripts.published_fit --more         # everything: about ten minutes on one core
     python -m scripts.published_fit --steps 1      # change the fit very little, validate again
-    python -m scripts.published_fit.accuracy_docs  # docs/accuracy.md from the result
+    python -m scripts.published_fit.accuracy_docs  # docs/sizing.md from the result
 
 Reads pipelines/predict/published/data/published.csv.gz (public measurements, each with its source) and the current
 pipelines/predict/performance/parameters.json (the starting point of the fit). Writes that file, which sizing and

@@ -53,7 +53,7 @@ GOALS = {
     "MLPerf offline tokens/s": Goal((20, 12), None, "none"),
     "unseen GPU (left out)": Goal((20, 13), None, "KernelSight-LM 12.8 to 15.4"),
 }
-"""Goals by their row names in docs/accuracy.md. For the anchors see decision 0023."""
+"""Goals by their row names in docs/sizing.md. For the anchors see decision 0023."""
 UNSEEN = "unseen GPU (left out)"
 
 

@@ -1,4 +1,4 @@
-"""Write docs/accuracy.md and its pictures from the fitted parameters and the cross-validated predictions.
+"""Write the accuracy section of docs/sizing.md and its picture from the parameters and cross-validated predictions.
 
 python -m scripts.published_fit.accuracy_docs
 """
@@ -27,12 +27,12 @@ PANELS = (
     ("Tokens/s, MLPerf", "mlperf", ("output_tok_s",)),
 )
 HEAD = "| {} | n | median | MAPE | 90 % below | bias | rank corr. |"
-TEXT = """# Accuracy of the performance model
+BEGIN = "<!-- accuracy: made by python -m scripts.published_fit.accuracy_docs -->"
+END = "<!-- end of accuracy -->"
+TEXT = """How far predictions of `make plan`, `make simulate` and `make size` are off for a GPU that you have not
+measured.
 
-How far the performance model's predictions are off, for anyone who relies on `make plan`, `make simulate` or `make
-size` for a GPU that they have not measured.
-
-All errors on this page are errors of **predictions for measurements that were left out** of the fit: {folds}-fold
+All errors in this section are errors of **predictions for measurements that were left out** of the fit: {folds}-fold
 cross-validation over {rows:,} published measurements, where all rows of one configuration (over framework versions
 and models of the same shape) are in the same fold. An error is |predicted / measured - 1|; bias is the signed median.
 
@@ -40,11 +40,11 @@ To predict a table of your own cases:
 
     python -m pipelines.predict.published.predict --cases FILE.csv --out FILE.csv
 
-Method and choices are described in [decision 23](decisions/0023-performance-model.md), data and licences in
-[pipelines/predict/published/data](../pipelines/predict/published/data/README.md). This page is written by `python -m
-scripts.published_fit.accuracy_docs` from `pipelines/predict/performance/parameters.json`; no number is typed by hand.
+Data and licences: [pipelines/predict/published/data](../pipelines/predict/published/data/README.md). This section
+is written by `python -m scripts.published_fit.accuracy_docs` from `pipelines/predict/performance/parameters.json`; no
+number is typed by hand.
 
-## Goals
+### Goals
 
 | goal | pass | stretch | for comparison | cross-validated | reached |
 |---|---|---|---|---|---|
@@ -54,7 +54,7 @@ scripts.published_fit.accuracy_docs` from `pipelines/predict/performance/paramet
 
 The shaded band marks errors within 20 %; colours are frameworks.
 
-## By source, protocol, framework and metric
+### By source, protocol, framework and metric
 
 - *Formula*: physics and fitted parameters alone, as used by sizing and simulation.
 - *With neighbours*: corrected by the errors of similar measured cases, as written by
@@ -69,13 +69,13 @@ The shaded band marks errors within 20 %; colours are frameworks.
 The model predicts every public row. It refuses unknown GPUs, models, frameworks, metrics and formats, FP8 without FP8
 tensor cores (A100), FP4 before Blackwell, and numbers of ranks that do not divide the heads.
 
-## Transfer
+### Transfer
 
 Here whole GPUs, models or framework versions were left out of both the fit and the neighbours.
 
 {transfer}
 
-## What each term contributes
+### What each term contributes
 
 The model was fitted again with each change (a few Gauss-Newton steps). The errors are those of the formula on the
 rows that it was fitted to, as median / MAPE.
@@ -84,7 +84,7 @@ rows that it was fitted to, as median / MAPE.
 |---|---|---|---|---|
 {ablations}
 
-## Parameters
+### Parameters
 
 Shared values, with 90 % intervals from the covariance of the fit. They are correlated: one may rise while another
 falls. The file also contains offsets by framework, GPU, format and link. Parameters at a bound: {bounds}.
@@ -93,7 +93,7 @@ falls. The file also contains offsets by framework, GPU, format and link. Parame
 |---|---|---|---|
 {parameters}
 
-## Limits
+### Limits of the performance model
 
 - TTFT at high concurrency depends on the protocol (number of requests, whether the initial burst counts, client
   delay). Without knowing the protocol, it cannot be predicted to better than about 15 %.
@@ -103,12 +103,12 @@ falls. The file also contains offsets by framework, GPU, format and link. Parame
 - The replayed ShareGPT traces (vLLM 0.19) use assumed lengths.
 - Some rows of Splitwise's prefill timed the queue rather than the GPU; they dominate its MAPE.
 - These are averages over published numbers, and your engine is one engine. Measure it and
-  [fit the model to it](calibration.md).
+  [fit the model to it](benchmarking.md#fit-the-performance-model-to-a-benchmark).
 """
 
 
 def main() -> None:
-    """Write the page and its picture."""
+    """Write the section and its picture."""
     document = Parameters.load().document
     cross = document["cross_validation"]
     bound = [
@@ -116,7 +116,7 @@ def main() -> None:
         for name, entry in document["parameters"].items()
         if not PRIORS[name].low * 1.02 < entry["value"] < PRIORS[name].high / 1.02
     ]
-    page = TEXT.format(
+    section = TEXT.format(
         folds=cross["folds"],
         rows=document["data"]["rows"],
         picture=PICTURE,
@@ -127,7 +127,9 @@ def main() -> None:
         parameters="\n".join(parameter_lines(document["parameters"])),
         bounds=", ".join(bound) or "none",
     )
-    write_text(DOCS / "accuracy.md", page)
+    page = DOCS / "sizing.md"
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    write_text(page, f"{before}{BEGIN}\n\n{section}\n{END}{rest.partition(END)[2]}")
     draw(DOCS / PICTURE)
 
 

@@ -1,4 +1,4 @@
-"""Draw stored answers with a known true loss and count the verdicts: the tables of docs/accuracy-evidence.md.
+"""Draw stored answers with a known true loss and count the verdicts: the tables of docs/accuracy.md.
 
 python -m scripts.verdict_rates                  # print the tables (some minutes)
 python -m scripts.verdict_rates --write          # and put them into the page

@@ -16,7 +16,7 @@ from pipelines.nightly.record import unpack_bits
 
 ANSWERS = Path(__file__).parent / "answers.json"
 """Whether each question was answered right, by format: four evaluations of a bundled model, as bits."""
-PAGE = Path(__file__).parents[2] / "docs" / "accuracy-evidence.md"
+PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 BEGIN, END = "<!-- rates: written by python -m scripts.verdict_rates --write -->", "<!-- end of rates -->"
 
 MODEL = "tiny_llama"

@@ -1,4 +1,4 @@
-"""docs/course.md shows what its commands really print."""
+"""docs/sizing.md shows what its commands really print."""
 
 import re
 import shlex
@@ -6,7 +6,7 @@ import shlex
 from pipelines.cli.main import main
 from tests.conftest import ROOT
 
-PAGE = ROOT / "docs" / "course.md"
+PAGE = ROOT / "docs" / "sizing.md"
 STEP = re.compile(
     r"^    make (?P<words>.+)\n\n(?P<how>prints|begins with):\n\n(?P<shown>(?:    .*\n|\n(?=    ))+)", re.M
 )

@@ -1,7 +1,7 @@
 """Predict the seconds of an engine iteration for a model, format and GPUs that were never measured (modelled).
 
 `PerformanceModel.load().cost(setup)` returns the coefficients that the simulator runs on, their origin and their
-usual error. Method: docs/decisions/0023-performance-model.md; accuracy: docs/accuracy.md.
+usual error. Method: docs/decisions/0023-performance-model.md; accuracy: docs/sizing.md.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def test_the_examples_of_the_docs_work_as_they_stand(served: TritonServer) -> No
     """In a shell, against the model that the page serves; only the port differs."""
     section = (ROOT / "docs" / "serving.md").read_text().partition("## Guided decoding")[2].partition("\n## ")[0]
     assert "    make serve guided=llguidance serving.openai=true\n" in section
-    assert "`make serve guided=llguidance serving.openai=true`" in (ROOT / "README.md").read_text()
+    assert "`make serve guided=llguidance serving.openai=true`" in (ROOT / "docs" / "tasks.md").read_text()
     formatted, called = re.findall(r"^    (curl .*?)\n\n", section, re.MULTILINE | re.DOTALL)
     with another_front(served) as (_, port):
 

@@ -111,8 +111,8 @@ def test_a_search_for_the_smallest_needs_questions(words):
 
 
 def test_the_example_of_questions_of_ones_own(tmp_path, monkeypatch):
-    """The command and the file of docs/tasks.md as they stand there."""
-    lines = [line.strip() for line in (ROOT / "docs" / "tasks.md").read_text().splitlines()]
+    """The command and the file of docs/accuracy.md as they stand there."""
+    lines = [line.strip() for line in (ROOT / "docs" / "accuracy.md").read_text().splitlines()]
     command = "make evaluate eval=local eval.path=questions.csv"
     first = next(place for place, line in enumerate(lines) if line.startswith("question,A,"))
     assert command in lines

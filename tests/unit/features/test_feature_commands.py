@@ -34,7 +34,7 @@ def commands(path: Path) -> list[str]:
     return [line[line.index("make ") :].split("  ")[0] for line in lines]
 
 
-GUIDES = (ROOT / "docs" / "features.md", ROOT / "docs" / "gpu.md")
+GUIDES = (ROOT / "docs" / "models.md", ROOT / "docs" / "gpu.md")
 NO_OVERRIDES = ("test-gpu",)
 """Targets of the Makefile that are no command of the program."""
 ALL = sorted({line for path in (*FILES, *GUIDES) for line in commands(path)})
@@ -49,5 +49,5 @@ def test_the_command_composes(subtests: pytest.Subtests) -> None:
 
 
 def test_every_group_of_features_is_in_the_guide() -> None:
-    guide = (ROOT / "docs" / "features.md").read_text()
+    guide = (ROOT / "docs" / "models.md").read_text()
     assert [group for group in GROUPS if f"{group}=" not in guide] == []

@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 import re
+import shlex
 import textwrap
 from pathlib import Path
 
@@ -358,8 +359,8 @@ def test_stopped_while_writing_no_half_file_is_left(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-GUIDE = (ROOT / "docs" / "simulator.md").read_text()
-LINES = [line.split("#")[0].split() for line in GUIDE.splitlines() if line.startswith("    make simulate")]
+GUIDE = (ROOT / "docs" / "sizing.md").read_text()
+LINES = [shlex.split(line, comments=True) for line in GUIDE.splitlines() if line.startswith("    make simulate")]
 
 
 @pytest.mark.parametrize("words", LINES, ids=" ".join)

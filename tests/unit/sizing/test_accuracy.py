@@ -1,4 +1,4 @@
-"""What docs/accuracy.md says is what parameters.json says, and what the code predicts."""
+"""What docs/sizing.md says is what parameters.json says, and what the code predicts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipelines.predict.published.predict import predict
 from scripts.published_fit.accuracy import GOALS, VALIDATED, goals_of, verdict
 from scripts.published_fit.crossvalidation import folds
 
-PAGE = (Path(__file__).parents[3] / "docs" / "accuracy.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "sizing.md").read_text(encoding="utf-8")
 DOCUMENT = Parameters.load().document
 ROWS = read_rows(PUBLISHED)
 
