@@ -23,6 +23,8 @@ from pipelines.serving.openai.served import SHIPPED_TEMPLATE, ServedModel
 from pipelines.serving.openai.tokenizer import ServedTokenizer
 from pipelines.settings.model import BUNDLED
 
+pytestmark = pytest.mark.thorough
+
 FIELDS = {
     "text_input": Field("BYTES", 1), "max_tokens": Field("INT32", 1), "temperature": Field("FP32", 1),
     "stop_words": Field("BYTES", -1), "seed": Field("UINT64", 1), "stream": Field("BOOL", 1),

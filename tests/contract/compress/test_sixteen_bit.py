@@ -20,6 +20,8 @@ from tests.support.small_models import model_of
 from tests.support.stops import Stops
 from tests.support.whole_model import assert_same_files, quantize_whole
 
+pytestmark = pytest.mark.thorough
+
 torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file  # noqa: E402 - after the skip
 

@@ -19,6 +19,8 @@ from pipelines.serving.process import TritonServer
 from tests.contract.faults.well_behaved import PROMPT, References, core
 from tests.support.served_gemma import Client
 
+pytestmark = pytest.mark.thorough
+
 grpc_core = pytest.importorskip("grpc")
 
 DOORS = [(model, way) for model in ("ensemble", "tensorrt_llm_bls") for way in ("generate", "generate_stream")]

@@ -180,6 +180,7 @@ def test_a_server_that_answers_nothing_in_time_is_said(tmp_path: Path) -> None:
         measure(server.url, tmp_path, concurrency=2, timeout_s=0.2, min_requests=1, duration_s=0.2)
 
 
+@pytest.mark.thorough
 def test_a_server_that_dies_leaves_what_was_measured(tmp_path: Path) -> None:
     """The level is cut short with the reason; the level after it is not tried."""
 

@@ -16,6 +16,8 @@ from pipelines.serving.locate import why_no_server
 from pipelines.serving.process import TritonServer
 from tests.contract.models.conftest import SERVING, Client
 
+pytestmark = pytest.mark.thorough
+
 FAILING = """
 
 def _fail(self):
