@@ -19,6 +19,8 @@ from eval.verdict import Criteria
 from pipelines.domain.progress import Progress, SilentProgress
 from pipelines.engines.port import Generation, SamplingParams
 
+pytestmark = pytest.mark.parametrize("checkpoint", ["llama"], indirect=True)
+"""Whether a tokenizer adds BOS, in which the two differ, is nothing to asking in turns."""
 SPEC = EvalSpec(task="mini_mmlu", max_length=1024, num_fewshot=0, limit=20)
 QUESTIONS = 240
 CRITERIA = Criteria(margin_points=10)
