@@ -65,7 +65,11 @@ def test_every_family_is_that_of_modelopt(kind, qformat, tmp_path) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"attention_bias": True}, {"mlp_bias": True}, {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"}],
+    [
+        {"attention_bias": True},
+        {"mlp_bias": True},
+        {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu_pytorch_tanh"},
+    ],
 )
 def test_biases_of_llama_are_those_of_modelopt(changes, tmp_path) -> None:
     """Of linears that are split by inputs, each rank has the whole bias."""
