@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from eval.chance import Answered
+from eval.exact import Answered
 from eval.paired import above_chance, answers_of, compare_pair, logprob_shift
-from eval.references import SOURCE, differences, references_of
-from eval.results import EvalResult, Score
+from eval.results import SOURCE, EvalResult, Score, differences, references_of
 from eval.spec import TASK_SIZES
 from eval.verdict import WHAT_MEASURES, Criteria, Judgement, Verdict, judge
 from pipelines.document.show import count
-from pipelines.host.text import table, wrapped
+from pipelines.host.screen import table, wrapped
 
 Row = dict[str, Any]
 

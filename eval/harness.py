@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,11 +14,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eval.exports import write_lm_eval
-from eval.metric import PERPLEXITIES, TaskMetric
+from eval.metric import PERPLEXITIES, Questions, TaskMetric
 from eval.perplexity import PerplexityResult
-from eval.questions import Questions
-from eval.results import EvalResult, QuestionRecord, Score
+from eval.results import PLAIN_PROMPTS, EvalResult, QuestionRecord, Score
 from eval.spec import EvalSpec
 from eval.verdict import Criteria, too_few
 from pipelines.domain.errors import UserError
@@ -26,6 +25,66 @@ from pipelines.engines.port import ScoringSession
 
 if TYPE_CHECKING:
     from eval.adapter import EngineLM
+
+# Results in the forms that others read: lm-eval's own JSON, and the Hub's `.eval_results`.
+
+LM_EVAL = "lm_eval_results.json"
+"""Name of the file in lm-eval's form."""
+HUB = ".eval_results"
+"""Folder of a model repository in which the Hub looks for results."""
+
+
+def write_lm_eval(raw: Mapping[str, Any], result: EvalResult | PerplexityResult, folder: Path) -> None:
+    """Write what `lm-eval --output_path` writes, without the samples.
+
+    Args:
+        raw: results as lm-eval's evaluator returns them.
+        result: the same, ours.
+        folder: the file is written into it.
+    """
+    content = {
+        **{name: value for name, value in raw.items() if name != "samples"},
+        "config": {"model": result.engine, "model_args": {"model": result.model, "format": result.qformat},
+                   "limit": result.limit},
+        **({name: getattr(result, name) for name in PLAIN_PROMPTS} if isinstance(result, EvalResult) else {}),
+        "lm_eval_version": result.lm_eval_version,
+        "model_name": result.model,
+        "max_length": result.max_length,
+    }  # fmt: skip
+    (folder / LM_EVAL).write_text(json.dumps(content, indent=2, default=_plain, ensure_ascii=False), encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of numpy as a number, and a function by its name, which is the same in every run."""
+    if hasattr(value, "item"):
+        return value.item()
+    return getattr(value, "__name__", type(value).__name__)
+
+
+def write_hub(result: EvalResult, dataset: str, revision: str | None, folder: Path) -> None:
+    """Write `.eval_results/<task>.yaml`, to be copied into the model's repository on the Hub.
+
+    The value is a fraction, as in lm-eval's results.
+
+    Args:
+        result: over all questions of the task.
+        dataset: the task's data set on the Hub, org/name.
+        revision: its commit; a branch or tag is not a revision to compare with, and is left out.
+        folder: the folder `.eval_results` is made in it.
+    """
+    import yaml
+
+    source: dict[str, Any] = {"id": dataset, "task_id": result.task}
+    if revision is not None and len(revision) == 40 and not revision.strip("0123456789abcdef"):
+        source["revision"] = revision
+    notes = (
+        f"lm-eval {result.lm_eval_version}, {result.shots}, {result.metric}, {result.questions} questions; "
+        f"format {result.qformat}, computed by {result.engine}"
+    )
+    (folder / HUB).mkdir()
+    text = yaml.safe_dump([{"dataset": source, "value": result.accuracy, "notes": notes}], sort_keys=False, width=120)
+    (folder / HUB / f"{result.task}.yaml").write_text(text, encoding="utf-8")
+
 
 CATEGORIES = ("stem", "humanities", "social_sciences", "other")
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eval.chance import Answered
-from eval.exact import Changed
-from eval.looks import Evidence, Look
+from eval.exact import Answered, Changed, Evidence, Look
 from eval.results import PLAIN_PROMPTS, EvalResult, Sequential
 from pipelines.domain.errors import UserError
 

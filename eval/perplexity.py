@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.domain.errors import UserError
-from pipelines.domain.typed import read_record
-from pipelines.host.text import table, wrapped
+from pipelines.domain.errors import UserError, read_record
+from pipelines.host.screen import table, wrapped
 
 RESULT = "perplexity.json"
 NO_VERDICT = (

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from eval.adapter import OnOneBar
-from eval.answers import AnswerLog
-from eval.chance import Answered
+from eval.exact import SEED, Answered, Evidence, PlannedLook, planned_looks
 from eval.harness import ask, note_truncated
-from eval.kept import KeptSession
-from eval.looks import SEED, Evidence, PlannedLook, planned_looks
+from eval.kept import AnswerLog, KeptSession
+from eval.metric import Questions
 from eval.paired import answers_of, compare_pair
-from eval.questions import Questions
 from eval.results import EvalResult, Sequential
 from eval.verdict import Criteria, Verdict, judge
 from pipelines.document.show import count

@@ -7,9 +7,9 @@ model does. One test decides both words, once in each direction:
     NO-GO      the loss is proven to be above the margin,
     UNDECIDED  neither is proven.
 
-Each is the exact paired test (`eval.exact`), over all looks where asking may have stopped early (`eval.looks`). Before
+Each is the exact paired test (`eval.exact`), over all looks where asking may have stopped early (`eval.exact`). Before
 that, the baseline has to be better than guessing by more than the margin, else it cannot lose the margin, and the word
-is NOT MEASURED (`eval.chance`).
+is NOT MEASURED (`eval.exact`).
 docs/accuracy.md explains all this.
 """
 
@@ -23,8 +23,7 @@ from functools import lru_cache
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from eval.exact import OUTSIDE, Changed, gain_rate, p_below
-from eval.looks import Evidence, planned_looks
+from eval.exact import OUTSIDE, Changed, Evidence, gain_rate, p_below, planned_looks
 
 if TYPE_CHECKING:
     from pipelines.settings.engine import EvalSettings

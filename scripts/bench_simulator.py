@@ -17,9 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from pipelines.predict.simulator.backend import Backend  # noqa: E402
-from pipelines.predict.simulator.cost import IterationCost  # noqa: E402
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits  # noqa: E402
-from pipelines.predict.simulator.run import simulate  # noqa: E402
+from pipelines.predict.simulator.run import IterationCost, simulate  # noqa: E402
 
 COST = IterationCost(
     token_compute=3e-5, row_compute=1e-6, weights=4e-3, head_weights=3e-4, prefill_attention=1e-10, kv_token=4e-8,

@@ -26,8 +26,7 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
-from pipelines.engines.openvino.options import OpenVinoOptions
-from pipelines.engines.openvino.runtime import EngineFolder, kv_precision, properties
+from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions, kv_precision, properties
 from scripts.measure_fidelity import build, resident
 from scripts.measure_streaming import SHAPES, make_model
 

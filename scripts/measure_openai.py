@@ -28,7 +28,7 @@ from pipelines.serving.process import TritonServer
 from pipelines.settings.serving import ServingSettings
 from pipelines.settings.triton import TritonSettings
 from scripts.measure_serving_overhead import Load, text_inputs, texts_of
-from triton_repo.spec import RepositorySpec
+from triton_repo.parameters import RepositorySpec
 from triton_repo.write import write_repository
 
 Pieces = Callable[[str], AsyncIterator[None]]

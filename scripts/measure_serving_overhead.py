@@ -34,7 +34,7 @@ from pipelines.checkpoint.tokenizer import opened
 from pipelines.serving.process import TritonServer
 from pipelines.settings.serving import ServingSettings
 from pipelines.settings.triton import TritonSettings
-from triton_repo.spec import RepositorySpec
+from triton_repo.parameters import RepositorySpec
 from triton_repo.write import write_repository
 
 MODES = [(model, stream) for model in ("tensorrt_llm", "ensemble") for stream in (False, True)]
@@ -65,9 +65,8 @@ class DirectLoop:
     """The engine's pipeline on its own, without a server."""
 
     def __init__(self, engine: Path) -> None:
-        from pipelines.engines.openvino.options import OpenVinoOptions
         from pipelines.engines.openvino.pipeline import open_pipeline
-        from pipelines.engines.openvino.runtime import EngineFolder
+        from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions
 
         self.folder = EngineFolder.load(engine)
         self._pipeline = open_pipeline(self.folder, OpenVinoOptions(enable_prefix_caching=False))

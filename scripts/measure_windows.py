@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
 
-from pipelines.domain.summary import SECOND, percentile
-from pipelines.domain.timing import RequestTiming, from_columns
+from pipelines.domain.summary import SECOND, RequestTiming, from_columns, percentile
 
 COLUMNS = ("responses/s", "TTFT p50", "TTFT p99", "ITL p50")
 

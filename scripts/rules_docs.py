@@ -17,12 +17,10 @@ from pipelines.domain.adapter import Adapter
 from pipelines.domain.families import BUILT, FAMILIES
 from pipelines.domain.formats import UNIFORM, KvFormat
 from pipelines.domain.model_shape import ModelShape
-from pipelines.engines.choose import choose
-from pipelines.engines.registry import ENGINES, LLM_API, OPENVINO, TENSORRT_LLM
+from pipelines.engines.registry import ENGINES, LLM_API, OPENVINO, TENSORRT_LLM, choose
 from pipelines.host.files import write_text
 from pipelines.host.machine import Machine
-from pipelines.plan.deployment import deployment
-from pipelines.plan.user_inputs import Found
+from pipelines.plan.user_inputs import Found, deployment
 from pipelines.rules.record import BrokenRule, DeploymentFacts, Rule, Severity
 from pipelines.rules.table import RULES, check
 from pipelines.settings.compose import compose_config, to_raw

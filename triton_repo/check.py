@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.domain.errors import Fault, UserError
-from pipelines.engines.description import ServerBackend
 from pipelines.engines.limits import EngineLimits
+from pipelines.engines.registry import ServerBackend
 from triton_repo.consistency import config_faults, parameter, tensor_faults
 from triton_repo.draft import engine_faults
-from triton_repo.files import DESCRIPTION, VOCABULARIES
 from triton_repo.generate import parse
-from triton_repo.llmapi import MODEL_YAML, llmapi_faults
-from triton_repo.start import OF_NVIDIA
+from triton_repo.llmapi import DESCRIPTION, MODEL_YAML, VOCABULARIES, llmapi_faults
+from triton_repo.parameters import OF_NVIDIA
 from triton_repo.tensors import DRAFT, ENCODERS, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from pipelines.domain.errors import Fault, did_you_mean
-from pipelines.engines.description import ServerBackend
 from pipelines.engines.limits import EngineLimits
+from pipelines.engines.registry import ServerBackend
 from triton_repo.generate import logits_outputs
 from triton_repo.tensors import BLS, DRAFT, INTERFACES, LLMAPI, LOGITS, TENSORRT_LLM, Tensor, interface
 

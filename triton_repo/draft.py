@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipelines.domain.errors import Fault
-from pipelines.engines.description import ServerBackend
 from pipelines.engines.limits import EngineLimits
+from pipelines.engines.registry import ServerBackend
 from pipelines.settings.triton import TritonSettings
-from triton_repo.spec import RepositorySpec
+from triton_repo.parameters import RepositorySpec
 
 HALF = 0.5
 

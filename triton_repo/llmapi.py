@@ -6,18 +6,244 @@ the command in repository.json puts it in its place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field, ValidationError, model_validator
+
+from pipelines import __version__
+from pipelines.checkpoint import tokenizer_folder
 from pipelines.domain.errors import Fault, UserError
+from pipelines.settings.base import Group, Positive
 from pipelines.settings.triton import TritonSettings
-from triton_repo.files import OF_THE_STORE, VOCABULARIES, describe, link_files, write_model
 from triton_repo.generate import llmapi_configs, to_text
-from triton_repo.llm_args import CHECKPOINT, DRAFT, OPTIONS, LlmArgs
-from triton_repo.parameters import changed
-from triton_repo.spec import RepositorySpec
+from triton_repo.parameters import RepositorySpec, changed, start_commands
 from triton_repo.tensors import TENSORRT_LLM
+
+# Arguments of `tensorrt_llm.LLM` (TensorRT-LLM 1.3 and later, PyTorch backend), typed as the library types them.
+#
+# Source: `tensorrt_llm/llmapi/llm_args.py` and `tests/unittest/api_stability/references_committed/llm.yaml` of the
+# 1.3
+# line; a test compares names, types and defaults with a copy of them. Only fields with a setting are here; None
+# leaves a
+# field out of the file, so that the library's own default holds.
+
+Count = Annotated[int, Field(ge=0)]
+DraftWord = Literal["DraftTarget", "Draft_Target"]
+OPTIONS = "extra_llm_api_options.yaml"
+CHECKPOINT, DRAFT = "checkpoint", "draft"
+"""Content of the folder that takes the place of an engine: the arguments, a Hugging Face checkpoint, and optionally a
+draft model's checkpoint."""
+
+
+class KvCacheConfig(Group):
+    """`kv_cache_config`: the pool of KV blocks. `dtype` "auto" means the checkpoint's."""
+
+    enable_block_reuse: bool = True
+    max_tokens: Positive | None = None
+    max_attention_window: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
+    free_gpu_memory_fraction: Annotated[float, Field(ge=0, le=1)] = 0.9
+    host_cache_size: Count | None = None
+    dtype: Literal["auto", "fp8"] = "auto"
+    tokens_per_block: Positive = 32
+
+
+class SchedulerConfig(Group):
+    """`scheduler_config`: which waiting requests may start."""
+
+    capacity_scheduler_policy: Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"] = "GUARANTEED_NO_EVICT"
+
+    @classmethod
+    def of(cls, policy: Literal["guaranteed_no_evict", "max_utilization"]) -> SchedulerConfig:
+        """Convert from the name used in a Triton repository."""
+        if policy == "max_utilization":
+            return cls(capacity_scheduler_policy="MAX_UTILIZATION")
+        return cls()
+
+
+class DraftTargetConfig(Group):
+    """`speculative_config` of a draft model; the folder is a Hugging Face checkpoint.
+
+    `decoding_type` is "DraftTarget" up to 1.3.0rc3, whose parser rejects the later word.
+    """
+
+    decoding_type: DraftWord = "Draft_Target"
+    max_draft_len: Positive
+    speculative_model: str
+
+
+class LlmArgs(Group):
+    """The arguments that this project sets."""
+
+    tensor_parallel_size: Positive = 1
+    pipeline_parallel_size: Positive = 1
+    max_batch_size: Positive = 2048
+    max_input_len: Positive = 1024
+    max_seq_len: Positive | None = None
+    max_num_tokens: Positive = 8192
+    max_beam_width: Positive = 1
+    enable_chunked_prefill: bool = False
+    guided_decoding_backend: Literal["xgrammar", "llguidance"] | None = None
+    kv_cache_config: KvCacheConfig = Field(default_factory=KvCacheConfig)
+    scheduler_config: SchedulerConfig = Field(default_factory=SchedulerConfig)
+    speculative_config: DraftTargetConfig | None = None
+
+    @model_validator(mode="after")
+    def _prompt_fits_an_iteration(self) -> LlmArgs:
+        if not self.enable_chunked_prefill and self.max_num_tokens < self.max_input_len:
+            raise ValueError(
+                f"max_num_tokens={self.max_num_tokens} is less than max_input_len={self.max_input_len} without "
+                "enable_chunked_prefill"
+            )
+        return self
+
+    def to_yaml(self) -> str:
+        """Return the file that `trtllm-serve --extra_llm_api_options` and the llmapi model read."""
+        import yaml
+
+        text: str = yaml.safe_dump(self.as_dict(), sort_keys=False)
+        return text
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return every argument that has a value."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    @classmethod
+    def from_yaml(cls, text: str, source: str) -> LlmArgs:
+        """Read what `to_yaml` wrote.
+
+        Raises:
+            UserError: it is not a mapping, or holds an argument that is unknown or out of range.
+        """
+        import yaml
+
+        try:
+            return cls.model_validate(yaml.safe_load(text))
+        except yaml.YAMLError as error:
+            raise UserError(f"{source} is not valid YAML: {error}.") from None
+        except ValidationError as error:
+            raise UserError.of([_fault(source, dict(item)) for item in error.errors()]) from None
+
+
+def _fault(source: str, item: Mapping[str, Any]) -> Fault:
+    key = ".".join(str(part) for part in item["loc"]) or "the file"
+    said = str(item["msg"])
+    return Fault(f"{source}: {key}={item.get('input')!r} is not valid: {said[:1].lower() + said[1:]}.")
+
+
+# The files of a repository: a model's folder, linked engines and tokenizers, and repository.json.
+
+DESCRIPTION = "repository.json"
+FORMAT = 1
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "additional_chat_templates/*.jinja",
+    "vocab.json",
+    "merges.txt",
+    "config.json",
+    "generation_config.json",
+)
+READ_TOKENIZERS = ("preprocessing", "postprocessing")
+"""Models with a copy of the project's reader of tokenizers."""
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+OF_THE_STORE = ("manifest.json", "trtllm-build.log")
+
+
+def describe(
+    out_dir: Path,
+    settings: TritonSettings,
+    spec: RepositorySpec,
+    made_from: Mapping[str, Any],
+    description: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Write repository.json and return what the manifest should remember."""
+    whole = {
+        "format": FORMAT,
+        "flavour": spec.flavour,
+        "label": spec.label,
+        "variant": spec.variant,
+        "pipelines_version": __version__,
+        "start": start_commands(settings, spec),
+        "settings": settings.model_dump(mode="json"),
+        **({"made_from": dict(made_from)} if made_from else {}),
+        **description,
+    }
+    (out_dir / DESCRIPTION).write_text(json.dumps(whole, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    size = sum(path.stat().st_size for path in out_dir.rglob("*") if path.is_file())
+    remembered = ("flavour", "models", "world_size", "engine_version", "settings_without_effect")
+    return {**{name: whole[name] for name in remembered}, "bytes": size}
+
+
+def write_model(folder: Path, config: str, sources: Path | None) -> None:
+    """Write one model: config.pbtxt and version 1, with its code if it has any."""
+    version = folder / "1"
+    version.mkdir(parents=True, exist_ok=True)
+    (folder / "config.pbtxt").write_text(config, encoding="utf-8")
+    if sources is None:
+        (version / ".keep").touch()  # an empty version folder does not survive git or an object store
+        return
+    shutil.copytree(sources, version, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    if sources.name in READ_TOKENIZERS:
+        shutil.copy(tokenizer_folder.__file__, version)
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """List the tokenizer files of a Hugging Face folder.
+
+    Raises:
+        UserError: it has no tokenizer.
+    """
+    found = sorted({path for pattern in TOKENIZER_FILES for path in folder.glob(pattern) if path.is_file()})
+    if not any(path.name in VOCABULARIES for path in found):
+        raise UserError(
+            f"'{folder}' has no tokenizer, so the repository could not turn text into tokens.",
+            allowed=f"One of {', '.join(VOCABULARIES)} must be in it.",
+            todo="Take the model's own Hugging Face folder, or save its tokenizer there with save_pretrained().",
+        )
+    return found
+
+
+def engine_files(folder: Path) -> list[Path]:
+    """List all files of an engine, without the files that the store added."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return [path for path in files if path.name not in OF_THE_STORE and not path.name.startswith(".")]
+
+
+def link_files(files: Iterable[Path], root: Path, target: Path) -> None:
+    """Link files below `target` with the same relative paths as below `root`."""
+    for path in files:
+        _link(path.resolve(), _free(target / path.relative_to(root)))  # the Hub's cache holds symbolic links
+
+
+def copy_files(files: Iterable[Path], root: Path, target: Path) -> None:
+    """Copy small files that somebody may edit; through a link, that would change the repository too."""
+    for path in files:
+        shutil.copy2(path, _free(target / path.relative_to(root)))
+
+
+def _free(place: Path) -> Path:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.unlink(missing_ok=True)
+    return place
+
+
+def _link(source: Path, place: Path) -> None:
+    """Make a hard link, or a copy where links are not possible."""
+    try:
+        os.link(source, place)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+            raise
+        shutil.copy2(source, place)
+
 
 CHECKPOINT_DIR, DRAFT_DIR = f"{TENSORRT_LLM}/1/{CHECKPOINT}", f"{TENSORRT_LLM}/1/{DRAFT}"
 MODEL_YAML = "model.yaml"

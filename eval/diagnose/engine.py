@@ -33,8 +33,7 @@ from eval.diagnose.arithmetic import (
     scale_cause,
     split_heads,
 )
-from eval.diagnose.examined import ACTIVATION, PREQUANT, QKV
-from eval.diagnose.result import Finding
+from eval.diagnose.result import ACTIVATION, PREQUANT, QKV, Finding
 from pipelines.checkpoint.dequantize import dequantize
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.tensors import numpy_dtype

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from eval.diagnose import weights
-from eval.diagnose.examined import LINEARS, PREQUANT, QKV, SCALE, SECOND, Examined
+from eval.diagnose.result import LINEARS, PREQUANT, QKV, SCALE, SECOND, Examined
 from pipelines.checkpoint.dequantize import dequantize
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.domain.formats import FLOAT_WEIGHTS, FP4_WEIGHTS, INT8_WEIGHTS, FormatSpec, WeightKind

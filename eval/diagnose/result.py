@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from pipelines.domain.typed import read_record
+from pipelines.domain.errors import read_record
+from pipelines.host.screen import table, wrapped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -127,3 +128,79 @@ class StageDiagnosis:
         if isinstance(data, Mapping):
             data = {name: value for name, value in data.items() if name not in ("accused", "sentence")}
         return read_record(cls, data, source, what="a diagnosis", todo="Run again: make diagnose")
+
+
+# A diagnosis as text for a terminal.
+
+MOST_FINDINGS = 3
+"""Further differences that are listed; all of them are in the artifact."""
+
+
+def diagnosis_text(result: StageDiagnosis) -> str:
+    """Return one row per stage, what was compared, and the outcome in a sentence."""
+    rows = [("stage", "worst", "noise", "verdict")]
+    rows += [(each.stage, each.worst or "-", each.noise or "-", each.verdict) for each in result.stages]
+    lines = [f"{result.model} {result.variant}, {result.items}:", "", *table(rows, words=(1, 2, 3)), ""]
+    lines += [wrapped(f"{each.stage}: {_said(each)}", 2) for each in result.stages if _said(each)]
+    lines += ["", wrapped(result.sentence(), 0)]
+    if (accused := result.accused) and len(accused.findings) > 1:
+        more = accused.findings[1 : MOST_FINDINGS + 1]
+        rest = len(accused.findings) - 1 - len(more)
+        shown = "; ".join(f"{each.tensor} ({each.figure})" for each in more)
+        lines.append(wrapped(f"Also: {shown}" + (f"; and {rest} more." if rest else "."), 0))
+    return "\n".join(lines)
+
+
+def _said(stage: StageResult) -> str:
+    compared = f"against {stage.against}" if stage.against else ""
+    return "; ".join(part for part in (compared, stage.note) if part)
+
+
+# What is found where tensors are compared one by one, and the names of a checkpoint's tensors.
+
+AGAIN = "Quantize the model again, and compare the file with the one that was exported."
+LINEARS = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")
+QKV = ("q", "k", "v")
+SCALE, SECOND = "weights_scaling_factor", "weights_scaling_factor_2"
+PREQUANT, ACTIVATION = "prequant_scaling_factor", "activation_scaling_factor"
+
+
+@dataclass
+class Examined:
+    """Everything that was looked at in a checkpoint or a simulation.
+
+    Attributes:
+        findings: what is wrong, in the order of the model.
+        tensors: number of tensors compared.
+        worst: largest ratio to what is allowed.
+        where: its tensor.
+        todo: what helps against a difference.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    tensors: int = 0
+    worst: float = 0.0
+    where: str = ""
+    todo: str = AGAIN
+
+    def saw(self, name: str, ratio: float) -> None:
+        """Count a tensor, and remember the worst."""
+        self.tensors += 1
+        if ratio > self.worst:
+            self.worst, self.where = ratio, name
+
+    def add(self, layer: int | None, tensor: str, figure: str, cause: str) -> None:
+        """Add what is wrong."""
+        self.findings.append(Finding(layer, tensor, figure, cause, self.todo))
+
+    def result(self, stage: Place, against: str) -> StageResult:
+        """Return the verdict on the stage."""
+        return StageResult(
+            stage=stage,
+            against=against,
+            worst=self.findings[0].figure if self.findings else f"{self.worst:.2g} x allowed",
+            noise="1 x",
+            verdict=StageVerdict.ACCUSED if self.findings else StageVerdict.CLEAN,
+            note="" if self.findings or not self.where else f"worst: {self.where}",
+            findings=tuple(self.findings),
+        )

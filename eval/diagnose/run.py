@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from eval.adapter import load_tokenizer
-from eval.diagnose.checkpoint import examine
+from eval.diagnose.checkpoint import compare_scales, examine, examine_simulation
 from eval.diagnose.engine import AGAIN, EXACT, ROUNDED, Retraced, Step
-from eval.diagnose.examined import AGAIN as EXPORT_AGAIN
-from eval.diagnose.expected import RightAnswers
-from eval.diagnose.items import WORDS, Item, make_items
+from eval.diagnose.result import AGAIN as EXPORT_AGAIN
 from eval.diagnose.result import Finding, Place, StageDiagnosis, StageResult, StageVerdict
 from eval.diagnose.served import examine_openai, examine_triton
-from eval.diagnose.servers import Servers
-from eval.diagnose.simulated import compare_scales, examine_simulation
+from eval.diagnose.servers import WORDS, Item, RightAnswers, Servers, make_items
 from eval.fidelity.divergence import compare_logits
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.tokenizer import opened
@@ -34,9 +31,9 @@ from pipelines.engines.registry import open_engine
 from pipelines.host.files import parse_json
 
 if TYPE_CHECKING:
+    from pipelines.compress.simulating import SimulatedModel
     from pipelines.compress.specs import QuantSpec
     from pipelines.compress.traced import TracedModel
-    from pipelines.compress.traced_simulation import SimulatedModel
 
 Array = np.ndarray[Any, Any]
 

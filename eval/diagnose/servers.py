@@ -6,15 +6,179 @@ import asyncio
 import http.client
 import json
 import os
+import random
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from eval.diagnose.expected import Reply, RightAnswers
-from eval.diagnose.items import Item
+from pipelines.checkpoint.tokenizer import RenderedChat, chat_templates
 from pipelines.domain.errors import UserError
+from pipelines.host.files import parse_json
+from pipelines.serving.openai.rendering import NoPromptError, Renderer
+
+# What goes through every stage: a few seeded prompts of different lengths, and messages where there is a template.
+
+WORDS = (1, 6, 12, 24, 40)
+"""Words of the prompts: a batch of different lengths, the first as short as possible."""
+TEXTS = 64
+"""Texts that prompts are taken from."""
+LONGEST = 2560
+"""Tokens of the long prompt, or what the engine takes if that is less."""
+MESSAGES = ("Hello!", "Where does the river begin?")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One prompt.
+
+    Attributes:
+        name: in messages, e.g. "prompt of 12 words".
+        text: what is sent to a server that takes no messages, and adds special tokens; empty if none gives these ids.
+        ids: token ids, with the special tokens that the tokenizer adds; of a chat, with those of its template alone.
+        messages: of a chat; None for a plain prompt.
+    """
+
+    name: str
+    text: str
+    ids: tuple[int, ...]
+    messages: tuple[Mapping[str, str], ...] | None = None
+
+
+def make_items(tokenizer: Any, texts: Path, seed: int, longest: int, model: Path, template: Path | None) -> list[Item]:
+    """Choose prompts from a file of texts: one of each length in `WORDS`, a long one, and chats.
+
+    Args:
+        tokenizer: of the model.
+        texts: JSON lines with `text`.
+        seed: the same seed chooses the same prompts.
+        longest: most tokens of a prompt that the engine takes.
+        model: Hugging Face folder.
+        template: a chat template instead of the folder's own.
+
+    Raises:
+        UserError: the chat template gives no prompt.
+    """
+    lines = texts.read_text(encoding="utf-8").splitlines()
+    drawn = random.Random(seed).sample(lines, min(len(lines), TEXTS))
+    words = [parse_json(line)["text"].split() for line in drawn]
+    long_enough = [next((each for each in words[at:] if len(each) >= n), words[at]) for at, n in enumerate(WORDS)]
+    prompts = [" ".join(each[:count]) for each, count in zip(long_enough, WORDS, strict=True)]
+    items = [_item(f"prompt of {len(text.split())} words", text, tokenizer) for text in prompts]
+    long = _longest_prefix([word for each in words * 40 for word in each], tokenizer, min(longest, LONGEST))
+    return [*items, _item("long prompt", long, tokenizer), *_chats(tokenizer, model, template)]
+
+
+def _ids(text: str, tokenizer: Any) -> tuple[int, ...]:
+    """Return the token ids of a prompt; the template of a chat has written its special tokens."""
+    return tuple(tokenizer(text, add_special_tokens=not isinstance(text, RenderedChat), verbose=False)["input_ids"])
+
+
+def _item(name: str, text: str, tokenizer: Any) -> Item:
+    return Item(name, text, _ids(text, tokenizer))
+
+
+def _longest_prefix(words: Sequence[str], tokenizer: Any, most: int) -> str:
+    """Return as many of the first words as have at most so many tokens."""
+    size, step = 0, 1 << 12
+    while step:
+        if size + step <= len(words) and len(_ids(" ".join(words[: size + step]), tokenizer)) <= most:
+            size += step
+        step //= 2
+    return " ".join(words[:size])
+
+
+def _chats(tokenizer: Any, model: Path, template: Path | None) -> list[Item]:
+    templates, tokens = chat_templates(model, template)
+    if "default" not in templates:
+        return []
+    renderer, found = Renderer(templates["default"], tokens), []
+    for text in MESSAGES:
+        messages = ({"role": "user", "content": text},)
+        try:
+            rendered = RenderedChat(renderer.render(messages, {}))
+        except NoPromptError as fault:
+            raise UserError(
+                f"The model's chat template {fault}.", todo="Correct it, or give another: serving.chat_template=FILE"
+            ) from None
+        ids, texts = _ids(rendered, tokenizer), (str(rendered), rendered.removeprefix(tokenizer.bos_token or ""))
+        sent = next((each for each in texts if _ids(each, tokenizer) == ids), "")
+        found.append(Item(f"chat {json.dumps(text)}", sent, ids, messages))
+    return found
+
+
+# What should be served, and why an answer may differ from it.
+
+
+class AnswerSource(Protocol):
+    """The last stage before the servers."""
+
+    def answers(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Return the greedy continuation of each prompt, without the token that ends it."""
+        ...
+
+    def nearly_equal(self, ids: Sequence[int]) -> bool:
+        """Return whether the two likeliest next tokens differ by no more than the noise of the arithmetic."""
+        ...
+
+
+@dataclass
+class RightAnswers:
+    """What should be served.
+
+    Attributes:
+        items: what is asked.
+        source: answers it.
+        new_tokens: most tokens of an answer.
+        tokenizer: the model's own.
+        ends: tokens that end an answer, the tokenizer's first.
+        before: the stage that the answers are of.
+    """
+
+    items: Sequence[Item]
+    source: AnswerSource
+    new_tokens: int
+    tokenizer: Any
+    ends: tuple[int, ...]
+    before: str
+
+    @cached_property
+    def answers(self) -> list[list[int]]:
+        """Token ids of the answer to each item."""
+        return self.source.answers([item.ids for item in self.items])
+
+    def text(self, item: Item, answer: Sequence[int], *, skip: bool = True) -> str:
+        """Return an answer as text, with the space in front of it."""
+        whole = self.tokenizer.decode([*item.ids, *answer], skip_special_tokens=skip)
+        prompt = self.tokenizer.decode(list(item.ids), skip_special_tokens=skip)
+        return str(whole)[len(prompt) :]
+
+    def of_texts(self) -> RightAnswers:
+        """Return what is expected of a server that takes no messages."""
+        items = [item for item in self.items if item.text]
+        return self if len(items) == len(self.items) else replace(self, items=items)
+
+    def within_noise(self, item: Item, right: Sequence[int], given: Sequence[int]) -> bool:
+        """Return whether two answers part where two tokens are nearly equally likely."""
+        at = next((n for n, pair in enumerate(zip(right, given, strict=False)) if pair[0] != pair[1]), None)
+        return at is not None and self.source.nearly_equal([*item.ids, *right[:at]])
+
+    def ended_early(self, answer: Sequence[int]) -> bool:
+        """Return whether the token that ends answers ended it."""
+        return len(answer) < self.new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer as text, with the counts that came with it."""
+
+    text: str
+    prompt_tokens: int | None
+    answer_tokens: int | None
+
 
 TIMEOUT_S = 60.0
 

@@ -15,8 +15,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from eval.fidelity.divergence import Figures, Positions, compare_logits
-from eval.fidelity.result import GreedyFidelity, LayerErrors, TextFidelity
+from eval.fidelity.divergence import Figures, GreedyFidelity, LayerErrors, Positions, TextFidelity, compare_logits
 from eval.fidelity.windows import Windows
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Advance, Progress

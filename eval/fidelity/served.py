@@ -16,9 +16,8 @@ import numpy as np
 from eval.fidelity.bounds import ROUNDING, BoundedPositions, BoundFigures, KnownTokens, bound_logits
 from eval.fidelity.measure import Rows, Side, batches, not_finite, predictions
 from eval.fidelity.windows import Windows
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import UserError, read_record
 from pipelines.domain.progress import Advance, Progress
-from pipelines.domain.typed import read_record
 from pipelines.engines.port import TeacherForcing, TokenIds
 
 Array = np.ndarray[Any, Any]

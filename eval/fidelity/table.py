@@ -6,12 +6,11 @@ import math
 from collections.abc import Sequence
 
 from eval.fidelity.bounds import BoundFigures
-from eval.fidelity.divergence import Figures
+from eval.fidelity.divergence import FidelityResult, Figures, LayerErrors
 from eval.fidelity.flips import Flips
-from eval.fidelity.result import FidelityResult, LayerErrors
 from eval.fidelity.served import BoundsResult
 from pipelines.document.show import count
-from pipelines.host.text import table, wrapped
+from pipelines.host.screen import table, wrapped
 
 WITHIN = "~"
 """Marks a figure that is no worse than that of the 16-bit model against itself."""

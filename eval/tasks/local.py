@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from eval.spec import EvalSpec
-from eval.task_names import find
+from eval.spec import EvalSpec, find
 from pipelines.domain.errors import Fault, UserError
 
 SEED = 1234

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.checkpoint.tensors import TensorFile, TensorInfo
 from pipelines.domain.adapter import MODULES, Adapter, check_config, scalings
-from pipelines.domain.errors import UserError
-from pipelines.domain.hf_config import shown
+from pipelines.domain.errors import UserError, shown
 from pipelines.host.files import parse_json, small_text
 
 if TYPE_CHECKING:

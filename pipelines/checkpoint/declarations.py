@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.checkpoint.layers import MIXED
+from pipelines.checkpoint.config import MIXED
 from pipelines.checkpoint.packings import PRE_QUANT_SCALE
 from pipelines.checkpoint.tensors import read_header
 from pipelines.checkpoint.unified import FUSED, quantization_block, quantization_producer
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault, UserError, shown
 from pipelines.domain.formats import BY_QUANT_ALGO, FORMATS, UNIFORM, QFormat
-from pipelines.domain.hf_config import shown
 from pipelines.host.files import parse_json
 
 GROUPS = (16, 32, 64, 128, 256)

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.checkpoint.read import Checkpoint
+from pipelines.checkpoint.read import Checkpoint, check_weight_dtype, quantize_weight_only, unpack_int4, zero_points
 from pipelines.checkpoint.tensors import numpy_dtype
-from pipelines.checkpoint.weight_codes import check_weight_dtype, quantize_weight_only, unpack_int4, zero_points
 from pipelines.domain.formats import (
     FLOAT_WEIGHTS,
     FP8_WEIGHTS,

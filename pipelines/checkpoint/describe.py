@@ -6,12 +6,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from pipelines.checkpoint.config import CheckpointConfig
-from pipelines.checkpoint.layers import LINEARS
+from pipelines.checkpoint.config import LINEARS, CheckpointConfig
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.domain.formats import FORMATS
 from pipelines.domain.units import show_bytes
-from pipelines.host.text import table, wrapped
+from pipelines.host.screen import table, wrapped
 
 _16BIT = frozenset({"BF16", "F16", "F32"})
 _LINEAR_WEIGHTS = tuple(f"{name}.weight" for name in (*LINEARS, "lm_head"))

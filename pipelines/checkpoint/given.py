@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.checkpoint.config import MIXED
 from pipelines.checkpoint.declarations import (
     WHOLE_ROW,
     group_of,
@@ -21,14 +22,12 @@ from pipelines.checkpoint.declarations import (
     quantization_of,
     stored_group,
 )
-from pipelines.checkpoint.layers import MIXED
 from pipelines.checkpoint.stored_linears import stored_faults, undeclared_faults
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.checkpoint.unified import linear_shapes
-from pipelines.domain.errors import Fault
+from pipelines.domain.errors import Fault, shown
 from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import BY_QUANT_ALGO, FORMATS, KvFormat, QFormat, stored_as
-from pipelines.domain.hf_config import shown
 from pipelines.domain.model_shape import ModelShape
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.domain.errors import UserError
-from pipelines.domain.hf_config import shown
+from pipelines.domain.errors import UserError, shown
 from pipelines.host.files import parse_json
 
 if TYPE_CHECKING:

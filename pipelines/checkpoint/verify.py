@@ -13,10 +13,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.checkpoint.config import CheckpointConfig, Quantization
-from pipelines.checkpoint.layers import LAYERS_FILE, LINEARS
+from pipelines.checkpoint.config import LAYERS_FILE, LINEARS, CheckpointConfig, Quantization
 from pipelines.checkpoint.tensors import TensorFile
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault, UserError, shown
 from pipelines.domain.families import BUILT, FAMILIES
 from pipelines.domain.formats import (
     BY_QUANT_ALGO,
@@ -35,7 +34,6 @@ from pipelines.domain.formats import (
     FormatSpec,
     WeightKind,
 )
-from pipelines.domain.hf_config import shown
 
 if TYPE_CHECKING:
     import numpy as np

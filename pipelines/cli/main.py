@@ -6,18 +6,198 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
 from pipelines import __version__
-from pipelines.cli.commands import COMMANDS, PROGRAM
-from pipelines.cli.make_args import overrides_from
-from pipelines.cli.words import check_command, overrides_of
+from pipelines.cli.commands import COMMANDS, EXITS, PROGRAM, SECTIONS, Command
+from pipelines.cli.words import check_command, groups_with_keys, overrides_of
 from pipelines.domain.errors import Fault, UserError
 from pipelines.host.disk import disk_error
 from pipelines.host.follow import end_with
-from pipelines.host.screen import complain, lost_output, outlive_readers
+from pipelines.host.screen import complain, lost_output, outlive_readers, width, wrapped
+from pipelines.settings.groups import choices, groups
+
+# Overrides given to make: `make build quant=fp8` -> ["quant=fp8"].
+#
+# Make takes `key=value` words for variables of its own and passes them on in the environment variable MAKEFLAGS,
+# after ` -- `, newest first, with blanks and backslashes escaped by a backslash and `$` doubled
+# (GNU make manual, "Communicating Options to a Sub-make").
+
+MAKE_ARGS_OWN = ("PYTHON", "VENV")
+"""Variables of our Makefile; everything else goes to Hydra."""
+
+
+def overrides_from(environ: Mapping[str, str]) -> list[str]:
+    """Read the command-line variables out of MAKEFLAGS, in the order they were typed."""
+    flags = environ.get("MAKEFLAGS", "")
+    _, mark, variables = f" {flags}".partition(" -- ")
+    words = split_words(variables) if mark else []
+    return [word for word in reversed(words) if word.split("=")[0] not in MAKE_ARGS_OWN]
+
+
+def split_words(text: str) -> list[str]:
+    r"""Undo make's escaping: blanks separate unless escaped, `\\x` is x, `$$` is `$`."""
+    words, word, inside, letters = [], "", False, iter(text)
+    for letter in letters:
+        if letter == "\\":
+            word, inside = word + next(letters, ""), True
+        elif letter in " \t\n":
+            if inside:
+                words.append(word)
+            word, inside = "", False
+        else:
+            word, inside = word + letter, True
+    if inside:
+        words.append(word)
+    return [item.replace("$$", "$") for item in words]
+
+
+# The texts of --help.
+
+
+def overview() -> str:
+    """Render the list of all commands."""
+    lines = [f"Usage: {PROGRAM} COMMAND [key=value ...]", "   or: make COMMAND [key=value ...]"]
+    for title, names in SECTIONS.items():
+        lines += ["", title]
+        lines += [line for name in names for line in _row(name, COMMANDS[name].summary)]
+    lines += [""]
+    lines += _wrap("Any key of the configuration can be overridden: quant=int4_awq build.max_batch_size=64")
+    lines += _row(f"{PROGRAM} COMMAND --help", "what a command does, its settings, examples, exit codes", 36)
+    lines += _row(f"{PROGRAM} config GROUP", "the keys of a group of settings", 36)
+    lines += _row(f"{PROGRAM} --completion bash", "completion for the shell (bash, zsh)", 36)
+    lines += _row(f"{PROGRAM} --version", "the version", 36)
+    return "\n".join(lines) + "\n"
+
+
+def command_help(name: str) -> str:
+    """Render the help of one command: what it does, its groups of settings, examples, exit codes."""
+    command = COMMANDS[name]
+    usage = " ".join(filter(None, [PROGRAM, name, command.argument, "[key=value ...]"]))
+    lines = [f"Usage: {usage}", "", *_wrap(command.about), ""]
+    lines += _groups(command)
+    lines += ["Examples"]
+    for example in command.examples:
+        lines += _wrap(f"  {PROGRAM} {example}", "      ")
+    lines += ["", "Exit codes"]
+    for code, meaning in sorted((EXITS | command.exits).items()):
+        lines += _row(str(code), meaning, 6)
+    lines += _wrap(_THROUGH_MAKE)
+    return "\n".join(lines) + "\n"
+
+
+_THROUGH_MAKE = (
+    "make ends with the same code where GNU make 4 and a C compiler are installed; elsewhere it ends with 2 for any "
+    "failure and names the code in its last line."
+)
+
+
+def _groups(command: Command) -> list[str]:
+    """Render groups of settings with their choices, or by name alone if there is no real choice."""
+    if not command.groups:
+        return []
+    known = groups()
+    lines, keys_only = ["Settings (config GROUP explains the keys of one)"], []
+    for group in command.groups:
+        if group in known and len(found := choices(group)) > 1:
+            lines += _row(group, ", ".join(found), 14)
+        else:
+            keys_only.append(group)
+    if keys_only:
+        lines += _wrap(f"  keys of: {', '.join(keys_only)}", "    ")
+    return [*lines, ""]
+
+
+def _row(left: str, text: str, column: int = 14) -> list[str]:
+    """Render a word and its explanation, below each other on a narrow screen."""
+    start = f"  {left}".ljust(column)
+    if start[-1:] != " " or width() - column < 30:
+        return [f"  {left}", *_wrap(f"      {text}", "      ")]
+    return _wrap(f"{start}{text}", " " * column)
+
+
+def _wrap(text: str, indent: str = "") -> list[str]:
+    return wrapped(text, len(indent)).splitlines()
+
+
+# Shell completion: a script for bash or zsh, which asks this program for candidates at each Tab.
+
+BASH = """\
+_trtllm_pipelines() {
+    local line="${COMP_LINE:0:COMP_POINT}" word start
+    word="${line##*[[:space:]]}"
+    mapfile -t COMPREPLY < <("$1" --candidates "$line" 2> /dev/null)
+    # bash completes what follows the last of its word breaks, = and : among them
+    start="${word%"${word##*[=:]}"}"
+    [[ $COMP_WORDBREAKS == *=* ]] && COMPREPLY=("${COMPREPLY[@]#"$start"}")
+    [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == *[=./,] ]] && compopt -o nospace
+}
+complete -o default -F _trtllm_pipelines trtllm-pipelines
+"""
+
+ZSH = """\
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i; }
+_trtllm_pipelines() {
+    local -a found open
+    found=("${(@f)$("${words[1]}" --candidates "${(j: :)words[1,CURRENT]}" 2> /dev/null)}")
+    open=("${(@M)found:#*[=./,]}")
+    found=("${(@)found:#*[=./,]}")
+    compadd -Q -- $found
+    compadd -Q -S '' -- $open
+}
+compdef _trtllm_pipelines trtllm-pipelines
+"""
+
+SCRIPTS = {"bash": BASH, "zsh": ZSH}
+LISTS = ("sweep", "compare")
+
+
+def script(words: Sequence[str]) -> str:
+    """Return the script that a shell evaluates: eval "$(trtllm-pipelines --completion bash)".
+
+    Raises:
+        UserError: the shell is not supported.
+    """
+    shell = words[0] if words else ""
+    if shell not in SCRIPTS:
+        raise UserError(
+            f"--completion '{shell}' is not a shell that can be completed.",
+            allowed=f"Choose one of {', '.join(SCRIPTS)}.",
+            todo=f'Add to your shell\'s start file: eval "$({PROGRAM} --completion bash)"',
+        )
+    return SCRIPTS[shell]
+
+
+def candidates(words: Sequence[str]) -> str:
+    """Return one candidate per line.
+
+    Args:
+        words: the line up to the cursor, as one word.
+    """
+    line = words[0] if words else ""
+    typed = [*line.split()[1:], *([""] if line[-1:].isspace() else [])]
+    return "".join(f"{each}\n" for each in _candidates(typed or [""]))
+
+
+def _candidates(typed: Sequence[str]) -> list[str]:
+    word = typed[-1]
+    if len(typed) == 1:
+        return [each for each in (*COMMANDS, "--help", "--version", "--completion") if each.startswith(word)]
+    if typed[0] == "--completion":
+        return [shell for shell in SCRIPTS if shell.startswith(word)]
+    if typed[0] not in COMMANDS:
+        return []
+    if word.startswith("-"):
+        return ["--help"]
+    from pipelines.settings.complete import complete
+
+    found = complete(typed[1:])
+    if len(typed) == 2 and COMMANDS[typed[0]].argument:
+        found += [group for group in groups_with_keys() if group.startswith(word)]
+    return [each for each in found if typed[0] in LISTS or not each.startswith("hydra")]
+
 
 HELP = ("help", "-h", "--help")
 CORE = ("hydra", "omegaconf", "pydantic", "filelock", "rich", "yaml")
@@ -123,23 +303,19 @@ def _missing(package: str) -> Fault:
 
 def _answer(words: Sequence[str], targets: Sequence[str]) -> str | None:
     """Return help, the version or completions; None for a command."""
-    from pipelines.cli import help as texts
-
     first = words[0] if words else HELP[0]
     if first in ("--completion", "--candidates"):
-        from pipelines.cli.completion import candidates, script
-
         return script(words[1:]) if first == "--completion" else candidates(words[1:])
     others = [word for word in words if word not in HELP]
     if not others:
-        return texts.overview()
+        return overview()
     if others[0] == "--version":
         if len(others) > 1:
             raise UserError(f"--version takes nothing more, and here '{others[1]}' follows it.")
         return f"{PROGRAM} {__version__}\n"
     if len(others) < len(words):
         check_command(others[0], targets)
-        return texts.command_help(others[0])
+        return command_help(others[0])
     return None
 
 

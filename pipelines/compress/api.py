@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from pipelines.checkpoint.read import Checkpoint
-    from pipelines.compress.reference import ReferenceModel
+    from pipelines.compress.loading import ReferenceModel
     from pipelines.compress.traced import TracedModel
 
 Facts = dict[str, Any]
@@ -209,7 +209,7 @@ def recover(
             rank as it is asked for.
         ContinuableError: the loss is not finite, or one of several processes ended early.
     """
-    from pipelines.compress.recovering import run_recover
+    from pipelines.compress.training_processes import run_recover
 
     return run_recover(
         model_dir, teacher_dir, out_dir, spec, texts, device=device, progress=progress or SilentProgress()
@@ -222,7 +222,7 @@ def reference_model(model_dir: Path, device: str = "auto") -> ReferenceModel:
     Raises:
         UserError: the folder is not a readable model, or the device does not exist.
     """
-    from pipelines.compress.reference import ReferenceModel
+    from pipelines.compress.loading import ReferenceModel
 
     return ReferenceModel(model_dir, device)
 

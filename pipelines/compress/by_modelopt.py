@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,19 +14,52 @@ import torch
 from pipelines.checkpoint.describe import describe
 from pipelines.checkpoint.unified import describe_unified
 from pipelines.compress import transformers_door
-from pipelines.compress.calibration import CalibrationSet, calibration_facts
+from pipelines.compress.calibration import (
+    CalibrationSet,
+    ProgressRecord,
+    calibration_facts,
+    new_files_removed,
+    stamp,
+    tokens_digest,
+)
 from pipelines.compress.checkpoint_layout import CheckpointLayout, FolderLayout, RanksLayout
 from pipelines.compress.gpu_memory import BATCHES, gpu_memory_named
-from pipelines.compress.model_folder import ModelFolder, torch_dtype
 from pipelines.compress.one_layer import LayerSource
 from pipelines.compress.postprocess import correct_export
-from pipelines.compress.progress_record import ProgressRecord, new_files_removed, stamp, tokens_digest
 from pipelines.compress.quiet import muted, transformers_to_log
-from pipelines.compress.simulating import prepared, simulated
+from pipelines.compress.simulating import LayerQuantizer, prepared, quantize_layers, simulated
 from pipelines.compress.specs import CalibrationSpec, Layout, QuantSpec
-from pipelines.compress.streaming import LayerQuantizer, quantize_layers
-from pipelines.compress.unified import correct_unified
+from pipelines.compress.weight_files import ModelFolder, torch_dtype
+from pipelines.domain.families import settled
 from pipelines.domain.progress import Progress
+from pipelines.domain.rotary import both_spellings
+
+# Correct config.json of a unified Hugging Face export so that every reader computes what was quantized.
+#
+# ModelOpt saves through Transformers, and Transformers 5 writes RoPE as `rope_parameters` only. Transformers 4.57,
+# which
+# TensorRT-LLM 1.2 pins, does not read that and would silently fall back to theta 10,000. Both styles are therefore
+# written, and everything else comes from the source model's own config.json.
+
+
+def correct_unified(folder: Path, hf_config: Mapping[str, Any], dtype: str) -> None:
+    """Correct `folder`/config.json in place.
+
+    Args:
+        folder: what `modelopt_door.export_unified` wrote.
+        hf_config: config.json of the source model.
+        dtype: type of the unquantized tensors, "bfloat16" or "float16".
+    """
+    path = folder / "config.json"
+    exported = json.loads(path.read_text(encoding="utf-8"))
+    config = unified_config(hf_config, dtype, exported.get("quantization_config"))
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def unified_config(hf_config: Mapping[str, Any], dtype: str, quantization: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the source model's configuration with the quantization, the dtype, and RoPE in both styles."""
+    config = {**hf_config, "torch_dtype": dtype, "dtype": dtype, **both_spellings(settled(hf_config))}
+    return config | ({"quantization_config": dict(quantization)} if quantization else {})
 
 
 @dataclass(slots=True)

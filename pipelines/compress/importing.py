@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipelines.checkpoint.config import CheckpointConfig
+from pipelines.checkpoint.config import KV_SCALE, LAYERS_FILE, CheckpointConfig
 from pipelines.checkpoint.declarations import packing_of, quantization_of
 from pipelines.checkpoint.describe import describe
 from pipelines.checkpoint.given import given_format, import_faults
-from pipelines.checkpoint.layers import KV_SCALE, LAYERS_FILE
 from pipelines.checkpoint.packings import (
     Fp8Linear,
     Int4Linear,
@@ -30,11 +29,10 @@ from pipelines.checkpoint.tensors import TensorFile, numpy_dtype
 from pipelines.checkpoint.verify import IMPORTED, Tensors, expected_tensors
 from pipelines.compress.calibration import calibration_facts
 from pipelines.compress.gpu_memory import BATCHES, gpu_memory_named
-from pipelines.compress.model_folder import ModelFolder, torch_dtype
 from pipelines.compress.postprocess import corrected
 from pipelines.compress.sixteen_bit import LINEARS, NORMS, SixteenBitTensors, checkpoint_config, names_of
 from pipelines.compress.specs import CalibrationSpec, QuantSpec
-from pipelines.compress.weight_files import TensorWriter
+from pipelines.compress.weight_files import ModelFolder, TensorWriter, torch_dtype
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.progress import Progress

@@ -2,10 +2,353 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from pipelines.host.machine import gather
+import yaml
+
+from pipelines.deploy import nodes, pods
+from pipelines.deploy.facts import Kind, RepositoryFacts, read_served
+from pipelines.deploy.output import write_folder
+from pipelines.deploy.pods import FRONT, IMAGE, ClusterDeployment, Object, claim_name, deployment
+from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.units import show_bytes, show_seconds
+from pipelines.engines.registry import with_setting
+from pipelines.host.disk import check_folders, relative_to_cwd
+from pipelines.host.machine import Machine, gather
+from pipelines.host.screen import say
+from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
+from pipelines.settings.root import Settings
+from pipelines.store.store import Store
+
+# Objects around the pods: Service, PodDisruptionBudget, PodMonitor, HPA, and the rules for its metrics.
+
+QUEUE_METRIC = "triton_queue_ms_per_request"
+WAITING_METRIC = "trtllm_waiting_requests"
+RATE_WINDOW = "2m"
+"""Window of the rates: eight scrapes of the usual interval, so that a missed one does no harm."""
+
+
+def workload_object(deployed: ClusterDeployment, template: Object) -> Object:
+    """Make the Deployment of a server that fits one node."""
+    spec = {
+        **({} if deployed.autoscaled else {"replicas": deployed.settings.replicas}),
+        "revisionHistoryLimit": 3,
+        "progressDeadlineSeconds": deployed.sizes.startup_limit_s + 300,
+        # Start the new server before an old one ends: a cold start takes minutes.
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "selector": {"matchLabels": deployed.labels("server")},
+        "template": template,
+    }
+    return deployed.object("Deployment", "apps/v1", spec)
+
+
+def service(deployed: ClusterDeployment) -> Object:
+    """Make one address for the pods that answer, inside the cluster only, because there is no authentication."""
+    ports = []
+    for key, port in deployed.exposed.items():
+        name = key.removesuffix("_port")
+        ports.append({"name": name, "port": port, "targetPort": name, "protocol": "TCP"})
+    spec = {"type": "ClusterIP", "selector": deployed.labels("server"), "ports": ports}
+    return deployed.object("Service", "v1", spec)
+
+
+def network_policy(deployed: ClusterDeployment) -> Object:
+    """Let in only what clients need; the pods of a group reach each other."""
+    ingress: list[Object] = [{"ports": [{"port": port, "protocol": "TCP"} for port in deployed.exposed.values()]}]
+    if deployed.served.kind == "multinode":
+        ingress.append({"from": [{"podSelector": {"matchLabels": deployed.labels()}}]})
+    spec = {"podSelector": {"matchLabels": deployed.labels()}, "policyTypes": ["Ingress"], "ingress": ingress}
+    return deployed.object("NetworkPolicy", "networking.k8s.io/v1", spec)
+
+
+def disruption_budget(deployed: ClusterDeployment) -> Object:
+    """Let nodes be drained one server at a time."""
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": deployed.labels()}}
+    return deployed.object("PodDisruptionBudget", "policy/v1", spec)
+
+
+def pod_monitor(deployed: ClusterDeployment) -> Object:
+    """Tell Prometheus where to find the metrics of every server."""
+    endpoint = {
+        "port": FRONT.removesuffix("_port"),
+        "path": "/metrics",
+        "interval": f"{deployed.settings.scrape_interval_s}s",
+    }
+    spec = {
+        "selector": {"matchLabels": deployed.labels("server")},
+        "podTargetLabels": ["app.kubernetes.io/instance"],
+        "podMetricsEndpoints": [endpoint],
+    }
+    return deployed.object("PodMonitor", "monitoring.coreos.com/v1", spec)
+
+
+def autoscaler(deployed: ClusterDeployment) -> Object:
+    """Make the HPA: one server more when requests wait, one less after a long quiet time.
+
+    Two metrics, of which the worse decides: Triton's queue time ends when its model accepts a request, and both engines
+    accept requests at once into a queue of their own.
+    """
+    settings, sizes = deployed.settings, deployed.sizes
+    many = deployed.served.kind == "multinode"
+    group, kind = ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet") if many else ("apps/v1", "Deployment")
+    one_in_a_while = {"type": "Pods", "value": 1}
+    spec = {
+        "scaleTargetRef": {"apiVersion": group, "kind": kind, "name": deployed.name},
+        "minReplicas": settings.replicas,
+        "maxReplicas": settings.max_replicas,
+        "metrics": [
+            _metric(QUEUE_METRIC, settings.queue_time_ms),
+            _metric(WAITING_METRIC, settings.waiting_requests),
+        ],
+        "behavior": {
+            "scaleUp": {
+                "stabilizationWindowSeconds": 60,
+                "policies": [one_in_a_while | {"periodSeconds": sizes.scale_up_s}],
+            },
+            "scaleDown": {
+                "stabilizationWindowSeconds": sizes.scale_down_s,
+                "policies": [one_in_a_while | {"periodSeconds": 300}],
+            },
+        },
+    }
+    return deployed.object("HorizontalPodAutoscaler", "autoscaling/v2", spec)
+
+
+def _metric(name: str, value: int) -> Object:
+    target = {"type": "AverageValue", "averageValue": str(value)}
+    return {"type": "Pods", "pods": {"metric": {"name": name}, "target": target}}
+
+
+def adapter_rules() -> Object:
+    """Make the values of prometheus-adapter's Helm chart: the two metrics of the HPA, per pod.
+
+    Queue counters cover all models, since a request may wait in front of each; they are divided by the requests that
+    the engine finished, since every request passes it once.
+    """
+    resources = {"overrides": {"namespace": {"resource": "namespace"}, "pod": {"resource": "pod"}}}
+    by = "sum by (<<.GroupBy>>)"
+    queued = f"{by} (rate(nv_inference_queue_duration_us{{<<.LabelMatchers>>}}[{RATE_WINDOW}]))"
+    done = f'{by} (rate(nv_inference_request_success{{<<.LabelMatchers>>,model="tensorrt_llm"}}[{RATE_WINDOW}]))'
+    waiting = 'nv_trt_llm_request_metrics{<<.LabelMatchers>>,request_type="waiting"}'
+    rules = [
+        {
+            "seriesQuery": 'nv_inference_queue_duration_us{namespace!="",pod!=""}',
+            "resources": resources,
+            "name": {"matches": "^nv_inference_queue_duration_us$", "as": QUEUE_METRIC},
+            "metricsQuery": f"{queued} / 1000 / clamp_min({done}, 0.001)",
+        },
+        {
+            "seriesQuery": 'nv_trt_llm_request_metrics{namespace!="",pod!="",request_type="waiting"}',
+            "resources": resources,
+            "name": {"matches": "^nv_trt_llm_request_metrics$", "as": WAITING_METRIC},
+            "metricsQuery": f"{by} (avg_over_time({waiting}[{RATE_WINDOW}]))",
+        },
+    ]
+    return {"rules": {"custom": rules}}
+
+
+# Render a deployment as Kustomize files: a base, and an overlay for the hardware the engine was built for.
+
+HEADER = "# Written by `make manifests`; change conf/manifests or put an overlay of your own on top.\n"
+FITS = {
+    "cpu": "# The CPU engine.\n",
+    "gpu": "# One server, {gpus} GPU{s} of one node.\n",
+    "multinode": "# One server over {nodes} nodes with {gpus} GPU{s} each.\n",
+}
+
+
+def files(deployed: ClusterDeployment) -> dict[str, str]:
+    """Return all files by relative name, sorted."""
+    kind = deployed.served.kind
+    base = {
+        "service": service(deployed),
+        "network-policy": network_policy(deployed),
+        "disruption-budget": disruption_budget(deployed),
+        **({"claim": claim} if (claim := pods.claim(deployed)) else {}),
+        **({"pod-monitor": pod_monitor(deployed)} if deployed.settings.pod_monitor else {}),
+        **({"autoscaler": autoscaler(deployed)} if deployed.autoscaled else {}),
+    }
+    overlay, further = _workload(deployed, kind)
+    found = {f"base/{name}.yaml": _text(thing) for name, thing in base.items()}
+    found["base/kustomization.yaml"] = _text(_kustomization(f"{name}.yaml" for name in sorted(base)))
+    place = f"overlays/{kind}"
+    found |= {f"{place}/{name}.yaml": _text(thing) for name, thing in overlay.items()}
+    found |= {f"{place}/{name}": text for name, text in further.items()}
+    found[f"{place}/kustomization.yaml"] = _text(_overlay(deployed, overlay, further), _comment(deployed, kind))
+    if deployed.autoscaled:
+        found["prometheus-adapter.yaml"] = _text(adapter_rules())
+    return dict(sorted(found.items()))
+
+
+def _workload(deployed: ClusterDeployment, kind: Kind) -> tuple[dict[str, Object], dict[str, str]]:
+    """Return the workload's objects by file name, and the files that become a ConfigMap."""
+    if kind != "multinode":
+        return {"deployment": workload_object(deployed, pods.server_pod(deployed))}, {}
+    further = {path.name: path.read_text(encoding="utf-8") for path in sorted(nodes.FILES.iterdir()) if path.is_file()}
+    workload = nodes.leader_worker_set(deployed)
+    # Kustomize does not track names in this type, so the ConfigMap keeps its name and this digest reflects changes.
+    digest = hashlib.sha256("".join(further.values()).encode()).hexdigest()[:12]
+    for role in ("leaderTemplate", "workerTemplate"):
+        workload["spec"]["leaderWorkerTemplate"][role]["metadata"]["annotations"]["mpi-files"] = digest
+    return {"leaderworkerset": workload}, further
+
+
+def _overlay(deployed: ClusterDeployment, overlay: dict[str, Object], further: dict[str, str]) -> Object:
+    resources = ["../../base", *(f"{name}.yaml" for name in sorted(overlay))]
+    made: Object = _kustomization(resources)
+    if deployed.settings.namespace:
+        made["namespace"] = deployed.settings.namespace
+    made["images"] = [_image(deployed.image_reference)]
+    if further:
+        made["configMapGenerator"] = [{"name": f"{deployed.name}-mpi", "files": sorted(further)}]
+        made["generatorOptions"] = {"disableNameSuffixHash": True}
+    return made
+
+
+def _kustomization(resources: Any) -> Object:
+    return {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": list(resources),
+    }
+
+
+def _image(reference: str) -> dict[str, str]:
+    """Convert `registry:5000/name:tag` or `name@sha256:...` to Kustomize's fields."""
+    name, _, digest = reference.partition("@")
+    head, colon, tag = name.rpartition(":")
+    if not colon or "/" in tag:  # no tag; the colon, if any, belongs to a registry's port
+        head, tag = name, ""
+    made = {"name": IMAGE, "newName": head}
+    if digest:
+        return made | {"digest": digest}
+    return made | ({"newTag": tag} if tag else {})
+
+
+def _comment(deployed: ClusterDeployment, kind: Kind) -> str:
+    gpus = deployed.served.gpus_per_node
+    return FITS[kind].format(gpus=gpus, s="" if gpus == 1 else "s", nodes=deployed.served.num_nodes)
+
+
+class _Plain(yaml.SafeDumper):
+    """Writes repeated parts in full, because anchors are hard to read and to patch."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """See the class."""
+        return True
+
+
+def _text(thing: Object, comment: str = "") -> str:
+    return HEADER + comment + yaml.dump(thing, Dumper=_Plain, sort_keys=False, width=4096, allow_unicode=True)
+
+
+# `make manifests`: find the repository, write the files, and say what else the cluster needs.
+
+
+def write_manifests(settings: Settings, machine: Machine, overrides: Sequence[str]) -> Path:
+    """Write Kustomize files for the repository of a configuration.
+
+    Args:
+        settings: the configuration.
+        machine: facts of this machine, for the plan.
+        overrides: as given, for the command that builds a missing repository.
+
+    Returns:
+        the overlay, for `kubectl apply -k`.
+
+    Raises:
+        UserError: there is no repository yet, or it cannot be deployed like this.
+    """
+    check_folders({"manifests.folder": settings.manifests.folder})
+    served = read_served(_repository(settings, machine, overrides))
+    if faults := _faults(settings, served):
+        raise UserError.of(faults)
+    deployed = deployment(
+        served, settings.manifests, settings.serving, settings.image, compute_capability=settings.hardware.sm
+    )
+    folder = settings.manifests.folder.absolute() / deployed.name
+    changed = write_folder(folder, files(deployed), command="make manifests", setting="manifests.folder")
+    overlay = folder / "overlays" / served.kind
+    _say(deployed, overlay, changed=changed)
+    return overlay
+
+
+def _repository(settings: Settings, machine: Machine, overrides: Sequence[str]) -> Path:
+    """Return the repository given, or the finished one that the plan finds."""
+    if settings.serving.repository is not None:
+        return settings.serving.repository.absolute()
+    step = make_plan(settings, "repository", Store(settings.paths.store), machine).steps[-1]
+    if step.artifact is None:
+        words = [word for word in overrides if not word.lstrip("+~").startswith(("manifests", "image"))]
+        raise UserError(
+            f"There is no repository of {step.node.label} yet ({step.why}).",
+            todo="Name an existing one (serving.repository=/its/folder), or make it:",
+            command=["make", "repository", *words],
+        )
+    return step.artifact.path
+
+
+def _faults(settings: Settings, served: RepositoryFacts) -> list[Fault]:
+    """Find settings that work on one machine but not in a pod."""
+    serving, faults = settings.serving, []
+    if serving.chat_template is not None:
+        faults.append(
+            Fault(
+                f"serving.chat_template='{serving.chat_template}' is a file of this machine, which no pod has.",
+                todo="Put the template into the tokenizer (chat_template) and write the repository again.",
+            )
+        )
+    if served.kind == "multinode" and serving.multi_gpu != "leader":
+        faults.append(
+            Fault(
+                f"serving.multi_gpu={serving.multi_gpu} spawns ranks on one node; this server spans "
+                f"{served.num_nodes}.",
+                todo="Set serving.multi_gpu=leader.",
+            )
+        )
+    asked = with_setting(settings.engine.name)
+    if asked is not None and not asked.needs_gpu and served.gpu:
+        faults.append(Fault(f"engine={asked.setting} was given, but the repository runs on TensorRT-LLM."))
+    return faults
+
+
+def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
+    """Print what was decided, and the next commands."""
+    served, sizes, settings = deployed.served, deployed.sizes, deployed.settings
+    say(f"repository: {served.folder} ({served.label}, {served.variant}, {show_bytes(served.size_bytes)})")
+    gpus = f"{served.gpus_per_node} GPU, " if served.gpu else ""
+    pods = f"{served.num_nodes} nodes, each " if served.num_nodes > 1 else ""
+    shm = f"{sizes.shm_mib} MiB of it /dev/shm"
+    say(f"one server: {pods}{gpus}{sizes.cpus} CPUs, {show_bytes(sizes.memory_mib * 2**20)} of memory, {shm}")
+    start = f"about {show_seconds(sizes.startup_s)} to start, {show_seconds(sizes.startup_limit_s)} at most"
+    say(f"            {start}; up to {show_seconds(sizes.drain_s)} to drain")
+    if served.gpu and deployed.compute_capability is None:
+        say("note: add hardware=... to select nodes with the GPU that the engine was built for")
+    say(f"\n{'written' if changed else 'unchanged'}: {relative_to_cwd(overlay.parent.parent)}")
+    say("Before the first start:")
+    if settings.storage == "claim":
+        say(f"  - copy the repository into the claim {claim_name(deployed)} (docs/deploy.md)")
+    for secret, keys in _secrets(deployed).items():
+        say(f"  - Secret {secret}: {keys}")
+    if deployed.autoscaled:
+        say(f"  - give {relative_to_cwd(overlay.parent.parent / 'prometheus-adapter.yaml')} to prometheus-adapter")
+    say(f"Then: kubectl apply -k {relative_to_cwd(overlay)}")
+
+
+def _secrets(deployed: ClusterDeployment) -> dict[str, str]:
+    """Return the Secrets that must exist, and their content."""
+    settings = deployed.settings
+    found = {
+        settings.image_pull_secret: "of type kubernetes.io/dockerconfigjson",
+        settings.fetch.secret: "variables of the fetch container",
+        settings.hf_token_secret: "key `token`, the Hub's",
+        deployed.ssh_secret if deployed.served.kind == "multinode" else None: "ssh keys of the group (docs/deploy.md)",
+    }
+    return {name: what for name, what in found.items() if name is not None}
 
 
 def image(overrides: Sequence[str]) -> int:
@@ -24,8 +367,6 @@ def shell(overrides: Sequence[str]) -> int:
 
 def manifests(overrides: Sequence[str]) -> int:
     """Write Kubernetes manifests for a finished repository."""
-    from pipelines.deploy.manifests import write_manifests
-
     write_manifests(load(overrides), gather(), overrides)
     return 0
 

@@ -9,8 +9,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelines.deploy.deployment import FRONT, IMAGE, ClusterDeployment, Object
-from pipelines.deploy.pods import REPOSITORY, container, container_ports, pod, server_container, stop_later
+from pipelines.deploy.pods import (
+    FRONT,
+    IMAGE,
+    REPOSITORY,
+    ClusterDeployment,
+    Object,
+    container,
+    container_ports,
+    pod,
+    server_container,
+    stop_later,
+)
 from pipelines.serving.command import Ranks, front_options, server_command
 
 FRONT_MEMORY = "1Gi"  # assumed: the process takes 150 MiB and holds up to 16 of the longest bodies

@@ -4,13 +4,358 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
+import shutil
 import sys
-from collections.abc import Sequence
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
-from pipelines.doctor.examine import examine
-from pipelines.doctor.text import render
-from pipelines.host.machine import gather
+import triton_repo
+from pipelines.doctor import versions
+from pipelines.doctor.versions import CombinationVerdict, Diagnosis, ProbeResult, render
+from pipelines.document.show import count
+from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.formats import QFormat
+from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.units import GIB, show_bytes
+from pipelines.engines.registry import ENGINES, EngineDescription
+from pipelines.host.disk import why_no_folder
+from pipelines.host.machine import CGROUP, Machine, cpu_quota, gather, library_versions, native_bf16
+from pipelines.plan import checks
+from pipelines.plan.plan import make_plan
+from pipelines.plan.user_inputs import Found
 from pipelines.settings.compose import load
+from pipelines.settings.compression import QuantSettings
+from pipelines.settings.groups import CONF, choices
+from pipelines.settings.model import ModelSettings
+from pipelines.settings.root import Settings
+from pipelines.store.store import Store
+
+# Compare NVIDIA's model templates, inside its container, with the parameters this project knows.
+
+TEMPLATES = Path("/app/all_models/inflight_batcher_llm")
+TABLE = Path(triton_repo.__file__).parent / "template_params.json"
+PLACEHOLDER = re.compile(r"\$\{(\w+)\}")
+TODO = "Please report it: the parameter table was made from the newest public templates."
+
+
+def probe_templates(folder: Path = TEMPLATES) -> list[ProbeResult]:
+    """Compare the templates with the table of parameters; no result outside the container."""
+    if not folder.is_dir():
+        return []
+    found: list[ProbeResult] = []
+    for model, ours in json.loads(TABLE.read_text(encoding="utf-8")).items():
+        file = folder / model / "config.pbtxt"
+        try:
+            theirs = set(PLACEHOLDER.findall(file.read_text(encoding="utf-8")))
+        except OSError as error:
+            if model != "multimodal_encoders":
+                found.append(
+                    ProbeResult("templates", f"{file}: {error.strerror}", "note", "Is this NVIDIA's container?")
+                )
+            continue
+        found += _differences(model, theirs, set(ours))
+    return found or [ProbeResult("templates", f"{folder}: parameters match our table")]
+
+
+def _differences(model: str, theirs: set[str], ours: set[str]) -> list[ProbeResult]:
+    told = ((theirs - ours, "takes {names}, unknown to this project"), (ours - theirs, "does not take {names} here"))
+    return [
+        ProbeResult("templates", f"{model} " + text.format(names=", ".join(sorted(names))), "note", TODO)
+        for names, text in told
+        if names
+    ]
+
+
+# Folders that are written to: whether they are writable, and how much room they have.
+
+LEAST_BYTES = GIB
+"""With less than this, not even the bundled models and their logs fit."""
+ROOM_BYTES = 10 * GIB
+"""With less than this, a model of a few billion parameters does not fit with its copies."""
+
+
+def probe_places(store: Path, runs: Path, environment: Mapping[str, str]) -> list[ProbeResult]:
+    """Describe store, runs and the Hub's cache."""
+    cache = environment.get("HF_HUB_CACHE") or Path(hub_home(environment)) / "hub"
+    return [
+        _place("store", store, f"paths.store={store}"),
+        _place("runs", runs, f"paths.runs={runs}"),
+        _place("HF cache", Path(cache).expanduser(), "HF_HOME"),
+    ]
+
+
+def hub_home(environment: Mapping[str, str]) -> str:
+    """Return the folder of huggingface_hub's cache."""
+    shared = environment.get("XDG_CACHE_HOME", "~/.cache")
+    return str(Path(environment.get("HF_HOME") or f"{shared}/huggingface").expanduser())
+
+
+def _place(name: str, folder: Path, setting: str) -> ProbeResult:
+    folder = folder.expanduser().absolute()
+    if why := why_no_folder(folder):
+        return ProbeResult(name, f"{folder} cannot be created: {why}", "bad", f"Set another folder: {setting}")
+    parent = next(path for path in (folder, *folder.parents) if path.exists())
+    if not os.access(parent, os.W_OK | os.X_OK):
+        return ProbeResult(name, f"{folder} is not writable", "bad", f"Give another folder than {setting}.")
+    try:
+        free = shutil.disk_usage(parent).free
+    except OSError as error:
+        return ProbeResult(name, f"{folder}: free space unknown, {error.strerror}", "note")
+    text = f"{folder}, {show_bytes(free)} free"
+    if free < LEAST_BYTES:
+        return ProbeResult(name, text, "bad", f"Free at least {show_bytes(LEAST_BYTES)}, or move it: {setting}")
+    if free < ROOM_BYTES:
+        return ProbeResult(name, text, "note", "Enough for the bundled models; large models need tens of GiB.")
+    return ProbeResult(name, text)
+
+
+# The Hugging Face Hub: whether it answers, and whether there is a token. The token's value is never read here.
+
+ENDPOINT = "https://huggingface.co"
+YES = ("1", "on", "yes", "true")
+
+
+def probe_hub(environment: Mapping[str, str], timeout_s: float) -> list[ProbeResult]:
+    """Describe access to the Hub by sending one request without a token."""
+    return [_reachable(environment, timeout_s), _token(environment)]
+
+
+def _reachable(environment: Mapping[str, str], timeout_s: float) -> ProbeResult:
+    if any(environment.get(name, "").lower() in YES for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
+        return ProbeResult("Hub", "offline mode (HF_HUB_OFFLINE): only what is in the cache", "note")
+    endpoint = environment.get("HF_ENDPOINT") or ENDPOINT
+    todo = "Set HF_ENDPOINT to a mirror, or take a folder: model.path=... The bundled models need no Hub."
+    if not endpoint.startswith(("http://", "https://")):
+        return ProbeResult("Hub", f"HF_ENDPOINT='{endpoint}' is not an address", "note", "Give http:// or https://.")
+    try:
+        with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=timeout_s):
+            return ProbeResult("Hub", f"{endpoint} answers")
+    except urllib.error.HTTPError:  # any answer will do
+        return ProbeResult("Hub", f"{endpoint} answers")
+    except (OSError, ValueError) as error:  # URLError and timeouts are OSErrors
+        reason = getattr(error, "reason", error)
+        return ProbeResult("Hub", f"{endpoint} does not answer: {reason}", "note", todo)
+
+
+def _token(environment: Mapping[str, str]) -> ProbeResult:
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        if environment.get(name):
+            return ProbeResult("token", f"in {name}")
+    file = Path(environment.get("HF_TOKEN_PATH") or Path(hub_home(environment)) / "token").expanduser()
+    try:
+        if file.read_text(encoding="utf-8").strip():
+            return ProbeResult("token", f"in {file}")
+    except OSError:
+        pass
+    todo = "Gated models (Gemma, Llama) need one: accept the licence on the Hub, set HF_TOKEN."
+    return ProbeResult("token", "none", "note", todo)
+
+
+# Processor and memory, and how much of them a container leaves.
+
+FEATURES = {
+    "avx2": "AVX2",
+    "avx512f": "AVX512",
+    "avx512_vnni": "VNNI",
+    "avx512_bf16": "BF16",
+    "amx_bf16": "AMX-BF16",
+    "amx_int8": "AMX-INT8",
+    "bf16": "BF16",
+    "i8mm": "I8MM",
+}
+"""Flags of /proc/cpuinfo that decide what the CPU engine computes with -> their common names."""
+
+
+def probe_processor(
+    machine: Machine, *, cpuinfo: Path = Path("/proc/cpuinfo"), cgroup: Path = CGROUP
+) -> list[ProbeResult]:
+    """Describe processor and memory.
+
+    Args:
+        machine: cores and memory.
+        cpuinfo: the file in which Linux lists features.
+        cgroup: the folder with a container's limits.
+    """
+    return [_cores(machine, cpuinfo, cgroup), _features(cpuinfo), _memory(machine), _python()]
+
+
+def _cores(machine: Machine, cpuinfo: Path, cgroup: Path) -> ProbeResult:
+    fields = _read(cpuinfo)
+    model = fields.get("model name") or platform.machine()
+    quota = cpu_quota(cgroup)
+    if quota is not None and quota < machine.cpu_count:
+        return ProbeResult(
+            "processor",
+            f"{model}, {count(machine.cpu_count, 'core')}, of which this container may use {quota:g}",
+            "note",
+            "Set engine.openvino.num_threads to that, or give the container more.",
+        )
+    return ProbeResult("processor", f"{model}, {count(machine.cpu_count, 'core')}")
+
+
+def _features(cpuinfo: Path) -> ProbeResult:
+    fields = _read(cpuinfo)
+    flags = set((fields.get("flags") or fields.get("Features") or "").split())
+    if not flags:
+        return ProbeResult("features", f"unknown: {cpuinfo} does not say", "note")
+    found = list(dict.fromkeys(name for flag, name in FEATURES.items() if flag in flags))
+    computes = (
+        "the CPU engine computes in bf16" if native_bf16(cpuinfo) else "no native bf16: the CPU engine computes in f32"
+    )
+    if platform.machine() == "x86_64" and "avx2" not in flags:
+        return ProbeResult(
+            "features", "no AVX2", "bad", "OpenVINO's CPU plugin is slow or fails here; use another machine."
+        )
+    return ProbeResult("features", f"{', '.join(found) or 'none of note'}; {computes}")
+
+
+def _memory(machine: Machine) -> ProbeResult:
+    text = show_bytes(machine.memory_bytes)
+    if machine.memory_limited:
+        text += " (limit of this container)"
+    if machine.memory_bytes < 4 * GIB:
+        return ProbeResult("memory", text, "note", "While quantizing, the libraries alone take 2 GiB.")
+    return ProbeResult("memory", text)
+
+
+def _python() -> ProbeResult:
+    return ProbeResult("system", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}")
+
+
+def _read(cpuinfo: Path) -> dict[str, str]:
+    """Read the first processor's fields; empty where there is no such file."""
+    try:
+        first = cpuinfo.read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+# Judge every model in every format on every engine by the rules of `make plan`.
+
+
+def judge_combinations(settings: Settings, machine: Machine) -> list[CombinationVerdict]:
+    """Judge all combinations, with the rest of the configuration as it is."""
+    models = [(model, _shape(model)) for model in _models()]
+    quants = sorted(_quants(), key=lambda quant: list(QFormat).index(quant.qformat))
+    return [
+        _judge(settings, machine, engine, model, shape, quant)
+        for engine in ENGINES.values()
+        for model, shape in models
+        for quant in quants
+    ]
+
+
+def _judge(
+    settings: Settings,
+    machine: Machine,
+    engine: EngineDescription,
+    model: ModelSettings,
+    shape: ModelShape | None,
+    quant: QuantSettings,
+) -> CombinationVerdict:
+    asked = settings.model_copy(
+        update={"model": model, "quant": quant, "engine": settings.engine.model_copy(update={"name": engine.setting})}
+    )
+    name = quant.qformat.value
+    if reason := _missing(engine, machine, settings.build.tp_size * settings.build.pp_size):
+        return CombinationVerdict(engine.setting, model.name, name, works=False, reason=reason[0], todo=reason[1])
+    try:
+        faults = checks.check(asked, shape, engine, machine, "build", Found()).faults
+    except UserError as error:
+        faults = list(error.faults)
+    if not faults:
+        return CombinationVerdict(engine.setting, model.name, name, works=True)
+    first = faults[0]
+    todo = f"{first.allowed} {first.todo}".strip()
+    return CombinationVerdict(engine.setting, model.name, name, works=False, reason=first.message, todo=todo)
+
+
+def _missing(engine: EngineDescription, machine: Machine, ranks: int) -> tuple[str, str] | None:
+    """Return what the machine lacks for an engine, whatever the model: (reason, what to do)."""
+    lacks = engine.lacks(machine)
+    if engine.needs_gpu and machine.gpus and len(machine.gpus) < ranks:
+        lacks.append(f"{count(ranks, 'rank')} on {count(ranks, 'GPU')}, of which there are {len(machine.gpus)}")
+    todo = "Use NVIDIA's container on a GPU machine (make shell); `make plan` and engine=openvino work here."
+    return ("; ".join(lacks), todo) if lacks else None
+
+
+def _models() -> list[ModelSettings]:
+    return [ModelSettings.model_validate(_file("model", name)) for name in choices("model") if name != "hub"]
+
+
+def _quants() -> list[QuantSettings]:
+    return [QuantSettings.model_validate(_file("quant", name)) for name in choices("quant")]
+
+
+def _file(group: str, name: str) -> dict[str, Any]:
+    """Read one file under conf/, without the files it builds on, whose values have defaults of their own."""
+    import yaml
+
+    raw: dict[str, Any] = yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8"))
+    raw.pop("defaults", None)
+    return raw
+
+
+def _shape(model: ModelSettings) -> ModelShape | None:
+    if model.shape is not None:
+        return model.shape.to_shape()
+    if model.folder is None:
+        return None
+    return ModelShape.from_hf_config(json.loads((model.folder / "config.json").read_text(encoding="utf-8")))
+
+
+# Run every probe and collect the results.
+
+
+def examine(settings: Settings, machine: Machine, environment: Mapping[str, str]) -> Diagnosis:
+    """Run all probes, the slow ones (Hub, nvidia-smi, trtllm-build) at the same time.
+
+    Args:
+        settings: the configuration that should run here.
+        machine: its facts.
+        environment: variables, for the Hub.
+    """
+    release = versions.release_for(library_versions(("tensorrt-llm",))["tensorrt-llm"])
+    builder = shutil.which("trtllm-build")
+    with ThreadPoolExecutor() as pool:
+        asked_hub = pool.submit(probe_hub, environment, settings.doctor.timeout_s)
+        asked_gpus = pool.submit(versions.probe_gpus, machine, release)
+        asked_builder = pool.submit(versions.help_of_builder, builder) if builder else None
+        software = [*versions.look(settings.serving)]
+        folders = probe_places(settings.paths.store, settings.paths.runs, environment)
+        judged = judge_combinations(settings, machine)
+        broken = _broken(settings, machine, software + folders)
+        if asked_builder:
+            software += asked_builder.result()
+        sections = {
+            "Machine": [*probe_processor(machine), *asked_gpus.result()],
+            "Software": [*software, *probe_templates()],
+            "Places": [*folders, *asked_hub.result()],
+        }
+    return Diagnosis(sections, judged, broken)
+
+
+def _broken(settings: Settings, machine: Machine, found: list[ProbeResult]) -> list[ProbeResult]:
+    """List what stops the configured pipeline here: what planning refuses and what the probes call broken."""
+    broken = [finding for finding in found if finding.status == "bad"]
+    try:
+        faults: Sequence[Fault] = make_plan(settings, "all", Store(settings.paths.store), machine).refusals
+    except UserError as error:
+        faults = error.faults
+    told = " ".join(finding.value for finding in broken)
+    return broken + [
+        ProbeResult("plan", fault.message, "bad", f"{fault.allowed} {fault.todo}".strip())
+        for fault in faults
+        if fault.message not in told
+    ]
 
 
 def doctor(overrides: Sequence[str]) -> int:

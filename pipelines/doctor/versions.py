@@ -4,15 +4,251 @@ from __future__ import annotations
 
 import json
 import platform
+import re
+import shutil
 import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from string import ascii_lowercase
+from typing import Any, Literal
 
-from pipelines.doctor.gpus import numbers
-from pipelines.doctor.record import ProbeResult, Status
-from pipelines.host.machine import library_versions
+from pipelines.domain.formats import FORMATS
+from pipelines.domain.units import show_bytes
+from pipelines.host import screen
+from pipelines.host.machine import GpuFacts, Machine, library_versions
+from pipelines.host.screen import table, wrapped
+from pipelines.predict.performance.gpus import row_of
 from pipelines.serving.locate import locate
 from pipelines.settings.serving import ServingSettings
+
+# Records of a diagnosis.
+
+Status = Literal["ok", "note", "bad"]
+"""In this order: works; worth knowing, or missing but not needed; needed and broken."""
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """Result of one probe.
+
+    Attributes:
+        name: of what was examined, in one or two words.
+        value: what was found.
+        status: how good it is.
+        todo: what to do about it, or empty.
+    """
+
+    name: str
+    value: str
+    status: Status = "ok"
+    todo: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CombinationVerdict:
+    """Verdict on one combination of engine, model and format on this machine.
+
+    Attributes:
+        engine: flavour.
+        model: name under conf/model.
+        quant: name under conf/quant.
+        works: whether `make plan` would accept it.
+        reason: why not.
+        todo: what makes it work.
+    """
+
+    engine: str
+    model: str
+    quant: str
+    works: bool
+    reason: str = ""
+    todo: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The whole diagnosis.
+
+    Attributes:
+        sections: title -> results, in the order shown.
+        verdicts: on every combination.
+        broken: what the configured pipeline needs and this machine lacks; empty when it would run.
+    """
+
+    sections: dict[str, list[ProbeResult]]
+    verdicts: list[CombinationVerdict] = field(default_factory=list)
+    broken: list[ProbeResult] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the diagnosis as JSON; docs/gpu.md has the schema."""
+        return {"schema": SCHEMA, "works": not self.broken, **asdict(self)}
+
+
+# GPUs, driver and CUDA, as nvidia-smi reports them.
+
+OLDEST = 8.0
+"""Lowest compute capability that TensorRT-LLM 1.2 supports (support-matrix.md)."""
+
+
+def probe_gpus(machine: Machine, release: dict[str, Any] | None) -> list[ProbeResult]:
+    """Describe the GPUs.
+
+    Args:
+        machine: what nvidia-smi lists.
+        release: row of the compatibility table for the installed TensorRT-LLM, or for the one to install.
+    """
+    if not machine.gpus:
+        meant = "not installed" in machine.no_gpu_reason or "CUDA_VISIBLE_DEVICES" in machine.no_gpu_reason
+        todo = "" if meant else "Repair the driver: nvidia-smi must list the GPUs."
+        return [ProbeResult("GPU", f"none: {machine.no_gpu_reason}", "note", todo)]
+    return [*(_gpu(index, gpu) for index, gpu in enumerate(machine.gpus)), _driver(machine.gpus[0], release)]
+
+
+def _gpu(index: int, gpu: GpuFacts) -> ProbeResult:
+    row = row_of(gpu)
+    text = f"{gpu.name}, compute capability {gpu.sm}, {show_bytes(gpu.memory_bytes)}"
+    if gpu.sm < OLDEST:
+        return ProbeResult(
+            f"GPU {index}", text, "note", f"TensorRT-LLM needs compute capability {OLDEST} (A100) or newer."
+        )
+    if row is None:
+        return ProbeResult(
+            f"GPU {index}", f"{text}; not in conf/hardware", "note", "`make plan` does not know its bandwidth."
+        )
+    return ProbeResult(f"GPU {index}", f"{text} = hardware={row.name}")
+
+
+def _driver(gpu: GpuFacts, release: dict[str, Any] | None) -> ProbeResult:
+    cuda = _cuda_version()
+    text = f"{gpu.driver or 'version unknown'}, CUDA {cuda or 'unknown'}"
+    needed = (release or {}).get("cuda")
+    if cuda and needed and numbers(cuda)[:1] < numbers(needed)[:1]:
+        return ProbeResult(
+            "driver",
+            f"{text}; TensorRT-LLM {(release or {})['tensorrt_llm']} is built for CUDA {needed}",
+            "note",
+            f"Install a driver for CUDA {needed.split('.')[0]}"
+            + (f" ({release['driver']} or newer)." if release and release.get("driver") else "."),
+        )
+    return ProbeResult("driver", text)
+
+
+def _cuda_version() -> str:
+    """Return the newest CUDA the driver supports, from the head of nvidia-smi's table; empty when it is not stated."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ""
+    try:
+        answer = subprocess.run([tool], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    found = re.search(r"CUDA Version:\s*([\d.]+)", answer.stdout)
+    return found[1] if found else ""
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """2.10.0a0+nv25.12 -> (2, 10, 0)."""
+    return tuple(int(part) for part in re.findall(r"\d+", re.split(r"[+a-z]", version)[0]))
+
+
+# Render a diagnosis for a terminal of 60 columns or more.
+
+MARKS = {"ok": "ok", "note": "--", "bad": "!!"}
+COLOURS = {"ok": "\033[32m", "note": "\033[33m", "bad": "\033[31m"}
+HEADINGS = {qformat.value: spec.heading for qformat, spec in FORMATS.items()}
+WORDS = re.compile(r"\d+(?:\.\d+)?(?: [KMGT]iB)?|\w+|\W")
+"""Splits a reason into words and what is between them; a size and its unit are one word."""
+
+
+def render(diagnosis: Diagnosis) -> str:
+    """Render the whole page."""
+    colour = screen.has_colour(sys.stdout)
+    lines: list[str] = []
+    for title, findings in diagnosis.sections.items():
+        lines += [title, *_findings(findings, colour=colour), ""]
+    for engine, judged in groupby(diagnosis.verdicts, key=lambda verdict: verdict.engine):
+        lines += [f"engine={engine}", *_verdicts(list(judged)), ""]
+    return "\n".join(lines + _end(diagnosis)) + "\n"
+
+
+def _findings(findings: list[ProbeResult], *, colour: bool) -> list[str]:
+    column = max(len(finding.name) for finding in findings)
+    lines = []
+    for finding in findings:
+        mark = MARKS[finding.status]
+        line = wrapped(f"  {mark} {finding.name:<{column}}  {finding.value}", column + 7)
+        lines.append(line.replace(mark, f"{COLOURS[finding.status]}{mark}\033[0m", 1) if colour else line)
+        lines += [wrapped(" " * (column + 7) + f"-> {finding.todo}", column + 7)] if finding.todo else []
+    return lines
+
+
+def _verdicts(verdicts: list[CombinationVerdict]) -> list[str]:
+    """Render a table of models by formats, and below it each kind of reason once, with all its cases."""
+    reasons: dict[tuple[str, ...], list[CombinationVerdict]] = {}
+    if all(not verdict.works for verdict in verdicts) and len({verdict.reason for verdict in verdicts}) == 1:
+        return [wrapped(f"  none: {verdicts[0].reason}. {verdicts[0].todo}")]
+    quants = list(dict.fromkeys(verdict.quant for verdict in verdicts))
+    rows = [("", *(HEADINGS.get(quant, (quant, ""))[line] for quant in quants)) for line in (0, 1)]
+    for model, judged in groupby(verdicts, key=lambda verdict: verdict.model):
+        marks = [_mark(verdict, reasons) for verdict in judged]
+        rows.append((model, *marks))
+    lines = table(rows, least=(0, *[4] * len(quants)), gap=1, indent=2)
+    for letter, cases in zip(ascii_lowercase, reasons.values(), strict=False):
+        lines.append(wrapped(f"  {letter}: {_together(cases)} {cases[0].todo}", 5))
+    return lines
+
+
+def _mark(verdict: CombinationVerdict, reasons: dict[tuple[str, ...], list[CombinationVerdict]]) -> str:
+    """Return "yes" or the letter of the reason; reasons that differ only in names and numbers share one letter."""
+    if verdict.works:
+        return "yes"
+    of_case = re.compile(rf"{re.escape(verdict.model)}|{verdict.quant}|\d.*|\w+ForCausalLM")
+    kind = tuple("" if of_case.fullmatch(word) else word for word in WORDS.findall(verdict.reason))
+    reasons.setdefault(kind, []).append(verdict)
+    return ascii_lowercase[list(reasons).index(kind)]
+
+
+def _together(cases: list[CombinationVerdict]) -> str:
+    """Render the reason for the first model, and how it differs for the others."""
+    of_model = {
+        model: [_span(words) for words in zip(*(WORDS.findall(case.reason) for case in judged), strict=True)]
+        for model, judged in groupby(cases, key=lambda case: case.model)
+    }
+    first = next(iter(of_model.values()))
+    others: dict[str, list[str]] = {}
+    for model, said in list(of_model.items())[1:]:
+        own = [word for word, usual in zip(said, first, strict=True) if word not in (usual, model)]
+        others.setdefault(", ".join(own), []).append(model)
+    listed = "; ".join(", ".join(models) + (f" ({own})" if own else "") for own, models in others.items())
+    return "".join(first) + (f" Likewise {listed}." if listed else "")
+
+
+def _span(words: tuple[str, ...]) -> str:
+    """Merge the words of several formats into one: the word itself, or the range from least to most."""
+    different = sorted(set(words), key=_size)
+    least, most = different[0], different[-1]
+    unit = most[-4:] if most.endswith("iB") else ""
+    return least if len(different) == 1 else f"{least.removesuffix(unit)} to {most}"
+
+
+def _size(word: str) -> tuple[int, float, str]:
+    """Return the sort key of a word: sizes by size, other words alphabetically."""
+    number, _, unit = word.partition(" ")
+    return "KMGT".find(unit[:1]), float(number) if unit else 0.0, word
+
+
+def _end(diagnosis: Diagnosis) -> list[str]:
+    if not diagnosis.broken:
+        return ["The configured pipeline runs here: make all"]
+    lines = ["The configured pipeline does not run here:"]
+    for finding in diagnosis.broken:
+        lines.append(wrapped(f"  !! {finding.name}: {finding.value} {finding.todo}", 5))
+    return lines
+
 
 TABLE = Path(__file__).with_name("compatibility.json")
 ABSENT = "absent"
@@ -140,7 +376,7 @@ def help_of_builder(tool: str) -> list[ProbeResult]:
     Args:
         tool: path of the program.
     """
-    from pipelines.engines.tensorrt_llm.options import extra_choices, help_differences
+    from pipelines.engines.tensorrt_llm.folder import extra_choices, help_differences
 
     try:
         answer = subprocess.run([tool, "--help"], capture_output=True, text=True, timeout=180, check=False)

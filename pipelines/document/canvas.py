@@ -3,16 +3,68 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.document.blocks import Figure, Origin
+from pipelines.document.blocks import Column, Document, Figure, Origin
+from pipelines.domain.errors import UserError
+from pipelines.host.files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
+
+# Write a document to files: `report.html`, `report.md` and the plots. The same document gives the same bytes.
+
+
+@dataclass(frozen=True, slots=True)
+class ReportPaths:
+    """Paths of a report: the Markdown, the HTML, and every plot."""
+
+    markdown: Path
+    html: Path
+    plots: tuple[Path, ...]
+
+
+def write_document(made: Document, folder: Path) -> ReportPaths:
+    """Write a document as Markdown, HTML and plots; each file is replaced atomically, the two texts last.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    from pipelines.document.blocks import render_markdown
+
+    plots: list[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        before = _plots_of(folder / "report.md")
+        for figure in made.figures():
+            plots.append(write_bytes(folder / f"{figure.name}.svg", standalone(figure.svg).encode()))
+            if figure.png is not None:
+                plots.append(write_bytes(folder / f"{figure.name}.png", figure.png))
+        markdown = write_bytes(folder / "report.md", render_markdown(made).encode())
+        html = write_bytes(folder / "report.html", render_html(made).encode())
+        for name in before - {path.name for path in plots}:  # delete old plots of formats that are not in this report
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"The report cannot be written to {folder}: {error.strerror}.",
+            todo="Choose another folder: report.folder=/some/folder",
+        ) from None
+    return ReportPaths(markdown, html, tuple(plots))
+
+
+def _plots_of(markdown: Path) -> set[str]:
+    """List the plots that an earlier report left in this folder."""
+    if not markdown.is_file():
+        return set()
+    made = re.findall(r"\(([\w-]+)\.svg\)", markdown.read_text(encoding="utf-8"))
+    return {f"{name}{ending}" for name in made for ending in (".svg", ".png")}
+
 
 __all__ = ["Axes", "Drawing"]
 """Re-exported for modules that draw, because only this module imports matplotlib."""
@@ -168,3 +220,162 @@ def plain_log(axes: Axes, which: str, values: Sequence[float]) -> None:
     line.set_major_locator(LogLocator(base=10, subs=(1,) if wide else (1, 2, 5)))
     line.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     line.set_minor_formatter(NullFormatter())
+
+
+# Render a document as one HTML file without scripts or external resources: light, dark, phone, print; all escaped.
+
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+
+
+def render_html(document: Document) -> str:
+    """Render the whole page."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["kind"] = lambda block: type(block).__name__
+    environment.filters["heads"] = header_groups
+    environment.filters["svg"] = Markup  # our own drawing; Matplotlib escaped its texts
+    return environment.get_template("report.html").render(
+        document=document, light=Markup(_variables(LIGHT)), dark=Markup(_variables(DARK))
+    )
+
+
+def header_groups(columns: Sequence[Column]) -> list[tuple[str, int]]:
+    """Return group titles with the number of columns each spans; [] if there are none."""
+    spans = [(title, len(list(items))) for title, items in itertools.groupby(columns, key=lambda column: column.group)]
+    return spans if any(title for title, _ in spans) else []
+
+
+def _variables(colours: dict[str, str]) -> str:
+    return ";".join(f"--{name}:{value}" for name, value in colours.items())
+
+
+# Place labels in plots without overlaps: names beside the ends of curves, loads beside markers.
+
+End = tuple[tuple[float, float], str, str]
+"""(x, y) in data, name, colour."""
+
+Box = tuple[float, float, float, float]
+"""Left, bottom, right, top."""
+
+NAME_STEP = 11.0
+"""Vertical distance between two names, in points."""
+
+_OFFSETS = ((5, 6), (5, -12), (-5, 6), (-5, -12))
+"""Possible positions of a load's label, in points from its marker; the sign of the first number gives the side."""
+
+
+_SIDES = ((8, 0, "left"), (0, -13, "center"), (-8, 0, "right"), (0, 14, "center"))
+"""Possible positions of a name, in points from the end of its curve, best first."""
+
+
+def beside(axes: Axes, ends: Sequence[End], points: Sequence[tuple[float, float]], line: str) -> list[Box]:
+    """Label the curves: at their ends where there is room, else in a column beside the axes.
+
+    Args:
+        axes: the axes, with their final limits.
+        ends: right end of each curve, its name and colour.
+        points: every marker, so that no name covers one.
+        line: colour of the thin line from the column to a curve.
+
+    Returns:
+        areas of the names inside the axes, in points of the figure.
+    """
+    floor = _at(axes, (axes.get_xlim()[0], axes.get_ylim()[0]))[1]
+    used = [_around(_at(axes, point)) for point in points]
+    crowded: list[End] = []
+    boxes: list[Box] = []
+    for point, name, colour in ends:
+        for dx, dy, side in _SIDES:
+            box = _name_box(_at(axes, point), len(name), dx, dy, side)
+            if box[1] > floor and not any(_overlap(box, other) for other in (*used, *boxes)):
+                boxes.append(box)
+                axes.annotate(
+                    name, point, (dx, dy), textcoords="offset points", color=colour, ha=side, va="center",
+                    fontsize=8.5, fontweight="bold", annotation_clip=False,
+                )  # fmt: skip
+                break
+        else:
+            crowded.append((point, name, colour))
+    _column(axes, crowded, line)
+    return boxes
+
+
+def _name_box(at: tuple[float, float], letters: int, dx: float, dy: float, side: str) -> Box:
+    width = 5.4 * letters
+    left = at[0] + dx - {"left": 0.0, "center": width / 2, "right": width}[side]
+    return left, at[1] + dy - 5, left + width, at[1] + dy + 5
+
+
+def _column(axes: Axes, ends: Sequence[End], line: str) -> None:
+    """Write names to the right of the axes, ordered by height and kept apart, with a thin line to each curve."""
+    low, high = (_at(axes, (axes.get_xlim()[0], y))[1] for y in axes.get_ylim())
+    places = [(_at(axes, point)[1] - low) / (high - low) for point, _, _ in ends]
+    for (point, name, colour), fraction in zip(ends, apart(places, NAME_STEP / (high - low)), strict=True):
+        axes.annotate(
+            name, point, (1.06, fraction), xycoords="data", textcoords="axes fraction", color=colour, va="center",
+            fontsize=8.5, fontweight="bold", annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": line, "linewidth": 0.5, "alpha": 0.6, "shrinkA": 1, "shrinkB": 4},
+        )  # fmt: skip
+
+
+def _at(axes: Axes, point: tuple[float, float]) -> tuple[float, float]:
+    """Convert data coordinates to points of the figure."""
+    x, y = axes.transData.transform(point)
+    return float(x) * 72 / axes.figure.dpi, float(y) * 72 / axes.figure.dpi
+
+
+def _around(at: tuple[float, float]) -> Box:
+    """Return the area covered by a marker."""
+    return at[0] - 4, at[1] - 4, at[0] + 4, at[1] + 4
+
+
+def apart(places: Sequence[float], step: float) -> list[float]:
+    """Move heights (0..1) as little as needed so that neighbours are at least `step` apart, in the same order."""
+    order = sorted(range(len(places)), key=lambda index: places[index])
+    moved = list(places)
+    for before, after in itertools.pairwise(order):
+        moved[after] = max(moved[after], moved[before] + step)
+    over = moved[order[-1]] - 1.0 if order else 0.0
+    if over > 0:  # the topmost is outside the picture, so push down from above
+        moved[order[-1]] = 1.0
+        for after, before in itertools.pairwise(reversed(order)):
+            moved[before] = min(moved[before], moved[after] - step)
+    return moved
+
+
+def place(axes: Axes, marks: Sequence[tuple[float, float, str]], colour: str, taken: Sequence[Box] = ()) -> None:
+    """Write a load beside each marker where there is room; labels that would overlap are omitted.
+
+    Args:
+        axes: the axes, with their final limits.
+        marks: x, y and text.
+        colour: colour of the text.
+        taken: areas already in use, in points of the figure.
+    """
+    points = [_at(axes, mark[:2]) for mark in marks]
+    used = [*map(_around, points), *taken]
+    for (x, y, text), at in zip(marks, points, strict=True):
+        for dx, dy in _OFFSETS:
+            width = 5.0 * len(text)
+            left = at[0] + dx if dx > 0 else at[0] + dx - width
+            box = (left, at[1] + dy - 1, left + width, at[1] + dy + 8)
+            if not any(_overlap(box, other) for other in used):
+                used.append(box)
+                axes.annotate(
+                    text, (x, y), (dx, dy), textcoords="offset points", ha="left" if dx > 0 else "right",
+                    fontsize=7.5, color=colour,
+                )  # fmt: skip
+                break
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

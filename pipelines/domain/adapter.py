@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.domain.errors import Fault, UserError
-from pipelines.domain.hf_config import shown
+from pipelines.domain.errors import Fault, UserError, shown
 from pipelines.domain.model_shape import ModelShape
 
 MODULES = {

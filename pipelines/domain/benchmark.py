@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from pipelines.domain.errors import UserError
-from pipelines.domain.typed import read_record
+from pipelines.domain.errors import UserError, read_record
 
 SCHEMA = 1
 RESULT = "benchmark.json"

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import ConfigNumbers, UserError, shown
 from pipelines.domain.families import BUILT, FAMILIES, SIZED, Architecture, Family, SizedFamily
-from pipelines.domain.hf_config import ConfigNumbers, shown
 from pipelines.domain.rotary import LAYER_TYPES, Rotary, check_rope
 
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipelines.domain.errors import ConfigNumbers, shown
 from pipelines.domain.families import Architecture, settled
-from pipelines.domain.hf_config import ConfigNumbers, shown
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Types of scaling that both engines compute from a TensorRT-LLM checkpoint."""

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import Fault, UserError
-from pipelines.engines.description import EngineDescription
-from pipelines.engines.registry import ENGINES, TENSORRT_LLM
+from pipelines.engines.registry import ENGINES, TENSORRT_LLM, EngineDescription
 
 CONFIG = "config.json"
 SIZES = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")

@@ -10,7 +10,7 @@ from time import monotonic_ns
 from types import TracebackType
 
 from pipelines.domain.errors import UserError
-from pipelines.loadgen.shared import ClientJob, ClientReport, SharedCounters
+from pipelines.loadgen.request_stream import ClientJob, ClientReport, SharedCounters
 from pipelines.settings.load import BenchmarkSettings, WorkloadSettings
 
 _START_NS = 100_000_000

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.domain.summary import SECOND, RequestColumns
-from pipelines.domain.timing import RequestTiming
+from pipelines.domain.summary import SECOND, RequestColumns, RequestTiming
 
 
 class Chunks:

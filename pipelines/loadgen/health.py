@@ -9,10 +9,9 @@ import numpy as np
 import psutil
 
 from pipelines.domain.benchmark import ClientHealth, Summary
-from pipelines.domain.summary import Window, ordered, percentile
-from pipelines.domain.timing import RequestTiming
+from pipelines.domain.summary import RequestTiming, Window, ordered, percentile
 from pipelines.loadgen.columns import columns_of
-from pipelines.loadgen.shared import ClientReport
+from pipelines.loadgen.request_stream import ClientReport
 
 BUSY = 0.9
 """Share of one CPU above which a client process, being one Python thread, counts as saturated."""

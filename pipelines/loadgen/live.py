@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from pipelines.document.show import count
-from pipelines.loadgen.shared import ERRORS, ITL_N, ITL_US, OK, SENT, TTFT_N, TTFT_US, SharedCounters
+from pipelines.loadgen.request_stream import ERRORS, ITL_N, ITL_US, OK, SENT, TTFT_N, TTFT_US, SharedCounters
 
 _EVERY_S = 5.0
 _RATE_OVER_S = 2.0

@@ -2,16 +2,171 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice, takewhile
+from pathlib import Path
 from random import Random
+from typing import Any
 
+from pipelines.domain.errors import UserError
 from pipelines.domain.summary import SECOND
-from pipelines.loadgen.arrivals import TraceItem, offsets, read_trace
-from pipelines.loadgen.lengths import sampler
+from pipelines.host.files import small_text
 from pipelines.loadgen.prompts import PromptMaker
-from pipelines.settings.load import DEFAULT_CONCURRENCY, OPEN_RATE, BenchmarkSettings, WorkloadSettings
+from pipelines.settings.load import DEFAULT_CONCURRENCY, OPEN_RATE, BenchmarkSettings, LengthSettings, WorkloadSettings
+
+# Draw the lengths of prompts and outputs for each request.
+
+
+def sampler(length: LengthSettings, rng: Random, *, key: str) -> Callable[[], int]:
+    """Return a function that draws one length, in tokens, at least 1.
+
+    Args:
+        length: the distribution.
+        rng: random number generator; the same seed gives the same lengths.
+        key: its name in the configuration, for messages, e.g. "workload.isl".
+
+    Raises:
+        UserError: the file of an empirical distribution cannot be read.
+    """
+    low, high = length.min or 1, length.max or math.inf
+    draw = _family(length, rng, key)
+    return lambda: int(min(max(round(draw()), low), high))
+
+
+def _family(length: LengthSettings, rng: Random, key: str) -> Callable[[], float]:
+    mean, stdev = length.mean or 0.0, length.stdev or 0.0
+    if length.distribution == "fixed":
+        return lambda: mean
+    if length.distribution == "normal":
+        return lambda: rng.gauss(mean, stdev)
+    if length.distribution == "lognormal":
+        # For the tokens themselves: mean = exp(mu + sigma^2/2), (stdev/mean)^2 = exp(sigma^2) - 1.
+        variance = math.log1p((stdev / mean) ** 2)
+        return lambda: rng.lognormvariate(math.log(mean) - variance / 2, math.sqrt(variance))
+    if length.distribution == "uniform":
+        low, high = length.min or 1, length.max or 1
+        return lambda: rng.randint(low, high)
+    values = length.values if length.values is not None else _read(length.file, key)
+    return lambda: rng.choice(values)
+
+
+def _read(path: Path | None, key: str) -> tuple[int, ...]:
+    """Read one positive integer per line; empty lines are skipped."""
+    assert path is not None  # checked by the settings
+    try:
+        lines = small_text(path).splitlines()
+    except (OSError, UserError, UnicodeDecodeError) as error:
+        reason = f"{error.strerror}." if isinstance(error, OSError) else str(error)
+        raise UserError(f"{key}.file={path} cannot be read: {reason}") from None
+    values = []
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if text and not (text.isdecimal() and int(text) > 0):
+            raise UserError(
+                f"{key}.file={path}, line {number}: '{text[:40]}' is not a positive number.",
+                allowed="One positive number per line.",
+            )
+        values += [int(text)] if text else []
+    if not values:
+        raise UserError(f"{key}.file={path} holds no numbers.", allowed="One positive number per line.")
+    return tuple(values)
+
+
+# Arrival processes: when requests of an open loop are due, in ns from the start of the level.
+
+
+def offsets(arrival: str, rate: float, cv: float, rng: Random) -> Iterator[int]:
+    """Yield due times forever, ascending, the first after one gap.
+
+    Args:
+        arrival: "constant", "poisson" or "gamma".
+        rate: requests per second.
+        cv: gamma: coefficient of variation of the gaps (shape 1/cv^2, mean 1/rate).
+        rng: random number generator.
+    """
+    count, now = 0, 0.0
+    while True:
+        count += 1
+        if arrival == "constant":
+            now = count / rate  # no running sum, so that rounding errors do not accumulate
+        elif arrival == "poisson":
+            now += rng.expovariate(rate)
+        else:
+            now += rng.gammavariate(1 / cv**2, cv**2 / rate)
+        yield round(now * SECOND)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceItem:
+    """One line of a trace: ns from its first line; `isl` tokens, or the prompt itself; `osl` tokens wanted."""
+
+    offset_ns: int
+    osl: int
+    isl: int | None = None
+    prompt: str | None = None
+
+
+MOST_TRACE_BYTES = 2**30
+"""Largest trace that is read: 250,000 prompts of 4,000 characters."""
+
+
+def read_trace(path: Path, speed: float, key: str = "workload.trace") -> list[TraceItem]:
+    """Read a trace of JSON lines, sorted by time, with its first request at 0.
+
+    Args:
+        path: the file; each line has `time` (seconds), `osl`, and `isl` or `prompt`.
+        speed: 2 plays it twice as fast.
+        key: setting that names it, for messages.
+
+    Raises:
+        UserError: it cannot be read, or a line has another form.
+    """
+    try:
+        lines = small_text(path, MOST_TRACE_BYTES).splitlines()
+    except UserError as error:
+        raise UserError(f"{key}={path} cannot be read: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{key}={path} cannot be read: {error}.") from None
+    rows = [_row(path, number, line, key) for number, line in enumerate(lines, 1) if line.strip()]
+    if not rows:
+        raise UserError(f"{key}={path} is empty.", allowed=_FORM)
+    rows.sort(key=lambda row: float(row["time"]))
+    first = float(rows[0]["time"])
+    return [
+        TraceItem(round((row["time"] - first) / speed * SECOND), row["osl"], row.get("isl"), row.get("prompt"))
+        for row in rows
+    ]
+
+
+_FORM = 'Each line is {"time": 0.5, "isl": 128, "osl": 64} or {"time": 0.5, "prompt": "...", "osl": 64}.'
+
+
+def _row(path: Path, number: int, line: str, key: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict) or not _fine(row):
+        raise UserError(f"{key}={path}, line {number}: '{line[:60]}' is not a request.", allowed=_FORM)
+    return row
+
+
+def _fine(row: dict[str, Any]) -> bool:
+    time, isl, osl, prompt = (row.get(key) for key in ("time", "isl", "osl", "prompt"))
+    return (
+        isinstance(time, int | float)
+        and math.isfinite(time)
+        and _count(osl)
+        and ((prompt is None and _count(isl)) or (isl is None and isinstance(prompt, str) and prompt != ""))
+    )
+
+
+def _count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
 
 WARMUP_USERS = 4
 """Users of the closed loop that warms up for a burst, a trace or a whole open loop."""

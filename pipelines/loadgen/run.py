@@ -4,26 +4,228 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+from pipelines.document.show import count
 from pipelines.domain.benchmark import RESULT, BenchmarkResult, Level, Slo
 from pipelines.domain.errors import UserError
-from pipelines.domain.summary import summarise
-from pipelines.domain.timing import to_columns
+from pipelines.domain.metrics import PROGRESS, TERMINAL, MetricStatistic
+from pipelines.domain.summary import CONVENTIONS, summarise, to_columns
 from pipelines.host.files import replacing, write_json
+from pipelines.host.machine import library_versions
+from pipelines.host.screen import table, width, wrapped
 from pipelines.loadgen.client_processes import ClientProcesses, cpu_count, processes_for
 from pipelines.loadgen.columns import columns_of
 from pipelines.loadgen.health import growth_note, judge, tail_note
 from pipelines.loadgen.level import INTERRUPTED, REFUSED, BenchmarkContext, LevelOutcome, run_level
 from pipelines.loadgen.live import View, default_view
-from pipelines.loadgen.plan import PlannedLevel, loads
+from pipelines.loadgen.plan import PlannedLevel, is_whole, loads
 from pipelines.loadgen.prompts import PromptMaker
-from pipelines.loadgen.result_header import ServerIdentity, empty_result
-from pipelines.loadgen.server import Server
-from pipelines.loadgen.table import level_line
-from pipelines.settings.load import BenchmarkSettings, WorkloadSettings, load_faults
+from pipelines.loadgen.server import Interface, Server
+from pipelines.settings.load import (
+    AUTO_PER_USER,
+    AUTO_REQUESTS,
+    AUTO_SECONDS,
+    BenchmarkSettings,
+    WorkloadSettings,
+    load_faults,
+)
+
+# The header of a result: what was measured, where and how.
+
+
+@dataclass(frozen=True, slots=True)
+class ServerIdentity:
+    """Identity of the server as the caller knows it; copied into the result.
+
+    Attributes:
+        model: label of the model.
+        precision: compression as one word.
+        engine: that executes it.
+        tp_size: tensor parallel ranks.
+        world_size: tp x pp.
+        gpu_count: GPUs of all instances together; None is those of one.
+        machine: where client and server run.
+        versions: of libraries and servers.
+    """
+
+    model: str
+    precision: str
+    engine: str = "unknown"
+    tp_size: int = 1
+    world_size: int = 1
+    gpu_count: int | None = None
+    machine: Mapping[str, Any] | None = None
+    versions: Mapping[str, str] | None = None
+
+
+def empty_result(
+    server: Server,
+    interface: Interface,
+    workload: WorkloadSettings,
+    settings: BenchmarkSettings,
+    identity: ServerIdentity,
+) -> BenchmarkResult:
+    """Return the result before anything is measured."""
+    return BenchmarkResult(
+        model=identity.model,
+        precision=identity.precision,
+        engine=identity.engine,
+        tp_size=identity.tp_size,
+        world_size=identity.world_size,
+        gpu_count=identity.gpu_count,
+        workload=workload.model_dump(mode="json"),
+        protocol=protocol(interface, workload, settings),
+        server=server.facts(interface.model_name),
+        machine=dict(identity.machine or {}),
+        versions={**library_versions(("tritonclient", "grpcio", "uvloop", "tokenizers")), **(identity.versions or {})},
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        slo=settings.slo.to_slo(),
+        levels=(),
+    )
+
+
+def protocol(interface: Interface, workload: WorkloadSettings, settings: BenchmarkSettings) -> dict[str, Any]:
+    """Describe how it was measured, as far as the numbers depend on it."""
+    whole = is_whole(workload, settings)
+    keys = ("streaming", "warmup_s", "warmup_requests", "num_requests", "min_requests", "timeout_s")
+    exact = f"{interface.stop_input} forbids to stop before" if interface.stop_input else "the model may stop before"
+    return {
+        **{key: getattr(settings, key) for key in keys},
+        **_duration(settings),
+        "window": "whole" if whole else "steady",
+        "start_burst_in_window": workload.arrival == "closed" and (whole or not _warms(settings)),
+        "after_error": "a user pauses 0.2 s",
+        "after_window": "nobody sends; what is under way is followed to its end",
+        "osl": exact if workload.ignore_eos else "the model may stop before",
+        "osl_counted_by": "server" if interface.counts_output else "responses with text",
+        "isl_counted_by": "server" if interface.counts_input else "tokenizer",
+        "special_tokens_in_isl": interface.add_special_tokens,
+        "streams": "one request at a time on each of several long-lived gRPC streams",
+        "conventions": CONVENTIONS,
+    }
+
+
+def _duration(settings: BenchmarkSettings) -> dict[str, Any]:
+    """Return the length of a window; of one that may end early with enough requests, the shortest and the longest."""
+    if settings.duration_s != "auto":
+        return {"duration_s": settings.duration_s}
+    least, most = AUTO_SECONDS
+    return {
+        "duration_s": least,
+        "most_duration_s": most,
+        "enough_requests": AUTO_REQUESTS,
+        "enough_per_user": AUTO_PER_USER,
+    }
+
+
+def _warms(settings: BenchmarkSettings) -> bool:
+    """Return whether users are already sending before a steady window begins."""
+    return bool(settings.warmup_s or settings.warmup_requests)
+
+
+# A benchmark as text for a terminal.
+
+
+def benchmark_table(result: BenchmarkResult) -> str:
+    """Render one row per level, times in ms, and below it notes that qualify the numbers."""
+    summaries = [level.summary for level in result.levels]
+    columns = [each for each in TERMINAL if not each.metric.optional or any(each.of(s) is not None for s in summaries)]
+    marks: dict[str, str] = {}
+    head = (_load_name(result), *_headings(columns), "err", "")
+    rows = [head, *(_row(level, columns, marks) for level in result.levels)]
+    lines = [_heading(result), *table(rows, left=0)]
+    lines += [wrapped(f"{mark} {text}") for text, mark in marks.items()]
+    if result.slo.name != "none":
+        lines.append(wrapped(f"good/s: requests per second within {_limits(result)}."))
+    if not result.complete:
+        lines.append(wrapped(f"Incomplete: {result.reason}."))
+    return "\n".join(lines)
+
+
+def level_line(level: Level) -> str:
+    """Render one level on one line, for when it has just finished."""
+    parts = [f"{level.load}:"]
+    for figure in PROGRESS:
+        value, metric = figure.shown(figure.of(level.summary)), figure.metric
+        if value is not None:
+            latency = f"{metric.title} {_number(value)} {metric.unit.shown}"
+            parts.append(latency if figure.statistic else f"{value:.4g} {figure.narrow}")
+    if errors := sum(level.summary.errors.values()):
+        parts.append(count(errors, "error"))
+    return ("  ".join(parts))[: width() - 2]
+
+
+def _heading(result: BenchmarkResult) -> str:
+    sizes = f"TP {result.tp_size}" + (f" of {result.gpus} GPUs" if result.gpus != result.tp_size else "")
+    work = result.workload
+    lengths = f"ISL {_length(work.get('isl'))}, OSL {_length(work.get('osl'))}"
+    return wrapped(f"{result.model} {result.precision}, {result.engine}, {sizes}, {lengths}; times in ms")
+
+
+def _load_name(result: BenchmarkResult) -> str:
+    """Return the heading of the first column."""
+    arrival = str(result.workload.get("arrival"))
+    return {"closed": "concurrency", "burst": "load", "trace": "load"}.get(arrival, arrival)
+
+
+def _load(level: Level) -> str:
+    """Return the load as one word: `16`, `4/s`, `burst`."""
+    if level.concurrency is not None:
+        return str(level.concurrency)
+    return level.arrival if level.request_rate is None else f"{level.request_rate:g}/s"
+
+
+def _headings(columns: Sequence[MetricStatistic]) -> Iterable[str]:
+    """Render the headings; a metric is named once if several of its statistics follow each other."""
+    for before, figure in zip((None, *columns), columns, strict=False):
+        yield figure.statistic if before is not None and before.metric is figure.metric else figure.narrow
+
+
+def _row(level: Level, columns: Sequence[MetricStatistic], marks: dict[str, str]) -> tuple[str, ...]:
+    texts = list(level.notes)
+    if level.client.bottleneck:
+        texts.append(f"The client was the limit: {level.client.reason}.")
+    if not level.complete:
+        texts.append(f"Cut short: {level.reason}.")
+    signs = "".join(_mark(text, marks) for text in texts)
+    values = [figure.shown(figure.of(level.summary)) for figure in columns]
+    cells = ("-" if value is None else _number(value) for value in values)
+    return (_load(level), *cells, str(sum(level.summary.errors.values())), signs)
+
+
+def _mark(text: str, marks: dict[str, str]) -> str:
+    """Return the footnote letter of a text; the same text always has the same letter."""
+    return marks.setdefault(text, chr(ord("a") + len(marks) % 26))
+
+
+def _limits(result: BenchmarkResult) -> str:
+    slo = result.slo
+    pairs = (("TTFT", slo.ttft_ms), ("ITL", slo.itl_ms), ("E2E", slo.e2e_ms))
+    limits = ", ".join(f"{name} {limit:g} ms" for name, limit in pairs if limit is not None)
+    return limits if slo.name == "given" else f"{limits} ({slo.name})"
+
+
+def _length(length: object) -> str:
+    """Describe a distribution briefly: "128", "lognormal 48+-24", "uniform 32-224"."""
+    if not isinstance(length, dict):
+        return str(length)
+    kind = str(length.get("distribution"))
+    if kind == "fixed":
+        return f"{length['mean']:g}"
+    if kind == "uniform":
+        return f"uniform {length['min']}-{length['max']}"
+    return kind if length.get("mean") is None else f"{kind} {length['mean']:g}+-{length['stdev']:g}"
+
+
+def _number(value: float) -> str:
+    """Format with three significant digits, without exponent."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
 
 __all__ = ["ServerIdentity", "ServerTarget", "run_benchmark"]
 
@@ -182,7 +384,7 @@ def _title(load: PlannedLevel) -> str:
 
 
 def keep_requests(path: Path, outcome: LevelOutcome) -> None:
-    """Write one level's records: columns of `pipelines.domain.timing.to_columns`, the window, the clock's zero."""
+    """Write one level's records: columns of `pipelines.domain.summary.to_columns`, the window, the clock's zero."""
     data = {**to_columns(outcome.timings), "window_ns": outcome.window, "start_monotonic_ns": outcome.start_ns}
     with replacing(path) as fresh, gzip.open(fresh, "wt", compresslevel=3) as file:
         json.dump(data, file, separators=(",", ":"))

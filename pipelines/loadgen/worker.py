@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import cycle
 from multiprocessing.connection import Connection
 from time import monotonic_ns as now
@@ -19,11 +19,44 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 
-from pipelines.loadgen import shared
-from pipelines.loadgen.interface import build_request
-from pipelines.loadgen.pacing import Pacer
-from pipelines.loadgen.request_stream import RequestStream, Row
-from pipelines.loadgen.shared import WIDTH, ClientJob, ClientReport
+from pipelines.loadgen import request_stream
+from pipelines.loadgen.request_stream import WIDTH, ClientJob, ClientReport, RequestStream, Row
+from pipelines.loadgen.server import build_request
+
+# Wait for an exact moment inside an event loop.
+#
+# Timers of event loops are accurate to a millisecond. So the loop sleeps until shortly before the moment and then
+# spins,
+# still reading responses, until it has come.
+
+_SPIN_NS = 1_500_000
+_SPIN_SHARE = 0.15
+_LOOK_S = 0.25
+
+
+class Pacer:
+    """Waits for absolute times, and counts the CPU time spent on waiting."""
+
+    def __init__(self, mean_gap_ns: float) -> None:
+        """Prepare.
+
+        Args:
+            mean_gap_ns: expected between two waits; spinning takes at most a seventh of it.
+        """
+        self._spin_ns = min(_SPIN_NS, int(_SPIN_SHARE * mean_gap_ns))
+        self.spun_ns = 0
+
+    async def until(self, due_ns: int, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Return at `due_ns` on CLOCK_MONOTONIC, at once if it has passed, or soon after `stopped()` becomes true."""
+        while (left := due_ns - now() - self._spin_ns) > 0 and not stopped():
+            await asyncio.sleep(min(left / 1e9, _LOOK_S))
+        start = now()
+        if start >= due_ns:
+            return
+        while now() < due_ns and not stopped():
+            await asyncio.sleep(0)
+        self.spun_ns += now() - start
+
 
 _LAG_PERIOD_S = 0.02
 _SWEEP_S = 0.05
@@ -157,7 +190,7 @@ class _Worker:
 
     def sending(self) -> None:
         """Count a request that is being sent."""
-        self._cells[self._base + shared.SENT] += 1
+        self._cells[self._base + request_stream.SENT] += 1
 
     def keep(self, row: Row, stream: RequestStream) -> None:
         """Keep the record of a request and count it for the live view."""
@@ -165,18 +198,18 @@ class _Worker:
         cells, base = self._cells, self._base
         _, due, _, first, end, _, osl, _, error = row
         if error is not None:
-            cells[base + shared.ERRORS] += 1
-            cells[base + shared.CONNECTION] += error == "connection"
+            cells[base + request_stream.ERRORS] += 1
+            cells[base + request_stream.CONNECTION] += error == "connection"
             self._messages.setdefault(error, stream.error_text)
             return
-        cells[base + shared.OK] += 1
-        cells[base + shared.LAST_OK] = end
+        cells[base + request_stream.OK] += 1
+        cells[base + request_stream.LAST_OK] = end
         if first is not None:
-            cells[base + shared.TTFT_US] += (first - due) // 1000
-            cells[base + shared.TTFT_N] += 1
+            cells[base + request_stream.TTFT_US] += (first - due) // 1000
+            cells[base + request_stream.TTFT_N] += 1
             if osl > 1:
-                cells[base + shared.ITL_US] += (end - first) // (osl - 1) // 1000
-                cells[base + shared.ITL_N] += 1
+                cells[base + request_stream.ITL_US] += (end - first) // (osl - 1) // 1000
+                cells[base + request_stream.ITL_N] += 1
 
 
 class _Closed:

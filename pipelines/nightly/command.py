@@ -5,30 +5,270 @@ Exit codes: 0 nothing got worse; 3 a regression; 1 a cell failed, or none could 
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
-from pipelines.domain.errors import UserError
-from pipelines.host.paths import check_folders, relative_to_cwd
-from pipelines.host.screen import say
-from pipelines.host.text import wrapped
-from pipelines.nightly.history import History
-from pipelines.nightly.matrix import cells, own_overrides
-from pipelines.nightly.sentences import by_reason, causes, headline
-from pipelines.nightly.verdict import NightVerdict, judge
+from eval.verdict import Verdict
+from pipelines.domain.errors import Fault, UserError, collecting
+from pipelines.domain.units import show_seconds
+from pipelines.engines.registry import choose
+from pipelines.host.child import child_process
+from pipelines.host.disk import check_folders, relative_to_cwd
+from pipelines.host.files import write_json
+from pipelines.host.machine import Machine, gather, library_versions
+from pipelines.host.screen import say, wrapped
+from pipelines.nightly import facts
+from pipelines.nightly.accuracy import Record, measured_loss
+from pipelines.nightly.matrix import NightlyCell, cells, own_overrides
+from pipelines.nightly.sentences import History, by_reason, causes, headline
+from pipelines.nightly.verdict import NightVerdict, is_suspect, judge, with_measurement
+from pipelines.run.runner import git_commit
 from pipelines.settings.compose import load
+from pipelines.settings.nightly import NightlySettings
+from pipelines.settings.root import Settings
+from pipelines.store.store import Store, fingerprint
+
+# Measure the cells of a run one after another; each writes its line in the history before the next begins.
+
+GRACE_S = 90
+"""Seconds that a stopped cell may take to drain its server."""
+RESUMED = timedelta(hours=18)
+"""A run older than this is not resumed, because its results would mix two nights."""
+
+
+@dataclass(frozen=True)
+class Night:
+    """One run of the nightly.
+
+    Attributes:
+        run: id, sortable by time.
+        since: when the run began.
+        settings: settings of the run itself.
+        history: where lines are written.
+        machine: facts of this machine.
+        machine_class: results are compared only within this class.
+        commit: commit of this project.
+        store: folder of this run's artifacts.
+        logs: folder of the cells' logs.
+    """
+
+    run: str
+    since: datetime
+    settings: Settings
+    history: History
+    machine: Machine
+    machine_class: str
+    commit: str
+    store: Path
+    logs: Path
+
+
+def measure(settings: Settings, cells: Sequence[NightlyCell]) -> str:
+    """Measure every cell that this run has not finished yet.
+
+    Returns:
+        the id of the run.
+
+    Raises:
+        UserError: a cell's configuration is wrong, or another run measures on this host.
+        KeyboardInterrupt: the run was stopped; the same command resumes it.
+    """
+    configured = _configured(cells)
+    history = History(settings.nightly.history)
+    host = socket.gethostname()
+    with history.only_run(host):
+        night = _begin(settings, cells, history, host)
+        with Store(night.store).leases.hold(night.store):  # also between two cells
+            _measure_all(night, cells, configured)
+        _state(history, host).unlink(missing_ok=True)
+    return night.run
+
+
+def _measure_all(night: Night, cells: Sequence[NightlyCell], configured: Sequence[Settings]) -> None:
+    """Measure the cells that are not done yet."""
+    done = {record.key for record in night.history.read().records if record.run == night.run}
+    if done:
+        say(f"resuming run {night.run}: {len(done)} of {len(cells)} cells are done")
+    for number, (cell, own) in enumerate(zip(cells, configured, strict=True), 1):
+        if cell.key in done:
+            continue
+        say(f"[{number}/{len(cells)}] {cell.name}")
+        start = time.monotonic()
+        record = _cell(night, cell, own, number, len(cells))
+        night.history.append(record)
+        say(f"  {summary(record, night.settings.nightly)} ({show_seconds(time.monotonic() - start)})")
+
+
+def _configured(cells: Sequence[NightlyCell]) -> list[Settings]:
+    """Compose every cell's settings, so that a wrong override is found before the night begins."""
+    faults: list[Fault] = []
+    found = []
+    for cell in cells:
+        with collecting(faults):
+            found.append(load(cell.overrides))
+    if faults:
+        raise UserError.of(list(dict.fromkeys(faults)))
+    return found
+
+
+def _state(history: History, host: str) -> Path:
+    return history.folder / f"run-{host}.json"
+
+
+def _begin(settings: Settings, cells: Sequence[NightlyCell], history: History, host: str) -> Night:
+    """Resume a stopped run if nothing has changed, else begin a new one."""
+    machine, commit = gather(), git_commit()
+    kind = facts.machine_class(machine)
+    plan = fingerprint([[cell.key, cell.overrides] for cell in cells] + [commit, kind])
+    place = _state(history, host)
+    try:
+        state: dict[str, Any] = json.loads(place.read_text())
+    except (OSError, ValueError):
+        state = {}
+    now = datetime.now(UTC).replace(microsecond=0)
+    if state.get("plan") != plan or now - datetime.fromisoformat(state["since"]) > RESUMED:
+        if state:
+            say(f"run {state['run']} was stopped and is not resumed: other cells, commit or machine, or too old")
+        state = {"plan": plan, "run": f"{now:%Y%m%dT%H%M%SZ}-{host}-{os.getpid()}", "since": now.isoformat()}
+        write_json(place, state)
+    root = settings.paths.store.absolute()
+    store = fresh_store(root / ".nightly" / host / state["run"], root) if settings.nightly.rebuild else root
+    logs = settings.paths.runs.absolute() / "nightly" / state["run"]
+    logs.mkdir(parents=True, exist_ok=True)
+    since = datetime.fromisoformat(state["since"])
+    return Night(state["run"], since, settings, history, machine, kind, commit, store, logs)
+
+
+def fresh_store(store: Path, root: Path) -> Path:
+    """Create an empty store for one run, and remove the stores of earlier runs on this host.
+
+    Args:
+        store: folder to create; if it exists, the run is resumed.
+        root: the usual store, with which downloads and timing caches are shared.
+    """
+    import shutil
+
+    if store.parent.is_dir():
+        for old in store.parent.iterdir():
+            if old != store:
+                shutil.rmtree(old)  # links inside are removed, not followed
+    store.mkdir(parents=True, exist_ok=True)
+    for shared in ("download", ".locks", ".leases", ".timing_caches"):
+        (root / shared).mkdir(exist_ok=True)
+        if not (store / shared).is_symlink():
+            (store / shared).symlink_to(root / shared)
+    return store
+
+
+def _cell(night: Night, cell: NightlyCell, own: Settings, number: int, count: int) -> Record:
+    """Plan and measure a cell, and measure it again if it looks worse."""
+    values = facts.deciding(own)
+    digest = facts.digest(values)
+    night.history.keep_settings(digest, values)
+    log = night.logs / f"{number:02}-{cell.name.replace(' ', '_').replace('/', '_')}.log"
+    record = Record(
+        run=night.run,
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        cell=cell.name,
+        key=cell.key,
+        machine_class=night.machine_class,
+        status="failed",
+        commit=night.commit,
+        overrides=cell.overrides,
+        model=own.model.label,
+        precision=own.variant,
+        engine=choose(own.engine.name, night.machine, own.hardware.name).engine.name,
+        tp_size=own.build.tp_size,
+        protocol=facts.protocol(own),
+        settings_digest=digest,
+        machine=night.machine.to_json(),
+        versions={k: v for k, v in library_versions(facts.LIBRARIES).items() if v != "absent"},
+        log=relative_to_cwd(log),
+    )
+    measured = _measured(night, cell, record, log, count)
+    return replace(measured, at=datetime.now(UTC).isoformat(timespec="seconds"))
+
+
+def _measured(night: Night, cell: NightlyCell, record: Record, log: Path, count: int) -> Record:
+    found = _child(night, cell, log)
+    if "not possible" in found:
+        return replace(record, status="not possible", reason=found["not possible"])
+    if "failed" in found:
+        return replace(record, reason=found["failed"])
+    known = found["facts"] | {"versions": {**record.versions, **found["facts"]["versions"]}}
+    record = replace(record, status="done", measurements=[found["loads"]], **known)
+    before = night.history.read().records
+    for _ in range(night.settings.nightly.confirmations):
+        if not is_suspect(before, record, night.settings.nightly, count):
+            break
+        say("  looks worse than before; measuring again")
+        again = _child(night, cell, log)
+        if "loads" not in again:
+            return replace(record, status="failed", reason=f"measured again: {next(iter(again.values()))}")
+        record = with_measurement(record, again["loads"])
+    return record
+
+
+def _child(night: Night, cell: NightlyCell, log: Path) -> dict[str, Any]:
+    """Run one measurement in its own process.
+
+    Returns:
+        the result of `pipelines.nightly.cell`, or {"failed": reason} if it ended without writing one.
+    """
+    timeout_s = night.settings.nightly.timeout_s
+    result = log.with_suffix(".json")
+    result.unlink(missing_ok=True)
+    words = [*cell.overrides, f"paths.store='{night.store}'"]
+    command = [sys.executable, "-m", "pipelines.nightly.cell", str(result), night.since.isoformat(), *words]
+    with log.open("a") as output:
+        output.write(f"$ {shlex.join(command)}\n")
+        output.flush()
+        options = {"stdout": output, "stderr": subprocess.STDOUT, "start_new_session": True}
+        try:
+            with child_process(command, grace_s=GRACE_S, **options) as process:
+                code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return {"failed": f"took longer than nightly.timeout_s={timeout_s:g}; stopped"}
+    if result.is_file():
+        found: dict[str, Any] = json.loads(result.read_text())
+        return found
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return {"failed": f"{how}; see {relative_to_cwd(log)}"}
+
+
+def summary(record: Record, settings: NightlySettings) -> str:
+    """Summarize the outcome of a cell in one line."""
+    if record.status != "done":
+        return f"{record.status}: {record.reason}"
+    best = max(record.measurements[-1], key=lambda load: float(load["output_tokens_per_s"]))
+    text = f"{best['output_tokens_per_s']:,.0f} output tokens/s at {best['load']}"
+    if record.accuracy and record.accuracy["loss_percent"] is not None:
+        loss = measured_loss(record, settings.expect, settings.false_alarms)
+        text += f", accuracy loss {Verdict.NOT_MEASURED if loss is None else f'{loss:.2f} %'}"
+    times = len(record.measurements)
+    return text if times == 1 else f"{text}, measured {times} times"
 
 
 def run(overrides: Sequence[str]) -> int:
     """Run the command and return the exit code."""
-    from pipelines.document.write import write_document
+    from pipelines.document.canvas import write_document
     from pipelines.nightly.trend import trend_document
 
     settings = load(own_overrides(overrides))
     check_folders({"nightly.history": settings.nightly.history, "report.folder": settings.report.folder})
     history = History(settings.nightly.history)
     if settings.nightly.measure:
-        from pipelines.nightly.night import measure
-
         run_id = measure(settings, cells(settings.nightly, overrides))
         read = history.read()
     else:

@@ -15,13 +15,13 @@ from pipelines.domain.benchmark import BenchmarkResult, Level
 from pipelines.domain.errors import UserError
 from pipelines.domain.metrics import NIGHTLY_LATENCIES, NIGHTLY_RATES
 from pipelines.host.machine import Machine
-from pipelines.nightly.record import pack_bits
+from pipelines.nightly.accuracy import pack_bits
 from pipelines.settings.root import Settings
 from pipelines.store.manifest import read_manifest
 from pipelines.store.store import fingerprint
 
 if TYPE_CHECKING:
-    from eval.looks import Evidence
+    from eval.exact import Evidence
 
 LIBRARIES = (
     "torch", "transformers", "nvidia-modelopt", "openvino", "openvino-genai", "nvidia-pytriton", "tritonclient",

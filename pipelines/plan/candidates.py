@@ -8,14 +8,12 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.families import BUILT, FAMILIES
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
-from pipelines.engines.description import EngineDescription
-from pipelines.engines.registry import LLM_API, TENSORRT_LLM, with_setting
+from pipelines.engines.registry import LLM_API, TENSORRT_LLM, EngineDescription, with_setting
 from pipelines.host.machine import Machine
 from pipelines.plan import serving_checks
 from pipelines.plan.checks import with_changes
-from pipelines.plan.deployment import deployment
-from pipelines.plan.tuning import tune
-from pipelines.plan.user_inputs import Found
+from pipelines.plan.engine_flow import tune
+from pipelines.plan.user_inputs import Found, deployment
 from pipelines.predict.performance.limits import ChosenLimits, with_limits
 from pipelines.predict.performance.performance import Setup
 from pipelines.predict.performance.placement import Judge

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from eval.dataset import LAYOUT, complete_subjects
-from eval.spec import TASK_SIZES, task_fault
-from eval.task_names import BUNDLED, JSON_VALIDITY, MMLU, WRITTEN
+from eval.spec import BUNDLED, JSON_VALIDITY, MMLU, TASK_SIZES, WRITTEN, task_fault
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault
 from pipelines.domain.formats import (
@@ -23,12 +22,12 @@ from pipelines.domain.formats import (
 )
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import show_bytes
-from pipelines.engines.description import EngineDescription
 from pipelines.engines.openvino.precision import unheard
+from pipelines.engines.registry import EngineDescription
 from pipelines.host.machine import Machine, library_versions
 from pipelines.plan import host_memory, memory_checks, serving_checks
 from pipelines.plan.accuracy_checks import chat_fault, few_questions, nothing_to_do, sequential_notes, unknown_reference
-from pipelines.plan.deployment import deployment
+from pipelines.plan.engine_flow import tune
 from pipelines.plan.given_checks import given_faults, is_given
 from pipelines.plan.neighbours import baseline_faults, draft_faults, neighbours
 from pipelines.plan.pruning_checks import pruning_faults, pruning_notes
@@ -44,9 +43,8 @@ from pipelines.plan.targets import (
     has_fidelity,
     is_elsewhere,
 )
-from pipelines.plan.tuning import tune
-from pipelines.plan.user_inputs import ENOUGH_TEXTS, Found, text_notes
-from pipelines.predict.performance import hardware
+from pipelines.plan.user_inputs import ENOUGH_TEXTS, Found, deployment, text_notes
+from pipelines.predict.performance import gpus
 from pipelines.predict.performance.gpus import usable_bytes
 from pipelines.predict.performance.limits import ChosenLimits
 from pipelines.rules.record import BrokenRule, Severity
@@ -361,7 +359,7 @@ def check_machine(
 
 def _other_gpu(machine: Machine, wanted: HardwareSettings) -> list[Fault]:
     """Refuse to build on another kind of GPU than the one that was planned for."""
-    if wanted.name == "auto" or any(hardware.is_a(gpu, wanted) for gpu in machine.gpus):
+    if wanted.name == "auto" or any(gpus.is_a(gpu, wanted) for gpu in machine.gpus):
         return []
     return [
         Fault(
@@ -414,8 +412,8 @@ def _gpu_memory(
     allowed: Callable[[str], bool],
 ) -> None:
     """Check every engine of the plan against the memory of the GPU."""
-    gpu = hardware.resolved(settings.hardware, machine)
-    if about := hardware.describe(settings.hardware, machine):
+    gpu = gpus.resolved(settings.hardware, machine)
+    if about := gpus.describe(settings.hardware, machine):
         checked.notes += (about,)
     if shape is None or not gpu.memory_gb:
         return

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from eval.task_names import PASSKEY
+from eval.spec import PASSKEY
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.model_shape import ModelShape
-from pipelines.engines.description import EngineDescription, ServerBackend
+from pipelines.engines.registry import EngineDescription, ServerBackend
 from pipelines.host.machine import Machine, torch_device
 from pipelines.plan.accuracy_checks import asked_questions
 from pipelines.plan.engine_flow import EngineFlow, Node, unpruned
@@ -47,7 +47,7 @@ from pipelines.stages.fidelity_served import FidelityServed
 from pipelines.stages.repository import WriteRepository
 from pipelines.store.sources import BuiltEngine, InputSource
 from pipelines.store.space import ANSWERS
-from triton_repo.spec import ImageSpec
+from triton_repo.parameters import ImageSpec
 
 
 def nodes(

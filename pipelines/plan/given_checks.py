@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipelines.checkpoint.declarations import quantization_of
 from pipelines.checkpoint.given import import_faults
 from pipelines.domain.errors import Fault
-from pipelines.engines.description import EngineDescription
+from pipelines.engines.registry import EngineDescription
 from pipelines.plan.targets import Target, has_baseline
 from pipelines.settings.root import Settings
 from pipelines.store.sources import model_config

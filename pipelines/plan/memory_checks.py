@@ -15,9 +15,8 @@ from pipelines.engines.openvino.memory import CpuMemory, CpuSizes, cpu_memory, k
 from pipelines.engines.openvino.precision import inference_precision
 from pipelines.host.machine import has_avx512
 from pipelines.plan.neighbours import DRAFT, Neighbour
-from pipelines.predict.performance.engine_sizes import engine_sizes, request_tokens
 from pipelines.predict.performance.gpus import usable_bytes
-from pipelines.predict.performance.lengths import known_lengths
+from pipelines.predict.performance.lengths import engine_sizes, known_lengths, request_tokens
 from pipelines.predict.performance.limits import BATCHES, LEAST_TOKENS, stepped
 from pipelines.predict.performance.memory import DeviceMemory, EngineSizes, concurrency, device_memory, what_fits
 from pipelines.settings.engine import HardwareSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipelines.domain.formats import QFormat
 from pipelines.domain.units import show_bytes
-from pipelines.host.text import wrapped
+from pipelines.host.screen import wrapped
 from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.predict.performance.memory import checkpoint_bytes, weight_bytes
 from pipelines.stages.build import Build

@@ -15,18 +15,16 @@ from typing import Any, Literal
 
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.model_shape import ModelShape
-from pipelines.engines.choose import EngineChoice, choose
-from pipelines.engines.registry import OPENVINO
+from pipelines.engines.registry import OPENVINO, EngineChoice, choose
+from pipelines.host.disk import no_folders, relative_to_cwd, unwritable_folders
 from pipelines.host.machine import Machine, library_versions
-from pipelines.host.paths import no_folders, relative_to_cwd, unwritable_folders
 from pipelines.plan import checks, host_memory
 from pipelines.plan.accuracy_checks import WITHOUT_QUESTIONS
-from pipelines.plan.engine_flow import Node
+from pipelines.plan.engine_flow import Node, tune, tuning_notes
 from pipelines.plan.flow import needed_for, nodes
 from pipelines.plan.targets import EVALUATED, Target, compares_server, has_baseline, is_elsewhere, is_unasked
-from pipelines.plan.tuning import tune, tuning_notes
 from pipelines.plan.user_inputs import Found, look
-from pipelines.predict.performance.hardware import resolved
+from pipelines.predict.performance.gpus import resolved
 from pipelines.predict.performance.limits import ChosenLimits, with_limits
 from pipelines.settings.root import Settings
 from pipelines.stages.download import Download
@@ -233,8 +231,8 @@ def _limits(settings: Settings, shape: ModelShape | None, machine: Machine) -> C
     if hardware.mem_bw_gb_s is None:
         return None
     # the performance model needs numpy, which takes a while to load
+    from pipelines.predict.performance.fit_file import costs
     from pipelines.predict.performance.placement import limits_for_load
-    from pipelines.predict.performance.step_cost import costs
 
     return limits_for_load(settings, shape, hardware, costs(settings))
 

@@ -8,7 +8,7 @@ from pipelines.domain.errors import Fault
 from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
-from pipelines.engines.description import EngineDescription
+from pipelines.engines.registry import EngineDescription
 from pipelines.plan.host_memory import one_layer_bytes
 from pipelines.predict.performance.memory import weight_bytes
 from pipelines.settings.features import HEADS

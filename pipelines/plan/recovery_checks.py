@@ -7,7 +7,7 @@ from pipelines.domain.errors import Fault
 from pipelines.domain.formats import FORMATS, UNIFORM, QFormat, rounding_is_known
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
-from pipelines.engines.description import EngineDescription
+from pipelines.engines.registry import EngineDescription
 from pipelines.host.machine import Machine, torch_device
 from pipelines.predict.performance.memory import weight_bytes
 from pipelines.settings.features import HEADS

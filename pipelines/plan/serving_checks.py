@@ -8,10 +8,8 @@ from typing import get_args
 
 from pipelines.domain.errors import Fault, collecting
 from pipelines.domain.model_shape import ModelShape
-from pipelines.engines.description import EngineDescription, ServerBackend
-from pipelines.engines.registry import ENGINES
-from pipelines.loadgen.arrivals import read_trace
-from pipelines.loadgen.lengths import sampler
+from pipelines.engines.registry import ENGINES, EngineDescription, ServerBackend
+from pipelines.loadgen.plan import read_trace, sampler
 from pipelines.plan.targets import EVALUATED, MEASURED, SERVED, STARTED, Target, is_elsewhere
 from pipelines.rules.cpu import DRAFTING
 from pipelines.serving.locate import why_no_server

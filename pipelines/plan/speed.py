@@ -11,16 +11,14 @@ import numpy as np
 from pipelines.document.show import ms, number
 from pipelines.domain.benchmark import Summary
 from pipelines.domain.errors import UserError
-from pipelines.host.text import table, wrapped
+from pipelines.host.screen import table, wrapped
 from pipelines.plan.plan import Plan
 from pipelines.predict.performance.coverage import unmodelled
 from pipelines.predict.performance.deployment import PredictedDeployment, fitted_deployment, gpu_model, known
-from pipelines.predict.performance.fit_file import FittedModel, processor
-from pipelines.predict.performance.gpus import data_sheet
-from pipelines.predict.performance.hardware import resolved
+from pipelines.predict.performance.fit_file import FittedModel, costs, processor
+from pipelines.predict.performance.gpus import data_sheet, resolved
 from pipelines.predict.performance.modelled import ModelledDeployment, Trial, run_trial
 from pipelines.predict.performance.performance import origin
-from pipelines.predict.performance.step_cost import costs
 from pipelines.predict.simulate.case import SimulationCase
 from pipelines.predict.simulate.loads import SimulatedLevel, make_levels
 

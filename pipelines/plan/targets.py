@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from eval.spec import LARGE, known_questions
-from pipelines.engines.description import EngineDescription
-from pipelines.engines.registry import with_setting
+from pipelines.engines.registry import EngineDescription, with_setting
 from pipelines.settings.root import Settings
 
 Target = Literal["build", "evaluate", "repository", "serve", "benchmark", "fidelity", "diagnose", "all"]

@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 
 from eval.own import OwnLayout, read_own
-from eval.task_names import BUNDLED as BUNDLED_TASKS
+from eval.spec import BUNDLED as BUNDLED_TASKS
 from pipelines.checkpoint.tensors import read_header
 from pipelines.checkpoint.tokenizer import tokens_of
 from pipelines.checkpoint.tokenizer_folder import TOKENIZER
@@ -18,8 +18,11 @@ from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.formats import FORMATS, KvFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
-from pipelines.engines.description import EngineDescription
+from pipelines.engines.registry import EngineDescription
+from pipelines.host.machine import Machine
 from pipelines.plan.targets import EVALUATED, Target, compares, compares_server, has_fidelity, is_elsewhere
+from pipelines.predict.performance.gpus import resolved
+from pipelines.rules.record import DeploymentFacts, Images
 from pipelines.settings.compression import ABOUT
 from pipelines.settings.fidelity import TEXTS
 from pipelines.settings.paths import PROJECT_ROOT
@@ -37,6 +40,7 @@ from pipelines.store.sources import (
     model_config,
     model_source,
 )
+from triton_repo.tensors import BLS
 
 
 @dataclass(frozen=True)
@@ -286,3 +290,46 @@ def same_vocabulary(target: Path | None, draft: Path) -> bool | None:
     if not all((folder / TOKENIZER).is_file() for folder in (target, draft)):
         return None
     return tokens_of(target) == tokens_of(draft)
+
+
+# Turn settings into the record that the rules judge.
+
+
+def deployment(
+    settings: Settings, shape: ModelShape | None, engine: EngineDescription, machine: Machine, found: Found
+) -> DeploymentFacts:
+    """Return the facts of the planned deployment, for the rules."""
+    target = resolved(settings.hardware, machine)
+    guess, images = settings.speculative, settings.multimodal
+    return DeploymentFacts(
+        needs_gpu=engine.needs_gpu,
+        writes_engine=engine.writes_engine,
+        label=settings.model.label,
+        shape=shape,
+        qformat=settings.quant.qformat,
+        candidates=settings.quant.mixed,
+        dtype=settings.quant.dtype,
+        kv_format=settings.kv_cache.dtype,
+        group_size=settings.quant.group_size,
+        sparsity=settings.sparsity.method,
+        sm=target.sm,
+        gpus_per_server=target.gpus_per_server,
+        kv_reuse=settings.kv_cache.enable_block_reuse,
+        chunked_context=settings.runtime.enable_chunked_context,
+        build=settings.build,
+        triton=settings.triton,
+        dynamic_quantization=settings.engine.openvino.dynamic_quantization,
+        through_bls=settings.benchmark.model_name == BLS,
+        speculation=guess.mode,
+        draft=found.draft or guess.draft_shape,
+        draft_depth=guess.num_heads or guess.num_layers,
+        same_vocabulary=found.same_vocabulary,
+        pickled_heads=found.pickled_heads,
+        adapters=found.adapters,
+        images=(
+            Images(images.model_type, images.visual_tokens, images.images_per_request)
+            if images.visual_tokens is not None and images.model_type != "none"
+            else None
+        ),
+        rotary=found.rotary,
+    )

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from eval.compare import change_row, loss_rows
+from eval.fidelity.divergence import RESULT as FIDELITY
+from eval.fidelity.divergence import FidelityResult
 from eval.fidelity.flips import flips
-from eval.fidelity.result import RESULT as FIDELITY
-from eval.fidelity.result import FidelityResult
 from eval.fidelity.served import RESULT as BOUNDS
 from eval.fidelity.served import BoundsResult
 from eval.perplexity import RESULT as PERPLEXITY
@@ -22,7 +22,7 @@ from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.formats import QFormat
-from pipelines.domain.timing import RequestTiming, from_columns
+from pipelines.domain.summary import RequestTiming, from_columns
 from pipelines.report.data import (
     BASELINE,
     Accuracy,

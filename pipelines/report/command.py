@@ -2,26 +2,183 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from eval.fidelity.table import WITHIN
 from eval.verdict import Criteria
-from pipelines.document.write import ReportPaths, write_document
+from pipelines.document.canvas import ReportPaths, write_document
+from pipelines.document.show import NONE, number, percent
+from pipelines.domain.benchmark import Summary
 from pipelines.domain.errors import UserError
-from pipelines.host.paths import check_folders, relative_to_cwd
-from pipelines.host.screen import say
+from pipelines.domain.metrics import COMPARED
+from pipelines.domain.model_shape import ModelShape
+from pipelines.engines.registry import ENGINES, runs_on_cpu
+from pipelines.engines.tuning import tuned
+from pipelines.host.disk import check_folders, relative_to_cwd
+from pipelines.host.machine import GpuFacts
+from pipelines.host.screen import say, table, wrapped
+from pipelines.predict.performance.deployment import Compression, fitted_deployment, gpu_model, known
+from pipelines.predict.performance.fit_file import FittedModel, costs, processor
+from pipelines.predict.performance.gpus import GpuSpec, gpu_named, row_of
+from pipelines.predict.performance.modelled import run_trial, trial
+from pipelines.predict.performance.performance import origin
+from pipelines.predict.performance.read_measured import measured_level
 from pipelines.report.collect import collect
-from pipelines.report.compare import comparison
-from pipelines.report.compare_text import comparison_text
-from pipelines.report.data import ReportData
+from pipelines.report.compare import AT_LEAST, Comparison, FormatRow, comparison
+from pipelines.report.data import BenchmarkRun, ModelledRun, ReportData, load_label, six
 from pipelines.report.mlflow_runs import log_runs, mlflow_fault
 from pipelines.report.model_card import write_model_cards
-from pipelines.report.modelled import with_models
 from pipelines.report.sections import document
 from pipelines.settings.compose import load
+from pipelines.settings.load import WorkloadSettings
 from pipelines.settings.root import Settings
-from pipelines.store.measurements import recover
-from pipelines.store.store import Store
+from pipelines.store.store import Store, recover
+
+# Format the comparison of formats for a terminal.
+
+_RATE, *_TIMES = COMPARED
+_TITLES = (
+    "format", "acc. %", "loss %", "KL", "MiB", _RATE.narrow, "load",
+    *(f"{figure.metric.title} {figure.metric.unit.shown}" for figure in _TIMES), f"SLO {_RATE.narrow}",
+)  # fmt: skip
+_LEAST = (11, 6, 6, 7, 6, 7, 5, *(max(len(title), 6) for title in _TITLES[7:]))
+
+
+def comparison_text(compared: Sequence[Comparison]) -> str:
+    """Return a table per workload with the choice, its reasons and limitations, in lines of at most 79 characters.
+
+    A format whose name is longer than its column gets a separate line.
+    """
+    return "\n\n".join(_text(item) for item in compared)
+
+
+def _text(item: Comparison) -> str:
+    runs = [row.run for row in item.rows if row.run]
+    rows = [_cells(row) for row in item.rows]
+    lines = _table(rows)
+    lines += ["", *_wrap(item.reason)]
+    lines += [line for rejection in item.rejected for line in _wrap(f"- {rejection.variant}: {rejection.reason}")]
+    lines += [line for note in item.notes for line in _wrap(f"Note: {note}")]
+    lines += _wrap(item.tuning) if item.tuning else []
+    lines += _wrap(f"Measured: {six(runs)}; engine {runs[0].result.engine}." if runs else f"Model {item.model}.")
+    if runs:
+        lines += _wrap("tok/s: output tokens/s at the peak, TTFT and ITL: medians there; SLO: best load within limits.")
+    if any(row.fidelity for row in item.rows):
+        lines += _wrap(
+            "KL: mean divergence of the next token's probabilities from the 16-bit model's, nats; "
+            f"{WITHIN}: within noise."
+        )
+    if any(AT_LEAST in cell for cells in rows for cell in cells):
+        lines += _wrap(f"{AT_LEAST}: higher loads do not count, because the load generator was the bottleneck.")
+    return "\n".join(lines)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Format the table; names that are longer than their column get separate lines."""
+    lines: list[Sequence[str] | str] = [_TITLES]
+    for name, *cells in rows:
+        lines += [name, ("", *cells)] if len(name) > _LEAST[0] else [(name, *cells)]
+    return table(lines, least=_LEAST, gap=1)
+
+
+def _cells(row: FormatRow) -> tuple[str, ...]:
+    size = NONE if row.engine_bytes is None else number(row.engine_bytes / 2**20)
+    loss = NONE if row.loss_percent is None else f"{row.loss_percent:.2f}"
+    start = (row.variant, percent(row.accuracy), loss, _divergence(row), size)
+    if row.peak is None:
+        return (*start, *[NONE] * (len(_TITLES) - len(start)))
+    rate, *times = (number(figure.shown(figure.of(row.peak.summary))) for figure in COMPARED)
+    slo = row.slo_mark + number(_RATE.of(row.at_slo.summary)) if row.at_slo else NONE
+    return (*start, row.peak_mark + rate, load_label(row.peak), *times, slo)
+
+
+def _divergence(row: FormatRow) -> str:
+    """Return the mean KL divergence in at most six characters, marked if it is within the noise."""
+    if row.fidelity is None:
+        return NONE
+    value, mark = row.fidelity.overall.kl_mean, WITHIN if "kl_mean" in row.fidelity.within_noise else ""
+    shown = f"{value:.2g}" if value >= 0.001 or value == 0 else f"{value:.1e}".replace("e-0", "e-")
+    return shown + mark
+
+
+def _wrap(text: str) -> list[str]:
+    return wrapped(text).splitlines()
+
+
+# Add the performance model's predictions to the measured runs of a report.
+
+
+def with_models(data: ReportData, settings: Settings, store: Path) -> ReportData:
+    """Return the report's data with predictions for the loads of each run for which there is a model.
+
+    Args:
+        data: the report's data.
+        settings: contain the folder of fits to benchmarks and the limits of the engine.
+        store: folder of the store.
+
+    Raises:
+        UserError: a fit cannot be read.
+    """
+    fits = known(settings)
+    on_gpu = any(not runs_on_cpu(run.result.engine) for each in data.workloads for run in each.runs)
+    shape = shape_of(settings) if on_gpu and data.models == (settings.model.label,) else None
+
+    def told(run: BenchmarkRun) -> BenchmarkRun:
+        return replace(run, modelled=_modelled_run(run, settings, store, shape, fits))
+
+    workloads = tuple(replace(each, runs=tuple(map(told, each.runs))) for each in data.workloads)
+    return replace(data, workloads=workloads)
+
+
+def _modelled_run(
+    run: BenchmarkRun, settings: Settings, store: Path, shape: ModelShape | None, fits: Sequence[FittedModel]
+) -> ModelledRun | None:
+    result = run.result
+    if result.gpus > result.world_size:  # several instances, and how they shared the load is not known
+        return None
+    pp = result.world_size // result.tp_size
+    cpu = processor(result.machine) if runs_on_cpu(result.engine) else None
+    where = {cpu} if cpu else {str(gpu["name"]) for gpu in (result.machine.get("gpus") or ())[:1]}
+    model = fitted_deployment(
+        fits, model=result.model, precision=result.precision, engine=result.engine, tp=result.tp_size,
+        world=result.world_size, where=where,
+    )  # fmt: skip
+    engine = ENGINES.get(result.engine)
+    form, gpu = Compression.of(result.precision), gpu_of_result(result.machine)
+    if model is None and engine is not None and engine.builder and shape and form and gpu:
+        with suppress(UserError):  # without a prediction there is nothing to show
+            spec = replace(shape, name=result.model)
+            sent = settings.model_copy(update={"workload": WorkloadSettings.judged(result.workload, "workload.")})
+            sent = tuned(sent, engine, spec, settings.hardware)
+            model = gpu_model(sent, spec, gpu, costs(settings), form=form, tp=result.tp_size, pp=pp)
+    if model is None:
+        return None
+    levels: dict[str, Summary] = {}
+    for level in result.levels:
+        measured = measured_level(result, level, store / run.piece.place)
+        if measured is not None:
+            levels[level.requests_file] = run_trial(trial(measured), model.deployment)
+    return ModelledRun(levels, origin(model.provenance, model.why)) if levels else None
+
+
+def shape_of(settings: Settings) -> ModelShape | None:
+    """Return the model's shape from disk or from conf/model; None for a model that is not downloaded yet."""
+    from pipelines.store.sources import model_source
+
+    if settings.model.folder is not None:
+        return model_source(settings.model.folder, Store(settings.paths.store).hashes, weights=False)[1]
+    return settings.model.shape.to_shape() if settings.model.shape is not None else None
+
+
+def gpu_of_result(machine: Mapping[str, Any]) -> GpuSpec | None:
+    """Return the GPU that a benchmark ran on; None if conf/hardware does not contain it."""
+    gpus = machine.get("gpus") or ()
+    row = row_of(GpuFacts(gpus[0]["name"], gpus[0]["sm"], gpus[0]["memory_bytes"])) if gpus else None
+    return gpu_named(row.name) if row else None
 
 
 def report(overrides: Sequence[str]) -> int:

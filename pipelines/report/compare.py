@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eval.fidelity.result import FidelityResult
+from eval.fidelity.divergence import FidelityResult
 from eval.verdict import Verdict
 from pipelines.domain.benchmark import Level, Slo
 from pipelines.domain.summary import has_limits

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from eval.fidelity.divergence import Figures
-from eval.fidelity.result import LayerErrors
+from eval.fidelity.divergence import Figures, LayerErrors
 from eval.fidelity.table import (
     BOUND_READING,
     HEADINGS,

@@ -16,8 +16,19 @@ import yaml
 from eval.compare import method_text, verdict_sentence
 from eval.fidelity.table import HEADINGS, NO_DIRECTION, READING, WITHIN, cells
 from eval.verdict import Verdict
-from pipelines.document.blocks import LEFT, Block, BulletList, Code, Column, Document, Section, Table, Terms, Text
-from pipelines.document.markdown import render_markdown
+from pipelines.document.blocks import (
+    LEFT,
+    Block,
+    BulletList,
+    Code,
+    Column,
+    Document,
+    Section,
+    Table,
+    Terms,
+    Text,
+    render_markdown,
+)
 from pipelines.document.show import count, percent, settings_text
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat

@@ -9,11 +9,9 @@ from pipelines.document.blocks import Figure
 from pipelines.document.canvas import Theme, axis, plain_log, plot
 from pipelines.document.show import count
 from pipelines.domain.benchmark import Level
-from pipelines.domain.summary import RequestColumns, ordered
-from pipelines.domain.timing import RequestTiming
+from pipelines.domain.summary import RequestColumns, RequestTiming, ordered
 from pipelines.loadgen.columns import columns_of
-from pipelines.report.data import BenchmarkRun
-from pipelines.report.six import load_label, six
+from pipelines.report.data import BenchmarkRun, load_label, six
 
 if TYPE_CHECKING:
     from pipelines.document.canvas import Axes, Drawing

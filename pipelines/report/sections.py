@@ -27,6 +27,7 @@ from pipelines.domain.units import show_bytes
 from pipelines.report import fidelity, mix, plots, plots_requests, pruning, recovery
 from pipelines.report.compare import Comparison, comparison, finished, in_words
 from pipelines.report.data import BenchmarkRun, FormatReport, ReportData, ReportedArtifact, Workload, place_of
+from pipelines.report.plots import CONVENTIONS, what_was_asked
 from pipelines.report.protocol import protocol, slo_text
 from pipelines.report.tables import (
     accuracy_table,
@@ -46,7 +47,6 @@ from pipelines.report.tables_load import (
     modelled_table,
     percentiles_table,
 )
-from pipelines.report.words import CONVENTIONS, what_was_asked
 
 EACH_TASK = "Each task is judged by itself: the correction for several results counts those of one task."
 

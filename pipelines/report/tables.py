@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from eval.compare import bound_cells
 from eval.perplexity import NO_VERDICT, PERPLEXITY_HEADINGS, perplexity_cells
-from eval.references import SOURCE, differences, references_of
-from eval.results import EvalResult
+from eval.results import SOURCE, EvalResult, differences, references_of
 from pipelines.document.blocks import LEFT, Column, Table, groups
 from pipelines.document.show import NONE, percent, span, when
 from pipelines.domain.units import show_bytes, show_seconds

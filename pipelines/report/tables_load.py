@@ -23,8 +23,7 @@ from pipelines.domain.metrics import (
 from pipelines.domain.summary import has_limits
 from pipelines.domain.units import show_bytes
 from pipelines.report.compare import AT_LEAST, Comparison, FormatRow
-from pipelines.report.data import BenchmarkRun
-from pipelines.report.six import lengths, load_label, six
+from pipelines.report.data import BenchmarkRun, lengths, load_label, six
 
 
 def levels_table(run: BenchmarkRun) -> Table:

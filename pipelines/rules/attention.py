@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipelines.domain.formats import KvFormat, QFormat, rules_out_reuse
 from pipelines.rules.builder import longest
 from pipelines.rules.record import BUILT, CPU, GPU, Cases, DeploymentFacts, Rule, Severity, listed, shape
-from pipelines.rules.sources import BUILDER, COMMAND, PLUGIN, REUSE, SCHEDULER, TEMPLATES
+from pipelines.rules.split import BUILDER, COMMAND, PLUGIN, REUSE, SCHEDULER, TEMPLATES
 
 TOPIC = "KV cache and attention"
 FP8_ATTENTION = (QFormat.FP8, QFormat.W4A8_AWQ, QFormat.NVFP4)

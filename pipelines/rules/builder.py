@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipelines.domain.families import titles
 from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, either, listed, shape
-from pipelines.rules.sources import (
+from pipelines.rules.split import (
     BUILDER,
     COMMAND,
     FLAGS_GUIDE,
@@ -16,8 +16,8 @@ from pipelines.rules.sources import (
     PLUGIN,
     REUSE,
     STREAMING,
+    gpu_groups,
 )
-from pipelines.rules.split import gpu_groups
 from pipelines.settings.features import WITHOUT_REDUCE_FUSION
 
 LIMITS = "Limits"

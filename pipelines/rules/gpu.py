@@ -13,7 +13,7 @@ from pipelines.domain.formats import (
     lacks_integers,
 )
 from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, either, shape, sm
-from pipelines.rules.sources import BUILDER, GEMMA, MODELOPT, PLUGIN, PRECISION, SUPPORT
+from pipelines.rules.split import BUILDER, GEMMA, MODELOPT, PLUGIN, PRECISION, SUPPORT
 
 TOPIC = "Formats and GPUs"
 BY_FAMILY = "Formats and model families"

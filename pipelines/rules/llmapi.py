@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipelines.domain.families import titles
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.rules.record import LLM_API, Cases, DeploymentFacts, Rule, either, listed, shape, sm
-from pipelines.rules.sources import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUPPORT
+from pipelines.rules.split import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUPPORT
 from pipelines.settings.build import BuildSettings
 
 TOPIC = "LLM API"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pipelines.domain.adapter import Adapter, linear_widths
 from pipelines.domain.formats import QFormat
 from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, listed, shape
-from pipelines.rules.sources import COMBINATIONS, COMMAND, LAYERS, LORA, MLP, MODEL_CONFIG
+from pipelines.rules.split import COMBINATIONS, COMMAND, LAYERS, LORA, MLP, MODEL_CONFIG
 
 TOPIC = "LoRA"
 SWIGLU_PLUGINS = ("gemm_swiglu_plugin", "low_latency_gemm_swiglu_plugin")

@@ -6,7 +6,7 @@ from pipelines.domain.families import titles
 from pipelines.domain.formats import QFormat
 from pipelines.rules.builder import longest
 from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, draft, either, listed, shape
-from pipelines.rules.sources import (
+from pipelines.rules.split import (
     BACKEND,
     BUILDER,
     COMBINATIONS,

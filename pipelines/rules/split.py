@@ -7,7 +7,48 @@ from collections.abc import Iterator
 from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, listed, shape
-from pipelines.rules.sources import GEMMA_CONVERT, MODELOPT
+
+# Sources of the rules: public files at a commit, and issues, of github.com/NVIDIA/TensorRT-LLM unless noted.
+
+BUILDER = "tensorrt_llm/builder.py@008b2b8"
+LAYERS = "tensorrt_llm/quantization/layers.py (1.3.0rc3)"
+MLP = "tensorrt_llm/layers/mlp.py (1.3.0rc3)"
+TREES = (
+    "NVIDIA/TensorRT-LLM cpp/tensorrt_llm/runtime/utils/speculativeChoicesUtils.cpp, cpp/tensorrt_llm/batch_manager/"
+    "createNewDecoderRequests.cpp (1.3.0rc3)"
+)
+PLUGIN = "tensorrt_llm/plugin/plugin.py@c20322f"
+COMMAND = "tensorrt_llm/commands/build.py@65f1d15"
+SUPPORT = "docs/source/legacy/reference/support-matrix.md@6e1dd9c"
+PRECISION = "docs/source/legacy/reference/precision.md@b2ae043"
+REUSE = "docs/source/legacy/advanced/kv-cache-reuse.md@6418590"
+SPECULATIVE = "docs/source/legacy/advanced/speculative-decoding.md@fbbc05d"
+SCHEDULER = (
+    "docs/source/legacy/performance/performance-tuning-guide/tuning-max-batch-size-and-max-num-tokens.md@04ecb91"
+)
+FP8_GUIDE = "docs/source/legacy/performance/performance-tuning-guide/fp8-quantization.md@1a349cd"
+FLAGS_GUIDE = "docs/source/legacy/performance/performance-tuning-guide/useful-build-time-flags.md"
+COMBINATIONS = "docs/source/features/feature-combination-matrix.md@01edcea"
+GEMMA = "examples/models/core/gemma/README.md@b35ac1b"
+GEMMA_CONVERT = "examples/models/core/gemma/convert_checkpoint.py@fbbc05d"
+MEDUSA = "examples/medusa/README.md@0f041b7"
+EAGLE = "examples/eagle/README.md@06255cb"
+REDRAFTER = "examples/redrafter/README.md@2d23435"
+LOOKAHEAD = "examples/lookahead/README.md@7ed07f0"
+DRAFT_TARGET = "examples/draft_target_model/README.md@11925f6"
+LORA = "docs/source/advanced/lora.md (0.14)"
+STREAMING = "docs/source/advanced/weight-streaming.md (0.14)"
+MULTIMODAL = "examples/models/core/multimodal/README.md@89fd9b7"
+MODEL_CONFIG = "triton-inference-server/tensorrtllm_backend docs/model_config.md"
+BACKEND = "triton-inference-server/tensorrtllm_backend inflight_batcher_llm/src/model_instance_state.cc@c2e65b8"
+GUIDED = "triton_backend/inflight_batcher_llm/src/model_instance_state.cc: getGuidedDecodingConfigFromParams (1.3.0rc3)"
+TEMPLATES = "triton_backend/all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt@2a9abd9"
+LLM_FORMATS = "docs/source/features/quantization.md"
+LLM_ARGS = "tensorrt_llm/llmapi/llm_args.py@029c15c"
+LLM_MODEL = "triton_backend/all_models/llmapi/tensorrt_llm/config.pbtxt@c8c6df0"
+MODELOPT = "NVIDIA/Model-Optimizer modelopt/torch/export (0.37.0)"
+ROPE = "tensorrt_llm/functional.py (1.2): RopeEmbeddingUtils.create_sinusoidal_positions_for_attention_plugin"
+OPENVINO = "openvinotoolkit/openvino.genai SchedulerConfig (2026.4)"
 
 TOPIC = "Sizes and ranks"
 INPUT_SPLIT = ("attention.dense", "mlp.proj")

@@ -3,22 +3,235 @@
 from __future__ import annotations
 
 from pipelines.domain.errors import Fault
+from pipelines.domain.families import titles
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
-from pipelines.domain.rotary import Rotary
-from pipelines.rules import attention, builder, cpu, gpu, llmapi, lora, rotary, serving, speculation, split
-from pipelines.rules.record import Alternatives, BrokenRule, DeploymentFacts, Rule, Severity, judge
+from pipelines.domain.rotary import PLAIN_YARN, ROPE_TYPES, Rotary
+from pipelines.rules import attention, builder, cpu, gpu, llmapi, lora, speculation, split
+from pipelines.rules.record import (
+    BUILT,
+    GPU,
+    Alternatives,
+    BrokenRule,
+    Cases,
+    DeploymentFacts,
+    Rule,
+    Severity,
+    either,
+    images,
+    judge,
+    shape,
+)
+from pipelines.rules.split import GUIDED, MODEL_CONFIG, MULTIMODAL, REUSE, ROPE, TEMPLATES
 from pipelines.settings.build import BuildSettings
+
+# Rotary position embedding: what a TensorRT-LLM checkpoint can express.
+
+TOPIC = "Positions"
+
+
+def _rotary(d: DeploymentFacts) -> Rotary:
+    assert d.rotary is not None
+    return d.rotary
+
+
+ROTARY_RULES = (
+    Rule(
+        name="rope-types-are-known",
+        topic=TOPIC,
+        engines=BUILT,
+        needs=("rotary",),
+        when=lambda d: _rotary(d).kind not in ROPE_TYPES and [{"known": either(ROPE_TYPES)}],
+        failed="{d.label} scales its rotary positions by rope_type '{d.rotary.kind}', which would be computed without"
+        " its scaling.",
+        allowed="A TensorRT-LLM checkpoint supports {known}.",
+        todo="Choose another model, or use engine=tensorrt_llm_llmapi.",
+        source=ROPE,
+    ),
+    Rule(
+        name="yarn-is-plain",
+        topic=TOPIC,
+        engines=BUILT,
+        needs=("rotary",),
+        when=lambda d: bool(_rotary(d).differences) and [{"found": either(_rotary(d).differences, "and")}],
+        failed="{d.label} scales its rotary positions by yarn with {found}, which an engine would compute in another"
+        " way than the model.",
+        allowed=PLAIN_YARN,
+        todo="Change the block in config.json if the model allows, or use engine=tensorrt_llm_llmapi.",
+        source=ROPE,
+    ),
+    Rule(
+        name="heads-rotate-wholly",
+        topic=TOPIC,
+        engines=BUILT,
+        needs=("rotary",),
+        when=lambda d: _rotary(d).fraction != 1.0,
+        failed="{d.label} rotates only a part of each head (partial_rotary_factor={d.rotary.fraction:g}), but all of it"
+        " would be rotated.",
+        allowed="A TensorRT-LLM checkpoint rotates whole heads.",
+        todo="Choose another model, or use engine=tensorrt_llm_llmapi.",
+        source=ROPE,
+    ),
+)
+
+# Parameters of the served model against the engine: batches, beams, ranks, images.
+
+SERVING_TOPIC = "Serving"
+RANKS = "Several GPUs"
+IMAGES = "Images"
+
+
+def visual_positions(batch: int, visual_tokens: int, images_per_request: int) -> int:
+    """Return `max_multimodal_len`, the rows of the prompt table; 8 x 576 x 1 -> 4608 (LLaVA 1.5).
+
+    Source: examples/models/core/multimodal/README.md@89fd9b7.
+    """
+    return batch * visual_tokens * images_per_request
+
+
+def _table(d: DeploymentFacts) -> Cases:
+    seen = images(d)
+    needed = visual_positions(d.build.max_batch_size, seen.visual_tokens, seen.images_per_request)
+    return ({"needed": needed},) if d.build.max_prompt_embedding_table_size < needed else ()
+
+
+def _crowded(d: DeploymentFacts) -> Cases:
+    nodes = d.triton.num_nodes
+    return ({"per_node": d.world_size // nodes},) if d.world_size // nodes > (d.gpus_per_server or 0) else ()
+
+
+SERVING_RULES = (
+    Rule(
+        name="batches-fit-the-engine",
+        topic=SERVING_TOPIC,
+        engines=BUILT,
+        when=lambda d: (d.triton.triton_max_batch_size or 0) > d.build.max_batch_size,
+        failed="triton.triton_max_batch_size={d.triton.triton_max_batch_size} is more than the engine's"
+        " max_batch_size={d.build.max_batch_size}.",
+        todo="Remove it, or raise build.max_batch_size.",
+        source=f"{MODEL_CONFIG}; issue #2303",
+    ),
+    Rule(
+        name="beams-fit-the-engine",
+        topic=SERVING_TOPIC,
+        engines=BUILT,
+        when=lambda d: (d.triton.max_beam_width or 0) > d.build.max_beam_width,
+        failed="triton.max_beam_width={d.triton.max_beam_width} is more than the engine's"
+        " max_beam_width={d.build.max_beam_width}.",
+        todo="Remove it, or raise build.max_beam_width.",
+        source=TEMPLATES,
+    ),
+    Rule(
+        name="tensorrt-engines-guide-with-xgrammar",
+        topic=SERVING_TOPIC,
+        engines=GPU,
+        when=lambda d: d.triton.guided_decoding_backend not in (None, "xgrammar"),
+        failed="triton.guided_decoding_backend={d.triton.guided_decoding_backend} is not supported by"
+        " engine=tensorrt_llm: TensorRT-LLM's C++ backend has xgrammar only.",
+        todo="Set guided=xgrammar.",
+        source=GUIDED,
+    ),
+    Rule(
+        name="bls-answers-one-request-per-instance",
+        topic=SERVING_TOPIC,
+        severity=Severity.WARN,
+        engines=BUILT,
+        when=lambda d: d.through_bls and d.triton.bls_instance_count < d.build.max_batch_size,
+        failed="Of requests to tensorrt_llm_bls, triton.bls_instance_count={d.triton.bls_instance_count} are answered"
+        " at a time, and the engine takes {d.build.max_batch_size}: the others wait.",
+        todo="Raise triton.bls_instance_count to the requests you expect at a time, or send them to ensemble.",
+        source=MODEL_CONFIG,
+    ),
+    Rule(
+        name="static-batching-has-no-chunks",
+        topic=SERVING_TOPIC,
+        engines=GPU,
+        when=lambda d: d.triton.batching_strategy in ("V1", "v1") and (d.chunked_context or d.speculation != "none"),
+        failed="triton.batching_strategy={d.triton.batching_strategy} is static batching; chunked context and"
+        " speculative"
+        " decoding need in-flight batching.",
+        todo="Set triton.batching_strategy=inflight_fused_batching.",
+        source=TEMPLATES,
+    ),
+    Rule(
+        name="ranks-divide-into-nodes",
+        topic=RANKS,
+        engines=GPU,
+        when=lambda d: d.world_size % d.triton.num_nodes != 0,
+        failed="triton.num_nodes={d.triton.num_nodes} does not divide the {d.world_size} ranks of tp_size="
+        "{d.build.tp_size} and pp_size={d.build.pp_size}.",
+        todo="Change triton.num_nodes, or the ranks.",
+        source=MODEL_CONFIG,
+    ),
+    Rule(
+        name="ranks-fit-a-server",
+        topic=RANKS,
+        engines=GPU,
+        needs=("gpus_per_server",),
+        when=_crowded,
+        failed="tp_size={d.build.tp_size} and pp_size={d.build.pp_size} on triton.num_nodes={d.triton.num_nodes} need"
+        " {per_node} GPUs in one server, which has {d.gpus_per_server}.",
+        todo="Raise triton.num_nodes, or lower the ranks.",
+        source="data sheets of conf/hardware",
+    ),
+    Rule(
+        name="visual-positions-fit-the-table",
+        topic=IMAGES,
+        engines=GPU,
+        needs=("images",),
+        when=_table,
+        failed="build.max_prompt_embedding_table_size={d.build.max_prompt_embedding_table_size} is less than"
+        " max_batch_size * visual_tokens * images_per_request = {d.build.max_batch_size} * {d.images.visual_tokens} *"
+        " {d.images.images_per_request} = {needed}.",
+        todo="Let the group `multimodal` set it, or set {needed}.",
+        source=MULTIMODAL,
+    ),
+    Rule(
+        name="images-are-for-llama-here",
+        topic=IMAGES,
+        engines=GPU,
+        needs=("images", "shape"),
+        when=lambda d: images(d).model_type == "llava" and "llava" not in shape(d).family.features,
+        failed=f"multimodal=llava has a {either(titles('llava'))} behind its encoder;"
+        " given is {d.shape.architecture}.",
+        todo="Use LLaVA's own language model.",
+        source=MULTIMODAL,
+    ),
+    Rule(
+        name="images-are-reused-by-id-only",
+        topic=IMAGES,
+        severity=Severity.WARN,
+        engines=GPU,
+        needs=("images",),
+        when=lambda d: d.kv_reuse,
+        failed="kv_cache.enable_block_reuse={d.kv_reuse} with images: requests must send prompt_table_extra_id, or"
+        " blocks of one image are mistaken for another's.",
+        todo="Send it, or set kv_cache.enable_block_reuse=false.",
+        source=REUSE,
+    ),
+    Rule(
+        name="images-need-nvidias-models",
+        topic=IMAGES,
+        severity=Severity.WARN,
+        engines=GPU,
+        needs=("images",),
+        when=lambda d: d.images is not None,
+        failed="multimodal={d.images.model_type}: the code of multimodal_encoders, preprocessing and"
+        " tensorrt_llm_bls for images is NVIDIA's, and deprecated in TensorRT-LLM 1.x.",
+        todo="Copy it in NVIDIA's container, as repository.json describes.",
+        source="triton_backend/all_models/multimodal (1.x release notes)",
+    ),
+)
 
 RULES: tuple[Rule, ...] = (
     *gpu.RULES,
     *split.RULES,
     *attention.RULES,
-    *rotary.RULES,
+    *ROTARY_RULES,
     *builder.RULES,
     *speculation.RULES,
     *lora.RULES,
-    *serving.RULES,
+    *SERVING_RULES,
     *cpu.RULES,
     *llmapi.RULES,
 )
@@ -61,4 +274,4 @@ def check_checkpoint(
     asked = DeploymentFacts(
         shape=shape, qformat=qformat, group_size=group_size, sparsity=sparsity, build=build, rotary=positions
     )
-    return refused(judge((*gpu.RULES, *split.RULES, *rotary.RULES), asked))
+    return refused(judge((*gpu.RULES, *split.RULES, *ROTARY_RULES), asked))

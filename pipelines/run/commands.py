@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.domain.errors import UserError
+from pipelines.host.disk import check_folders
 from pipelines.host.files import link_to
 from pipelines.host.machine import gather
-from pipelines.host.paths import check_folders
 from pipelines.host.screen import complain, say
 from pipelines.plan.targets import Target, farthest, has_baseline
 from pipelines.settings.compose import load
@@ -116,7 +116,7 @@ def _refuse_unfit(folder: Path) -> None:
     if not read_repository(folder).gpu:
         faults = check_repository(folder, running_version=runtime_version)
     elif not (faults := check_repository(folder)):
-        from pipelines.engines.tensorrt_llm.fits import fit_faults
+        from pipelines.engines.tensorrt_llm.folder import fit_faults
         from triton_repo.parameters import ENGINE_DIR
 
         faults = fit_faults(folder / ENGINE_DIR)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from pipelines.host.text import wrapped
+from pipelines.host.screen import wrapped
 from pipelines.settings.compose import compose
 from pipelines.settings.groups import CONF, choices, groups
 from pipelines.settings.root import validate

@@ -9,24 +9,63 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.results import RESULT
+from eval.fidelity.flips import Flips, flips
+from eval.results import BASELINE, RESULT, EvalResult
 from eval.verdict import UNMEASURED, WHAT_MEASURES, Verdict
 from pipelines.document.show import count
 from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.domain.units import show_bytes, show_seconds
 from pipelines.host import screen
-from pipelines.host.paths import relative_to_cwd
-from pipelines.host.text import table, wrapped
+from pipelines.host.disk import relative_to_cwd
+from pipelines.host.screen import table, wrapped
 from pipelines.plan.needs import needs
 from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.run.runner import StepOutcome
-from pipelines.run.stored_flips import stored_flips
 from pipelines.settings.engine import EvalSettings
 from pipelines.stages.evaluate import Evaluate, EvaluateReference, EvaluateServed, baseline_of
 from pipelines.stages.evaluate_sequentially import EvaluateSequentially
 from pipelines.stages.fidelity_served import FidelityServed
-from pipelines.store.store import Store
+from pipelines.store.manifest import Manifests
+from pipelines.store.store import Artifact, Store, subfolders
+
+# Answers that the two engines of a fidelity measurement gave before, if the store has both evaluations.
+
+
+def stored_flips(measured: Artifact, store: Store) -> Flips | None:
+    """Return the flips between evaluations of both engines with the same prompts; None without any.
+
+    Of several pairs it is the one with most questions, and the newest of these.
+
+    Args:
+        measured: artifact of the fidelity stage.
+        store: where evaluations are looked for.
+    """
+    engines = measured.manifest["made_from"]["inputs"]
+    in_turns = [
+        (EvalResult.load(folder / BASELINE), EvalResult.load(folder / RESULT))
+        for folder in _evaluated(store, engine=engines["engine"], baseline=engines["reference"])
+    ]
+    before, after = (_evaluations(store, engines[name]) for name in ("reference", "engine"))
+    apart = [(a, b) for b in after for a in before if a.prompts_sha256 == b.prompts_sha256 and a.task == b.task]
+    pairs = [*in_turns, *apart]
+    return flips(*max(pairs, key=lambda pair: pair[1].questions)) if pairs else None
+
+
+def _evaluations(store: Store, engine: str) -> list[EvalResult]:
+    """Return the evaluations of an engine, newest first."""
+    return [EvalResult.load(folder / RESULT) for folder in _evaluated(store, engine=engine)]
+
+
+def _evaluated(store: Store, **digests: str) -> list[Path]:
+    """Return the folders of evaluations with these inputs, newest first."""
+    whole = Manifests.read(subfolders(store.root / "evaluate")).whole
+    found = [
+        folder
+        for folder, made in whole.items()
+        if RESULT in made["files"] and digests.items() <= made["made_from"]["inputs"].items()
+    ]
+    return sorted(found, key=lambda folder: (str(whole[folder]["created"]), folder), reverse=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +232,8 @@ def unasked_table(labels: Sequence[tuple[str, str]]) -> ResultTable:
 
 def fidelity_table(outcome: StepOutcome, store: Store) -> str:
     """Render how far predictions are from the 16-bit model's, with flips where both answered the same questions."""
-    from eval.fidelity.result import RESULT as FIDELITY
-    from eval.fidelity.result import FidelityResult
+    from eval.fidelity.divergence import RESULT as FIDELITY
+    from eval.fidelity.divergence import FidelityResult
     from eval.fidelity.served import RESULT as BOUNDS
     from eval.fidelity.served import BoundsResult
     from eval.fidelity.table import bounds_text, fidelity_text
@@ -210,8 +249,7 @@ def fidelity_table(outcome: StepOutcome, store: Store) -> str:
 def diagnosis(outcome: StepOutcome) -> str:
     """Render a diagnosis: one row per stage, and the outcome in a sentence."""
     from eval.diagnose.result import RESULT as DIAGNOSIS
-    from eval.diagnose.result import StageDiagnosis
-    from eval.diagnose.table import diagnosis_text
+    from eval.diagnose.result import StageDiagnosis, diagnosis_text
 
     file = outcome.artifact.path / DIAGNOSIS
     return diagnosis_text(StageDiagnosis.from_json(json.loads(file.read_text()), str(file)))
@@ -219,7 +257,7 @@ def diagnosis(outcome: StepOutcome) -> str:
 
 def measured_table(outcome: StepOutcome) -> str:
     """Render the results of a benchmark, one row per load."""
-    from pipelines.loadgen.table import benchmark_table
+    from pipelines.loadgen.run import benchmark_table
 
     return benchmark_table(BenchmarkResult.from_json(json.loads((outcome.artifact.path / BENCHMARK).read_text())))
 

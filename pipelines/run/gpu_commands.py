@@ -13,12 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 
-from pipelines.engines.description import ServerBackend
 from pipelines.engines.port import BuildLimits
-from pipelines.engines.tensorrt_llm.command import BuildPaths, command
-from pipelines.engines.tensorrt_llm.folder import BuiltOn
-from pipelines.host.paths import relative_to_cwd
-from pipelines.host.text import CONTINUED, command_lines, wrapped
+from pipelines.engines.registry import ServerBackend
+from pipelines.engines.tensorrt_llm.folder import BuildPaths, BuiltOn, command
+from pipelines.host.disk import relative_to_cwd
+from pipelines.host.screen import CONTINUED, command_lines, wrapped
 from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.stages import Stage
 from pipelines.stages.build import Build
@@ -28,9 +27,8 @@ from pipelines.stages.llm_api import ConfigureLlm
 from pipelines.stages.repository import WriteRepository
 from pipelines.stages.script import Script
 from pipelines.store.sources import InputSource
-from triton_repo.llm_args import CHECKPOINT, OPTIONS
-from triton_repo.spec import RepositorySpec
-from triton_repo.start import start_commands
+from triton_repo.llmapi import CHECKPOINT, OPTIONS
+from triton_repo.parameters import RepositorySpec, start_commands
 
 INDENT = 4
 WRITES = {

@@ -8,14 +8,11 @@ from collections.abc import Sequence
 from pipelines.document.show import count
 from pipelines.domain.progress import PARTIAL
 from pipelines.domain.units import DAY, show_bytes
-from pipelines.host.disk import disk_errors
-from pipelines.host.paths import check_folders, relative_to_cwd
-from pipelines.host.screen import say
-from pipelines.host.text import table, wrapped
+from pipelines.host.disk import check_folders, disk_errors, relative_to_cwd
+from pipelines.host.screen import say, table, wrapped
 from pipelines.settings.compose import load
-from pipelines.store.measurements import recover
 from pipelines.store.space import Holding, Space, freed, occupied, remove, survey
-from pipelines.store.store import Store
+from pipelines.store.store import Store, recover
 
 
 def prune(overrides: Sequence[str]) -> int:

@@ -17,14 +17,13 @@ from typing import Any
 from pipelines import __version__
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_seconds
-from pipelines.host.disk import disk_errors
+from pipelines.host.disk import disk_errors, relative_to_cwd
 from pipelines.host.git import git
-from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say, warn
 from pipelines.plan.engine_flow import Node
 from pipelines.plan.plan import Plan, PlannedStep, node_key
 from pipelines.settings.paths import PROJECT_ROOT
-from pipelines.store import measurements
+from pipelines.store import store as measurements
 from pipelines.store.manifest import MANIFEST, DamagedError
 from pipelines.store.sources import InputSource
 from pipelines.store.store import Artifact, Store

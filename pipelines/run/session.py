@@ -14,9 +14,8 @@ from pipelines.plan.plan import Plan
 from pipelines.plan.targets import is_unasked
 from pipelines.run import console, runner
 from pipelines.settings.root import as_yaml
-from pipelines.store.measurements import recover
 from pipelines.store.run_folder import run_folder
-from pipelines.store.store import Store
+from pipelines.store.store import Store, recover
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from pipelines.document.show import count
 from pipelines.domain.errors import UserError, collecting
 from pipelines.domain.progress import Advance
 from pipelines.domain.units import show_bytes
+from pipelines.host.disk import why_no_folder
 from pipelines.host.machine import gather
-from pipelines.host.paths import why_no_folder
 from pipelines.host.screen import ScreenProgress, warn
 from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load

@@ -2,26 +2,142 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
 import signal
+import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_seconds
 from pipelines.host.screen import complain, say
 from pipelines.serving.command import CLOSED_TO_STRANGERS
-from pipelines.serving.examples import curl_generate, curl_openai, python_stream
-from pipelines.serving.failures import ServerFailedError
-from pipelines.serving.follow import LogFollower
 from pipelines.serving.frontend import OpenAiFrontend
+from pipelines.serving.logs import ServerFailedError
 from pipelines.serving.process import TritonServer
 from pipelines.serving.repository import TEXT_MODEL
-from pipelines.serving.restarts import RestartBudget
 from pipelines.settings.serving import ServingSettings
+
+# How often, and after which pause, a server that ended by itself is started again.
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+STEADY_S = 600.0
+"""A server that ran this long was healthy: the count of its restarts begins anew."""
+
+
+class RestartBudget:
+    """Counts restarts in a row.
+
+    Attributes:
+        used: restarts since the server last ran for `STEADY_S`.
+    """
+
+    def __init__(self, allowed: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.allowed = allowed
+        self.used = 0
+        self._clock = clock
+        self._ready = clock()
+
+    def take(self) -> float | None:
+        """Return how many seconds to wait before the next restart, or None when there is none left."""
+        if self._clock() - self._ready >= STEADY_S:
+            self.used = 0
+        if self.used >= self.allowed:
+            return None
+        self.used += 1
+        return min(FIRST_PAUSE_S * 2.0 ** (self.used - 1), LONGEST_PAUSE_S)
+
+    def ready(self) -> None:
+        """Note that the server is ready again."""
+        self._ready = self._clock()
+
+
+# Print the server's log as it is written, for containers, where standard output is collected.
+
+LOOK_S = 0.2
+
+
+class LogFollower:
+    """Copies what is appended to a file to standard output, as long as the `with` block lasts."""
+
+    def __init__(self, log_file: Path) -> None:
+        self._file = log_file
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+
+    def __enter__(self) -> LogFollower:
+        self._log = self._file.open("rb")
+        self._log.seek(0, 2)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+        self._log.close()
+
+    def _follow(self) -> None:
+        """Copy complete lines, and once more after the end."""
+        last = False
+        while True:
+            while line := self._log.readline():
+                sys.stdout.write(line.decode(errors="replace"))
+            sys.stdout.flush()
+            if last:
+                return
+            last = self._done.wait(LOOK_S)
+
+
+# Example commands that `make serve` prints, ready to paste.
+
+TRITON_PYTHON = """\
+{python} - <<'END'
+import numpy as np, tritonclient.grpc as triton
+client = triton.InferenceServerClient("{grpc_url}")
+text = triton.InferInput("text_input", [1, 1], "BYTES")
+text.set_data_from_numpy(np.array([[{prompt}]], dtype=object))
+count = triton.InferInput("max_tokens", [1, 1], "INT32")
+count.set_data_from_numpy(np.array([[16]], dtype=np.int32))
+show = lambda result, error: print(error or result.as_numpy("text_output"))
+client.start_stream(show)
+client.async_stream_infer("{model}", [text, count])
+client.stop_stream()
+END"""
+
+
+def curl_generate(http_url: str, model: str, prompt: str) -> str:
+    """Return a curl command for Triton's generate endpoint."""
+    body = json.dumps({"text_input": prompt, "max_tokens": 16})
+    return f"curl -s {http_url}/v2/models/{model}/generate \\\n  -d {shlex.quote(body)}"
+
+
+def python_stream(grpc_url: str, model: str, prompt: str) -> str:
+    """Return the same request with NVIDIA's client, over the stream that a decoupled model needs."""
+    return TRITON_PYTHON.format(python=shown_python(), grpc_url=grpc_url, model=model, prompt=json.dumps(prompt))
+
+
+def curl_openai(openai_url: str, model: str, prompt: str) -> str:
+    """Return a curl command for the OpenAI-compatible endpoint."""
+    body = json.dumps({"model": model, "prompt": prompt, "max_tokens": 16})
+    header = "-H 'Content-Type: application/json'"
+    return f"curl -s {openai_url}/completions \\\n  {header} \\\n  -d {shlex.quote(body)}"
+
+
+def shown_python() -> str:
+    """Return the shortest way to type this Python here."""
+    path = Path(sys.executable)
+    near = os.path.relpath(path)
+    return shlex.quote(near if not near.startswith("..") else str(path))
+
 
 CHECK_S = 0.2
 EXAMPLE_PROMPT = "The capital of"

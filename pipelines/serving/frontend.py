@@ -9,8 +9,7 @@ from types import TracebackType
 
 from pipelines.host.kept import KeptProcess
 from pipelines.serving.command import front_options
-from pipelines.serving.failures import ServerFailedError
-from pipelines.serving.logs import FRONT_STARTED, useful_lines
+from pipelines.serving.logs import FRONT_STARTED, ServerFailedError, useful_lines
 from pipelines.serving.ports import another_port, answers_200
 from pipelines.serving.process import TritonServer
 from pipelines.settings.paths import PROJECT_ROOT

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.progress import Advance, Progress
+from pipelines.domain.units import show_seconds
 
 LOADED = re.compile(r"successfully loaded '(?P<model>[^']+)'")
 LOADING = re.compile(r'"loading: (?P<model>[^":]+):')
@@ -130,3 +135,120 @@ def _last_crash(lines: list[str]) -> list[str]:
         elif CRASH.search(line):
             found, inside = [line.strip()], True
     return found
+
+
+# Show the progress of loading models while a server starts.
+
+STILL_LOADING_S = 15.0  # interval at which a silent wait reports that it continues
+
+
+@dataclass(slots=True)
+class LoadWatch:
+    """Turns a growing log into progress.
+
+    Attributes:
+        advance: of the task that counts models.
+        progress: for reports on a long wait.
+        limit_s: how long the wait may take.
+    """
+
+    advance: Advance
+    progress: Progress
+    limit_s: float
+    _loaded: int = 0
+    _told_s: float = 0.0
+
+    def update(self, lines: Sequence[str], elapsed_s: float) -> None:
+        """Update from the log as it is `elapsed_s` after the start."""
+        loaded = {match["model"] for line in lines if (match := LOADED.search(line))}
+        if len(loaded) > self._loaded:
+            self.advance(len(loaded) - self._loaded)
+            self._loaded, self._told_s = len(loaded), elapsed_s
+        elif elapsed_s - self._told_s >= STILL_LOADING_S:
+            self._told_s = elapsed_s
+            waiting = ", ".join(loading_now(lines)) or "the server"
+            self.progress.note(f"{waiting}: {show_seconds(elapsed_s)} of at most {show_seconds(self.limit_s)}")
+
+
+def loading_now(lines: Sequence[str]) -> list[str]:
+    """List the models that have begun loading and not finished."""
+    begun = dict.fromkeys(match["model"] for line in lines if (match := LOADING.search(line)))
+    ended = {match["model"] for line in lines if (match := LOADED.search(line))}
+    return [model for model in begun if model not in ended]
+
+
+# Explain why a server is not running, from its exit code and its log.
+
+
+class ServerFailedError(UserError):
+    """The server ended or never became ready; carries the useful part of its log."""
+
+
+class PortTakenError(Exception):
+    """Another program bound a port between our check and the server's start."""
+
+    def __init__(self, setting: str, port: int) -> None:
+        super().__init__(setting)
+        self.setting = setting
+        self.port = port
+
+    def for_user(self) -> UserError:
+        """Return the error for when there is no other port to try."""
+        return UserError(
+            f"serving.{self.setting}={self.port} was taken by another program during startup.",
+            todo=f"Use any free port: serving.{self.setting}=null",
+        )
+
+
+class StartCrashError(Exception):
+    """The server crashed as it started, in a way that another attempt does not meet again."""
+
+    def __init__(self, reason: UserError) -> None:
+        super().__init__(str(reason))
+        self._reason = reason
+
+    def for_user(self) -> UserError:
+        """Return the error for when it happens again and again."""
+        return self._reason
+
+
+def why_not_started(lines: Sequence[str], ended: str | None, log_file: Path) -> UserError:
+    """Explain a failed start: the models that did not load, or the server's last messages.
+
+    Args:
+        lines: of its log.
+        ended: how it ended; None if it is still running, which happens only when a model failed.
+        log_file: the complete log.
+    """
+    failures = load_failures(lines)
+    if ended is not None and not failures:
+        return _death(lines, ended, log_file, "did not start")
+    faults = [Fault(f"{str(failure)[:1].upper()}{str(failure)[1:]}.") for failure in failures]
+    faults[-1] = Fault(faults[-1].message, todo=f"Log: {log_file}")
+    return ServerFailedError.of(faults)
+
+
+def why_ended(lines: Sequence[str], ended: str, log_file: Path) -> ServerFailedError:
+    """Explain why a server that was ready ended.
+
+    Args:
+        lines: of its log, since it was ready: what it wrote before did not end it.
+        ended: how it ended.
+        log_file: the complete log.
+    """
+    return _death(lines, ended, log_file, "ended while it was in use")
+
+
+def why_not_ready(lines: Sequence[str], limit_s: float, log_file: Path) -> ServerFailedError:
+    """Explain a start that takes longer than allowed."""
+    waiting = ", ".join(loading_now(lines)) or "none"
+    return ServerFailedError(
+        f"tritonserver was not ready after {show_seconds(limit_s)}; still loading: {waiting}.",
+        todo=f"Allow more time with serving.startup_timeout_s, or check the log: {log_file}",
+    )
+
+
+def _death(lines: Sequence[str], ended: str, log_file: Path, what: str) -> ServerFailedError:
+    said = " | ".join(useful_lines(lines))
+    said = f" It said: {said}" if said else ""
+    return ServerFailedError(f"tritonserver {what}: {ended}.{said}", todo=f"Log: {log_file}")

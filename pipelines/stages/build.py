@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.domain.progress import Progress
-from pipelines.engines.description import load_function
 from pipelines.engines.port import BuildLimits, OnGpu
-from pipelines.engines.registry import describe, open_engine
+from pipelines.engines.registry import describe, load_function, open_engine
 from pipelines.settings.build import BuildSettings
 
 if TYPE_CHECKING:

@@ -194,8 +194,8 @@ class EvaluateServed:
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Ask the server every question that it did not answer before."""
-        from eval.answers import AnswerLog
         from eval.harness import evaluate
+        from eval.kept import AnswerLog
         from eval.server import OpenAiServer
         from eval.triton import TritonGrpc
 
@@ -285,7 +285,7 @@ def asked(settings: EvalSettings) -> dict[str, Any]:
 
 def kept(result: EvalResult | PerplexityResult, settings: EvalSettings, out_dir: Path) -> dict[str, Any]:
     """Write a result, for the Hub too if all questions of a data set there were asked; return its figures."""
-    from eval.exports import write_hub
+    from eval.harness import write_hub
     from eval.perplexity import RESULT as PERPLEXITY
     from eval.perplexity import PerplexityResult
 

@@ -67,8 +67,7 @@ class EvaluateSequentially:
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Ask both engines in turns."""
-        from eval.exports import write_lm_eval
-        from eval.harness import load_questions
+        from eval.harness import load_questions, write_lm_eval
         from eval.sequential import ask_in_turns
         from eval.verdict import Criteria, too_few
 

@@ -74,8 +74,8 @@ class Fidelity:
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Load both engines and let them read the same texts."""
+        from eval.fidelity.divergence import RESULT, FidelityResult
         from eval.fidelity.measure import check_sides, greedy, layer_errors, measure
-        from eval.fidelity.result import RESULT, FidelityResult
 
         theirs = f"{self.reference} in 16 bit"
         reference = self._side(inputs["reference"], theirs)

@@ -13,7 +13,7 @@ from pipelines.engines.registry import LLM_API
 from pipelines.settings.build import BuildSettings
 from pipelines.settings.compression import KvCacheSettings
 from pipelines.settings.triton import TritonSettings
-from triton_repo.llm_args import (
+from triton_repo.llmapi import (
     CHECKPOINT,
     DRAFT,
     OPTIONS,
@@ -96,8 +96,7 @@ class ConfigureLlm:
         """Verify the checkpoint, link it, write the arguments and read them back."""
         from pipelines.checkpoint.unified import describe_unified, same_vocabulary, verify_unified
         from pipelines.domain.errors import UserError
-        from triton_repo.files import link_files, tokenizer_files
-        from triton_repo.llmapi import checkpoint_files
+        from triton_repo.llmapi import checkpoint_files, link_files, tokenizer_files
 
         source, tokenizer, draft = inputs["checkpoint"], inputs["model"], inputs.get("draft")
         faults = [*verify_unified(source), *(verify_unified(draft) if draft else ())]

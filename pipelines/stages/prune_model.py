@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.domain.progress import Progress
-from pipelines.settings.compression import CalibrationSettings
-from pipelines.settings.pruning import PruningSettings
+from pipelines.settings.compression import CalibrationSettings, PruningSettings
 from pipelines.stages.quantize import calibration_identity, calibration_of, texts_of
 
 if TYPE_CHECKING:

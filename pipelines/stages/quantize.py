@@ -18,9 +18,9 @@ from pipelines.settings.compression import CalibrationSettings, KvCacheSettings,
 
 if TYPE_CHECKING:
     from pipelines.compress import CalibrationSpec, QuantSpec
+    from pipelines.compress.simulating import SimulatedModel
     from pipelines.compress.specs import Fp4Inputs, Int4Scales, Layout, SearchSpec
-    from pipelines.compress.traced_simulation import SimulatedModel
-    from pipelines.serving.openai.prompts import ChatTemplate
+    from pipelines.serving.openai.rendering import ChatTemplate
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,10 @@ class Quantize:
             source: Hugging Face folder of what was quantized.
             progress: shows calibration.
         """
-        from pipelines.compress.traced_simulation import simulated
+        from pipelines.compress.simulating import simulated_from_trace
 
         texts, calibration = texts_of(self.calibration, inputs), calibration_of(self.calibration)
-        return simulated(source, self.spec, texts, calibration, dtype=self.quant.dtype, progress=progress)
+        return simulated_from_trace(source, self.spec, texts, calibration, dtype=self.quant.dtype, progress=progress)
 
     def identity(self) -> dict[str, Any]:
         """Return format, the options that the format reads, ranks, and calibration where it is used."""
@@ -205,7 +205,7 @@ def check_model(folder: Path, qformat: QFormat, *, with_positions: bool = True, 
     Raises:
         UserError: the model cannot be exported like that.
     """
-    from pipelines.compress.model_folder import look_at
+    from pipelines.compress.weight_files import look_at
 
     model = look_at(folder)
     positions = Rotary.of(model.config) if with_positions else None
@@ -251,7 +251,7 @@ class ChatRenderer:
 
     @cached_property
     def _template(self) -> ChatTemplate | None:
-        from pipelines.serving.openai.prompts import ChatTemplate
+        from pipelines.serving.openai.rendering import ChatTemplate
 
         templates, tokens = chat_templates(self._folder)
         return ChatTemplate(templates, tokens) if "default" in templates else None

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.domain.formats import FORMATS, rounding_is_known
 from pipelines.domain.progress import Progress
-from pipelines.settings.compression import CalibrationSettings, QuantSettings
-from pipelines.settings.recovery import RecoverSettings
+from pipelines.settings.compression import CalibrationSettings, QuantSettings, RecoverSettings
 from pipelines.stages.quantize import calibration_identity, texts_of
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pipelines.domain.progress import Progress
 from pipelines.host.hashing import sha256_file
 from pipelines.settings.engine import EngineOptions, all_options
 from pipelines.settings.triton import TritonSettings
-from triton_repo.spec import ImageSpec
+from triton_repo.parameters import ImageSpec
 
 MODELS = Path(__file__).resolve().parents[2] / "triton_repo" / "models"
 """Sources of the Python models, which are copied into each repository."""

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from pipelines.domain.errors import UserError, masked
-from pipelines.host.paths import relative_to_cwd
+from pipelines.host.disk import relative_to_cwd
 from pipelines.host.screen import complain, say
 
 CONFIG = "config.yaml"

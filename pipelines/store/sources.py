@@ -13,9 +13,8 @@ from typing import Any
 from pipelines.checkpoint.tensors import read_header
 from pipelines.checkpoint.tokenizer import check_files, tokens_of
 from pipelines.checkpoint.tokenizer_folder import MOST_TOKENIZER_BYTES, TOKENIZER
-from pipelines.domain.errors import Fault, UserError, collecting
+from pipelines.domain.errors import Fault, UserError, collecting, shown
 from pipelines.domain.formats import BY_QUANT_ALGO, stored_as
-from pipelines.domain.hf_config import shown
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import rope_as_read
 from pipelines.domain.units import MIB

@@ -7,14 +7,24 @@ survives the process that wrote it.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from eval.results import RESULT
+from pipelines.domain.units import show_seconds
+from pipelines.host.child import child_process
+from pipelines.host.disk import relative_to_cwd
 from pipelines.host.files import write_json
+from pipelines.host.repeating import repeated
+from pipelines.host.screen import say
 from pipelines.plan.targets import Target
+from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.stages.evaluate import baseline_of
 
 
@@ -109,3 +119,125 @@ def read(path: Path) -> SweepCell:
     """Read a cell from its file."""
     raw = json.loads(path.read_text())
     return SweepCell(**{**raw, "overrides": tuple(raw["overrides"])})
+
+
+# Report on cells that run elsewhere: one line whenever something changes.
+
+LOOK_S = 1.0
+
+
+class Watch:
+    """Reads the files of a sweep's cells and prints what changed."""
+
+    def __init__(self, folder: Path, cells: Sequence[SweepCell]) -> None:
+        self.folder = folder
+        self.cells = list(cells)
+        self._told: dict[int, str] = {}
+
+    def look(self, queued: Mapping[int, str] | None = None) -> list[SweepCell]:
+        """Read every unfinished cell and print what changed.
+
+        Args:
+            queued: what the cluster reports about cells that have not started, by number: "queued (Priority)".
+
+        Returns:
+            all cells in their current state.
+        """
+        self.cells = [cell if cell.state == "done" else cell.fresh(self.folder) for cell in self.cells]
+        changed = False
+        for cell in self.cells:
+            text = self._text(cell, (queued or {}).get(cell.number, "waiting"))
+            if self._told.get(cell.number, "waiting") != text:
+                self._told[cell.number] = text
+                say(f"[{cell.number}] {text}")
+                changed = True
+        if changed and not all(cell.ended for cell in self.cells):
+            say(f"    {self._counts()}")
+        return self.cells
+
+    def _text(self, cell: SweepCell, waiting: str) -> str:
+        if cell.state == "running":
+            return f"running on {cell.host}: {cell.words}, log {relative_to_cwd(cell.log(self.folder))}"
+        if cell.state == "done":
+            return f"done in {show_seconds(cell.seconds)}: {cell.words}"
+        if cell.state == "failed":
+            return f"failed: {cell.words}"
+        return waiting
+
+    def _counts(self) -> str:
+        states = ("waiting", "running", "done", "failed")
+        counts = {state: sum(cell.state == state for cell in self.cells) for state in states}
+        return ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+
+    def meanwhile(self) -> AbstractContextManager[None]:
+        """Poll while a launcher works in the `with` block."""
+        return repeated(self.look, LOOK_S, "sweep-watch")
+
+
+# Run one cell in a process of its own, for any launcher.
+#
+# One process per cell, whatever the launcher: memory, GPUs and MPI are free again for the next cell, a crash ends
+# nothing
+# else, and a sweep behaves the same wherever it runs.
+
+STOP_S = 30.0  # time for a stopped cell to drain its server and remove drafts
+
+
+@dataclass(frozen=True)
+class RunCell:
+    """Hydra's task function; pickled by launchers that start it elsewhere.
+
+    Attributes:
+        folder: of the sweep, on a disk that submitter and jobs share.
+        files: of the cells, in the order of the jobs.
+        shown: whether the cell prints to this terminal rather than to its log.
+    """
+
+    folder: Path
+    files: tuple[Path, ...]
+    shown: bool
+
+    def __call__(self, _config: Any) -> None:
+        """Run the cell of this job to the end."""
+        from hydra.core.hydra_config import HydraConfig
+
+        file = self.files[HydraConfig.get().job.num]
+        if not file.is_file():
+            say(f"{file} was removed, so its cell does not run")
+            return
+        cell = read(file)
+        if self.shown:
+            say(f"\n[{cell.number}] {cell.words}")
+        code = self._run(cell)
+        after = cell.fresh(self.folder)
+        if not after.ended:
+            after = after.failed(f"its process ended with {_how(code)}")
+            after.write(self.folder)
+        if self.shown and after.state == "failed":
+            say(f"failed: {after.reason}")
+
+    def _run(self, cell: SweepCell) -> int:
+        command = [sys.executable, "-m", "pipelines.sweep.cell", str(cell.file(self.folder))]
+        python_path = os.pathsep.join([str(PROJECT_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        env = {**os.environ, "PYTHONPATH": python_path}
+        with (
+            self._output(cell) as out,
+            child_process(command, grace_s=STOP_S, stdout=out, stderr=out, env=env) as process,
+        ):
+            return process.wait()
+
+    @contextmanager
+    def _output(self, cell: SweepCell) -> Iterator[IO[bytes] | None]:
+        if self.shown:
+            yield None
+        else:
+            with cell.log(self.folder).open("ab") as file:
+                yield file
+
+
+def _how(code: int) -> str:
+    """Describe an exit code, with a hint where the kernel may have run out of memory."""
+    if code >= 0:
+        return f"exit code {code} and no result"
+    hint = ", which the kernel sends when memory runs out" if -code == signal.SIGKILL else ""
+    return f"signal {signal.Signals(-code).name}{hint}"

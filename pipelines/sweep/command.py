@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.files import write_json
-from pipelines.host.paths import check_folders, relative_to_cwd
-from pipelines.host.screen import say
-from pipelines.host.text import table
+from pipelines.host.screen import say, table
 from pipelines.run.console import ResultTable, comparison, unasked_table
 from pipelines.settings.compose import load
 from pipelines.settings.engine import EvalSettings
@@ -45,7 +44,7 @@ def compare(overrides: Sequence[str]) -> int:
         0, 1 when a cell failed, or 4 when a loss could not be measured.
     """
     from pipelines.report.command import write
-    from pipelines.store.measurements import recover
+    from pipelines.store.store import recover
 
     settings = load(_single(overrides))
     check_folders(settings.report.written)

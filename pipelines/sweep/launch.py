@@ -6,6 +6,7 @@ finished cells need no job and errors are reported in our own words.
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -17,9 +18,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from pipelines.domain.errors import Fault, UserError, collecting
+from pipelines.host.disk import check_folders
+from pipelines.host.files import write_json
 from pipelines.host.machine import Machine, gather
-from pipelines.host.paths import check_folders
 from pipelines.host.screen import say
 from pipelines.plan.plan import make_plan, with_questions
 from pipelines.plan.targets import Target, has_baseline, is_sequential
@@ -27,12 +31,47 @@ from pipelines.settings.compose import compose
 from pipelines.settings.diagnose import diagnose, unexplained
 from pipelines.settings.groups import CONF
 from pipelines.settings.root import Settings, validate
-from pipelines.store.store import Store
-from pipelines.sweep import nodes
-from pipelines.sweep.cells import SweepCell, cells_of
-from pipelines.sweep.job import RunCell
+from pipelines.store.store import Store, fingerprint
+from pipelines.sweep.cells import RunCell, SweepCell, Watch, cells_of
 from pipelines.sweep.launchers import BASIC, SLURM, Sweep, check_launcher, launcher_faults
-from pipelines.sweep.watch import Watch
+
+# Remember which kind of machine a launcher's jobs ran on, learned from their results.
+#
+# Whether a cell is finished depends on the machine it runs on (the GPU is part of an engine's key), which is not the
+# login node. So the facts of the last node are kept per launcher configuration. While they are unknown, every cell is
+# submitted and finds out by itself what is finished.
+
+FILE = ".nodes.json"
+
+
+def recall(store: Path, launcher: Any) -> Machine | None:
+    """Return the machine that this launcher's jobs last ran on, or None."""
+    try:
+        return TypeAdapter(Machine).validate_python(_known(store)[_key(launcher)])
+    except (KeyError, ValidationError):  # never used, or written by another version
+        return None
+
+
+def remember(store: Path, launcher: Any, cells: Sequence[SweepCell]) -> None:
+    """Record the machine of a cell that ran."""
+    machines = [cell.machine for cell in cells if cell.machine]
+    if machines and store.is_dir():
+        write_json(store / FILE, {**_known(store), _key(launcher): machines[-1]})
+
+
+def _known(store: Path) -> dict[str, Any]:
+    try:
+        known: dict[str, Any] = json.loads((store / FILE).read_text())
+    except (OSError, ValueError):  # only a cache: losing it costs some jobs that find everything finished
+        return {}
+    return known
+
+
+def _key(launcher: Any) -> str:
+    from omegaconf import OmegaConf
+
+    return fingerprint(OmegaConf.to_container(launcher, resolve=False))[:16]
+
 
 TOGETHER = "eval.judged_together="
 
@@ -54,7 +93,7 @@ def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[Swee
     check_launcher(sweep, target)
     store = Store(Path(sweep.config.paths.store))
     here = sweep.runs_here
-    machine = gather() if here else nodes.recall(store.root, sweep.config.hydra.launcher)
+    machine = gather() if here else recall(store.root, sweep.config.hydra.launcher)
     cells = _without_finished(_together(cells_of(target, sweep.combinations), store), store, machine, here)
     waiting = [cell for cell in cells if not cell.ended]
     _tell(cells, waiting, sweep)
@@ -64,7 +103,7 @@ def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[Swee
             _launch(sweep, folder, waiting)
     finally:
         cells = [_ended(cell.fresh(folder), folder) for cell in cells]
-        nodes.remember(store.root, sweep.config.hydra.launcher, cells)
+        remember(store.root, sweep.config.hydra.launcher, cells)
     return folder, cells
 
 

@@ -7,9 +7,12 @@ every cell is waited for, and Ctrl-C cancels what was submitted.
 
 from __future__ import annotations
 
+import logging
 import shlex
+import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import submitit
@@ -19,13 +22,72 @@ from hydra_plugins.hydra_submitit_launcher.submitit_launcher import SlurmLaunche
 from omegaconf import OmegaConf
 
 from pipelines.domain.errors import UserError
-from pipelines.host.paths import relative_to_cwd
+from pipelines.host.disk import relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.settings.paths import PROJECT_ROOT
-from pipelines.sweep import queue
-from pipelines.sweep.cells import SweepCell, read
-from pipelines.sweep.job import RunCell
-from pipelines.sweep.watch import Watch
+from pipelines.sweep.cells import RunCell, SweepCell, Watch, read
+
+# Query and cancel Slurm jobs with squeue and scancel, which, unlike sacct, work without accounting.
+
+log = logging.getLogger("pipelines")
+WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SUSPENDED", "RESIZING", "STOPPED")
+RUNNING = ("RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING")
+ANSWER_S = 60.0
+GONE = "Invalid job id"
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """One job as squeue reports it.
+
+    Attributes:
+        state: Slurm's word: PENDING, RUNNING, COMPLETED, CANCELLED, TIMEOUT, OUT_OF_MEMORY, NODE_FAIL, ...
+        reason: why it is in that state; "None" if there is no reason.
+    """
+
+    state: str
+    reason: str
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job will not run again."""
+        return self.state not in WAITING + RUNNING
+
+    @property
+    def text(self) -> str:
+        """Describe the job while its cell has not reported yet."""
+        if self.state in RUNNING:
+            return "starting"
+        return "queued" if self.reason in ("None", "") else f"queued ({self.reason})"
+
+
+def queue_states(job_id: str) -> dict[str, SlurmJob] | None:
+    """Return the jobs of a submission by id ("17", or "17_0", "17_1" for an array), or None if Slurm does not answer.
+
+    A job that ended some minutes ago is no longer listed.
+    """
+    command = ["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r", f"--jobs={job_id}"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+    except subprocess.TimeoutExpired:
+        return None
+    if answer.returncode != 0:
+        if GONE in answer.stderr:
+            return {}
+        log.warning("squeue: %s", answer.stderr.strip())
+        return None
+    rows = [line.strip().split("|", 2) for line in answer.stdout.splitlines() if line.strip()]
+    return {name: SlurmJob(state, reason) for name, state, reason in rows}
+
+
+def cancel(job_id: str) -> str:
+    """Cancel a submission; return an empty string, or scancel's error."""
+    try:
+        answer = subprocess.run(["scancel", job_id], capture_output=True, text=True, timeout=ANSWER_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return answer.stderr.strip() if answer.returncode else ""
+
 
 POLL_S, POLL_GROWTH, POLL_MAX_S = 1.0, 1.1, 30.0
 SILENT_S = 300.0  # how long Slurm may be silent before the user is told
@@ -52,7 +114,7 @@ class SlurmLauncher(PluginLauncher):  # type: ignore[misc]
         try:
             _Waiting(number, jobs, self.task_function).until_ended()
         except KeyboardInterrupt:
-            problem = queue.cancel(number)
+            problem = cancel(number)
             say(f"It could not be cancelled ({problem}): scancel {number}" if problem else f"cancelled job {number}")
             raise
         return []
@@ -111,7 +173,7 @@ class _Waiting:
         self._watch.look()
 
     def _all_over(self) -> bool:
-        states = queue.states(self._number)
+        states = queue_states(self._number)
         if states is None:
             self._tell_silence()
             self._watch.look()
@@ -122,7 +184,7 @@ class _Waiting:
         cells = self._watch.look(queued)
         return all([self._is_over(*row) for row in zip(cells, self._jobs, jobs, strict=True)])
 
-    def _is_over(self, cell: SweepCell, submitted: Any, job: queue.SlurmJob | None) -> bool:
+    def _is_over(self, cell: SweepCell, submitted: Any, job: SlurmJob | None) -> bool:
         """Return whether the job is over for good; Slurm may restart a failed cell (preemption)."""
         if cell.state == "done":
             return True

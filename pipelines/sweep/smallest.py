@@ -14,8 +14,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.domain.units import show_bytes
 from pipelines.host.files import write_json
-from pipelines.host.screen import say
-from pipelines.host.text import table
+from pipelines.host.screen import say, table
 from pipelines.plan.plan import with_questions
 from pipelines.plan.targets import has_baseline
 from pipelines.run.console import comparison

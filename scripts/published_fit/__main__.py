@@ -29,11 +29,11 @@ import numpy as np
 from pipelines.host.files import write_bytes, write_json
 from pipelines.predict.performance.parameters import FILE, PRIORS, Parameters
 from pipelines.predict.performance.performance import WIDER
-from pipelines.predict.published import closed_loop
+from pipelines.predict.published import bench as closed_loop
 from pipelines.predict.published.bench import StackedCases
 from pipelines.predict.published.cases import PUBLISHED, PublishedCase, case_of, read_rows
-from pipelines.predict.published.neighbours import NORMAL_80
-from pipelines.predict.published.neighbours import block_of as neighbours_block
+from pipelines.predict.published.predict import NORMAL_80
+from pipelines.predict.published.predict import block_of as neighbours_block
 from scripts.published_fit.accuracy import GOALS, UNSEEN, VALIDATED, goals_of
 from scripts.published_fit.crossvalidation import FOLDS, Neighbours, folds, refit, score
 from scripts.published_fit.fit import Design, Fitted, fit

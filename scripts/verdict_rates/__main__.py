@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 
 from eval.results import EvalResult
-from pipelines.nightly.record import pack_bits
+from pipelines.nightly.accuracy import pack_bits
 from scripts.verdict_rates.rates import ANSWERS, FORMATS, MODEL, PAGE, tables, written
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from eval.exact import Changed, p_below
-from eval.looks import PlannedLook, planned_looks
+from eval.exact import Changed, PlannedLook, p_below, planned_looks
 from eval.verdict import USUAL, Criteria, Verdict
-from pipelines.nightly.record import unpack_bits
+from pipelines.nightly.accuracy import unpack_bits
 
 ANSWERS = Path(__file__).parent / "answers.json"
 """Whether each question was answered right, by format: four evaluations of a bundled model, as bits."""

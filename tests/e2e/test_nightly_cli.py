@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from pipelines.nightly.history import FILE
+from pipelines.nightly.sentences import FILE
 from pipelines.store.manifest import CHECKSUM
 
 pytestmark = pytest.mark.thorough

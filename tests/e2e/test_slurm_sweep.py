@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.deploy.scripts import script_files
+from pipelines.deploy.cluster import script_files
 from pipelines.settings.serving import ServingSettings
 from tests.support.cluster_targets import SLURM, target
 from tests.support.slurm_cluster import SlurmCluster, why_not

@@ -24,13 +24,12 @@ from pipelines.domain.rotary import Rotary
 from pipelines.host.files import parse_json
 from pipelines.predict.performance.read_measured import read_measured
 from pipelines.serving.openai import template_process
+from pipelines.serving.openai.bodies import Limits
 from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.fields import Field
 from pipelines.serving.openai.inputs import ServedEngine, engine_inputs
-from pipelines.serving.openai.limits import Limits
-from pipelines.serving.openai.prepare import Prepared, read_request
-from pipelines.serving.openai.prompts import ChatTemplate
-from pipelines.serving.openai.served import ServedModel
+from pipelines.serving.openai.prepare import Prepared, ServedModel, read_request
+from pipelines.serving.openai.rendering import ChatTemplate
 from pipelines.serving.openai.tokenizer import ServedTokenizer
 from pipelines.settings.model import BUNDLED
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.deploy.scripts import script_files
+from pipelines.deploy.cluster import script_files
 from pipelines.settings.serving import ServingSettings
 from tests.conftest import ROOT
 from tests.support.cluster_targets import CONTAINER, MPI, SLURM, target

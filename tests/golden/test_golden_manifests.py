@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.deploy.kustomize import files
+from pipelines.deploy.commands import files
 from tests.conftest import ROOT
 from tests.support.deployments import KINDS, deployed
 

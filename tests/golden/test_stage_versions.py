@@ -22,14 +22,10 @@ from pipelines.stages.sparsify import Sparsify
 from tests.conftest import ROOT
 
 GOLDEN = Path(__file__).parent / "stage_versions.json"
-READER = [f"pipelines/checkpoint/{name}.py" for name in ("config", "layers", "read", "tensors")]
+READER = [f"pipelines/checkpoint/{name}.py" for name in ("config", "read", "tensors")]
 OPENVINO = "pipelines/engines/openvino"
-BUILDER = [
-    f"{OPENVINO}/{name}.py" for name in ("activations", "build", "graph", "names", "rope", "rounding", "weights")
-]
-SCORER = [
-    f"{OPENVINO}/{name}.py" for name in ("engine", "options", "precision", "prefixes", "runtime", "scoring", "session")
-]
+BUILDER = [f"{OPENVINO}/{name}.py" for name in ("build", "graph", "lora", "rope", "weights")]
+SCORER = [f"{OPENVINO}/{name}.py" for name in ("engine", "precision", "runtime", "scoring")]
 CODE = {
     Download: ["pipelines/hub", "pipelines/stages/download.py"],
     PruneModel: ["pipelines/compress", "pipelines/stages/prune_model.py"],
@@ -39,7 +35,7 @@ CODE = {
     Build: [
         *BUILDER,
         "pipelines/engines/tensorrt_llm",
-        "pipelines/checkpoint/weight_codes.py",
+        "pipelines/checkpoint/read.py",
         "pipelines/stages/build.py",
         *READER,
     ],

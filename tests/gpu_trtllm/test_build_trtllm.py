@@ -8,7 +8,7 @@ import pytest
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.port import SamplingParams
 from pipelines.engines.registry import open_engine
-from pipelines.engines.tensorrt_llm.options import help_differences
+from pipelines.engines.tensorrt_llm.folder import help_differences
 from scripts.measure_engine import measure
 
 WORDS = ["model=tiny_llama", "engine=tensorrt_llm", "build.max_batch_size=64"]

@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-from triton_repo.llm_args import CHECKPOINT, OPTIONS, LlmArgs
+from triton_repo.llmapi import CHECKPOINT, OPTIONS, LlmArgs
 
 PROMPT = "The river of Githbrel is"
 

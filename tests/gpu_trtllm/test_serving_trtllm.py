@@ -10,7 +10,7 @@ import pytest
 from pipelines.domain.benchmark import RESULT, BenchmarkResult
 from pipelines.host.machine import gather
 from pipelines.predict.performance.fit_file import load_fit
-from pipelines.predict.performance.hardware import row_of
+from pipelines.predict.performance.gpus import row_of
 from pipelines.serving.process import TritonServer
 from pipelines.settings.serving import ServingSettings
 from tests.conftest import ROOT

@@ -21,7 +21,7 @@ from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.verify import verify
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
-from pipelines.engines.openvino.options import OpenVinoOptions
+from pipelines.engines.openvino.runtime import OpenVinoOptions
 from pipelines.engines.port import BuildLimits
 from tests.peers.prepare import FOLDER, ROOT, ROWS, SOURCE, Row, made
 

@@ -8,16 +8,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines.engines.choose import choose
-from pipelines.engines.tensorrt_llm.command import NO_BYTES
-from pipelines.engines.tensorrt_llm.options import options
+from pipelines.engines.registry import choose
+from pipelines.engines.tensorrt_llm.folder import NO_BYTES, options
 from pipelines.host.machine import GpuFacts, Machine
 from pipelines.plan.flow import nodes
 from pipelines.plan.plan import node_key
 from pipelines.settings.base import Group
 from pipelines.settings.build import DECIDED, OF_A_FORMAT
 from pipelines.settings.compose import load
-from pipelines.settings.recovery import Linear
+from pipelines.settings.compression import Linear
 from pipelines.settings.root import Settings
 from pipelines.settings.triton import TritonSettings
 from pipelines.store.sources import InputSource

@@ -10,8 +10,8 @@ from pipelines.domain.errors import UserError
 from pipelines.predict.performance.fit import FREE_KNOBS, fit, guess, moved
 from pipelines.predict.performance.measured import Measured, MeasuredLevel
 from pipelines.predict.performance.modelled import ModelledDeployment, run_trial, trial
-from pipelines.predict.simulator.cost import IterationCost
 from pipelines.predict.simulator.interface import SchedulerLimits
+from pipelines.predict.simulator.run import IterationCost
 
 pytestmark = pytest.mark.thorough
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.domain.benchmark import Slo
-from pipelines.domain.summary import distribution, percentile, summarise, whole_window
-from pipelines.domain.timing import RequestTiming
+from pipelines.domain.summary import RequestTiming, distribution, percentile, summarise, whole_window
 from pipelines.loadgen.columns import columns_of
 
 DAY = 86_400 * 10**9

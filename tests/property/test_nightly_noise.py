@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.nightly.judge import ChangeRule, replay
+from pipelines.nightly.verdict import ChangeRule, replay
 
 pytestmark = pytest.mark.thorough
 

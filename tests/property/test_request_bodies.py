@@ -13,13 +13,12 @@ pytest.importorskip("fastapi")
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pipelines.serving.openai.bodies import Limits
 from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.fields import Field
 from pipelines.serving.openai.inputs import ServedEngine, engine_inputs
-from pipelines.serving.openai.limits import Limits
-from pipelines.serving.openai.prepare import Prepared, read_request
-from pipelines.serving.openai.prompts import ChatTemplate
-from pipelines.serving.openai.served import SHIPPED_TEMPLATE, ServedModel
+from pipelines.serving.openai.prepare import SHIPPED_TEMPLATE, Prepared, ServedModel, read_request
+from pipelines.serving.openai.rendering import ChatTemplate
 from pipelines.serving.openai.tokenizer import ServedTokenizer
 from pipelines.settings.model import BUNDLED
 

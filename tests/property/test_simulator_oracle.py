@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.predict.simulator.cost import Cost
 from pipelines.predict.simulator.interface import (
     REFUSALS,
     Iterations,
@@ -18,7 +17,7 @@ from pipelines.predict.simulator.interface import (
     SchedulerLimits,
     SimulatedRun,
 )
-from pipelines.predict.simulator.run import simulate
+from pipelines.predict.simulator.run import Cost, simulate
 from tests.support.plain_simulator import PlainSimulator
 from tests.support.random_loads import simulations
 

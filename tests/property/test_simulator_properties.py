@@ -10,9 +10,8 @@ from hypothesis import given, settings
 
 from pipelines.domain.summary import summarise, whole_window
 from pipelines.loadgen.columns import columns_of
-from pipelines.predict.simulator.cost import Cost
 from pipelines.predict.simulator.interface import Iterations, OfferedLoad, SchedulerLimits, SimulatedRun, Stays
-from pipelines.predict.simulator.run import simulate
+from pipelines.predict.simulator.run import Cost, simulate
 from tests.support.random_loads import simulations
 from tests.support.simulated_records import stamps, timings
 

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.predict.simulator.cost import IterationCost, TickCost
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
-from pipelines.predict.simulator.run import simulate
+from pipelines.predict.simulator.run import IterationCost, TickCost, simulate
 
 STEPS = 400  # mean output tokens
 SERVICE = 1.0  # mean seconds of service

@@ -10,9 +10,9 @@ from pipelines.domain.errors import UserError
 from pipelines.host.machine import Machine
 from pipelines.plan.candidates import judge_of
 from pipelines.plan.plan import make_plan
-from pipelines.predict.performance.step_cost import costs
-from pipelines.predict.sizing.ask import ask
+from pipelines.predict.performance.fit_file import costs
 from pipelines.predict.sizing.command import solve
+from pipelines.predict.sizing.question import ask
 from pipelines.settings.build import LIMITS_FOR_LOAD
 from pipelines.settings.compose import load
 from pipelines.store.store import Store

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.domain.benchmark import Slo
-from pipelines.predict.sizing.demand import poisson_percentile
+from pipelines.predict.sizing.document import front
 from pipelines.predict.sizing.fleet import Layout, fleet
 from pipelines.predict.sizing.instance import InstanceUnderLoad, OutOfReachError, instance
-from pipelines.predict.sizing.pareto import front
+from pipelines.predict.sizing.question import poisson_percentile
 from tests.support.sizing_questions import made_up, question
 
 rates = st.floats(0.01, 1e5)

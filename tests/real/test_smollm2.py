@@ -47,7 +47,7 @@ def test_the_engine_computes_as_transformers(real: Real, tokenizer: Any) -> None
     from transformers import AutoModelForCausalLM
 
     from pipelines.engines.openvino.engine import OpenVinoEngine
-    from pipelines.engines.openvino.options import OpenVinoOptions
+    from pipelines.engines.openvino.runtime import OpenVinoOptions
 
     real.run("build", "quant=none")
     (engine,) = real.store.glob("build/*-none-*")

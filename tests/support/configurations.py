@@ -21,9 +21,8 @@ from pydantic import BaseModel
 
 from pipelines.settings.base import largest
 from pipelines.settings.compose import compose_config, to_raw
+from pipelines.settings.compression import PruningSettings, RecoverSettings
 from pipelines.settings.groups import choices, groups
-from pipelines.settings.pruning import PruningSettings
-from pipelines.settings.recovery import RecoverSettings
 from pipelines.settings.root import Settings
 
 

@@ -8,15 +8,14 @@ from typing import Any
 
 import yaml
 
-from pipelines.deploy.deployment import ClusterDeployment, deployment
+from pipelines.deploy.commands import files
 from pipelines.deploy.facts import read_served
-from pipelines.deploy.kustomize import files
-from pipelines.settings.image import ImageSettings
-from pipelines.settings.manifests import ManifestSettings
+from pipelines.deploy.pods import ClusterDeployment, deployment
+from pipelines.settings.manifests import ImageSettings, ManifestSettings
 from pipelines.settings.serving import ServingSettings
 from pipelines.settings.triton import TritonSettings
 from tests.support.engine_folders import write_engine, write_tokenizer
-from triton_repo.spec import RepositorySpec
+from triton_repo.parameters import RepositorySpec
 from triton_repo.write import write_repository
 
 KINDS = ("cpu", "gpu", "multinode")

@@ -13,7 +13,7 @@ from typing import Any
 from eval.diagnose.run import Deployment, Simulation
 from eval.diagnose.servers import Servers
 from pipelines.compress import CalibrationSpec, QuantSpec, load_texts, quantize
-from pipelines.compress.traced_simulation import simulated
+from pipelines.compress.simulating import simulated_from_trace
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
@@ -23,7 +23,7 @@ from pipelines.serving.process import TritonServer
 from pipelines.settings.model import BUNDLED
 from pipelines.settings.serving import ServingSettings
 from pipelines.settings.triton import TritonSettings
-from triton_repo.spec import RepositorySpec
+from triton_repo.parameters import RepositorySpec
 from triton_repo.write import write_repository
 
 MODELS = ("llama", "gemma")
@@ -66,7 +66,7 @@ class Recipe:
             return None
         return Simulation(
             self.spec,
-            lambda: simulated(
+            lambda: simulated_from_trace(
                 model, self.spec, load_texts(TEXTS), CALIBRATION, dtype="auto", progress=SilentProgress()
             ),
         )

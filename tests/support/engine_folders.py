@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from triton_repo.llm_args import CHECKPOINT, OPTIONS, LlmArgs
+from triton_repo.llmapi import CHECKPOINT, OPTIONS, LlmArgs
 
 LIMITS = {"max_batch_size": 8, "max_input_len": 64, "max_seq_len": 128, "max_num_tokens": 256, "max_beam_width": 1}
 VERSIONS = {"tensorrt_llm": "1.2.1", "openvino": "2026.4.1"}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pipelines.nightly.record import Record, pack_bits
+from pipelines.nightly.accuracy import Record, pack_bits
 from pipelines.settings.nightly import NightlySettings
 
 FIRST = datetime(2026, 11, 1, 2, 30, tzinfo=UTC)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from pipelines.predict.simulator.cost import Cost, TickCost
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
+from pipelines.predict.simulator.run import Cost, TickCost
 
 
 @dataclass

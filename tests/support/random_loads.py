@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from pipelines.predict.simulator.cost import Cost, IterationCost, TickCost
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
+from pipelines.predict.simulator.run import Cost, IterationCost, TickCost
 
 SECONDS = IterationCost(
     token_compute=1.3e-4,

@@ -10,8 +10,7 @@ from typing import Any
 
 from eval.results import EvalResult, QuestionRecord, Score
 from pipelines.domain.benchmark import BenchmarkResult, ClientHealth, Level, Slo
-from pipelines.domain.summary import summarise, whole_window
-from pipelines.domain.timing import RequestTiming, to_columns
+from pipelines.domain.summary import RequestTiming, summarise, to_columns, whole_window
 from pipelines.loadgen.columns import columns_of
 from pipelines.store.store import Artifact, Store, fingerprint
 

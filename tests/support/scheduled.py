@@ -15,8 +15,7 @@ import numpy as np
 from pipelines.engines.openvino.characters import PartialCharacters
 from pipelines.engines.openvino.generation_request import GenerationRequest
 from pipelines.engines.openvino.lora import LoraAdapter
-from pipelines.engines.openvino.options import OpenVinoOptions
-from pipelines.engines.openvino.runtime import EngineFolder
+from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions
 from pipelines.engines.openvino.scheduler import Scheduler
 from pipelines.engines.openvino.sequences import DraftUse, KvUse, ResponsePart, Stamps
 from pipelines.engines.openvino.serving_options import ServingOptions

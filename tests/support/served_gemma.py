@@ -14,12 +14,12 @@ from pipelines.compress import CalibrationSpec, QuantSpec, quantize
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
-from pipelines.engines.openvino.options import OpenVinoOptions
+from pipelines.engines.openvino.runtime import OpenVinoOptions
 from pipelines.engines.port import BuildLimits
 from pipelines.settings.model import BUNDLED
 from pipelines.settings.triton import TritonSettings
 from tests.support.made_once import made_once
-from triton_repo.spec import RepositorySpec
+from triton_repo.parameters import RepositorySpec
 from triton_repo.write import write_repository
 
 MODEL = BUNDLED / "models" / "tiny_gemma"

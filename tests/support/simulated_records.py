@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.domain.summary import SECOND
-from pipelines.domain.timing import RequestTiming
+from pipelines.domain.summary import SECOND, RequestTiming
 from pipelines.predict.simulator.interface import SimulatedRun
 
 

@@ -15,9 +15,8 @@ from pipelines.predict.performance.memory import EngineSizes
 from pipelines.predict.performance.models import model_named
 from pipelines.predict.performance.performance import Costed, Setup
 from pipelines.predict.performance.placement import EngineTerms
-from pipelines.predict.simulator.cost import IterationCost
-from pipelines.predict.sizing.demand import Demand
-from pipelines.predict.sizing.question import Question
+from pipelines.predict.simulator.run import IterationCost
+from pipelines.predict.sizing.question import Demand, Question
 
 COUNT = 1000
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress, SilentProgress
-from pipelines.engines.choose import choose
+from pipelines.engines.registry import choose
 from pipelines.host.disk import disk_errors
 from pipelines.host.hashing import sha256_file
 from pipelines.host.machine import Machine
@@ -31,9 +31,8 @@ from pipelines.plan.plan import Plan, _resolve
 from pipelines.run.runner import run as run_plan
 from pipelines.settings.compose import load
 from pipelines.store.manifest import MANIFEST
-from pipelines.store.measurements import recover
 from pipelines.store.sources import InputSource
-from pipelines.store.store import Artifact, Store
+from pipelines.store.store import Artifact, Store, recover
 from tests.support.failing_disk import Mounted, failing_disk
 from tests.torture.row import Row
 

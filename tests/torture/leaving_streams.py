@@ -19,8 +19,7 @@ from pathlib import Path
 
 from tritonclient.utils import InferenceServerException
 
-from pipelines.serving.failures import ServerFailedError
-from pipelines.serving.logs import useful_lines
+from pipelines.serving.logs import ServerFailedError, useful_lines
 from pipelines.serving.process import TritonServer
 from pipelines.settings.serving import ServingSettings
 from tests.support.served_gemma import LIMITS, Client, write_gemma

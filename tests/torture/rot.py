@@ -21,7 +21,7 @@ from typing import Any
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress, SilentProgress
-from pipelines.engines.choose import choose
+from pipelines.engines.registry import choose
 from pipelines.host.files import write_json
 from pipelines.host.machine import Machine
 from pipelines.plan.engine_flow import Node

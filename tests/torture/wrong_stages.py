@@ -112,7 +112,7 @@ def _moved(fault: Fault, places: Places, clean: Places) -> float | None:
 
 
 def _engine_logits(engine: Path) -> np.ndarray:
-    from pipelines.engines.openvino.options import OpenVinoOptions
+    from pipelines.engines.openvino.runtime import OpenVinoOptions
 
     return OpenVinoEngine(OpenVinoOptions(inference_precision="f32")).open(engine).logits(TEXT)
 

@@ -16,9 +16,8 @@ from pipelines.engines.openvino.blocks import blocks_of
 from pipelines.engines.openvino.generation_request import GenerationRequest
 from pipelines.engines.openvino.handles import pipeline_config
 from pipelines.engines.openvino.lora import LoraAdapter
-from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.pipeline import finite, open_pipeline
-from pipelines.engines.openvino.runtime import EngineFolder, kv_blocks
+from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions, kv_blocks
 from pipelines.engines.openvino.sequences import Sequence
 from pipelines.engines.openvino.serving_stats import KvLedger
 

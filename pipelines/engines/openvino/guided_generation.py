@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pipelines.domain.progress import Progress
-from pipelines.engines.openvino.generation_request import GenerationRequest
-from pipelines.engines.openvino.guided import Guide, Guides
+from pipelines.engines.openvino.generation_request import GenerationRequest, Guide, Guides
 from pipelines.engines.openvino.runtime import EngineFolder
 from pipelines.engines.openvino.sampling import TokenChooser
 from pipelines.engines.openvino.stateful import StatefulModel, StatefulSequence

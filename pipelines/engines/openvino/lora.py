@@ -9,6 +9,7 @@ any time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,44 @@ from pipelines.checkpoint.adapter_files import AdapterFiles, place
 from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, UNIFORM
-from pipelines.engines.openvino.names import named
+
+# Names of graph nodes.
+#
+# OpenVINO numbers an unnamed node by the count of nodes the process has created before ("Multiply_1042"), and writes
+# that
+# number into the engine file. Equal engines must have equal bytes, so every node gets a name here.
+
+
+def named(node: ov.Node, name: str) -> ov.Node:
+    """Name a node, and derive names for its unnamed inputs; nodes that have a name keep it.
+
+    Args:
+        node: the last node of one step of the graph, e.g. the sum that ends a rotation.
+        name: place and meaning, e.g. "model.layers.0.self_attn.q_rotated"; the nodes behind it become
+            "<name>.Multiply", "<name>.Multiply.2", "<name>.Constant" and so on.
+
+    Returns:
+        The same node.
+    """
+    if not _is_named(node):
+        node.set_friendly_name(name)
+        _name_inputs(node, name, Counter())
+    return node
+
+
+def _name_inputs(node: ov.Node, prefix: str, seen: Counter[str]) -> None:
+    for value in node.input_values():
+        source = value.get_node()
+        if not _is_named(source):
+            kind = source.get_type_name()
+            seen[kind] += 1
+            source.set_friendly_name(f"{prefix}.{kind}" + (f".{seen[kind]}" if seen[kind] > 1 else ""))
+            _name_inputs(source, prefix, seen)
+
+
+def _is_named(node: ov.Node) -> bool:
+    return bool(node.get_friendly_name() != node.get_name())
+
 
 Array = np.ndarray[Any, Any]
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +18,159 @@ from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, KvFormat
 from pipelines.engines.openvino import memory
+from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, Eviction, eviction, least_window, nearest_window
 from pipelines.engines.openvino.build import CONFIG_FILE, FLAVOUR, MODEL_FILE
 from pipelines.engines.openvino.lora import LoraAdapter, apply_adapter
-from pipelines.engines.openvino.mapped import weights_dropped
-from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.precision import inference_precision, rounds_activations
-from pipelines.engines.openvino.signal_stack import take_back_signal_stack
 from pipelines.engines.port import BuildLimits
 from pipelines.host.machine import int8_saturates
+from pipelines.host.repeating import repeated
+from pipelines.settings.base import Positive
+from pipelines.settings.engine import OpenVinoSettings
+
+# Take back the signal stack that OpenVINO's CPU plugin gives the thread that loads it.
+#
+# With AMX, the plugin gives it an alternate stack, which it frees when it is unloaded. If nobody took it back, the
+# next
+# signal is written to freed memory: Ctrl-C then ends the process with SIGSEGV. The ordinary stack is large enough.
+
+SS_DISABLE = 2
+"""From <signal.h> of Linux."""
+
+
+class SignalStack(ctypes.Structure):
+    """`stack_t` of Linux."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+
+def take_back_signal_stack() -> None:
+    """Let signals to this thread use its ordinary stack."""
+    ctypes.CDLL(None).sigaltstack(ctypes.byref(SignalStack(None, SS_DISABLE, 0)), None)
+
+
+# Pages of an engine's weights file that stay resident although the plugin has its own copies of the weights.
+#
+# The plugin maps the file and packs each weight when it is first multiplied. The pages that it read for that stay in
+# the
+# process, as much again as the model, until the kernel needs memory; later only the embedding's rows are read from
+# the
+# file. The mapping cannot be written to, so its pages are those of the file, and a dropped one is read again on use.
+
+INTERVAL_S = 0.02
+"""Time between two drops while weights are packed, at about 1 GB/s: what is resident in between is 20 MB."""
+_libc = ctypes.CDLL(None)
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def weights_dropped(file: Path) -> AbstractContextManager[None]:
+    """Keep the pages of a mapped file out of memory while weights are packed, and drop them at the end."""
+    return repeated(partial(drop_pages, file), INTERVAL_S, "weights dropped")
+
+
+def drop_pages(file: Path) -> int:
+    """Drop the resident pages of a file's read-only mappings, and return their bytes; locked pages stay."""
+    return sum(
+        stop - start
+        for start, stop in _mappings(file.resolve())
+        if _libc.madvise(start, stop - start, mmap.MADV_DONTNEED) == 0
+    )
+
+
+def _mappings(file: Path) -> Iterator[tuple[int, int]]:
+    """Yield the addresses of the mappings of a file that cannot have changed pages."""
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+        place, permissions, _, _, _, *path = line.split(maxsplit=5)
+        if path == [str(file)] and "w" not in permissions:
+            start, _, stop = place.partition("-")
+            yield int(start, 16), int(stop, 16)
+
+
+# KV cache of constant size for the CPU engine: attention sinks, a window, and what is dropped between them.
+
+
+def eviction_of(window: int | None, sinks: int, max_seq_len: int, *, reuse: bool, drafting: bool) -> Eviction | None:
+    """Return the tokens that a window keeps, or None if nothing is ever dropped.
+
+    TensorRT-LLM drops the oldest token after the sinks; openvino_genai drops whole blocks, keeps at least one block of
+    sinks, and chooses among the oldest blocks after them by the attention they received.
+
+    Args:
+        window: tokens of a sequence that are kept (max_attention_window_size); None means all.
+        sinks: how many of these are the first tokens (sink_token_length).
+        max_seq_len: longest sequence of the engine.
+        reuse: whether blocks of equal prompt prefixes are shared.
+        drafting: whether there is a draft model.
+
+    Raises:
+        UserError: the engine cannot keep exactly this many tokens, or not with shared prefixes or a draft model.
+    """
+    if window is None or window >= max_seq_len:
+        if sinks and window is None:
+            raise UserError(
+                f"sink_token_length={sinks} was given without max_attention_window_size.",
+                todo="Set both or neither.",
+            )
+        return None
+    works = nearest_window(window, sinks)
+    if works != window:
+        raise UserError(
+            f"max_attention_window_size={window} with sink_token_length={sinks} is not supported by the CPU engine.",
+            allowed=f"It must be a multiple of {KV_BLOCK_TOKENS}, at least {least_window(sinks)}: whole KV blocks are"
+            " dropped.",
+            todo=f"Set {works}.",
+        )
+    if reuse:
+        raise UserError(
+            f"max_attention_window_size={window} together with KV reuse is not supported by the CPU engine:"
+            " openvino_genai 2026.4 frees dropped blocks twice when they are shared.",
+            todo="Set kv_cache.enable_block_reuse=false (enable_kv_cache_reuse of the model tensorrt_llm).",
+        )
+    if drafting:
+        raise UserError(
+            f"max_attention_window_size={window} together with a draft model is not supported by the CPU engine.",
+            todo="Leave one of the two out.",
+        )
+    return eviction(window, sinks)
+
+
+# Run-time options of the OpenVINO engine; none of them affects what is built.
+
+
+class OpenVinoOptions(OpenVinoSettings):
+    """The settings under `engine.openvino`, and settings of other groups that affect how the engine runs.
+
+    Attributes:
+        enable_prefix_caching: reuse KV blocks of equal prompt prefixes (TensorRT-LLM: enable_kv_cache_reuse).
+        enable_chunked_context: split prompts longer than max_num_tokens over several iterations.
+        attention_window: tokens of a sequence that the KV cache keeps while it generates (TensorRT-LLM:
+            max_attention_window_size); None means all. See `window`.
+        sink_tokens: how many of these are the first tokens, which always stay (TensorRT-LLM: sink_token_length).
+        draft_dir: engine folder of a draft model, whose tokens this engine verifies; None means none.
+        num_draft_tokens: draft tokens per iteration and sequence.
+    """
+
+    enable_prefix_caching: bool = True
+    enable_chunked_context: bool = False
+    attention_window: int | None = None
+    sink_tokens: int = 0
+    draft_dir: Path | None = None
+    num_draft_tokens: Positive = 4
+
+    def eviction(self, max_seq_len: int) -> Eviction | None:
+        """Return which tokens of a sequence the KV cache keeps while it generates, or None for all; see `window`.
+
+        Raises:
+            UserError: the engine does not support the window.
+        """
+        return eviction_of(
+            self.attention_window,
+            self.sink_tokens,
+            max_seq_len,
+            reuse=self.enable_prefix_caching,
+            drafting=self.draft_dir is not None,
+        )
+
 
 USUAL_GROUP = 128
 """Activations that share a scale: of the sizes that lose no accuracy the fastest (docs/benchmarks.md)."""

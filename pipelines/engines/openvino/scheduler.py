@@ -18,9 +18,8 @@ from pipelines.engines.openvino.adapter_pipelines import AdapterPipelines
 from pipelines.engines.openvino.characters import PartialCharacters
 from pipelines.engines.openvino.generation_request import GenerationRequest
 from pipelines.engines.openvino.handles import HandleReader, nothing_more
-from pipelines.engines.openvino.logits_loop import LogitsLoop
+from pipelines.engines.openvino.logits_loop import LogitsLoop, ResponseSender
 from pipelines.engines.openvino.lora import LoraAdapter
-from pipelines.engines.openvino.response_sender import ResponseSender
 from pipelines.engines.openvino.runtime import EngineFolder, check_request
 from pipelines.engines.openvino.sequences import Channel, Response, Sequence, StepOutput
 from pipelines.engines.openvino.serving_options import ServingOptions

@@ -13,9 +13,9 @@ from typing import Any
 
 from pipelines.domain.errors import UserError
 from pipelines.engines.openvino.blocks import blocks_of
-from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.runtime import (
     EngineFolder,
+    OpenVinoOptions,
     kv_block_bytes,
     kv_blocks,
     kv_precision,

@@ -13,15 +13,15 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as op
 
-from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.precision import inference_precision
-from pipelines.engines.openvino.rounding import scalar
 from pipelines.engines.openvino.runtime import (
     FIRST_TOKENS,
     EngineFolder,
+    OpenVinoOptions,
     arithmetic,
     properties,
 )
+from pipelines.engines.openvino.weights import scalar
 
 Array = np.ndarray[Any, Any]
 

@@ -4,18 +4,216 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault
 from pipelines.engines.port import BuildLimits
-from pipelines.engines.tensorrt_llm.command import ALWAYS
-from pipelines.settings.build import BuildSettings
+from pipelines.host.files import MANIFEST
+from pipelines.host.machine import gather
+from pipelines.settings.build import DECIDED, BuildSettings
+
+# The table of trtllm-build's options, `options.json`, and how an installed program differs from it.
+
+TABLE = Path(__file__).with_name("options.json")
+FLAG, LIST = "flag", "list[str]"
+Value = str | int | bool | list[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOption:
+    """One option of trtllm-build.
+
+    Attributes:
+        name: with its dashes, e.g. "--max_batch_size".
+        type: "int", "str", "list[str]", "KVCacheType", or "flag", which takes no value.
+        default: value if it is not given.
+        choices: allowed values; None means any.
+        later_choices: those of them that versions after 1.2 added.
+        aliases: other spellings, with dashes.
+        deprecated: whether it is still accepted, with a warning.
+    """
+
+    name: str
+    type: Literal["int", "str", "flag", "list[str]", "KVCacheType"]
+    default: Value
+    choices: tuple[str, ...] | None
+    later_choices: tuple[str, ...]
+    aliases: tuple[str, ...]
+    deprecated: bool
+
+    @property
+    def key(self) -> str:
+        """The setting under `build`: the name without dashes."""
+        return self.name.removeprefix("--")
+
+
+@cache
+def options() -> tuple[BuildOption, ...]:
+    """Return all options in the order of the program's own help."""
+    return tuple(_option(raw) for raw in json.loads(TABLE.read_text(encoding="utf-8"))["options"])
+
+
+def _option(raw: dict[str, Any]) -> BuildOption:
+    choices = raw["choices"]
+    return BuildOption(
+        name=raw["name"],
+        type=raw["type"],
+        default=raw.get("effective_default", raw["default"]),
+        choices=tuple(choices) if choices else None,
+        later_choices=tuple(raw.get("later_choices", ())),
+        aliases=tuple(raw.get("aliases", ())),
+        deprecated=raw.get("deprecated", False),
+    )
+
+
+INVOCATION = re.compile(r"^ {2}(-{1,2}\w.*?)(?: {2,}\S.*)?$")
+CHOICES = re.compile(r"\{([^}]*)\}")
+DEFAULT = re.compile(r"\(default: ([^)]*)\)")
+STANDARD = ("-h", "--help")
+REPORT = "Report it with the program's --help and version, see docs/gpu.md."
+
+
+@dataclass(frozen=True, slots=True)
+class OptionInHelp:
+    """An option as described by a program's help: choices and default, empty if it lists none."""
+
+    choices: tuple[str, ...]
+    default: str
+
+
+def help_differences(help_text: str) -> list[Fault]:
+    """Compare `trtllm-build --help` with the table: options, spellings, missing choices, defaults.
+
+    Args:
+        help_text: what the program printed.
+
+    Returns:
+        a fault for every difference; an empty list if the program matches the table.
+    """
+    found = described(help_text)
+    if not found:
+        return [
+            Fault(
+                "This is not the help of trtllm-build: it contains no options.",
+                todo="Pass the output of: trtllm-build --help",
+            )
+        ]
+    known = {name: option for option in options() for name in (option.name, *option.aliases)}
+    gone = [Fault(f"This trtllm-build lacks {name}.", "1.2 has it.", REPORT) for name in known if name not in found]
+    new = [Fault(f"This trtllm-build has {name}, which 1.2 lacks.", todo=REPORT) for name in found if name not in known]
+    return [*gone, *new, *(fault for name in known if name in found for fault in _differs(known[name], found[name]))]
+
+
+def extra_choices(help_text: str) -> list[str]:
+    """Describe the choices in a program's help that the table lacks; every setting works without them."""
+    found = described(help_text)
+    known = {option.name: option.choices for option in options() if option.choices and option.name in found}
+    extra = {name: sorted(set(found[name].choices) - set(choices)) for name, choices in known.items()}
+    return [f"{name} also accepts {', '.join(new)}" for name, new in extra.items() if new]
+
+
+def _differs(option: BuildOption, here: OptionInHelp) -> Iterator[Fault]:
+    wanted_here = [choice for choice in option.choices or () if choice not in option.later_choices]
+    if here.choices and not set(wanted_here) <= set(here.choices):
+        given, wanted = ", ".join(here.choices), ", ".join(wanted_here)
+        yield Fault(f"This trtllm-build accepts {option.name} {{{given}}}.", f"In 1.2 it accepts {{{wanted}}}.", REPORT)
+    if here.default and here.default != str(option.default):
+        yield Fault(
+            f"The default of {option.name} in this trtllm-build is {here.default}.",
+            f"In 1.2 it is {option.default}, and values equal to the default are not passed on the command line.",
+            REPORT,
+        )
+
+
+def described(help_text: str) -> dict[str, OptionInHelp]:
+    """Return the options in an argparse help, by every spelling; empty for any other text."""
+    blocks: list[tuple[str, list[str]]] = []
+    for line in help_text.splitlines():
+        if match := INVOCATION.match(line):
+            blocks.append((match.group(1), [line]))
+        elif blocks:
+            blocks[-1][1].append(line.strip())
+    found: dict[str, OptionInHelp] = {}
+    for invocation, lines in blocks:
+        listed, default = CHOICES.search(invocation), DEFAULT.search(" ".join(lines))
+        choices = tuple(word.strip() for word in listed.group(1).split(",")) if listed else ()
+        for name in re.findall(r"(?:^|, )(--?[\w-]+)", CHOICES.sub("", invocation)):
+            if name not in STANDARD:
+                found[name] = OptionInHelp(choices, default.group(1) if default else "")
+    return found
+
+
+# The exact trtllm-build command: the limits, and every option that differs from trtllm-build's default.
+#
+# INT8 and INT4 weight-only need no option: the checkpoint's config.json specifies W8A16 or W4A16 and the checkpoint
+# holds 16-bit weights, which trtllm-build quantizes (TensorRT-LLM 1.2 `modeling_utils.py`, `preprocess_weights`).
+
+PROGRAM = "trtllm-build"
+ALWAYS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
+"""Limits, which are passed even if they are the defaults, so that a log shows them."""
+NO_BYTES = ("workers", "log_level", "monitor_memory")
+"""Options that affect how a build runs but not its output."""
+
+Part = tuple[str, ...]
+"""One option with its values."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildPaths:
+    """Paths that a build reads and writes.
+
+    Attributes:
+        checkpoint: folder of the TensorRT-LLM checkpoint.
+        output: folder of the engine.
+        timing_in: timing cache to start from; None if there is none yet.
+        timing_out: where to write the timing cache.
+    """
+
+    checkpoint: str
+    output: str
+    timing_in: str | None
+    timing_out: str
+
+
+def command(build: BuildSettings, limits: BuildLimits, places: BuildPaths) -> list[Part]:
+    """Return the command in parts of one option each; the first is the program."""
+    parts: list[Part] = [(PROGRAM,), ("--checkpoint_dir", places.checkpoint), ("--output_dir", places.output)]
+    if places.timing_in is not None:
+        parts.append(("--input_timing_cache", places.timing_in))
+    parts.append(("--output_timing_cache", places.timing_out))
+    given = asdict(limits)
+    for option in options():
+        if option.key in DECIDED:
+            continue
+        value = given.get(option.key, getattr(build, option.key))
+        if option.key in ALWAYS or value != option.default:
+            parts.append(_part(option, value))
+    return parts
+
+
+def identity(build: BuildSettings) -> dict[str, Any]:
+    """Return what determines the engine's bytes: the limits, and the options that differ from the defaults."""
+    chosen = build.model_dump(mode="json")
+    changed = [option for option in options() if chosen.get(option.key) != option.default]
+    kept = {option.key for option in changed} - set(NO_BYTES) - set(DECIDED) | {*ALWAYS, "tokens_per_block"}
+    return {key: chosen[key] for key in sorted(kept)}
+
+
+def _part(option: BuildOption, value: Any) -> Part:
+    if option.type == FLAG:
+        return (option.name,)
+    if option.type == LIST:
+        return (option.name, *map(str, value))
+    return (option.name, str(value))
+
 
 BUILT_ON = "built_on.json"
 """Written beside the engine: trtllm-build itself records only its own version."""
@@ -139,3 +337,50 @@ def adjusted(build: BuildSettings, limits: BuildLimits) -> dict[str, int]:
     tokens = min(found["max_num_tokens"], most)
     least = limits.tokens_per_block if build.context_fmha == "enable" else found["max_input_len"]
     return found | {"max_num_tokens": max(tokens, least)}
+
+
+# Check an engine against this machine: it runs only on the GPU generation and under the versions that built it.
+#
+# Source: TensorRT's "engine plan file is not compatible" and "expecting compute 8.0 got 8.9": tensorrtllm_backend
+# issues
+# 194, 424 and 531, TensorRT-LLM issues 1695 and 1838, llama_index issue 12318.
+
+
+def fit_faults(engine_dir: Path) -> list[Fault]:
+    """Compare an engine with this machine's GPU, TensorRT and TensorRT-LLM; unknown values are skipped."""
+    gpus = gather().gpus
+    here = BuiltOn.here(gpus[0].name if gpus else "", gpus[0].sm if gpus else 0.0)
+    return list(_faults(engine_dir, here))
+
+
+def _faults(engine_dir: Path, here: BuiltOn) -> Iterator[Fault]:
+    built = BuiltOn.load(engine_dir)
+    version = json.loads((engine_dir / CONFIG).read_text(encoding="utf-8")).get("version")
+    pairs = [("TensorRT-LLM", str(version) if version else "absent", here.tensorrt_llm)]
+    if built is not None:
+        pairs.append(("TensorRT", built.tensorrt, here.tensorrt))
+        if here.gpu and built.sm != here.sm:
+            yield Fault(
+                f"The engine '{engine_dir}' was built on {built.gpu} (compute capability {built.sm:g}); "
+                f"this machine has {here.gpu} ({here.sm:g}).",
+                "A TensorRT engine runs only on the compute capability it was built on.",
+                *_rebuild(engine_dir),
+            )
+    for tool, then, now in pairs:
+        if then != now and "absent" not in (then, now):
+            yield Fault(
+                f"The engine '{engine_dir}' was built by {tool} {then}; this machine has {tool} {now}.",
+                "An engine runs only under the versions that built it.",
+                *_rebuild(engine_dir),
+            )
+
+
+def _rebuild(engine_dir: Path) -> tuple[str, tuple[str, ...]]:
+    """Return what to do and the command that made the engine or its repository; here it makes another one.
+
+    A repository has its engine in `<model>/<version>/engine` and its manifest at the top.
+    """
+    for folder in (engine_dir, *engine_dir.absolute().parents[2:3]):
+        if (manifest := folder / MANIFEST).is_file():
+            return "Build it here:", tuple(shlex.split(json.loads(manifest.read_text(encoding="utf-8"))["repeat"]))
+    return "Build it here: make build engine=tensorrt_llm, with the same overrides.", ()

@@ -11,14 +11,12 @@ from pathlib import Path
 from pipelines.domain.errors import UserError
 from pipelines.engines.registry import ENGINES, TENSORRT_LLM, runs_on_cpu
 from pipelines.host.machine import Machine, gather, library_versions
-from pipelines.host.text import table
+from pipelines.host.screen import table
 from pipelines.predict.performance.deployment import Compression, gpu_model
 from pipelines.predict.performance.fit import FitResult, FittedLevel, fit
 from pipelines.predict.performance.fit_file import FittedModel, comparison, fitted_model
-from pipelines.predict.performance.gpus import data_sheet
-from pipelines.predict.performance.hardware import resolved
+from pipelines.predict.performance.gpus import data_sheet, ranks, resolved, with_gpus
 from pipelines.predict.performance.measured import Measured
-from pipelines.predict.performance.measured_gpus import ranks, with_gpus
 from pipelines.predict.performance.modelled import ModelledDeployment
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.read_measured import read_measured

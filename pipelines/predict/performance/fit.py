@@ -19,8 +19,8 @@ from pipelines.domain.errors import UserError
 from pipelines.engines.registry import runs_on_cpu
 from pipelines.predict.performance.measured import Measured, MeasuredLevel
 from pipelines.predict.performance.modelled import ModelledDeployment, Trial, run_trial, trial
-from pipelines.predict.simulator.cost import IterationCost
 from pipelines.predict.simulator.interface import SchedulerLimits
+from pipelines.predict.simulator.run import IterationCost
 
 WIDE = 1.4
 """Log-deviation of a guess."""

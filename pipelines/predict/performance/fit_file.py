@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pipelines.document.show import count
-from pipelines.domain.errors import UserError
-from pipelines.domain.typed import read_record
+from pipelines.domain.errors import UserError, read_record
 from pipelines.host.files import write_json
 from pipelines.predict.performance.fit import GPU_KNOBS, FitResult, FittedLevel, moved
+from pipelines.predict.performance.gpus import ranks
 from pipelines.predict.performance.measured import Measured
-from pipelines.predict.performance.measured_gpus import ranks
 from pipelines.predict.performance.modelled import ModelledDeployment
-from pipelines.predict.performance.performance import Costed, Provenance, Setup
+from pipelines.predict.performance.performance import Costed, PerformanceModel, Provenance, Setup
+from pipelines.settings.root import Settings
+
+# Cost of an iteration, as the settings choose it.
+
+
+def costs(settings: Settings) -> Callable[[Setup], Costed]:
+    """Return the cost function of a setup: the performance model, adjusted by the named fit.
+
+    Raises:
+        UserError: the fit cannot be read; also raised by the returned function for a setup that the fit does not cover.
+    """
+    model = PerformanceModel.load()
+    if settings.sizing.fit is None:
+        return model.cost
+
+    fitted = load_fit(settings.sizing.fit)
+    return lambda setup: fitted.cost(setup, model.cost(setup))
+
 
 SCHEMA = 2
 METRICS = ("rps", "ttft_p50", "ttft_p95", "itl_mean")

@@ -7,6 +7,8 @@ from random import Random
 from typing import Any
 
 from pipelines.domain.errors import UserError
+from pipelines.domain.model_shape import ModelShape
+from pipelines.predict.performance.memory import EngineSizes
 from pipelines.settings.load import WorkloadSettings
 from pipelines.settings.root import Settings
 
@@ -73,8 +75,7 @@ def drawn_lengths(workload: WorkloadSettings, count: int) -> tuple[Any, Any]:
     """
     import numpy as np
 
-    from pipelines.loadgen.arrivals import read_trace
-    from pipelines.loadgen.lengths import sampler
+    from pipelines.loadgen.plan import read_trace, sampler
 
     if workload.trace is not None:
         items = read_trace(workload.trace, workload.trace_speed)
@@ -94,3 +95,37 @@ def drawn_lengths(workload: WorkloadSettings, count: int) -> tuple[Any, Any]:
             before = isl + osl
     isl_, osl_ = zip(*rows[:count], strict=True)
     return np.array(isl_, dtype=np.int64), np.array(osl_, dtype=np.int64)
+
+
+# Convert settings to the terms of the memory model.
+
+
+def engine_sizes(settings: Settings, shape: ModelShape) -> EngineSizes:
+    """Return the sizes that determine an engine's memory, from the settings."""
+    build, triton = settings.build, settings.triton
+    return EngineSizes(
+        shape=shape,
+        qformat=settings.quant.qformat,
+        kv_format=settings.kv_cache.dtype,
+        group_size=settings.quant.group_size,
+        mean_bits=settings.quant.mean_bits,
+        tp_size=build.tp_size,
+        pp_size=build.pp_size,
+        max_batch_size=build.max_batch_size,
+        max_beam_width=build.max_beam_width,
+        max_num_tokens=build.max_num_tokens,
+        max_seq_len=build.max_seq_len or shape.max_position_embeddings,
+        tokens_per_block=build.tokens_per_block,
+        user_buffers=build.user_buffer == "enable",
+        gather_context_logits=build.gather_context_logits or build.gather_all_token_logits,
+        gpu_weights_percent=triton.gpu_weights_percent if build.weight_streaming else 1.0,
+        kv_fraction=triton.kv_cache_free_gpu_mem_fraction,
+        max_kv_tokens=triton.max_tokens_in_paged_kv_cache,
+        windows=tuple(triton.max_attention_window_size or shape.windows),
+    )
+
+
+def request_tokens(settings: Settings) -> int | None:
+    """Return the mean prompt + output of the workload's requests in tokens; None where a file does not tell it."""
+    found = known_lengths(settings)
+    return None if found is None else found.mean

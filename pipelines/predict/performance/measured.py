@@ -7,12 +7,142 @@ with them under the same protocol.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines.domain.benchmark import Distribution
+from pipelines.domain.errors import UserError
 from pipelines.domain.summary import Percentiles
+
+# JSON of a benchmark tool, read key by key; a missing key is named, and distributions come in seconds.
+
+SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+SECONDS |= {"s/token": 1.0, "ms/token": 1e-3}
+KEPT_UP = 0.95
+"""Share of the requested rate from which on a load generator kept up with it."""
+Names = Mapping[str, Sequence[str]]
+"""Field of `Distribution` -> path of keys to its value."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultFile:
+    """JSON of a tool. `source` is the file, `tool` its name for messages."""
+
+    data: Any
+    source: str
+    tool: str
+
+    def get(self, *keys: str | int) -> Any:
+        """Return the value at a path of keys, or None."""
+        found = self.data
+        for key in keys:
+            try:
+                found = found[key]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return found
+
+    def need(self, *keys: str) -> Any:
+        """Return the value at a path of keys.
+
+        Raises:
+            UserError: the value is missing.
+        """
+        if (found := self.get(*keys)) is None:
+            raise self.fault(".".join(keys))
+        return found
+
+    def number(self, *keys: str) -> float:
+        """Return a number (some versions write numbers as text).
+
+        Raises:
+            UserError: the value is missing or not a number.
+        """
+        found = self.need(*keys)
+        try:
+            return float(found)
+        except (TypeError, ValueError):
+            raise UserError(f"{self.source}: {'.'.join(keys)}={found!r} is not a number.") from None
+
+    def whole(self, *keys: str) -> int | None:
+        """Return a whole number, or None if it is missing or 0.
+
+        Raises:
+            UserError: the value is not a number.
+        """
+        return int(self.number(*keys)) or None if self.get(*keys) is not None else None
+
+    def fault(self, key: str, todo: str = "") -> UserError:
+        """Build the error for a missing key."""
+        return UserError(
+            f"{self.source} ({self.tool}) lacks '{key}'.", todo=todo or "Give the file as the tool wrote it."
+        )
+
+    def unsupported(self, load: str, supported: str) -> UserError:
+        """Build the error for a kind of load that cannot be compared."""
+        return UserError(f"{self.source} ({self.tool}) was measured with '{load}'.", allowed=f"Supported: {supported}.")
+
+    def seconds(self, *keys: str) -> float:
+        """Return the seconds of the time unit at a path of keys.
+
+        Raises:
+            UserError: the unit is missing or not known.
+        """
+        unit = str(self.need(*keys))
+        if unit not in SECONDS:
+            raise UserError(
+                f"{self.source}: {'.'.join(keys)}='{unit}' is not known.", allowed=f"Supported: {', '.join(SECONDS)}."
+            )
+        return SECONDS[unit]
+
+    def distribution(
+        self, at: Sequence[str], scale: float, names: Names, *, count: int = 1, need: Sequence[str] = ("mean", "p50")
+    ) -> Distribution:
+        """Return the distribution below a path of keys.
+
+        Args:
+            at: path to its values.
+            scale: seconds of one unit of them.
+            names: path to each value, from `at`.
+            count: number of observations, if the file does not have it.
+            need: values that must be there.
+
+        Raises:
+            UserError: one of them is missing.
+        """
+        values = {name: self._scaled((*at, *names[name]), scale) for name in names if name != "count"}
+        if missing := [name for name in need if values[name] is None]:
+            raise self.fault(".".join((*at, *names[missing[0]])))
+        counted = self.get(*at, *names["count"]) if "count" in names else None
+        return Distribution(count=int(counted or count), **values)
+
+    def _scaled(self, keys: Sequence[str], scale: float) -> float | None:
+        return None if self.get(*keys) is None else self.number(*keys) * scale
+
+    def finished(self, *keys: str) -> int:
+        """Return the number of finished requests at a path of keys.
+
+        Raises:
+            UserError: the value is missing or not a number, or no request finished.
+        """
+        if done := int(self.number(*keys)):
+            return done
+        raise UserError(f"{self.source} ({self.tool}) has no finished request.", todo="Measure again.")
+
+    def held_note(self, rate: float, users: int) -> str:
+        """Return the note on a rate that a cap on the concurrency held back."""
+        return (
+            f"{self.source}: {rate:g} requests/s were asked for, but never more than {users} ran at once; the others "
+            "waited in the client, and no latency includes that. It counts as a closed loop."
+        )
+
+    def notes(self, *, streamed: bool, lost: float = 0, total: float = 0) -> list[str]:
+        """Return the notes on a load that was not streamed, or in which `lost` of `total` requests failed."""
+        notes = [] if streamed else [f"{self.source} was not streamed: it has no TTFT and no ITL."]
+        if lost > 0:
+            notes.append(f"{self.source}: {lost:,.0f} of {total:,.0f} requests failed; the figures cover the others.")
+        return notes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,3 +269,112 @@ class Measured:
     percentiles: Percentiles = "linear"
     notes: tuple[str, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
+
+
+# Reader of GuideLLM's reports.
+#
+# Format: `src/guidellm/benchmark/schemas` of vllm-project/guidellm, report versions 1 (0.6) and 2 (0.7 and later),
+# which
+# have the same `benchmarks`. Percentiles are values that occurred (`src/guidellm/schemas/statistics.py`), and those
+# of
+# the ITL count each request once per token.
+
+NAMES: dict[str, tuple[str, ...]] = {name: ("percentiles", name) for name in ("p50", "p90", "p95", "p99")}
+NAMES |= {name: (name,) for name in ("mean", "min", "max", "count")}
+
+
+def is_guidellm(data: dict[str, Any]) -> bool:
+    """Return whether GuideLLM wrote this report."""
+    benchmarks = data.get("benchmarks")
+    return isinstance(benchmarks, list) and any(
+        isinstance(each, dict) and each.get("type_") == "generative_benchmark" for each in benchmarks
+    )
+
+
+def guidellm(data: Any, source: str) -> Measured:
+    """Read a report; each of its benchmarks is a load.
+
+    Raises:
+        UserError: a required key is missing, or a load cannot be compared.
+    """
+    files = [ResultFile(each, f"{source}, benchmark {i}", "GuideLLM") for i, each in enumerate(data["benchmarks"], 1)]
+    served = [file for file in files if file.get("metrics", "request_totals", "successful")] or files[:1]
+    empty = [f"Not used: {file.source}, no request of which finished." for file in files if file not in served]
+    models = {str(file.get("config", "backend", "model") or "unknown") for file in files}
+    if len(models) > 1:
+        raise UserError(f"{source} (GuideLLM) has several models: {', '.join(sorted(models))}.")
+    return Measured(
+        tool="guidellm",
+        levels=tuple(_level(file) for file in served),
+        model=models.pop(),
+        sources=(source,),
+        percentiles="index",
+        notes=(*empty, *(note for file in served for note in _notes(file))),
+        about={"version": ResultFile(data, source, "GuideLLM").get("metadata", "guidellm_version")},
+    )
+
+
+def _level(file: ResultFile) -> MeasuredLevel:
+    arrival, users, rate = _load(file)
+    done = file.finished("metrics", "request_totals", "successful")
+    streamed = _streamed(file)
+    return MeasuredLevel(
+        arrival=arrival,
+        concurrency=users,
+        request_rate=rate,
+        isl=_mean(file, "prompt_token_count"),
+        osl=_mean(file, "output_token_count"),
+        isl_stdev=float(file.get("metrics", "prompt_token_count", "successful", "std_dev") or 0.0),
+        osl_stdev=float(file.get("metrics", "output_token_count", "successful", "std_dev") or 0.0),
+        requests=done,
+        requests_per_s=_mean(file, "requests_per_second"),
+        ttft_s=_distribution(file, "time_to_first_token_ms", 1e-3) if streamed else Distribution(0),
+        itl_s=_distribution(file, "inter_token_latency_ms", 1e-3) if streamed else Distribution(0),
+        e2e_s=_distribution(file, "request_latency", 1.0),
+        steady=bool(file.get("warmup_duration")),
+    )
+
+
+def _load(file: ResultFile) -> tuple[str, int | None, float | None]:
+    """Return arrival, concurrency and rate of the strategy that ran."""
+    kind = str(file.need("config", "strategy", "type_"))
+    if kind == "synchronous":
+        return "closed", 1, None
+    if kind == "concurrent":
+        return "closed", int(file.number("config", "strategy", "streams")), None
+    if kind == "throughput":
+        users = file.whole("config", "strategy", "max_concurrency")
+        return ("closed" if users else "burst"), users, None
+    if kind in ("constant", "poisson"):
+        if cap := _cap_that_held(file):
+            return "closed", cap, None
+        return kind, None, file.number("config", "strategy", "rate")
+    raise file.unsupported(kind, "synchronous, concurrent, throughput, constant, poisson")
+
+
+def _cap_that_held(file: ResultFile) -> int | None:
+    """Return the cap on the concurrency of an open loop, if it kept requests waiting in the client."""
+    cap = file.whole("config", "strategy", "max_concurrency")
+    rate = file.get("config", "strategy", "rate")
+    return cap if cap and rate and _mean(file, "requests_per_second") < KEPT_UP * float(rate) else None
+
+
+def _streamed(file: ResultFile) -> bool:
+    return _mean(file, "time_to_first_token_ms") > 0
+
+
+def _mean(file: ResultFile, name: str) -> float:
+    return file.number("metrics", name, "successful", "mean")
+
+
+def _distribution(file: ResultFile, name: str, scale: float) -> Distribution:
+    return file.distribution(("metrics", name, "successful"), scale, NAMES)
+
+
+def _notes(file: ResultFile) -> list[str]:
+    lost, total = (file.get("metrics", "request_totals", key) or 0 for key in ("errored", "total"))
+    notes = file.notes(streamed=_streamed(file), lost=lost, total=total)
+    kind, cap = file.get("config", "strategy", "type_"), _cap_that_held(file)
+    if kind in ("constant", "poisson") and cap:
+        notes.append(file.held_note(file.number("config", "strategy", "rate"), cap))
+    return notes

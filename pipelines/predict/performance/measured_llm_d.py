@@ -14,8 +14,7 @@ from typing import Any
 
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.errors import UserError
-from pipelines.predict.performance.measured import Measured, MeasuredLevel, Served
-from pipelines.predict.performance.result_file import KEPT_UP, ResultFile
+from pipelines.predict.performance.measured import KEPT_UP, Measured, MeasuredLevel, ResultFile, Served
 
 OF_STAGE = {"p50": ("median",)} | {name: (name,) for name in ("mean", "min", "p90", "p95", "p99", "max")}
 OF_REPORT = OF_STAGE | {"p50": ("p50",)}

@@ -18,8 +18,7 @@ from pipelines.document.show import count
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import BY_QUANT_ALGO
-from pipelines.predict.performance.measured import Measured, MeasuredLevel, Served
-from pipelines.predict.performance.result_file import KEPT_UP, ResultFile
+from pipelines.predict.performance.measured import KEPT_UP, Measured, MeasuredLevel, ResultFile, Served
 
 CAPPED = 0.1
 """Largest spread of submissions, as a share of the run, that counts as unthrottled. trtllm-bench submits everything at

@@ -13,8 +13,7 @@ import math
 from typing import Any
 
 from pipelines.domain.benchmark import Distribution
-from pipelines.predict.performance.measured import Measured, MeasuredLevel, Served
-from pipelines.predict.performance.result_file import KEPT_UP, ResultFile
+from pipelines.predict.performance.measured import KEPT_UP, Measured, MeasuredLevel, ResultFile, Served
 
 
 def is_sglang(data: dict[str, Any]) -> bool:

@@ -12,10 +12,8 @@ from pipelines.domain.benchmark import Summary
 from pipelines.domain.summary import Percentiles, summarise
 from pipelines.predict.performance.measured import MeasuredLevel
 from pipelines.predict.simulator.backend import Backend
-from pipelines.predict.simulator.cost import IterationCost
-from pipelines.predict.simulator.interface import OfferedLoad, Requests, SchedulerLimits
-from pipelines.predict.simulator.records import request_columns
-from pipelines.predict.simulator.run import simulate
+from pipelines.predict.simulator.interface import OfferedLoad, Requests, SchedulerLimits, request_columns
+from pipelines.predict.simulator.run import IterationCost, simulate
 
 Provenance = Literal["fitted", "transferred", "datasheet"]
 WARM, LEAST, MOST = 3, 200, 4000

@@ -6,6 +6,7 @@ usual error. Method: docs/decisions/0023-performance-model.md; accuracy: docs/si
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,14 +15,81 @@ from typing import Literal
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat, formats_for, kv_formats_for
 from pipelines.domain.model_shape import ModelShape
-from pipelines.predict.performance.engine_sizes import engine_sizes
-from pipelines.predict.performance.frameworks import Framework, framework_named
 from pipelines.predict.performance.gpus import GpuSpec
+from pipelines.predict.performance.lengths import engine_sizes
 from pipelines.predict.performance.memory import USUAL_GROUP, EngineSizes, rank_weight_bytes
 from pipelines.predict.performance.parameters import Parameters
 from pipelines.predict.performance.physics import facts, iteration_cost
-from pipelines.predict.simulator.cost import IterationCost
+from pipelines.predict.simulator.interface import Admission
+from pipelines.predict.simulator.run import IterationCost
 from pipelines.settings.root import Settings
+
+# Inference frameworks by name and version: which ones share scheduling and costs.
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """One version of one framework.
+
+    Attributes:
+        name: as given, e.g. "TensorRT-LLM 0.12.0".
+        family: group of versions with the same costs; a label of the parameters.
+        engine: "tensorrt" or "pytorch", which several families share.
+        admission: how requests get KV blocks.
+        kv_follows: whether the KV cache is 8 bit when the weights are FP8 or FP4.
+        chunked: whether prompts are processed in chunks beside decoding requests.
+    """
+
+    name: str
+    family: str
+    engine: str
+    admission: Admission
+    kv_follows: bool
+    chunked: bool
+
+    @property
+    def is_tensorrt_llm(self) -> bool:
+        """Whether this is TensorRT-LLM, including inside NIM."""
+        return self.family.startswith(("trtllm", "nim"))
+
+
+KNOWN = "TensorRT-LLM <version>, vLLM <version>, SGLang <version>, NIM <version>"
+
+
+def framework_named(text: str) -> Framework:
+    """Parse "TensorRT-LLM 1.0", "vLLM (version not stated)", "NIM 1.8.0", "TensorRT-LLM (MLPerf harness)".
+
+    Raises:
+        UserError: the framework is not known.
+    """
+    name = " ".join(text.split())
+    lower = name.lower()
+    if lower.startswith(("tensorrt-llm", "tensorrt_llm", "trtllm", "trt-llm")):
+        family = _tensorrt_llm(lower)
+        engine = "pytorch" if family == "trtllm-torch" else "tensorrt"
+        return Framework(name, family, engine, "GUARANTEED_NO_EVICT", True, family == "trtllm-torch")
+    if lower.startswith("nim"):
+        return Framework(name, "nim", "tensorrt", "GUARANTEED_NO_EVICT", True, False)
+    if lower.startswith("vllm/hf"):
+        return Framework(name, "vllm-2023", "pytorch", "MAX_UTILIZATION", False, False)
+    if lower.startswith("vllm"):
+        return Framework(name, "vllm", "pytorch", "MAX_UTILIZATION", False, True)
+    if lower.startswith("sglang"):
+        return Framework(name, "sglang", "pytorch", "MAX_UTILIZATION", False, True)
+    raise UserError(f"The framework '{text}' is not known.", allowed=f"Known: {KNOWN}.")
+
+
+def _tensorrt_llm(lower: str) -> str:
+    if "mlperf" in lower:
+        return "trtllm-mlperf"
+    version = re.search(r"(\d+)\.(\d+)", lower)
+    if version is None:
+        return "trtllm-torch"
+    major, minor = int(version[1]), int(version[2])
+    if major >= 1:
+        return "trtllm-torch"
+    return "trtllm-static" if minor < 10 else "trtllm-cpp"
+
 
 Provenance = Literal["fitted", "transferred", "datasheet"]
 WIDER: dict[Provenance, float] = {"fitted": 1.0, "transferred": 1.5, "datasheet": 2.5}

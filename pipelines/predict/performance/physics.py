@@ -26,7 +26,7 @@ from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.predict.performance.gpus import GpuSpec
 from pipelines.predict.performance.memory import USUAL_GROUP
-from pipelines.predict.simulator.cost import IterationCost
+from pipelines.predict.simulator.run import IterationCost
 
 SPARSE_BYTES = {16: 0.5625, 8: 0.625, 4: 0.75}
 """Bytes of 2:4-sparse weights over dense ones: half the values, and 2 bits of position for each remaining value."""

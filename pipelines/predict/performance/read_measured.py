@@ -18,8 +18,7 @@ from pipelines.domain.summary import SECOND
 from pipelines.engines.registry import runs_on_cpu
 from pipelines.host.files import parse_json
 from pipelines.host.hashing import sha256_file
-from pipelines.predict.performance.measured import Measured, MeasuredLevel, Sent, Served
-from pipelines.predict.performance.measured_guidellm import guidellm, is_guidellm
+from pipelines.predict.performance.measured import Measured, MeasuredLevel, Sent, Served, guidellm, is_guidellm
 from pipelines.predict.performance.measured_llm_d import inference_perf, is_inference_perf, is_llm_d, llm_d
 from pipelines.predict.performance.measured_tools import (
     aiperf,

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.formats import BY_ALIAS, FORMATS, KvFormat, kv_formats_for
-from pipelines.predict.performance.frameworks import framework_named
 from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.models import model_named
-from pipelines.predict.performance.performance import Setup, refuse
+from pipelines.predict.performance.performance import Setup, framework_named, refuse
 
 PUBLISHED = Path(__file__).parent / "data" / "published.csv.gz"
 """Public measurements, each with its source; see data/README.md."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from random import Random
@@ -12,13 +12,12 @@ import numpy as np
 
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.summary import SECOND
-from pipelines.loadgen.arrivals import offsets, read_trace
-from pipelines.loadgen.lengths import sampler
-from pipelines.loadgen.plan import is_whole
+from pipelines.loadgen.plan import is_whole, offsets, read_trace, sampler
 from pipelines.loadgen.plan import loads as levels_of
 from pipelines.predict.simulate.case import SimulationCase
-from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel
+from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel, PolicyOutcome, measure
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
+from pipelines.predict.simulator.run import Cost
 from pipelines.settings.load import WorkloadSettings
 from pipelines.settings.root import Settings
 
@@ -168,3 +167,91 @@ def _text(settings: Settings, case: SimulationCase, users: int | None, rate: flo
     if rate is not None:
         return f"{rate:g} requests/{'tick' if case.unit == 'ticks' else 's'} ({settings.workload.arrival})"
     return "all at once" if settings.workload.arrival == "burst" else "trace"
+
+
+# Compare the rate of an open loop with the rate that an engine can serve.
+
+LEFT_BEHIND = 0.02
+"""Share of the requests that wait when the last one arrives, from which a load may be above capacity."""
+ABOVE = 1.1
+"""Offered rate / capacity from which a load is above capacity; filling and draining cost the capacity about 5 %."""
+ROUNDS, LEAST = 20, 400
+"""Requests of the run that determines the capacity: this multiple of those that run together, and at least."""
+
+
+def offered(level: SimulatedLevel) -> float | None:
+    """Return the requests per unit of time that a load sends, whatever the engine does; None if it has no rate."""
+    arrival = level.requests.arrival
+    if level.load.request_rate is not None or arrival is None or len(arrival) < 2:
+        return level.load.request_rate
+    span = float(arrival[-1] - arrival[0])
+    return (len(arrival) - 1) / span if span > 0 else None
+
+
+def capacity(level: SimulatedLevel, engine: SchedulerLimits, cost: Cost, run: SimulatedRun) -> float | None:
+    """Return the requests per unit of time that an engine serves when it is never idle, if a load exceeds it.
+
+    Whether a load exceeds it cannot be read off its own run: a short run ends before the queue has grown, and the end
+    of every run is served below capacity. So if requests were left behind, the same requests are simulated once more,
+    all at once.
+
+    Args:
+        level: the load.
+        engine: limits of the scheduler.
+        cost: cost of an iteration.
+        run: its run under that load.
+    """
+    from pipelines.predict.simulator.run import simulate
+
+    rate = offered(level)
+    if rate is None or not _left_behind(run):
+        return None
+    isl, osl = level.requests.isl, level.requests.osl
+    count = max(ROUNDS * _together(engine, isl, osl), LEAST)
+    backlog = OfferedLoad(np.resize(isl, count), np.resize(osl, count), np.zeros(count))
+    served = count / simulate(engine, backlog, cost).end
+    return served if rate > ABOVE * served else None
+
+
+def _left_behind(run: SimulatedRun) -> bool:
+    """Return whether requests waited when the last one arrived, or when the run was cut."""
+    requests = run.requests
+    moment = min(float(requests.arrival[-1]), run.end)
+    arrived = requests.arrival <= moment
+    waiting = arrived & ~(requests.admitted <= moment)  # NaN: never admitted
+    return bool(waiting.sum() > LEFT_BEHIND * arrived.sum())
+
+
+def _together(engine: SchedulerLimits, isl: Any, osl: Any) -> int:
+    """Return the number of requests that run together."""
+    if engine.kv_blocks is None:
+        return engine.slots
+    blocks = float(engine.own_blocks(isl, isl + osl).mean())
+    return max(1, min(engine.slots, int((engine.kv_blocks - engine.shared_blocks) / max(blocks, 1.0))))
+
+
+# Run every policy under every load.
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """Result of a policy under a load."""
+
+    engine: SchedulerLimits
+    level: SimulatedLevel
+    run: SimulatedRun
+    outcome: PolicyOutcome
+
+
+def run_all(settings: Settings, case: SimulationCase, levels: Sequence[SimulatedLevel]) -> list[Simulated]:
+    """Simulate every policy under every load, in the order of the table."""
+    from pipelines.predict.simulator.run import simulate as run_load
+
+    found = []
+    for level in levels:
+        for engine in case.engines:
+            run = run_load(engine, level.requests, case.cost, until=settings.simulator.until, iterations=True)
+            outcome = measure(run, engine, level.load, level.window(run, case.overhead), case.overhead)
+            rates = replace(outcome, offered=offered(level), capacity=capacity(level, engine, case.cost, run))
+            found.append(Simulated(engine, level, run, rates))
+    return found

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.predict.simulate.reasons import SHORT, WHY
-from pipelines.predict.simulator.boxes import NAMES, boxes
-from pipelines.predict.simulator.interface import REFUSALS, Iterations, SimulatedRun
+from pipelines.predict.simulate.outcome import SHORT, WHY
+from pipelines.predict.simulator.interface import NAMES, REFUSALS, Iterations, SimulatedRun, boxes
 
 MICROSECONDS = {"s": 1e6, "ticks": 1e3}
 """Trace units per unit of time; a tick is shown as a millisecond."""

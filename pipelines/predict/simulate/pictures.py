@@ -11,7 +11,7 @@ import numpy as np
 from pipelines.document.blocks import Figure
 from pipelines.document.canvas import DASHES, MARKERS, Theme, axis, plain_log, plot
 from pipelines.document.show import count
-from pipelines.predict.simulator.boxes import CONTEXT, EOS, GEN, NAMES, NOOP, Box, boxes, with_gaps
+from pipelines.predict.simulator.interface import CONTEXT, EOS, GEN, NAMES, NOOP, Box, boxes, with_gaps
 
 if TYPE_CHECKING:
     from pipelines.document.canvas import Axes, Drawing

@@ -13,7 +13,7 @@ from types import FunctionType, ModuleType
 from typing import Any, Literal
 
 from pipelines.domain.errors import UserError
-from pipelines.predict.simulator import loop, scheduler, state
+from pipelines.predict.simulator import loop, scheduler
 
 Backend = Literal["auto", "numba", "numpy"]
 
@@ -49,7 +49,7 @@ def compiled() -> Callable[..., Any]:
         import colorama.initialise
 
         colorama.initialise.atexit_done = True
-    modules = (state, scheduler, loop)
+    modules = (scheduler, scheduler, loop)
     sources = [__file__, *(str(module.__file__) for module in modules)]
     digest = hashlib.sha256(b"".join(Path(source).read_bytes() for source in sources)).hexdigest()[:12]
     names: dict[str, Any] = {"__name__": loop.__name__}

@@ -15,8 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.predict.simulator.scheduler import arrive, leave, log_stay, make_room, schedule
-from pipelines.predict.simulator.state import STATIC, Batch, Request, Rules, RunTotals, Work
+from pipelines.predict.simulator.scheduler import (
+    STATIC,
+    Batch,
+    Request,
+    Rules,
+    RunTotals,
+    Work,
+    arrive,
+    leave,
+    log_stay,
+    make_room,
+    schedule,
+)
 
 
 def iteration_seconds(c: Any, tokens: Any, sequences: Any, q_ctx: Any, kv: Any, kv_window: Any, prefills: Any) -> Any:

@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import UserError
+from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.files import write_json, write_text
 from pipelines.host.machine import Machine, gather
-from pipelines.host.paths import check_folders, relative_to_cwd
 from pipelines.host.screen import say
-from pipelines.predict.performance.hardware import resolved
+from pipelines.predict.performance.fit_file import costs
+from pipelines.predict.performance.gpus import resolved
 from pipelines.predict.performance.placement import Judge
-from pipelines.predict.performance.step_cost import costs
 from pipelines.predict.sizing.answer import Answer, CostOf, answer, ladder
-from pipelines.predict.sizing.ask import ask
 from pipelines.predict.sizing.autoscale import Policy
-from pipelines.predict.sizing.question import Question
+from pipelines.predict.sizing.question import Question, ask
 from pipelines.predict.sizing.result import Day, Result, to_csv, to_json
 from pipelines.predict.sizing.words import words
 from pipelines.settings.compose import load
@@ -94,8 +93,8 @@ def _written(settings: Settings, what: str, text: Sequence[str], values: Mapping
 
 def solve(settings: Settings, question: Question, cost_of: CostOf) -> Result:
     """Compute everything that is printed and written."""
+    from pipelines.predict.sizing.answer import check
     from pipelines.predict.sizing.sensitivity import changes
-    from pipelines.predict.sizing.validate import check
 
     if settings.sizing.autoscaling.wanted:
         _judge_day(settings)
@@ -120,7 +119,7 @@ def _judge_day(settings: Settings) -> None:
 
 def _day(settings: Settings, question: Question, found: Answer) -> Day:
     """Replay a day on the fixed fleet and on one that scales up to it."""
-    from pipelines.loadgen.arrivals import read_trace
+    from pipelines.loadgen.plan import read_trace
     from pipelines.predict.sizing.autoscale import BUSINESS, counted_rates, day_rates, replay
     from pipelines.predict.sizing.ladder import curve
 
@@ -157,7 +156,7 @@ def write(result: Result, folder: Path) -> list[Path]:
     with _writing(folder):
         write_json(answer_file, to_json(result), sort_keys=False)
         write_text(table, to_csv(result))
-    from pipelines.document.write import write_document
+    from pipelines.document.canvas import write_document
     from pipelines.predict.sizing.document import document
 
     paths = write_document(document(result), folder)

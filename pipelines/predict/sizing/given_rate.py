@@ -8,14 +8,12 @@ from typing import Any
 from pipelines.document.show import count, number
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import Machine
-from pipelines.predict.performance.hardware import resolved
+from pipelines.predict.performance.gpus import TELL, resolved, told
 from pipelines.predict.performance.measured import Served
-from pipelines.predict.performance.measured_gpus import TELL, told
-from pipelines.predict.sizing.ask import demand_of
-from pipelines.predict.sizing.demand import Demand
 from pipelines.predict.sizing.fleet import Layout, PeakFleet, fleet
 from pipelines.predict.sizing.measured import fleet_lines, gpus_text, load_text
 from pipelines.predict.sizing.price import Cost
+from pipelines.predict.sizing.question import Demand, demand_of
 from pipelines.predict.sizing.words import pair
 from pipelines.settings.root import Settings
 

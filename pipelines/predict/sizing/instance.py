@@ -21,8 +21,7 @@ from pipelines.predict.performance.limits import ChosenLimits
 from pipelines.predict.performance.memory import DeviceMemory
 from pipelines.predict.performance.performance import Costed, Setup
 from pipelines.predict.performance.placement import Placed, place
-from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
-from pipelines.predict.simulator.records import request_columns
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun, request_columns
 from pipelines.predict.simulator.run import simulate
 from pipelines.predict.sizing.question import Question
 

@@ -3,27 +3,137 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pipelines.document.show import count, ms, number
+from pipelines.domain.benchmark import Distribution, Slo
 from pipelines.domain.errors import UserError
 from pipelines.domain.units import DAY
 from pipelines.engines.registry import runs_on_cpu
 from pipelines.host.machine import Machine
-from pipelines.host.text import table
-from pipelines.predict.performance.hardware import resolved
-from pipelines.predict.performance.measured import Served
-from pipelines.predict.performance.measured_gpus import with_gpus
+from pipelines.host.screen import table
+from pipelines.predict.performance.gpus import resolved, with_gpus
+from pipelines.predict.performance.measured import Measured, MeasuredLevel, Served
 from pipelines.predict.performance.read_measured import read_measured
-from pipelines.predict.sizing.ask import demand_of
-from pipelines.predict.sizing.demand import Demand
-from pipelines.predict.sizing.fleet import PeakFleet
-from pipelines.predict.sizing.from_measured import MeasuredAnswer, from_measured, value
+from pipelines.predict.sizing.fleet import Layout, PeakFleet, fleet
 from pipelines.predict.sizing.price import Cost, Prices, cost
+from pipelines.predict.sizing.question import Demand, demand_of
 from pipelines.predict.sizing.words import NO_PRICES, cost_texts, fleet_text, pair, whole, wrap
 from pipelines.settings.root import Settings
+
+# Size a fleet from a benchmark instead of a model: the highest measured load that meets the limits.
+#
+# Nothing is interpolated, because nothing was measured between two loads. A closed loop sends the next request when
+# one
+# ends, so its queue is shorter than that of real arrivals at the same rate; a fit (`make calibrate`) accounts for
+# that.
+
+KNOWN = {50.0: "p50", 90.0: "p90", 95.0: "p95", 99.0: "p99"}
+"""Percentiles stored in benchmarks."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedLoad:
+    """A measured load. `missed` names the limits it misses; empty when it meets all."""
+
+    level: MeasuredLevel
+    missed: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasuredAnswer:
+    """A fleet sized from a measurement.
+
+    Attributes:
+        measured: the benchmark.
+        demand: requests per second.
+        slo: latency limits.
+        percentile: percentile that is compared with them.
+        levels: all loads, by rate.
+        best: load that the fleet is sized with.
+        fleet: fleet for the peak.
+    """
+
+    measured: Measured
+    demand: Demand
+    slo: Slo
+    percentile: float
+    levels: tuple[JudgedLoad, ...]
+    best: MeasuredLevel
+    fleet: PeakFleet
+
+
+def from_measured(
+    measured: Measured,
+    demand: Demand,
+    slo: Slo,
+    percentile: float,
+    *,
+    gpus: int,
+    gpus_per_server: int,
+    headroom: float,
+    spare: int,
+) -> MeasuredAnswer:
+    """Size a fleet from measured loads.
+
+    Args:
+        measured: the benchmark.
+        demand: requests per second.
+        slo: latency limits.
+        percentile: percentile that is compared with them.
+        gpus: GPUs that served the benchmark; the fleet consists of copies of them.
+        gpus_per_server: GPUs of one machine.
+        headroom: share of the measured rate kept free.
+        spare: additional copies.
+
+    Raises:
+        UserError: the benchmark lacks the percentile or the metric of a limit, or no load meets the limits.
+    """
+    if percentile not in KNOWN:
+        raise UserError(
+            f"sizing.slo.percentile={percentile:g} is not stored in a benchmark.",
+            allowed=f"Stored are {', '.join(f'{each:g}' for each in KNOWN)}.",
+        )
+    ordered = sorted(measured.levels, key=lambda level: level.requests_per_s)
+    judged = tuple(JudgedLoad(level, _missed(level, slo, percentile)) for level in ordered)
+    good = [each.level for each in judged if not each.missed]
+    if not good:
+        nearest = judged[0]
+        raise UserError(
+            f"No load of {', '.join(measured.sources)} meets the limits: at the lowest ({nearest.level.load}) "
+            f"{nearest.missed}.",
+            todo="Measure a lower load, or set a higher limit.",
+        )
+    best = good[-1]
+    layout = Layout(gpus, gpus_per_server)
+    sized = fleet(demand.peak, best.requests_per_s, layout, headroom=headroom, spare=spare)
+    return MeasuredAnswer(measured, demand, slo, percentile, judged, best, sized)
+
+
+def value(distribution: Distribution, percentile: float) -> float | None:
+    """Return a percentile in seconds."""
+    found = getattr(distribution, KNOWN[percentile])
+    return None if found is None else float(found)
+
+
+def _missed(level: MeasuredLevel, slo: Slo, percentile: float) -> str:
+    wrong = []
+    pairs = (("TTFT", slo.ttft_ms, level.ttft_s), ("ITL", slo.itl_ms, level.itl_s), ("E2E", slo.e2e_ms, level.e2e_s))
+    for name, limit, distribution in pairs:
+        if limit is None:
+            continue
+        seconds = value(distribution, percentile)
+        if seconds is None:
+            raise UserError(
+                f"The benchmark has no P{percentile:g} of {name} at {level.load}, but a limit is set for it.",
+                todo="Take another percentile (sizing.slo.percentile), or measure with streaming and this percentile.",
+            )
+        if seconds > limit / 1000:
+            wrong.append(f"{name} P{percentile:g} is {1000 * seconds:,.4g} ms, the limit is {limit:g} ms")
+    return "; ".join(wrong)
+
 
 NO_GPUS = {"gpus": 0, "gpus_per_server": 0}
 ONE_SERVER = "each instance counts as one server; set hardware=... for the GPUs per server"

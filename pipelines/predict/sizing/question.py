@@ -8,15 +8,91 @@ from itertools import product
 from typing import Any
 
 from pipelines.domain.benchmark import Slo
-from pipelines.domain.errors import UserError
-from pipelines.domain.formats import KvFormat, QFormat, group_instead
+from pipelines.domain.errors import UserError, collecting
+from pipelines.domain.formats import KvFormat, QFormat, group_instead, proposed
 from pipelines.domain.model_shape import ModelShape
-from pipelines.predict.performance.gpus import GpuSpec
-from pipelines.predict.performance.lengths import LoadLengths
-from pipelines.predict.performance.performance import Setup
+from pipelines.domain.units import HOUR
+from pipelines.host.machine import Machine
+from pipelines.predict.performance.coverage import unmodelled
+from pipelines.predict.performance.gpus import GpuSpec, data_sheet, resolved
+from pipelines.predict.performance.lengths import LoadLengths, drawn_lengths, known_lengths
+from pipelines.predict.performance.models import known_model
+from pipelines.predict.performance.performance import Setup, runnable
 from pipelines.predict.performance.placement import EngineTerms, Judge, unjudged
-from pipelines.predict.sizing.demand import Demand
+from pipelines.predict.performance.tuning import tuned_for, tuned_kv_formats
 from pipelines.predict.sizing.price import Prices
+from pipelines.settings.load import WorkloadSettings
+from pipelines.settings.root import Settings
+from pipelines.settings.sizing import SizingSettings
+
+# Requests per second to serve: the average, and the peak that a fleet is sized for.
+#
+# The peak of Poisson arrivals is the number of requests that one second does not exceed with a given probability:
+# peak = smallest k with P(X <= k) >= q, X ~ Poisson(average). Average 64/s: the 95th percentile is 77.
+
+USUAL_PERCENTILE = 95.0
+"""Percentile of Poisson arrivals that is the peak if nothing else states one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Demand on a fleet.
+
+    Attributes:
+        average: requests per second during the busy hours; None when only the peak is known.
+        peak: requests per second that the fleet is sized for.
+        busy_hours: hours of a day in which the average holds.
+        how: how the peak was obtained, for people.
+    """
+
+    average: float | None
+    peak: float
+    busy_hours: float
+    how: str
+
+    @property
+    def requests_per_day(self) -> float | None:
+        """Requests per day. 70.7/s over 8 hours: 2,036,160. None when the average is not known."""
+        return None if self.average is None else requests_per_day(self.average, self.busy_hours)
+
+
+def stated_demand(settings: SizingSettings) -> Demand | None:
+    """Return the demand that the settings state; None when they state no rate."""
+    average = settings.average
+    if settings.peak_rate is not None:
+        return Demand(average, settings.peak_rate, settings.busy_hours, "peak as given")
+    if average is None:
+        return None
+    if settings.mode == "offline":
+        return Demand(average, average, settings.busy_hours, "the average: offline requests can wait")
+    if settings.peak_factor is not None:
+        how = f"{settings.peak_factor:g} x the average, as given"
+        return Demand(average, average * settings.peak_factor, settings.busy_hours, how)
+    percent = settings.peak_percentile or USUAL_PERCENTILE
+    peak = max(1, poisson_percentile(average, percent))
+    return Demand(average, float(peak), settings.busy_hours, f"P{percent:g} of Poisson arrivals in one second")
+
+
+def poisson_percentile(average: float, percent: float) -> int:
+    """Return the number of requests that `percent` of seconds do not exceed, with Poisson arrivals.
+
+    Args:
+        average: requests per second, above 0.
+        percent: between 0 and 100, e.g. 95.
+    """
+    from math import ceil
+
+    from scipy.special import pdtr, pdtrik  # scipy.stats has this as poisson.ppf, but takes 0.6 s longer to import
+
+    share = percent / 100
+    above: int = ceil(pdtrik(share, average))
+    return above - 1 if above > 0 and pdtr(above - 1, average) >= share else above
+
+
+def requests_per_day(rate: float, hours: float = 24.0) -> float:
+    """Return requests per day from a rate (per second) over some hours of the day."""
+    return rate * hours * HOUR
+
 
 NO_PRICES = Prices()
 
@@ -134,3 +210,113 @@ def setup_label(setup: Setup) -> str:
     pp = f" PP {setup.pp}" if setup.pp > 1 else ""
     kv = "" if setup.kv_format is KvFormat.AUTO else f", KV {setup.kv_format}"
     return f"TP {setup.tp}{pp} {setup.qformat}{kv}"
+
+
+# Build the sizing question from the settings.
+
+
+def ask(settings: Settings, machine: Machine) -> Question:
+    """Build the question.
+
+    Raises:
+        UserError: something is missing or wrong; names all faults at once.
+    """
+    faults = unmodelled(settings)
+    model = gpu = demand = None
+    with collecting(faults):
+        model = known_model(settings).with_windows(settings.triton.max_attention_window_size)
+    with collecting(faults):
+        gpu = gpu_for(settings, machine)
+    with collecting(faults):
+        demand = demand_of(settings)
+    if faults or model is None or gpu is None or demand is None:
+        raise UserError.of(faults)
+    isl, osl = drawn_lengths(settings.workload, settings.sizing.requests)
+    hardware = resolved(settings.hardware, machine)
+    kv_of = {} if settings.sizing.kv_formats else tuned_kv_formats(settings, model, hardware)
+    settings = tuned_for(settings, model, hardware)
+    sizing, build = settings.sizing, settings.build
+    return Question(
+        model=model,
+        gpu=gpu,
+        demand=demand,
+        isl=isl,
+        osl=osl,
+        gaps=unit_gaps(settings.workload, settings.sizing.requests),
+        slo=sizing.slo.to_slo(),
+        terms=EngineTerms.of(settings, model),
+        percentile=sizing.slo.percentile,
+        mode=sizing.mode,
+        headroom=sizing.headroom,
+        spare=sizing.spare,
+        tp=sizing.tp or usual_tp(build.tp_size, model, gpu),
+        pp=sizing.pp or (build.pp_size,),
+        formats=formats_to_try(settings, model, gpu),
+        kv_formats=sizing.kv_formats or (settings.kv_cache.dtype,),
+        kv_of=kv_of,
+        sparse=settings.sparsity.method != "none" and build.weight_sparsity,
+        prices=Prices.of(sizing.prices),
+        stated=known_lengths(settings),
+    )
+
+
+def gpu_for(settings: Settings, machine: Machine) -> GpuSpec:
+    """Return the GPU to size for.
+
+    Raises:
+        UserError: none is named and this machine has none, or its data sheet is unknown.
+    """
+    hardware = resolved(settings.hardware, machine)
+    if hardware.gpu is None:
+        raise UserError(
+            f"hardware=auto, and this machine has no GPU ({machine.no_gpu_reason}).",
+            todo="Name the GPU to size for, e.g. hardware=h100_sxm.",
+        )
+    return data_sheet(hardware)
+
+
+def demand_of(settings: Settings) -> Demand:
+    """Return the load to size for.
+
+    Raises:
+        UserError: no load is given.
+    """
+    demand = stated_demand(settings.sizing)
+    if demand is None:
+        raise UserError(
+            "No load to size for is given.",
+            todo="Add sizing.average_rate=... (requests/s), or sizing.users=... with sizing.requests_per_user_day=..., "
+            "or sizing.peak_rate=...",
+        )
+    return demand
+
+
+def usual_tp(chosen: int, model: ModelShape, gpu: GpuSpec) -> tuple[int, ...]:
+    """Return the powers of two up to a server's size that divide the heads, or only the size that is configured."""
+    if chosen > 1:
+        return (chosen,)
+    powers, heads = (1, 2, 4, 8, 16), model.num_attention_heads
+    return tuple(size for size in powers if size <= gpu.gpus_per_server and heads % size == 0) or (1,)
+
+
+def formats_to_try(settings: Settings, model: ModelShape, gpu: GpuSpec) -> tuple[QFormat, ...]:
+    """Return the weight formats to try: those that are given, all that the GPU can run, or the one of `quant`."""
+    given = settings.sizing.formats
+    if given is None:
+        return (settings.quant.qformat,)
+    return tuple(proposed(runnable(Setup(model, gpu)))) if "auto" in given else tuple(QFormat(name) for name in given)
+
+
+def unit_gaps(workload: WorkloadSettings, count: int) -> Any:
+    """Return float64[n] gaps with mean 1: gamma or constant if the workload says so, else Poisson.
+
+    The sample is scaled to a mean of exactly 1, so that the nominal rate is the actual rate.
+    """
+    import numpy as np
+
+    rng = np.random.default_rng(workload.seed)
+    if workload.arrival == "constant":
+        return np.ones(count)
+    cv = workload.cv if workload.arrival == "gamma" else 1.0
+    gaps = rng.gamma(1 / cv**2, cv**2, size=count)
+    return gaps / gaps.mean()

@@ -8,14 +8,13 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipelines.predict.sizing.answer import Answer, FleetOption
+from pipelines.predict.sizing.answer import Answer, Check, FleetOption, PeakTrial
 from pipelines.predict.sizing.autoscale import Replay
 from pipelines.predict.sizing.fleet import PeakFleet
 from pipelines.predict.sizing.instance import LoadOutcome
 from pipelines.predict.sizing.price import Cost
 from pipelines.predict.sizing.question import Question
 from pipelines.predict.sizing.sensitivity import Change
-from pipelines.predict.sizing.validate import Check, PeakTrial
 from pipelines.settings.build import LIMITS_FOR_LOAD
 
 SCHEMA = 1

@@ -12,9 +12,9 @@ import numpy as np
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, KvFormat, kv_formats_for, proposed
-from pipelines.predict.performance.full_load import full_load_rate
 from pipelines.predict.performance.limits import WantedLimits
 from pipelines.predict.performance.performance import Setup, runnable
+from pipelines.predict.performance.placement import full_load_rate
 from pipelines.predict.sizing.answer import WORDS, CostOf, FleetOption
 from pipelines.predict.sizing.fleet import Layout, fleet
 from pipelines.predict.sizing.instance import Instance, OutOfReachError, instance, instances_for

@@ -6,15 +6,14 @@ import math
 from collections.abc import Sequence
 
 from pipelines.document.show import NONE, count, number
-from pipelines.host.text import table, wrapped
+from pipelines.host.screen import table, wrapped
 from pipelines.predict.performance.performance import origin
-from pipelines.predict.sizing.answer import WORDS, FleetOption
+from pipelines.predict.sizing.answer import WORDS, Check, FleetOption, PeakTrial
 from pipelines.predict.sizing.fleet import PeakFleet
 from pipelines.predict.sizing.price import Cost
 from pipelines.predict.sizing.question import Question
 from pipelines.predict.sizing.result import Result
 from pipelines.predict.sizing.sensitivity import Change
-from pipelines.predict.sizing.validate import Check, PeakTrial
 
 SHOWN_OPTIONS = 12
 NO_PRICES = "no prices given (sizing.prices.*)"

@@ -14,9 +14,9 @@ import uvicorn
 from pipelines.serving.logs import FRONT_STARTED
 from pipelines.serving.openai.app import make_app
 from pipelines.serving.openai.backend import Backend
+from pipelines.serving.openai.bodies import Limits
 from pipelines.serving.openai.connections import Entrance
-from pipelines.serving.openai.limits import Limits
-from pipelines.serving.openai.served import served
+from pipelines.serving.openai.prepare import served
 from pipelines.serving.repository import read_repository
 
 MOST_CONNECTIONS = 4096

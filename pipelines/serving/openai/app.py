@@ -16,18 +16,16 @@ from starlette.middleware.cors import CORSMiddleware
 from pipelines import __version__
 from pipelines.serving.openai.answers import Form, events, scored_response
 from pipelines.serving.openai.backend import Backend
-from pipelines.serving.openai.bodies import BodyGuard
+from pipelines.serving.openai.bodies import REFUSAL_PAUSE_S, BodyGuard, Limits
 from pipelines.serving.openai.errors import ApiError, shortened
 from pipelines.serving.openai.fields import Fields
 from pipelines.serving.openai.generate import answers, generate_events, only_answer
 from pipelines.serving.openai.generation import Choice, before, collect_all, too_slow
-from pipelines.serving.openai.limits import REFUSAL_PAUSE_S, Limits
-from pipelines.serving.openai.prepare import Prepared, read_request
+from pipelines.serving.openai.prepare import Prepared, ServedModel, read_request
 from pipelines.serving.openai.reader import Reader
 from pipelines.serving.openai.responses import ResponseForm
 from pipelines.serving.openai.schema import CompletionRequest, Sampling
 from pipelines.serving.openai.scoring import PromptScorer, Scoring, choice
-from pipelines.serving.openai.served import ServedModel
 from pipelines.serving.openai.tools import ToolForm
 
 READ_HERE_BYTES = 16_384  # reading so much takes a few milliseconds; more is read by a process of its own

@@ -8,10 +8,31 @@ import ctypes
 import json
 import os
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 from pipelines.serving.openai.errors import ApiError, shortened
-from pipelines.serving.openai.limits import REFUSAL_PAUSE_S, Limits
+
+# Bounds on what one client can make the service do.
+
+REFUSAL_PAUSE_S = 0.03
+"""A refusal waits so long, so that whoever sends bad requests in a loop leaves most of the time to the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may be.
+
+    Attributes:
+        body_bytes: size of its body.
+        prompts: answers it may ask for: prompts times n.
+        request_timeout_s: time from its arrival to its last token.
+    """
+
+    body_bytes: int = 4_000_000
+    prompts: int = 128
+    request_timeout_s: float = 600
+
 
 BODY_TIMEOUT_S = 30.0
 BODIES_HELD = 16  # of the largest size, over all requests that are being answered

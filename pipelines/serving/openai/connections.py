@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from pipelines.serving.openai.limits import REFUSAL_PAUSE_S
+from pipelines.serving.openai.bodies import REFUSAL_PAUSE_S
 
 HEAD_TIMEOUT_S = 20.0
 MAX_HEAD_BYTES, MAX_HEAD_LINES = 32_768, 200

@@ -16,11 +16,10 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from pipelines.serving.openai.bodies import Limits
 from pipelines.serving.openai.errors import ApiError
-from pipelines.serving.openai.limits import Limits
-from pipelines.serving.openai.prepare import read_request
+from pipelines.serving.openai.prepare import ServedModel, read_request, served
 from pipelines.serving.openai.reader import CPU_SECONDS, LENGTH, Answer
-from pipelines.serving.openai.served import ServedModel, served
 from pipelines.serving.repository import read_repository
 
 

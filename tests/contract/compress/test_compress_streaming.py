@@ -25,9 +25,12 @@ from tests.support.whole_model import assert_same_files, quantize_whole
 modelopt = pytest.importorskip("modelopt")
 torch = pytest.importorskip("torch")
 
-from pipelines.compress import awq_search  # noqa: E402 - after the skips
-from pipelines.compress.model_folder import look_at  # noqa: E402
-from pipelines.compress.weight_files import ModelWeights, TensorWriter  # noqa: E402
+from pipelines.compress import hidden_states  # noqa: E402 - after the skips
+from pipelines.compress.weight_files import (  # noqa: E402
+    ModelWeights,
+    TensorWriter,
+    look_at,
+)
 from tests.support.small_models import model_of, write_random  # noqa: E402
 
 OLD = tuple(map(int, modelopt.__version__.split(".")[:2])) < (0, 47)
@@ -80,8 +83,8 @@ def test_awq_quantizes_a_weight_once_for_each_strength(qformat, models, tmp_path
 
 def test_awq_searches_with_little_memory_as_with_much(models, texts, tmp_path, monkeypatch) -> None:
     """Inputs of one batch and one strength at a time."""
-    monkeypatch.setattr(awq_search, "INPUT_BYTES", 1)
-    monkeypatch.setattr(awq_search, "STRENGTHS_AT_ONCE", 1)
+    monkeypatch.setattr(hidden_states, "INPUT_BYTES", 1)
+    monkeypatch.setattr(hidden_states, "STRENGTHS_AT_ONCE", 1)
     texts = [*texts, texts[0][:40], texts[0][:50]]
     compare(models["llama"], spec_of(QFormat.INT4_AWQ), texts, tmp_path, CalibrationSpec(size=8, seq_len=24))
 

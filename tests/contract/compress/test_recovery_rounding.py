@@ -26,8 +26,11 @@ from pipelines.compress import (  # noqa: E402
     recover,
     sparsify,
 )
-from pipelines.compress.trained_weights import TrainedWeights  # noqa: E402
-from pipelines.compress.weight_rounding import StraightThrough, rounder  # noqa: E402
+from pipelines.compress.trained_weights import (  # noqa: E402
+    StraightThrough,
+    TrainedWeights,
+    rounder,
+)
 from pipelines.domain.formats import FORMATS, UNIFORM, QFormat  # noqa: E402
 from tests.support.trained import GEMMA, LINEARS, LLAMA, SHORT, texts  # noqa: E402
 

@@ -22,9 +22,8 @@ from pipelines.checkpoint.read import Checkpoint  # noqa: E402
 from pipelines.compress import CalibrationSpec, QuantSpec, fake_quantized_model, quantize  # noqa: E402
 from pipelines.domain.formats import KvFormat, QFormat  # noqa: E402
 from pipelines.domain.progress import SilentProgress  # noqa: E402
-from pipelines.engines.openvino.engine import OpenVinoEngine  # noqa: E402
-from pipelines.engines.openvino.options import OpenVinoOptions  # noqa: E402
-from pipelines.engines.openvino.session import OpenVinoSession  # noqa: E402
+from pipelines.engines.openvino.engine import OpenVinoEngine, OpenVinoSession  # noqa: E402
+from pipelines.engines.openvino.runtime import OpenVinoOptions  # noqa: E402
 from pipelines.engines.port import BuildLimits  # noqa: E402
 from pipelines.settings.model import BUNDLED  # noqa: E402
 from scripts.zoo.quiz import build_prompt, build_splits  # noqa: E402

@@ -22,11 +22,11 @@ from pipelines.domain.model_shape import ModelShape  # noqa: E402
 from pipelines.domain.progress import SilentProgress  # noqa: E402
 from pipelines.engines.openvino.engine import OpenVinoEngine  # noqa: E402
 from pipelines.engines.openvino.memory import CpuSizes, cpu_memory  # noqa: E402
-from pipelines.engines.openvino.options import OpenVinoOptions  # noqa: E402
 from pipelines.engines.openvino.precision import inference_precision  # noqa: E402
+from pipelines.engines.openvino.runtime import OpenVinoOptions  # noqa: E402
 from pipelines.engines.port import BuildLimits  # noqa: E402
 from pipelines.host.machine import has_avx512  # noqa: E402
-from pipelines.loadgen.metrics import read_metrics  # noqa: E402
+from pipelines.loadgen.level import read_metrics  # noqa: E402
 from pipelines.serving.process import TritonServer  # noqa: E402
 from pipelines.settings.serving import ServingSettings  # noqa: E402
 from pipelines.settings.triton import TritonSettings  # noqa: E402
@@ -34,7 +34,7 @@ from tests.contract.engines.conftest import MODELS  # noqa: E402
 from tests.support.engine_memory import FULL_ITERATIONS  # noqa: E402
 from tests.support.random_checkpoint import write_checkpoint  # noqa: E402
 from tests.support.served_gemma import Client  # noqa: E402
-from triton_repo.spec import RepositorySpec  # noqa: E402
+from triton_repo.parameters import RepositorySpec  # noqa: E402
 from triton_repo.write import write_repository  # noqa: E402
 
 LARGE = ModelShape("LlamaForCausalLM", 12, 768, 12, 4, 64, 2048, 8192, 2048, tie_word_embeddings=False)

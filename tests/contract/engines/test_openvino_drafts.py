@@ -12,12 +12,10 @@ import pytest
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import SilentProgress
-from pipelines.engines.openvino.engine import OpenVinoEngine
-from pipelines.engines.openvino.options import OpenVinoOptions
+from pipelines.engines.openvino.engine import OpenVinoEngine, generation_config
 from pipelines.engines.openvino.pipeline import open_pipeline
-from pipelines.engines.openvino.runtime import EngineFolder
+from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions
 from pipelines.engines.openvino.scheduler import Scheduler
-from pipelines.engines.openvino.session import generation_config
 from pipelines.engines.port import BuildLimits, SamplingParams
 from scripts.zoo.documents import make_writer, text_of
 from scripts.zoo.world import build_world

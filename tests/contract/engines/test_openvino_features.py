@@ -15,12 +15,10 @@ import pytest
 
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import SilentProgress
-from pipelines.engines.openvino.engine import OpenVinoEngine
-from pipelines.engines.openvino.options import OpenVinoOptions
+from pipelines.engines.openvino.engine import OpenVinoEngine, generation_config
 from pipelines.engines.openvino.pipeline import open_pipeline
-from pipelines.engines.openvino.runtime import EngineFolder, kv_block_bytes, kv_blocks
+from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions, kv_block_bytes, kv_blocks
 from pipelines.engines.openvino.scheduler import Scheduler
-from pipelines.engines.openvino.session import generation_config
 from pipelines.engines.port import BuildLimits, SamplingParams
 from tests.contract.engines.conftest import Workshop
 from tests.support.scheduled import Channel, answers, asked, scheduler

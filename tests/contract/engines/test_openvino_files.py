@@ -18,7 +18,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import UNIFORM, KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
-from pipelines.engines.openvino.mapped import drop_pages
+from pipelines.engines.openvino.runtime import drop_pages
 from pipelines.engines.port import BuildLimits
 from tests.contract.engines.conftest import LIMITS, Workshop
 

@@ -15,9 +15,8 @@ from safetensors.numpy import load_file, save_file
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.engines.openvino.lora import LoraAdapter, read_adapters
-from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.pipeline import open_pipeline
-from pipelines.engines.openvino.runtime import EngineFolder
+from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions
 from pipelines.engines.openvino.scoring import Scorer
 from pipelines.engines.openvino.stateful import StatefulModel
 from pipelines.settings.model import BUNDLED

@@ -13,11 +13,10 @@ import pytest
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.progress import Advance, SilentProgress
-from pipelines.engines.openvino import session as session_module
-from pipelines.engines.openvino.options import OpenVinoOptions
+from pipelines.engines.openvino import engine as session_module
+from pipelines.engines.openvino.engine import OpenVinoSession
 from pipelines.engines.openvino.pipeline import open_pipeline
-from pipelines.engines.openvino.runtime import EngineFolder
-from pipelines.engines.openvino.session import OpenVinoSession
+from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions
 from pipelines.engines.port import SamplingParams
 from tests.contract.engines.conftest import LIMITS, Workshop
 

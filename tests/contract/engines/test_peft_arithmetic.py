@@ -14,7 +14,7 @@ from pipelines.domain.adapter import FIELDS
 from pipelines.domain.errors import UserError
 from pipelines.engines.openvino.lora import LoraAdapter
 from tests.contract.engines.conftest import torch, transformers
-from triton_repo.lora import convert
+from triton_repo.write import convert
 
 peft = pytest.importorskip("peft")
 LINEARS = ["q_proj", "v_proj", "down_proj"]

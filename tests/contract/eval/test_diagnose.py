@@ -12,10 +12,9 @@ pytest.importorskip("torch")
 pytest.importorskip("openvino_genai")
 pytest.importorskip("modelopt")
 
-from eval.diagnose.result import Place, StageDiagnosis, StageVerdict
+from eval.diagnose.result import Place, StageDiagnosis, StageVerdict, diagnosis_text
 from eval.diagnose.run import diagnose
-from eval.diagnose.table import diagnosis_text
-from pipelines.compress.traced_simulation import SimulatedModel
+from pipelines.compress.simulating import SimulatedModel
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
 from tests.support.diagnosed import Deployments, Places

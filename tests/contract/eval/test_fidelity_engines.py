@@ -13,17 +13,16 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from eval.adapter import EngineLM, load_tokenizer
-from eval.answers import AnswerLog
 from eval.fidelity.divergence import Figures
 from eval.fidelity.measure import Side, check_sides, greedy, layer_errors, measure
 from eval.fidelity.windows import Windows
-from eval.kept import KeptSession
+from eval.kept import AnswerLog, KeptSession
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
-from pipelines.engines.openvino.options import OpenVinoOptions
+from pipelines.engines.openvino.runtime import OpenVinoOptions
 from pipelines.engines.port import BuildLimits, NotFiniteError, SamplingParams
 from pipelines.settings.model import BUNDLED
 from tests.support.random_checkpoint import write_checkpoint

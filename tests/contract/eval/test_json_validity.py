@@ -13,10 +13,9 @@ import openvino as ov
 import pytest
 
 from eval.adapter import load_tokenizer
-from eval.answers import AnswerLog
 from eval.harness import EvalResult, EvalSpec, evaluate
-from eval.kept import KeptSession
-from eval.tasks.json_validity import ANSWER_TOKENS, SCHEMAS, judge_json, load_json_validity
+from eval.kept import AnswerLog, KeptSession
+from eval.tasks.load import JSON_VALIDITY_ANSWER_TOKENS, SCHEMAS, judge_json, load_json_validity
 from pipelines.compress import CalibrationSpec, QuantSpec, quantize
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
@@ -91,7 +90,7 @@ def test_what_the_engine_finishes_under_guidance_is_valid(session: Session) -> N
     assert any(record.correct for record in guided.records)
     for record in guided.records:
         written = len(tokenizer.encode(str(record.choice), add_special_tokens=False))
-        assert record.correct or written > ANSWER_TOKENS * 0.9, record
+        assert record.correct or written > JSON_VALIDITY_ANSWER_TOKENS * 0.9, record
     assert guided.metric == "follows_schema,none"
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from eval.exports import LM_EVAL, write_hub
-from eval.harness import EvalResult, EvalSpec, evaluate
+from eval.harness import LM_EVAL, EvalResult, EvalSpec, evaluate, write_hub
 from eval.paired import compare_pair, logprob_shift
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress, SilentProgress

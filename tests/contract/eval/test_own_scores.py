@@ -12,8 +12,7 @@ from eval.dataset import MINI_MMLU, read_subjects
 from eval.harness import evaluate
 from eval.own import OwnLayout
 from eval.results import EvalResult
-from eval.spec import EvalSpec
-from eval.task_names import LOCAL
+from eval.spec import LOCAL, EvalSpec
 from pipelines.domain.progress import SilentProgress
 from pipelines.settings.model import BUNDLED
 

@@ -12,8 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from eval.exports import LM_EVAL
-from eval.harness import EvalSpec, evaluate
+from eval.harness import LM_EVAL, EvalSpec, evaluate
 from eval.perplexity import PerplexityResult, perplexity_rows, perplexity_table
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from eval.adapter import load_tokenizer
-from eval.answers import AnswerLog
 from eval.fidelity.bounds import KnownTokens, bound_logits
 from eval.fidelity.divergence import compare_logits
 from eval.fidelity.measure import Side, measure
 from eval.fidelity.served import BoundsResult, measure_served
 from eval.fidelity.windows import cut
 from eval.harness import EvalResult, EvalSpec, evaluate
+from eval.kept import AnswerLog
 from eval.server import OpenAiServer
 from eval.triton import TritonGrpc
 from pipelines.cli.main import main

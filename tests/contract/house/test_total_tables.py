@@ -17,7 +17,7 @@ import triton_repo
 from eval.verdict import Verdict
 from pipelines.domain.families import Architecture
 from pipelines.domain.formats import FORMATS, Activation, KvFormat, QFormat
-from pipelines.engines.description import ServerBackend
+from pipelines.engines.registry import ServerBackend
 from pipelines.plan.targets import Target
 from pipelines.run.gpu_commands import WRITES
 from pipelines.settings.features import HEADS

@@ -18,8 +18,8 @@ import pytest
 
 from pipelines.domain.benchmark import RESULT, BenchmarkResult
 from pipelines.domain.errors import UserError
-from pipelines.domain.timing import RequestTiming, from_columns
-from pipelines.loadgen import result_header
+from pipelines.domain.summary import RequestTiming, from_columns
+from pipelines.loadgen import run
 from pipelines.loadgen.run import ServerIdentity, ServerTarget, run_benchmark
 from pipelines.settings import load as load_settings
 from tests.support.load_settings import ROOT, TINY_LLAMA, benchmark, workload
@@ -133,7 +133,7 @@ def test_a_window_goes_on_until_there_are_enough_requests(
     enough: int, seconds: tuple[float, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With duration_s=auto, between a shortest and a longest time."""
-    for module in (load_settings, result_header):
+    for module in (load_settings, run):
         monkeypatch.setattr(module, "AUTO_SECONDS", (0.5, 2.0))
         monkeypatch.setattr(module, "AUTO_REQUESTS", enough)
     with running("--ttft-ms", "5") as server:

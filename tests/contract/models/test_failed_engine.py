@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.serving.failures import ServerFailedError
 from pipelines.serving.locate import why_no_server
+from pipelines.serving.logs import ServerFailedError
 from pipelines.serving.process import TritonServer
 from tests.contract.models.conftest import SERVING, Client
 

@@ -20,7 +20,7 @@ from scripts.zoo.quiz import LETTERS, build_splits, description, question_text
 from scripts.zoo.world import build_world
 from tests.contract.models.conftest import MODEL, SERVING, Client
 from tests.support.served_gemma import LIMITS
-from triton_repo.spec import RepositorySpec
+from triton_repo.parameters import RepositorySpec
 from triton_repo.write import write_repository
 
 ADAPTERS = {1: MODEL.parents[1] / "adapters" / "next_letter", 7: MODEL.parents[1] / "adapters" / "in_words"}

@@ -19,8 +19,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelines.serving.failures import ServerFailedError
 from pipelines.serving.frontend import OpenAiFrontend
+from pipelines.serving.logs import ServerFailedError
 from pipelines.serving.openai import connections
 from pipelines.serving.ports import another_port, answers_200
 from pipelines.serving.process import TritonServer

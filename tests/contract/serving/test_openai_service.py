@@ -14,7 +14,7 @@ import pytest
 openai = pytest.importorskip("openai")
 
 from pipelines.serving.frontend import OpenAiFrontend  # noqa: E402 - after the skip
-from pipelines.serving.openai.limits import REFUSAL_PAUSE_S  # noqa: E402
+from pipelines.serving.openai.bodies import REFUSAL_PAUSE_S  # noqa: E402
 from pipelines.serving.process import TritonServer  # noqa: E402
 from tests.support.eventually import eventually  # noqa: E402
 

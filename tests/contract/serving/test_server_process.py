@@ -26,7 +26,7 @@ import tritonclient.grpc as grpc
 from tritonclient.utils import triton_to_np_dtype
 
 from pipelines.domain.errors import UserError
-from pipelines.serving import crashes
+from pipelines.serving import process as crashes
 from pipelines.serving import process as process_module
 from pipelines.serving.locate import why_no_server
 from pipelines.serving.ports import answers_200

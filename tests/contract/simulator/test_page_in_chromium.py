@@ -13,9 +13,8 @@ import pytest
 from pipelines.document.canvas import DARK, LIGHT
 from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel, measure
 from pipelines.predict.simulate.page import page
-from pipelines.predict.simulator.cost import TickCost
 from pipelines.predict.simulator.interface import REFUSALS, OfferedLoad, SchedulerLimits, SimulatedRun
-from pipelines.predict.simulator.run import simulate
+from pipelines.predict.simulator.run import TickCost, simulate
 from tests.support.chromium import DARK_THEME, LIGHT_THEME, needs_chromium, said_by
 
 pytestmark = [pytest.mark.thorough, needs_chromium]

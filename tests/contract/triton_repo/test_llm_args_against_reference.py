@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pipelines.domain.errors import UserError
-from triton_repo.llm_args import DraftTargetConfig, KvCacheConfig, LlmArgs, SchedulerConfig
+from triton_repo.llmapi import DraftTargetConfig, KvCacheConfig, LlmArgs, SchedulerConfig
 
 REFERENCE = json.loads((Path(__file__).parent / "reference" / "llm_args.json").read_text())
 CLASSES = {

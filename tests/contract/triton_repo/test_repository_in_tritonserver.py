@@ -16,7 +16,7 @@ from tests.support.engine_folders import write_engine, write_tokenizer
 from tests.support.own_tensors import OWN
 from triton_repo import write
 from triton_repo.generate import parse
-from triton_repo.spec import RepositorySpec
+from triton_repo.parameters import RepositorySpec
 from triton_repo.write import write_repository
 
 pytest.importorskip("pytriton", reason="nvidia-pytriton carries the tritonserver binary")

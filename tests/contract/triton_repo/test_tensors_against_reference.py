@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-from pipelines.doctor.templates import TABLE
+from pipelines.doctor.command import TABLE
 from pipelines.engines.limits import EngineLimits
 from pipelines.settings.triton import DECIDED_ELSEWHERE, TritonSettings
 from tests.support.engine_folders import write_engine
 from tests.support.own_tensors import OWN
 from triton_repo.generate import llmapi_configs, repository_configs
-from triton_repo.parameters import ENGINE_DIR
-from triton_repo.spec import ImageSpec, RepositorySpec
+from triton_repo.parameters import ENGINE_DIR, ImageSpec, RepositorySpec
 
 REFERENCE = Path(__file__).parent / "reference"
 IO = json.loads((REFERENCE / "triton_io.json").read_text())

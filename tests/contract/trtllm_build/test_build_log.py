@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.engines.tensorrt_llm.log import STEPS, BuildLog
+from pipelines.engines.tensorrt_llm.engine import STEPS, BuildLog
 
 LOGS = Path(__file__).parent / "logs"
 MIB = 2**20

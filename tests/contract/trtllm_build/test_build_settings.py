@@ -8,7 +8,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from pipelines.engines.tensorrt_llm.options import options
+from pipelines.engines.tensorrt_llm.folder import options
 from pipelines.settings.build import DECIDED, BuildSettings
 from pipelines.settings.paths import PROJECT_ROOT
 

@@ -9,9 +9,7 @@ import pytest
 
 from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.engines.port import BuildLimits
-from pipelines.engines.tensorrt_llm.command import BuildPaths, command, identity
-from pipelines.engines.tensorrt_llm.folder import read_back
-from pipelines.engines.tensorrt_llm.options import options
+from pipelines.engines.tensorrt_llm.folder import BuildPaths, command, identity, options, read_back
 from pipelines.settings.build import DECIDED, BuildSettings
 from tests.support.emulated_trtllm import A100, B200
 from tests.support.emulated_trtllm.plan import planned, read_checkpoint

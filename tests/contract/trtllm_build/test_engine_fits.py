@@ -8,7 +8,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.port import SamplingParams
 from pipelines.engines.registry import open_engine
-from pipelines.engines.tensorrt_llm import fits
+from pipelines.engines.tensorrt_llm import folder as fits
 from pipelines.engines.tensorrt_llm.folder import BuiltOn
 from tests.support.emulated_trtllm import A100, H100, environment
 from tests.support.engine_folders import write_engine

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.engines.tensorrt_llm.options import extra_choices, help_differences
+from pipelines.engines.tensorrt_llm.folder import extra_choices, help_differences
 from pipelines.settings.build import BuildSettings
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pipelines.document.markdown import render_markdown
+from pipelines.document.blocks import render_markdown
 from pipelines.domain.benchmark import Slo
 from pipelines.report.collect import collect
 from pipelines.report.sections import document

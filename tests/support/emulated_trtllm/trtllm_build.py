@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.checkpoint.verify import verify
-from pipelines.engines.tensorrt_llm.options import BuildOption, options
+from pipelines.engines.tensorrt_llm.folder import BuildOption, options
 from tests.support.emulated_trtllm.engine_folder import write_config, write_rank
 from tests.support.emulated_trtllm.nvidia_smi import gpus
 from tests.support.emulated_trtllm.plan import Refused, planned, read_checkpoint

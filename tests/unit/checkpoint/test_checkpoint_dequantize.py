@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from pipelines.checkpoint.dequantize import dequantize, unpack_e2m1
-from pipelines.checkpoint.read import Checkpoint
-from pipelines.checkpoint.weight_codes import quantize_weight_only, unpack_int4
+from pipelines.checkpoint.read import Checkpoint, quantize_weight_only, unpack_int4
 from pipelines.domain.errors import UserError
 
 Write = Callable[..., Path]

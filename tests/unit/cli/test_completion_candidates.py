@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from pipelines.cli.completion import candidates, script
+from pipelines.cli.main import candidates, script
 from pipelines.domain.errors import UserError
 from pipelines.settings.complete import asked_hydra, plain_candidates
 from pipelines.settings.groups import choices
@@ -87,7 +87,7 @@ def test_other_words_are_left_to_hydra(word):
 
 def test_a_completion_of_keys_loads_neither_hydra_nor_the_settings():
     code = (
-        "import sys; from pipelines.cli.completion import candidates; "
+        "import sys; from pipelines.cli.main import candidates; "
         "assert candidates(['trtllm-pipelines build quant=fp8 build.max_']); "
         "sys.exit(bool({'hydra', 'omegaconf', 'pydantic'} & set(sys.modules)))"
     )

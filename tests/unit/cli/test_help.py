@@ -8,8 +8,7 @@ import pytest
 
 from pipelines import __version__
 from pipelines.cli.commands import COMMANDS, SECTIONS
-from pipelines.cli.help import command_help, overview
-from pipelines.cli.main import main
+from pipelines.cli.main import command_help, main, overview
 from pipelines.cli.words import overrides_of
 from pipelines.settings.compose import load
 from pipelines.settings.groups import groups

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pipelines.cli.make_args import overrides_from, split_words
+from pipelines.cli.main import overrides_from, split_words
 
 TYPED = [
     "quant=fp8",
@@ -24,7 +24,7 @@ TYPED = [
 def test_real_make_hands_over_every_word(tmp_path):
     """Quotes, blanks, lists, dollars, hashes and additions survive a real make."""
     makefile = tmp_path / "Makefile"
-    program = "import os, sys; from pipelines.cli.make_args import overrides_from; print(overrides_from(os.environ))"
+    program = "import os, sys; from pipelines.cli.main import overrides_from; print(overrides_from(os.environ))"
     makefile.write_text(f".PHONY: build\nbuild:\n\t@{sys.executable} -c '{program}'\n")
     outer = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # we may run in a make
     words = ["make", "-f", makefile, "build", *TYPED, "-j2"]

@@ -7,8 +7,7 @@ import pytest
 from pipelines.domain.errors import ContinuableError
 from pipelines.domain.progress import PARTIAL
 from pipelines.store.leases import LEASES
-from pipelines.store.measurements import recover
-from pipelines.store.store import Store
+from pipelines.store.store import Store, recover
 
 KEY, OTHER = "a" * 64, "b" * 64
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.domain.errors import UserError
-from pipelines.store.measurements import recover
-from pipelines.store.store import Store
+from pipelines.store.store import Store, recover
 from tests.conftest import ROOT
 from tests.support.failing_disk import failing_disk
 from tests.unit.core.test_runner import Write, execute

@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.cli.main import main
 from pipelines.domain.errors import UserError
-from pipelines.host.paths import check_folders
+from pipelines.host.disk import check_folders
 from pipelines.settings.base import Group
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings

@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.cli.main import main
 from pipelines.domain.errors import UserError
-from pipelines.host.text import command_lines
+from pipelines.host.screen import command_lines
 from pipelines.run.console import plan_text
 from pipelines.run.gpu_commands import gpu_commands
 from tests.unit.core.test_plan import model, plan  # noqa: F401

@@ -3,8 +3,7 @@
 import pytest
 
 from pipelines.host.machine import GpuFacts
-from pipelines.predict.performance.gpus import rows, usable_bytes
-from pipelines.predict.performance.hardware import describe, resolved, row_of
+from pipelines.predict.performance.gpus import describe, resolved, row_of, rows, usable_bytes
 from pipelines.settings.compose import load
 from tests.unit.core.test_machine import H100, MACHINE, with_gpu
 

@@ -12,8 +12,7 @@ import pytest
 
 from pipelines.store import leases
 from pipelines.store.leases import DEAD_S, Leases
-from pipelines.store.measurements import recover
-from pipelines.store.store import Store
+from pipelines.store.store import Store, recover
 from tests.conftest import ROOT
 
 HOLDER = """

@@ -4,8 +4,7 @@ import subprocess
 
 import pytest
 
-from pipelines.engines.choose import choose
-from pipelines.engines.registry import lacks_for_tensorrt_engines
+from pipelines.engines.registry import choose, lacks_for_tensorrt_engines
 from pipelines.host import machine
 from pipelines.host.machine import (
     GpuFacts,

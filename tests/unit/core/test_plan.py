@@ -487,7 +487,7 @@ def test_a_gpu_by_name_is_planned_for_and_not_built_on_another_machine(tmp_path,
 def test_a_machine_with_another_gpu_does_not_build_for_the_one_named(tmp_path, model, monkeypatch):
     words = [f"model.path={model}", "quant=int4_wo", "engine=tensorrt_llm"]
     whole = replace(TENSORRT_LLM, lacks=lambda _machine: [])
-    monkeypatch.setattr("pipelines.engines.choose.with_setting", lambda _name: whole)
+    monkeypatch.setattr("pipelines.engines.registry.with_setting", lambda _name: whole)
     (fault,) = plan(tmp_path, [*words, "hardware=a10"], machine=with_gpu()).not_here
     assert str(fault).startswith("hardware=a10 is not here: this machine has NVIDIA H100 80GB HBM3.")
     assert not plan(tmp_path, [*words, "hardware=h100_sxm"], machine=with_gpu()).not_here

@@ -6,7 +6,7 @@ import pytest
 
 from pipelines.plan.plan import make_plan
 from pipelines.predict.simulate.case import make_case
-from pipelines.predict.sizing.ask import ask
+from pipelines.predict.sizing.question import ask
 from pipelines.run.console import plan_text
 from pipelines.settings.compose import load
 from pipelines.store.store import Store

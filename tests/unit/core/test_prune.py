@@ -12,9 +12,8 @@ import pytest
 from pipelines.cli.main import main
 from pipelines.store import space
 from pipelines.store.leases import in_use
-from pipelines.store.measurements import recover
 from pipelines.store.space import freed, remember_link, remove, survey
-from pipelines.store.store import Store
+from pipelines.store.store import Store, recover
 from tests.conftest import ROOT
 
 DAY = 24 * 3600

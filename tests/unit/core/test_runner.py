@@ -15,7 +15,7 @@ import pytest
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
-from pipelines.engines.choose import choose
+from pipelines.engines.registry import choose
 from pipelines.plan.engine_flow import Node
 from pipelines.plan.plan import Plan, _resolve, explain
 from pipelines.run.runner import run

@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass
 
 import pytest
 
-from pipelines.domain.errors import UserError
-from pipelines.domain.typed import read_record
+from pipelines.domain.errors import UserError, read_record
 
 
 @dataclass(frozen=True)

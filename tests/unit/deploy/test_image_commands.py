@@ -10,13 +10,23 @@ import pytest
 
 from pipelines import __version__
 from pipelines.deploy import containers
-from pipelines.deploy.containers import build_image, checkout, find_tool, open_shell
-from pipelines.deploy.image import Checkout, SharedFolders, build_command, flavour_of, reference, shell_command
+from pipelines.deploy.containers import (
+    Checkout,
+    SharedFolders,
+    build_command,
+    build_image,
+    checkout,
+    find_tool,
+    flavour_of,
+    open_shell,
+    reference,
+    shell_command,
+)
 from pipelines.domain.errors import UserError
 from pipelines.host.git import git
 from pipelines.host.machine import GpuFacts, Machine
 from pipelines.settings.compose import load
-from pipelines.settings.image import ImageSettings
+from pipelines.settings.manifests import ImageSettings
 from tests.conftest import ROOT
 
 SOURCE = Checkout(Path("/src"), "0123456789ab", 1700000000)

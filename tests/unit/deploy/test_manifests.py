@@ -12,10 +12,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from pipelines.deploy.deployment import slug
-from pipelines.deploy.facts import RepositoryFacts
-from pipelines.deploy.kustomize import _image, files
-from pipelines.deploy.sizes import Sizes, sizes
+from pipelines.deploy.commands import _image, files
+from pipelines.deploy.facts import RepositoryFacts, Sizes, sizes
+from pipelines.deploy.pods import slug
 from pipelines.domain.units import GIB
 from pipelines.settings.manifests import ManifestSettings
 from pipelines.settings.serving import ServingSettings

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pipelines.deploy import output
+from pipelines.deploy.commands import write_manifests
 from pipelines.deploy.facts import read_served
-from pipelines.deploy.manifests import write_manifests
 from pipelines.deploy.output import INDEX, write_folder
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import Machine

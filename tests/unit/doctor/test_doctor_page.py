@@ -6,11 +6,8 @@ import sys
 
 import pytest
 
-from pipelines.doctor.command import doctor
-from pipelines.doctor.examine import examine
-from pipelines.doctor.record import CombinationVerdict, Diagnosis, ProbeResult
-from pipelines.doctor.text import render
-from pipelines.doctor.verdicts import look
+from pipelines.doctor.command import doctor, examine, judge_combinations
+from pipelines.doctor.versions import CombinationVerdict, Diagnosis, ProbeResult, render
 from pipelines.settings.compose import load
 from tests.unit.core.test_machine import MACHINE, with_gpu
 
@@ -18,7 +15,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
 
 def judged(machine, *overrides):
-    return {(v.engine, v.model, v.quant): v for v in look(load(overrides), machine)}
+    return {(v.engine, v.model, v.quant): v for v in judge_combinations(load(overrides), machine)}
 
 
 def test_without_a_gpu_the_cpu_engine_runs_and_the_others_say_why():
@@ -111,6 +108,6 @@ def test_an_engine_that_this_machine_cannot_run_is_broken(tmp_path):
 
 def test_it_imports_nothing_heavy():
     heavy = ("torch", "openvino", "transformers")
-    code = f"import sys, pipelines.doctor.examine; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, pipelines.doctor.command; print([name for name in {heavy} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout.strip() == "[]"

@@ -14,8 +14,7 @@ MAY_KNOW_NAMES = ("pipelines/engines", "pipelines/settings")
 ALLOWED = {
     ("pipelines/doctor/versions.py", "openvino"): "a Python distribution",
     ("pipelines/doctor/versions.py", "tensorrt_llm"): "a column of compatibility.json",
-    ("pipelines/doctor/gpus.py", "tensorrt_llm"): "a column of compatibility.json",
-    ("pipelines/predict/performance/frameworks.py", "tensorrt_llm"): "a framework's name as others publish it",
+    ("pipelines/predict/performance/performance.py", "tensorrt_llm"): "a framework's name as others publish it",
 }
 """(file, word) -> what the word is there, if not an engine."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.engines.openvino.prefixes import Continuation, PrefixGroup, PrefixRow, batches, plan, together
+from pipelines.engines.openvino.scoring import Continuation, PrefixGroup, PrefixRow, batches, plan, together
 
 SHOTS = tuple(range(100, 140))  # 40 tokens that many prompts begin with
 

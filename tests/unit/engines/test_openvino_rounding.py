@@ -14,7 +14,7 @@ ov = pytest.importorskip("openvino")
 
 from openvino import opset13 as op  # noqa: E402 - after the skip
 
-from pipelines.engines.openvino.rounding import round_e4m3, to_fp8, to_int8, to_nvfp4  # noqa: E402
+from pipelines.engines.openvino.weights import round_e4m3, to_fp8, to_int8, to_nvfp4  # noqa: E402
 
 PRECISIONS = ["f32", "bf16"]
 Graph = Callable[[Any], Any]

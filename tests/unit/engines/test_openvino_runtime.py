@@ -15,10 +15,11 @@ pytest.importorskip("openvino_genai")
 
 from pipelines.checkpoint.config import CheckpointConfig, Quantization
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.options import OpenVinoOptions
+from pipelines.engines.openvino.engine import generation_config
 from pipelines.engines.openvino.precision import unheard
 from pipelines.engines.openvino.runtime import (
     EngineFolder,
+    OpenVinoOptions,
     arithmetic,
     check_request,
     dynamic_quantization,
@@ -27,7 +28,6 @@ from pipelines.engines.openvino.runtime import (
     kv_precision,
     properties,
 )
-from pipelines.engines.openvino.session import generation_config
 from pipelines.engines.port import BuildLimits, SamplingParams
 
 GEMMA_2B = {

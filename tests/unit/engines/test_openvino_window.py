@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.domain.errors import UserError
 from pipelines.engines.openvino.blocks import Eviction, nearest_window
-from pipelines.engines.openvino.window import eviction_of
+from pipelines.engines.openvino.runtime import eviction_of
 from pipelines.rules import cpu
 from pipelines.rules.record import judge
 from pipelines.rules.table import refused

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import openvino as ov
 from openvino import opset13 as op
 
-from pipelines.engines.openvino.signal_stack import SS_DISABLE, signal_stack, take_back_signal_stack
+from pipelines.engines.openvino.runtime import SS_DISABLE, SignalStack, take_back_signal_stack
 
 
 def test_signals_use_the_ordinary_stack_after_loading() -> None:
@@ -14,4 +16,6 @@ def test_signals_use_the_ordinary_stack_after_loading() -> None:
     given = op.parameter(ov.PartialShape([1]), ov.Type.f32)
     ov.Core().compile_model(ov.Model([op.relu(given)], [given]), "CPU")(np.ones(1, dtype=np.float32))
     take_back_signal_stack()
-    assert signal_stack().flags == SS_DISABLE
+    stack = SignalStack()
+    ctypes.CDLL(None).sigaltstack(None, ctypes.byref(stack))
+    assert stack.flags == SS_DISABLE

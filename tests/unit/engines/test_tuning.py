@@ -11,8 +11,7 @@ from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.engines.registry import ENGINES, LLM_API, OPENVINO, TENSORRT_LLM
 from pipelines.engines.tensorrt_llm.tuning import ROWS
 from pipelines.engines.tuning import advice, tuned
-from pipelines.plan.deployment import deployment
-from pipelines.plan.user_inputs import Found
+from pipelines.plan.user_inputs import Found, deployment
 from pipelines.rules.record import Severity
 from pipelines.rules.table import check
 from pipelines.settings.base import ChoosingGroup

@@ -7,12 +7,11 @@ from math import prod
 
 import pytest
 
-from eval.chance import Answered
 from eval.compare import bound_cells, loss_rows, loss_table, verdict_sentence
+from eval.exact import Answered
 from eval.verdict import USUAL, Verdict, least_for_go
 from pipelines.cli.commands import COMMANDS
-from pipelines.report.plots import _VERDICT_COLOURS
-from pipelines.report.words import CONVENTIONS
+from pipelines.report.plots import _VERDICT_COLOURS, CONVENTIONS
 
 
 def test_p_value_is_that_of_all_courses() -> None:

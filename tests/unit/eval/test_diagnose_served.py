@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from eval.diagnose.expected import Reply, RightAnswers
-from eval.diagnose.items import make_items
-from eval.diagnose.served_causes import Wrong, answers_cause, ids_cause, written_cause
+from eval.diagnose.served import Wrong, answers_cause, ids_cause, written_cause
+from eval.diagnose.servers import Reply, RightAnswers, make_items
 from pipelines.settings.model import BUNDLED
 
 transformers = pytest.importorskip("transformers")

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from eval.fidelity.divergence import Figures
+from eval.fidelity.divergence import FidelityResult, Figures, GreedyFidelity, LayerErrors, TextFidelity
 from eval.fidelity.flips import flips, margin
-from eval.fidelity.result import FidelityResult, GreedyFidelity, LayerErrors, TextFidelity
 from eval.fidelity.table import fidelity_text
 from eval.results import QuestionRecord
 from pipelines.domain.errors import UserError

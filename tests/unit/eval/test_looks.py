@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.exact import Changed, p_below
-from eval.looks import Evidence, Look, PlannedLook, order, planned_looks
+from eval.exact import Changed, Evidence, Look, PlannedLook, order, p_below, planned_looks
 from eval.verdict import (
     Criteria,
     Verdict,

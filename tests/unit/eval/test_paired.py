@@ -6,9 +6,7 @@ import json
 
 import pytest
 
-from eval.chance import Answered
-from eval.exact import Changed
-from eval.looks import Evidence
+from eval.exact import Answered, Changed, Evidence
 from eval.paired import Paired, above_chance, compare_pair, mcnemar_exact
 from pipelines.domain.errors import UserError
 from tests.conftest import REFERENCE

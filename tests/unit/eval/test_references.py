@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eval.compare import reference_rows, reference_table
-from eval.references import all_references, differences, references_of
+from eval.results import all_references, differences, references_of
 
 
 def test_every_reference_is_a_plausible_fact() -> None:

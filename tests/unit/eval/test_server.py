@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from eval.answers import AnswerLog
+from eval.kept import AnswerLog
 from eval.server import OpenAiServer
 from eval.triton import TritonGrpc
 from pipelines.domain.errors import UserError

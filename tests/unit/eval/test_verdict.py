@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from eval import exact
-from eval.exact import Changed, bounds, p_below, score
-from eval.looks import Evidence
+from eval.exact import Changed, Evidence, bounds, p_below, score
 from eval.verdict import Criteria, Verdict, holm, judge, least_for_go, least_for_no_go, questions_needed
 
 CAVO = Changed(161, 6, 16)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.host.text import table, width, wrapped
+from pipelines.host.screen import table, width, wrapped
 
 WIDE = [("load", *(f"column {n}" for n in range(9))), *((f"{n}/s", *["1,234"] * 9) for n in (1, 20))]
 

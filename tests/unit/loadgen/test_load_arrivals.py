@@ -10,7 +10,7 @@ from statistics import fmean, pstdev
 import pytest
 
 from pipelines.domain.errors import UserError
-from pipelines.loadgen.arrivals import TraceItem, offsets, read_trace
+from pipelines.loadgen.plan import TraceItem, offsets, read_trace
 
 
 def gaps(arrival: str, rate: float, cv: float = 1.0) -> list[float]:

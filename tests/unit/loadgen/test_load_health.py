@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pipelines.domain.benchmark import ClientHealth
-from pipelines.domain.summary import summarise, whole_window
-from pipelines.domain.timing import RequestTiming
+from pipelines.domain.summary import RequestTiming, summarise, whole_window
 from pipelines.loadgen.columns import columns_of
 from pipelines.loadgen.health import MachineLoad, growth_note, judge, tail_note
-from pipelines.loadgen.shared import ClientReport
+from pipelines.loadgen.request_stream import ClientReport
 
 MS = 1_000_000
 IDLE = MachineLoad(busy=0.3, steal=0.0, cpus=2)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipelines.domain.errors import UserError
-from pipelines.loadgen.lengths import sampler
+from pipelines.loadgen.plan import sampler
 from pipelines.settings.load import LengthSettings
 
 

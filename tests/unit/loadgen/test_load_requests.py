@@ -6,10 +6,9 @@ import struct
 
 import pytest
 
-from pipelines.loadgen.interface import Interface, build_request
 from pipelines.loadgen.plan import PlannedRequest
 from pipelines.loadgen.request_stream import classify
-from pipelines.loadgen.server import statistics_between
+from pipelines.loadgen.server import Interface, build_request, statistics_between
 
 COUNTED = ("exclude_input_in_output", "return_num_input_tokens", "return_num_output_tokens")
 ENSEMBLE = frozenset(("text_input", "max_tokens", "stream", "min_tokens", "end_id", *COUNTED))

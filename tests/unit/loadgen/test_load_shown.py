@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from pipelines.domain.benchmark import BenchmarkResult, ClientHealth, Level, Slo
-from pipelines.domain.summary import SECOND, summarise
-from pipelines.domain.timing import RequestTiming
+from pipelines.domain.summary import SECOND, RequestTiming, summarise
 from pipelines.loadgen.columns import columns_of
+from pipelines.loadgen.level import read_metrics
 from pipelines.loadgen.live import PlainView, State, TerminalView
-from pipelines.loadgen.metrics import read_metrics
-from pipelines.loadgen.table import benchmark_table, level_line
+from pipelines.loadgen.run import benchmark_table, level_line
 from tests.support.load_settings import workload
 
 MS = 1_000_000

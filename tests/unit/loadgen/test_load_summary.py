@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipelines.domain.benchmark import Distribution, Slo
-from pipelines.domain.summary import SECOND, distribution, percentile, summarise, whole_window
-from pipelines.domain.timing import RequestTiming
+from pipelines.domain.summary import SECOND, RequestTiming, distribution, percentile, summarise, whole_window
 from pipelines.loadgen.columns import columns_of
 
 MS = 1_000_000

@@ -13,8 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.generation_request import GenerationRequest, ModelLimits
-from pipelines.engines.openvino.guided import Guide, Guides
+from pipelines.engines.openvino.generation_request import GenerationRequest, Guide, Guides, ModelLimits
 from pipelines.engines.openvino.request_inputs import read_requests
 from pipelines.engines.openvino.sampling import TokenChooser
 from pipelines.settings.model import BUNDLED

@@ -13,8 +13,8 @@ pytest.importorskip("openvino_genai")
 from pipelines.domain.errors import UserError
 from pipelines.engines.openvino.characters import PartialCharacters
 from pipelines.engines.openvino.generation_request import GenerationRequest, ModelLimits
+from pipelines.engines.openvino.logits_loop import ResponseSender
 from pipelines.engines.openvino.request_inputs import read_requests
-from pipelines.engines.openvino.response_sender import ResponseSender
 from pipelines.engines.openvino.sampling import TokenChooser
 from pipelines.engines.openvino.sequences import Response, ResponsePart, Sequence, StepOutput
 from pipelines.engines.openvino.serving_options import ServingOptions

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from pipelines.domain.errors import UserError
-from pipelines.nightly.history import FILE, History
-from pipelines.nightly.record import Record, pack_bits, unpack_bits
+from pipelines.nightly.accuracy import Record, pack_bits, unpack_bits
+from pipelines.nightly.sentences import FILE, History
 from tests.conftest import ROOT
 from tests.support.nights import load, night
 
@@ -79,7 +79,7 @@ def test_two_writers_do_not_mix_their_lines(tmp_path):
 
 def test_a_second_run_on_the_same_host_is_refused(tmp_path):
     hold = (
-        "import sys; from pathlib import Path; from pipelines.nightly.history import History\n"
+        "import sys; from pathlib import Path; from pipelines.nightly.sentences import History\n"
         f"with History(Path({str(tmp_path)!r})).only_run('here'): print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

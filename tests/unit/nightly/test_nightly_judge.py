@@ -1,6 +1,6 @@
 """A series against its own noise: what is a change, what is not, and since when."""
 
-from pipelines.nightly.judge import SHIFT_NIGHTS, ChangeRule, quantile, replay
+from pipelines.nightly.verdict import SHIFT_NIGHTS, ChangeRule, quantile, replay
 
 RATE = ChangeRule(higher_is_better=True, floor=0.05, chance=0.001, window=20, least=4)
 LATENCY = ChangeRule(higher_is_better=False, floor=0.05, chance=0.001, window=20, least=4)

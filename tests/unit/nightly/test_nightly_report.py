@@ -4,10 +4,9 @@ import re
 
 import pytest
 
-from pipelines.document.html import render_html
-from pipelines.document.write import write_document
-from pipelines.nightly.history import History
-from pipelines.nightly.shown import named, scale, title
+from pipelines.document.canvas import render_html, write_document
+from pipelines.nightly.accuracy import named, scale, title
+from pipelines.nightly.sentences import History
 from pipelines.nightly.trend import trend_document
 from pipelines.nightly.verdict import judge
 from tests.support.nights import load, night, nightly_settings

@@ -6,10 +6,8 @@ import pytest
 
 from eval.verdict import Verdict
 from pipelines.nightly.accuracy import limit_verdict
-from pipelines.nightly.command import words
-from pipelines.nightly.history import History
-from pipelines.nightly.night import summary
-from pipelines.nightly.sentences import causes, headline
+from pipelines.nightly.command import summary, words
+from pipelines.nightly.sentences import History, causes, headline
 from pipelines.nightly.verdict import is_suspect, judge, nights_before, with_measurement
 from tests.support.nights import accuracy, load, night, nightly_settings
 

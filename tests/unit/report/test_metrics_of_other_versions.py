@@ -15,9 +15,8 @@ from pipelines.domain import metrics
 from pipelines.domain.benchmark import DISTRIBUTIONS, BenchmarkResult, Distribution, Summary
 from pipelines.domain.errors import UserError
 from pipelines.domain.metrics import BY_NAME, FIGURES, METRICS, figures
-from pipelines.loadgen.table import benchmark_table
-from pipelines.nightly.record import higher_is_better, load_metrics
-from pipelines.nightly.shown import shown, title
+from pipelines.loadgen.run import benchmark_table
+from pipelines.nightly.accuracy import higher_is_better, load_metrics, shown, title
 from pipelines.report.tables_load import levels_table, percentiles_table
 
 EARLIER = Path(__file__).parent / "data" / "benchmark_of_an_earlier_version.json"

@@ -7,10 +7,9 @@ from huggingface_hub import ModelCard
 
 from eval.compare import verdict_sentence
 from eval.own import OwnLayout
-from eval.spec import EvalSpec
-from eval.task_names import LOCAL
+from eval.spec import LOCAL, EvalSpec
 from eval.verdict import Verdict
-from pipelines.document.markdown import escape
+from pipelines.document.blocks import escape
 from pipelines.domain.errors import UserError
 from pipelines.report.collect import collect
 from pipelines.report.command import write_report

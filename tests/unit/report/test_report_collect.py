@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from eval.compare import loss_rows
-from eval.looks import PlannedLook
+from eval.exact import PlannedLook
 from eval.results import Sequential
 from eval.verdict import Criteria
-from pipelines.document.markdown import render_markdown
+from pipelines.document.blocks import render_markdown
 from pipelines.domain.errors import UserError
 from pipelines.report.collect import collect
 from pipelines.report.sections import document

@@ -5,8 +5,7 @@ from dataclasses import asdict
 import pytest
 
 from eval.fidelity.bounds import BoundFigures
-from eval.fidelity.divergence import Figures
-from eval.fidelity.result import FidelityResult, GreedyFidelity, LayerErrors, TextFidelity
+from eval.fidelity.divergence import FidelityResult, Figures, GreedyFidelity, LayerErrors, TextFidelity
 from eval.fidelity.served import BoundsResult, TextBounds
 from pipelines.document.blocks import Figure, Fold, Table
 from pipelines.report.collect import collect

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from pipelines.document.blocks import escape
 from pipelines.document.canvas import DARK, LIGHT
-from pipelines.document.markdown import escape
 from pipelines.domain.errors import UserError
 from pipelines.report.collect import collect
 from pipelines.report.command import write_report

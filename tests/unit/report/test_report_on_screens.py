@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.document.html import render_html
+from pipelines.document.canvas import render_html
 from pipelines.report.collect import collect
 from pipelines.report.data import ModelledRun
 from pipelines.report.sections import document

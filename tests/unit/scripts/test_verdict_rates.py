@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from eval.exact import Changed
-from eval.looks import Evidence
+from eval.exact import Changed, Evidence
 from eval.verdict import USUAL, Verdict, judge
 from scripts.verdict_rates import rates
 

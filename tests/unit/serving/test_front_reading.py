@@ -18,9 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.serving.openai import bodies
-from pipelines.serving.openai.bodies import BodyGuard
+from pipelines.serving.openai.bodies import BodyGuard, Limits
 from pipelines.serving.openai.errors import ApiError
-from pipelines.serving.openai.limits import Limits
 from pipelines.serving.openai.reader import Reader
 from pipelines.serving.openai.tokenizer import ServedTokenizer
 from pipelines.settings.model import BUNDLED

@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.serving.openai.errors import ApiError, from_triton
-from pipelines.serving.openai.generation import Choice, Prompt, TokenPart, collect_all
+from pipelines.serving.openai.generation import Choice, Prompt, StopFilter, TokenPart, collect_all
 from pipelines.serving.openai.inputs import InputTensor, ServedEngine, engine_inputs
-from pipelines.serving.openai.prompts import ChatTemplate
+from pipelines.serving.openai.rendering import ChatTemplate
 from pipelines.serving.openai.responses import ResponseRequest
 from pipelines.serving.openai.schema import ChatRequest, CompletionRequest
-from pipelines.serving.openai.stops import StopFilter
 from pipelines.serving.openai.tokenizer import ServedTokenizer, TextStream
 from pipelines.settings.model import BUNDLED
 from pipelines.settings.serving import ServingSettings

@@ -1,6 +1,6 @@
 """How often, and after which pauses, a server is started again."""
 
-from pipelines.serving.restarts import STEADY_S, RestartBudget
+from pipelines.serving.foreground import STEADY_S, RestartBudget
 
 
 class Clock:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.serving.loading import LoadWatch, loading_now
-from pipelines.serving.logs import load_failures, taken_port, useful_lines
+from pipelines.serving.logs import LoadWatch, load_failures, loading_now, taken_port, useful_lines
 
 NOISE = [
     'W1121 09:31:02.712236 7160 pinned_memory_manager.cc:273] "Unable to allocate pinned system memory, pinned memory'

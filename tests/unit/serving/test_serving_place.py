@@ -18,8 +18,7 @@ from pydantic import ValidationError
 
 from pipelines.domain.errors import UserError
 from pipelines.serving import locate as locate_module
-from pipelines.serving.backends import backend_directory
-from pipelines.serving.locate import PYTHON, Wheel, locate, why_no_server
+from pipelines.serving.locate import PYTHON, Wheel, backend_directory, locate, why_no_server
 from pipelines.serving.ports import FREE_RANGE, choose_ports, privileged_ports
 from pipelines.serving.repository import read_repository, refuse_elsewhere
 from pipelines.serving.shared_memory import own_prefix, remove_leftovers

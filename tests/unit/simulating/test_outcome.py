@@ -7,11 +7,9 @@ import pytest
 
 from pipelines.domain.summary import summarise, whole_window
 from pipelines.loadgen.columns import columns_of
-from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel, PolicyOutcome, measure
-from pipelines.predict.simulate.reasons import limits_in_words
-from pipelines.predict.simulator.cost import TickCost
+from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel, PolicyOutcome, limits_in_words, measure
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
-from pipelines.predict.simulator.run import simulate
+from pipelines.predict.simulator.run import TickCost, simulate
 from tests.support.simulated_records import timings
 
 

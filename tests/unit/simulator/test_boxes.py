@@ -7,10 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.predict.simulator.boxes import CONTEXT, EOS, GEN, NOOP, Box, boxes, with_gaps
-from pipelines.predict.simulator.cost import TickCost
-from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
-from pipelines.predict.simulator.run import simulate
+from pipelines.predict.simulator.interface import (
+    CONTEXT,
+    EOS,
+    GEN,
+    NOOP,
+    Box,
+    OfferedLoad,
+    SchedulerLimits,
+    SimulatedRun,
+    boxes,
+    with_gaps,
+)
+from pipelines.predict.simulator.run import TickCost, simulate
 
 
 def run_of(engine: SchedulerLimits, osl: list[int], until: float | None = None, gap: float = 0.0) -> SimulatedRun:

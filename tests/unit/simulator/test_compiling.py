@@ -12,7 +12,7 @@ pytestmark = pytest.mark.thorough
 
 RUN = """
 import numpy as np
-from pipelines.predict.simulator.cost import TickCost
+from pipelines.predict.simulator.run import TickCost
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
 from pipelines.predict.simulator.run import simulate
 simulate(SchedulerLimits(), OfferedLoad(np.ones(1), np.ones(1), users=1), TickCost(), backend="numba")

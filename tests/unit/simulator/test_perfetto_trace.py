@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from pipelines.predict.simulate.perfetto import trace
-from pipelines.predict.simulator.cost import TickCost
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
-from pipelines.predict.simulator.run import simulate
+from pipelines.predict.simulator.run import TickCost, simulate
 
 NUMBER = {"type": "number", "minimum": 0}
 COMMON = {"name": {"type": "string", "minLength": 1}, "pid": {"type": "integer"}, "tid": {"type": "integer"}}

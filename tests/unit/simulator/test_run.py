@@ -9,9 +9,8 @@ import pytest
 
 from pipelines.domain.errors import UserError
 from pipelines.predict.simulator import backend
-from pipelines.predict.simulator.cost import IterationCost, TickCost
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
-from pipelines.predict.simulator.run import simulate
+from pipelines.predict.simulator.run import IterationCost, TickCost, simulate
 from tests.support.simulated_records import stamps
 
 SECOND = IterationCost(0, 0, 0, 0, fixed=1.0)

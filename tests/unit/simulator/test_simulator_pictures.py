@@ -7,9 +7,8 @@ import pytest
 
 from pipelines.document.blocks import Figure
 from pipelines.predict.simulate.pictures import MAX_SLOTS, Point, PolicyCurve, Shown, curves_picture, slots_picture
-from pipelines.predict.simulator.cost import TickCost
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
-from pipelines.predict.simulator.run import simulate
+from pipelines.predict.simulator.run import TickCost, simulate
 
 pytestmark = pytest.mark.pictures
 

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.predict.simulator.cost import TickCost
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
-from pipelines.predict.simulator.run import simulate
+from pipelines.predict.simulator.run import TickCost, simulate
 from tests.support.simulated_records import gap_before_last
 
 MODEL = json.loads((Path(__file__).parents[2] / "reference/seed_cases.json").read_text())["simulator_tick_model"]

@@ -6,11 +6,7 @@ import pytest
 from scipy.stats import poisson
 
 from pipelines.domain.units import rate_of_users
-from pipelines.predict.sizing.demand import (
-    Demand,
-    poisson_percentile,
-    requests_per_day,
-)
+from pipelines.predict.sizing.question import Demand, poisson_percentile, requests_per_day
 from tests.conftest import REFERENCE
 
 SEED = json.loads((REFERENCE / "seed_cases.json").read_text())

@@ -12,13 +12,12 @@ from pipelines.domain.benchmark import RESULT
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.predict.performance.deployment import Compression, fitted_deployment, gpu_model, known
-from pipelines.predict.performance.fit_file import load_fit
+from pipelines.predict.performance.fit_file import costs, load_fit
 from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.performance import PerformanceModel, Setup
-from pipelines.predict.performance.step_cost import costs
 from pipelines.report.collect import collect
-from pipelines.report.modelled import with_models
+from pipelines.report.command import with_models
 from pipelines.report.sections import document
 from pipelines.report.tables_load import modelled_table
 from pipelines.settings.compose import load

@@ -8,7 +8,7 @@ import pytest
 from pipelines.domain.benchmark import Distribution, Slo
 from pipelines.domain.errors import UserError
 from pipelines.predict.performance.read_measured import read_measured
-from pipelines.predict.sizing.from_measured import from_measured
+from pipelines.predict.sizing.measured import from_measured
 from tests.support.sizing_questions import demand
 
 FILE = Path(__file__).parents[2] / "reference" / "benchmarks" / "aiperf_1_5.json"

@@ -8,17 +8,17 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.host.machine import Machine
 from pipelines.plan.plan import make_plan
+from pipelines.predict.performance.fit_file import costs
 from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.lengths import LoadLengths, known_lengths
 from pipelines.predict.performance.limits import BATCHES, WantedLimits
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.performance import PerformanceModel
 from pipelines.predict.performance.placement import limits_for_load
-from pipelines.predict.performance.step_cost import costs
 from pipelines.predict.simulate.case import make_case
 from pipelines.predict.sizing.answer import answer
-from pipelines.predict.sizing.ask import ask
 from pipelines.predict.sizing.instance import InstanceUnderLoad, instance
+from pipelines.predict.sizing.question import ask
 from pipelines.predict.sizing.sensitivity import changes
 from pipelines.predict.sizing.words import shown_options
 from pipelines.settings.build import BuildSettings

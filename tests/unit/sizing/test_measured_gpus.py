@@ -11,7 +11,7 @@ from pipelines.cli.main import main
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import gather
 from pipelines.plan.plan import make_plan
-from pipelines.predict.performance.measured_gpus import ranks, with_gpus
+from pipelines.predict.performance.gpus import ranks, with_gpus
 from pipelines.predict.performance.read_measured import read_measured
 from pipelines.predict.sizing.measured import answer_of
 from pipelines.settings.compose import load

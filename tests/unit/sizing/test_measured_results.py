@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.domain.benchmark import RESULT
 from pipelines.domain.errors import UserError
-from pipelines.domain.timing import RequestTiming, to_columns
+from pipelines.domain.summary import RequestTiming, to_columns
 from pipelines.predict.performance.read_measured import read_measured
 from tests.support.report_store import benchmark
 

@@ -8,9 +8,8 @@ import pytest
 from pipelines.domain.benchmark import Distribution
 from pipelines.predict.performance.measured import MeasuredLevel, Sent
 from pipelines.predict.performance.modelled import ModelledDeployment, run_trial, trial
-from pipelines.predict.simulator.cost import IterationCost
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
-from pipelines.predict.simulator.run import simulate
+from pipelines.predict.simulator.run import IterationCost, simulate
 
 NOTHING = Distribution(0)
 COST = IterationCost(0.0, 0.0, 0.0, 0.0, fixed=0.01)

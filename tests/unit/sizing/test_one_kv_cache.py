@@ -4,13 +4,13 @@ import pytest
 
 from pipelines.host.machine import gather
 from pipelines.predict.performance.deployment import gpu_model
+from pipelines.predict.performance.fit_file import costs
 from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.models import known_model
-from pipelines.predict.performance.step_cost import costs
 from pipelines.predict.performance.tuning import tuned_for
 from pipelines.predict.simulate.case import make_case
-from pipelines.predict.sizing.ask import ask
 from pipelines.predict.sizing.instance import instance
+from pipelines.predict.sizing.question import ask
 from pipelines.settings.compose import load
 
 WORDS = ("model=llama_3_8b", "quant=fp8", "hardware=h100_sxm", "workload.isl=2000", "workload.osl=200")

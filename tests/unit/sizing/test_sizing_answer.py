@@ -14,11 +14,10 @@ from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.limits import WantedLimits
 from pipelines.predict.performance.models import model_named
 from pipelines.predict.performance.performance import PerformanceModel
-from pipelines.predict.sizing.answer import answer, attempt
+from pipelines.predict.sizing.answer import answer, attempt, check
 from pipelines.predict.sizing.instance import InstanceUnderLoad, input_share, instance, instances_for, see
 from pipelines.predict.sizing.price import Prices
 from pipelines.predict.sizing.sensitivity import changes
-from pipelines.predict.sizing.validate import check
 from tests.support.sizing_questions import demand, made_up, question
 
 GIVEN = WantedLimits(max_batch_size=2048, max_num_tokens=8192)

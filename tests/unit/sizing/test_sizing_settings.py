@@ -4,7 +4,7 @@ import pytest
 
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError
-from pipelines.predict.sizing.demand import stated_demand
+from pipelines.predict.sizing.question import stated_demand
 from pipelines.settings.compose import load
 
 

@@ -10,10 +10,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from pipelines.host.machine import Machine
-from pipelines.sweep import nodes
-from pipelines.sweep.cells import SweepCell, read
-from pipelines.sweep.job import RunCell
-from pipelines.sweep.watch import Watch
+from pipelines.sweep import launch
+from pipelines.sweep.cells import RunCell, SweepCell, Watch, read
 
 MACHINE = Machine(2, 2**34, (), "a test", has_tensorrt_llm=False, platform="test")
 
@@ -86,7 +84,7 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
-from pipelines.sweep.job import RunCell
+from pipelines.sweep.cells import RunCell
 
 folder, sys.executable = Path(sys.argv[1]), sys.argv[2]
 HydraConfig.get = lambda: type("Hydra", (), {"job": type("Job", (), {"num": 0})})
@@ -120,13 +118,13 @@ def test_a_watch_looks_until_the_launcher_is_back(tmp_path, capsys, cell):
 
 def test_the_machine_of_a_launcher_is_remembered(tmp_path):
     launcher, other = OmegaConf.create({"partition": "h100"}), OmegaConf.create({"partition": "a100"})
-    assert nodes.recall(tmp_path, launcher) is None
-    nodes.remember(tmp_path, launcher, [SweepCell(1, "evaluate", (), "", machine=MACHINE.to_json())])
-    assert nodes.recall(tmp_path, launcher) == MACHINE
-    assert nodes.recall(tmp_path, other) is None
+    assert launch.recall(tmp_path, launcher) is None
+    launch.remember(tmp_path, launcher, [SweepCell(1, "evaluate", (), "", machine=MACHINE.to_json())])
+    assert launch.recall(tmp_path, launcher) == MACHINE
+    assert launch.recall(tmp_path, other) is None
 
 
 def test_a_machine_that_another_version_wrote_is_unknown(tmp_path):
     launcher = OmegaConf.create({"partition": "h100"})
-    nodes.remember(tmp_path, launcher, [SweepCell(1, "evaluate", (), "", machine={"cpus": 2})])
-    assert nodes.recall(tmp_path, launcher) is None
+    launch.remember(tmp_path, launcher, [SweepCell(1, "evaluate", (), "", machine={"cpus": 2})])
+    assert launch.recall(tmp_path, launcher) is None

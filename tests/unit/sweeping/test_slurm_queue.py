@@ -4,14 +4,14 @@ import pytest
 import submitit
 
 from pipelines.settings.paths import PROJECT_ROOT
-from pipelines.sweep import queue
+from pipelines.sweep import slurm
 from pipelines.sweep.launch import expand
-from pipelines.sweep.queue import SlurmJob
+from pipelines.sweep.slurm import SlurmJob
 
 
 def test_every_element_of_an_array_is_read(programs):
     programs("squeue", "echo '17_0|RUNNING|None'; echo '17_1|PENDING|JobArrayTaskLimit'; echo '17_2|TIMEOUT|TimeLimit'")
-    states = queue.states("17")
+    states = slurm.queue_states("17")
     assert {name: (job.ended, job.text) for name, job in states.items()} == {
         "17_0": (False, "starting"),
         "17_1": (False, "queued (JobArrayTaskLimit)"),
@@ -21,12 +21,12 @@ def test_every_element_of_an_array_is_read(programs):
 
 def test_a_job_that_ended_long_ago_is_gone(programs):
     programs("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    assert queue.states("17") == {}
+    assert slurm.queue_states("17") == {}
 
 
 def test_a_controller_that_does_not_answer_says_nothing_about_jobs(programs):
     programs("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
-    assert queue.states("17") is None
+    assert slurm.queue_states("17") is None
 
 
 @pytest.mark.parametrize("state", ["CANCELLED", "FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "COMPLETED"])
@@ -41,7 +41,7 @@ def test_these_states_are_not(state):
 
 def test_what_scancel_says_against_it_is_kept(programs):
     programs("scancel", "echo 'scancel: error: Access denied' >&2; exit 1")
-    assert "Access denied" in queue.cancel("17")
+    assert "Access denied" in slurm.cancel("17")
 
 
 def test_every_option_of_the_launcher_reaches_the_script(tmp_path, programs, monkeypatch):

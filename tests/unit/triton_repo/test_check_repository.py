@@ -12,7 +12,7 @@ from pipelines.settings.triton import TritonSettings
 from tests.support.engine_folders import write_engine, write_tokenizer
 from triton_repo.check import check_repository
 from triton_repo.generate import parse, to_text
-from triton_repo.spec import RepositorySpec
+from triton_repo.parameters import RepositorySpec
 from triton_repo.write import write_repository
 
 

@@ -16,8 +16,7 @@ from pipelines.settings.base import LARGEST
 from pipelines.settings.triton import TritonSettings
 from tests.support.own_tensors import OWN
 from triton_repo.generate import llmapi_configs, parse, repository_configs, to_text
-from triton_repo.parameters import setting_faults
-from triton_repo.spec import RepositorySpec
+from triton_repo.parameters import RepositorySpec, setting_faults
 
 LIMITS = EngineLimits(
     flavour="tensorrt_llm",

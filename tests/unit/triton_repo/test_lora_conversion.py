@@ -11,9 +11,8 @@ from tests.support.adapters import two_linears, write_adapter
 from tests.support.engine_folders import write_engine, write_tokenizer
 from triton_repo.check import check_repository
 from triton_repo.generate import parse
-from triton_repo.lora import CONFIG, WEIGHTS, convert
-from triton_repo.spec import RepositorySpec
-from triton_repo.write import write_repository
+from triton_repo.parameters import RepositorySpec
+from triton_repo.write import CONFIG, WEIGHTS, convert, write_repository
 
 MODULES = ["attn_q", "mlp_4h_to_h"]
 

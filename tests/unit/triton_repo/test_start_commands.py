@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipelines.settings.triton import TritonSettings
-from triton_repo.spec import RepositorySpec
-from triton_repo.start import start_commands
+from triton_repo.parameters import RepositorySpec, start_commands
 
 GPU = RepositorySpec("tensorrt_llm", "llama", "fp8")
 

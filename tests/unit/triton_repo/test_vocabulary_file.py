@@ -11,9 +11,8 @@ from pipelines.settings.triton import TritonSettings
 from tests.conftest import ROOT
 from tests.support.engine_folders import write_engine, write_tokenizer
 from triton_repo.generate import parse
-from triton_repo.spec import RepositorySpec
-from triton_repo.vocabulary import tokenizer_info
-from triton_repo.write import write_repository
+from triton_repo.parameters import RepositorySpec
+from triton_repo.write import tokenizer_info, write_repository
 
 MODEL = ROOT / "pipelines" / "bundled" / "models" / "tiny_llama"
 GUIDED = TritonSettings(guided_decoding_backend="xgrammar")

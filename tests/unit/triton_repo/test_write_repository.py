@@ -19,8 +19,8 @@ from pipelines.stages.repository import WriteRepository
 from tests.support.engine_folders import write_engine, write_llm_folder, write_tokenizer
 from triton_repo import write
 from triton_repo.check import check_repository
-from triton_repo.llm_args import DraftTargetConfig
-from triton_repo.spec import ImageSpec, RepositorySpec
+from triton_repo.llmapi import DraftTargetConfig
+from triton_repo.parameters import ImageSpec, RepositorySpec
 from triton_repo.write import write_repository
 
 CPU = RepositorySpec("openvino", "tiny_llama", "fp8", options={"num_threads": 2, "kv_cache_bytes": None})

@@ -23,8 +23,7 @@ import triton_python_backend_utils as pb_utils
 
 from pipelines.domain.errors import UserError
 from pipelines.engines.openvino.characters import PartialCharacters
-from pipelines.engines.openvino.generation_request import ModelLimits
-from pipelines.engines.openvino.guided import Guides
+from pipelines.engines.openvino.generation_request import Guides, ModelLimits
 from pipelines.engines.openvino.lora import read_adapters
 from pipelines.engines.openvino.request_inputs import read_requests
 from pipelines.engines.openvino.runtime import EngineFolder
