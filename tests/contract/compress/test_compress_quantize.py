@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -315,8 +316,10 @@ def test_nothing_reaches_the_terminal_but_our_progress(models, texts, tmp_path, 
     from pipelines.domain.progress import SilentProgress
 
     class Loud(SilentProgress):
+        stream = sys.stdout  # as a progress display has that of when it was made
+
         def task(self, title, total, unit=""):
-            print(f"<{title}>")  # noqa: T201 - stands for a progress bar
+            self.stream.write(f"<{title}>\n")
             return super().task(title, total, unit)
 
     quantize(models["llama"], tmp_path, spec_of(QFormat.INT4_AWQ), texts, CALIBRATION, progress=Loud())
