@@ -43,6 +43,17 @@ def answers_200(host: str, port: int, path: str) -> bool:
         connection.close()
 
 
+def text_of(url: str) -> str:
+    """Return the page at an address; empty if there is none."""
+    import urllib.request  # takes ssl along, and plans import this module
+
+    try:
+        with urllib.request.urlopen(url, timeout=5) as page:
+            return str(page.read().decode(errors="replace"))
+    except OSError:
+        return ""
+
+
 def choose_ports(settings: ServingSettings, *, usual: bool = False) -> dict[str, int]:
     """Decide every port.
 

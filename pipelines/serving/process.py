@@ -9,6 +9,7 @@ import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -16,7 +17,6 @@ from pipelines.domain.progress import Progress, SilentProgress
 from pipelines.host.kept import KeptProcess
 from pipelines.serving import logs
 from pipelines.serving.command import NVIDIA_FRONTEND, Launch, Ranks, nvidia_frontend_command, server_command
-from pipelines.serving.drain import Drain
 from pipelines.serving.locate import Located, backend_directory, locate
 from pipelines.serving.logs import (
     LoadWatch,
@@ -27,7 +27,7 @@ from pipelines.serving.logs import (
     why_not_ready,
     why_not_started,
 )
-from pipelines.serving.ports import answers_200, choose_ports
+from pipelines.serving.ports import answers_200, choose_ports, text_of
 from pipelines.serving.repository import TEXT_MODEL, ModelRepository, read_repository, refuse_elsewhere
 from pipelines.serving.shared_memory import own_prefix, remove_leftovers, remove_own
 from pipelines.settings.serving import ServingSettings
@@ -76,7 +76,9 @@ ATTEMPTS = 3  # attempts, if a free port is taken before the server binds it, or
 POLL_S = 0.05
 FAILED_GRACE_S = 0.5  # after one model failed, how long to wait for other failures
 EXIT_GRACE_S = 10.0  # for unloading models, on top of the drain
+IDLE_S = 2.0  # without requests in the engine, for the last answers to leave
 RESTARTS_VARIABLE = "TRTLLM_PIPELINES_RESTARTS"  # read by triton_repo/models/preprocessing/model.py
+REQUESTS = re.compile(r'^nv_trt_llm_request_metrics\{[^}]*request_type="(?:active|waiting)"[^}]*\} (\S+)', re.M)
 _number = itertools.count()
 
 __all__ = ["ServerFailedError", "TritonServer"]
@@ -222,17 +224,36 @@ class TritonServer:
             raise
 
     def stop(self) -> None:
-        """Let running requests finish (drain_timeout_s), then stop the server; harmless if it has ended."""
+        """Let running requests finish (drain_timeout_s), then stop the server; harmless if it has ended.
+
+        tritonserver unloads the models of gRPC streams as soon as it is told to end, so it is told when the engine has
+        no requests. It then waits for HTTP connections that clients keep open, which an idle engine need not.
+        """
         if self._process is not None and self._process.poll() is None:
             until = time.monotonic() + self.settings.drain_timeout_s
-            told = self.log_file.stat().st_size
-            drain = Drain(self._process.pid, self.ports, lambda: self._read_log(told))
             self._process.stop(
                 self.settings.drain_timeout_s + EXIT_GRACE_S,
-                first=lambda: drain.streams_over_grpc() and time.monotonic() < until,
-                finished=drain.finished,
+                first=lambda: time.monotonic() < until and (self._requests() or 0) > 0,
+                finished=self._idle_watch(),
             )
         remove_own(self._shm_prefix)
+
+    def _requests(self) -> float | None:
+        """Return how many requests the engine has, or None if it does not say."""
+        numbers = [float(number) for number in REQUESTS.findall(text_of(self.metrics_url))]
+        return sum(numbers) if numbers else None
+
+    def _idle_watch(self) -> Callable[[], bool]:
+        """Return a function that tells whether the engine has had no request for `IDLE_S`."""
+        busy_at = time.monotonic()
+
+        def is_idle() -> bool:
+            nonlocal busy_at
+            if self._requests() != 0:
+                busy_at = time.monotonic()
+            return time.monotonic() - busy_at >= IDLE_S
+
+        return is_idle
 
     def kill(self) -> None:
         """Kill the server, even with running requests."""

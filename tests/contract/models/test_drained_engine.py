@@ -1,9 +1,12 @@
-"""An engine in a server that is drained: a request that runs gets its drain time."""
+"""An engine in a server that is drained: a request that runs gets its drain time, an idle connection does not."""
 
 from __future__ import annotations
 
+import http.client
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,3 +36,25 @@ def test_a_stream_over_grpc_gets_all_its_tokens(repository: Path, model: str) ->
         client.close()
     assert answer.error == ""
     assert sum(int(part["num_output_tokens"].item()) for part in [first, *answer.parts]) == TOKENS
+
+
+@pytest.mark.parametrize("keep_alive", ["HTTP", "gRPC"])
+def test_a_client_that_keeps_a_connection_open_does_not_hold_up_the_end(repository: Path, keep_alive: str) -> None:
+    """By itself, tritonserver waits for it for the whole drain timeout."""
+    if fault := why_no_server(SERVING):
+        pytest.skip(str(fault))
+    kept: Any
+    with TritonServer(repository, PATIENT) as server:
+        if keep_alive == "HTTP":
+            kept = http.client.HTTPConnection("127.0.0.1", server.ports["http_port"], timeout=10)
+            kept.request("GET", "/v2/health/ready")
+            assert kept.getresponse().read() == b""
+        else:
+            kept = Client(server.grpc_url)
+            kept.send("ensemble", "short", text_input="The", max_tokens=2, stream=True)
+            assert kept.take("short")["short"].error == ""
+        begun = time.monotonic()
+        server.stop()
+        assert time.monotonic() - begun < PATIENT.drain_timeout_s / 2
+        assert server.poll() == 0
+        kept.close()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
-import queue
 import signal
 import socket
 import subprocess
@@ -15,15 +13,10 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import psutil
 import pytest
-import tritonclient.grpc as grpc
-from tritonclient.utils import triton_to_np_dtype
 
 from pipelines.domain.errors import UserError
 from pipelines.serving import process as crashes
@@ -149,61 +142,11 @@ def test_a_server_that_hangs_in_its_crash_handler_is_ended(
     assert gone(processes)
 
 
-def idle_http(server: TritonServer) -> http.client.HTTPConnection:
-    connection = http.client.HTTPConnection("127.0.0.1", server.ports["http_port"], timeout=10)
-    connection.request("GET", "/v2/health/ready")
-    assert connection.getresponse().read() == b""
-    return connection
-
-
-@pytest.mark.parametrize("keep_alive", ["none", "HTTP", "gRPC"])
-def test_a_server_on_which_nothing_runs_ends_at_once(own_server: TritonServer, keep_alive: str) -> None:
-    """Clients that keep a connection open do not hold it up; without more, tritonserver waits for them to the end."""
-    kept: Any = None
-    if keep_alive == "HTTP":
-        kept = [idle_http(own_server), socket.create_connection(("127.0.0.1", own_server.ports["http_port"]))]
-    elif keep_alive == "gRPC":
-        kept = grpc.InferenceServerClient(own_server.grpc_url)
-        assert kept.is_server_ready()
+def test_a_server_on_which_nothing_runs_ends_at_once(own_server: TritonServer) -> None:
     begun = time.monotonic()
     own_server.stop()
     assert time.monotonic() - begun < SETTINGS.drain_timeout_s
     assert own_server.poll() == 0
-    del kept
-
-
-def test_an_idle_connection_ends_and_a_request_is_drained(own_server: TritonServer) -> None:
-    """A request that takes 3 s and sends nothing until then, beside a stream that pauses and an idle connection."""
-    idle = idle_http(own_server)
-    stream = http.client.HTTPConnection("127.0.0.1", own_server.ports["http_port"], timeout=10)
-    body = json.dumps({"text_input": "sleep", "max_tokens": 30, "stream": True})
-    stream.request("POST", "/v2/models/ensemble/generate_stream", body)
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(generate, own_server, "sleep", 30)
-        time.sleep(0.5)
-        own_server.stop()
-        assert answer.result() == " sleep" * 30
-    assert stream.getresponse().read().count(b"data: ") == 30
-    assert idle.sock is not None
-    assert idle.sock.recv(1) == b""
-
-
-def test_a_grpc_stream_is_drained_to_its_last_token(own_server: TritonServer) -> None:
-    """Its connection says nothing of whether it is in use, so only the server's word counts."""
-    found: queue.Queue[Any] = queue.Queue()
-    inputs = []
-    for name, kind, value in (("text_input", "BYTES", b"sleep"), ("max_tokens", "INT32", 20), ("stream", "BOOL", True)):
-        inputs.append(grpc.InferInput(name, [1, 1], kind))
-        inputs[-1].set_data_from_numpy(np.array([[value]], dtype=triton_to_np_dtype(kind)))
-    client = grpc.InferenceServerClient(own_server.grpc_url)
-    client.start_stream(lambda result, error: found.put(error or result))
-    client.async_stream_infer("ensemble", inputs)
-    first = found.get(timeout=60)
-    own_server.stop()
-    client.stop_stream()
-    answers = [first, *(found.get_nowait() for _ in range(found.qsize()))]
-    texts = [answer.as_numpy("text_output")[0, 0] for answer in answers if isinstance(answer, grpc.InferResult)]
-    assert texts == [b"sleep sleep", *[b" sleep"] * 19]
 
 
 PARENT = """
