@@ -28,7 +28,7 @@ from pipelines.host.files import write_json, write_text
 from pipelines.host.machine import gather, library_versions
 from pipelines.loadgen.run import ServerIdentity, ServerTarget, run_benchmark
 from pipelines.plan.plan import make_plan
-from pipelines.predict.performance.command import compared, fit_text, free_engine
+from pipelines.predict.performance.calibrate_command import compared, fit_text, free_engine
 from pipelines.predict.performance.fit import FittedLevel, fit
 from pipelines.predict.performance.fit_file import METRICS, TITLES, comparison, fitted_model, measured_value
 from pipelines.predict.performance.measured import Measured

@@ -22,7 +22,7 @@ from pipelines.host.files import write_text
 from pipelines.host.machine import Machine
 from pipelines.plan.user_inputs import Found, deployment
 from pipelines.rules.record import BrokenRule, DeploymentFacts, Rule, Severity
-from pipelines.rules.table import RULES, check
+from pipelines.rules.rulebook import RULES, check
 from pipelines.settings.compose import compose_config, to_raw
 from pipelines.settings.groups import CONF
 from pipelines.settings.paths import PROJECT_ROOT

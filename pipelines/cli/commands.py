@@ -124,7 +124,7 @@ COMMANDS = {
         {3: "a stage is accused"},
     ),
     "compare": Command(
-        "pipelines.sweep.command:compare",
+        "pipelines.sweep.sweep_command:compare",
         "several settings side by side: accuracy, size and speed",
         "Runs everything that `all` runs for each combination of the values given as comma lists, one after the other "
         "or with a launcher, then prints one table and writes one report per model.",
@@ -137,7 +137,7 @@ COMMANDS = {
         {1: CELL_FAILED, 4: NOT_MEASURED},
     ),
     "sweep": Command(
-        "pipelines.sweep.command:sweep",
+        "pipelines.sweep.sweep_command:sweep",
         "several settings side by side: accuracy alone",
         "Evaluates each combination of the values given as comma lists, one after the other or with a launcher, and "
         "prints one table of accuracies.",
@@ -230,7 +230,7 @@ COMMANDS = {
         {1: INCOMPLETE},
     ),
     "report": Command(
-        "pipelines.report.command:report",
+        "pipelines.report.report_command:report",
         "Markdown and one HTML file from what was made and measured",
         "Writes the report of a model from what the store holds: formats, accuracy, sizes, loads and pictures. It "
         "measures nothing.",
@@ -274,7 +274,7 @@ COMMANDS = {
         ),
     ),
     "calibrate": Command(
-        "pipelines.predict.performance.command:run",
+        "pipelines.predict.performance.calibrate_command:run",
         "fit the performance model to a benchmark of yours",
         "Fits the coefficients of the performance model to a benchmark, prints measured beside modelled, and keeps the "
         "result, which plan, size and simulate then use. (The group `calibration` is another thing: the text that "
@@ -296,7 +296,7 @@ COMMANDS = {
         argument="[GROUP]",
     ),
     "doctor": Command(
-        "pipelines.doctor.command:doctor",
+        "pipelines.doctor.doctor_command:doctor",
         "what this machine has, and what works on it",
         "Examines GPUs, processor, software, folders and the Hub, and says which engines, models and formats work "
         "here and why others do not.",
@@ -315,7 +315,7 @@ COMMANDS = {
         ("prune", "prune store.keep_days=7", "prune store.keep_days=7 store.remove=true"),
     ),
     "nightly": Command(
-        "pipelines.nightly.command:run",
+        "pipelines.nightly.nightly_command:run",
         "measure a matrix, compare it with its history, name what got worse",
         "Measures every cell of a matrix, adds the results to a history, judges them by the noise of the nights "
         "before, writes a report and names each regression with the commit since which it is there.",

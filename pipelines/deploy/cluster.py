@@ -17,7 +17,7 @@ from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.machine import Machine
 from pipelines.host.screen import say
 from pipelines.plan.plan import make_plan
-from pipelines.serving.command import Ranks, front_options, server_command
+from pipelines.serving.command_lines import Ranks, front_options, server_command
 from pipelines.settings.manifests import ClusterSettings
 from pipelines.settings.root import Settings
 from pipelines.settings.serving import ServingSettings

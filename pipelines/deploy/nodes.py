@@ -21,7 +21,7 @@ from pipelines.deploy.pods import (
     server_container,
     stop_later,
 )
-from pipelines.serving.command import Ranks, front_options, server_command
+from pipelines.serving.command_lines import Ranks, front_options, server_command
 
 FRONT_MEMORY = "1Gi"  # assumed: the process takes 150 MiB and holds up to 16 of the longest bodies
 SSH_PORT = 2222

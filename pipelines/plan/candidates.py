@@ -17,7 +17,7 @@ from pipelines.plan.user_inputs import Found, deployment
 from pipelines.predict.performance.limits import ChosenLimits, with_limits
 from pipelines.predict.performance.performance import Setup
 from pipelines.predict.performance.placement import Judge
-from pipelines.rules.table import check, refused
+from pipelines.rules.rulebook import check, refused
 from pipelines.settings.build import LIMITS_FOR_LOAD
 from pipelines.settings.root import Settings
 from pipelines.store.sources import model_config

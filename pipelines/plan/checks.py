@@ -48,8 +48,8 @@ from pipelines.predict.performance import gpus
 from pipelines.predict.performance.gpus import usable_bytes
 from pipelines.predict.performance.limits import ChosenLimits
 from pipelines.rules.record import BrokenRule, Severity
-from pipelines.rules.table import check as check_table
-from pipelines.rules.table import check_checkpoint, refused, refused_whatever_format, warned
+from pipelines.rules.rulebook import check as check_table
+from pipelines.rules.rulebook import check_checkpoint, refused, refused_whatever_format, warned
 from pipelines.serving.locate import why_no_server
 from pipelines.settings.engine import HardwareSettings
 from pipelines.settings.root import Settings

@@ -12,7 +12,7 @@ from pipelines.plan.targets import SERVED, Target, has_baseline
 from pipelines.plan.user_inputs import Found
 from pipelines.predict.performance.lengths import engine_sizes, request_tokens
 from pipelines.predict.performance.memory import EngineSizes, device_memory, fits
-from pipelines.rules.table import check_checkpoint
+from pipelines.rules.rulebook import check_checkpoint
 from pipelines.settings.root import Settings
 
 MORE_RANKS = (2, 4, 8, 16)

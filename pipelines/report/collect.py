@@ -23,6 +23,7 @@ from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.formats import QFormat
 from pipelines.domain.summary import RequestTiming, from_columns
+from pipelines.report.artifact_index import READ, STAGES, Shelf
 from pipelines.report.data import (
     BASELINE,
     Accuracy,
@@ -34,7 +35,6 @@ from pipelines.report.data import (
     ReportedFidelity,
     ReportedPerplexity,
 )
-from pipelines.report.shelf import READ, STAGES, Shelf
 from pipelines.report.workloads import group_runs, run_key
 from pipelines.settings.root import overrides_of
 from pipelines.store.store import Store

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from eval.fidelity.divergence import Figures, LayerErrors
-from eval.fidelity.table import (
+from eval.fidelity.fidelity_text import (
     BOUND_READING,
     HEADINGS,
     LAYERS,

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from eval.compare import method_text, verdict_sentence
-from eval.fidelity.table import HEADINGS, NO_DIRECTION, READING, WITHIN, cells
+from eval.fidelity.fidelity_text import HEADINGS, NO_DIRECTION, READING, WITHIN, cells
 from eval.verdict import Verdict
 from pipelines.document.blocks import (
     LEFT,

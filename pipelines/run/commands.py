@@ -132,7 +132,7 @@ def benchmark(overrides: Sequence[str]) -> int:
 
 def run_all(overrides: Sequence[str]) -> int:
     """Run everything from the model to the report."""
-    from pipelines.report.command import write
+    from pipelines.report.report_command import write
 
     plan, store, ran = _run("all", overrides)
     if (code := _code(ran.outcomes)) != INTERRUPTED:
@@ -170,17 +170,17 @@ def plan(overrides: Sequence[str]) -> int:
 def size(overrides: Sequence[str]) -> int:
     """Size a fleet of engines that a plan accepts."""
     from pipelines.plan.candidates import judge_of
-    from pipelines.predict.sizing import command
+    from pipelines.predict.sizing import size_command
 
-    return command.size(overrides, judge_of)
+    return size_command.size(overrides, judge_of)
 
 
 def simulate(overrides: Sequence[str]) -> int:
     """Simulate an engine that a plan accepts."""
     from pipelines.plan.candidates import judge_of
-    from pipelines.predict.simulate import command
+    from pipelines.predict.simulate import simulate_command
 
-    return command.simulate(overrides, judge_of)
+    return simulate_command.simulate(overrides, judge_of)
 
 
 def stage(overrides: Sequence[str]) -> int:

@@ -202,7 +202,7 @@ def _telling(stage: str, facts: Mapping[str, Any]) -> str:
 
 
 def _divergence(facts: Mapping[str, Any]) -> str:
-    from eval.fidelity.table import at_least
+    from eval.fidelity.fidelity_text import at_least
 
     bounded = "kl_mean_at_least" in facts
     mean = at_least(facts["kl_mean_at_least"]) if bounded else f"{facts['kl_mean']:.2g}"
@@ -234,9 +234,9 @@ def fidelity_table(outcome: StepOutcome, store: Store) -> str:
     """Render how far predictions are from the 16-bit model's, with flips where both answered the same questions."""
     from eval.fidelity.divergence import RESULT as FIDELITY
     from eval.fidelity.divergence import FidelityResult
+    from eval.fidelity.fidelity_text import bounds_text, fidelity_text
     from eval.fidelity.served import RESULT as BOUNDS
     from eval.fidelity.served import BoundsResult
-    from eval.fidelity.table import bounds_text, fidelity_text
 
     if isinstance(outcome.node.stage, FidelityServed):
         file = outcome.artifact.path / BOUNDS

@@ -18,7 +18,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_seconds
 from pipelines.host.screen import complain, say
-from pipelines.serving.command import CLOSED_TO_STRANGERS
+from pipelines.serving.command_lines import CLOSED_TO_STRANGERS
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.logs import ServerFailedError
 from pipelines.serving.process import TritonServer

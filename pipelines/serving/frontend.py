@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 
 from pipelines.host.kept import KeptProcess
-from pipelines.serving.command import front_options
+from pipelines.serving.command_lines import front_options
 from pipelines.serving.logs import FRONT_STARTED, ServerFailedError, useful_lines
 from pipelines.serving.ports import another_port, answers_200
 from pipelines.serving.process import TritonServer

@@ -16,7 +16,7 @@ from types import TracebackType
 from pipelines.domain.progress import Progress, SilentProgress
 from pipelines.host.kept import KeptProcess
 from pipelines.serving import logs
-from pipelines.serving.command import NVIDIA_FRONTEND, Launch, Ranks, nvidia_frontend_command, server_command
+from pipelines.serving.command_lines import NVIDIA_FRONTEND, Launch, Ranks, nvidia_frontend_command, server_command
 from pipelines.serving.locate import Located, backend_directory, locate
 from pipelines.serving.logs import (
     LoadWatch,

@@ -13,7 +13,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, QFormat, calibrates
 from pipelines.domain.progress import Progress
 from pipelines.domain.rotary import Rotary
-from pipelines.rules.table import check_checkpoint
+from pipelines.rules.rulebook import check_checkpoint
 from pipelines.settings.compression import CalibrationSettings, KvCacheSettings, QuantSettings
 
 if TYPE_CHECKING:

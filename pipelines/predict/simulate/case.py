@@ -124,7 +124,7 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings, judge: Judge) ->
     from pipelines.predict.performance.deployment import gpu_model
     from pipelines.predict.performance.fit_file import costs
     from pipelines.predict.performance.models import known_model
-    from pipelines.predict.performance.tuning import tuned_for
+    from pipelines.predict.performance.tuned import tuned_for
 
     model = known_model(settings)
     settings = tuned_for(settings, model, hardware)

@@ -19,7 +19,7 @@ from pipelines.predict.performance.lengths import LoadLengths, drawn_lengths, kn
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.performance import Setup, runnable
 from pipelines.predict.performance.placement import EngineTerms, Judge, unjudged
-from pipelines.predict.performance.tuning import tuned_for, tuned_kv_formats
+from pipelines.predict.performance.tuned import tuned_for, tuned_kv_formats
 from pipelines.predict.sizing.price import Prices
 from pipelines.settings.load import WorkloadSettings
 from pipelines.settings.root import Settings

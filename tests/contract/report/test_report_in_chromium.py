@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.document.canvas import DARK, LIGHT
 from pipelines.report.collect import collect
-from pipelines.report.command import write_report
+from pipelines.report.report_command import write_report
 from tests.support.chromium import DARK_THEME, FRAME, LIGHT_THEME, browse, needs_chromium
 from tests.support.report_store import full_store
 

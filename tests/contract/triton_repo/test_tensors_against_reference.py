@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.doctor.command import TABLE
+from pipelines.doctor.doctor_command import TABLE
 from pipelines.engines.limits import EngineLimits
 from pipelines.settings.triton import DECIDED_ELSEWHERE, TritonSettings
 from tests.support.engine_folders import write_engine

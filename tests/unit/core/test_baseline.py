@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from pipelines.domain.formats import QFormat
-from pipelines.rules.table import check, refused
+from pipelines.rules.rulebook import check, refused
 from pipelines.settings.build import OF_A_FORMAT, BuildSettings
 from pipelines.settings.compose import load
 from tests.support.rule_cases import LLAMA, deployment

@@ -106,7 +106,7 @@ def test_every_path_is_in_a_table() -> None:
 def test_a_folder_that_cannot_be_written_is_refused(key, bad, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "2000")
     monkeypatch.setattr("pipelines.plan.checks._logged", lambda *_: [])  # mlflow need not be installed
-    monkeypatch.setattr("pipelines.report.command.mlflow_fault", lambda _: None)
+    monkeypatch.setattr("pipelines.report.report_command.mlflow_fault", lambda _: None)
     for number, command in enumerate(WRITTEN[key]):
         places = vars(bad) if number == 0 else {"below": bad.below}
         for name, path in places.items():

@@ -16,7 +16,7 @@ from pipelines.deploy.cluster import script_files, write_scripts
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import Machine
 from pipelines.run import console
-from pipelines.serving.command import Ranks, server_command
+from pipelines.serving.command_lines import Ranks, server_command
 from pipelines.settings.compose import load
 from pipelines.settings.manifests import ClusterSettings
 from pipelines.settings.serving import USUAL_PORTS, ServingSettings

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pipelines.doctor.command import doctor, examine, judge_combinations
+from pipelines.doctor.doctor_command import doctor, examine, judge_combinations
 from pipelines.doctor.versions import CombinationVerdict, Diagnosis, ProbeResult, render
 from pipelines.settings.compose import load
 from tests.unit.core.test_machine import MACHINE, with_gpu
@@ -108,6 +108,6 @@ def test_an_engine_that_this_machine_cannot_run_is_broken(tmp_path):
 
 def test_it_imports_nothing_heavy():
     heavy = ("torch", "openvino", "transformers")
-    code = f"import sys, pipelines.doctor.command; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, pipelines.doctor.doctor_command; print([name for name in {heavy} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout.strip() == "[]"

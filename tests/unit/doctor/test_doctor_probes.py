@@ -5,7 +5,7 @@ from collections import namedtuple
 
 import pytest
 
-from pipelines.doctor import command, versions
+from pipelines.doctor import doctor_command, versions
 from pipelines.host.machine import GpuFacts, cpu_quota, gather, memory_limit
 from pipelines.settings.serving import ServingSettings
 from tests.support.hub_server import HubServer
@@ -122,13 +122,13 @@ def test_a_builder_that_fails_is_told_with_its_last_words(programs):
 
 def test_the_hub_answers_and_the_token_is_never_shown(tmp_path):
     with HubServer() as server:
-        found = command.probe_hub({"HF_ENDPOINT": server.url, "HF_TOKEN": SECRET, "HF_HOME": str(tmp_path)}, 5)
+        found = doctor_command.probe_hub({"HF_ENDPOINT": server.url, "HF_TOKEN": SECRET, "HF_HOME": str(tmp_path)}, 5)
     assert [(finding.value, finding.status) for finding in found] == [
         (f"{server.url} answers", "ok"),
         ("in HF_TOKEN", "ok"),
     ]
     (tmp_path / "token").write_text(SECRET)
-    found = command.probe_hub({"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}, 5)
+    found = doctor_command.probe_hub({"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}, 5)
     assert found[0].value.startswith("offline mode")
     assert found[1].value == f"in {tmp_path / 'token'}"
     assert SECRET not in repr(found)
@@ -137,25 +137,25 @@ def test_the_hub_answers_and_the_token_is_never_shown(tmp_path):
 def test_a_hub_that_is_not_there_is_a_note_with_a_way_out(tmp_path):
     with HubServer() as server:
         gone = server.url
-    found = by_name(command.probe_hub({"HF_ENDPOINT": gone, "HF_HOME": str(tmp_path)}, 1))
+    found = by_name(doctor_command.probe_hub({"HF_ENDPOINT": gone, "HF_HOME": str(tmp_path)}, 1))
     assert (found["Hub"].status, found["token"].status) == ("note", "note")
     assert f"{gone} does not answer" in found["Hub"].value
     assert (
-        command.probe_hub({"HF_ENDPOINT": "huggingface.co"}, 1)[0].value
+        doctor_command.probe_hub({"HF_ENDPOINT": "huggingface.co"}, 1)[0].value
         == "HF_ENDPOINT='huggingface.co' is not an address"
     )
 
 
 def test_a_folder_that_cannot_be_written_is_broken(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipelines.doctor.command.os.access", lambda *_: False)
-    found = by_name(command.probe_places(tmp_path / "store", tmp_path / "runs", {"HF_HOME": str(tmp_path)}))
+    monkeypatch.setattr("pipelines.doctor.doctor_command.os.access", lambda *_: False)
+    found = by_name(doctor_command.probe_places(tmp_path / "store", tmp_path / "runs", {"HF_HOME": str(tmp_path)}))
     assert {finding.status for finding in found.values()} == {"bad"}
     assert found["store"].todo == f"Give another folder than paths.store={tmp_path / 'store'}."
 
 
 def test_a_file_in_the_way_is_broken(tmp_path):
     (tmp_path / "store").write_text("")
-    found = by_name(command.probe_places(tmp_path / "store" / "deep", tmp_path, {}))["store"]
+    found = by_name(doctor_command.probe_places(tmp_path / "store" / "deep", tmp_path, {}))["store"]
     assert found.value.endswith("store is a file")
 
 
@@ -163,7 +163,7 @@ def test_a_full_disk_is_broken_and_a_small_one_told(tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     for free, status in ((2**29, "bad"), (2**32, "note"), (2**40, "ok")):
         monkeypatch.setattr(shutil, "disk_usage", lambda _path, free=free: usage(2**41, 0, free))
-        assert by_name(command.probe_places(tmp_path, tmp_path, {}))["store"].status == status
+        assert by_name(doctor_command.probe_places(tmp_path, tmp_path, {}))["store"].status == status
 
 
 def test_a_container_s_limits_are_told(tmp_path):
@@ -171,7 +171,7 @@ def test_a_container_s_limits_are_told(tmp_path):
     (tmp_path / "memory.max").write_text(f"{8 * 2**30}\n")
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("model name\t: Xeon\nflags\t\t: avx2 avx512f amx_bf16\n\nmodel name\t: second\n")
-    found = by_name(command.probe_processor(MACHINE, cpuinfo=cpuinfo, cgroup=tmp_path))
+    found = by_name(doctor_command.probe_processor(MACHINE, cpuinfo=cpuinfo, cgroup=tmp_path))
     assert found["processor"].value == "Xeon, 2 cores, of which this container may use 1.5"
     assert found["features"].value == "AVX2, AVX512, AMX-BF16; the CPU engine computes in bf16"
     assert (cpu_quota(tmp_path), memory_limit(tmp_path)) == (1.5, 8 * 2**30)
@@ -194,26 +194,26 @@ def test_limits_of_version_1_are_read(tmp_path):
 
 def test_a_system_without_cpuinfo_is_no_crash(tmp_path):
     assert (
-        by_name(command.probe_processor(MACHINE, cpuinfo=tmp_path / "none", cgroup=tmp_path))["features"].status
+        by_name(doctor_command.probe_processor(MACHINE, cpuinfo=tmp_path / "none", cgroup=tmp_path))["features"].status
         == "note"
     )
 
 
 def test_templates_are_held_against_our_table(tmp_path):
-    assert command.probe_templates(tmp_path / "no container") == []
+    assert doctor_command.probe_templates(tmp_path / "no container") == []
     for model in ("ensemble", "preprocessing", "postprocessing", "tensorrt_llm_bls", "tensorrt_llm"):
         (tmp_path / model).mkdir()
-        names = command.json.loads(command.TABLE.read_text())[model]
+        names = doctor_command.json.loads(doctor_command.TABLE.read_text())[model]
         (tmp_path / model / "config.pbtxt").write_text("\n".join(f'string_value: "${{{name}}}"' for name in names))
-    (found,) = command.probe_templates(tmp_path)
+    (found,) = doctor_command.probe_templates(tmp_path)
     assert found.status == "ok"
     (tmp_path / "tensorrt_llm" / "config.pbtxt").write_text("${brand_new}")
-    new, gone = command.probe_templates(tmp_path)
+    new, gone = doctor_command.probe_templates(tmp_path)
     assert new.value == "tensorrt_llm takes brand_new, unknown to this project"
     assert "does not take" in gone.value
 
 
 def test_the_table_says_its_sources():
-    table = command.json.loads(versions.TABLE.read_text())
+    table = doctor_command.json.loads(versions.TABLE.read_text())
     assert set(table["sources"]) == {"tensorrt_llm", "containers", "engines"}
     assert H100.sm == 9.0

@@ -11,7 +11,7 @@ from pipelines.engines.openvino.blocks import Eviction, nearest_window
 from pipelines.engines.openvino.runtime import eviction_of
 from pipelines.rules import cpu
 from pipelines.rules.record import judge
-from pipelines.rules.table import refused
+from pipelines.rules.rulebook import refused
 from tests.support.rule_cases import deployment
 
 

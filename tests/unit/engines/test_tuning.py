@@ -9,11 +9,11 @@ import pytest
 
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.engines.registry import ENGINES, LLM_API, OPENVINO, TENSORRT_LLM
-from pipelines.engines.tensorrt_llm.tuning import ROWS
+from pipelines.engines.tensorrt_llm.build_tuning import ROWS
 from pipelines.engines.tuning import advice, tuned
 from pipelines.plan.user_inputs import Found, deployment
 from pipelines.rules.record import Severity
-from pipelines.rules.table import check
+from pipelines.rules.rulebook import check
 from pipelines.settings.base import ChoosingGroup
 from pipelines.settings.build import TUNED, BuildSettings
 from pipelines.settings.compose import load as compose

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from eval.fidelity.divergence import FidelityResult, Figures, GreedyFidelity, LayerErrors, TextFidelity
+from eval.fidelity.fidelity_text import fidelity_text
 from eval.fidelity.flips import flips, margin
-from eval.fidelity.table import fidelity_text
 from eval.results import QuestionRecord
 from pipelines.domain.errors import UserError
 from tests.support.report_store import evaluation

@@ -6,7 +6,7 @@ import pytest
 
 from eval.verdict import Verdict
 from pipelines.nightly.accuracy import limit_verdict
-from pipelines.nightly.command import summary, words
+from pipelines.nightly.nightly_command import summary, words
 from pipelines.nightly.sentences import History, causes, headline
 from pipelines.nightly.verdict import is_suspect, judge, nights_before, with_measurement
 from tests.support.nights import accuracy, load, night, nightly_settings

@@ -9,9 +9,9 @@ import pytest
 from pipelines.domain.errors import UserError
 from pipelines.report import mlflow_runs
 from pipelines.report.collect import collect
-from pipelines.report.command import report, write_report
 from pipelines.report.mlflow_runs import log_runs, logged_run
 from pipelines.report.model_card import write_model_cards
+from pipelines.report.report_command import report, write_report
 from pipelines.settings.compose import load
 
 
@@ -109,7 +109,7 @@ def test_what_is_no_store_of_mlflow_is_refused(given):
 
 
 def test_mlflow_is_not_imported_without_a_store(two_formats):
-    code = "import sys, pipelines.report.command; sys.exit('mlflow' in sys.modules)"
+    code = "import sys, pipelines.report.report_command; sys.exit('mlflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -12,8 +12,8 @@ from eval.verdict import Verdict
 from pipelines.document.blocks import escape
 from pipelines.domain.errors import UserError
 from pipelines.report.collect import collect
-from pipelines.report.command import write_report
 from pipelines.report.model_card import model_card, write_model_cards
+from pipelines.report.report_command import write_report
 from pipelines.store.store import Store
 from tests.support.report_store import commit
 

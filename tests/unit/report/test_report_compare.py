@@ -9,8 +9,8 @@ import pytest
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError
 from pipelines.report.collect import collect
-from pipelines.report.command import comparison_text
 from pipelines.report.compare import comparison, meets
+from pipelines.report.report_command import comparison_text
 from pipelines.report.sections import document
 from pipelines.run.console import outcome_table
 from pipelines.stages.benchmark import best_rate

@@ -11,7 +11,7 @@ from pipelines.document.blocks import escape
 from pipelines.document.canvas import DARK, LIGHT
 from pipelines.domain.errors import UserError
 from pipelines.report.collect import collect
-from pipelines.report.command import write_report
+from pipelines.report.report_command import write_report
 from pipelines.store.store import Store
 from tests.support.report_store import VARIANTS, add_benchmark, add_format, full_store
 

@@ -15,7 +15,7 @@ from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.predict.performance.gpus import rows
 from pipelines.rules.record import BrokenRule, DeploymentFacts, Severity
-from pipelines.rules.table import check, refused
+from pipelines.rules.rulebook import check, refused
 from tests.support.rule_cases import GEMMA, LLAMA, deployment
 
 ENGINES = ("tensorrt_llm", "openvino", "llmapi")

@@ -11,7 +11,7 @@ from pipelines.domain.formats import FORMATS, UNIFORM, QFormat, formats_for
 from pipelines.domain.model_shape import ModelShape
 from pipelines.rules.llmapi import WHY_NOT
 from pipelines.rules.record import Severity
-from pipelines.rules.table import RULES, check, check_checkpoint, refused, warned
+from pipelines.rules.rulebook import RULES, check, check_checkpoint, refused, warned
 from pipelines.settings.features import lookahead_draft_len, lookahead_sizes
 from tests.support.rule_cases import CASES, GEMMA, LLAMA, deployment
 

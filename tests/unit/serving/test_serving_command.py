@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.serving.command import Ranks, nvidia_frontend_command, server_command
+from pipelines.serving.command_lines import Ranks, nvidia_frontend_command, server_command
 from pipelines.settings.serving import ServingSettings
 
 PORTS = {"http_port": 8000, "grpc_port": 8001, "metrics_port": 8002, "openai_port": 9000}

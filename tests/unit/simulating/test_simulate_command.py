@@ -18,7 +18,7 @@ from pipelines.host import files
 from pipelines.predict.performance.fit_file import FittedModel
 from pipelines.predict.performance.modelled import ModelledDeployment
 from pipelines.predict.simulate import pictures
-from pipelines.predict.simulate.command import with_defaults
+from pipelines.predict.simulate.simulate_command import with_defaults
 from pipelines.predict.simulator.interface import SchedulerLimits
 from pipelines.predict.simulator.run import IterationCost
 from pipelines.settings.load import load_faults

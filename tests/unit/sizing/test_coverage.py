@@ -17,7 +17,7 @@ from pipelines.predict.performance.fit_file import costs
 from pipelines.predict.performance.gpus import data_sheet
 from pipelines.predict.performance.lengths import known_lengths
 from pipelines.predict.performance.models import known_model
-from pipelines.predict.performance.tuning import tuned_for
+from pipelines.predict.performance.tuned import tuned_for
 from pipelines.predict.simulate.case import make_case
 from pipelines.predict.sizing.instance import instance
 from pipelines.predict.sizing.question import ask

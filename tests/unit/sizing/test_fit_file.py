@@ -17,7 +17,7 @@ from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.performance import PerformanceModel, Setup
 from pipelines.report.collect import collect
-from pipelines.report.command import with_models
+from pipelines.report.report_command import with_models
 from pipelines.report.sections import document
 from pipelines.report.tables_load import modelled_table
 from pipelines.settings.compose import load

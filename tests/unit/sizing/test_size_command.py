@@ -13,8 +13,8 @@ from pipelines.cli.main import main
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import GpuFacts, Machine
 from pipelines.predict.performance.lengths import drawn_lengths
-from pipelines.predict.sizing.command import question_id
 from pipelines.predict.sizing.question import ask
+from pipelines.predict.sizing.size_command import question_id
 from pipelines.settings.root import Settings
 from tests.conftest import ROOT
 from tests.support.load_settings import workload
@@ -200,7 +200,7 @@ from pipelines.settings.compose import load
 from pipelines.host.machine import gather
 from pipelines.predict.sizing.question import ask
 from pipelines.predict.performance.fit_file import costs
-from pipelines.predict.sizing.command import solve
+from pipelines.predict.sizing.size_command import solve
 from pipelines.predict.sizing.words import words
 settings = load(sys.argv[1:])
 result = solve(settings, ask(settings, gather()), costs(settings))

@@ -43,7 +43,7 @@ def compare(overrides: Sequence[str]) -> int:
     Returns:
         0, 1 when a cell failed, or 4 when a loss could not be measured.
     """
-    from pipelines.report.command import write
+    from pipelines.report.report_command import write
     from pipelines.store.store import recover
 
     settings = load(_single(overrides))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eval.fidelity.table import WITHIN
+from eval.fidelity.fidelity_text import WITHIN
 from eval.verdict import Criteria
 from pipelines.document.canvas import ReportPaths, write_document
 from pipelines.document.show import NONE, number, percent
