@@ -4,24 +4,237 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from huggingface_hub import constants
+from huggingface_hub import HfApi, constants, snapshot_download
 
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import Progress, SilentProgress
 from pipelines.domain.units import show_bytes
 from pipelines.host.files import parse_json
 from pipelines.host.hashing import FileRecord, sha256_file
-from pipelines.hub import choice
-from pipelines.hub.faults import explained
+from pipelines.hub.faults import HubFile, HubListing, HubSnapshot, HubSource, check_token, explained
 from pipelines.hub.fetch import fetch, missing_bytes, remember_revision
-from pipelines.hub.listing import look_up
-from pipelines.hub.source import HubFile, HubListing, HubSnapshot, HubSource
+
+# Choose the files to download: safetensors, configuration and tokenizer, never anything that can run.
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+"""A tokenizer needs one of these; the other files only describe it."""
+SMALL_PATTERNS = (
+    CONFIG,
+    "generation_config.json",
+    "tokenizer*.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.*",
+    "additional_chat_templates/*.jinja",
+    "vocab.json",
+    "merges.txt",
+)
+DATA_PATTERNS = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.tsv", "*.txt")
+RUNNABLE = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".py", ".h5", ".msgpack", ".joblib")
+"""Pickles and other formats that can run code when loaded."""
+
+
+def check_model(listing: HubListing) -> None:
+    """Reject a repository that cannot be a usable model, before anything is fetched.
+
+    Raises:
+        UserError: no config.json, no safetensors weights, or no tokenizer; lists everything that is missing.
+    """
+    names, faults = listing.files, []
+    if CONFIG not in names:
+        faults.append(Fault(f"{listing.place} has no {CONFIG}.", todo="Give a Hugging Face Transformers model."))
+    if INDEX not in names and WEIGHTS not in names:
+        faults.append(_no_weights(listing))
+    if not any(name in names for name in TOKENIZERS):
+        known = ", ".join(TOKENIZERS)
+        faults.append(Fault(f"{listing.place} has no tokenizer.", f"One of {known} is needed."))
+    if faults:
+        raise UserError.of(faults)
+
+
+def check_shape(found: ModelShape, expected: ModelShape, listing: HubListing) -> None:
+    """Compare the repository's model with the configured one.
+
+    Raises:
+        UserError: fields differ; the message names each.
+    """
+    faults = [
+        Fault(
+            f"{CONFIG} of {listing.place} has {name}={getattr(found, name)}, "
+            f"but the configuration expects {getattr(expected, name)}.",
+            todo="Correct the model's configuration, or choose the repository it describes.",
+        )
+        for name in expected.differences(found)
+    ]
+    if faults:
+        raise UserError.of(faults)
+
+
+def model_files(listing: HubListing, index: Mapping[str, Any] | None) -> list[str]:
+    """List the files that make up the model.
+
+    Args:
+        listing: files of the repository.
+        index: content of model.safetensors.index.json, if the repository has one; it names the shards.
+
+    Raises:
+        UserError: shards named by the index are missing.
+    """
+    small = [name for name in listing.files if any(fnmatch(name, pattern) for pattern in SMALL_PATTERNS)]
+    small = [name for name in small if "/" not in name]  # * also matches "/", and subfolders hold other models
+    if index is None:
+        return [*small, WEIGHTS]
+    shards = _shards(listing, index)
+    missing = [name for name in shards if name not in listing.files]
+    if missing:
+        raise UserError(
+            f"{INDEX} of {listing.place} names {len(missing)} of {len(shards)} shards that are missing: "
+            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}.",
+            todo="Unset HF_HUB_OFFLINE once to fetch them."
+            if listing.offline
+            else "Choose another revision: this upload is incomplete.",
+        )
+    return [*small, INDEX, *shards]
+
+
+def dataset_files(listing: HubListing, patterns: Sequence[str] | None) -> list[str]:
+    """List the data files that match, without any that can run code.
+
+    Raises:
+        UserError: nothing matches.
+    """
+    wanted = patterns or DATA_PATTERNS
+    found = [
+        name
+        for name in listing.files
+        if any(fnmatch(name, pattern) for pattern in wanted) and not name.endswith(RUNNABLE)
+    ]
+    if not found:
+        raise UserError(
+            f"{listing.place} has no data file that matches {', '.join(wanted)}.",
+            allowed=f"It has {_some(list(listing.files))}; {', '.join(RUNNABLE)} are never read.",
+            todo="Choose a data set stored as Parquet, JSON, CSV or text.",
+        )
+    return found
+
+
+def _shards(listing: HubListing, index: Mapping[str, Any]) -> list[str]:
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UserError(f"{INDEX} of {listing.place} has no weight_map, so it names no shards.")
+    shards = sorted({str(name) for name in weight_map.values()})
+    if not all(name.endswith(".safetensors") for name in shards):
+        raise UserError(
+            f"{INDEX} of {listing.place} names {shards[0]}.",
+            allowed="Only safetensors are read.",
+        )
+    return shards
+
+
+def _no_weights(listing: HubListing) -> Fault:
+    pickles = [name for name in listing.files if name.endswith(RUNNABLE)]
+    if pickles:
+        return Fault(
+            f"{listing.place} has only pickled weights ({_some(pickles)}), which can run code when loaded.",
+            "Only safetensors are read.",
+            "Choose a repository or revision with model.safetensors, or convert it with save_pretrained().",
+        )
+    return Fault(
+        f"{listing.place} has neither {WEIGHTS} nor {INDEX}.",
+        f"It has {_some(list(listing.files))}.",
+        "Choose a repository with a complete model in Transformers' layout.",
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "") if names else "no files"
+
+
+# Look up a repository on the Hub, or in the local cache when HF_HUB_OFFLINE is set.
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+SHA1 = re.compile(r"[0-9a-f]{40}")
+
+
+def look_up(source: HubSource) -> HubListing:
+    """Resolve the revision to a commit and list its files with sizes and hashes.
+
+    Raises:
+        UserError: the token, a file's name or a hash is malformed.
+    """
+    return _from_cache(source) if constants.HF_HUB_OFFLINE else _from_hub(source)
+
+
+def _from_hub(source: HubSource) -> HubListing:
+    check_token()
+    info: Any = HfApi().repo_info(
+        source.repo_id,
+        repo_type=source.repo_type,
+        revision=source.revision,
+        files_metadata=True,
+        timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,  # by default the client waits forever
+    )
+    files = {sibling.rfilename: _hub_file(source, sibling) for sibling in info.siblings or []}
+    return HubListing(source, str(info.sha), files, offline=False, license=_license(info))
+
+
+def _license(info: Any) -> str | None:
+    """Return the licence in the metadata of the repository's card; what else stands there is not a name."""
+    found = getattr(getattr(info, "card_data", None), "license", None)
+    return found if isinstance(found, str) else None
+
+
+def _hub_file(source: HubSource, sibling: Any) -> HubFile:
+    name = str(sibling.rfilename)
+    size, etag = (sibling.lfs.size, sibling.lfs.sha256) if sibling.lfs else (sibling.size, sibling.blob_id)
+    if size is None or etag is None:
+        return HubFile(name, 0, "", large=False)  # hidden without read access; the first fetch reports that
+    # Name and hash become parts of local paths, so neither is trusted.
+    path, pattern = PurePosixPath(name), SHA256 if sibling.lfs else SHA1
+    if path.is_absolute() or ".." in path.parts or not pattern.fullmatch(etag):
+        raise UserError(
+            f"The Hub lists '{name}' of {source.repo_id} with the hash '{etag}'.",
+            allowed="A relative name, and a SHA-256 or git SHA-1 hash.",
+            todo="Check that HF_ENDPOINT names the Hub or a mirror that you trust.",
+        )
+    return HubFile(name, int(size), etag, large=sibling.lfs is not None)
+
+
+def _from_cache(source: HubSource) -> HubListing:
+    # The patterns only tell a client that cached the whole listing which missing files matter.
+    patterns = DATA_PATTERNS if source.repo_type == "dataset" else (CONFIG,)
+    folder = Path(
+        snapshot_download(
+            source.repo_id,
+            repo_type=source.repo_type,
+            revision=source.revision,
+            local_files_only=True,
+            allow_patterns=list(patterns),
+        )
+    )
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = {path.relative_to(folder).as_posix(): _cached_file(folder, path) for path in paths}
+    return HubListing(source, folder.name, files, offline=True)
+
+
+def _cached_file(folder: Path, path: Path) -> HubFile:
+    # The cache's layout: snapshots/<commit>/<name> is a link to blobs/<etag>. One step only, since a blob may itself
+    # be a link into a store shared by repositories, where names are other hashes.
+    etag = path.readlink().name if path.is_symlink() else ""
+    return HubFile(path.relative_to(folder).as_posix(), path.stat().st_size, etag, bool(SHA256.fullmatch(etag)))
+
 
 NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
 
@@ -46,12 +259,12 @@ def download_model(
     """
     with explained(source):
         listing = look_up(source)
-        choice.check_model(listing)
-        shape = ModelShape.from_hf_config(_read_json(listing, choice.CONFIG), f"{choice.CONFIG} of {listing.place}")
+        check_model(listing)
+        shape = ModelShape.from_hf_config(_read_json(listing, CONFIG), f"{CONFIG} of {listing.place}")
         if expected_shape is not None:
-            choice.check_shape(shape, expected_shape, listing)
-        index = _read_json(listing, choice.INDEX) if choice.INDEX in listing.files else None
-        return _deliver(listing, choice.model_files(listing, index), out_dir, progress)
+            check_shape(shape, expected_shape, listing)
+        index = _read_json(listing, INDEX) if INDEX in listing.files else None
+        return _deliver(listing, model_files(listing, index), out_dir, progress)
 
 
 def download_dataset(
@@ -70,7 +283,7 @@ def download_dataset(
     """
     with explained(source):
         listing = look_up(source)
-        return _deliver(listing, choice.dataset_files(listing, patterns), out_dir, progress)
+        return _deliver(listing, dataset_files(listing, patterns), out_dir, progress)
 
 
 def why_not(source: HubSource) -> str:

@@ -32,8 +32,17 @@ from pipelines.domain.progress import Advance, Progress
 from pipelines.domain.units import show_bytes
 from pipelines.host.files import write_text
 from pipelines.host.hashing import git_blob_sha1, one_at_a_time, sha256_file
-from pipelines.hub.faults import AGAIN, CLIENT_ERRORS, TRANSPORT_ERRORS, http_status, short, shown_endpoint
-from pipelines.hub.source import HubFile, HubListing, HubSource
+from pipelines.hub.faults import (
+    AGAIN,
+    CLIENT_ERRORS,
+    TRANSPORT_ERRORS,
+    HubFile,
+    HubListing,
+    HubSource,
+    http_status,
+    short,
+    shown_endpoint,
+)
 
 WORKERS = 4  # files at a time; a few streams fill a link, and more would only annoy the server
 
