@@ -194,6 +194,7 @@ def test_perf_metrics_are_in_order(client: Client) -> None:
     times = [int(part[name][0, 0]) for name in stamps]
     assert times == sorted(times)
     assert times[0] > 0
+    assert times[2] < times[3], "eight tokens take longer than the first"
     assert part["num_input_tokens"][0, 0] == len(IDS)
 
 

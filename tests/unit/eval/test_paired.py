@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from scipy.stats import binomtest
 
-from eval.exact import Answered, Changed, Evidence
+from eval.exact import OUTSIDE, Answered, Changed, Evidence, _possible_gains
 from eval.paired import Paired, above_chance, compare_pair, mcnemar_exact
 from pipelines.domain.errors import UserError
 from tests.conftest import REFERENCE
@@ -99,3 +100,11 @@ def test_published_losses_are_percent_of_the_baseline(model):
         once = Evidence.once(Changed(1000, lost, 0))
         pair = Paired(1000, base / 100, after / 100, lost, 0, lost, (after - base) / 100, once)
         assert round(pair.loss_percent, 2) == loss
+
+
+@pytest.mark.parametrize(("gained", "questions"), [(0, 100), (3, 100), (40, 513), (1, 57)])
+def test_rates_of_gains_span_scipys_exact_interval(gained: int, questions: int) -> None:
+    """Clopper-Pearson, as scipy.stats computes it."""
+    rates = _possible_gains(Changed(questions=questions, lost=0, gained=gained), 0.0)
+    low, high = binomtest(gained, questions).proportion_ci(1 - OUTSIDE, method="exact")
+    assert (rates[0], rates[-1]) == pytest.approx((low, min(high, 0.5)), rel=1e-6, abs=1e-12)

@@ -6,6 +6,7 @@ import pytest
 
 from pipelines.domain.benchmark import Distribution, Summary
 from pipelines.predict.performance.fit import FittedLevel
+from pipelines.predict.performance.fit_file import comparison
 from pipelines.predict.performance.measured import MeasuredLevel
 from pipelines.settings.compose import load
 from pipelines.settings.load import load_faults
@@ -57,6 +58,12 @@ def test_the_table_has_the_medians_of_errors_and_of_repeats():
     assert "| median error of the prediction, % | 20.0 | 20.0 | 20.0 | 20.0 |" in text
     assert text.count("| concurrency 4, ISL 100, OSL 10 |") == 2
     assert "`the command`: tiny_gemma none, engine openvino on one thread, TP 1, 2 cores, 2026-11-21, load 0.1." in text
+
+
+def test_a_row_shows_what_was_measured_what_is_modelled_and_the_difference():
+    _head, line, medians_ = comparison([row(2.0, 2.5)])
+    assert line[1:7] == ("2", "2.5", "+25", "2,000", "2,500", "+25")
+    assert medians_[3] == "25.0"
 
 
 def test_a_metric_without_a_value_is_left_out():
