@@ -222,6 +222,8 @@ class TokenizerFolder:
         for name in ("clean_up_tokenization_spaces", "split_special_tokens"):
             if isinstance(self.settings.get(name), bool):
                 found[name] = self.settings[name]
+        if type(self.tokenizer.model).__name__ == "BPE":  # Transformers 5 does not clean up there, and warns each time
+            found["clean_up_tokenization_spaces"] = False
         return found
 
     def _named(self) -> dict[str, Any]:

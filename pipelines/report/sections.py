@@ -48,6 +48,10 @@ from pipelines.report.tables_load import (
     percentiles_table,
 )
 
+NO_QUESTIONS = (
+    "No questions were asked. `make evaluate` asks those on this machine or on the Hub,"
+    " `eval=local eval.path=FILE` your own."
+)
 EACH_TASK = "Each task is judged by itself: the correction for several results counts those of one task."
 
 
@@ -196,7 +200,7 @@ def _accuracy(data: ReportData) -> Section:
     texts = perplexity_table(data)
     read = [texts] if texts else []
     if not any(item.accuracy for item in data.formats):
-        return Section("accuracy", "Accuracy", (Text("Not measured yet: make evaluate"), *read))
+        return Section("accuracy", "Accuracy", (Text(NO_QUESTIONS), *read))
     blocks: list[Block] = [accuracy_table(data)]
     rows = [item.accuracy.row for item in data.formats if item.accuracy and item.accuracy.row]
     if rows:

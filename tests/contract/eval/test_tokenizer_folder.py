@@ -249,6 +249,14 @@ def test_a_tokenizer_without_an_end_is_evaluated_with_the_models(folders):
     assert lm._ends == (1767,)
 
 
+def test_texts_of_byte_pairs_are_written_as_transformers_writes_them_and_without_its_warning(tmp_path):
+    """Transformers 5 ignores clean_up_tokenization_spaces for BPE, and warns in the middle of a command's output."""
+    folder = changed(tmp_path, edit(clean_up_tokenization_spaces=True))
+    ids = load_tokenizer(folder).encode("Yes , it is not .", add_special_tokens=False)
+    assert load_tokenizer(folder).clean_up_tokenization_spaces is False
+    assert load_tokenizer(folder).decode(ids) == LAW.from_pretrained(folder).decode(ids) == "Yes , it is not ."
+
+
 ENDS_OF_THE_MODEL = (
     edit(drop=("eos_token", "pad_token")), gone("special_tokens_map.json"),
     edit("config.json", eos_token_id=None), edit("generation_config.json", eos_token_id=[13, 1767]),
