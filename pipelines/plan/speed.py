@@ -73,6 +73,16 @@ def model_of(plan: Plan, fits: Sequence[FittedModel]) -> PredictedDeployment | N
         if faults := unmodelled(settings):
             raise UserError.of(faults)  # the fit is to requests without them
         return found
+    if on_cpu and settings.sizing.fit is not None:
+        fitted = fits[0]
+        raise UserError(
+            f"sizing.fit={settings.sizing.fit} is not a fit of what is planned: it is of {fitted.model},"
+            f" {fitted.precision or 'an unknown format'}, engine {fitted.engine or 'unknown'}, TP {fitted.tp}, on"
+            f" {fitted.gpu or fitted.cpu or 'an unknown machine'}.",
+            allowed=f"A fit of {settings.model.label}, {settings.variant}, engine {engine.name}, TP {build.tp_size}, on"
+            f" {next(iter(where)) or 'this machine'}.",
+            todo="Fit this deployment with `make calibrate`, or leave sizing.fit out.",
+        )
     if on_cpu or plan.shape is None or hardware.mem_bw_gb_s is None:
         return None  # nothing is known about a GPU without a data sheet
     model = replace(plan.shape, name=settings.model.label)

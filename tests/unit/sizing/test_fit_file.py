@@ -69,6 +69,14 @@ def test_the_place_of_the_file_can_be_given(tmp_path, capsys, ours):
     assert not (tmp_path / "store" / FITS).exists()
 
 
+def test_a_plan_refuses_a_named_fit_of_another_deployment(tmp_path, capsys, ours):
+    """It was left out without a word."""
+    file = tmp_path / "here.json"
+    run(capsys, f"sizing.measured={ours[0]}", f"sizing.fit={file}", f"paths.store={tmp_path / 'store'}")
+    with pytest.raises(UserError, match=r"here\.json is not a fit of what is planned: it is of synthetic, fp8, engine"):
+        COMMANDS["plan"].run(["quant=int8_wo", f"sizing.fit={file}", f"paths.store={tmp_path / 'store'}"])
+
+
 def test_a_gpu_that_is_named_starts_from_the_performance_model(tmp_path, capsys):
     words = [f"sizing.measured={FILES / 'aiperf_1_5.json'}", *LLAMA, f"paths.store={tmp_path}"]
     text = run(capsys, *words)
