@@ -256,17 +256,24 @@ def write_repository(
         link_files(engine_files(vision_dir), vision_dir, out_dir / parameters.VISION_DIR)
     if parameters.writes_vocabulary(settings, spec):
         write_vocabulary(tokenizer_dir, out_dir / parameters.VOCABULARY)
-    ignored = parameters.changed(settings, parameters.PLACES) if spec.engine.server is ServerBackend.PYTHON else {}
-    description = {
+    return describe(out_dir, settings, spec, made_from or {}, _description(limits, settings, spec, sorted(configs)))
+
+
+def _description(
+    limits: EngineLimits, settings: TritonSettings, spec: RepositorySpec, models: list[str]
+) -> dict[str, Any]:
+    """Describe the engine and the models for repository.json."""
+    on_cpu = spec.engine.server is ServerBackend.PYTHON
+    ignored = parameters.changed(settings, parameters.PLACES) if on_cpu else {}
+    return {
         "limits": limits.as_json(),
         "engine_version": limits.version,
         "world_size": limits.world_size,
         "logits_type": f"TYPE_{limits.logits_type}",
-        "models": sorted(configs),
-        **({"tokens_per_block": KV_BLOCK_TOKENS} if spec.engine.server is ServerBackend.PYTHON else {}),
+        "models": models,
+        **({"tokens_per_block": KV_BLOCK_TOKENS} if on_cpu else {}),
         "settings_without_effect": sorted(ignored),
     }
-    return describe(out_dir, settings, spec, made_from or {}, description)
 
 
 def _adapter_faults(

@@ -160,21 +160,7 @@ def import_faults(
     if faults := [*stored_faults(what, folder, config, block, given.group_size)]:
         return faults
     faults += _lost_scales(what, block, given, config)
-    if qformat is not given.qformat:
-        size = "" if given.group_size in (None, 128) else f" quant.group_size={given.group_size}"
-        faults.append(
-            Fault(
-                f"{what}, and quant={qformat} would quantize it again.",
-                f"Its weights are taken over as they are: {given}.",
-                f"Set quant={given.qformat}{size}, or give the original model.",
-            )
-        )
-    elif given.layers and (mix := _mix_words(given, config)) != _words(effective_bits, candidates):
-        faults.append(Fault(f"{what} as {given}.", "Size and memory are planned from these settings.", f"Set {mix}."))
-    elif given.group_size not in (None, group_size):
-        faults.append(
-            Fault(f"{what} in groups of {given.group_size}.", todo=f"Set quant.group_size={given.group_size}.")
-        )
+    faults += _other_format(what, config, given, qformat, group_size, (effective_bits, candidates))
     if kv_cache not in (KvFormat.AUTO, given.kv_cache) and not given.plain_activations:
         can = "Set kv_cache=auto." if given.kv_cache is KvFormat.AUTO else f"Set kv_cache={given.kv_cache} or auto."
         faults.append(
@@ -192,6 +178,31 @@ def import_faults(
             )
         )
     return faults or ([] if given.group_size is None else [*_order_faults(folder, block)])
+
+
+def _other_format(
+    what: str,
+    config: Mapping[str, Any],
+    given: GivenFormat,
+    qformat: QFormat,
+    group_size: int,
+    mix: tuple[float | None, Sequence[QFormat]],
+) -> list[Fault]:
+    """Return the fault if the settings name another format than the folder has."""
+    if qformat is not given.qformat:
+        size = "" if given.group_size in (None, 128) else f" quant.group_size={given.group_size}"
+        return [
+            Fault(
+                f"{what}, and quant={qformat} would quantize it again.",
+                f"Its weights are taken over as they are: {given}.",
+                f"Set quant={given.qformat}{size}, or give the original model.",
+            )
+        ]
+    if given.layers and (words := _mix_words(given, config)) != _words(*mix):
+        return [Fault(f"{what} as {given}.", "Size and memory are planned from these settings.", f"Set {words}.")]
+    if given.group_size not in (None, group_size):
+        return [Fault(f"{what} in groups of {given.group_size}.", todo=f"Set quant.group_size={given.group_size}.")]
+    return []
 
 
 SCALED_NORMS_SINCE = (0, 47)

@@ -170,20 +170,7 @@ def import_folder(
         UserError: the folder cannot be taken over like that, or lacks a tensor.
     """
     began = time.monotonic()
-    if faults := import_faults(
-        source.folder,
-        source.config,
-        qformat=spec.qformat,
-        group_size=spec.group_size,
-        kv_cache=spec.kv_cache,
-        world_size=world_size,
-        effective_bits=spec.search.effective_bits if spec.search else None,
-        candidates=spec.search.candidates if spec.search else (),
-    ):
-        raise UserError.of(faults)
-    family = source.shape.family
-    if set(family.layer_norms) != set(NORMS) or family.fused_linears or family.experts:
-        raise UserError(f"A quantized folder of {family.architecture} cannot be taken over.", todo="Give the original.")
+    _refuse_faults(source, spec, world_size)
     folder = _Folder(source, spec, dtype)
     out_dir.mkdir(parents=True, exist_ok=True)
     layers = source.shape.num_hidden_layers
@@ -219,6 +206,23 @@ def import_folder(
     writer.sync()
     seconds = time.monotonic() - began if data else 0.0
     return {**describe(out_dir), "calibration": calibration_facts(data, seconds), "tool": tool}
+
+
+def _refuse_faults(source: ModelFolder, spec: QuantSpec, world_size: int) -> None:
+    if faults := import_faults(
+        source.folder,
+        source.config,
+        qformat=spec.qformat,
+        group_size=spec.group_size,
+        kv_cache=spec.kv_cache,
+        world_size=world_size,
+        effective_bits=spec.search.effective_bits if spec.search else None,
+        candidates=spec.search.candidates if spec.search else (),
+    ):
+        raise UserError.of(faults)
+    family = source.shape.family
+    if set(family.layer_norms) != set(NORMS) or family.fused_linears or family.experts:
+        raise UserError(f"A quantized folder of {family.architecture} cannot be taken over.", todo="Give the original.")
 
 
 def _config(source: ModelFolder, spec: QuantSpec, dtype: str, folder: _Folder) -> dict[str, Any]:

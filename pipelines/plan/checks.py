@@ -96,13 +96,7 @@ def check(
         limits: of an engine on the GPU, where they were chosen for the load.
         on_gpu: the configuration with these limits, whatever the engine.
     """
-    served = serving_checks.check(settings, shape, engine, target, found.built)
-    served = [
-        *served,
-        *(_questions(settings, target, found) if target in EVALUATED else ()),
-        *nothing_to_do(settings, target, compares=_compares(settings, shape, engine, machine, target)),
-        *_logged(settings, target),
-    ]
+    served = _served(settings, shape, engine, machine, target, found)
     if found.built is not None or is_elsewhere(settings, target):
         return Checked(served)
     checked = Checked()
@@ -111,21 +105,20 @@ def check(
         checked.faults += given_faults(settings, engine, target)
     checked.faults += [*_quant(settings), *refused(findings)]
     checked.warnings = (*warned(findings), *_few_texts(settings, found), *few_questions(settings, target))
-    checked.faults += _baseline(settings, shape, engine, machine, target, found, findings)
-    checked.faults += _draft(settings, found)
-    checked.notes += sequential_notes(settings, target)
-    if compares_server(settings, target):
-        checked.notes += (
-            f"{settings.eval.url} is compared: its format is its own, and only the 16-bit model is built",
-        )
+    checked.faults += [*_baseline(settings, shape, engine, machine, target, found, findings), *_draft(settings, found)]
     checked.faults += unknown_reference(settings, target)
     if not is_for_a_named_gpu(settings, engine):
         checked.faults += check_memory(settings, shape, engine, machine, target)
     checked.faults += pruning_faults(settings, shape, engine, machine.memory_bytes)
-    checked.notes += text_notes(settings, target, engine)
-    checked.notes += pruning_notes(settings, shape)
     checked.faults += recovery_faults(settings, shape, engine, machine)
-    checked.notes += recovery_notes(settings, shape, machine)
+    of_server = f"{settings.eval.url} is compared: its format is its own, and only the 16-bit model is built"
+    checked.notes += (
+        *sequential_notes(settings, target),
+        *((of_server,) if compares_server(settings, target) else ()),
+        *text_notes(settings, target, engine),
+        *pruning_notes(settings, shape),
+        *recovery_notes(settings, shape, machine),
+    )
     known = {finding.rule.name for finding in findings if finding.rule.severity is Severity.REFUSE}
 
     def allowed(change: str) -> bool:
@@ -138,17 +131,39 @@ def check(
         } <= least
 
     _gpu_memory(on_gpu or settings, shape, machine, target, found, checked, limits, allowed)
-    if shape is not None and engine.memory_model == "process":
-        checked.notes += memory_checks.cpu_note(settings, shape)
-        checked.notes += (note,) if (note := unheard(settings.engine.openvino)) else ()
-        if has_fidelity(settings, target, engine):
-            _two_models(settings, shape, machine, target, checked)
-        if target in (*EVALUATED, *STARTED, *COMPARED):
-            fit = memory_checks.check_cpu(settings, shape, machine.memory_bytes)
-            checked.faults += fit.faults
-            checked.warnings += fit.warnings
+    _host_memory(settings, shape, engine, machine, target, checked)
     checked.faults += served
     return checked
+
+
+def _served(
+    settings: Settings, shape: ModelShape | None, engine: EngineDescription, machine: Machine, target: Target,
+    found: Found,
+) -> list[Fault]:  # fmt: skip
+    """Return the faults that count with an engine already built too."""
+    return [
+        *serving_checks.check(settings, shape, engine, target, found.built),
+        *(_questions(settings, target, found) if target in EVALUATED else ()),
+        *nothing_to_do(settings, target, compares=_compares(settings, shape, engine, machine, target)),
+        *_logged(settings, target),
+    ]
+
+
+def _host_memory(
+    settings: Settings, shape: ModelShape | None, engine: EngineDescription, machine: Machine, target: Target,
+    checked: Checked,
+) -> None:  # fmt: skip
+    """Add what an engine that computes in this process needs of the host's memory."""
+    if shape is None or engine.memory_model != "process":
+        return
+    checked.notes += memory_checks.cpu_note(settings, shape)
+    checked.notes += (note,) if (note := unheard(settings.engine.openvino)) else ()
+    if has_fidelity(settings, target, engine):
+        _two_models(settings, shape, machine, target, checked)
+    if target in (*EVALUATED, *STARTED, *COMPARED):
+        fit = memory_checks.check_cpu(settings, shape, machine.memory_bytes)
+        checked.faults += fit.faults
+        checked.warnings += fit.warnings
 
 
 def _quant(settings: Settings) -> list[Fault]:

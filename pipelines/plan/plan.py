@@ -6,7 +6,7 @@ not bundled: whether it has the questions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.model_shape import ModelShape
-from pipelines.engines.registry import OPENVINO, EngineChoice, choose
+from pipelines.engines.registry import OPENVINO, EngineChoice, EngineDescription, choose
 from pipelines.host.disk import no_folders, relative_to_cwd, unwritable_folders
 from pipelines.host.machine import Machine, library_versions
 from pipelines.plan import checks, host_memory
@@ -27,6 +27,7 @@ from pipelines.plan.user_inputs import Found, look
 from pipelines.predict.performance.gpus import resolved
 from pipelines.predict.performance.limits import ChosenLimits, with_limits
 from pipelines.settings.root import Settings
+from pipelines.stages import Stage
 from pipelines.stages.download import Download
 from pipelines.stages.prune_model import pruning_spec
 from pipelines.store.manifest import DamagedError
@@ -122,16 +123,11 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     with collecting(faults):
         shape = _pruned(settings, shape, from_model=found.built is None and not is_elsewhere(settings, target))
     choice = choose(found.built.flavour if found.built else settings.engine.name, machine, settings.hardware.name)
+    settings, tuning = _tuned(settings, choice.engine, shape, machine, target, found)
     limits = None
-    tuning: tuple[str, ...] = ()
     if found.built is None:
-        settings = tune(settings, choice.engine, shape, machine)
-        with_baseline = has_baseline(settings, target)
-        tuning = tuning_notes(settings, choice.engine, shape, machine, baseline=with_baseline)
         with collecting(faults):
             limits = _limits(settings, shape, machine)
-    else:  # only the server is left to tune
-        settings = settings.model_copy(update={"triton": tune(settings, choice.engine, shape, machine).triton})
     on_gpu = with_limits(settings, limits)
     settings = on_gpu if choice.engine.needs_gpu else settings
     checked = checks.check(settings, shape, choice.engine, machine, target, found, limits, on_gpu)
@@ -144,15 +140,38 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
         made = needed_for(made, only)
     steps = _resolve(made, store)
     todo = [step.node.stage for step in steps if step.state != "cached"]
-    faults = []
     unwritable = unwritable_folders(checks.output_folders(settings, target, store.root, makes=bool(todo)))
-    if only is not None:
-        faults += host_memory.check_stages(settings, shape, machine, todo)
-    if faults:
+    if only is not None and (faults := host_memory.check_stages(settings, shape, machine, todo)):
         raise UserError.of(faults)
     store.hashes.save()
+    on_model = found.built is None and not is_elsewhere(settings, target)
+    not_here = _not_here(settings, shape, choice.engine, machine, target, found, todo, on_model=on_model)
+    memory = host_memory.quantize_note(shape, settings) if any(stage.name == "quantize" for stage in todo) else ()
+    # what cannot run here at all runs where the rest is, too
+    missing = () if not_here else checks.check_installed(settings, target, todo, only)
+    notes, warnings = (*questions, *checked.notes, *memory, *tuning), (*checked.warnings, *unwritable)
+    findings = notes, warnings, (*not_here, *unwritable), missing
+    return Plan(settings, target, machine, choice, shape, steps, *findings, only)
+
+
+def _tuned(
+    settings: Settings, engine: EngineDescription, shape: ModelShape | None, machine: Machine, target: Target,
+    found: Found,
+) -> tuple[Settings, tuple[str, ...]]:  # fmt: skip
+    """Return the tuned settings and the plan's notes on them; with a built engine only the server is left to tune."""
+    tuned = tune(settings, engine, shape, machine)
+    if found.built is not None:
+        return settings.model_copy(update={"triton": tuned.triton}), ()
+    return tuned, tuning_notes(tuned, engine, shape, machine, baseline=has_baseline(tuned, target))
+
+
+def _not_here(
+    settings: Settings, shape: ModelShape | None, engine: EngineDescription, machine: Machine, target: Target,
+    found: Found, todo: Sequence[Stage], *, on_model: bool,
+) -> list[Fault]:  # fmt: skip
+    """Return why this machine cannot run it; on_model: compression and build are part of it."""
     not_here = checks.check_machine(
-        choice.engine,
+        engine,
         machine,
         todo,
         settings.hardware,
@@ -160,19 +179,9 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
             not checks.check(tune(settings, OPENVINO, shape, machine), shape, OPENVINO, machine, target, found).faults
         ),
     )
-    starts_from_model = found.built is None and not is_elsewhere(settings, target)
-    if not not_here and starts_from_model and checks.is_for_a_named_gpu(settings, choice.engine):
-        not_here = checks.check_memory(settings, shape, choice.engine, machine, target)
-    memory = host_memory.quantize_note(shape, settings) if any(stage.name == "quantize" for stage in todo) else ()
-    # what cannot run here at all runs where the rest is, too
-    missing = () if not_here else checks.check_installed(settings, target, todo, only)
-    findings = (
-        (*questions, *checked.notes, *memory, *tuning),
-        (*checked.warnings, *unwritable),
-        (*not_here, *unwritable),
-        missing,
-    )
-    return Plan(settings, target, machine, choice, shape, steps, *findings, only)
+    if not not_here and on_model and checks.is_for_a_named_gpu(settings, engine):
+        not_here = checks.check_memory(settings, shape, engine, machine, target)
+    return not_here
 
 
 def with_questions(settings: Settings, target: Target, store: Store) -> tuple[Settings, tuple[str, ...]]:

@@ -125,21 +125,8 @@ def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
             read_own(sources["dataset"].path, own)
     if faults:
         raise UserError.of(faults)
-    return Found(
-        sources,
-        shape,
-        built,
-        draft,
-        same,
-        _pickles(settings.speculative.heads_path),
-        _heads_bytes(settings.speculative.heads_path),
-        adapters,
-        vision,
-        rotary,
-        draft_rotary,
-        few,
-        reference,
-    )
+    heads = _pickles(settings.speculative.heads_path), _heads_bytes(settings.speculative.heads_path)
+    return Found(sources, shape, built, draft, same, *heads, adapters, vision, rotary, draft_rotary, few, reference)
 
 
 def _reference(
