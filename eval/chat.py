@@ -11,7 +11,7 @@ from pathlib import Path
 from pipelines.checkpoint.tokenizer import chat_templates
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
-from pipelines.serving.openai.rendering import NoPromptError, Renderer
+from pipelines.serving.openai.prompts import NoPromptError, Renderer
 
 Message = dict[str, str]
 

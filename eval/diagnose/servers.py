@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from pipelines.checkpoint.tokenizer import RenderedChat, chat_templates
 from pipelines.domain.errors import UserError
 from pipelines.host.files import parse_json
-from pipelines.serving.openai.rendering import NoPromptError, Renderer
+from pipelines.serving.openai.prompts import NoPromptError, Renderer
 
 # What goes through every stage: a few seeded prompts of different lengths, and messages where there is a template.
 

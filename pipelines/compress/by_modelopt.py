@@ -24,12 +24,12 @@ from pipelines.compress.calibration import (
 )
 from pipelines.compress.checkpoint_layout import CheckpointLayout, FolderLayout, RanksLayout
 from pipelines.compress.gpu_memory import BATCHES, gpu_memory_named
+from pipelines.compress.model_folder import ModelFolder, torch_dtype
 from pipelines.compress.one_layer import LayerSource
 from pipelines.compress.postprocess import correct_export
 from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.simulating import LayerQuantizer, prepared, quantize_layers, simulated
 from pipelines.compress.specs import CalibrationSpec, Layout, QuantSpec
-from pipelines.compress.weight_files import ModelFolder, torch_dtype
 from pipelines.domain.families import settled
 from pipelines.domain.progress import Progress
 from pipelines.domain.rotary import both_spellings

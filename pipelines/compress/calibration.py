@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
+from pipelines.compress.model_folder import ModelFolder, raw
 from pipelines.compress.specs import CalibrationSpec
 from pipelines.compress.texts import token_ids
-from pipelines.compress.weight_files import ModelFolder, raw
 from pipelines.domain.errors import ContinuableError, UserError
 from pipelines.domain.progress import PARTIAL, Progress
 from pipelines.host.files import write_json

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from pipelines.checkpoint.tensors import ITEM_BYTES, TensorInfo, read_header
-from pipelines.compress.weight_files import EMBEDDING, FIRST, HEAD, ModelWeights, TensorWriter
+from pipelines.compress.model_folder import EMBEDDING, FIRST, HEAD, ModelWeights, TensorWriter
 from pipelines.domain.families import Family
 from pipelines.domain.progress import Progress
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from pipelines.compress.calibration import CalibrationSet, broken_at, first_broken_layer
+from pipelines.compress.model_folder import FIRST, fill, raw
 from pipelines.compress.one_layer import LayerSource
-from pipelines.compress.weight_files import FIRST, fill, raw
 from pipelines.host.files import sync
 
 # ModelOpt's search of AWQ scales, linear by linear instead of batch by batch.

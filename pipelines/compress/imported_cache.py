@@ -19,11 +19,11 @@ from pipelines.checkpoint.tensors import TensorFile
 from pipelines.checkpoint.unified import linear_shapes
 from pipelines.compress.calibration import CalibrationSet
 from pipelines.compress.checkpoint_layout import RanksLayout
+from pipelines.compress.model_folder import ModelFolder, ModelWeights
 from pipelines.compress.one_layer import LayerSource
 from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.simulating import LayerQuantizer, prepared, seed_everything
 from pipelines.compress.specs import CalibrationSpec, QuantSpec
-from pipelines.compress.weight_files import ModelFolder, ModelWeights
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import PARTIAL, Progress
 

@@ -29,10 +29,10 @@ from pipelines.checkpoint.tensors import TensorFile, numpy_dtype
 from pipelines.checkpoint.verify import IMPORTED, Tensors, expected_tensors
 from pipelines.compress.calibration import calibration_facts
 from pipelines.compress.gpu_memory import BATCHES, gpu_memory_named
+from pipelines.compress.model_folder import ModelFolder, TensorWriter, torch_dtype
 from pipelines.compress.postprocess import corrected
 from pipelines.compress.sixteen_bit import LINEARS, NORMS, SixteenBitTensors, checkpoint_config, names_of
 from pipelines.compress.specs import CalibrationSpec, QuantSpec
-from pipelines.compress.weight_files import ModelFolder, TensorWriter, torch_dtype
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.progress import Progress

@@ -11,6 +11,7 @@ import torch
 
 from pipelines.checkpoint.tokenizer import opened
 from pipelines.compress.gpu_memory import gpu_memory_named
+from pipelines.compress.model_folder import ModelFolder, look_at, pick_device, torch_dtype
 from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.transformers_door import (
     MAJOR,
@@ -18,7 +19,6 @@ from pipelines.compress.transformers_door import (
     AutoModelForCausalLM,
     PreTrainedTokenizerFast,
 )
-from pipelines.compress.weight_files import ModelFolder, look_at, pick_device, torch_dtype
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import settled
 from pipelines.domain.progress import Progress

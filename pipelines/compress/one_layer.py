@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from pipelines.compress.loading import hf_config, plain_torch
+from pipelines.compress.model_folder import EMBEDDING, HEAD, NORM, ModelFolder, ModelWeights, torch_dtype
 from pipelines.compress.transformers_door import AutoModelForCausalLM, GenerationConfig
-from pipelines.compress.weight_files import EMBEDDING, HEAD, NORM, ModelFolder, ModelWeights, torch_dtype
 from pipelines.domain.errors import UserError
 
 Arguments = dict[str, Any]

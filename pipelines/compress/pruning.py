@@ -29,13 +29,13 @@ from pipelines.compress.calibration import (
 from pipelines.compress.gpu_memory import BATCHES, gpu_memory_named
 from pipelines.compress.hidden_states import HiddenStates, run_layer
 from pipelines.compress.loading import load_model, load_tokenizer
+from pipelines.compress.model_folder import ModelFolder, look_at, own_dtype, pick_device
 from pipelines.compress.one_layer import LayerSource
 from pipelines.compress.pruning_spec import PruningSpec
 from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.simulating import seed_everything
 from pipelines.compress.sparsifying import PrunedFolder
 from pipelines.compress.specs import CalibrationSpec
-from pipelines.compress.weight_files import ModelFolder, look_at, own_dtype, pick_device
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import Progress
 

@@ -9,8 +9,8 @@ from typing import Any
 from pipelines.checkpoint.declarations import quantization_of
 from pipelines.checkpoint.stored_linears import undeclared_faults
 from pipelines.compress.calibration import calibration_facts
+from pipelines.compress.model_folder import look_at, pick_device, pick_dtype
 from pipelines.compress.specs import CalibrationSpec, Dtype, Layout, QuantSpec
-from pipelines.compress.weight_files import look_at, pick_device, pick_dtype
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 

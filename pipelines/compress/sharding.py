@@ -20,8 +20,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from pipelines.compress.loading import hf_config, plain_torch
+from pipelines.compress.model_folder import ModelFolder, ModelWeights, torch_dtype
 from pipelines.compress.transformers_door import AutoModelForCausalLM
-from pipelines.compress.weight_files import ModelFolder, ModelWeights, torch_dtype
 from pipelines.domain.errors import UserError
 
 WEIGHTS, MOMENTS = "weights", "moments"

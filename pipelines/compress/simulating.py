@@ -28,12 +28,7 @@ from pipelines.compress.checkpoint_layout import CheckpointLayout, TensorPlace, 
 from pipelines.compress.f32_products import f32_products
 from pipelines.compress.hidden_states import HiddenStates, true_name
 from pipelines.compress.loading import load_model, load_tokenizer
-from pipelines.compress.one_layer import LayerSource
-from pipelines.compress.quiet import muted, transformers_to_log
-from pipelines.compress.recipes import Config, modelopt_config, of_one_layer
-from pipelines.compress.specs import CalibrationSpec, Dtype, QuantSpec
-from pipelines.compress.traced import PARTS, TracedModel
-from pipelines.compress.weight_files import (
+from pipelines.compress.model_folder import (
     EMBEDDING,
     ModelFolder,
     TensorWriter,
@@ -42,6 +37,11 @@ from pipelines.compress.weight_files import (
     pick_dtype,
     torch_dtype,
 )
+from pipelines.compress.one_layer import LayerSource
+from pipelines.compress.quiet import muted, transformers_to_log
+from pipelines.compress.recipes import Config, modelopt_config, of_one_layer
+from pipelines.compress.specs import CalibrationSpec, Dtype, QuantSpec
+from pipelines.compress.traced import PARTS, TracedModel
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import Family
 from pipelines.domain.progress import Progress

@@ -21,9 +21,9 @@ from pipelines.checkpoint.unified import linear_shapes
 from pipelines.checkpoint.verify import expected_tensors, has_bias
 from pipelines.compress.calibration import ProgressRecord, new_files_removed, stamp
 from pipelines.compress.checkpoint_layout import RanksLayout, copy_vocabulary
+from pipelines.compress.model_folder import EMBEDDING, HEAD, NORM, ModelFolder, ModelWeights, TensorWriter, torch_dtype
 from pipelines.compress.postprocess import corrected
 from pipelines.compress.specs import QuantSpec
-from pipelines.compress.weight_files import EMBEDDING, HEAD, NORM, ModelFolder, ModelWeights, TensorWriter, torch_dtype
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import Progress

@@ -27,12 +27,12 @@ from pipelines.compress.calibration import (
 from pipelines.compress.gpu_memory import BATCHES, gpu_memory_named
 from pipelines.compress.hidden_states import HiddenStates, run_layer
 from pipelines.compress.loading import hf_config, load_tokenizer
+from pipelines.compress.model_folder import ModelFolder, TensorWriter, loaded_files, look_at, own_dtype, pick_device
 from pipelines.compress.one_layer import LayerSource
 from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.simulating import seed_everything
 from pipelines.compress.sparsegpt import LINEARS, prune_layer
 from pipelines.compress.specs import CalibrationSpec, SparsitySpec
-from pipelines.compress.weight_files import ModelFolder, TensorWriter, loaded_files, look_at, own_dtype, pick_device
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import Progress

@@ -20,9 +20,9 @@ import torch
 from pipelines.checkpoint.dequantize import dequantize
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.compress.loading import load_model
+from pipelines.compress.model_folder import look_at
 from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.transformers_door import MAJOR, AutoConfig, AutoModelForCausalLM, DynamicCache
-from pipelines.compress.weight_files import look_at
 from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import FLOAT_WEIGHTS, Activation, KvFormat
 

@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 from pipelines.checkpoint.dequantize import E2M1_VALUES
 from pipelines.checkpoint.tensors import read_header
 from pipelines.checkpoint.unified import fused_with
+from pipelines.compress.model_folder import ModelFolder, ModelWeights, TensorWriter, pick_dtype, torch_dtype
 from pipelines.compress.sharding import collected, load_weights, owners, shard
 from pipelines.compress.sparsegpt import LINEARS
 from pipelines.compress.specs import RecoverySpec, RoundingSpec
-from pipelines.compress.weight_files import ModelFolder, ModelWeights, TensorWriter, pick_dtype, torch_dtype
 from pipelines.domain.formats import (
     FORMATS,
     FP4_WEIGHTS,

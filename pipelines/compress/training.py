@@ -22,6 +22,7 @@ from transformers import Trainer, TrainerCallback, TrainerState, TrainingArgumen
 
 from pipelines.compress.gpu_memory import gpu_memory_named
 from pipelines.compress.loading import load_model
+from pipelines.compress.model_folder import ModelFolder, look_at
 from pipelines.compress.sharding import (
     empty_model,
     load_moments,
@@ -33,7 +34,6 @@ from pipelines.compress.sharding import (
 from pipelines.compress.simulating import seed_everything
 from pipelines.compress.specs import RecoverySpec
 from pipelines.compress.trained_weights import TrainedWeights, help_to_write, write_like
-from pipelines.compress.weight_files import ModelFolder, look_at
 from pipelines.domain.errors import ContinuableError
 from pipelines.domain.progress import Progress
 

@@ -30,13 +30,13 @@ from pipelines.checkpoint.tensors import read_header
 from pipelines.compress import transformers_door
 from pipelines.compress.calibration import new_files_removed, stamp
 from pipelines.compress.loading import load_tokenizer
+from pipelines.compress.model_folder import ModelFolder, look_at, pick_device
 from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.sparsegpt import LINEARS
 from pipelines.compress.sparsifying import count_zeros, link_small_files
 from pipelines.compress.specs import LoraSpec, RecoverySpec, RoundingSpec
 from pipelines.compress.texts import token_ids
 from pipelines.compress.training import TrainingJob, last_checkpoint, train
-from pipelines.compress.weight_files import ModelFolder, look_at, pick_device
 from pipelines.domain.errors import ContinuableError, Fault, UserError
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import PARTIAL, Advance, Progress

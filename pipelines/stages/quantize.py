@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pipelines.compress import CalibrationSpec, QuantSpec
     from pipelines.compress.simulating import SimulatedModel
     from pipelines.compress.specs import Fp4Inputs, Int4Scales, Layout, SearchSpec
-    from pipelines.serving.openai.rendering import ChatTemplate
+    from pipelines.serving.openai.prompts import ChatTemplate
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def check_model(folder: Path, qformat: QFormat, *, with_positions: bool = True, 
     Raises:
         UserError: the model cannot be exported like that.
     """
-    from pipelines.compress.weight_files import look_at
+    from pipelines.compress.model_folder import look_at
 
     model = look_at(folder)
     positions = Rotary.of(model.config) if with_positions else None
@@ -251,7 +251,7 @@ class ChatRenderer:
 
     @cached_property
     def _template(self) -> ChatTemplate | None:
-        from pipelines.serving.openai.rendering import ChatTemplate
+        from pipelines.serving.openai.prompts import ChatTemplate
 
         templates, tokens = chat_templates(self._folder)
         return ChatTemplate(templates, tokens) if "default" in templates else None

@@ -18,7 +18,7 @@ from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.fields import Field
 from pipelines.serving.openai.inputs import ServedEngine, engine_inputs
 from pipelines.serving.openai.prepare import SHIPPED_TEMPLATE, Prepared, ServedModel, read_request
-from pipelines.serving.openai.rendering import ChatTemplate
+from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.tokenizer import ServedTokenizer
 from pipelines.settings.model import BUNDLED
 

@@ -42,10 +42,10 @@ def quantize_whole(
     """Load the whole model, calibrate it where `quantize` would, export it, and correct config.json."""
     from pipelines.compress import modelopt_door
     from pipelines.compress.by_modelopt import correct_unified
+    from pipelines.compress.model_folder import look_at, pick_device, pick_dtype, torch_dtype
     from pipelines.compress.postprocess import correct_export
     from pipelines.compress.quiet import muted, transformers_to_log
     from pipelines.compress.simulating import simulated
-    from pipelines.compress.weight_files import look_at, pick_device, pick_dtype, torch_dtype
 
     source = look_at(model_dir)
     dtype = pick_dtype(source, "auto")
@@ -71,9 +71,9 @@ def sparsify_whole(
     from pipelines.compress import modelopt_door
     from pipelines.compress.calibration import make_batches
     from pipelines.compress.loading import load_model, load_tokenizer
+    from pipelines.compress.model_folder import look_at, own_dtype, pick_device
     from pipelines.compress.simulating import seed_everything
     from pipelines.compress.sparsegpt import LINEARS, prune_layer
-    from pipelines.compress.weight_files import look_at, own_dtype, pick_device
 
     source = look_at(model_dir)
     seed_everything(calibration.seed)

@@ -26,7 +26,7 @@ from pipelines.serving.openai.fields import (
 )
 from pipelines.serving.openai.generation import Prompt
 from pipelines.serving.openai.inputs import ServedEngine
-from pipelines.serving.openai.rendering import ChatTemplate
+from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.responses import ResponseRequest, in_its_words
 from pipelines.serving.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Sampling, TokenizeRequest
 from pipelines.serving.openai.scoring import Scoring

@@ -26,11 +26,7 @@ modelopt = pytest.importorskip("modelopt")
 torch = pytest.importorskip("torch")
 
 from pipelines.compress import hidden_states  # noqa: E402 - after the skips
-from pipelines.compress.weight_files import (  # noqa: E402
-    ModelWeights,
-    TensorWriter,
-    look_at,
-)
+from pipelines.compress.model_folder import ModelWeights, TensorWriter, look_at  # noqa: E402
 from tests.support.small_models import model_of, write_random  # noqa: E402
 
 OLD = tuple(map(int, modelopt.__version__.split(".")[:2])) < (0, 47)

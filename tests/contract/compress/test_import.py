@@ -19,10 +19,10 @@ from pipelines.checkpoint.tensors import TensorFile
 from pipelines.checkpoint.verify import verify
 from pipelines.compress import QuantSpec, modelopt_door, quantize
 from pipelines.compress.by_modelopt import correct_unified
+from pipelines.compress.model_folder import look_at
 from pipelines.compress.quiet import muted
 from pipelines.compress.simulating import simulated
 from pipelines.compress.specs import SearchSpec
-from pipelines.compress.weight_files import look_at
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress

@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file  # noqa: E402 - after the skip
 
 from pipelines.compress.loading import load_model  # noqa: E402
+from pipelines.compress.model_folder import look_at  # noqa: E402
 from pipelines.compress.sharding import collected, empty_model, load_sharded  # noqa: E402
-from pipelines.compress.weight_files import look_at  # noqa: E402
 from pipelines.domain.errors import UserError  # noqa: E402
 from tests.support.small_models import write_model  # noqa: E402
 from tests.support.trained import GEMMA, LLAMA  # noqa: E402

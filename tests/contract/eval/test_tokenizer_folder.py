@@ -17,11 +17,11 @@ from eval.diagnose.run import Deployment, _Work
 from eval.diagnose.servers import MESSAGES, Item, make_items
 from pipelines.checkpoint.tokenizer_folder import TokenizerFaultError, TokenizerFolder
 from pipelines.compress.loading import load_tokenizer as for_calibration
-from pipelines.compress.weight_files import look_at
+from pipelines.compress.model_folder import look_at
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
 from pipelines.serving.openai.errors import ApiError
-from pipelines.serving.openai.rendering import ChatTemplate
+from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.tokenizer import ServedTokenizer
 from pipelines.settings.model import BUNDLED
 from tests.unit.models.conftest import load  # noqa: F401 - a fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.serving.openai.errors import ApiError
-from pipelines.serving.openai.rendering import ChatTemplate
+from pipelines.serving.openai.prompts import ChatTemplate
 
 HI = [{"role": "user", "content": "hi"}]
 BAD = [{"role": "user", "content": "bad"}]

@@ -11,7 +11,7 @@ pytest.importorskip("fastapi")
 
 from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.prepare import read_request
-from pipelines.serving.openai.rendering import ChatTemplate
+from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.responses import ResponseForm, ResponseRequest
 from pipelines.serving.openai.schema import ChatRequest
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pipelines.serving.openai.errors import ApiError, from_triton
 from pipelines.serving.openai.generation import Choice, Prompt, StopFilter, TokenPart, collect_all
 from pipelines.serving.openai.inputs import InputTensor, ServedEngine, engine_inputs
-from pipelines.serving.openai.rendering import ChatTemplate
+from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.responses import ResponseRequest
 from pipelines.serving.openai.schema import ChatRequest, CompletionRequest
 from pipelines.serving.openai.tokenizer import ServedTokenizer, TextStream

@@ -1,4 +1,4 @@
-"""Read single tensors of a model folder, and write safetensors files tensor by tensor.
+"""A model folder: what it holds; reading its tensors one by one, and writing safetensors files tensor by tensor.
 
 Files are read and written, not mapped: a mapped page counts as this process's memory as long as the kernel keeps it.
 Format: see `pipelines.checkpoint.tensors`.

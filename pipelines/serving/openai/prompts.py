@@ -1,4 +1,4 @@
-"""Render a chat template in processes of its own, which the service can lose without harm."""
+"""Prompts: render chat templates in processes of their own, which the service can lose without harm."""
 
 from __future__ import annotations
 
