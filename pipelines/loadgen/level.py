@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from http.client import HTTPException
 from secrets import randbits
 from time import monotonic_ns
 from types import TracebackType
@@ -96,7 +97,7 @@ class MetricsWatch:
             try:
                 with urllib.request.urlopen(str(self._url), timeout=5) as page:
                     self._samples.append(read_metrics(page.read().decode()))
-            except (OSError, ValueError) as error:  # URLError is an OSError; a page without metrics raises ValueError
+            except (OSError, HTTPException, ValueError) as error:  # unreachable; cut short; a page without metrics
                 self.fault = f"{self._url}: {error}"
             if self._stop.wait(_PERIOD_S):
                 return

@@ -29,29 +29,25 @@ def is_free(host: str, port: int) -> bool:
         return True
 
 
-def answers_200(host: str, port: int, path: str) -> bool:
-    """Return whether an HTTP service answers GET with status 200; False where nothing listens or speaks HTTP."""
+def get(host: str, port: int, path: str) -> tuple[int, str] | None:
+    """Return status and body of an HTTP GET; None where nothing listens, speaks HTTP, or finishes its answer."""
     import http.client  # takes ssl along, and plans import this module
 
     connection = http.client.HTTPConnection(host, port, timeout=5)
     try:
         connection.request("GET", path)
-        return connection.getresponse().status == 200
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(errors="replace")
     except (OSError, http.client.HTTPException):
-        return False
+        return None
     finally:
         connection.close()
 
 
-def text_of(url: str) -> str:
-    """Return the page at an address; empty if there is none."""
-    import urllib.request  # takes ssl along, and plans import this module
-
-    try:
-        with urllib.request.urlopen(url, timeout=5) as page:
-            return str(page.read().decode(errors="replace"))
-    except OSError:
-        return ""
+def answers_200(host: str, port: int, path: str) -> bool:
+    """Return whether an HTTP service answers GET with status 200."""
+    answer = get(host, port, path)
+    return answer is not None and answer[0] == 200
 
 
 def choose_ports(settings: ServingSettings, *, usual: bool = False) -> dict[str, int]:

@@ -27,7 +27,7 @@ from pipelines.serving.logs import (
     why_not_ready,
     why_not_started,
 )
-from pipelines.serving.ports import answers_200, choose_ports, text_of
+from pipelines.serving.ports import answers_200, choose_ports, get
 from pipelines.serving.repository import TEXT_MODEL, ModelRepository, read_repository, refuse_elsewhere
 from pipelines.serving.shared_memory import own_prefix, remove_leftovers, remove_own
 from pipelines.settings.serving import ServingSettings
@@ -145,8 +145,11 @@ class TritonServer:
     @property
     def metrics_url(self) -> str:
         """http://127.0.0.1:8002/metrics."""
-        port = self.ports["openai_port" if self.nvidia_frontend else "metrics_port"]
-        return f"http://{self.host}:{port}/metrics"
+        return f"http://{self.host}:{self._metrics_port}/metrics"
+
+    @property
+    def _metrics_port(self) -> int:
+        return self.ports["openai_port" if self.nvidia_frontend else "metrics_port"]
 
     @property
     def openai_url(self) -> str:
@@ -240,7 +243,8 @@ class TritonServer:
 
     def _requests(self) -> float | None:
         """Return how many requests the engine has, or None if it does not say."""
-        numbers = [float(number) for number in REQUESTS.findall(text_of(self.metrics_url))]
+        answer = get(self.host, self._metrics_port, "/metrics")
+        numbers = [float(number) for number in REQUESTS.findall(answer[1] if answer else "")]
         return sum(numbers) if numbers else None
 
     def _idle_watch(self) -> Callable[[], bool]:
