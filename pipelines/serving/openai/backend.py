@@ -1,11 +1,15 @@
-"""Client of the tritonserver behind: one gRPC stream per answer, so that closing it cancels exactly that answer."""
+"""Client of the tritonserver behind: one gRPC stream per answer, which is read to its end even if nobody wants it.
+
+Cancelling a stream just as its last responses go out ends tritonserver 2.51 (its gRPC service, not a model). So an
+answer that nobody waits for any more is stopped in the engine, by its id, and its stream then ends by itself.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -14,7 +18,7 @@ import numpy as np
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
-from pipelines.serving.openai.errors import from_triton
+from pipelines.serving.openai.errors import ApiError, from_triton
 from pipelines.serving.openai.generation import TokenPart
 from pipelines.serving.openai.inputs import FEW_LOG_PROBS, InputTensor
 from pipelines.serving.openai.scoring import pairs
@@ -37,8 +41,15 @@ CHANNEL = (
 ENGINE = "tensorrt_llm"
 """The Triton model that computes; it takes tokens."""
 ENSEMBLE = "ensemble"
-STOP_S = (0.0, 0.5)
-"""Seconds after a client has left at which its request is stopped: the first time, it may not have got so far."""
+STOP_S = (0.02, 0.5)
+"""Seconds to wait for the end of a stream that nobody reads; after each, its request is stopped.
+
+The engine may be at its end itself (a stop string that it knows too), and the first stop may come before the request.
+"""
+CANCEL_S = 5.0
+"""Seconds after which such a stream is cancelled after all."""
+AHEAD = 64
+"""Responses that may wait for a slow client; gRPC's flow control then holds back the server."""
 STOP = (
     *(InputTensor(name, "INT32", (1,)) for name in ("input_ids", "input_lengths", "request_output_len")),
     InputTensor("stop", "BOOL", (True,)),
@@ -65,7 +76,7 @@ class Backend:
         """Remember the address (host:port of the gRPC service); `open` creates the connection in its event loop."""
         self._url = url
         self._client: Any = None
-        self._stopping: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
         """Create the channel, which connects on first use."""
@@ -73,7 +84,7 @@ class Backend:
 
     async def close(self) -> None:
         """Close the connection."""
-        for task in self._stopping:
+        for task in self._running:
             task.cancel()
         await self._client.close()
 
@@ -92,7 +103,7 @@ class Backend:
             return False
 
     async def generate(self, inputs: Sequence[InputTensor]) -> AsyncIterator[TokenPart]:
-        """Send one request; closing the iterator cancels it on the server.
+        """Send one request; closing the iterator stops it on the server.
 
         Raises:
             ApiError: the server returned an error, or does not respond.
@@ -143,7 +154,7 @@ class Backend:
     async def stream(
         self, model: str, inputs: Sequence[InputTensor], outputs: Sequence[str] = (), request_id: str = ""
     ) -> AsyncIterator[Any]:
-        """Send one request to a model and yield its results; closing the iterator cancels it on the server.
+        """Send one request to a model and yield its results; closing the iterator stops it on the server.
 
         Args:
             model: name of the Triton model.
@@ -158,36 +169,62 @@ class Backend:
         # ended that way after it has freed it, and dies of that after some hundred errors
         request = _request(model, inputs, outputs, request_id)
         call: Any = self._client.stream_infer(_once(request))
-        answered = False
+        results: asyncio.Queue[Any] = asyncio.Queue(AHEAD)
+        # in a task of its own: cancelling whoever waits for gRPC's next response cancels the stream
+        self._run(_read(call, results))
+        result: Any = ()
         try:
-            async for result, error in call:
-                if error is not None:
-                    raise from_triton(error.message() or str(error), None)
+            while (result := await results.get()) is not None:
+                if isinstance(result, ApiError):
+                    raise result
                 yield result
-            answered = True
-        except grpc.aio.AioRpcError as error:
-            raise from_triton(error.details() or "no reason given", error.code().name) from None
-        except InferenceServerException as error:
-            raise from_triton(error.message(), _code(error)) from None
         finally:
-            call.cancel()
-            if model == ENSEMBLE and not answered:
-                self._stop(request["request_id"])
+            if result is not None:
+                self._run(self._leave(call, results, model, request["request_id"]))
 
-    def _stop(self, request_id: str) -> None:
-        """Stop a request in the engine: Triton does not tell a step of an ensemble that runs of a cancellation."""
+    async def _leave(self, call: Any, results: asyncio.Queue[Any], model: str, request_id: str) -> None:
+        """Bring a stream that nobody reads any more to its end."""
+        ended = asyncio.create_task(_drain(results))
+        if model in (ENGINE, ENSEMBLE):  # Triton tells a step of an ensemble that runs of no cancellation
+            for wait_s in STOP_S:
+                if (await asyncio.wait({ended}, timeout=wait_s))[0]:
+                    return
+                await self._stop(request_id)
+            await asyncio.wait({ended}, timeout=CANCEL_S)
+        call.cancel()
+        await ended
 
-        async def stop() -> None:
-            for pause in STOP_S:
-                await asyncio.sleep(pause)
-                with contextlib.suppress(InferenceServerException, grpc.aio.AioRpcError):  # then the server has ended
-                    request = _request(ENGINE, STOP, ("output_ids",), request_id)
-                    async for _ in self._client.stream_infer(_once(request)):
-                        pass
+    async def _stop(self, request_id: str) -> None:
+        with contextlib.suppress(InferenceServerException, grpc.aio.AioRpcError):  # then the server has ended
+            request = _request(ENGINE, STOP, ("output_ids",), request_id)
+            async for _ in self._client.stream_infer(_once(request)):
+                pass
 
-        task = asyncio.get_running_loop().create_task(stop())
-        self._stopping.add(task)
-        task.add_done_callback(self._stopping.discard)
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+
+async def _read(call: Any, results: asyncio.Queue[Any]) -> None:
+    """Put the results of a stream into the queue, errors as `ApiError`, and None at the end."""
+    try:
+        async for result, error in call:
+            await results.put(result if error is None else from_triton(error.message() or str(error), None))
+    except grpc.aio.AioRpcError as error:
+        await results.put(from_triton(error.details() or "no reason given", error.code().name))
+    except InferenceServerException as error:
+        await results.put(from_triton(error.message(), _code(error)))
+    except asyncio.CancelledError:  # of the stream, which gRPC reports this way, unless it is ours
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+    await results.put(None)
+
+
+async def _drain(results: asyncio.Queue[Any]) -> None:
+    while await results.get() is not None:
+        pass
 
 
 def _request(model: str, inputs: Sequence[InputTensor], outputs: Sequence[str], request_id: str = "") -> dict[str, Any]:

@@ -119,7 +119,8 @@ input [
   { name: "return_log_probs" data_type: TYPE_BOOL dims: [1] reshape: { shape: [] } optional: true },
   { name: "return_generation_logits" data_type: TYPE_BOOL dims: [1] reshape: { shape: [] } optional: true },
   { name: "return_context_logits" data_type: TYPE_BOOL dims: [1] reshape: { shape: [] } optional: true },
-  { name: "streaming" data_type: TYPE_BOOL dims: [1] reshape: { shape: [] } optional: true }
+  { name: "streaming" data_type: TYPE_BOOL dims: [1] reshape: { shape: [] } optional: true },
+  { name: "stop" data_type: TYPE_BOOL dims: [1] reshape: { shape: [] } optional: true }
 ]
 output [
   { name: "output_ids" data_type: TYPE_INT32 dims: [-1, -1] },
@@ -152,12 +153,17 @@ class TritonPythonModel:
 
     def initialize(self, args):
         self.log = Path(args["model_repository"]).parent / "seen.txt"
+        self.stopped = set()
 
     def execute(self, requests):
         for request in requests:
             threading.Thread(target=self.answer, args=(request, request.get_response_sender())).start()
 
     def answer(self, request, sender):
+        if value(request, "stop", False):
+            self.stopped.add(request.request_id())
+            sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            return
         ids = pb.get_input_tensor_by_name(request, "input_ids").as_numpy().reshape(-1).tolist()
         prompt = [WORDS[each] for each in ids if each != WORDS.index("<bos>")]
         if "full" in prompt or "long" in prompt:
@@ -173,14 +179,14 @@ class TritonPythonModel:
         made = []
         for number in range(limit):
             word = prompt[(number + seed) % len(prompt)]
-            if word == "end" and end >= 0 or request.is_cancelled():
+            if word == "end" and end >= 0 or request.request_id() in self.stopped:
                 break
             time.sleep(0.1 if word == "sleep" else 0)
             made.append(WORDS.index(word))
             if stream:
                 self.send(request, sender, made[-1:], len(made))
-        if request.is_cancelled():
-            self.log.write_text(f"cancelled after {len(made)}")
+        if request.request_id() in self.stopped:
+            self.log.write_text(f"stopped after {len(made)}")
         if not stream:
             self.send(request, sender, made, len(made))
         sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

@@ -6,6 +6,7 @@ import http.client
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -193,6 +194,22 @@ def test_a_client_that_leaves_cancels_its_request(client, echo_server, stream) -
     assert not eventually(seen.exists, 0.3)
     connection.close()
     assert eventually(seen.exists)
+
+
+def test_answers_that_are_cut_short_leave_the_server_running(client, echo_server) -> None:
+    """Each stops while the engine's last responses are under way; cancelling their streams ended the server."""
+
+    def several(_: int) -> None:
+        for number in range(60):
+            complete(client, "a b c", max_tokens=9, extra_body={"stop_token_ids": [4]})
+            with complete(client, "a b c", max_tokens=9, stream=True) as chunks:
+                for at, _ in enumerate(chunks):
+                    if at == number % 9:
+                        break
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(several, range(6))) == [None] * 6
+    assert echo_server.poll() is None
 
 
 def post(server: TritonServer, path: str, body: bytes) -> tuple[int, dict]:
