@@ -8,17 +8,16 @@ from typing import Any
 
 from eval.exact import Answered
 from eval.paired import above_chance, answers_of, compare_pair, logprob_shift
-from eval.results import SOURCE, EvalResult, Score, differences, references_of
+from eval.results import SOURCE, EvalResult, differences, references_of
 from eval.spec import TASK_SIZES
 from eval.verdict import WHAT_MEASURES, Criteria, Judgement, Verdict, judge
-from pipelines.document.show import count
+from pipelines.document.show import count, percent
 from pipelines.host.screen import table, wrapped
 
 Row = dict[str, Any]
 
 _LOSS_HEADER = ("model", "format", "base %", "after", "loss %", "verdict")
 _PAIRED_HEADER = ("format", "asked", "lost", "gained", "loss", "at least", "at most", "p")
-_FORMATS_PER_BLOCK = 6
 _PROVEN = ("loss_least", "loss_most", "p_go", "p_no_go", "questions_needed", "next_setting")
 """Fields of a row that say what is proven of the loss."""
 ITSELF = "baseline"
@@ -149,8 +148,8 @@ def _loss_cells(row: Row) -> tuple[str, ...]:
     return (
         row["model"],
         row["format"],
-        _percent(row["baseline_accuracy"]),
-        _percent(row["accuracy"]),
+        percent(row["baseline_accuracy"]),
+        percent(row["accuracy"]),
         "-" if row["loss_percent"] is None else f"{row['loss_percent']:.2f}",
         row["verdict"],
     )
@@ -321,7 +320,7 @@ def alone_table(rows: Sequence[Row]) -> str:
 
 
 def _alone_cells(row: Row) -> tuple[str, ...]:
-    return row["model"], row["format"], str(row["questions"]), _percent(row["accuracy"])
+    return row["model"], row["format"], str(row["questions"]), percent(row["accuracy"])
 
 
 def reference_rows(results: Iterable[EvalResult]) -> list[Row]:
@@ -345,55 +344,3 @@ def reference_table(results: Sequence[EvalResult]) -> str:
         who = f"{result.model} on {result.task}, and what NVIDIA published of {published[0].model} ({SOURCE})."
         blocks.append("\n".join([wrapped(who, 0), "", *lines, "", wrapped(differences(result), 0)]))
     return "\n\n".join(blocks)
-
-
-def subject_rows(baseline: EvalResult, others: Sequence[EvalResult]) -> list[Row]:
-    """Return accuracy per category, subject and overall; `accuracy` holds one entry per result, the baseline first.
-
-    Raises:
-        UserError: a result did not answer the baseline's questions.
-    """
-    for other in others:
-        compare_pair(baseline, other)
-    results = [baseline, *others]
-    rows = [_subject_row("overall", "all questions", [result.overall for result in results])]
-    for kind in ("categories", "subjects"):
-        tables: list[Mapping[str, Score]] = [getattr(result, kind) for result in results]
-        rows += [_subject_row(kind, name, [table[name] for table in tables]) for name in tables[0]]
-    return rows
-
-
-def _subject_row(kind: str, name: str, scores: Sequence[Score]) -> Row:
-    return {
-        "kind": kind,
-        "name": name,
-        "questions": scores[0].questions,
-        "accuracy": [score.accuracy for score in scores],
-        "stderr": [score.stderr for score in scores],
-    }
-
-
-def subject_table(baseline: EvalResult, others: Sequence[EvalResult]) -> str:
-    """Return accuracies in percent per category and subject, the baseline in the first column of each block.
-
-    Columns are numbered, with a legend above, because format names are wider than the numbers.
-    """
-    rows = subject_rows(baseline, others)
-    blocks = []
-    for start in range(0, max(len(others), 1), _FORMATS_PER_BLOCK):
-        shown = [0, *range(start + 1, min(start + _FORMATS_PER_BLOCK, len(others)) + 1)]
-        names = [f"({i})\xa0{(baseline, *others)[i].qformat}" for i in shown]  # no line break between number and name
-        legend = f"{baseline.model}, accuracy in percent: {', '.join(names)}"
-        lines: list[Sequence[str] | str] = [("", "asked", *(f"({i})" for i in shown))]
-        kind = "overall"
-        for row in rows:
-            if row["kind"] != kind:
-                kind = row["kind"]
-                lines.append(kind)
-            lines.append((row["name"], str(row["questions"]), *(_percent(row["accuracy"][i], 1) for i in shown)))
-        blocks.append("\n".join([wrapped(legend, 0).replace("\xa0", " "), *table(lines)]))
-    return "\n\n".join(blocks)
-
-
-def _percent(share: float, digits: int = 2) -> str:
-    return f"{100 * share:.{digits}f}"

@@ -13,12 +13,9 @@ from eval.compare import (
     in_points,
     loss_rows,
     loss_table,
-    subject_rows,
-    subject_table,
     verdict_sentence,
 )
 from eval.verdict import USUAL, Criteria
-from pipelines.domain.errors import UserError
 
 LONG = "magnitude_2_4-int4_awq-kv_fp8"
 
@@ -88,7 +85,7 @@ def test_table_text(sweep) -> None:
 def test_tables_fit_80_columns(sweep) -> None:
     """Long names wrap instead of widening the table."""
     baseline, others = sweep
-    text = loss_table(rows_of(baseline, others * 3)) + "\n" + subject_table(baseline, others * 3)
+    text = loss_table(rows_of(baseline, others * 3))
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -133,35 +130,6 @@ def test_zero_baseline_shows_no_percent(result) -> None:
 def test_nothing_to_compare() -> None:
     """A baseline alone is said to be alone."""
     assert loss_table([]) == "No compressed result to compare."
-
-
-def test_subject_rows(sweep) -> None:
-    """One row overall, one per category, one per subject; the baseline first in each."""
-    baseline, others = sweep
-    rows = subject_rows(baseline, others)
-    assert [(row["kind"], row["name"]) for row in rows] == [
-        ("overall", "all questions"),
-        ("categories", "humanities"),
-        ("categories", "stem"),
-        ("subjects", "law"),
-        ("subjects", "botany"),
-    ]
-    assert rows[3]["accuracy"] == [1.0, 0.4, 0.9, 1.0]  # law: 10 questions, 6 and 1 lost, 0 lost
-    assert rows[4]["accuracy"] == [0.2, 0.2, 0.2, 0.8]  # botany: 2 right, then 6 gained
-
-
-def test_subject_table_of_many_formats(sweep) -> None:
-    """Nine formats make two blocks, each opening with the baseline."""
-    baseline, others = sweep
-    blocks = subject_table(baseline, others * 3).split("\n\n")
-    assert [block.count("(0)") for block in blocks] == [2, 2]
-    assert blocks[1].splitlines()[-1].split() == ["botany", "10", "20.0", "20.0", "20.0", "80.0"]
-
-
-def test_subject_table_refuses_other_questions(result) -> None:
-    """Subjects are compared only when the same questions were asked."""
-    with pytest.raises(UserError, match="prompts_sha256"):
-        subject_table(result([1, 0]), [result([1, 0], prompts_sha256="cd")])
 
 
 def test_the_baseline_is_not_judged_against_itself(result) -> None:
