@@ -7,8 +7,16 @@ from dataclasses import asdict
 from typing import Any
 
 from eval.exact import Answered
-from eval.paired import above_chance, answers_of, compare_pair, logprob_shift
-from eval.results import SOURCE, EvalResult, differences, references_of
+from eval.results import (
+    SOURCE,
+    EvalResult,
+    above_chance,
+    answers_of,
+    compare_pair,
+    differences,
+    logprob_shift,
+    references_of,
+)
 from eval.spec import TASK_SIZES
 from eval.verdict import WHAT_MEASURES, Criteria, Judgement, Verdict, judge
 from pipelines.document.show import count, percent

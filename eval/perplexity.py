@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from pipelines.domain.errors import UserError, read_record
+from pipelines.domain.errors import JsonFile, UserError
 from pipelines.host.screen import table, wrapped
 
 RESULT = "perplexity.json"
@@ -20,7 +18,7 @@ NO_VERDICT = (
 
 
 @dataclass(frozen=True, slots=True)
-class PerplexityResult:
+class PerplexityResult(JsonFile):
     """Perplexity of one model, in one format, on one engine, for one task.
 
     Attributes:
@@ -38,6 +36,9 @@ class PerplexityResult:
         bits_per_byte: binary logarithm of that.
     """
 
+    WHAT = "a result of perplexity"
+    TODO = "Evaluate again with this version."
+
     model: str
     qformat: str
     engine: str
@@ -50,32 +51,6 @@ class PerplexityResult:
     word_perplexity: float
     byte_perplexity: float
     bits_per_byte: float
-
-    def save(self, path: Path) -> None:
-        """Write the result as JSON."""
-        path.write_text(json.dumps(asdict(self), allow_nan=False), encoding="utf-8")
-
-    @classmethod
-    def from_json(cls, data: Any, source: str) -> PerplexityResult:
-        """Read what `save` wrote.
-
-        Raises:
-            UserError: a field is missing, unknown or malformed.
-        """
-        return read_record(cls, data, source, what="a result of perplexity", todo="Evaluate again with this version.")
-
-    @classmethod
-    def load(cls, path: Path) -> PerplexityResult:
-        """Read a file that `save` wrote.
-
-        Raises:
-            UserError: the file is missing or is not such a result.
-        """
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path} cannot be read: {error}.") from None
-        return cls.from_json(data, str(path))
 
 
 def same_texts(a: PerplexityResult, b: PerplexityResult) -> bool:

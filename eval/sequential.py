@@ -13,8 +13,7 @@ from eval.exact import SEED, Answered, Evidence, PlannedLook, planned_looks
 from eval.harness import ask, note_truncated
 from eval.kept import AnswerLog, KeptSession
 from eval.metric import Questions
-from eval.paired import answers_of, compare_pair
-from eval.results import EvalResult, Sequential
+from eval.results import EvalResult, Sequential, answers_of, compare_pair
 from eval.verdict import Criteria, Verdict, judge
 from pipelines.document.show import count
 from pipelines.domain.progress import Progress

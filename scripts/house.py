@@ -27,7 +27,7 @@ STEP = re.compile(r"^\d+\. .*`[\w./]+`")
 
 
 def room_of(module: str) -> str:
-    """Return the room of a module: "pipelines.settings" for pipelines.settings.model, "eval" for eval.paired."""
+    """Return the room of a module: "pipelines.settings" for pipelines.settings.model, "eval" for eval.harness."""
     parts = module.split(".")
     return ".".join(parts[:2]) if parts[0] == "pipelines" else parts[0]
 

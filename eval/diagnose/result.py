@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
-from pipelines.domain.errors import read_record
+from pipelines.domain.errors import JsonFile
 from pipelines.host.screen import table, wrapped
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RESULT = "diagnosis.json"
 
@@ -83,7 +79,7 @@ class StageResult:
 
 
 @dataclass(frozen=True, slots=True)
-class StageDiagnosis:
+class StageDiagnosis(JsonFile):
     """Stages of one deployment in order.
 
     Attributes:
@@ -92,6 +88,10 @@ class StageDiagnosis:
         items: what went through the stages, in words.
         stages: results in the order of the stages.
     """
+
+    WHAT = "a diagnosis"
+    TODO = "Run again: make diagnose"
+    INDENT = 1
 
     model: str
     variant: str
@@ -113,21 +113,17 @@ class StageDiagnosis:
         where = f"layer {first.layer}, " if first.layer is not None else ""
         return f"The first stage beyond the noise is {stage.stage}: {where}{first.tensor}: {first.cause}. {first.todo}"
 
-    def save(self, path: Path) -> None:
-        """Write the result as JSON, with the sentence for readers."""
-        found = {**asdict(self), "accused": self.accused.stage if self.accused else None, "sentence": self.sentence()}
-        path.write_text(json.dumps(found, indent=1, allow_nan=False), encoding="utf-8")
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as JSON values, with the sentence for readers."""
+        accused = self.accused
+        return {**asdict(self), "accused": accused.stage if accused else None, "sentence": self.sentence()}
 
     @classmethod
-    def from_json(cls, data: Any, source: str) -> StageDiagnosis:
-        """Read what `save` wrote.
-
-        Raises:
-            UserError: a field is missing, unknown or malformed.
-        """
+    def from_json(cls, data: Any, source: str = "it") -> Self:
+        """Read what `to_json` returned, without what follows from the rest."""
         if isinstance(data, Mapping):
             data = {name: value for name, value in data.items() if name not in ("accused", "sentence")}
-        return read_record(cls, data, source, what="a diagnosis", todo="Run again: make diagnose")
+        return super(StageDiagnosis, cls).from_json(data, source)
 
 
 # A diagnosis as text for a terminal.

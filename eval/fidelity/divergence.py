@@ -7,19 +7,17 @@ KL(p || q) = sum_v p_v (ln p_v - ln q_v)  (Kullback and Leibler, On Information 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass, fields
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from pipelines.domain.errors import read_record
+from pipelines.domain.errors import JsonFile
 
 Array = np.ndarray[Any, Any]
 
@@ -229,7 +227,7 @@ class LayerErrors:
 
 
 @dataclass(frozen=True, slots=True)
-class FidelityResult:
+class FidelityResult(JsonFile):
     """Fidelity of one model in one format to the 16-bit model.
 
     Attributes:
@@ -247,6 +245,9 @@ class FidelityResult:
         greedy: greedy continuations.
         layers: errors by layer, if they were asked for.
     """
+
+    WHAT = "a fidelity result"
+    TODO = "Measure again: make fidelity"
 
     model: str
     qformat: str
@@ -266,16 +267,3 @@ class FidelityResult:
     def within_noise(self) -> frozenset[str]:
         """Names of the figures over all texts that are no worse than the noise."""
         return self.overall.within(self.noise)
-
-    def save(self, path: Path) -> None:
-        """Write the result as JSON."""
-        path.write_text(json.dumps(asdict(self), allow_nan=False), encoding="utf-8")
-
-    @classmethod
-    def from_json(cls, data: Any, source: str) -> FidelityResult:
-        """Read what `save` wrote.
-
-        Raises:
-            UserError: a field is missing, unknown or malformed.
-        """
-        return read_record(cls, data, source, what="a fidelity result", todo="Measure again: make fidelity")

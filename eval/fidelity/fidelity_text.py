@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from eval.fidelity.bounds import BoundFigures
+from eval.fidelity.bounds import BoundFigures, BoundsResult
 from eval.fidelity.divergence import FidelityResult, Figures, LayerErrors
-from eval.fidelity.flips import Flips
-from eval.fidelity.served import BoundsResult
+from eval.results import Flips
 from pipelines.document.show import count
 from pipelines.host.screen import table, wrapped
 

@@ -8,12 +8,14 @@ import reprlib
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from functools import cache
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pydantic import TypeAdapter
     from pydantic_core import ErrorDetails
 
@@ -117,6 +119,53 @@ def read_record(kind: type[Record], data: Any, source: str, *, what: str, todo: 
     except ValidationError as error:
         raise UserError(f"{source} is not {what}: {_reason(error.errors())}.", todo=todo) from None
     return record
+
+
+class JsonFile:
+    """A frozen dataclass that is stored as one JSON file.
+
+    Attributes:
+        WHAT: the record in words: "a fidelity result".
+        TODO: how to make another one.
+        INDENT: of the file.
+    """
+
+    __slots__ = ()
+    WHAT: ClassVar[str]
+    TODO: ClassVar[str]
+    INDENT: ClassVar[int | None] = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as plain JSON values."""
+        return asdict(cast(Any, self))
+
+    def save(self, path: Path) -> None:
+        """Write the file."""
+        path.write_text(json.dumps(self.to_json(), indent=self.INDENT, allow_nan=False), encoding="utf-8")
+
+    @classmethod
+    def from_json(cls, data: Any, source: str = "it") -> Self:
+        """Read what `to_json` returned.
+
+        Raises:
+            UserError: a field is missing, unknown or malformed.
+        """
+        return read_record(cls, data, source, what=cls.WHAT, todo=cls.TODO)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a file that `save` wrote.
+
+        Raises:
+            UserError: the file is missing or is not such a record.
+        """
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UserError(f"There is no {cls.WHAT.partition(' ')[2]} at {path}.") from None
+        except ValueError as error:
+            raise UserError(f"{path} is not valid JSON: {error}.") from None
+        return cls.from_json(data, str(path))
 
 
 @cache

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
+from itertools import chain
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
 
 from pipelines.domain.benchmark import ClientHealth, Summary
-from pipelines.domain.summary import RequestTiming, Window, ordered, percentile
-from pipelines.loadgen.columns import columns_of
-from pipelines.loadgen.request_stream import ClientReport
+from pipelines.domain.summary import SECOND, RequestColumns, RequestTiming, Window, ordered, percentile
+
+if TYPE_CHECKING:
+    from pipelines.loadgen.request_stream import ClientReport
 
 BUSY = 0.9
 """Share of one CPU above which a client process, being one Python thread, counts as saturated."""
@@ -141,3 +148,113 @@ def _matters(lag_s: float, latency_s: float | None, least_s: float) -> bool:
 
 def _against(lag_s: float, latency_s: float | None) -> str:
     return f"{lag_s / latency_s:.0%} of the" if latency_s else "with no"
+
+
+# Convert request records to columns, the form that `pipelines.domain.summary` reads.
+
+
+class Chunks:
+    """Arrival times of the responses of requests, ns."""
+
+    def __init__(self, timings: Sequence[RequestTiming]) -> None:
+        self.count: Any = np.array([len(t.chunk_ns) for t in timings], dtype=np.int64)
+        stamps = chain.from_iterable(t.chunk_ns for t in timings)
+        self._stamps: Any = np.fromiter(stamps, np.float64, int(self.count.sum()))
+        self._request: Any = np.repeat(np.arange(len(timings)), self.count)
+
+    def before(self, time: float) -> Any:
+        """See `pipelines.domain.summary.Responses.before`."""
+        return np.bincount(self._request[self._stamps < time], minlength=len(self.count))
+
+    def gaps(self, which: Any) -> Any:
+        """See `pipelines.domain.summary.Responses.gaps`."""
+        kept = which[self._request]
+        stamps, request = self._stamps[kept], self._request[kept]
+        return np.diff(stamps)[request[1:] == request[:-1]]
+
+
+def columns_of(timings: Sequence[RequestTiming]) -> RequestColumns:
+    """Convert records to columns. A float64 holds ns exactly for 104 days."""
+    return RequestColumns(
+        due=np.array([t.intended_ns for t in timings], dtype=np.float64),
+        first_token=np.array([np.nan if (at := t.first_token_ns) is None else at for t in timings], dtype=np.float64),
+        end=np.array([t.end_ns for t in timings], dtype=np.float64),
+        isl=np.array([t.isl for t in timings], dtype=np.int64),
+        osl=np.array([t.osl for t in timings], dtype=np.int64),
+        errors=tuple(t.error for t in timings),
+        responses=Chunks(timings),
+        per_second=SECOND,
+    )
+
+
+# Sample the server's Prometheus page every second of a window: the state of KV cache and scheduler.
+
+_PERIOD_S = 1.0
+_FAMILIES = {
+    "nv_trt_llm_kv_cache_block_metrics": ("kv_cache_block", "kv_cache_block_type"),
+    "nv_trt_llm_runtime_memory_metrics": ("memory", "memory_type"),
+    "nv_trt_llm_request_metrics": ("requests", "request_type"),
+    "nv_trt_llm_inflight_batcher_metrics": ("batcher", "inflight_batcher_specific_metric"),
+}
+"""Family -> prefix of our names, label that distinguishes its series (TensorRT-LLM's custom metrics reporter)."""
+
+
+def read_metrics(text: str) -> dict[str, float]:
+    """Read the gauges of TensorRT-LLM's families from a Prometheus page, e.g. {"kv_cache_block_used": 12.0}.
+
+    Series of several models or versions are summed.
+    """
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        if family.name in _FAMILIES:
+            prefix, label = _FAMILIES[family.name]
+            for sample in family.samples:
+                name = f"{prefix}_{sample.labels.get(label, 'unnamed')}"
+                found[name] = found.get(name, 0.0) + sample.value
+    return found
+
+
+class MetricsWatch:
+    """Samples the page in a thread of its own inside a `with` block."""
+
+    def __init__(self, url: str | None) -> None:
+        self._url = url
+        self._samples: list[dict[str, float]] = []
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.fault = ""
+        """Why there are no values, for messages."""
+
+    def __enter__(self) -> MetricsWatch:
+        if self._url is not None:
+            self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(5)
+
+    def summary(self) -> dict[str, Any]:
+        """Return mean and maximum of every gauge over the samples, and the number of samples."""
+        if not self._samples:
+            return {"samples": 0} | ({"fault": self.fault} if self.fault else {})
+        names = sorted(set().union(*self._samples))
+        columns = {name: [sample[name] for sample in self._samples if name in sample] for name in names}
+        gauges = {name: {"mean": sum(row) / len(row), "max": max(row)} for name, row in columns.items()}
+        return {"samples": len(self._samples), **gauges}
+
+    def _watch(self) -> None:
+        while True:
+            try:
+                with urllib.request.urlopen(str(self._url), timeout=5) as page:
+                    self._samples.append(read_metrics(page.read().decode()))
+            except (OSError, HTTPException, ValueError) as error:  # unreachable; cut short; a page without metrics
+                self.fault = f"{self._url}: {error}"
+            if self._stop.wait(_PERIOD_S):
+                return

@@ -9,99 +9,36 @@ first request to the last response.
 
 from __future__ import annotations
 
-import threading
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from http.client import HTTPException
 from secrets import randbits
-from time import monotonic_ns
-from types import TracebackType
+from time import monotonic, monotonic_ns
 from typing import Any
 
+from pipelines.document.show import count
 from pipelines.domain.summary import SECOND, RequestTiming, Window, whole_window
 from pipelines.loadgen.client_processes import ClientProcesses
-from pipelines.loadgen.health import MachineLoad, MachineWatch
-from pipelines.loadgen.live import Meter, View, default_view
+from pipelines.loadgen.health import MachineLoad, MachineWatch, MetricsWatch
 from pipelines.loadgen.plan import WARMUP_USERS, LevelPlan, PlannedLevel, is_whole
 from pipelines.loadgen.prompts import PromptMaker
-from pipelines.loadgen.request_stream import CONNECTION, ERRORS, LAST_OK, OK, ClientJob, ClientReport
+from pipelines.loadgen.request_stream import (
+    CONNECTION,
+    ERRORS,
+    ITL_N,
+    ITL_US,
+    LAST_OK,
+    OK,
+    SENT,
+    TTFT_N,
+    TTFT_US,
+    ClientJob,
+    ClientReport,
+    SharedCounters,
+)
 from pipelines.loadgen.server import Interface, Server, statistics_between
 from pipelines.settings.load import BenchmarkSettings, WorkloadSettings
-
-# Sample the server's Prometheus page every second of a window: the state of KV cache and scheduler.
-
-_PERIOD_S = 1.0
-_FAMILIES = {
-    "nv_trt_llm_kv_cache_block_metrics": ("kv_cache_block", "kv_cache_block_type"),
-    "nv_trt_llm_runtime_memory_metrics": ("memory", "memory_type"),
-    "nv_trt_llm_request_metrics": ("requests", "request_type"),
-    "nv_trt_llm_inflight_batcher_metrics": ("batcher", "inflight_batcher_specific_metric"),
-}
-"""Family -> prefix of our names, label that distinguishes its series (TensorRT-LLM's custom metrics reporter)."""
-
-
-def read_metrics(text: str) -> dict[str, float]:
-    """Read the gauges of TensorRT-LLM's families from a Prometheus page, e.g. {"kv_cache_block_used": 12.0}.
-
-    Series of several models or versions are summed.
-    """
-    from prometheus_client.parser import text_string_to_metric_families
-
-    found: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        if family.name in _FAMILIES:
-            prefix, label = _FAMILIES[family.name]
-            for sample in family.samples:
-                name = f"{prefix}_{sample.labels.get(label, 'unnamed')}"
-                found[name] = found.get(name, 0.0) + sample.value
-    return found
-
-
-class MetricsWatch:
-    """Samples the page in a thread of its own inside a `with` block."""
-
-    def __init__(self, url: str | None) -> None:
-        self._url = url
-        self._samples: list[dict[str, float]] = []
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self.fault = ""
-        """Why there are no values, for messages."""
-
-    def __enter__(self) -> MetricsWatch:
-        if self._url is not None:
-            self._thread = threading.Thread(target=self._watch, daemon=True)
-            self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join(5)
-
-    def summary(self) -> dict[str, Any]:
-        """Return mean and maximum of every gauge over the samples, and the number of samples."""
-        if not self._samples:
-            return {"samples": 0} | ({"fault": self.fault} if self.fault else {})
-        names = sorted(set().union(*self._samples))
-        columns = {name: [sample[name] for sample in self._samples if name in sample] for name in names}
-        gauges = {name: {"mean": sum(row) / len(row), "max": max(row)} for name, row in columns.items()}
-        return {"samples": len(self._samples), **gauges}
-
-    def _watch(self) -> None:
-        while True:
-            try:
-                with urllib.request.urlopen(str(self._url), timeout=5) as page:
-                    self._samples.append(read_metrics(page.read().decode()))
-            except (OSError, HTTPException, ValueError) as error:  # unreachable; cut short; a page without metrics
-                self.fault = f"{self._url}: {error}"
-            if self._stop.wait(_PERIOD_S):
-                return
-
 
 _POLL_S = 0.05
 _WARMUP_PROMPTS = 256
@@ -121,7 +58,6 @@ class BenchmarkContext:
     workload: WorkloadSettings
     settings: BenchmarkSettings
     metrics_url: str | None
-    view: Callable[[], View] = default_view
 
 
 @dataclass
@@ -208,9 +144,9 @@ class _Run:
         watch = MetricsWatch(self._bench.metrics_url)
         machine = MachineWatch()
         self._start = clients.start(self._jobs)
-        with self._bench.view() as view, watch:
+        with live_view() as show, watch:
             try:
-                self._follow(view)
+                self._follow(show)
             except KeyboardInterrupt:
                 self._cut(INTERRUPTED)
                 while not clients.finished(_POLL_S):
@@ -220,7 +156,7 @@ class _Run:
         server = {"statistics": statistics_between(self._before, self._after), "metrics": watch.summary()}
         return LevelOutcome(timings, self._window(timings), self._start, reports, machine.load(), server, self._reason)
 
-    def _follow(self, view: View) -> None:
+    def _follow(self, show: View) -> None:
         clients = self._bench.clients
         while not clients.finished(_POLL_S):
             now = monotonic_ns()
@@ -232,7 +168,7 @@ class _Run:
                 self._close()
             if not self._reason and (trouble := self._trouble(now)):
                 self._cut(trouble)
-            view.show(self._meter.state(self._phase(), self._left(now)))
+            show(self._meter.state(self._phase(), self._left(now)))
         if self._begin is not None and self._end is None:
             self._close()
 
@@ -375,3 +311,121 @@ class _Run:
 def _part(whole: int, number: int, parts: int) -> int:
     """Return the share of one process, so that the shares add up."""
     return (whole + parts - 1 - number) // parts
+
+
+# Live view of a running level: an updating line on a terminal, a line every few seconds elsewhere.
+
+_EVERY_S = 5.0
+_RATE_OVER_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Progress of a level.
+
+    Attributes:
+        title: the load, e.g. "concurrency 16".
+        phase: "warm-up", "measuring" or "finishing".
+        rate: finished requests per second, over the last seconds.
+        in_flight: requests sent but not finished.
+        ttft_s: mean so far, None without streaming.
+        itl_s: mean so far.
+        errors: so far.
+        left_s: seconds to the end of the window, None if unknown.
+    """
+
+    title: str
+    phase: str
+    rate: float
+    in_flight: int
+    ttft_s: float | None
+    itl_s: float | None
+    errors: int
+    left_s: float | None
+
+    def line(self) -> str:
+        """Render the state in at most 77 columns."""
+        parts = [] if self.phase == "measuring" else [self.phase]
+        parts += [f"{three_digits(self.rate)} req/s", f"{self.in_flight} in flight"]
+        if self.ttft_s is not None:
+            parts.append(f"TTFT {three_digits(self.ttft_s * 1e3)} ms")
+        if self.itl_s is not None:
+            parts.append(f"ITL {three_digits(self.itl_s * 1e3)} ms")
+        if self.errors:
+            parts.append(count(self.errors, "error"))
+        if self.left_s is not None:
+            parts.append(f"{self.left_s:.0f} s left")
+        return "  ".join(parts)[:77]
+
+
+class Meter:
+    """Computes states from the shared counters."""
+
+    def __init__(self, board: SharedCounters, title: str) -> None:
+        self._board, self._title = board, title
+        self._past: list[tuple[float, int]] = [(monotonic(), 0)]
+
+    def state(self, phase: str, left_s: float | None) -> State:
+        """Read the counters now."""
+        total = self._board.total
+        at, ok = monotonic(), total(OK)
+        self._past.append((at, ok))
+        while len(self._past) > 2 and self._past[1][0] < at - _RATE_OVER_S:
+            self._past.pop(0)
+        since, ok_then = self._past[0]
+        seconds = max(at - since, 1e-9)
+        errors = total(ERRORS)
+        return State(
+            title=self._title,
+            phase=phase,
+            rate=(ok - ok_then) / seconds,
+            in_flight=max(total(SENT) - ok - errors, 0),
+            ttft_s=_mean(total(TTFT_US), total(TTFT_N)),
+            itl_s=_mean(total(ITL_US), total(ITL_N)),
+            errors=errors,
+            left_s=left_s,
+        )
+
+
+View = Callable[[State], object]
+"""Shows the progress of a level; called several times a second."""
+
+
+def plain_view(write: Callable[[str], Any] = sys.stderr.write) -> View:
+    """Return a view for logs: a line every few seconds, below the load it belongs to."""
+    due, title = monotonic() + _EVERY_S, ""
+
+    def show(state: State) -> None:
+        nonlocal due, title
+        if monotonic() < due:
+            return
+        due = monotonic() + _EVERY_S
+        if state.title != title:
+            title = state.title
+            write(f"  {title}\n")
+        write(f"  {state.line()}\n")
+
+    return show
+
+
+@contextmanager
+def live_view() -> Iterator[View]:
+    """Yield the view that suits standard error: two lines that change in place on a terminal, or lines for logs."""
+    if not sys.stderr.isatty():
+        yield plain_view()
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live("", console=Console(stderr=True), transient=True, auto_refresh=False) as live:
+        yield lambda state: live.update(Text(f"  {state.title}\n  {state.line()}"), refresh=True)
+
+
+def _mean(total_us: int, count: int) -> float | None:
+    return total_us / count / 1e6 if count else None
+
+
+def three_digits(value: float) -> str:
+    """Format with three significant digits, without exponent."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

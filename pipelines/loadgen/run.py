@@ -19,10 +19,8 @@ from pipelines.host.files import replacing, write_json
 from pipelines.host.machine import library_versions
 from pipelines.host.screen import table, width, wrapped
 from pipelines.loadgen.client_processes import ClientProcesses, cpu_count, processes_for
-from pipelines.loadgen.columns import columns_of
-from pipelines.loadgen.health import growth_note, judge, tail_note
-from pipelines.loadgen.level import INTERRUPTED, REFUSED, BenchmarkContext, LevelOutcome, run_level
-from pipelines.loadgen.live import View, default_view
+from pipelines.loadgen.health import columns_of, growth_note, judge, tail_note
+from pipelines.loadgen.level import INTERRUPTED, REFUSED, BenchmarkContext, LevelOutcome, run_level, three_digits
 from pipelines.loadgen.plan import PlannedLevel, is_whole, loads
 from pipelines.loadgen.prompts import PromptMaker
 from pipelines.loadgen.server import Interface, Server
@@ -153,7 +151,7 @@ def level_line(level: Level) -> str:
     for figure in PROGRESS:
         value, metric = figure.shown(figure.of(level.summary)), figure.metric
         if value is not None:
-            latency = f"{metric.title} {_number(value)} {metric.unit.shown}"
+            latency = f"{metric.title} {three_digits(value)} {metric.unit.shown}"
             parts.append(latency if figure.statistic else f"{value:.4g} {figure.narrow}")
     if errors := sum(level.summary.errors.values()):
         parts.append(count(errors, "error"))
@@ -194,7 +192,7 @@ def _row(level: Level, columns: Sequence[MetricStatistic], marks: dict[str, str]
         texts.append(f"Cut short: {level.reason}.")
     signs = "".join(_mark(text, marks) for text in texts)
     values = [figure.shown(figure.of(level.summary)) for figure in columns]
-    cells = ("-" if value is None else _number(value) for value in values)
+    cells = ("-" if value is None else three_digits(value) for value in values)
     return (_load(level), *cells, str(sum(level.summary.errors.values())), signs)
 
 
@@ -220,11 +218,6 @@ def _length(length: object) -> str:
     if kind == "uniform":
         return f"uniform {length['min']}-{length['max']}"
     return kind if length.get("mean") is None else f"{kind} {length['mean']:g}+-{length['stdev']:g}"
-
-
-def _number(value: float) -> str:
-    """Format with three significant digits, without exponent."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 __all__ = ["ServerIdentity", "ServerTarget", "run_benchmark"]
@@ -254,7 +247,6 @@ def run_benchmark(
     identity: ServerIdentity,
     out_dir: Path,
     note: Callable[[str], None] = lambda _line: None,
-    view: Callable[[], View] = default_view,
 ) -> BenchmarkResult:
     """Measure every level and write `benchmark.json` and `requests-<n>.json.gz` into `out_dir` as each finishes.
 
@@ -266,7 +258,6 @@ def run_benchmark(
         identity: of the server.
         out_dir: an existing folder.
         note: called with one line per finished level, e.g. `pipelines.host.screen.say`.
-        view: makes the live view of a level.
 
     Returns:
         the result; if it was interrupted (Ctrl-C) or the server died, `complete` is False and the result holds
@@ -285,7 +276,7 @@ def run_benchmark(
         header = empty_result(server, interface, workload, settings, identity)
         processes = processes_for(workload, settings, cpu_count())
         with ClientProcesses(processes) as clients:
-            bench = BenchmarkContext(clients, server, interface, maker, workload, settings, target.metrics_url, view)
+            bench = BenchmarkContext(clients, server, interface, maker, workload, settings, target.metrics_url)
             return _measure(bench, header, out_dir, note)
     finally:
         server.close()

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from eval.exact import Answered, Changed, Evidence, Look
-from eval.paired import mcnemar_exact
+from eval.results import mcnemar_exact
 from eval.verdict import Verdict, verdict_of
 from pipelines.document.show import NONE, number, percent
 from pipelines.domain.metrics import FIGURES, NIGHTLY_LATENCIES, NIGHTLY_RATES, REQUEST_RATE, SHARE, SIZE, TOKEN_RATE

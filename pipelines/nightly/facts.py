@@ -169,9 +169,8 @@ def _accuracy(artifacts: Artifacts) -> dict[str, Any] | None:
 
     None if no questions were asked.
     """
-    from eval.paired import compare_pair
     from eval.perplexity import RESULT as PERPLEXITY
-    from eval.results import RESULT, EvalResult
+    from eval.results import RESULT, EvalResult, compare_pair
     from pipelines.stages.evaluate import baseline_of
 
     if "evaluate" not in artifacts:

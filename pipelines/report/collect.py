@@ -8,15 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from eval.compare import change_row, loss_rows
+from eval.fidelity.bounds import RESULT as BOUNDS
+from eval.fidelity.bounds import BoundsResult
 from eval.fidelity.divergence import RESULT as FIDELITY
 from eval.fidelity.divergence import FidelityResult
-from eval.fidelity.flips import flips
-from eval.fidelity.served import RESULT as BOUNDS
-from eval.fidelity.served import BoundsResult
 from eval.perplexity import RESULT as PERPLEXITY
 from eval.perplexity import PerplexityResult, same_texts
 from eval.results import BASELINE as IN_TURNS
-from eval.results import RESULT, EvalResult
+from eval.results import RESULT, EvalResult, flips
 from eval.verdict import USUAL, Criteria
 from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult

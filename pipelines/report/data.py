@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from eval.fidelity.bounds import BoundsResult
 from eval.fidelity.divergence import FidelityResult
-from eval.fidelity.flips import Flips
-from eval.fidelity.served import BoundsResult
 from eval.perplexity import PerplexityResult
-from eval.results import EvalResult
+from eval.results import EvalResult, Flips
 from pipelines.document.show import NONE
 from pipelines.domain.benchmark import BenchmarkResult, Distribution, Level, Summary
 from pipelines.domain.summary import RequestTiming

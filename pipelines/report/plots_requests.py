@@ -10,7 +10,7 @@ from pipelines.document.canvas import Theme, axis, plain_log, plot
 from pipelines.document.show import count
 from pipelines.domain.benchmark import Level
 from pipelines.domain.summary import RequestColumns, RequestTiming, ordered
-from pipelines.loadgen.columns import columns_of
+from pipelines.loadgen.health import columns_of
 from pipelines.report.data import BenchmarkRun, load_label, six
 
 if TYPE_CHECKING:

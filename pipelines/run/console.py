@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.fidelity.flips import Flips, flips
-from eval.results import BASELINE, RESULT, EvalResult
+from eval.results import BASELINE, RESULT, EvalResult, Flips, flips
 from eval.verdict import UNMEASURED, WHAT_MEASURES, Verdict
 from pipelines.document.show import count
 from pipelines.domain.benchmark import RESULT as BENCHMARK
@@ -232,17 +231,15 @@ def unasked_table(labels: Sequence[tuple[str, str]]) -> ResultTable:
 
 def fidelity_table(outcome: StepOutcome, store: Store) -> str:
     """Render how far predictions are from the 16-bit model's, with flips where both answered the same questions."""
+    from eval.fidelity.bounds import RESULT as BOUNDS
+    from eval.fidelity.bounds import BoundsResult
     from eval.fidelity.divergence import RESULT as FIDELITY
     from eval.fidelity.divergence import FidelityResult
     from eval.fidelity.fidelity_text import bounds_text, fidelity_text
-    from eval.fidelity.served import RESULT as BOUNDS
-    from eval.fidelity.served import BoundsResult
 
     if isinstance(outcome.node.stage, FidelityServed):
-        file = outcome.artifact.path / BOUNDS
-        return bounds_text(BoundsResult.from_json(json.loads(file.read_text()), str(file)))
-    file = outcome.artifact.path / FIDELITY
-    result = FidelityResult.from_json(json.loads(file.read_text()), str(file))
+        return bounds_text(BoundsResult.load(outcome.artifact.path / BOUNDS))
+    result = FidelityResult.load(outcome.artifact.path / FIDELITY)
     return fidelity_text(result, stored_flips(outcome.artifact, store))
 
 
@@ -251,8 +248,7 @@ def diagnosis(outcome: StepOutcome) -> str:
     from eval.diagnose.result import RESULT as DIAGNOSIS
     from eval.diagnose.result import StageDiagnosis, diagnosis_text
 
-    file = outcome.artifact.path / DIAGNOSIS
-    return diagnosis_text(StageDiagnosis.from_json(json.loads(file.read_text()), str(file)))
+    return diagnosis_text(StageDiagnosis.load(outcome.artifact.path / DIAGNOSIS))
 
 
 def measured_table(outcome: StepOutcome) -> str:

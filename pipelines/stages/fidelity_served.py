@@ -70,9 +70,8 @@ class FidelityServed:
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Ask the server about every window that it was not asked before, and read them with the engine."""
         from eval.adapter import load_tokenizer
-        from eval.fidelity.bounds import ROUNDING
+        from eval.fidelity.bounds import RESULT, ROUNDING, BoundsResult, measure_served
         from eval.fidelity.measure import Side
-        from eval.fidelity.served import RESULT, BoundsResult, measure_served
         from eval.kept import AnswerLog
         from eval.server import OpenAiServer
         from pipelines.engines.port import LogitsSession

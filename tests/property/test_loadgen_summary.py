@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.summary import RequestTiming, distribution, percentile, summarise, whole_window
-from pipelines.loadgen.columns import columns_of
+from pipelines.loadgen.health import columns_of
 
 DAY = 86_400 * 10**9
 spans = st.integers(0, 10**10)

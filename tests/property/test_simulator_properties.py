@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 
 from pipelines.domain.summary import summarise, whole_window
-from pipelines.loadgen.columns import columns_of
+from pipelines.loadgen.health import columns_of
 from pipelines.predict.simulator.interface import Iterations, OfferedLoad, SchedulerLimits, SimulatedRun, Stays
 from pipelines.predict.simulator.run import Cost, simulate
 from tests.support.random_loads import simulations

@@ -11,7 +11,7 @@ from typing import Any
 from eval.results import EvalResult, QuestionRecord, Score
 from pipelines.domain.benchmark import BenchmarkResult, ClientHealth, Level, Slo
 from pipelines.domain.summary import RequestTiming, summarise, to_columns, whole_window
-from pipelines.loadgen.columns import columns_of
+from pipelines.loadgen.health import columns_of
 from pipelines.store.store import Artifact, Store, fingerprint
 
 MS = 1_000_000

@@ -26,7 +26,7 @@ from pipelines.engines.openvino.precision import inference_precision  # noqa: E4
 from pipelines.engines.openvino.runtime import OpenVinoOptions  # noqa: E402
 from pipelines.engines.port import BuildLimits  # noqa: E402
 from pipelines.host.machine import has_avx512  # noqa: E402
-from pipelines.loadgen.level import read_metrics  # noqa: E402
+from pipelines.loadgen.health import read_metrics  # noqa: E402
 from pipelines.serving.process import TritonServer  # noqa: E402
 from pipelines.settings.serving import ServingSettings  # noqa: E402
 from pipelines.settings.triton import TritonSettings  # noqa: E402

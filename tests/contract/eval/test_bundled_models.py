@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from eval.harness import EvalSpec, evaluate
-from eval.paired import above_chance
+from eval.results import above_chance
 from pipelines.domain.progress import SilentProgress
 from pipelines.settings.model import BUNDLED
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from eval.harness import LM_EVAL, EvalResult, EvalSpec, evaluate, write_hub
-from eval.paired import compare_pair, logprob_shift
+from eval.results import compare_pair, logprob_shift
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress, SilentProgress
 from pipelines.engines.port import Generation, SamplingParams

@@ -11,7 +11,7 @@ import pytest
 
 from eval.adapter import load_tokenizer
 from eval.harness import EvalResult, EvalSpec, evaluate
-from eval.paired import compare_pair
+from eval.results import compare_pair
 from eval.tasks.load import ANSWER_TOKENS, passkey_rows
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress, SilentProgress

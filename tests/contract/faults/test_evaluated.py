@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from eval.adapter import load_tokenizer
-from eval.fidelity.bounds import KnownTokens, bound_logits
+from eval.fidelity.bounds import BoundsResult, KnownTokens, bound_logits, measure_served
 from eval.fidelity.divergence import compare_logits
 from eval.fidelity.measure import Side, measure
-from eval.fidelity.served import BoundsResult, measure_served
 from eval.fidelity.windows import cut
 from eval.harness import EvalResult, EvalSpec, evaluate
 from eval.kept import AnswerLog

@@ -11,11 +11,10 @@ from hypothesis.extra.numpy import arrays
 from scipy.optimize import minimize
 from scipy.special import log_softmax, rel_entr
 
-from eval.fidelity.bounds import BoundFigures, KnownTokens, bound_logits
+from eval.fidelity.bounds import BoundFigures, BoundsResult, KnownTokens, TextBounds, bound_logits, measure_served
 from eval.fidelity.divergence import compare_logits
 from eval.fidelity.fidelity_text import at_least, bounds_text
 from eval.fidelity.measure import Side
-from eval.fidelity.served import BoundsResult, TextBounds, measure_served
 from eval.fidelity.windows import Windows
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress

@@ -8,8 +8,7 @@ import pytest
 
 from eval.fidelity.divergence import FidelityResult, Figures, GreedyFidelity, LayerErrors, TextFidelity
 from eval.fidelity.fidelity_text import fidelity_text
-from eval.fidelity.flips import flips, margin
-from eval.results import QuestionRecord
+from eval.results import QuestionRecord, flips, margin
 from pipelines.domain.errors import UserError
 from tests.support.report_store import evaluation
 

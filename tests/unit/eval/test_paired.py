@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import binomtest
 
 from eval.exact import OUTSIDE, Answered, Changed, Evidence, _possible_gains
-from eval.paired import Paired, above_chance, compare_pair, mcnemar_exact
+from eval.results import Paired, above_chance, compare_pair, mcnemar_exact
 from pipelines.domain.errors import UserError
 from tests.conftest import REFERENCE
 

@@ -6,8 +6,7 @@ import pytest
 
 from pipelines.domain.benchmark import ClientHealth
 from pipelines.domain.summary import RequestTiming, summarise, whole_window
-from pipelines.loadgen.columns import columns_of
-from pipelines.loadgen.health import MachineLoad, growth_note, judge, tail_note
+from pipelines.loadgen.health import MachineLoad, columns_of, growth_note, judge, tail_note
 from pipelines.loadgen.request_stream import ClientReport
 
 MS = 1_000_000

@@ -9,9 +9,8 @@ import pytest
 
 from pipelines.domain.benchmark import BenchmarkResult, ClientHealth, Level, Slo
 from pipelines.domain.summary import SECOND, RequestTiming, summarise
-from pipelines.loadgen.columns import columns_of
-from pipelines.loadgen.level import read_metrics
-from pipelines.loadgen.live import PlainView, State, TerminalView
+from pipelines.loadgen.health import columns_of, read_metrics
+from pipelines.loadgen.level import State, live_view, plain_view
 from pipelines.loadgen.run import benchmark_table, level_line
 from tests.support.load_settings import workload
 
@@ -106,17 +105,20 @@ def test_the_live_line_fits_and_says_what_matters() -> None:
 def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every five seconds, under the load they belong to."""
     clock, lines = [0.0], list[str]()
-    monkeypatch.setattr("pipelines.loadgen.live.monotonic", lambda: clock[0])
-    view = PlainView(lines.append)
+    monkeypatch.setattr("pipelines.loadgen.level.monotonic", lambda: clock[0])
+    show = plain_view(lines.append)
     for clock[0] in (1.0, 5.0, 6.0, 9.9, 10.0):
-        view.show(FULL)
+        show(FULL)
     assert [line[:12] for line in lines] == ["  concurrenc", "  finishing ", "  finishing "]
 
 
-def test_the_terminal_view_opens_and_closes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_terminal_view_opens_and_closes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It leaves nothing behind."""
-    with TerminalView() as view:
-        view.show(FULL)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with live_view() as show:
+        show(FULL)
     assert capsys.readouterr().out == ""
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from pipelines.domain.benchmark import Distribution, Slo
 from pipelines.domain.summary import SECOND, RequestTiming, distribution, percentile, summarise, whole_window
-from pipelines.loadgen.columns import columns_of
+from pipelines.loadgen.health import columns_of
 
 MS = 1_000_000
 

@@ -4,9 +4,8 @@ from dataclasses import asdict
 
 import pytest
 
-from eval.fidelity.bounds import BoundFigures
+from eval.fidelity.bounds import BoundFigures, BoundsResult, TextBounds
 from eval.fidelity.divergence import FidelityResult, Figures, GreedyFidelity, LayerErrors, TextFidelity
-from eval.fidelity.served import BoundsResult, TextBounds
 from pipelines.document.blocks import Figure, Fold, Table
 from pipelines.report.collect import collect
 from pipelines.report.sections import document

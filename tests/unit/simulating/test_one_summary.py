@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.domain.benchmark import BenchmarkResult, ClientHealth, Level, Slo, Summary
 from pipelines.domain.summary import summarise, whole_window
-from pipelines.loadgen.columns import columns_of
+from pipelines.loadgen.health import columns_of
 from pipelines.predict.performance.modelled import ModelledDeployment, Trial, run_trial
 from pipelines.predict.performance.read_measured import from_result
 from pipelines.predict.published.bench import Protocol, _serve, _statistic
