@@ -122,7 +122,12 @@ def _kinds(annotation: Any) -> frozenset[Any]:
 
 
 def _of_its_kind(annotation: Any, value: Any) -> Any:
-    """Refuse true and false for numbers, which Python counts with, and read a number as text where text belongs."""
+    """Refuse true and false for numbers, which Python counts with, and read a number as text where text belongs.
+
+    A mapping may be null, which Hydra can replace by another mapping, as it cannot an empty one.
+    """
+    if value is None and get_origin(annotation) is dict:
+        return {}
     kinds = _kinds(annotation)
     truths = [each for each in (value if isinstance(value, list | tuple) else [value]) if isinstance(each, bool)]
     if truths and kinds & {int, float} and bool not in kinds:
@@ -187,6 +192,19 @@ class Group(BaseModel):
         return value
 
     @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Return the defaults of all keys as Hydra takes them, without those that must be given."""
+        found: dict[str, Any] = {}
+        for name, field in cls.model_fields.items():
+            if field.is_required():
+                continue
+            kind: Any = field.annotation
+            is_group = isinstance(kind, type) and issubclass(kind, Group)
+            default = kind.defaults() if is_group else _as_yaml(field.get_default(call_default_factory=True))
+            found[field.alias or name] = default
+        return found
+
+    @classmethod
     def judged(cls, values: Mapping[str, Any], key: str = "") -> Self:
         """Validate a user's values and make the group.
 
@@ -203,6 +221,17 @@ class Group(BaseModel):
             raise UserError.of([_fault(cls, key, item) for item in _of_fields(cls, error)]) from None
 
 
+def _as_yaml(value: Any) -> Any:
+    """Return a default as plain values; an empty mapping as null."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple):
+        return [_as_yaml(each) for each in value]
+    return {key: _as_yaml(each) for key, each in value.items()} or None if isinstance(value, dict) else value
+
+
 class ChoosingGroup(Group):
     """Base of groups with fields that this tool chooses where they are null: for the load, or for speed.
 
@@ -212,6 +241,11 @@ class ChoosingGroup(Group):
 
     CHOSEN: ClassVar[tuple[str, ...]] = ()
     """Fields whose null means "not given"; their defaults are those of the program they are for."""
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Return the defaults of all keys; null for those that are chosen."""
+        return super().defaults() | dict.fromkeys(cls.CHOSEN)
 
     @model_validator(mode="before")
     @classmethod

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from typing import Any
 
-from pipelines.settings.groups import CONF, groups
+from pipelines.settings.groups import CONF, groups, hydra_on_conf
 from pipelines.settings.plain import KEY, MISSING, NotPlainError, parse, unresolved
 
 LISTS = ","
@@ -87,14 +87,13 @@ def _node(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def asked_hydra(before: Sequence[str], word: str) -> list[str]:
     """List what Hydra's own completion finds."""
-    from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.plugins import Plugins
     from hydra.errors import HydraException
     from hydra.plugins.completion_plugin import CompletionPlugin
     from omegaconf.errors import OmegaConfBaseException
 
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with hydra_on_conf():
         plugins: Any = Plugins.instance().discover(CompletionPlugin)
         plugin = next(each for each in plugins if each.provides() == "bash")
         said = io.StringIO()

@@ -7,9 +7,8 @@ from typing import Any
 
 from pipelines.domain.errors import Fault, UserError
 from pipelines.settings.diagnose import KEY, diagnose, unexplained
-from pipelines.settings.groups import CONF
+from pipelines.settings.groups import hydra_on_conf
 from pipelines.settings.plain import compose_plain
-from pipelines.settings.resolvers import RESOLVERS
 from pipelines.settings.root import Settings, validate
 
 
@@ -53,15 +52,11 @@ def compose_config(overrides: Sequence[str]) -> Any:
     if not all(KEY.match(text) for text in overrides):
         raise UserError.of(diagnose(overrides))
     from hydra import compose as compose_by_hydra
-    from hydra import initialize_config_dir
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    for name, resolver in RESOLVERS.items():
-        OmegaConf.register_new_resolver(name, resolver, replace=True)
     try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
+        with hydra_on_conf():
             return compose_by_hydra("config", overrides=list(overrides))
     except (HydraException, OmegaConfBaseException, ValueError):  # ValueError: a number for a name
         raise UserError.of(diagnose(overrides) or [unexplained(overrides)]) from None

@@ -276,7 +276,7 @@ class SparsitySettings(Group):
         method: how two of each four weights are chosen to become zero; none keeps all weights.
     """
 
-    method: Literal["none", "magnitude", "sparsegpt"]
+    method: Literal["none", "magnitude", "sparsegpt"] = "none"
 
 
 class KvCacheSettings(ChoosingGroup):
@@ -319,16 +319,16 @@ class CalibrationSettings(Group):
         seed: of the choice of sequences.
     """
 
-    source: Literal["auto", "bundled", "real_text", "hub", "local"]
-    path: Path | None
-    dataset: HubName | None
-    revision: Revision | None
-    split: str
-    column: str
-    size: Positive
-    seq_len: Tokens
-    batch_size: Positive
-    seed: Annotated[int, Field(ge=0)]
+    source: Literal["auto", "bundled", "real_text", "hub", "local"] = "auto"
+    path: Path | None = None
+    dataset: HubName | None = None
+    revision: Revision | None = None
+    split: str = "train"
+    column: str = "text"
+    size: Positive = 128
+    seq_len: Tokens = 512
+    batch_size: Positive = 8
+    seed: Annotated[int, Field(ge=0)] = 1234
 
     @property
     def shipped(self) -> Path | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipelines.domain.errors import Fault, UserError, did_you_mean
-from pipelines.settings.groups import CONF, choices, groups
+from pipelines.settings.groups import choices, groups, hydra_on_conf
 
 KEY = re.compile(r"(\+\+|[+~])?[A-Za-z_][\w-]*([./@][\w-]+)*")
 PAIRS = {"[": "]", "{": "}", "(": ")"}
@@ -149,12 +149,12 @@ def _place_hint(group: str, given: str, place: str) -> str:
 
 
 def _known_keys(overrides: Sequence[str]) -> set[str]:
-    from hydra import compose, initialize_config_dir
+    from hydra import compose
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
 
     try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
+        with hydra_on_conf():
             config = compose("config", overrides=list(overrides))
     except HydraException:
         return set()

@@ -85,8 +85,8 @@ class EngineSettings(Group):
     """
 
     name: EngineName
-    path: Path | None
-    openvino: OpenVinoSettings
+    path: Path | None = None
+    openvino: OpenVinoSettings = Field(default_factory=OpenVinoSettings)
 
     def in_16_bit(self) -> EngineSettings:
         """Return these settings for a model without packed weights, before which alone activations are rounded."""
@@ -107,7 +107,7 @@ class RuntimeSettings(Group):
         enable_chunked_context: process long prompts in pieces, between which other requests go on.
     """
 
-    enable_chunked_context: bool
+    enable_chunked_context: bool = False
 
 
 class HardwareSettings(Group):
@@ -203,16 +203,16 @@ class EvalSettings(Group):
     """
 
     task: TaskName
-    num_fewshot: Annotated[int, Field(ge=0, le=64)] | None
-    limit: Positive | None
+    num_fewshot: Annotated[int, Field(ge=0, le=64)] | None = None
+    limit: Positive | None = None
     metric: str | None = None
     guided: bool = False
     apply_chat_template: bool = False
     fewshot_as_multiturn: bool | None = None
     system_instruction: Annotated[str, Field(min_length=1)] | None = None
-    dataset: HubName | None
-    revision: Revision | None
-    dataset_path: Path | None
+    dataset: HubName | None = None
+    revision: Revision | None = "main"
+    dataset_path: Path | None = None
     baseline: Literal["build", "hugging_face", "reference", "skip"] = "build"
     baseline_tp_size: Ranks | None = None
     margin_points: Annotated[float, Field(gt=0, le=50)] = 1.0

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
@@ -35,14 +35,8 @@ class LoraSettings(Group):
     """
 
     adapters: dict[TaskId, Path]
-    max_rank: Positive
-    target_modules: Annotated[tuple[LoraModule, ...], Field(min_length=1)] | None
-
-    @field_validator("adapters", mode="before")
-    @classmethod
-    def _none_is_empty(cls, given: object) -> object:
-        """Treat null as empty: Hydra can replace null by a mapping, but not an empty mapping."""
-        return {} if given is None else given
+    max_rank: Positive = 64
+    target_modules: Annotated[tuple[LoraModule, ...], Field(min_length=1)] | None = None
 
 
 class SpeculativeSettings(Group):
@@ -60,15 +54,15 @@ class SpeculativeSettings(Group):
         draft_len_per_beam: redrafter: tokens of each beam.
     """
 
-    mode: SpeculationMode
-    draft: ModelSettings | None
-    draft_qformat: QFormat | None
-    heads_path: Path | None
-    num_draft_tokens: Positive | None
-    num_heads: Positive | None
-    num_layers: Positive | None
-    num_beams: Positive | None
-    draft_len_per_beam: Positive | None
+    mode: SpeculationMode = "none"
+    draft: ModelSettings | None = None
+    draft_qformat: QFormat | None = None
+    heads_path: Path | None = None
+    num_draft_tokens: Positive | None = None
+    num_heads: Positive | None = None
+    num_layers: Positive | None = None
+    num_beams: Positive | None = None
+    draft_len_per_beam: Positive | None = None
 
     @classmethod
     def none(cls) -> SpeculativeSettings:
@@ -103,10 +97,10 @@ class MultimodalSettings(Group):
         images_per_request: maximum number of images.
     """
 
-    model_type: Literal["none", "llava", "llava_next", "vila"]
-    path: Path | None
-    visual_tokens: Positive | None
-    images_per_request: Positive
+    model_type: Literal["none", "llava", "llava_next", "vila"] = "none"
+    path: Path | None = None
+    visual_tokens: Positive | None = None
+    images_per_request: Positive = 1
 
     @model_validator(mode="after")
     def _is_whole(self) -> MultimodalSettings:

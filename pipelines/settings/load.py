@@ -157,16 +157,16 @@ class WorkloadSettings(Group):
     name: str
     isl: LengthSettings
     osl: LengthSettings
-    ignore_eos: bool
-    shared_prefix_share: Annotated[float, Field(ge=0, le=1)]
-    turns: Positive
-    arrival: Arrival
-    think_time_s: Seconds
-    cv: Annotated[float, Field(gt=0)]
-    trace: Path | None
-    trace_speed: Annotated[float, Field(gt=0)]
-    prompts: Positive
-    seed: Annotated[int, Field(ge=0)]
+    ignore_eos: bool = True
+    shared_prefix_share: Annotated[float, Field(ge=0, le=1)] = 0
+    turns: Positive = 1
+    arrival: Arrival = "closed"
+    think_time_s: Seconds = 0
+    cv: Annotated[float, Field(gt=0)] = 1
+    trace: Path | None = None
+    trace_speed: Annotated[float, Field(gt=0)] = 1
+    prompts: Positive = 4096
+    seed: Annotated[int, Field(ge=0)] = 1234
 
     @model_validator(mode="after")
     def _fits_together(self) -> WorkloadSettings:
@@ -192,10 +192,10 @@ class SloSettings(Group):
         e2e_ms: time of the whole answer, ms; null is no limit.
     """
 
-    preset: Preset
-    ttft_ms: Milliseconds | None
-    itl_ms: Milliseconds | None
-    e2e_ms: Milliseconds | None
+    preset: Preset = "none"
+    ttft_ms: Milliseconds | None = None
+    itl_ms: Milliseconds | None = None
+    e2e_ms: Milliseconds | None = None
 
     def to_slo(self) -> Slo:
         """Convert to the domain's record."""
@@ -230,23 +230,23 @@ class BenchmarkSettings(Group):
         slo: limits for goodput.
     """
 
-    url: str | None
-    metrics_url: str | None
-    precision: str | None
-    tp_size: Positive | None
-    model_name: str
-    concurrency: tuple[Concurrency, ...] | None
-    request_rate: tuple[Rate, ...] | None
-    streaming: bool
-    window: Literal["steady", "whole"]
-    warmup_s: Seconds
-    warmup_requests: Annotated[int, Field(ge=0)] | None
-    duration_s: Rate | Literal["auto"] | None
-    num_requests: Positive | None
-    min_requests: Positive
-    timeout_s: Rate
-    processes: Ranks | None
-    slo: SloSettings
+    url: str | None = None
+    metrics_url: str | None = None
+    precision: str | None = None
+    tp_size: Positive | None = None
+    model_name: str = "ensemble"
+    concurrency: tuple[Concurrency, ...] | None = None
+    request_rate: tuple[Rate, ...] | None = None
+    streaming: bool = True
+    window: Literal["steady", "whole"] = "steady"
+    warmup_s: Seconds = 3
+    warmup_requests: Annotated[int, Field(ge=0)] | None = None
+    duration_s: Rate | Literal["auto"] | None = "auto"
+    num_requests: Positive | None = None
+    min_requests: Positive = 10
+    timeout_s: Rate = 300
+    processes: Ranks | None = None
+    slo: SloSettings = Field(default_factory=SloSettings)
 
     def seconds(self, rate: float, users: int = 0) -> float | None:
         """Return how long a window lasts in which so many requests finish per second; None is no limit.

@@ -72,10 +72,10 @@ class ModelSettings(Group):
 
     name: FileName
     hub_id: HubName | None
-    revision: Revision | None
-    bundled: Literal["tiny_gemma", "tiny_llama", "tiny_qwen", "tiny_gemma_draft", "tiny_llama_draft"] | None
-    path: Path | None
-    shape: ShapeSettings | None
+    revision: Revision | None = None
+    bundled: Literal["tiny_gemma", "tiny_llama", "tiny_qwen", "tiny_gemma_draft", "tiny_llama_draft"] | None = None
+    path: Path | None = None
+    shape: ShapeSettings | None = None
 
     @field_validator("path")
     @classmethod

@@ -68,10 +68,21 @@ class ExpectSettings(Group):
         pinned: absolute values.
     """
 
-    accuracy_loss_percent: dict[str, Percent]
-    floor_percent: dict[str, Percent]
-    accepted: tuple[AcceptedSettings, ...]
-    pinned: tuple[PinnedSettings, ...]
+    accuracy_loss_percent: dict[str, Percent] = Field(default_factory=dict)
+    floor_percent: dict[str, Percent] = Field(
+        default_factory=lambda: {
+            "output_tokens_per_s": 5,
+            "ttft_p50_s": 10,
+            "ttft_p99_s": 25,
+            "itl_p50_s": 5,
+            "e2e_p99_s": 15,
+            "accuracy": 0.5,
+            "engine_bytes": 1,
+            "error_share": 0,
+        }
+    )
+    accepted: tuple[AcceptedSettings, ...] = ()
+    pinned: tuple[PinnedSettings, ...] = ()
 
 
 class NightlySettings(Group):
@@ -95,17 +106,17 @@ class NightlySettings(Group):
 
     name: str
     matrix: dict[str, tuple[str, ...]]
-    set: tuple[str, ...]
-    cells: tuple[CellSettings, ...]
-    measure: bool
-    rebuild: bool
+    set: tuple[str, ...] = ()
+    cells: tuple[CellSettings, ...] = ()
+    measure: bool = True
+    rebuild: bool = True
     history: Path
-    timeout_s: Annotated[float, Field(gt=0)]
-    window: Annotated[int, Field(ge=4)]
-    least: Annotated[int, Field(ge=4)]
-    false_alarms: Share
-    confirmations: Annotated[int, Field(ge=0)]
-    expect: ExpectSettings
+    timeout_s: Annotated[float, Field(gt=0)] = 14400
+    window: Annotated[int, Field(ge=4)] = 20
+    least: Annotated[int, Field(ge=4)] = 4
+    false_alarms: Share = 0.05
+    confirmations: Annotated[int, Field(ge=0)] = 2
+    expect: ExpectSettings = Field(default_factory=ExpectSettings)
 
     @model_validator(mode="before")
     @classmethod

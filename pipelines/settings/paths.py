@@ -21,9 +21,9 @@ class PathSettings(Group):
         trtllm_examples: TensorRT-LLM's example scripts, of release 1.2, in NVIDIA's container.
     """
 
-    store: Path
-    runs: Path
-    trtllm_examples: Path
+    store: Path = Path("artifacts")
+    runs: Path = Path("runs")
+    trtllm_examples: Path = Path("/app/examples")
 
 
 class StoreSettings(Group):
@@ -34,8 +34,8 @@ class StoreSettings(Group):
         remove: whether `make prune` removes what nothing needs, or only shows it.
     """
 
-    keep_days: Annotated[int, Field(ge=0, le=36500)]
-    remove: bool
+    keep_days: Annotated[int, Field(ge=0, le=36500)] = 30
+    remove: bool = False
 
 
 class PlanSettings(Group):
@@ -45,7 +45,9 @@ class PlanSettings(Group):
         target: command to plan for; null is the farthest that the engine can go, usually all.
     """
 
-    target: Literal["build", "evaluate", "repository", "serve", "benchmark", "fidelity", "diagnose", "all"] | None
+    target: Literal["build", "evaluate", "repository", "serve", "benchmark", "fidelity", "diagnose", "all"] | None = (
+        None
+    )
 
 
 class StageSettings(Group):
@@ -56,8 +58,8 @@ class StageSettings(Group):
         link: where a link to its result is put, so that the folder has a name known beforehand; null puts none.
     """
 
-    name: str | None
-    link: Path | None
+    name: str | None = None
+    link: Path | None = None
 
 
 class VerifySettings(Group):
@@ -68,4 +70,4 @@ class VerifySettings(Group):
             with no other setting the whole store.
     """
 
-    path: Path | None
+    path: Path | None = None

@@ -14,8 +14,9 @@ from typing import Any
 
 import yaml
 
-from pipelines.settings.groups import CONF
+from pipelines.settings.groups import CONF, DEFAULTS
 from pipelines.settings.resolvers import RESOLVERS
+from pipelines.settings.root import Settings
 
 KEY = r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*"
 OVERRIDE = re.compile(rf"({KEY}(?:@{KEY})?)=(.+)")
@@ -157,7 +158,7 @@ class _Composition:
         self._add("config", "", "")
         if self.unused:
             raise NotPlainError
-        config: dict[str, Any] = {}
+        config = Settings.defaults()
         for group, content in reversed(self.parts):
             for key in reversed(group.split(".") if group else ()):
                 content = {key: content}
@@ -177,8 +178,8 @@ class _Composition:
         if is_global and group not in ("", folder):
             raise NotPlainError  # it would set keys of others from somewhere else
         group = "" if is_global else group
-        entries = content.pop("defaults", None) or []
-        if not isinstance(entries, list) or entries.count("_self_") > 1:
+        entries = [entry for entry in content.pop("defaults", None) or [] if entry != DEFAULTS]
+        if entries.count("_self_") > 1:
             raise NotPlainError
         if "_self_" not in entries:
             entries.append("_self_")

@@ -153,6 +153,11 @@ class Settings(Group):
     diagnose: DiagnoseSettings
     doctor: DoctorSettings
 
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Return the defaults of all groups, which the choices of conf/ are merged into."""
+        return {name: field.annotation.defaults() for name, field in cls.model_fields.items()}  # type: ignore[union-attr]
+
     @model_validator(mode="after")
     def _texts_follow_the_model(self) -> Settings:
         chosen = {

@@ -41,20 +41,20 @@ class SimulatorSettings(Group):
         drawn: ticks or seconds that the picture of the slots shows; None chooses.
     """
 
-    policy: tuple[Policy, ...]
-    time: Literal["auto", "ticks", "seconds"]
-    slots: Positive | None
-    prefill: Time
-    decode: Time
-    chunks: Positive
-    max_num_tokens: Positive | None
-    admission: Literal["guaranteed_no_evict", "max_utilization"] | None
-    kv_blocks: Positive | None
-    tokens_per_block: Positive | None
-    prefix_tokens: Annotated[int, Field(ge=0)] | None
-    until: Time | None
-    client_delay: Annotated[float, Field(ge=0)] | None
-    drawn: Time | None
+    policy: tuple[Policy, ...] = ("static", "inflight")
+    time: Literal["auto", "ticks", "seconds"] = "auto"
+    slots: Positive | None = None
+    prefill: Time = 2
+    decode: Time = 1
+    chunks: Positive = 1
+    max_num_tokens: Positive | None = None
+    admission: Literal["guaranteed_no_evict", "max_utilization"] | None = None
+    kv_blocks: Positive | None = None
+    tokens_per_block: Positive | None = None
+    prefix_tokens: Annotated[int, Field(ge=0)] | None = None
+    until: Time | None = None
+    client_delay: Annotated[float, Field(ge=0)] | None = None
+    drawn: Time | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -108,7 +108,7 @@ class SizingSloSettings(SloSettings):
         percentile: the percentile of TTFT, ITL and E2E that must meet the limits, e.g. 95.
     """
 
-    percentile: float
+    percentile: float = 95
 
     @field_validator("percentile")
     @classmethod
@@ -130,14 +130,14 @@ class PriceSettings(Group):
         utilisation: share of the fleet's capacity that is used over the year; null derives it from the average.
     """
 
-    server_usd: Usd | None
-    years: Rate | None
-    licence_usd: Usd | None
-    hosting_usd: Usd | None
-    kwh_usd: Usd | None
-    pue: Annotated[float, Field(ge=1)] | None
-    gpu_hour_usd: Usd | None
-    utilisation: Annotated[float, Field(gt=0, le=1)] | None
+    server_usd: Usd | None = None
+    years: Rate | None = None
+    licence_usd: Usd | None = None
+    hosting_usd: Usd | None = None
+    kwh_usd: Usd | None = None
+    pue: Annotated[float, Field(ge=1)] | None = None
+    gpu_hour_usd: Usd | None = None
+    utilisation: Annotated[float, Field(gt=0, le=1)] | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> PriceSettings:
@@ -173,16 +173,16 @@ class AutoscalingSettings(Group):
         step_s: seconds between two checks of the signal.
     """
 
-    day: Literal["business"] | tuple[Annotated[float, Field(ge=0)], ...] | None
-    trace: Path | None
-    cold_start_s: Annotated[float, Field(ge=0)] | None
-    signal: Signal
-    up_at: Rate
-    down_at: Rate
-    up_after_s: Annotated[float, Field(ge=0)]
-    down_after_s: Annotated[float, Field(ge=0)]
-    least: Positive
-    step_s: Rate
+    day: Literal["business"] | tuple[Annotated[float, Field(ge=0)], ...] | None = None
+    trace: Path | None = None
+    cold_start_s: Annotated[float, Field(ge=0)] | None = None
+    signal: Signal = "kv_use"
+    up_at: Rate = 0.7
+    down_at: Rate = 0.35
+    up_after_s: Annotated[float, Field(ge=0)] = 30
+    down_after_s: Annotated[float, Field(ge=0)] = 600
+    least: Positive = 1
+    step_s: Rate = 10
 
     @model_validator(mode="after")
     def _fits_together(self) -> AutoscalingSettings:
@@ -239,29 +239,29 @@ class SizingSettings(Group):
         autoscaling: replay of a day with autoscaled instances.
     """
 
-    model: str | None
-    mode: Mode
-    average_rate: Rate | None
-    users: Rate | None
-    requests_per_user_day: Rate | None
-    busy_hours: Annotated[float, Field(gt=0, le=24)]
-    peak_rate: Rate | None
-    peak_factor: Annotated[float, Field(ge=1)] | None
-    peak_percentile: float | None
-    slo: SizingSloSettings
-    headroom: Share
-    spare: Annotated[int, Field(ge=0)]
-    tp: tuple[Positive, ...] | None
-    pp: tuple[Positive, ...] | None
-    formats: tuple[QFormat, ...] | None
-    kv_formats: tuple[KvFormat, ...] | None
-    measured: Path | None
-    rate: Rate | None
-    measured_gpus: Positive | None
-    fit: Path | None
-    requests: Annotated[int, Field(ge=200)]
-    prices: PriceSettings
-    autoscaling: AutoscalingSettings
+    model: str | None = None
+    mode: Mode = "online"
+    average_rate: Rate | None = None
+    users: Rate | None = None
+    requests_per_user_day: Rate | None = None
+    busy_hours: Annotated[float, Field(gt=0, le=24)] = 24
+    peak_rate: Rate | None = None
+    peak_factor: Annotated[float, Field(ge=1)] | None = None
+    peak_percentile: float | None = None
+    slo: SizingSloSettings = Field(default_factory=SizingSloSettings)
+    headroom: Share = 0
+    spare: Annotated[int, Field(ge=0)] = 0
+    tp: tuple[Positive, ...] | None = None
+    pp: tuple[Positive, ...] | None = None
+    formats: tuple[QFormat, ...] | None = None
+    kv_formats: tuple[KvFormat, ...] | None = None
+    measured: Path | None = None
+    rate: Rate | None = None
+    measured_gpus: Positive | None = None
+    fit: Path | None = None
+    requests: Annotated[int, Field(ge=200)] = 4000
+    prices: PriceSettings = Field(default_factory=PriceSettings)
+    autoscaling: AutoscalingSettings = Field(default_factory=AutoscalingSettings)
 
     @model_validator(mode="before")
     @classmethod

@@ -29,7 +29,7 @@ from pipelines.plan.plan import make_plan, with_questions
 from pipelines.plan.targets import Target, has_baseline, is_sequential
 from pipelines.settings.compose import compose
 from pipelines.settings.diagnose import diagnose, unexplained
-from pipelines.settings.groups import CONF
+from pipelines.settings.groups import hydra_on_conf
 from pipelines.settings.root import Settings, validate
 from pipelines.store.store import Store, fingerprint
 from pipelines.sweep.cells import RunCell, SweepCell, Watch, cells_of
@@ -154,7 +154,7 @@ def expand(overrides: Sequence[str], folder: Path) -> Sweep:
 
     place = str(folder).replace("\\", "\\\\").replace("'", "\\'")
     try:
-        with _hydra():
+        with hydra_on_conf():
             parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
             words = parser.parse_overrides(list(overrides))
             plain = [str(word.input_line) for word in words if not word.is_sweep_override()]
@@ -184,12 +184,6 @@ def _alternatives(word: Any) -> list[str]:
             todo=f"List the values: {key}=1,2,3",
         )
     return [f"{key}={value}" for value in word.sweep_string_iterator()]
-
-
-def _hydra() -> Any:
-    from hydra import initialize_config_dir
-
-    return initialize_config_dir(str(CONF), job_name="pipelines", version_base="1.3")
 
 
 def _of_hydra(word: Any) -> bool:
@@ -281,7 +275,7 @@ def _launch(sweep: Sweep, folder: Path, waiting: Sequence[SweepCell]) -> None:
     shown = sweep.launcher == BASIC
     task = RunCell(folder, tuple(cell.file(folder) for cell in waiting), shown)
     watched = nullcontext() if shown or sweep.launcher == SLURM else Watch(folder, waiting).meanwhile()
-    with _hydra(), watched:
+    with hydra_on_conf(), watched:
         HydraConfig.instance().set_config(sweep.config)
         try:
             _launcher(sweep, task).launch([list(cell.overrides) for cell in waiting], 0)
