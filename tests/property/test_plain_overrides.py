@@ -197,13 +197,13 @@ def test_the_c_parser_is_used():
 @pytest.mark.parametrize(
     ("text", "is_plain"),
     [
-        ("defaults: [base, _self_]\nname: x", True),
-        ("defaults: [base, _self_, _self_]", False),
-        ("defaults: {base: x}", False),
+        ("defaults: [auto, _self_]\nname: x", True),
+        ("defaults: [auto, _self_, _self_]", False),
+        ("defaults: {auto: x}", False),
         ("defaults: [{override model: tiny_llama}]", False),  # relative to engine/
         ("defaults: [{override /no_such: x}]", False),
         ("defaults: [{/model@x: tiny_llama}, _self_]", False),
-        ("defaults: [optional base]", False),
+        ("defaults: [optional auto]", False),
         ("- a list", False),
         ("a: 1\na: 2", False),
         ("# @package model\nname: x", False),
@@ -220,7 +220,7 @@ def test_a_file_of_another_form_is_left_to_hydra(text, is_plain, tmp_path, monke
 
 def test_an_alias_is_a_value_of_its_own(tmp_path, monkeypatch):
     shutil.copytree(CONF, tmp_path / "conf")
-    (tmp_path / "conf" / "engine" / "other.yaml").write_text("defaults: [base, _self_]\nname: x\nc: &a {b: 1}\nd: *a\n")
+    (tmp_path / "conf" / "engine" / "other.yaml").write_text("name: x\nc: &a {b: 1}\nd: *a\n")
     monkeypatch.setattr(plain, "CONF", tmp_path / "conf")
     engine = compose_plain(["engine=other", "engine.c.b=2"])["engine"]
     assert (engine["c"], engine["d"]) == ({"b": 2}, {"b": 1})

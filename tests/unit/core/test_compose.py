@@ -3,6 +3,7 @@
 import csv
 
 import pytest
+import yaml
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import BUILT
@@ -10,6 +11,7 @@ from pipelines.domain.formats import QFormat
 from pipelines.predict.performance.models import MODELS
 from pipelines.settings.compose import compose_config, load
 from pipelines.settings.groups import CONF, choices, groups
+from pipelines.settings.root import Settings
 from tests.conftest import REFERENCE
 from tests.support.choices import NEEDS
 
@@ -28,6 +30,21 @@ def test_all_groups_of_the_readme_are_there():
         groups()
     )
     assert set(choices("quant")) == {q.value for q in QFormat}
+
+
+def test_no_file_repeats_a_default():
+    """A default stands in the class of its group alone; a preset has what differs."""
+    repeated = []
+    for group, defaults in Settings.defaults().items():
+        for name in choices(group):
+            text = (CONF / group / f"{name}.yaml").read_text()
+            if not text.startswith("# @package") and "\ndefaults:" not in text:
+                values = yaml.safe_load(text) or {}
+                repeated += [f"{group}={name}: {key}" for key in values if values[key] == defaults.get(key, MISSING)]
+    assert repeated == []
+
+
+MISSING = object()
 
 
 def test_every_file_says_the_command_that_runs_it():

@@ -17,15 +17,9 @@ from triton_repo import parameters
 CONF = ROOT / "conf" / "triton"
 
 
-def test_the_default_file_holds_every_key_at_its_default():
-    values = yaml.safe_load((CONF / "default.yaml").read_text())
-    assert set(values) == set(TritonSettings.model_fields)
-    assert TritonSettings(**values) == TritonSettings()
-
-
 @pytest.mark.parametrize("file", sorted(CONF.glob("*.yaml")), ids=lambda file: file.stem)
 def test_every_file_is_valid(file: Path):
-    values = yaml.safe_load(file.read_text())
+    values = yaml.safe_load(file.read_text()) or {}
     values.pop("defaults", None)
     TritonSettings(**values)
 
