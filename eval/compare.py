@@ -19,7 +19,8 @@ from eval.results import (
 )
 from eval.spec import TASK_SIZES
 from eval.verdict import WHAT_MEASURES, Criteria, Judgement, Verdict, judge
-from pipelines.document.show import count, percent
+from pipelines.document.blocks import LEFT, Column, Table, groups
+from pipelines.document.show import NONE, count, percent
 from pipelines.host.screen import table, wrapped
 
 Row = dict[str, Any]
@@ -338,17 +339,27 @@ def reference_rows(results: Iterable[EvalResult]) -> list[Row]:
     return [{**row, "published": found} for row, found in zip(alone_rows(results), published, strict=True)]
 
 
-def reference_table(results: Sequence[EvalResult]) -> str:
-    """Return accuracies beside published ones as text, with the differences of the measurement."""
-    blocks = []
-    for result in results:
-        measured = 100 * result.accuracy
-        published = references_of(result.model, result.task)
-        cells = [("measured", result.qformat, "", f"{measured:.2f}", "")]
-        for each in published:
-            minus = f"{measured - each.accuracy:+.2f}"
-            cells.append(("published", each.qformat, each.kv_cache, f"{each.accuracy:.2f}", minus))
-        lines = table([("", "format", "KV cache", "accuracy %", "measured - this"), *cells], left=3)
-        who = f"{result.model} on {result.task}, and what NVIDIA published of {published[0].model} ({SOURCE})."
-        blocks.append("\n".join([wrapped(who, 0), "", *lines, "", wrapped(differences(result), 0)]))
-    return "\n\n".join(blocks)
+def published_table(results: Sequence[EvalResult]) -> Table:
+    """Return results of one model and task beside published accuracies, with how far each is from each of them."""
+    published, model, task = references_of(results[0].model, results[0].task), results[0].model, results[0].task
+    measured = [("measured", each.qformat, NONE, percent(each.accuracy), *(NONE for _ in results)) for each in results]
+    theirs = [
+        (
+            "published", each.qformat, each.kv_cache, f"{each.accuracy:.2f}",
+            *(f"{100 * result.accuracy - each.accuracy:+.2f}" for result in results),
+        )
+        for each in published
+    ]  # fmt: skip
+    return Table(
+        caption=f"{model} on {task} beside what NVIDIA published of {published[0].model}",
+        origin="",
+        columns=(
+            Column("", right=LEFT),
+            Column("format", right=LEFT),
+            Column("KV cache", right=LEFT),
+            Column("accuracy %"),
+            *groups("measured - published", [result.qformat for result in results]),
+        ),
+        rows=(*measured, *theirs),
+        notes=(f"Published: {SOURCE}.", *dict.fromkeys(map(differences, results))),
+    )

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipelines.document.blocks import LEFT, Column, Table
 from pipelines.domain.errors import JsonFile, UserError
-from pipelines.host.screen import table, wrapped
 
 RESULT = "perplexity.json"
 NO_VERDICT = (
@@ -82,7 +82,7 @@ def perplexity_rows(
     return rows
 
 
-def perplexity_cells(result: PerplexityResult, baseline: PerplexityResult | None) -> tuple[str, ...]:
+def _cells(result: PerplexityResult, baseline: PerplexityResult | None) -> tuple[str, ...]:
     """Return perplexity per word of the baseline and of the result, their ratio, and the result's bits per byte."""
     before = "-" if baseline is None else f"{baseline.word_perplexity:.4g}"
     ratio = "-" if baseline is None else f"{result.word_perplexity / baseline.word_perplexity:.4f}"
@@ -95,16 +95,21 @@ def perplexity_cells(result: PerplexityResult, baseline: PerplexityResult | None
     )
 
 
-PERPLEXITY_HEADINGS = ("base", "per word", "ratio", "per byte", "bits/byte")
-
-
-def perplexity_table(pairs: Sequence[tuple[PerplexityResult | None, PerplexityResult]]) -> str:
-    """Return perplexities beside the baseline's as text."""
-    rows: list[Sequence[str]] = [("model", "format", "task", "texts", *PERPLEXITY_HEADINGS)]
-    rows += [
-        (result.model, result.qformat, result.task, f"{result.documents:,}", *perplexity_cells(result, baseline))
-        for baseline, result in pairs
-    ]
-    lengths = sorted({result.max_length for _, result in pairs})
-    read = f"Read in windows of {', '.join(f'{length:,}' for length in lengths)} tokens."
-    return "\n".join([*table(rows, left=3), "", wrapped(f"{NO_VERDICT} {read}", 0)])
+def perplexity_table(named: Sequence[tuple[str, PerplexityResult | None, PerplexityResult]]) -> Table:
+    """Return perplexities beside the baseline's: of each row its name, the baseline's result and its own."""
+    lengths = dict.fromkeys(f"{result.max_length:,}" for _, _, result in named)
+    engines = dict.fromkeys(result.engine for _, _, result in named)
+    return Table(
+        caption=f"Perplexity of texts: windows of {', '.join(lengths)} tokens, engine {', '.join(engines)}; no verdict",
+        origin="measured",
+        columns=(
+            Column("format", right=LEFT),
+            Column("task", right=LEFT),
+            Column("texts"),
+            *(Column(title) for title in ("base", "per word", "ratio", "per byte", "bits/byte")),
+        ),
+        rows=tuple(
+            (name, result.task, f"{result.documents:,}", *_cells(result, baseline)) for name, baseline, result in named
+        ),
+        notes=(NO_VERDICT,),
+    )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from eval.fidelity.bounds import BoundFigures, BoundsResult
 from eval.fidelity.divergence import FidelityResult, Figures, LayerErrors
 from eval.results import Flips
+from pipelines.document.blocks import LEFT, Column, Table, groups
 from pipelines.document.show import count
 from pipelines.host.screen import table, wrapped
 
@@ -38,13 +39,18 @@ def _shown(name: str, figures: Figures) -> str:
     return f"{value:.4f}" if name == "perplexity_ratio" else f"{value:.2g}"
 
 
+def figure_rows(result: FidelityResult) -> list[tuple[str, ...]]:
+    """Return a row per text, for all texts if there are several, and for the noise: name, tokens, `HEADINGS`."""
+    each = [(text.name, text.figures, text.noise) for text in result.texts]
+    if len(result.texts) > 1:
+        each.append(("all", result.overall, result.noise))
+    rows = [(name, f"{figures.tokens:,}", *cells(figures, noise)) for name, figures, noise in each]
+    return [*rows, ("noise", f"{result.noise.tokens:,}", *cells(result.noise))]
+
+
 def fidelity_text(result: FidelityResult, flips: Flips | None) -> str:
     """Return one row per text with the noise, and sentences about greedy continuations, flips and layers."""
-    rows: list[Sequence[str]] = [("text", "tokens", *HEADINGS)]
-    rows += [(text.name, f"{text.figures.tokens:,}", *cells(text.figures, text.noise)) for text in result.texts]
-    if len(result.texts) > 1:
-        rows.append(("all", f"{result.overall.tokens:,}", *cells(result.overall, result.noise)))
-    rows.append(("noise", f"{result.noise.tokens:,}", *cells(result.noise)))
+    rows = [("text", "tokens", *HEADINGS), *figure_rows(result)]
     lines = [f"{result.model} {result.qformat} against {result.reference} in 16 bit:", "", *table(rows), ""]
     lines += [wrapped(text, 0) for text in (*sentences(result, flips), READING, NO_DIRECTION)]
     if result.layers is not None:
@@ -52,16 +58,25 @@ def fidelity_text(result: FidelityResult, flips: Flips | None) -> str:
     return "\n".join(lines)
 
 
-def bounds_text(result: BoundsResult) -> str:
+def bounds_table(result: BoundsResult) -> Table:
     """Return one row per text, with every divergence as the bound that it is."""
-    rows: list[Sequence[str]] = [("text", "tokens", *HEADINGS)]
-    rows += [(text.name, f"{text.figures.tokens:,}", *bound_cells(text.figures)) for text in result.texts]
-    if len(result.texts) > 1:
-        rows.append(("all", f"{result.overall.tokens:,}", *bound_cells(result.overall)))
-    title = f"{result.served_model} at {result.url} against {result.model} in 16 bit ({result.arithmetic}):"
-    known = known_text(result)
-    return "\n".join(
-        [wrapped(title, 0), "", *table(rows), "", *(wrapped(each, 0) for each in (known, BOUND_READING, LEFT_OUT))]
+    texts = [(text.name, text.figures) for text in result.texts]
+    if len(texts) > 1:
+        texts.append(("all", result.overall))
+    return Table(
+        caption=(
+            f"Bounds: predictions of {result.served_model} at {result.url} beside those of {result.model} in 16 bit, "
+            f"windows of {result.window} tokens, arithmetic {result.arithmetic}"
+        ),
+        origin="measured",
+        columns=(
+            Column("text", right=LEFT),
+            Column("tokens"),
+            *groups("KL divergence at least, nats", ("mean", *HEADINGS[1:4])),
+            *(Column(title) for title in HEADINGS[4:]),
+        ),
+        rows=tuple((name, f"{figures.tokens:,}", *bound_cells(figures)) for name, figures in texts),
+        notes=(known_text(result), BOUND_READING, LEFT_OUT),
     )
 
 

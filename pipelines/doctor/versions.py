@@ -196,7 +196,7 @@ def _verdicts(verdicts: list[CombinationVerdict]) -> list[str]:
     for model, judged in groupby(verdicts, key=lambda verdict: verdict.model):
         marks = [_mark(verdict, reasons) for verdict in judged]
         rows.append((model, *marks))
-    lines = table(rows, least=(0, *[4] * len(quants)), gap=1, indent=2)
+    lines = table(rows, indent=2)
     for letter, cases in zip(ascii_lowercase, reasons.values(), strict=False):
         lines.append(wrapped(f"  {letter}: {_together(cases)} {cases[0].todo}", 5))
     return lines

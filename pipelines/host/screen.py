@@ -71,8 +71,6 @@ def table(
     left: int = 1,
     words: Collection[int] = (),
     groups: Sequence[str] = (),
-    least: Sequence[int] = (),
-    gap: int = 2,
     indent: int = 0,
 ) -> list[str]:
     """Align cells in columns: texts to the left, numbers to the right.
@@ -85,13 +83,13 @@ def table(
         left: columns at the start that hold texts and stand in every block.
         words: other columns that hold texts.
         groups: a title above each column, or none; neighbours with the same title share it.
-        least: least widths of the columns.
-        gap: blanks between columns where they fit.
         indent: blanks before every line.
     """
     cells = [row for row in rows if not isinstance(row, str)]
-    widths = [max(len(row[at]) for row in cells) for at in range(len(cells[0]))]
-    widths = [max(pair) for pair in zip(widths, [*least, *[0] * len(widths)], strict=False)]
+    widths, gap = [max(len(row[at]) for row in cells) for at in range(len(cells[0]))], 2
+    for title, spanned in groupby(range(len(groups)), key=lambda at: groups[at]):
+        *_, last = own = list(spanned)
+        widths[last] += max(0, len(title) - sum(widths[at] for at in own) - gap * (len(own) - 1))
     texts, room = {*range(left), *words}, width() - indent
     if sum(widths) + gap * (len(widths) - 1) > room:
         gap = 1
@@ -100,7 +98,7 @@ def table(
     for number, block in enumerate(_blocks(widths, left, room, gap)):
         if number:
             lines.append("")
-        if groups:
+        if any(groups[at] for at in block if groups):
             lines.append(_titles([groups[at] for at in block], [widths[at] for at in block], gap))
         for row in rows:
             if not isinstance(row, str):

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from eval.fidelity.divergence import Figures, LayerErrors
 from eval.fidelity.fidelity_text import (
-    BOUND_READING,
     HEADINGS,
     LAYERS,
-    LEFT_OUT,
     NO_DIRECTION,
     READING,
     SCALED,
     WITHIN,
-    bound_cells,
-    cells,
+    bounds_table,
+    figure_rows,
     greedy_text,
-    known_text,
 )
 from pipelines.document.blocks import LEFT, Block, BulletList, Callout, Column, Figure, Fold, Section, Table, groups
 from pipelines.document.canvas import Theme, axis, plain_log, plot
 from pipelines.document.show import NONE, count
-from pipelines.report.data import FormatReport, ReportData, ReportedBounds, ReportedFidelity
+from pipelines.report.data import FormatReport, ReportData, ReportedFidelity
 
 if TYPE_CHECKING:
     from pipelines.document.canvas import Axes, Drawing
@@ -50,31 +48,10 @@ def section(data: ReportData) -> Section:
     for item, fidelity in found:
         if layers := fidelity.result.layers:
             blocks.append(Fold(f"By layer: {_name(item, several)}", (_heat_map(item, layers),)))
-    blocks += [_bounds(each) for each in data.bounds]
+    for each in data.bounds:
+        bounds = bounds_table(each.result)
+        blocks.append(replace(bounds, caption=f"{bounds.caption}, measured {each.piece.created[:10]}"))
     return Section("fidelity", "Fidelity", tuple(blocks))
-
-
-def _bounds(given: ReportedBounds) -> Table:
-    """Return what is known of a server that runs elsewhere."""
-    result = given.result
-    rows = [(text.name, f"{text.figures.tokens:,}", *bound_cells(text.figures)) for text in result.texts]
-    if len(result.texts) > 1:
-        rows.append(("all", f"{result.overall.tokens:,}", *bound_cells(result.overall)))
-    return Table(
-        caption=(
-            f"Bounds: predictions of {result.served_model} at {result.url} beside those of {result.model} in 16 bit, "
-            f"windows of {result.window} tokens, arithmetic {result.arithmetic}, measured {given.piece.created[:10]}"
-        ),
-        origin="measured",
-        columns=(
-            Column("text", right=LEFT),
-            Column("tokens"),
-            *groups("KL divergence at least, nats", ("mean", *HEADINGS[1:4])),
-            *(Column(title) for title in HEADINGS[4:]),
-        ),
-        rows=tuple(rows),
-        notes=(known_text(result), BOUND_READING, LEFT_OUT),
-    )
 
 
 def _name(item: FormatReport, several: bool) -> str:
@@ -82,15 +59,7 @@ def _name(item: FormatReport, several: bool) -> str:
 
 
 def _table(found: Sequence[tuple[FormatReport, ReportedFidelity]], several: bool) -> Table:
-    rows = []
-    for item, fidelity in found:
-        result, name = fidelity.result, _name(item, several)
-        rows += [
-            (name, each.name, f"{each.figures.tokens:,}", *cells(each.figures, each.noise)) for each in result.texts
-        ]
-        if len(result.texts) > 1:
-            rows.append((name, "all", f"{result.overall.tokens:,}", *cells(result.overall, result.noise)))
-        rows.append((name, "noise", f"{result.noise.tokens:,}", *cells(result.noise)))
+    rows = [(_name(item, several), *row) for item, fidelity in found for row in figure_rows(fidelity.result)]
     first = found[0][1].result
     return Table(
         caption=(

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from eval.compare import method_text, verdict_sentence
-from eval.fidelity.fidelity_text import HEADINGS, NO_DIRECTION, READING, WITHIN, cells
+from eval.fidelity.fidelity_text import HEADINGS, NO_DIRECTION, READING, WITHIN, figure_rows
 from eval.verdict import Verdict
 from pipelines.document.blocks import (
     LEFT,
@@ -275,14 +275,11 @@ def _fidelity(item: FormatReport) -> tuple[Block, ...]:
     if item.fidelity is None:
         return (Text(f"{NOT_MEASURED.capitalize()}."),)
     result = item.fidelity.result
-    rows = [
-        (each.name, f"{each.figures.tokens:,}", *cells(each.figures, each.noise)) for each in result.texts
-    ] + [("noise", f"{result.noise.tokens:,}", *cells(result.noise))]  # fmt: skip
     table = Table(
         caption=f"Predictions of the next token beside those of {result.reference} in 16 bit, engine {result.engine}",
         origin="measured",
         columns=(Column("text", right=LEFT), Column("tokens"), *(Column(title) for title in HEADINGS)),
-        rows=tuple(rows),
+        rows=tuple(figure_rows(result)),
         notes=(READING, f"Noise: the 16-bit model against itself. {WITHIN}: within noise.", NO_DIRECTION),
     )
     return (table,)

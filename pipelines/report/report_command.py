@@ -45,44 +45,37 @@ _TITLES = (
     "format", "acc. %", "loss %", "KL", "MiB", _RATE.narrow, "load",
     *(f"{figure.metric.title} {figure.metric.unit.shown}" for figure in _TIMES), f"SLO {_RATE.narrow}",
 )  # fmt: skip
-_LEAST = (11, 6, 6, 7, 6, 7, 5, *(max(len(title), 6) for title in _TITLES[7:]))
+LONGEST_NAME = 11
+"""A format with a longer name gets a separate line, so that the table is not cut in two."""
 
 
 def comparison_text(compared: Sequence[Comparison]) -> str:
-    """Return a table per workload with the choice, its reasons and limitations, in lines of at most 79 characters.
-
-    A format whose name is longer than its column gets a separate line.
-    """
+    """Return a table per workload with the choice, its reasons and limitations."""
     return "\n\n".join(_text(item) for item in compared)
 
 
 def _text(item: Comparison) -> str:
     runs = [row.run for row in item.rows if row.run]
-    rows = [_cells(row) for row in item.rows]
-    lines = _table(rows)
-    lines += ["", *_wrap(item.reason)]
-    lines += [line for rejection in item.rejected for line in _wrap(f"- {rejection.variant}: {rejection.reason}")]
-    lines += [line for note in item.notes for line in _wrap(f"Note: {note}")]
-    lines += _wrap(item.tuning) if item.tuning else []
-    lines += _wrap(f"Measured: {six(runs)}; engine {runs[0].result.engine}." if runs else f"Model {item.model}.")
+    lines: list[Sequence[str] | str] = [_TITLES]
+    for name, *cells in map(_cells, item.rows):
+        lines += [name, ("", *cells)] if len(name) > LONGEST_NAME else [(name, *cells)]
+    told = [
+        item.reason,
+        *(f"- {rejection.variant}: {rejection.reason}" for rejection in item.rejected),
+        *(f"Note: {note}" for note in item.notes),
+        item.tuning,
+        f"Measured: {six(runs)}; engine {runs[0].result.engine}." if runs else f"Model {item.model}.",
+    ]
     if runs:
-        lines += _wrap("tok/s: output tokens/s at the peak, TTFT and ITL: medians there; SLO: best load within limits.")
+        told.append("tok/s: output tokens/s at the peak, TTFT and ITL: medians there; SLO: best load within limits.")
     if any(row.fidelity for row in item.rows):
-        lines += _wrap(
+        told.append(
             "KL: mean divergence of the next token's probabilities from the 16-bit model's, nats; "
             f"{WITHIN}: within noise."
         )
-    if any(AT_LEAST in cell for cells in rows for cell in cells):
-        lines += _wrap(f"{AT_LEAST}: higher loads do not count, because the load generator was the bottleneck.")
-    return "\n".join(lines)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format the table; names that are longer than their column get separate lines."""
-    lines: list[Sequence[str] | str] = [_TITLES]
-    for name, *cells in rows:
-        lines += [name, ("", *cells)] if len(name) > _LEAST[0] else [(name, *cells)]
-    return table(lines, least=_LEAST, gap=1)
+    if any(AT_LEAST in cell for cells in lines for cell in cells):
+        told.append(f"{AT_LEAST}: higher loads do not count, because the load generator was the bottleneck.")
+    return "\n".join([*table(lines), "", *(wrapped(text) for text in told if text)])
 
 
 def _cells(row: FormatRow) -> tuple[str, ...]:
@@ -103,10 +96,6 @@ def _divergence(row: FormatRow) -> str:
     value, mark = row.fidelity.overall.kl_mean, WITHIN if "kl_mean" in row.fidelity.within_noise else ""
     shown = f"{value:.2g}" if value >= 0.001 or value == 0 else f"{value:.1e}".replace("e-0", "e-")
     return shown + mark
-
-
-def _wrap(text: str) -> list[str]:
-    return wrapped(text).splitlines()
 
 
 # Add the performance model's predictions to the measured runs of a report.

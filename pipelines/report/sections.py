@@ -35,7 +35,7 @@ from pipelines.report.tables import (
     chain_table,
     memory_table,
     other_tasks_table,
-    perplexity_table,
+    perplexities,
     published_tables,
     size_table,
     subject_table,
@@ -197,7 +197,7 @@ def _formats(compared: Sequence[Comparison]) -> Section:
 
 
 def _accuracy(data: ReportData) -> Section:
-    texts = perplexity_table(data)
+    texts = perplexities(data)
     read = [texts] if texts else []
     if not any(item.accuracy for item in data.formats):
         return Section("accuracy", "Accuracy", (Text(NO_QUESTIONS), *read))

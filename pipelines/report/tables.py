@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eval.compare import bound_cells
-from eval.perplexity import NO_VERDICT, PERPLEXITY_HEADINGS, perplexity_cells
-from eval.results import SOURCE, EvalResult, differences, references_of
+from eval.compare import bound_cells, published_table
+from eval.perplexity import perplexity_table
+from eval.results import EvalResult, references_of
 from pipelines.document.blocks import LEFT, Column, Table, groups
 from pipelines.document.show import NONE, percent, span, when
 from pipelines.domain.units import show_bytes, show_seconds
@@ -50,31 +50,14 @@ def _accuracies(data: ReportData, found: Sequence[tuple[FormatReport, Accuracy]]
     )
 
 
-def perplexity_table(data: ReportData) -> Table | None:
+def perplexities(data: ReportData) -> Table | None:
     """Return the perplexity of texts by format, with the ratio to the baseline's; None if nothing was read."""
-    found = [(_name(item, data), each) for item in data.formats for each in item.perplexities]
-    if not found:
-        return None
-    lengths = dict.fromkeys(f"{each.result.max_length:,}" for _, each in found)
-    engines = dict.fromkeys(each.result.engine for _, each in found)
-    return Table(
-        caption=f"Perplexity of texts: windows of {', '.join(lengths)} tokens, engine {', '.join(engines)}; no verdict",
-        origin="measured",
-        columns=(
-            Column("format", right=LEFT),
-            Column("task", right=LEFT),
-            Column("texts"),
-            *(Column(title) for title in PERPLEXITY_HEADINGS),
-        ),
-        rows=tuple(
-            (
-                name, each.result.task, f"{each.result.documents:,}",
-                *perplexity_cells(each.result, each.baseline if each.baseline != each.result else None),
-            )
-            for name, each in found
-        ),
-        notes=(NO_VERDICT,),
-    )  # fmt: skip
+    named = [
+        (_name(item, data), each.baseline if each.baseline != each.result else None, each.result)
+        for item in data.formats
+        for each in item.perplexities
+    ]
+    return perplexity_table(named) if named else None
 
 
 def published_tables(data: ReportData) -> list[Table]:
@@ -84,33 +67,7 @@ def published_tables(data: ReportData) -> list[Table]:
         for each in (item.accuracy, *item.other_tasks):
             if each:
                 found.setdefault((each.result.model, each.result.task), []).append(each.result)
-    return [_published(results) for key, results in found.items() if references_of(*key)]
-
-
-def _published(results: Sequence[EvalResult]) -> Table:
-    """Return the table of one model and task, with how far each format is from each published accuracy."""
-    published, model, task = references_of(results[0].model, results[0].task), results[0].model, results[0].task
-    measured = [("measured", each.qformat, NONE, percent(each.accuracy), *(NONE for _ in results)) for each in results]
-    theirs = [
-        (
-            "published", each.qformat, each.kv_cache, f"{each.accuracy:.2f}",
-            *(f"{100 * result.accuracy - each.accuracy:+.2f}" for result in results),
-        )
-        for each in published
-    ]  # fmt: skip
-    return Table(
-        caption=f"{model} on {task} beside what NVIDIA published of {published[0].model}",
-        origin="",
-        columns=(
-            Column("", right=LEFT),
-            Column("format", right=LEFT),
-            Column("KV cache", right=LEFT),
-            Column("accuracy %"),
-            *groups("measured minus published, points", [result.qformat for result in results]),
-        ),
-        rows=(*measured, *theirs),
-        notes=(f"Published: {SOURCE}.", *dict.fromkeys(map(differences, results))),
-    )
+    return [published_table(results) for key, results in found.items() if references_of(*key)]
 
 
 def _name(item: FormatReport, data: ReportData) -> str:

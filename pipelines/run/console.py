@@ -12,6 +12,7 @@ from typing import Any
 from eval.results import BASELINE, RESULT, EvalResult, Flips, flips
 from eval.verdict import UNMEASURED, WHAT_MEASURES, Verdict
 from pipelines.document.show import count
+from pipelines.document.terminal import render_text
 from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.domain.units import show_bytes, show_seconds
@@ -235,10 +236,10 @@ def fidelity_table(outcome: StepOutcome, store: Store) -> str:
     from eval.fidelity.bounds import BoundsResult
     from eval.fidelity.divergence import RESULT as FIDELITY
     from eval.fidelity.divergence import FidelityResult
-    from eval.fidelity.fidelity_text import bounds_text, fidelity_text
+    from eval.fidelity.fidelity_text import bounds_table, fidelity_text
 
     if isinstance(outcome.node.stage, FidelityServed):
-        return bounds_text(BoundsResult.load(outcome.artifact.path / BOUNDS))
+        return render_text([bounds_table(BoundsResult.load(outcome.artifact.path / BOUNDS))])
     result = FidelityResult.load(outcome.artifact.path / FIDELITY)
     return fidelity_text(result, stored_flips(outcome.artifact, store))
 
@@ -284,17 +285,18 @@ def _perplexities(pairs: Sequence[tuple[Path | None, Path]]) -> ResultTable:
         )
         for before, after in pairs
     ]
-    return ResultTable(perplexity_rows(read), perplexity_table(read))
+    named = [(f"{result.model} {result.qformat}", baseline, result) for baseline, result in read]
+    return ResultTable(perplexity_rows(read), render_text([perplexity_table(named)]))
 
 
 def _accuracies(pairs: Sequence[tuple[Path | None, Path]], settings: EvalSettings) -> ResultTable:
-    from eval.compare import alone_rows, alone_table, loss_rows, loss_table, reference_rows, reference_table
+    from eval.compare import alone_rows, alone_table, loss_rows, loss_table, published_table, reference_rows
     from eval.results import EvalResult
     from eval.verdict import Criteria
 
     if settings.baseline == "reference":
         results = [EvalResult.load(after) for _, after in pairs]
-        return ResultTable(reference_rows(results), reference_table(results))
+        return ResultTable(reference_rows(results), render_text(published_table([each]) for each in results))
     paired, alone = [], []
     for before, after in pairs:
         result = EvalResult.load(after)

@@ -14,6 +14,7 @@ import pytest
 
 from eval.harness import LM_EVAL, EvalSpec, evaluate
 from eval.perplexity import PerplexityResult, perplexity_rows, perplexity_table
+from pipelines.document.terminal import render_text
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
 
@@ -93,7 +94,7 @@ def test_the_ratio_is_shown_without_a_verdict() -> None:
     base = replace(RESULT, qformat="none", word_perplexity=16.0)
     (row,) = perplexity_rows([(base, RESULT)])
     assert (row["ratio"], row["verdict"]) == (1.25, None)
-    text = perplexity_table([(base, RESULT)])
+    text = render_text([perplexity_table([("m fp8", base, RESULT)])])
     assert ["m", "fp8", "wikitext", "62", "16", "20", "1.2500", "1.7500", "0.8000"] in [
         line.split() for line in text.splitlines()
     ]

@@ -13,9 +13,10 @@ from scipy.special import log_softmax, rel_entr
 
 from eval.fidelity.bounds import BoundFigures, BoundsResult, KnownTokens, TextBounds, bound_logits, measure_served
 from eval.fidelity.divergence import compare_logits
-from eval.fidelity.fidelity_text import at_least, bounds_text
+from eval.fidelity.fidelity_text import at_least, bounds_table
 from eval.fidelity.measure import Side
 from eval.fidelity.windows import Windows
+from pipelines.document.terminal import render_text
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
 
@@ -124,11 +125,11 @@ RESULT = BoundsResult(
 
 
 def test_a_bound_is_shown_as_one_and_rounded_down():
-    text = bounds_text(RESULT)
+    text = render_text([bounds_table(RESULT)])
     row = next(line for line in text.splitlines() if line.startswith("bundled"))
     assert row.split() == ["bundled", "4,000", ">=", "0.0019", ">=", "0", ">=", "0.039", ">=", "1.5", "97.00", "1.0500"]
-    assert "served at http://h/v1 against tiny in 16 bit (f32):" in text
     flat = " ".join(text.split())
+    assert "served at http://h/v1 beside those of tiny in 16 bit, windows of 512 tokens, arithmetic f32" in flat
     assert "probabilities of 20 of 1,920 tokens, which hold 97.12 % of the 16-bit model's probability" in flat
     assert "There is no upper bound" in flat
     assert max(map(len, text.splitlines())) <= 80

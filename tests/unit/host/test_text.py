@@ -23,8 +23,16 @@ def test_numbers_stand_on_the_right_and_texts_on_the_left():
     assert table(rows, words=(2,)) == ["stage     took  result", "build      1 s  8 MiB", "evaluate  12 s  80 %"]
 
 
-def test_columns_have_a_least_width_and_lines_an_indent():
-    assert table([("a", "1"), ("b", "2")], least=(3, 4), gap=1, indent=2) == ["  a      1", "  b      2"]
+def test_lines_have_an_indent():
+    assert table([("a", "1"), ("b", "12")], indent=2) == ["  a   1", "  b  12"]
+
+
+def test_a_title_that_is_wider_than_its_columns_gets_room():
+    assert table([("", "x", "y"), ("a", "1", "2")], groups=("", "points lost", "n")) == [
+        "   points lost  n",
+        "             x  y",
+        "a            1  2",
+    ]
 
 
 def test_neighbours_share_a_title_above_their_columns():
