@@ -13,10 +13,9 @@ from lm_eval import utils
 from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 
-from eval.chat import ChatPrompts
 from eval.fidelity.measure import TOKENS_AT_ONCE, Side, not_finite
 from eval.kept import KeptSession
-from pipelines.checkpoint.tokenizer import opened
+from pipelines.checkpoint.tokenizer import chat_templates, opened
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Advance, Progress
 from pipelines.engines.port import (
@@ -28,9 +27,11 @@ from pipelines.engines.port import (
     Session,
     TokenIds,
 )
+from pipelines.serving.openai.prompts import NoPromptError, Renderer
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
+
 
 Tokens = list[int]
 Encoded = tuple[tuple[str, str] | None, Tokens, Tokens]
@@ -291,7 +292,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             temperature=float(wanted.get("temperature", 0.0)),
             top_k=int(wanted.get("top_k", 0)),
             top_p=float(wanted.get("top_p", 1.0)),
-            guide=self._guide(wanted.get("json_schema")),
+            guide=None if (schema := wanted.get("json_schema")) is None else JsonGuide(schema, self._folder),
         )
         stop = handle_stop_sequences(wanted.get("until"), eos=None)
         if not isinstance(self._session, Session | TextSession):
@@ -305,13 +306,13 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         encoded = [self.tok_encode(context) for context in contexts]
         self.truncated += sum(len(prompt) > room for prompt in encoded)
         if isinstance(self._session, TextSession):
-            asked: list[str | TokenIds] = [
+            prompts: list[str | TokenIds] = [
                 context if len(prompt) <= room else self.tokenizer.decode(prompt[1 - room :])  # it adds BOS again
                 for context, prompt in zip(contexts, encoded, strict=True)
             ]
             if self._chat is not None:  # a template writes BOS itself, to which the server would add another
-                asked = [prompt[-room:] for prompt in encoded]
-            answers = self._session.write(asked, limits, stop, progress)
+                prompts = [prompt[-room:] for prompt in encoded]
+            answers = self._session.write(prompts, limits, stop, progress)
             return [postprocess_generated_text(text, stop, None) for text in answers]
         try:
             made = self._session.generate([prompt[-room:] for prompt in encoded], limits, progress)
@@ -323,5 +324,87 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             for one in made
         ]
 
-    def _guide(self, schema: str | None) -> JsonGuide | None:
-        return None if schema is None else JsonGuide(schema, self._folder)
+
+# Prompts as chats: the model's own chat template around lm-eval's messages, as lm-eval's `hf` model renders them.
+#
+# A template comes with the model and is code: it runs in the server's bounded process for templates, not in this one.
+
+TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Marks where the last message ends in the rendered text; the space shows whether the template strips it."""
+
+
+class ChatPrompts:
+    """Renders the messages of a prompt with the chat template of a model's folder."""
+
+    def __init__(self, folder: Path, progress: Progress, *, system_instruction: str | None = None) -> None:
+        """Start the process that renders.
+
+        Args:
+            folder: of the tokenizer, with its template.
+            progress: shows a note if the template has no place for what a task says to the system.
+            system_instruction: the user's own, which must not be lost.
+
+        Raises:
+            UserError: the folder has no chat template, or it cannot be read.
+        """
+        templates, tokens = chat_templates(folder)
+        if "default" not in templates:
+            others = f", only {', '.join(templates)}" if templates else ""
+            raise UserError(
+                f"eval.apply_chat_template=true, but the tokenizer at '{folder}' has no chat template{others}.",
+                todo="Set eval.apply_chat_template=false, or use the instruction-tuned model.",
+            )
+        self._renderer = Renderer(templates["default"], tokens)
+        self._instruction, self._progress, self._noted = system_instruction, progress, False
+
+    def render(self, messages: Sequence[dict[str, str]], *, answers: bool = True) -> str:
+        """Return the prompt.
+
+        A template that refuses the messages gets them again without the one to the system, as in lm-eval: Gemma's has
+        no place for it.
+
+        Args:
+            messages: as lm-eval makes them.
+            answers: the assistant's answer follows; else the last message is the beginning of it.
+
+        Raises:
+            UserError: the template refuses the messages, has no place for the system instruction, or was stopped.
+        """
+        try:
+            return self._rendered(messages, answers=answers)
+        except NoPromptError as fault:
+            others = [message for message in messages if message["role"] != "system"]
+            if fault.code is not None or len(others) == len(messages):
+                raise _unusable(fault) from None
+            why = str(fault)
+        if self._instruction is not None:
+            raise UserError(
+                f"eval.system_instruction has no effect: the model's chat template {why}.",
+                todo="Leave it out, or use a model whose template has a place for it.",
+            )
+        if not self._noted:
+            self._progress.note(f"The chat template {why}; what the task says to the system is left out, as in lm-eval")
+            self._noted = True
+        try:
+            return self._rendered(others, answers=answers)
+        except NoPromptError as fault:
+            raise _unusable(fault) from None
+
+    def _rendered(self, messages: Sequence[dict[str, str]], *, answers: bool) -> str:
+        # Transformers gives every template these two, so that "is not none" means the same
+        values = {"tools": None, "documents": None, "add_generation_prompt": answers}
+        if answers:
+            return self._renderer.render(messages, values)
+        *before, last = messages
+        text = self._renderer.render([*before, {**last, "content": last["content"] + TAG}], values)
+        start, tag, _ = text.rpartition(TAG.strip())
+        if not tag or last["content"].strip() not in text:
+            raise NoPromptError("leaves out parts of the last message, which the model is to continue")
+        return start if text.startswith(TAG, len(start)) else start.rstrip()
+
+
+def _unusable(fault: NoPromptError) -> UserError:
+    return UserError(
+        f"The model's chat template {fault}.",
+        todo="Set eval.apply_chat_template=false, or correct the template in the model's folder.",
+    )

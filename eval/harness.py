@@ -6,13 +6,14 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from eval.metric import PERPLEXITIES, Questions, TaskMetric
 from eval.perplexity import PerplexityResult
@@ -89,17 +90,23 @@ def write_hub(result: EvalResult, dataset: str, revision: str | None, folder: Pa
 CATEGORIES = ("stem", "humanities", "social_sciences", "other")
 
 
+class Labels(TypedDict):
+    """What a result is of: name of the model, how it was compressed, and what executes it."""
+
+    model: str
+    qformat: str
+    engine: str
+
+
 def evaluate(
     session: ScoringSession,
     tokenizer_dir: Path,
     spec: EvalSpec,
     progress: Progress,
     *,
-    model: str,
-    qformat: str,
-    engine: str,
     export_to: Path | None = None,
     criteria: Criteria | None = None,
+    **labels: Unpack[Labels],
 ) -> EvalResult | PerplexityResult:
     """Ask the model all questions of the task, or let it read the task's texts.
 
@@ -108,29 +115,26 @@ def evaluate(
         tokenizer_dir: folder with the checkpoint's tokenizer.
         spec: which questions to ask, and how.
         progress: shows bars that count questions.
-        model: name of the model, for the result.
-        qformat: how the model was compressed, for the result.
-        engine: what executes the model, for the result.
         export_to: folder for the results in lm-eval's own form.
         criteria: of the verdict that follows; says before the first question if there are too few questions for it.
+        labels: of the result.
 
     Raises:
         UserError: the questions or the tokenizer are missing or malformed, or the engine gave NaN.
         RuntimeError: something else that scores gave NaN.
     """
     questions = load_questions(spec, tokenizer_dir)
+    result: EvalResult | PerplexityResult
     if questions.metric is None:
         _, raw = _run(session, tokenizer_dir, spec, questions.tasks, spec.limit, progress)
-        texts = _perplexity(raw, spec, model=model, qformat=qformat, engine=engine)
-        if export_to is not None:
-            write_lm_eval(raw, texts, export_to)
-        return texts
-    if criteria and (few := too_few(questions.count, criteria, stops=False)):
-        progress.note(f"warning: {few}")
-    result, raw = ask(session, tokenizer_dir, questions, progress, model=model, qformat=qformat, engine=engine)
+        result = _perplexity(raw, spec, labels)
+    else:
+        if criteria and (few := too_few(questions.count, criteria, stops=False)):
+            progress.note(f"warning: {few}")
+        result, raw = ask(session, tokenizer_dir, questions, progress, **labels)
+        note_truncated(result, progress)
     if export_to is not None:
         write_lm_eval(raw, result, export_to)
-    note_truncated(result, progress)
     return result
 
 
@@ -156,10 +160,8 @@ def ask(
     questions: Questions,
     progress: Progress,
     *,
-    model: str,
-    qformat: str,
-    engine: str,
     first: int | None = None,
+    **labels: Unpack[Labels],
 ) -> tuple[EvalResult, Mapping[str, Any]]:
     """Ask the model questions that are loaded.
 
@@ -168,10 +170,8 @@ def ask(
         tokenizer_dir: folder with the checkpoint's tokenizer.
         questions: what to ask.
         progress: shows bars that count questions.
-        model: name of the model, for the result.
-        qformat: how the model was compressed, for the result.
-        engine: what executes the model, for the result.
         first: asks only so many questions of the random order, and returns their records in this order; None asks all.
+        labels: of the result.
 
     Returns:
         the result, and what lm-eval returned.
@@ -190,7 +190,7 @@ def ask(
     lm, raw = _run(session, tokenizer_dir, spec, tasks, spec.limit if first is None else None, progress)
     if chosen is not None:
         _name_questions(raw["samples"], chosen)
-    result = _result(raw, tasks["tasks"], spec, metric, lm.truncated, model=model, qformat=qformat, engine=engine)
+    result = _result(raw, tasks["tasks"], spec, metric, lm.truncated, labels)
     return (result if first is None else _in_order(result, questions, first)), raw
 
 
@@ -205,20 +205,12 @@ def _run(
     """Let lm-eval ask, and return its adapter and what it returns."""
     import lm_eval.evaluator
 
-    from eval.adapter import EngineLM, load_tokenizer
-    from eval.chat import ChatPrompts
+    from eval.adapter import ChatPrompts, EngineLM, load_tokenizer
 
     with _tamed():
         tokenizer, system = load_tokenizer(tokenizer_dir), spec.system_instruction
         chat = ChatPrompts(tokenizer_dir, progress, system_instruction=system) if spec.apply_chat_template else None
-        lm = EngineLM(
-            session,
-            tokenizer,
-            spec.max_length,
-            progress,
-            max_prompt=spec.max_prompt,
-            chat=chat,
-        )
+        lm = EngineLM(session, tokenizer, spec.max_length, progress, max_prompt=spec.max_prompt, chat=chat)
         # Not `simple_evaluate`, which would spend seconds describing the machine. Any positive number of
         # bootstrap rounds yields the standard error of a mean, which has a closed form and draws no samples.
         return lm, lm_eval.evaluator.evaluate(
@@ -279,21 +271,26 @@ def _tamed() -> Iterator[None]:
         del env.from_string  # makes the class's own method visible again
 
 
-def _perplexity(raw: Mapping[str, Any], spec: EvalSpec, *, model: str, qformat: str, engine: str) -> PerplexityResult:
+def _perplexity(raw: Mapping[str, Any], spec: EvalSpec, labels: Labels) -> PerplexityResult:
     (rows,) = raw["samples"].values()
-    figures = raw["results"][spec.task]
+    figures: dict[str, Any] = {name: float(raw["results"][spec.task][f"{name},none"]) for name in PERPLEXITIES}
     return PerplexityResult(
-        model=model,
-        qformat=qformat,
-        engine=engine,
+        **labels,
+        **_how_asked(spec, rows),
         task=spec.task,
-        limit=spec.limit,
-        max_length=spec.max_length,
-        lm_eval_version=version("lm_eval"),
-        prompts_sha256=hashlib.sha256("".join(row["prompt_hash"] for row in rows).encode()).hexdigest(),
         documents=len(rows),
-        **{name: float(figures[f"{name},none"]) for name in PERPLEXITIES},
+        **figures,
     )
+
+
+def _how_asked(spec: EvalSpec, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the fields that every result has: the limits, lm-eval's version and the hash of all prompts in order."""
+    return {
+        "limit": spec.limit,
+        "max_length": spec.max_length,
+        "lm_eval_version": version("lm_eval"),
+        "prompts_sha256": hashlib.sha256("".join(row["prompt_hash"] for row in rows).encode()).hexdigest(),
+    }
 
 
 def _result(
@@ -302,26 +299,17 @@ def _result(
     spec: EvalSpec,
     metric: TaskMetric,
     truncated: int,
-    *,
-    model: str,
-    qformat: str,
-    engine: str,
+    labels: Labels,
 ) -> EvalResult:
     samples = {name: [row for row in rows if row["filter"] == metric.filter] for name, rows in raw["samples"].items()}
-    prompts = "".join(row["prompt_hash"] for rows in samples.values() for row in rows)
     short = {name: name.removeprefix(f"{spec.task}_") for name in samples}
     records = tuple(_record(short[name], row, tasks[name], metric) for name, rows in samples.items() for row in rows)
     return EvalResult(
-        model=model,
-        qformat=qformat,
-        engine=engine,
+        **labels,
+        **_how_asked(spec, chain.from_iterable(samples.values())),
         task=spec.label,
         num_fewshot=max(int(raw["n-shot"][name] or 0) for name in samples),
-        limit=spec.limit,
-        max_length=spec.max_length,
         truncated=truncated,
-        lm_eval_version=version("lm_eval"),
-        prompts_sha256=hashlib.sha256(prompts.encode()).hexdigest(),
         overall=_score(raw["results"].get(spec.task, {}), metric) or _score_of(records),
         categories={
             name: score

@@ -23,19 +23,17 @@ class AnswerLog:
     """One line of JSON per answer; a line that a killed run left unfinished is ignored.
 
     Attributes:
-        path: the file; it exists after the first answer.
+        path: the file; it exists after the first answer. None keeps answers in memory alone.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         self.path = path
         self._lock = threading.Lock()
         self._answers: dict[str, Any] = {}
         self._torn = False
-        if path.is_file():
-            self._read()
-
-    def _read(self) -> None:
-        text = self.path.read_text(encoding="utf-8", errors="replace")
+        if path is None or not path.is_file():
+            return
+        text = path.read_text(encoding="utf-8", errors="replace")
         self._torn = bool(text) and not text.endswith("\n")
         for line in text.splitlines():
             try:
@@ -61,6 +59,8 @@ class AnswerLog:
         lines = "".join(json.dumps([key, answer], ensure_ascii=False) + "\n" for key, answer in new.items())
         with self._lock:
             self._answers |= new
+            if self.path is None:
+                return
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
                 file.write("\n" + lines if self._torn else lines)
@@ -68,7 +68,8 @@ class AnswerLog:
 
     def remove(self) -> None:
         """Forget all answers, after the result that they led to was written."""
-        self.path.unlink(missing_ok=True)
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
         self._answers = {}
 
 

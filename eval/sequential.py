@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from eval.adapter import OnOneBar
 from eval.exact import SEED, Answered, Evidence, PlannedLook, planned_looks
-from eval.harness import ask, note_truncated
+from eval.harness import Labels, ask, note_truncated
 from eval.kept import AnswerLog, KeptSession
 from eval.metric import Questions
 from eval.results import EvalResult, Sequential, answers_of, compare_pair
@@ -58,10 +58,10 @@ def ask_in_turns(
     criteria: Criteria,
     progress: Progress,
     *,
-    model: str,
-    engine: str,
     most: int,
     together: int = 1,
+    model: str,
+    engine: str,
 ) -> Asked:
     """Ask until the verdict is known, or all questions are asked.
 
@@ -72,10 +72,10 @@ def ask_in_turns(
         questions: what may be asked.
         criteria: which loss is acceptable, and how sure the verdict has to be.
         progress: shows the questions asked, and at each look what is known.
-        model: name of the model, for the results.
-        engine: what executes both, for the results.
         most: asks so many questions at most.
         together: models that are judged together; the verdict has to hold among so many.
+        model: name of the model, for the results.
+        engine: what executes both, for the results.
     """
     strict, known = replace(criteria, false_go=criteria.false_go / together), ""
     taken: list[PlannedLook] = []
@@ -85,9 +85,12 @@ def ask_in_turns(
         title = f"{look.questions:,} of {count(most, 'question')}{known}"
         with progress.task(title, 2 * look.questions, "answers") as advance:
             both = [
-                _answers(side, tokenizer_dir, questions, OnOneBar(advance, progress), look.questions, model, engine)
+                _answers(
+                    side, tokenizer_dir, questions, OnOneBar(advance, progress), look.questions,
+                    model=model, qformat=side.qformat, engine=engine,
+                )
                 for side in (baseline, other)
-            ]
+            ]  # fmt: skip
         before, after = (replace(result, sequential=how) for result, _ in both)
         evidence = compare_pair(before, after).evidence
         known = f", {_known(evidence, strict)}"
@@ -113,21 +116,11 @@ def _answers(
     questions: Questions,
     progress: Progress,
     first: int,
-    model: str,
-    engine: str,
+    **labels: Unpack[Labels],
 ) -> tuple[EvalResult, Mapping[str, Any]]:
     """Ask one side, which is opened only if it has not answered everything before."""
     with KeptSession(side.opened, AnswerLog(side.answers)) as session:
-        return ask(
-            session,
-            tokenizer_dir,
-            questions,
-            progress,
-            model=model,
-            qformat=side.qformat,
-            engine=engine,
-            first=first,
-        )
+        return ask(session, tokenizer_dir, questions, progress, first=first, **labels)
 
 
 def _known(evidence: Evidence, criteria: Criteria) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import math
@@ -9,11 +10,13 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from eval.kept import AnswerLog
@@ -21,6 +24,13 @@ from pipelines.document.show import count
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.progress import Progress
 from pipelines.engines.port import SamplingParams, TokenIds
+from pipelines.serving.openai.errors import ApiError
+from pipelines.serving.openai.inputs import text_inputs
+from pipelines.serving.openai.scoring import PromptScorer
+
+if TYPE_CHECKING:
+    from pipelines.serving.openai.backend import Backend
+
 
 # Read the replies of an OpenAI-compatible server: log probabilities and texts.
 
@@ -39,44 +49,37 @@ TOP_TODO = (
 )
 
 
-def todo_of(body: Json | None) -> str:
-    """Return what to do about a request that was refused."""
-    if not body or not body.get("echo"):
-        return "Check eval.url and eval.model."
-    return TOP_TODO if "return_tokens_as_token_ids" in body else SCORING_TODO
-
-
-def read_top_logprobs(reply: Json, length: int, top: int) -> Json:
-    """Read the likeliest tokens of an echoed prompt; see `OpenAiServer.top_logprobs`.
-
-    Args:
-        reply: the response.
-        length: tokens of the prompt.
-        top: how many were asked for.
-
-    Raises:
-        UserError: the response lacks them, or has fewer.
-    """
+@contextmanager
+def _lacking(what: str, todo: str = "") -> Iterator[None]:
+    """Turn what fails while a response is read into the message that it lacks something."""
     try:
-        found = reply["choices"][0]["logprobs"]
-        own, places = found["token_logprobs"], found["top_logprobs"]
-        if not length <= len(own) <= length + 1 or len(places) != len(own):  # the last one is of the new token
-            raise ValueError(f"{len(own)} log probabilities for {length} tokens")
-        own = [float(score) for score in own[1:length]]
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"The server's response has no {what}: {type(error).__name__}: {error}.", todo=todo) from None
+
+
+def _echoed(reply: Json, length: int) -> tuple[list[Any], list[Any]]:
+    """Return the log probabilities of an echoed prompt, and those of the likeliest tokens at its positions."""
+    logprobs = reply["choices"][0]["logprobs"]
+    scores, places = logprobs["token_logprobs"], logprobs["top_logprobs"]
+    if not length <= len(scores) <= length + 1:  # the last one is of the new token
+        raise ValueError(f"{len(scores)} log probabilities for {length} tokens")
+    return scores, places
+
+
+def _read_top_logprobs(reply: Json, length: int, top: int) -> Json:
+    """Read the likeliest tokens of an echoed prompt of so many tokens; see `OpenAiServer.top_logprobs`."""
+    with _lacking("log probabilities of the likeliest tokens of the prompt, by token id", TOP_TODO):
+        scores, places = _echoed(reply, length)
+        if len(places) != len(scores):
+            raise ValueError(f"{len(places)} positions for {len(scores)} log probabilities")
+        own = [float(score) for score in scores[1:length]]
         best = [sorted(place.items(), key=lambda pair: -float(pair[1]))[:top] for place in places[1:length]]
         ids = [[_token_id(name) for name, _ in place] for place in best]
         logprobs = [[float(score) for _, score in place] for place in best]
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"The server's response has no log probabilities of the likeliest tokens of the prompt, by token id:"
-            f" {type(error).__name__}: {error}.",
-            todo=TOP_TODO,
-        ) from None
     if (fewest := min(map(len, ids), default=top)) < top:
         raise UserError(f"The server returned {fewest} log probabilities of {top} at a position.", todo=TOP_TODO)
-    if wrong := [
-        score for score in (*own, *(each for place in logprobs for each in place)) if not math.isfinite(score)
-    ]:
+    if wrong := [score for score in chain(own, *logprobs) if not math.isfinite(score)]:
         raise UserError(f"The server returned {wrong[0]} as a log probability.")
     return {"ids": ids, "logprobs": logprobs, "own": own}
 
@@ -88,39 +91,20 @@ def _token_id(name: str) -> int:
     return int(number)
 
 
-def read_score(reply: Json, context: int, length: int) -> tuple[float, bool]:
-    """Read the log probability of a continuation from an echoed prompt, as lm-eval's `local-completions` does.
-
-    Raises:
-        UserError: the response has no log probabilities of the prompt.
-    """
-    try:
-        found = reply["choices"][0]["logprobs"]
-        scores, best = found["token_logprobs"], found["top_logprobs"]
-        if not length <= len(scores) <= length + 1:  # the last one is of the new token
-            raise ValueError(f"{len(scores)} log probabilities for {length} tokens")
+def _read_score(reply: Json, context: int, length: int) -> tuple[float, bool]:
+    """Read the log probability of a continuation from an echoed prompt, as lm-eval's `local-completions` does."""
+    with _lacking("log probabilities of the prompt", SCORING_TODO):
+        scores, places = _echoed(reply, length)
         own = [float(score) for score in scores[context:length]]
-        greedy = all(score == max(top.values()) for score, top in zip(own, best[context:length], strict=True))
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"The server's response has no log probabilities of the prompt: {type(error).__name__}: {error}.",
-            todo=SCORING_TODO,
-        ) from None
+        greedy = all(score == max(top.values()) for score, top in zip(own, places[context:length], strict=True))
     if not all(map(math.isfinite, own)):
         raise UserError(f"The server returned {own} as log probabilities.")
     return sum(own), greedy
 
 
-def read_text(reply: Json) -> str:
-    """Read a written answer.
-
-    Raises:
-        UserError: the response has none.
-    """
-    try:
+def _read_text(reply: Json) -> str:
+    with _lacking("text"):
         return str(reply["choices"][0]["text"] or "")
-    except (KeyError, IndexError, TypeError) as error:
-        raise UserError(f"The server's response has no text: {type(error).__name__}: {error}.") from None
 
 
 FOR_THE_MOMENT = {408, 425, 429, 500, 502, 503, 504}
@@ -177,9 +161,9 @@ class OpenAiServer:
             }
             for context, continuation in pairs
         ]  # fmt: skip
-        first = [len(context) for context, _ in pairs]
         read = [
-            lambda reply, n=n, r=r: read_score(reply, n, len(r["prompt"])) for n, r in zip(first, requests, strict=True)
+            partial(_read_score, context=len(context), length=len(context) + len(continuation))
+            for context, continuation in pairs
         ]
         return [(float(score), bool(greedy)) for score, greedy in self._ask(requests, read, "scoring", progress)]
 
@@ -204,7 +188,7 @@ class OpenAiServer:
             }
             for row in rows
         ]  # fmt: skip
-        read = [partial(read_top_logprobs, length=len(row), top=top) for row in rows]
+        read = [partial(_read_top_logprobs, length=len(row), top=top) for row in rows]
         return list(self._ask(requests, read, "asking the server", progress))
 
     def write(
@@ -220,7 +204,7 @@ class OpenAiServer:
             schema = {"name": "answer", "schema": json.loads(limits.guide.schema)}
             settings["response_format"] = {"type": "json_schema", "json_schema": schema}
         requests = [{"model": self.model, "prompt": prompt, **settings} for prompt in prompts]
-        return [str(text) for text in self._ask(requests, [read_text] * len(requests), "generating", progress)]
+        return [str(text) for text in self._ask(requests, [_read_text] * len(requests), "generating", progress)]
 
     def choose_model(self) -> None:
         """Look the model up on the server; without a name it is the only one.
@@ -228,7 +212,7 @@ class OpenAiServer:
         Raises:
             UserError: the server does not answer, lacks the model, or has several and none is named.
         """
-        reply = self._sent("GET", "/models", None, 1)
+        reply = self.send("GET", "/models")
         try:
             names = [str(each["id"]) for each in reply["data"]]
         except (KeyError, TypeError):
@@ -258,7 +242,7 @@ class OpenAiServer:
             advance(len(requests) - len(waiting))
 
             def work(position: int) -> None:
-                reply = self._sent("POST", "/completions", requests[position], len(requests))
+                reply = self.send("POST", "/completions", requests[position], len(requests))
                 self.answers.add(requests[position], read[position](reply))
                 advance(1)
 
@@ -272,8 +256,14 @@ class OpenAiServer:
             each.result()
         return [self.answers.get(request) for request in requests]
 
-    def _sent(self, method: str, path: str, body: Json | None, total: int) -> Json:
-        """Send a request until it is answered.
+    def send(self, method: str, path: str, body: Json | None = None, total: int = 1) -> Json:
+        """Send a request until it is answered, and return the response.
+
+        Args:
+            method: of HTTP.
+            path: below the URL.
+            body: of the request.
+            total: requests that this is one of, for messages.
 
         Raises:
             UserError: the server refused it, or did not answer any attempt.
@@ -282,16 +272,16 @@ class OpenAiServer:
             try:
                 return self._once(method, path, body)
             except ForTheMoment as error:
-                reason, asked = str(error), error.wait_s
+                reason, wait_s = str(error), error.wait_s
             if attempt < self.attempts:
                 usual = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1)
-                self.sleep(usual if asked is None else min(asked, LONGEST_WAIT_S))
-        progress = (
-            f" {len(self.answers):,} of {count(total, 'answer')} are kept in {self.answers.path}." if body else ""
-        )
+                self.sleep(usual if wait_s is None else min(wait_s, LONGEST_WAIT_S))
+        message = f"The server at {self.url} did not answer in {count(self.attempts, 'attempt')}: {reason}."
+        if body is None or self.answers.path is None:
+            raise UserError(message, todo="Check eval.url.")
         raise UserError(
-            f"The server at {self.url} did not answer in {count(self.attempts, 'attempt')}: {reason}.{progress}",
-            todo="Start it again and give the same command, which goes on from there." if body else "Check eval.url.",
+            f"{message} {len(self.answers):,} of {count(total, 'answer')} are kept in {self.answers.path}.",
+            todo="Start it again and give the same command, which goes on from there.",
         )
 
     def _once(self, method: str, path: str, body: Json | None) -> Json:
@@ -309,7 +299,7 @@ class OpenAiServer:
         if status != http.HTTPStatus.OK:
             raise UserError(
                 f"The server at {self.url} refused a request with HTTP status {status}: {_message(reply, raw)}.",
-                todo=todo_of(body),
+                todo=_todo(body),
             )
         return dict(reply)
 
@@ -328,6 +318,13 @@ class OpenAiServer:
         return response.status, response.headers, response.read()
 
 
+def _todo(body: Json | None) -> str:
+    """Return what to do about a request that was refused."""
+    if not body or not body.get("echo"):
+        return "Check eval.url and eval.model."
+    return TOP_TODO if "return_tokens_as_token_ids" in body else SCORING_TODO
+
+
 def _message(reply: Any, raw: bytes) -> str:
     error = reply.get("error", reply) if isinstance(reply, dict) else None
     text = error.get("message") if isinstance(error, dict) else error
@@ -341,3 +338,97 @@ def _seconds(retry_after: str | None) -> float | None:
         return None if retry_after is None else max(0.0, float(retry_after))
     except ValueError:
         return None
+
+
+# Ask a Triton server over gRPC what an OpenAI-compatible one is asked over HTTP.
+
+WRITTEN_CHATS = (
+    "eval.apply_chat_template=true needs prompts as token ids where answers are written, and the models for text at "
+    "{url} take text, to which they add BOS once more."
+)
+WRITTEN_CHATS_TODO = "Ask an OpenAI-compatible server: eval.url=http://host:port/v1."
+TEXT_MODEL = "ensemble"
+"""The Triton model that is given text, unless another is named."""
+
+
+@dataclass
+class TritonGrpc(OpenAiServer):
+    """The models of a repository of TensorRT-LLM's layout.
+
+    Written answers come from the model for text (`ensemble` or `tensorrt_llm_bls`), log probabilities from
+    `tensorrt_llm`. It may return all logits of the prompt, which are large, so prompts are scored one at a time.
+
+    Attributes:
+        few_log_probs: whether it returns the log probabilities of a few tokens instead.
+    """
+
+    few_log_probs: bool = False
+    _scoring: threading.Lock = field(default_factory=threading.Lock)
+
+    def choose_model(self) -> None:
+        """Take the model for text, and check that the server is ready.
+
+        Raises:
+            UserError: it is not.
+        """
+        self.model = self.model or TEXT_MODEL
+        self.few_log_probs = self.send("GET", "/models")["few_log_probs"]
+
+    def _once(self, method: str, path: str, body: Json | None) -> Json:
+        try:
+            if body is not None and body.get("echo"):
+                with self._scoring:
+                    return asyncio.run(self._answer(body))
+            return asyncio.run(self._answer(body))
+        except ApiError as error:
+            if error.status in FOR_THE_MOMENT:
+                raise ForTheMoment(error.message) from None
+            raise UserError(f"The server at {self.url} refused a request: {error.message}") from None
+        except TimeoutError:
+            raise ForTheMoment(f"no response within {self.timeout_s:g} s") from None
+
+    def write(
+        self, prompts: Sequence[str | TokenIds], limits: SamplingParams, stop: Sequence[str], progress: Progress
+    ) -> list[str]:
+        """Generate for every prompt; see `TextSession`.
+
+        Raises:
+            UserError: the prompts are token ids, which the models for text do not take.
+        """
+        if any(not isinstance(prompt, str) for prompt in prompts):
+            raise UserError(WRITTEN_CHATS.format(url=self.url), todo=WRITTEN_CHATS_TODO)
+        return super().write(prompts, limits, stop, progress)
+
+    async def _answer(self, body: Json | None) -> Json:
+        from pipelines.serving.openai.backend import Backend
+
+        backend = Backend(urlsplit(self.url).netloc)
+        backend.open()
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                if body is None:
+                    if not await backend.ready():
+                        raise ForTheMoment("the server is not ready")
+                    return {"few_log_probs": await backend.takes_few_log_probs()}
+                if body.get("echo"):
+                    return await _scores(backend, body, few=self.few_log_probs)
+                return await _text(backend, self.model, body)
+        finally:
+            await backend.close()
+
+
+async def _scores(backend: Backend, body: Json, *, few: bool) -> Json:
+    """Return the log probabilities of a prompt in the form of OpenAI's response."""
+    (scores,) = await PromptScorer(backend, few=few).score([tuple(body["prompt"])])
+    best = [None if each is None else dict(each) for each in scores.best]
+    return {"choices": [{"logprobs": {"token_logprobs": list(scores.log_probs), "top_logprobs": best}}]}
+
+
+async def _text(backend: Backend, model: str, body: Json) -> Json:
+    """Return the text that the model for text answers."""
+    drawn = {name: body[name] for name in ("temperature", "top_p", "seed") if name in body}
+    schema = json.dumps(body["response_format"]["json_schema"]["schema"]) if "response_format" in body else None
+    inputs = text_inputs(body["prompt"], body["max_tokens"], body.get("stop", ()), json_schema=schema, **drawn)
+    async with aclosing(backend.stream(model, inputs, ("text_output",))) as results:  # type: ignore[type-var]
+        texts = [result.as_numpy("text_output").reshape(-1) async for result in results]
+    return {"choices": [{"text": b"".join(part for text in texts for part in text).decode(errors="replace")}]}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from eval.diagnose import weights
+from eval.diagnose.arithmetic import ROUNDED_ONCE, Suspect, explain, reversed_blocks
 from eval.diagnose.linears import Part, compare_linear, figure_of, measure, scale_of
 from eval.diagnose.result import ACTIVATION, LINEARS, PREQUANT, QKV, Examined, Finding, Place, StageResult
 from pipelines.checkpoint.read import Checkpoint
@@ -133,8 +133,8 @@ def _plain(checkpoint: Checkpoint, model: TracedModel, module: str, layer: int |
         return
     away = float(np.linalg.norm(given - right)) / (float(np.linalg.norm(right)) or 1.0)
     rows = 0.0 if given.ndim == 1 else _worst_row(given, right)
-    found.saw(name, max(away, rows) / weights.ROUNDED_ONCE)
-    if max(away, rows) > weights.ROUNDED_ONCE:
+    found.saw(name, max(away, rows) / ROUNDED_ONCE)
+    if max(away, rows) > ROUNDED_ONCE:
         cause = _norm_cause(checkpoint, model, module, given, right) if given.ndim == 1 else _table_cause(given, right)
         found.add(layer, name, f"{100 * max(away, rows):.3g} % off", cause)
 
@@ -147,13 +147,13 @@ def _worst_row(given: Array, right: Array) -> float:
 
 def _norm_cause(checkpoint: Checkpoint, model: TracedModel, module: str, given: Array, right: Array) -> str:
     offset = FAMILIES[checkpoint.config.architecture].norm_offset
-    if offset and np.allclose(given, right - offset, rtol=weights.ROUNDED_ONCE, atol=weights.ROUNDED_ONCE):
+    if offset and np.allclose(given, right - offset, rtol=ROUNDED_ONCE, atol=ROUNDED_ONCE):
         return f"the norm lacks the + {offset:g} of this family"
     for other in _norms(model):
-        if other != module and np.allclose(given, model.other(other), rtol=weights.ROUNDED_ONCE):
+        if other != module and np.allclose(given, model.other(other), rtol=ROUNDED_ONCE):
             return f"it holds {other}"
     ratio = given / np.where(right == 0, 1, right)
-    if np.allclose(ratio, ratio.mean(), rtol=2 * weights.ROUNDED_ONCE):
+    if np.allclose(ratio, ratio.mean(), rtol=2 * ROUNDED_ONCE):
         return f"all its values are {ratio.mean():.4g} times those of the model"
     return "its values are not the model's; a smoothing factor may be folded into it that the next linears lack"
 
@@ -166,15 +166,15 @@ def _norms(model: TracedModel) -> list[str]:
 def _table_cause(given: Array, right: Array) -> str:
     energy = float((right**2).sum()) or 1.0
     gain = float((given * right).sum()) / energy
-    if float(np.linalg.norm(given - gain * right)) <= weights.ROUNDED_ONCE * float(np.linalg.norm(given)):
+    if float(np.linalg.norm(given - gain * right)) <= ROUNDED_ONCE * float(np.linalg.norm(given)):
         return f"all its values are {gain:.4g} times those of the model"
     for ranks in (2, 4, 8):
-        if len(given) % ranks == 0 and np.allclose(weights.reversed_blocks(given, ranks), right, rtol=0.02, atol=1e-3):
+        if len(given) % ranks == 0 and np.allclose(reversed_blocks(given, ranks), right, rtol=0.02, atol=1e-3):
             return f"its rows are {ranks} blocks in reverse order: the files of tensor-parallel ranks are exchanged"
     for shift in (-2, -1, 1, 2):
         if np.allclose(np.roll(given, shift, axis=0)[4:-4], right[4:-4], rtol=0.02, atol=1e-3):
             return f"its rows are shifted by {-shift}: the vocabulary was padded in the wrong place"
-    moved = np.flatnonzero(np.linalg.norm(given - right, axis=1) > weights.ROUNDED_ONCE * np.linalg.norm(right, axis=1))
+    moved = np.flatnonzero(np.linalg.norm(given - right, axis=1) > ROUNDED_ONCE * np.linalg.norm(right, axis=1))
     if len(moved) < len(given) / 2:
         return f"{len(moved)} of its rows differ, the first is that of token {int(moved[0])}"
     return "its rows are not the model's: they are of another model, or in another order"
@@ -224,8 +224,8 @@ def _bias(checkpoint: Checkpoint, model: TracedModel, layer: int, module: str, p
     whole = Part(model, name, layer, part, right)
     given_values = whole.taken(checkpoint, checkpoint.tensor(name).astype(np.float32))
     away = float(np.linalg.norm(given_values - right)) / (float(np.linalg.norm(right)) or 1.0)
-    found.saw(name, away / weights.ROUNDED_ONCE)
-    if away > weights.ROUNDED_ONCE:
+    found.saw(name, away / ROUNDED_ONCE)
+    if away > ROUNDED_ONCE:
         zero = not given_values.any()
         found.add(
             layer, name, f"{100 * away:.3g} % off", "the bias was dropped" if zero else "it is not the model's bias"
@@ -349,7 +349,7 @@ def _linear(
     measured, expected = measure(source, decoded, smoothing, form, spec.group_size)
     found.saw(f"{name}.weight", measured.ratio)
     if measured.suspicious:
-        cause = weights.explain(weights.Suspect(source, decoded, expected), ())
+        cause = explain(Suspect(source, decoded, expected), ())
         found.add(layer, f"{name}.weight", figure_of(measured), cause)
     largest = simulated.largest_input(layer, part)
     if largest is None:

@@ -16,16 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from eval.diagnose import weights
+from eval.diagnose import arithmetic
 from eval.diagnose.arithmetic import (
     ACTS,
     ROUNDINGS,
     act_cause,
     attend,
     attention_cause,
-    frequencies,
     input_cause,
-    magnification,
     norm_cause,
     normed,
     rotate,
@@ -39,6 +37,7 @@ from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.tensors import numpy_dtype
 from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import FLOAT_WEIGHTS, Activation, KvFormat
+from pipelines.engines.openvino.rope import attention_factor, inverse_frequencies
 
 Array = np.ndarray[Any, Any]
 Steps = Mapping[str, Array]
@@ -119,7 +118,7 @@ class Retraced:
             partial(scale_cause, found, right, "the embedding", how),
         )  # fmt: skip
         angles, positions = steps["rotary.angles"], np.arange(first_position, first_position + len(tokens))
-        right = positions[:, None] * frequencies(config)[None]
+        right = positions[:, None] * inverse_frequencies(config)[None]
         given = angles.reshape(len(tokens), -1)[:, : config.head_size // 2]
         yield Step(
             "rotary.angles", None, "config.json rotary_base", given, right, EXACT,
@@ -169,7 +168,7 @@ class Retraced:
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         q, k, v = (split_heads(_last(steps, f"{here}.{part}_proj"), heads if part == "q" else kv_heads) for part in QKV)
         angles = steps["rotary.angles"].reshape(normed.shape[0], -1)[:, : config.head_size // 2]
-        factor = np.float32(magnification(config))
+        factor = np.float32(attention_factor(config))
         for ours, theirs in FAMILIES[config.architecture].head_norms.items():
             module, plain = f"transformer.layers.{number}.attention.{ours}", q if ours[0] == "q" else k
             yield self._norm(number, f"{here}.{theirs}", module, plain, steps[f"{here}.{theirs}"])
@@ -276,17 +275,17 @@ class Retraced:
         given = self._engine_weight(f"{number}.{name}")
         if given is None or given.shape != weight.shape:
             return "the engine's weight has another shape"
-        if not weights.compare(weight, given, weight).suspicious:
+        if not arithmetic.compare(weight, given, weight).suspicious:
             return scale_cause(
                 found, x @ weight.T, "the product", "its weight is right, so the product is computed wrongly"
             )
         config = self._config
         part = name.rpartition(".")[2][0]
         heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads, "v": config.num_key_value_heads}
-        suspect = weights.Suspect(
+        suspect = arithmetic.Suspect(
             weight, given, weight, heads.get(part, 0) if "self_attn" in name else 0, name.endswith("o_proj")
         )
-        return weights.explain(suspect, self._others(number, name))
+        return arithmetic.explain(suspect, self._others(number, name))
 
     def _others(self, number: int, name: str) -> Iterator[tuple[str, Array]]:
         module = {"mlp.gate_proj": "mlp.gate", "mlp.up_proj": "mlp.fc"}.get(name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from eval.diagnose import weights
+from eval.diagnose import arithmetic
 from eval.diagnose.result import LINEARS, PREQUANT, QKV, SCALE, SECOND, Examined
 from pipelines.checkpoint.dequantize import dequantize
 from pipelines.checkpoint.read import Checkpoint
@@ -86,14 +86,14 @@ def compare_linear(checkpoint: Checkpoint, part: Part, found: Examined) -> None:
     suspect = _suspect(checkpoint, part, decoded, expected)
     tensor, cause = _scale_cause(checkpoint, part, suspect, kind) or (
         part.tensor,
-        weights.explain(suspect, _others(part)),
+        arithmetic.explain(suspect, _others(part)),
     )
     found.add(part.layer, tensor, figure_of(measured), cause)
 
 
 def measure(
     source: Array, decoded: Array, smoothing: Array | None, form: FormatSpec, group: int
-) -> tuple[weights.WeightError, Array]:
+) -> tuple[arithmetic.WeightError, Array]:
     """Return how far a weight [O, I] is from its source, and the source with the error that its format has at best.
 
     Args:
@@ -104,21 +104,21 @@ def measure(
         group: input channels that share a scale.
     """
     factors = np.ones(decoded.shape[1], np.float32) if smoothing is None else smoothing
-    expected = weights.best_codes(source / factors, form.weights, group) * factors
+    expected = arithmetic.best_codes(source / factors, form.weights, group) * factors
     if form.sequential:
         expected = source + SOLVED * (expected - source)
-    measured = weights.compare(source, decoded, expected)
+    measured = arithmetic.compare(source, decoded, expected)
     if form.sequential:
         measured = replace(measured, gain=1.0)  # solving shrinks weights, by as much as the inputs correlate
     if measured.suspicious and smoothing is not None:
         # with a wrong factor the best codes under it prove nothing
-        plain = weights.best_codes(source, form.weights, group)
+        plain = arithmetic.best_codes(source, form.weights, group)
         expected = min((expected, plain), key=lambda each: float(np.linalg.norm(each - source)))
-        measured = weights.compare(source, decoded, expected)
+        measured = arithmetic.compare(source, decoded, expected)
     return measured, expected
 
 
-def figure_of(measured: weights.WeightError) -> str:
+def figure_of(measured: arithmetic.WeightError) -> str:
     """Return the error in words."""
     return f"{100 * measured.error:.3g} % off, {100 * measured.expected:.2g} % expected"
 
@@ -136,12 +136,12 @@ def scale_of(checkpoint: Checkpoint, module: str, leaf: str) -> Array | None:
     return checkpoint.tensor(name).astype(np.float32)
 
 
-def _suspect(checkpoint: Checkpoint, part: Part, decoded: Array, expected: Array) -> weights.Suspect:
+def _suspect(checkpoint: Checkpoint, part: Part, decoded: Array, expected: Array) -> arithmetic.Suspect:
     config, name = checkpoint.config, part.part[-1]
     heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads, "v": config.num_key_value_heads}
     of_heads = part.part == "attention.dense"
     count = config.num_attention_heads if of_heads else heads.get(name, 0) if ".qkv." in part.part else 0
-    return weights.Suspect(part.source, decoded, expected, count, of_heads)
+    return arithmetic.Suspect(part.source, decoded, expected, count, of_heads)
 
 
 def _others(part: Part) -> Iterator[tuple[str, Array]]:
@@ -159,7 +159,7 @@ def _others(part: Part) -> Iterator[tuple[str, Array]]:
 
 
 def _scale_cause(
-    checkpoint: Checkpoint, part: Part, suspect: weights.Suspect, kind: WeightKind
+    checkpoint: Checkpoint, part: Part, suspect: arithmetic.Suspect, kind: WeightKind
 ) -> tuple[str, str] | None:
     """Return (tensor, cause) if other scales would make the weight right."""
     if kind is FLOAT_WEIGHTS:
@@ -168,7 +168,7 @@ def _scale_cause(
     if prequant is not None and (cause := _prequant_cause(suspect, prequant)):
         return f"{part.module}.{PREQUANT}", cause
     factor = _refitted(checkpoint.config.quantization_of(part.module).group_size, suspect, kind)
-    if weights.compare(suspect.source, suspect.decoded * factor[1], suspect.expected).suspicious:
+    if arithmetic.compare(suspect.source, suspect.decoded * factor[1], suspect.expected).suspicious:
         return None
     ratio, scale = factor[0], scale_of(checkpoint, part.module, SCALE)
     assert scale is not None
@@ -183,12 +183,12 @@ def _fitting(checkpoint: Checkpoint, part: Part, scale: Array) -> Array:
     return part.taken(checkpoint, scale) if scale.ndim and len(scale) > 1 else scale
 
 
-def _prequant_cause(suspect: weights.Suspect, prequant: Array) -> str:
+def _prequant_cause(suspect: arithmetic.Suspect, prequant: Array) -> str:
     found, right = suspect.decoded.astype(np.float64), suspect.expected.astype(np.float64)
     energy = (found**2).sum(0)
     ratio = (found * right).sum(0) / np.where(energy > 0, energy, 1)
     corrected = (found * ratio).astype(np.float32)
-    if weights.compare(suspect.source, corrected, suspect.expected).suspicious and not (prequant == 1).all():
+    if arithmetic.compare(suspect.source, corrected, suspect.expected).suspicious and not (prequant == 1).all():
         return ""
     if (prequant == 1).all():
         return "the smoothing factor of each input channel is missing (all are 1)"
@@ -197,7 +197,7 @@ def _prequant_cause(suspect: weights.Suspect, prequant: Array) -> str:
     return f"smoothing factors are wrong by up to {max(ratio.max(), 1 / max(ratio.min(), 1e-9)):.3g} times"
 
 
-def _refitted(group_size: int, suspect: weights.Suspect, kind: WeightKind) -> tuple[Array, Array]:
+def _refitted(group_size: int, suspect: arithmetic.Suspect, kind: WeightKind) -> tuple[Array, Array]:
     """Return the best factor of each scale, and the same for each weight."""
     found, right = suspect.decoded.astype(np.float64), suspect.expected.astype(np.float64)
     rows, columns = found.shape

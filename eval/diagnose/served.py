@@ -15,6 +15,7 @@ from typing import Any
 from eval.diagnose.result import Finding, Place, StageResult, StageVerdict
 from eval.diagnose.servers import Item, OpenAiService, Reply, RightAnswers, Servers, TritonModels
 from pipelines.domain.progress import Progress
+from pipelines.serving.openai.inputs import InputTensor
 
 # Why what is served differs: hypotheses about token ids, answers and texts; the first that fits is the cause.
 
@@ -228,8 +229,6 @@ def _examined(
 
 def _preprocessing(asked: TritonModels, expected: RightAnswers) -> Found:
     """Compare the token ids that the repository makes of each text."""
-    from pipelines.serving.openai.inputs import InputTensor
-
     wrong: list[tuple[Item, list[int]]] = []
     for item in expected.items:
         outputs = asked.ask(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
-import os
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
@@ -13,11 +11,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
+from eval.kept import AnswerLog
+from eval.server import OpenAiServer
 from pipelines.checkpoint.tokenizer import RenderedChat, chat_templates
 from pipelines.domain.errors import UserError
 from pipelines.host.files import parse_json
+from pipelines.serving.openai.errors import ApiError
+from pipelines.serving.openai.inputs import InputTensor, text_inputs, word_list
 from pipelines.serving.openai.prompts import NoPromptError, Renderer
 
 # What goes through every stage: a few seeded prompts of different lengths, and messages where there is a template.
@@ -215,7 +216,6 @@ class TritonModels:
             UserError: the server refuses it or does not respond.
         """
         from pipelines.serving.openai.backend import Backend as Client
-        from pipelines.serving.openai.errors import ApiError
 
         async def responses(backend: Client) -> dict[str, Any]:
             found: dict[str, Any] = {}
@@ -237,8 +237,6 @@ class TritonModels:
 
     def continued(self, ids: Sequence[int], expected: RightAnswers) -> list[int]:
         """Return the token ids that `tensorrt_llm` continues a prompt with, without the one that ends it."""
-        from pipelines.serving.openai.inputs import InputTensor, word_list
-
         inputs = [
             InputTensor("input_ids", "INT32", tuple(ids)),
             InputTensor("input_lengths", "INT32", (len(ids),)),
@@ -256,26 +254,18 @@ class TritonModels:
 
     def text_of(self, ids: Sequence[int]) -> str:
         """Return the text that `postprocessing` makes of token ids."""
-        from pipelines.serving.openai.inputs import InputTensor
-
-        inputs = [_nested(ids), InputTensor("SEQUENCE_LENGTH", "INT32", (len(ids),))]
+        inputs = [
+            InputTensor("TOKENS_BATCH", "INT32", ids, (1, len(ids))),  # [1, 1, tokens]: one prompt with one beam
+            InputTensor("SEQUENCE_LENGTH", "INT32", (len(ids),)),
+        ]
         return b"".join(self.ask("postprocessing", inputs)["OUTPUT"].reshape(-1).tolist()).decode(errors="replace")
 
     def written(self, item: Item, expected: RightAnswers, stop: str | None = None) -> Reply:
         """Return what the model for text answers."""
-        from pipelines.serving.openai.inputs import text_inputs
-
         inputs = text_inputs(item.text, expected.new_tokens, (stop,) if stop else ())
         found = self.ask(self.text_model, inputs)
         words = b"".join(found["text_output"].reshape(-1).tolist()).decode(errors="replace")
         return Reply(words, _first(found, "num_input_tokens"), _first(found, "num_output_tokens"))
-
-
-def _nested(ids: Sequence[int]) -> Any:
-    """Return TOKENS_BATCH, whose shape is [1, 1, tokens]: one prompt with one beam."""
-    from pipelines.serving.openai.inputs import InputTensor
-
-    return InputTensor("TOKENS_BATCH", "INT32", ids, (1, len(ids)))
 
 
 def _first(found: Mapping[str, Any], name: str) -> int | None:
@@ -287,53 +277,20 @@ class OpenAiService:
     """An OpenAI-compatible server."""
 
     def __init__(self, url: str, model: str) -> None:
-        self._parts, self._url = urlsplit(url), url
-        self._model = model or self._only_model()
+        self._server = OpenAiServer(url, model, AnswerLog(None), attempts=1, timeout_s=TIMEOUT_S)
+        self._server.choose_model()
         self.text_model = "completions"
 
     def written(self, item: Item, expected: RightAnswers, stop: str | None = None) -> Reply:
         """Return what it answers to a prompt, or to messages."""
-        body: dict[str, Any] = {"model": self._model, "max_tokens": expected.new_tokens, "temperature": 0}
+        body: dict[str, Any] = {"model": self._server.model, "max_tokens": expected.new_tokens, "temperature": 0}
         body |= {"stop": stop} if stop else {}
         if item.messages is None:
-            reply = self._sent("POST", "/completions", {**body, "prompt": item.text})
+            reply = self._server.send("POST", "/completions", {**body, "prompt": item.text})
             text = reply["choices"][0]["text"]
         else:
-            reply = self._sent(
-                "POST", "/chat/completions", {**body, "messages": [dict(each) for each in item.messages]}
-            )
+            body["messages"] = [dict(each) for each in item.messages]
+            reply = self._server.send("POST", "/chat/completions", body)
             text = reply["choices"][0]["message"]["content"]
         usage = reply.get("usage") or {}
         return Reply(str(text or ""), usage.get("prompt_tokens"), usage.get("completion_tokens"))
-
-    def _only_model(self) -> str:
-        names = [str(each["id"]) for each in self._sent("GET", "/models", None).get("data", [])]
-        if len(names) != 1:
-            raise UserError(f"The server at {self._url} has {len(names)} models.", todo="Name one with eval.model.")
-        return names[0]
-
-    def _sent(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Send a request.
-
-        Raises:
-            UserError: the server does not respond, or refuses it.
-        """
-        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self._parts.netloc, timeout=TIMEOUT_S)
-        key = os.environ.get("OPENAI_API_KEY")
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        try:
-            content = None if body is None else json.dumps(body)
-            connection.request(method, self._parts.path.rstrip("/") + path, content, headers)
-            response = connection.getresponse()
-            raw = response.read()
-            reply = json.loads(raw)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            said = f"{type(error).__name__}: {error}"
-            raise UserError(f"The server at {self._url} did not answer: {said}.", todo="Check eval.url.") from None
-        finally:
-            connection.close()
-        if response.status != http.HTTPStatus.OK or not isinstance(reply, dict):
-            shown = raw[:300].decode(errors="replace")
-            raise UserError(f"The server at {self._url} refused a request with HTTP status {response.status}: {shown}")
-        return reply

@@ -38,7 +38,7 @@ def chat_fault(asked: EvalSettings, found: Found) -> Fault | None:
     if not asked.apply_chat_template:
         return None
     # here, because they load what renders templates, a sixth of the time in which a plan is imported
-    from eval.triton import WRITTEN_CHATS, WRITTEN_CHATS_TODO
+    from eval.server import WRITTEN_CHATS, WRITTEN_CHATS_TODO
     from pipelines.checkpoint.tokenizer import chat_templates
 
     if asked.asks_triton and asked.task in WRITTEN:

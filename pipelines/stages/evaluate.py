@@ -196,8 +196,7 @@ class EvaluateServed:
         """Ask the server every question that it did not answer before."""
         from eval.harness import evaluate
         from eval.kept import AnswerLog
-        from eval.server import OpenAiServer
-        from eval.triton import TritonGrpc
+        from eval.server import OpenAiServer, TritonGrpc
 
         identity = hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:16]
         answers = AnswerLog(self.answers / f"{self.model}-{self.eval.task}-{identity}.jsonl")

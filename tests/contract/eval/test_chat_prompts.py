@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from eval.adapter import load_tokenizer
-from eval.chat import ChatPrompts
+from eval.adapter import ChatPrompts, load_tokenizer
 from eval.harness import evaluate
 from eval.results import EvalResult
 from eval.spec import EvalSpec

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import transformers
 
-from eval.adapter import EngineLM, load_tokenizer
-from eval.chat import ChatPrompts
+from eval.adapter import ChatPrompts, EngineLM, load_tokenizer
 from eval.diagnose.run import Deployment, _Work
 from eval.diagnose.servers import MESSAGES, Item, make_items
 from pipelines.checkpoint.tokenizer_folder import TokenizerFaultError, TokenizerFolder

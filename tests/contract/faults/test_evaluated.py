@@ -17,8 +17,7 @@ from eval.fidelity.measure import Side, measure
 from eval.fidelity.windows import cut
 from eval.harness import EvalResult, EvalSpec, evaluate
 from eval.kept import AnswerLog
-from eval.server import OpenAiServer
-from eval.triton import TritonGrpc
+from eval.server import OpenAiServer, TritonGrpc
 from pipelines.cli.main import main
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eval.diagnose.weights import Suspect, best_codes, compare, explain
+from eval.diagnose.arithmetic import Suspect, best_codes, compare, explain
 from pipelines.domain.formats import (
     FLOAT_WEIGHTS,
     FP4_WEIGHTS,

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from eval.kept import AnswerLog
-from eval.server import OpenAiServer
-from eval.triton import TritonGrpc
+from eval.server import OpenAiServer, TritonGrpc
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.port import SamplingParams
