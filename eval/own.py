@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.domain.errors import UserError
 
 if TYPE_CHECKING:
-    from pipelines.settings.engine import EvalSettings
+    from eval.config import EvalSettings
 
 MOST_BYTES = 64 * 2**20
 MOST_SUBJECTS = 500

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from eval.exact import OUTSIDE, Changed, Evidence, gain_rate, p_below, planned_looks
 
 if TYPE_CHECKING:
-    from pipelines.settings.engine import EvalSettings
+    from eval.config import EvalSettings
 
 
 class Verdict(StrEnum):

@@ -29,8 +29,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pipelines.serving.config import ServingSettings
 from pipelines.serving.ports import choose_ports
-from pipelines.settings.serving import ServingSettings
 from scripts.foreign.clients import CLIENTS, QUESTIONS, ROOT, Client, Counts, Finished, Run, UnfitError
 
 PROGRAMS = ROOT / "scripts" / "foreign"

@@ -27,8 +27,10 @@ STEP = re.compile(r"^\d+\. .*`[\w./]+`")
 
 
 def room_of(module: str) -> str:
-    """Return the room of a module: "pipelines.settings" for pipelines.settings.model, "eval" for eval.harness."""
+    """Return the room of a module: "eval" for eval.harness; a package's settings are of the room of all settings."""
     parts = module.split(".")
+    if parts[-1] == "config":
+        return "pipelines.settings"
     return ".".join(parts[:2]) if parts[0] == "pipelines" else parts[0]
 
 

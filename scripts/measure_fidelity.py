@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from eval.fidelity.config import ALONE
 from eval.fidelity.measure import NOISE_TOKENS, Side, measure
 from eval.fidelity.windows import Windows
 from pipelines.domain.progress import Advance
 from pipelines.engines.port import LogitsSession
 from pipelines.engines.registry import open_engine
-from pipelines.settings.fidelity import ALONE
 from scripts import measure_gemma_2b_shaped as gemma_2b
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -23,11 +23,11 @@ import aiohttp
 import numpy as np
 import tritonclient.grpc.aio as grpc
 
+from pipelines.serving.config import ServingSettings
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.process import TritonServer
-from pipelines.settings.serving import ServingSettings
-from pipelines.settings.triton import TritonSettings
 from scripts.measure_serving_overhead import Load, text_inputs, texts_of
+from triton_repo.config import TritonSettings
 from triton_repo.parameters import RepositorySpec
 from triton_repo.write import write_repository
 

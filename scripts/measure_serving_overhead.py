@@ -31,9 +31,9 @@ import numpy as np
 import tritonclient.grpc.aio as grpc
 
 from pipelines.checkpoint.tokenizer import opened
+from pipelines.serving.config import ServingSettings
 from pipelines.serving.process import TritonServer
-from pipelines.settings.serving import ServingSettings
-from pipelines.settings.triton import TritonSettings
+from triton_repo.config import TritonSettings
 from triton_repo.parameters import RepositorySpec
 from triton_repo.write import write_repository
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pipelines.domain.errors import Fault
 from pipelines.engines.limits import EngineLimits
 from pipelines.engines.registry import ServerBackend
-from pipelines.settings.triton import TritonSettings
+from triton_repo.config import TritonSettings
 from triton_repo.parameters import RepositorySpec
 
 HALF = 0.5

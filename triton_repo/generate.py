@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from pipelines.engines.limits import EngineLimits
 from pipelines.engines.registry import ServerBackend
-from pipelines.settings.triton import TritonSettings
 from triton_repo import parameters
+from triton_repo.config import TritonSettings
 from triton_repo.parameters import RepositorySpec
 from triton_repo.tensors import (
     BLS,

@@ -20,7 +20,7 @@ from pipelines import __version__
 from pipelines.checkpoint import tokenizer_folder
 from pipelines.domain.errors import Fault, UserError
 from pipelines.settings.base import Group, Positive
-from pipelines.settings.triton import TritonSettings
+from triton_repo.config import TritonSettings
 from triton_repo.generate import llmapi_configs, to_text
 from triton_repo.parameters import RepositorySpec, changed, start_commands
 from triton_repo.tensors import TENSORRT_LLM

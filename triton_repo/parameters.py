@@ -19,7 +19,7 @@ from pipelines import __version__
 from pipelines.domain.errors import Fault
 from pipelines.engines.limits import EngineLimits
 from pipelines.engines.registry import EngineDescription, ServerBackend, describe
-from pipelines.settings.triton import TritonSettings
+from triton_repo.config import TritonSettings
 from triton_repo.tensors import BLS, DRAFT, ENCODERS, PREPROCESSING, TENSORRT_LLM
 
 # Specification of a repository, collected from other groups of the configuration.

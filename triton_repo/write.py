@@ -15,8 +15,8 @@ from pipelines.domain.errors import Fault, UserError
 from pipelines.engines.limits import EngineLimits
 from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS
 from pipelines.engines.registry import ServerBackend
-from pipelines.settings.triton import TritonSettings
 from triton_repo import parameters
+from triton_repo.config import TritonSettings
 from triton_repo.consistency import config_faults
 from triton_repo.draft import draft_faults
 from triton_repo.generate import draft_config, repository_configs, to_text

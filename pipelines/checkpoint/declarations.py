@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.checkpoint.config import MIXED
+from pipelines.checkpoint.config_json import MIXED
 from pipelines.checkpoint.packings import PRE_QUANT_SCALE
 from pipelines.checkpoint.tensors import read_header
 from pipelines.checkpoint.unified import FUSED, quantization_block, quantization_producer

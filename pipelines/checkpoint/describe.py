@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from pipelines.checkpoint.config import LINEARS, CheckpointConfig
+from pipelines.checkpoint.config_json import LINEARS, CheckpointConfig
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.domain.formats import FORMATS
 from pipelines.domain.units import show_bytes

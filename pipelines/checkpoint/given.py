@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.checkpoint.config import MIXED
+from pipelines.checkpoint.config_json import MIXED
 from pipelines.checkpoint.declarations import (
     WHOLE_ROW,
     group_of,

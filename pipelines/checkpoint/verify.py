@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.checkpoint.config import LAYERS_FILE, LINEARS, CheckpointConfig, Quantization
+from pipelines.checkpoint.config_json import LAYERS_FILE, LINEARS, CheckpointConfig, Quantization
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.domain.errors import Fault, UserError, shown
 from pipelines.domain.families import BUILT, FAMILIES

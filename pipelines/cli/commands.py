@@ -287,7 +287,7 @@ COMMANDS = {
         ),
     ),
     "config": Command(
-        "pipelines.run.config:config",
+        "pipelines.run.config_command:config",
         "print the configuration, or explain the keys of one group",
         "Prints the whole configuration that overrides give, as YAML. With the name of a group it prints each of its "
         "keys instead: type, allowed values, value now, and what it means. The same through make: make config build.",

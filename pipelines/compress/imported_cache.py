@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from pipelines.checkpoint.config import KV_SCALE
+from pipelines.checkpoint.config_json import KV_SCALE
 from pipelines.checkpoint.dequantize import dequantize
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.tensors import TensorFile

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipelines.checkpoint.config import KV_SCALE, LAYERS_FILE, CheckpointConfig
+from pipelines.checkpoint.config_json import KV_SCALE, LAYERS_FILE, CheckpointConfig
 from pipelines.checkpoint.declarations import packing_of, quantization_of
 from pipelines.checkpoint.describe import describe
 from pipelines.checkpoint.given import given_format, import_faults

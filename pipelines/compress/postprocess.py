@@ -12,7 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from pipelines.checkpoint.config import LAYERS_FILE, MIXED, Quantization
+from pipelines.checkpoint.config_json import LAYERS_FILE, MIXED, Quantization
 from pipelines.checkpoint.tensors import read_header
 from pipelines.compress.specs import QuantSpec
 from pipelines.domain.families import FAMILIES, settled

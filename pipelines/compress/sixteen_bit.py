@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pipelines.checkpoint.config import CheckpointConfig
+from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.checkpoint.describe import describe
 from pipelines.checkpoint.unified import linear_shapes
 from pipelines.checkpoint.verify import expected_tensors, has_bias

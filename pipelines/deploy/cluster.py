@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipelines.deploy.config import ClusterSettings
 from pipelines.deploy.facts import read_served
 from pipelines.deploy.output import write_folder
 from pipelines.document.show import count
@@ -18,9 +19,8 @@ from pipelines.host.machine import Machine
 from pipelines.host.screen import say
 from pipelines.plan.plan import make_plan
 from pipelines.serving.command_lines import Ranks, front_options, server_command
-from pipelines.settings.manifests import ClusterSettings
+from pipelines.serving.config import ServingSettings
 from pipelines.settings.root import Settings
-from pipelines.settings.serving import ServingSettings
 from pipelines.store.store import Store
 
 # Scripts that build an engine on a cluster node and serve it over one or several nodes, as text.

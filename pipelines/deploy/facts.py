@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pipelines.deploy.config import ManifestSettings
 from pipelines.document.show import count
 from pipelines.domain.errors import UserError
 from pipelines.domain.units import GIB, MIB
 from pipelines.engines.registry import ENGINES, describe
+from pipelines.serving.config import ServingSettings
 from pipelines.serving.process import EXIT_GRACE_S
-from pipelines.settings.manifests import ManifestSettings
-from pipelines.settings.serving import ServingSettings
 
 DESCRIPTION = "repository.json"
 USUAL_KV_BYTES = GIB

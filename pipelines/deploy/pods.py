@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines import __version__
+from pipelines.deploy.config import ImageSettings, ManifestSettings
 from pipelines.deploy.facts import PROBE_S, RepositoryFacts, Sizes, sizes
-from pipelines.settings.manifests import ImageSettings, ManifestSettings
-from pipelines.settings.serving import ServingSettings
+from pipelines.serving.config import ServingSettings
 
 # A deployment on Kubernetes: everything the manifests need, decided once.
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import triton_repo
+from pipelines.compress.config import QuantSettings
 from pipelines.doctor import versions
 from pipelines.doctor.versions import CombinationVerdict, Diagnosis, ProbeResult, render
 from pipelines.document.show import count
@@ -30,7 +31,6 @@ from pipelines.plan import checks
 from pipelines.plan.plan import make_plan
 from pipelines.plan.user_inputs import Found
 from pipelines.settings.compose import load
-from pipelines.settings.compression import QuantSettings
 from pipelines.settings.groups import CONF, choices
 from pipelines.settings.model import ModelSettings
 from pipelines.settings.root import Settings

@@ -20,8 +20,8 @@ from pipelines.host import screen
 from pipelines.host.machine import GpuFacts, Machine, library_versions
 from pipelines.host.screen import table, wrapped
 from pipelines.predict.performance.gpus import row_of
+from pipelines.serving.config import ServingSettings
 from pipelines.serving.locate import locate
-from pipelines.settings.serving import ServingSettings
 
 # Records of a diagnosis.
 

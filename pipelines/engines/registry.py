@@ -10,9 +10,9 @@ from importlib import import_module, metadata
 from typing import Any, Literal
 
 from pipelines.domain.errors import UserError, did_you_mean
+from pipelines.engines.config import EngineOptions, EngineSettings
 from pipelines.engines.port import Engine
 from pipelines.host.machine import Machine, library_versions
-from pipelines.settings.engine import EngineOptions, EngineSettings
 
 # Descriptions of engines: what each one needs and can do, readable without importing the engine.
 

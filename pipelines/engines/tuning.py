@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from pipelines.domain.formats import rules_out_reuse
 from pipelines.domain.model_shape import ModelShape
+from pipelines.engines.config import HardwareSettings
 from pipelines.engines.registry import EngineDescription, load_function
 from pipelines.settings.base import ChoosingGroup
-from pipelines.settings.engine import HardwareSettings
 from pipelines.settings.root import Settings
 
 

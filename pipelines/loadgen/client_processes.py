@@ -10,8 +10,8 @@ from time import monotonic_ns
 from types import TracebackType
 
 from pipelines.domain.errors import UserError
+from pipelines.loadgen.config import BenchmarkSettings, WorkloadSettings
 from pipelines.loadgen.request_stream import ClientJob, ClientReport, SharedCounters
-from pipelines.settings.load import BenchmarkSettings, WorkloadSettings
 
 _START_NS = 100_000_000
 _PREPARE_S = 60.0

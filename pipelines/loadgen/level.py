@@ -20,6 +20,7 @@ from typing import Any
 from pipelines.document.show import count
 from pipelines.domain.summary import SECOND, RequestTiming, Window, whole_window
 from pipelines.loadgen.client_processes import ClientProcesses
+from pipelines.loadgen.config import BenchmarkSettings, WorkloadSettings
 from pipelines.loadgen.health import MachineLoad, MachineWatch, MetricsWatch
 from pipelines.loadgen.plan import WARMUP_USERS, LevelPlan, PlannedLevel, is_whole
 from pipelines.loadgen.prompts import PromptMaker
@@ -38,7 +39,6 @@ from pipelines.loadgen.request_stream import (
     SharedCounters,
 )
 from pipelines.loadgen.server import Interface, Server, statistics_between
-from pipelines.settings.load import BenchmarkSettings, WorkloadSettings
 
 _POLL_S = 0.05
 _WARMUP_PROMPTS = 256

@@ -14,8 +14,8 @@ from typing import Any
 from pipelines.domain.errors import UserError
 from pipelines.domain.summary import SECOND
 from pipelines.host.files import small_text
+from pipelines.loadgen.config import DEFAULT_CONCURRENCY, OPEN_RATE, BenchmarkSettings, LengthSettings, WorkloadSettings
 from pipelines.loadgen.prompts import PromptMaker
-from pipelines.settings.load import DEFAULT_CONCURRENCY, OPEN_RATE, BenchmarkSettings, LengthSettings, WorkloadSettings
 
 # Draw the lengths of prompts and outputs for each request.
 

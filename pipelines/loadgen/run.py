@@ -19,12 +19,7 @@ from pipelines.host.files import replacing, write_json
 from pipelines.host.machine import library_versions
 from pipelines.host.screen import table, width, wrapped
 from pipelines.loadgen.client_processes import ClientProcesses, cpu_count, processes_for
-from pipelines.loadgen.health import columns_of, growth_note, judge, tail_note
-from pipelines.loadgen.level import INTERRUPTED, REFUSED, BenchmarkContext, LevelOutcome, run_level, three_digits
-from pipelines.loadgen.plan import PlannedLevel, is_whole, loads
-from pipelines.loadgen.prompts import PromptMaker
-from pipelines.loadgen.server import Interface, Server
-from pipelines.settings.load import (
+from pipelines.loadgen.config import (
     AUTO_PER_USER,
     AUTO_REQUESTS,
     AUTO_SECONDS,
@@ -32,6 +27,11 @@ from pipelines.settings.load import (
     WorkloadSettings,
     load_faults,
 )
+from pipelines.loadgen.health import columns_of, growth_note, judge, tail_note
+from pipelines.loadgen.level import INTERRUPTED, REFUSED, BenchmarkContext, LevelOutcome, run_level, three_digits
+from pipelines.loadgen.plan import PlannedLevel, is_whole, loads
+from pipelines.loadgen.prompts import PromptMaker
+from pipelines.loadgen.server import Interface, Server
 
 # The header of a result: what was measured, where and how.
 

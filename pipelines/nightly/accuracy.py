@@ -14,7 +14,7 @@ from eval.verdict import Verdict, verdict_of
 from pipelines.document.show import NONE, number, percent
 from pipelines.domain.metrics import FIGURES, NIGHTLY_LATENCIES, NIGHTLY_RATES, REQUEST_RATE, SHARE, SIZE, TOKEN_RATE
 from pipelines.domain.units import show_bytes, show_seconds
-from pipelines.settings.nightly import ExpectSettings, NightlySettings
+from pipelines.nightly.config import ExpectSettings, NightlySettings
 
 # One line of the history: the results of one cell in one run. Facts only; they are judged when read.
 #

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipelines.domain.errors import UserError
+from pipelines.nightly.config import NightlySettings
 from pipelines.settings.diagnose import parse_override
 from pipelines.settings.groups import groups
-from pipelines.settings.nightly import NightlySettings
 from pipelines.store.store import fingerprint
 
 FOLDER = "model.path"

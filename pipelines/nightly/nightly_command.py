@@ -30,12 +30,12 @@ from pipelines.host.machine import Machine, gather, library_versions
 from pipelines.host.screen import say, wrapped
 from pipelines.nightly import facts
 from pipelines.nightly.accuracy import Record, measured_loss
+from pipelines.nightly.config import NightlySettings
 from pipelines.nightly.matrix import NightlyCell, cells, own_overrides
 from pipelines.nightly.sentences import History, by_reason, causes, headline
 from pipelines.nightly.verdict import NightVerdict, is_suspect, judge, with_measurement
 from pipelines.run.runner import git_commit
 from pipelines.settings.compose import load
-from pipelines.settings.nightly import NightlySettings
 from pipelines.settings.root import Settings
 from pipelines.store.store import Store, fingerprint
 

@@ -25,9 +25,9 @@ from pipelines.document.canvas import DASHES, MARKERS, Theme, plot
 from pipelines.document.show import NONE, count, machine_text, number, percent, when
 from pipelines.domain.metrics import NIGHTLY_TABLE, TRENDS
 from pipelines.nightly.accuracy import Record, limit_verdict, measured_loss, named, scale, shown, title
+from pipelines.nightly.config import NightlySettings
 from pipelines.nightly.sentences import History, HistoryContents, by_reason, causes, headline
 from pipelines.nightly.verdict import NightVerdict, Series, metrics_of
-from pipelines.settings.nightly import NightlySettings
 
 if TYPE_CHECKING:
     from pipelines.document.canvas import Axes, Drawing

@@ -20,7 +20,7 @@ from pipelines.nightly.accuracy import (
     higher_is_better,
     limit_verdict,
 )
-from pipelines.settings.nightly import ExpectSettings, NightlySettings
+from pipelines.nightly.config import ExpectSettings, NightlySettings
 
 # Judge whether tonight is worse than before, against the noise of the series itself. Pure; see docs/benchmarking.md.
 #

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from eval.config import EvalSettings
 from eval.results import all_references, references_of
 from eval.spec import PASSKEY, TASK_SIZES, WRITTEN, known_questions
 from eval.verdict import Criteria, least_for_go, least_to_stop, too_few
 from pipelines.domain.errors import Fault
 from pipelines.plan.targets import EVALUATED, Target, asks, has_baseline, has_reference, is_sequential
 from pipelines.plan.user_inputs import Found
-from pipelines.settings.engine import EvalSettings
 from pipelines.settings.root import Settings
 
 

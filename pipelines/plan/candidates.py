@@ -9,6 +9,7 @@ from pipelines.domain.families import BUILT, FAMILIES
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
 from pipelines.engines.registry import LLM_API, TENSORRT_LLM, EngineDescription, with_setting
+from pipelines.engines.tensorrt_llm.config import LIMITS_FOR_LOAD
 from pipelines.host.machine import Machine
 from pipelines.plan import serving_checks
 from pipelines.plan.checks import with_changes
@@ -18,7 +19,6 @@ from pipelines.predict.performance.limits import ChosenLimits, with_limits
 from pipelines.predict.performance.performance import Setup
 from pipelines.predict.performance.placement import Judge
 from pipelines.rules.rulebook import check, refused
-from pipelines.settings.build import LIMITS_FOR_LOAD
 from pipelines.settings.root import Settings
 from pipelines.store.sources import model_config
 

@@ -22,6 +22,7 @@ from pipelines.domain.formats import (
 )
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import show_bytes
+from pipelines.engines.config import HardwareSettings
 from pipelines.engines.openvino.precision import unheard
 from pipelines.engines.registry import EngineDescription
 from pipelines.host.machine import Machine, library_versions
@@ -51,10 +52,9 @@ from pipelines.rules.record import BrokenRule, Severity
 from pipelines.rules.rulebook import check as check_table
 from pipelines.rules.rulebook import check_checkpoint, refused, refused_whatever_format, warned
 from pipelines.serving.locate import why_no_server
-from pipelines.settings.engine import HardwareSettings
 from pipelines.settings.root import Settings
-from pipelines.settings.triton import TritonSettings
 from pipelines.stages import Stage
+from triton_repo.config import TritonSettings
 
 CPU_WAY = "use engine=openvino, which executes the same checkpoint here; "
 

@@ -10,13 +10,13 @@ from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.port import OnGpu
 from pipelines.engines.registry import EngineDescription
+from pipelines.engines.tensorrt_llm.config import NOT_SPECULATING, BuildSettings
 from pipelines.engines.tuning import Recommended, adjusted, advice, tuned
 from pipelines.host.machine import Machine, torch_device
 from pipelines.plan.memory_checks import gpu_predicted
 from pipelines.plan.recovery_checks import training_processes
 from pipelines.plan.targets import Target, asks
 from pipelines.predict.performance.gpus import resolved
-from pipelines.settings.build import NOT_SPECULATING, BuildSettings
 from pipelines.settings.features import HEADS
 from pipelines.settings.root import Settings
 from pipelines.stages import Stage

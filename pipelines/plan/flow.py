@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from eval.fidelity.config import ALONE, AMONG_OTHERS
 from eval.spec import PASSKEY
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.model_shape import ModelShape
@@ -27,7 +28,6 @@ from pipelines.plan.targets import (
     is_sequential,
 )
 from pipelines.settings.features import MultimodalSettings
-from pipelines.settings.fidelity import ALONE, AMONG_OTHERS
 from pipelines.settings.model import ModelSettings
 from pipelines.settings.root import Settings
 from pipelines.stages.benchmark import Benchmark

@@ -10,17 +10,17 @@ from pipelines.domain.errors import Fault
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import show_bytes
+from pipelines.engines.config import HardwareSettings
 from pipelines.engines.openvino.blocks import blocks_of
 from pipelines.engines.openvino.memory import CpuMemory, CpuSizes, cpu_memory, kv_blocks
 from pipelines.engines.openvino.precision import inference_precision
 from pipelines.host.machine import has_avx512
+from pipelines.loadgen.config import DEFAULT_CONCURRENCY
 from pipelines.plan.neighbours import DRAFT, Neighbour
 from pipelines.predict.performance.gpus import usable_bytes
 from pipelines.predict.performance.lengths import engine_sizes, known_lengths, request_tokens
 from pipelines.predict.performance.limits import BATCHES, LEAST_TOKENS, stepped
 from pipelines.predict.performance.memory import DeviceMemory, EngineSizes, concurrency, device_memory, what_fits
-from pipelines.settings.engine import HardwareSettings
-from pipelines.settings.load import DEFAULT_CONCURRENCY
 from pipelines.settings.root import Settings
 
 FEW_REQUESTS = 4

@@ -9,15 +9,15 @@ from typing import get_args
 from pipelines.domain.errors import Fault, collecting
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.registry import ENGINES, EngineDescription, ServerBackend
+from pipelines.loadgen.config import load_faults
 from pipelines.loadgen.plan import read_trace, sampler
 from pipelines.plan.targets import EVALUATED, MEASURED, SERVED, STARTED, Target, is_elsewhere
 from pipelines.rules.cpu import DRAFTING
 from pipelines.serving.locate import why_no_server
 from pipelines.serving.ports import privileged_ports
-from pipelines.settings.load import load_faults
 from pipelines.settings.root import Settings
-from pipelines.settings.triton import TritonSettings
 from pipelines.store.sources import BuiltEngine
+from triton_repo.config import TritonSettings
 from triton_repo.parameters import SPECULATION, setting_faults
 
 

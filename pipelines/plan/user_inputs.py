@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
+from eval.fidelity.config import TEXTS
 from eval.own import OwnLayout, read_own
 from eval.spec import BUNDLED as BUNDLED_TASKS
 from pipelines.checkpoint.tensors import read_header
 from pipelines.checkpoint.tokenizer import tokens_of
 from pipelines.checkpoint.tokenizer_folder import TOKENIZER
+from pipelines.compress.config import ABOUT
 from pipelines.compress.texts import load_texts
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.errors import Fault, UserError, collecting
@@ -23,8 +25,6 @@ from pipelines.host.machine import Machine
 from pipelines.plan.targets import EVALUATED, Target, compares, compares_server, has_fidelity, is_elsewhere
 from pipelines.predict.performance.gpus import resolved
 from pipelines.rules.record import DeploymentFacts, Images
-from pipelines.settings.compression import ABOUT
-from pipelines.settings.fidelity import TEXTS
 from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.settings.root import Settings
 from pipelines.store.adapters import adapter_source

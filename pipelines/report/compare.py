@@ -11,6 +11,7 @@ from eval.verdict import Verdict
 from pipelines.domain.benchmark import Level, Slo
 from pipelines.domain.summary import has_limits
 from pipelines.engines.registry import ENGINES
+from pipelines.engines.tensorrt_llm.config import TUNED
 from pipelines.report.data import (
     BASELINE,
     BenchmarkRun,
@@ -20,7 +21,6 @@ from pipelines.report.data import (
     Workload,
 )
 from pipelines.report.workloads import spread
-from pipelines.settings.build import TUNED
 
 AT_LEAST = "≥"
 AGAIN = "Measure again on a machine that the load generator does not have to share."

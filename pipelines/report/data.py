@@ -11,11 +11,11 @@ from eval.fidelity.bounds import BoundsResult
 from eval.fidelity.divergence import FidelityResult
 from eval.perplexity import PerplexityResult
 from eval.results import EvalResult, Flips
+from pipelines.compress.config import ABOUT, SHIPPED
 from pipelines.document.show import NONE
 from pipelines.domain.benchmark import BenchmarkResult, Distribution, Level, Summary
 from pipelines.domain.summary import RequestTiming
 from pipelines.host.hashing import sha256_file
-from pipelines.settings.compression import ABOUT, SHIPPED
 from pipelines.store.store import content_digest
 
 BASELINE = "none"

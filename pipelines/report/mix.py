@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipelines.checkpoint.config import LINEARS
+from pipelines.checkpoint.config_json import LINEARS
 from pipelines.document.blocks import LEFT, Block, Column, Figure, Fold, Section, Table, Terms
 from pipelines.document.canvas import Theme, plot
 from pipelines.document.show import NONE

@@ -21,6 +21,7 @@ from pipelines.engines.tuning import tuned
 from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.machine import GpuFacts
 from pipelines.host.screen import say, table, wrapped
+from pipelines.loadgen.config import WorkloadSettings
 from pipelines.predict.performance.deployment import Compression, fitted_deployment, gpu_model, known
 from pipelines.predict.performance.fit_file import FittedModel, costs, processor
 from pipelines.predict.performance.gpus import GpuSpec, gpu_named, row_of
@@ -34,7 +35,6 @@ from pipelines.report.mlflow_runs import log_runs, mlflow_fault
 from pipelines.report.model_card import write_model_cards
 from pipelines.report.sections import document
 from pipelines.settings.compose import load
-from pipelines.settings.load import WorkloadSettings
 from pipelines.settings.root import Settings
 from pipelines.store.store import Store, recover
 

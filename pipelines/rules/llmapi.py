@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pipelines.domain.families import titles
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.rules.record import LLM_API, Cases, DeploymentFacts, Rule, either, listed, shape, sm
 from pipelines.rules.split import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUPPORT
-from pipelines.settings.build import BuildSettings
 
 TOPIC = "LLM API"
 READ = (

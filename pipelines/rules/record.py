@@ -13,9 +13,9 @@ from pipelines.domain.errors import Fault
 from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat, group_instead
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
-from pipelines.settings.build import BuildSettings
+from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.settings.features import SpeculationMode
-from pipelines.settings.triton import TritonSettings
+from triton_repo.config import TritonSettings
 
 
 class HasCapabilities(Protocol):

@@ -7,6 +7,7 @@ from pipelines.domain.families import titles
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import PLAIN_YARN, ROPE_TYPES, Rotary
+from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.rules import attention, builder, cpu, gpu, llmapi, lora, speculation, split
 from pipelines.rules.record import (
     BUILT,
@@ -23,7 +24,6 @@ from pipelines.rules.record import (
     shape,
 )
 from pipelines.rules.split import GUIDED, MODEL_CONFIG, MULTIMODAL, REUSE, ROPE, TEMPLATES
-from pipelines.settings.build import BuildSettings
 
 # Rotary position embedding: what a TensorRT-LLM checkpoint can express.
 

@@ -13,9 +13,9 @@ from pipelines.host.files import link_to
 from pipelines.host.machine import gather
 from pipelines.host.screen import complain, say
 from pipelines.plan.targets import Target, farthest, has_baseline
+from pipelines.predict.config import fit_files
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
-from pipelines.settings.sizing import fit_files
 from pipelines.store.manifest import MANIFEST, read_manifest
 from pipelines.store.store import Artifact, Store
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eval.config import EvalSettings
 from eval.results import BASELINE, RESULT, EvalResult, Flips, flips
 from eval.verdict import UNMEASURED, WHAT_MEASURES, Verdict
 from pipelines.document.show import count
@@ -22,7 +23,6 @@ from pipelines.host.screen import table, wrapped
 from pipelines.plan.needs import needs
 from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.run.runner import StepOutcome
-from pipelines.settings.engine import EvalSettings
 from pipelines.stages.evaluate import Evaluate, EvaluateReference, EvaluateServed, baseline_of
 from pipelines.stages.evaluate_sequentially import EvaluateSequentially
 from pipelines.stages.fidelity_served import FidelityServed

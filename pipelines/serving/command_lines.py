@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.settings.serving import ServingSettings
+from pipelines.serving.config import ServingSettings
 
 # Endpoints that could harm this machine: shared memory, loading and unloading models, log files, traces.
 CLOSED_TO_STRANGERS = "shared-memory,model-repository,trace,logging"

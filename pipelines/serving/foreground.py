@@ -19,11 +19,11 @@ from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_seconds
 from pipelines.host.screen import complain, say
 from pipelines.serving.command_lines import CLOSED_TO_STRANGERS
+from pipelines.serving.config import ServingSettings
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.logs import ServerFailedError
 from pipelines.serving.process import TritonServer
 from pipelines.serving.repository import TEXT_MODEL
-from pipelines.settings.serving import ServingSettings
 
 # How often, and after which pause, a server that ended by itself is started again.
 

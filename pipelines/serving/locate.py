@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 from pipelines.domain.errors import Fault, UserError
-from pipelines.settings.serving import ServingSettings
+from pipelines.serving.config import ServingSettings
 
 CONTAINER_BINARY = Path("/opt/tritonserver/bin/tritonserver")
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipelines.domain.errors import Fault, UserError
-from pipelines.settings.serving import USUAL_PORTS, ServingSettings
+from pipelines.serving.config import USUAL_PORTS, ServingSettings
 
 # Below the range that Linux uses for outgoing connections (32768 and up), so that none of those takes one of our
 # ports while the models load.

@@ -17,6 +17,7 @@ from pipelines.domain.progress import Progress, SilentProgress
 from pipelines.host.kept import KeptProcess
 from pipelines.serving import logs
 from pipelines.serving.command_lines import NVIDIA_FRONTEND, Launch, Ranks, nvidia_frontend_command, server_command
+from pipelines.serving.config import ServingSettings
 from pipelines.serving.locate import Located, backend_directory, locate
 from pipelines.serving.logs import (
     LoadWatch,
@@ -30,7 +31,6 @@ from pipelines.serving.logs import (
 from pipelines.serving.ports import answers_200, choose_ports, get
 from pipelines.serving.repository import TEXT_MODEL, ModelRepository, read_repository, refuse_elsewhere
 from pipelines.serving.shared_memory import own_prefix, remove_leftovers, remove_own
-from pipelines.settings.serving import ServingSettings
 
 # Notice a server that caught a fatal signal and did not end.
 

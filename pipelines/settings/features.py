@@ -14,9 +14,14 @@ from pydantic import Field, model_validator
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.settings.base import Group, Positive
-from pipelines.settings.build import LoraModule
 from pipelines.settings.model import ModelSettings
 
+LoraModule = Literal[
+    "attn_qkv", "attn_q", "attn_k", "attn_v", "attn_dense",
+    "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate",
+    "cross_attn_qkv", "cross_attn_q", "cross_attn_k", "cross_attn_v", "cross_attn_dense",
+    "moe_h_to_4h", "moe_4h_to_h", "moe_gate", "moe_router", "mlp_router", "mlp_gate_up",
+]  # fmt: skip
 TaskId = Annotated[int, Field(ge=1)]
 SpeculationMode = Literal["none", "draft_target", "medusa", "redrafter", "eagle", "lookahead"]
 HEADS = ("medusa", "redrafter", "eagle")

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from pipelines.domain.formats import KvFormat, QFormat
-from pipelines.settings.base import Group
-from pipelines.settings.build import NOT_SPECULATING, BuildSettings
-from pipelines.settings.compression import (
+from eval.config import EvalSettings
+from eval.fidelity.config import FidelitySettings
+from pipelines.compress.config import (
     CalibrationSettings,
     KvCacheSettings,
     PruningSettings,
@@ -20,14 +18,19 @@ from pipelines.settings.compression import (
     RecoverSettings,
     SparsitySettings,
 )
-from pipelines.settings.diagnosis import DiagnoseSettings
-from pipelines.settings.engine import EngineSettings, EvalSettings, HardwareSettings, RuntimeSettings
+from pipelines.deploy.config import ClusterSettings, ImageSettings, ManifestSettings
+from pipelines.doctor.config import DoctorSettings
+from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.engines.config import EngineSettings, HardwareSettings, RuntimeSettings
+from pipelines.engines.tensorrt_llm.config import NOT_SPECULATING, BuildSettings
+from pipelines.loadgen.config import BenchmarkSettings, WorkloadSettings
+from pipelines.nightly.config import NightlySettings
+from pipelines.predict.config import SimulatorSettings, SizingSettings
+from pipelines.report.config import ReportSettings
+from pipelines.serving.config import ServingSettings
+from pipelines.settings.base import Group
 from pipelines.settings.features import LoraSettings, MultimodalSettings, SpeculativeSettings
-from pipelines.settings.fidelity import FidelitySettings
-from pipelines.settings.load import BenchmarkSettings, WorkloadSettings
-from pipelines.settings.manifests import ClusterSettings, ImageSettings, ManifestSettings
 from pipelines.settings.model import ModelSettings
-from pipelines.settings.nightly import NightlySettings
 from pipelines.settings.paths import (
     PathSettings,
     PlanSettings,
@@ -35,9 +38,8 @@ from pipelines.settings.paths import (
     StoreSettings,
     VerifySettings,
 )
-from pipelines.settings.serving import ServingSettings
-from pipelines.settings.sizing import SimulatorSettings, SizingSettings
-from pipelines.settings.triton import TritonSettings
+from pipelines.stages.config import DiagnoseSettings
+from triton_repo.config import TritonSettings
 
 # The group `tuning`: whether options that make an engine faster are set without being asked for.
 
@@ -51,61 +53,6 @@ class TuningSettings(Group):
     """
 
     name: Literal["recommended", "plain"]
-
-
-# Settings of `doctor`.
-
-
-class DoctorSettings(Group):
-    """How `make doctor` answers.
-
-    Attributes:
-        format: text for people, json for programs.
-        timeout_s: how long the Hub may take to answer.
-    """
-
-    format: Literal["text", "json"] = "text"
-    timeout_s: Annotated[float, Field(gt=0)] = 2.0
-
-
-# The group `report`: where results go, and how much accuracy a format may cost to be recommended.
-
-STORE = re.compile(r"(file:|sqlite:///|https?://)\S+")
-
-
-class ReportSettings(Group):
-    """Settings of the report and the comparison.
-
-    Attributes:
-        folder: where the files are written, relative to the current folder.
-        max_accuracy_loss_percent: a format that loses more, or has NO-GO, is not chosen; percent of the baseline's
-            accuracy.
-        mlflow: store of MLflow in which each result becomes a run: file:/folder, sqlite:////folder/mlflow.db or
-            http://host:port; None is none.
-    """
-
-    folder: Path = Path("reports")
-    max_accuracy_loss_percent: Annotated[float, Field(ge=0, le=100)] = 1.0
-    mlflow: str | None = None
-
-    @property
-    def written(self) -> dict[str, Path]:
-        """Folders of this machine that a report is written to, by the setting that names each."""
-        folders = {"report.folder": self.folder}
-        kind, _, place = (self.mlflow or "").partition(":")
-        if kind == "file":
-            folders["report.mlflow"] = Path(re.sub("^//", "", place))
-        elif kind == "sqlite":
-            folders["report.mlflow"] = Path(place.removeprefix("///")).parent
-        return folders
-
-    @field_validator("mlflow")
-    @classmethod
-    def _names_a_store(cls, uri: str | None) -> str | None:
-        if uri is not None and not STORE.fullmatch(uri):
-            allowed = "give file:/folder, sqlite:////file.db or http://host:port"
-            raise ValueError(f"'{uri}' is not a store of MLflow: {allowed}")
-        return uri and re.sub("^(file:|sqlite:///)(~/)", lambda found: f"{found[1]}{Path.home()}/", uri)
 
 
 TRAINING = re.compile(r"(finetune|distill)(?:_lora_(\d+))?$")

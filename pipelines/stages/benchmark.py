@@ -12,8 +12,8 @@ from typing import Any
 
 from pipelines.domain.benchmark import Level
 from pipelines.domain.progress import Progress
-from pipelines.settings.load import BenchmarkSettings, WorkloadSettings
-from pipelines.settings.serving import ServingSettings
+from pipelines.loadgen.config import BenchmarkSettings, WorkloadSettings
+from pipelines.serving.config import ServingSettings
 
 
 @dataclass(frozen=True)

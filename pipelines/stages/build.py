@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from pipelines.domain.progress import Progress
 from pipelines.engines.port import BuildLimits, OnGpu
 from pipelines.engines.registry import describe, load_function, open_engine
-from pipelines.settings.build import BuildSettings
+from pipelines.engines.tensorrt_llm.config import BuildSettings
 
 if TYPE_CHECKING:
-    from pipelines.checkpoint.config import CheckpointConfig
+    from pipelines.checkpoint.config_json import CheckpointConfig
 
 _LIMITS = {each.name for each in fields(BuildLimits)}
 
@@ -53,7 +53,7 @@ class Build:
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Verify the checkpoint, then build."""
-        from pipelines.checkpoint.config import CheckpointConfig
+        from pipelines.checkpoint.config_json import CheckpointConfig
         from pipelines.checkpoint.verify import verify
         from pipelines.domain.errors import UserError
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pipelines.domain.progress import Progress
-from pipelines.settings.diagnosis import DiagnoseSettings
-from pipelines.settings.engine import EngineOptions, all_options
-from pipelines.settings.serving import ServingSettings
+from pipelines.engines.config import EngineOptions, all_options
+from pipelines.serving.config import ServingSettings
+from pipelines.stages.config import DiagnoseSettings
 from pipelines.stages.quantize import Quantize
 
 if TYPE_CHECKING:

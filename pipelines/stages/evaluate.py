@@ -9,12 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eval.config import EvalSettings
 from eval.own import OwnLayout
 from eval.results import BASELINE, RESULT
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import Progress
+from pipelines.engines.config import EngineOptions, all_options, options_of_scores
 from pipelines.engines.registry import describe, open_engine
-from pipelines.settings.engine import EngineOptions, EvalSettings, all_options, options_of_scores
 
 if TYPE_CHECKING:
     from eval.perplexity import PerplexityResult

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eval.config import EvalSettings
 from eval.results import BASELINE
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import Progress
+from pipelines.engines.config import EngineOptions, all_options, options_of_scores
 from pipelines.engines.registry import open_engine
 from pipelines.host.machine import library_versions
-from pipelines.settings.engine import EngineOptions, EvalSettings, all_options, options_of_scores
 from pipelines.stages.evaluate import asked, engine_spec, kept
 from pipelines.store.manifest import read_manifest
 from pipelines.store.store import fingerprint

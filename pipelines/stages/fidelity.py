@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eval.fidelity.config import TEXTS as SHIPPED
+from eval.fidelity.config import FidelitySettings
+from pipelines.compress.config import CalibrationSettings, QuantSettings
 from pipelines.domain.formats import FORMATS
 from pipelines.domain.progress import Progress
+from pipelines.engines.config import EngineOptions, all_options, options_of_scores
 from pipelines.engines.registry import open_engine
-from pipelines.settings.compression import CalibrationSettings, QuantSettings
-from pipelines.settings.engine import EngineOptions, all_options, options_of_scores
-from pipelines.settings.fidelity import TEXTS as SHIPPED
-from pipelines.settings.fidelity import FidelitySettings
 from pipelines.stages.quantize import ChatRenderer, calibration_identity, texts_of
 
 if TYPE_CHECKING:

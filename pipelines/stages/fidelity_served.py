@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eval.config import EvalSettings
+from eval.fidelity.config import FidelitySettings
+from pipelines.compress.config import CalibrationSettings
 from pipelines.domain.progress import Progress
+from pipelines.engines.config import EngineOptions, all_options, options_of_scores
 from pipelines.engines.registry import open_engine
-from pipelines.settings.compression import CalibrationSettings
-from pipelines.settings.engine import EngineOptions, EvalSettings, all_options, options_of_scores
-from pipelines.settings.fidelity import FidelitySettings
 from pipelines.stages.fidelity import windows_of
 from pipelines.stages.quantize import calibration_identity
 

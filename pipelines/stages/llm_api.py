@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipelines.compress.config import KvCacheSettings
 from pipelines.domain.formats import KvFormat
 from pipelines.domain.progress import Progress
 from pipelines.engines.registry import LLM_API
-from pipelines.settings.build import BuildSettings
-from pipelines.settings.compression import KvCacheSettings
-from pipelines.settings.triton import TritonSettings
+from pipelines.engines.tensorrt_llm.config import BuildSettings
+from triton_repo.config import TritonSettings
 from triton_repo.llmapi import (
     CHECKPOINT,
     DRAFT,

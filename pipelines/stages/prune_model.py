@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.compress.config import CalibrationSettings, PruningSettings
 from pipelines.domain.progress import Progress
-from pipelines.settings.compression import CalibrationSettings, PruningSettings
 from pipelines.stages.quantize import calibration_identity, calibration_of, texts_of
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.checkpoint.tokenizer import chat_templates
+from pipelines.compress.config import CalibrationSettings, KvCacheSettings, QuantSettings
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, QFormat, calibrates
 from pipelines.domain.progress import Progress
 from pipelines.domain.rotary import Rotary
 from pipelines.rules.rulebook import check_checkpoint
-from pipelines.settings.compression import CalibrationSettings, KvCacheSettings, QuantSettings
 
 if TYPE_CHECKING:
     from pipelines.compress import CalibrationSpec, QuantSpec

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.compress.config import CalibrationSettings, QuantSettings, RecoverSettings
 from pipelines.domain.formats import FORMATS, rounding_is_known
 from pipelines.domain.progress import Progress
-from pipelines.settings.compression import CalibrationSettings, QuantSettings, RecoverSettings
 from pipelines.stages.quantize import calibration_identity, texts_of
 
 if TYPE_CHECKING:

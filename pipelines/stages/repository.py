@@ -10,9 +10,9 @@ from typing import Any
 from pipelines import __version__
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
+from pipelines.engines.config import EngineOptions, all_options
 from pipelines.host.hashing import sha256_file
-from pipelines.settings.engine import EngineOptions, all_options
-from pipelines.settings.triton import TritonSettings
+from triton_repo.config import TritonSettings
 from triton_repo.parameters import ImageSpec
 
 MODELS = Path(__file__).resolve().parents[2] / "triton_repo" / "models"

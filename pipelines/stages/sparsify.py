@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipelines.compress.config import CalibrationSettings, SparsitySettings
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import Progress
-from pipelines.settings.compression import CalibrationSettings, SparsitySettings
 from pipelines.stages.quantize import calibration_identity, calibration_of, check_model, texts_of
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from eval.config import EvalSettings
 from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.files import write_json
 from pipelines.host.screen import say, table
 from pipelines.run.console import ResultTable, comparison, unasked_table
 from pipelines.settings.compose import load
-from pipelines.settings.engine import EvalSettings
 from pipelines.store.store import Store
 from pipelines.sweep.cells import SweepCell
 from pipelines.sweep.launch import run_cells

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pipelines.deploy.cluster import script_files
-from pipelines.settings.serving import ServingSettings
+from pipelines.serving.config import ServingSettings
 from tests.support.cluster_targets import SLURM, target
 from tests.support.slurm_cluster import SlurmCluster, why_not
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.deploy.cluster import script_files
-from pipelines.settings.serving import ServingSettings
+from pipelines.serving.config import ServingSettings
 from tests.conftest import ROOT
 from tests.support.cluster_targets import CONTAINER, MPI, SLURM, target
 

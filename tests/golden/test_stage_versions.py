@@ -22,7 +22,7 @@ from pipelines.stages.sparsify import Sparsify
 from tests.conftest import ROOT
 
 GOLDEN = Path(__file__).parent / "stage_versions.json"
-READER = [f"pipelines/checkpoint/{name}.py" for name in ("config", "read", "tensors")]
+READER = [f"pipelines/checkpoint/{name}.py" for name in ("config_json", "read", "tensors")]
 OPENVINO = "pipelines/engines/openvino"
 BUILDER = [f"{OPENVINO}/{name}.py" for name in ("build", "graph", "lora", "rope", "weights")]
 SCORER = [f"{OPENVINO}/{name}.py" for name in ("engine", "precision", "runtime", "scoring")]

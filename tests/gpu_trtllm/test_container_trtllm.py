@@ -7,7 +7,7 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
-from pipelines.settings.manifests import ManifestSettings
+from pipelines.deploy.config import ManifestSettings
 from tests.conftest import ROOT
 
 REQUIREMENTS = runpy.run_path(str(ROOT / "docker" / "requirements.py"))

@@ -7,8 +7,8 @@ import urllib.request
 import numpy as np
 import pytest
 
+from pipelines.serving.config import ServingSettings
 from pipelines.serving.process import TritonServer
-from pipelines.settings.serving import ServingSettings
 from tests.support.adapters import write_adapter
 
 PROMPT = "The river of Githbrel is"

@@ -11,8 +11,8 @@ from pipelines.domain.benchmark import RESULT, BenchmarkResult
 from pipelines.host.machine import gather
 from pipelines.predict.performance.fit_file import load_fit
 from pipelines.predict.performance.gpus import row_of
+from pipelines.serving.config import ServingSettings
 from pipelines.serving.process import TritonServer
-from pipelines.settings.serving import ServingSettings
 from tests.conftest import ROOT
 from tests.gpu_trtllm.conftest import MODEL, TEMPLATES
 

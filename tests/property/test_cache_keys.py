@@ -8,18 +8,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pipelines.compress.config import Linear
 from pipelines.engines.registry import choose
+from pipelines.engines.tensorrt_llm.config import DECIDED, OF_A_FORMAT
 from pipelines.engines.tensorrt_llm.folder import NO_BYTES, options
 from pipelines.host.machine import GpuFacts, Machine
 from pipelines.plan.flow import nodes
 from pipelines.plan.plan import node_key
 from pipelines.settings.base import Group
-from pipelines.settings.build import DECIDED, OF_A_FORMAT
 from pipelines.settings.compose import load
-from pipelines.settings.compression import Linear
 from pipelines.settings.root import Settings
-from pipelines.settings.triton import TritonSettings
 from pipelines.store.sources import InputSource
+from triton_repo.config import TritonSettings
 
 MACHINE = Machine(2, 2**34, (), "a test", has_tensorrt_llm=False, platform="test")
 NAMES = ("model", "calibration", "dataset", "draft", "text.bundled", "reference_model")

@@ -7,13 +7,13 @@ import pytest
 
 from pipelines.cli.main import main
 from pipelines.domain.errors import UserError
+from pipelines.engines.tensorrt_llm.config import LIMITS_FOR_LOAD
 from pipelines.host.machine import Machine
 from pipelines.plan.candidates import judge_of
 from pipelines.plan.plan import make_plan
 from pipelines.predict.performance.fit_file import costs
 from pipelines.predict.sizing.question import ask
 from pipelines.predict.sizing.size_command import solve
-from pipelines.settings.build import LIMITS_FOR_LOAD
 from pipelines.settings.compose import load
 from pipelines.store.store import Store
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipelines.deploy.cluster import ScriptTarget
-from pipelines.settings.manifests import ClusterSettings
+from pipelines.deploy.config import ClusterSettings
 
 SLURM = ClusterSettings(kind="slurm", partition="gpu", env={"NCCL_DEBUG": "INFO"})
 MPI = ClusterSettings(kind="mpi", hosts=("gpu1", "gpu2"))

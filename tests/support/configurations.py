@@ -19,9 +19,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from pipelines.compress.config import PruningSettings, RecoverSettings
 from pipelines.settings.base import largest
 from pipelines.settings.compose import compose_config, to_raw
-from pipelines.settings.compression import PruningSettings, RecoverSettings
 from pipelines.settings.groups import choices, groups
 from pipelines.settings.root import Settings
 

@@ -9,12 +9,12 @@ from typing import Any
 import yaml
 
 from pipelines.deploy.commands import files
+from pipelines.deploy.config import ImageSettings, ManifestSettings
 from pipelines.deploy.facts import read_served
 from pipelines.deploy.pods import ClusterDeployment, deployment
-from pipelines.settings.manifests import ImageSettings, ManifestSettings
-from pipelines.settings.serving import ServingSettings
-from pipelines.settings.triton import TritonSettings
+from pipelines.serving.config import ServingSettings
 from tests.support.engine_folders import write_engine, write_tokenizer
+from triton_repo.config import TritonSettings
 from triton_repo.parameters import RepositorySpec
 from triton_repo.write import write_repository
 

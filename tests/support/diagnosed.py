@@ -18,11 +18,11 @@ from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
 from pipelines.engines.port import BuildLimits
+from pipelines.serving.config import ServingSettings
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.process import TritonServer
 from pipelines.settings.model import BUNDLED
-from pipelines.settings.serving import ServingSettings
-from pipelines.settings.triton import TritonSettings
+from triton_repo.config import TritonSettings
 from triton_repo.parameters import RepositorySpec
 from triton_repo.write import write_repository
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipelines.settings.load import BenchmarkSettings, WorkloadSettings
+from pipelines.loadgen.config import BenchmarkSettings, WorkloadSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY_LLAMA = ROOT / "pipelines" / "bundled" / "models" / "tiny_llama"

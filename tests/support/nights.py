@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pipelines.nightly.accuracy import Record, pack_bits
-from pipelines.settings.nightly import NightlySettings
+from pipelines.nightly.config import NightlySettings
 
 FIRST = datetime(2026, 11, 1, 2, 30, tzinfo=UTC)
 FLOORS = {"output_tokens_per_s": 5, "ttft_p50_s": 10, "accuracy": 0.5, "engine_bytes": 1, "error_share": 0}

@@ -17,8 +17,8 @@ from pipelines.engines.openvino.engine import OpenVinoEngine
 from pipelines.engines.openvino.runtime import OpenVinoOptions
 from pipelines.engines.port import BuildLimits
 from pipelines.settings.model import BUNDLED
-from pipelines.settings.triton import TritonSettings
 from tests.support.made_once import made_once
+from triton_repo.config import TritonSettings
 from triton_repo.parameters import RepositorySpec
 from triton_repo.write import write_repository
 

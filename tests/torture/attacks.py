@@ -19,9 +19,9 @@ from pathlib import Path
 
 import psutil
 
+from pipelines.serving.config import ServingSettings
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.process import TritonServer
-from pipelines.settings.serving import ServingSettings
 from tests.support.served_gemma import LIMITS, write_gemma
 from tests.torture.row import Row
 

@@ -29,7 +29,7 @@ import sys
 from pathlib import Path
 from pipelines.domain.progress import SilentProgress
 from pipelines.serving.foreground import serve
-from pipelines.settings.serving import ServingSettings
+from pipelines.serving.config import ServingSettings
 settings = ServingSettings(openai=True, restarts=0, drain_timeout_s=5)
 sys.exit(serve(Path(sys.argv[1]), settings, SilentProgress(), log_file=Path(sys.argv[2])))
 """

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from tritonclient.utils import InferenceServerException
 
+from pipelines.serving.config import ServingSettings
 from pipelines.serving.logs import ServerFailedError, useful_lines
 from pipelines.serving.process import TritonServer
-from pipelines.settings.serving import ServingSettings
 from tests.support.served_gemma import LIMITS, Client, write_gemma
 from tests.torture.row import Row
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import openvino as ov
 
-from pipelines.checkpoint.config import LAYERS_FILE
+from pipelines.checkpoint.config_json import LAYERS_FILE
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress

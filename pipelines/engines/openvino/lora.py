@@ -20,7 +20,7 @@ import openvino as ov
 from openvino import opset13 as op
 
 from pipelines.checkpoint.adapter_files import AdapterFiles, place
-from pipelines.checkpoint.config import CheckpointConfig
+from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, UNIFORM
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pipelines.engines.config import OpenVinoSettings
 from pipelines.engines.openvino.memory import Precision
 from pipelines.host.machine import has_amx, has_vnni, native_bf16
-from pipelines.settings.engine import OpenVinoSettings
 
 
 def inference_precision(options: OpenVinoSettings) -> Precision:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.checkpoint.config import CheckpointConfig
+from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.domain.errors import UserError
 from pipelines.domain.rotary import PLAIN_YARN, yarn_differences
 

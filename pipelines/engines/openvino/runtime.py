@@ -14,9 +14,10 @@ from typing import Any
 
 import openvino as ov
 
-from pipelines.checkpoint.config import CheckpointConfig
+from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, KvFormat
+from pipelines.engines.config import OpenVinoSettings
 from pipelines.engines.openvino import memory
 from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, Eviction, eviction, least_window, nearest_window
 from pipelines.engines.openvino.build import CONFIG_FILE, FLAVOUR, MODEL_FILE
@@ -26,7 +27,6 @@ from pipelines.engines.port import BuildLimits
 from pipelines.host.machine import int8_saturates
 from pipelines.host.repeating import repeated
 from pipelines.settings.base import Positive
-from pipelines.settings.engine import OpenVinoSettings
 
 # Take back the signal stack that OpenVINO's CPU plugin gives the thread that loads it.
 #

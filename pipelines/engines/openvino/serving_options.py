@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import UserError
+from pipelines.engines.config import OpenVinoSettings
 from pipelines.engines.openvino.blocks import blocks_of
 from pipelines.engines.openvino.runtime import (
     EngineFolder,
@@ -20,7 +21,6 @@ from pipelines.engines.openvino.runtime import (
     kv_blocks,
     kv_precision,
 )
-from pipelines.settings.engine import OpenVinoSettings
 
 PREFIX = "openvino_"
 FALLBACK_TOKENIZER = "preprocessing/1/tokenizer"

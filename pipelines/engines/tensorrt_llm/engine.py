@@ -12,15 +12,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pipelines.checkpoint.config import CheckpointConfig
+from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import MIB, show_bytes, show_seconds
 from pipelines.engines.port import BuildLimits, EngineFacts, OnGpu, Session
+from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.engines.tensorrt_llm.folder import PROGRAM, BuildPaths, BuiltOn, command, read_back
 from pipelines.host.files import replacing
 from pipelines.host.kept import KeptProcess
-from pipelines.settings.build import BuildSettings
 
 # Parse the log of trtllm-build: its steps, sizes and warnings, and why it failed.
 #

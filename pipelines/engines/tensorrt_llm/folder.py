@@ -12,13 +12,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from pipelines.checkpoint.config import CheckpointConfig
+from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault
 from pipelines.engines.port import BuildLimits
+from pipelines.engines.tensorrt_llm.config import DECIDED, BuildSettings
 from pipelines.host.files import MANIFEST
 from pipelines.host.machine import gather
-from pipelines.settings.build import DECIDED, BuildSettings
 
 # The table of trtllm-build's options, `options.json`, and how an installed program differs from it.
 

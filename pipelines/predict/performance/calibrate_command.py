@@ -10,8 +10,10 @@ from pathlib import Path
 
 from pipelines.domain.errors import UserError
 from pipelines.engines.registry import ENGINES, TENSORRT_LLM, runs_on_cpu
+from pipelines.engines.tensorrt_llm.config import LIMITS_FOR_LOAD
 from pipelines.host.machine import Machine, gather, library_versions
 from pipelines.host.screen import table
+from pipelines.predict.config import FITS
 from pipelines.predict.performance.deployment import Compression, gpu_model
 from pipelines.predict.performance.fit import FitResult, FittedLevel, fit
 from pipelines.predict.performance.fit_file import FittedModel, comparison, fitted_model
@@ -21,10 +23,8 @@ from pipelines.predict.performance.modelled import ModelledDeployment
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.read_measured import read_measured
 from pipelines.predict.simulator.interface import SchedulerLimits, admission_of
-from pipelines.settings.build import LIMITS_FOR_LOAD
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
-from pipelines.settings.sizing import FITS
 
 SHOWN = {
     "token_compute": ("linears, computed", "us/token"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
+from pipelines.predict.config import fit_files
 from pipelines.predict.performance.coverage import unmodelled
 from pipelines.predict.performance.fit_file import FittedModel, load_fit
 from pipelines.predict.performance.gpus import GpuSpec
@@ -22,7 +23,6 @@ from pipelines.predict.performance.modelled import ModelledDeployment, Provenanc
 from pipelines.predict.performance.performance import Costed, Setup
 from pipelines.predict.performance.placement import EngineTerms, place
 from pipelines.settings.root import Settings, compression_of
-from pipelines.settings.sizing import fit_files
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from typing import Any
 
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.units import GIB
+from pipelines.engines.config import HardwareSettings
 from pipelines.engines.registry import runs_on_cpu
 from pipelines.host.machine import GpuFacts, Machine
 from pipelines.predict.performance.measured import Measured, Served
-from pipelines.settings.engine import HardwareSettings
 from pipelines.settings.groups import CONF
 from pipelines.settings.root import Settings
 

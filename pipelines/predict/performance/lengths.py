@@ -8,8 +8,8 @@ from typing import Any
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
+from pipelines.loadgen.config import WorkloadSettings
 from pipelines.predict.performance.memory import EngineSizes
-from pipelines.settings.load import WorkloadSettings
 from pipelines.settings.root import Settings
 
 

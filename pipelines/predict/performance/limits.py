@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from pipelines.engines.tensorrt_llm.config import LIMITS_FOR_LOAD, BuildSettings
 from pipelines.predict.performance.memory import EngineSizes
-from pipelines.settings.build import LIMITS_FOR_LOAD, BuildSettings
 from pipelines.settings.root import Settings
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)

@@ -15,6 +15,7 @@ from pipelines.document.show import count
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS
 from pipelines.domain.model_shape import ModelShape
+from pipelines.engines.config import HardwareSettings
 from pipelines.predict.performance.gpus import data_sheet
 from pipelines.predict.performance.lengths import LoadLengths, engine_sizes, known_lengths
 from pipelines.predict.performance.limits import (
@@ -36,7 +37,6 @@ from pipelines.predict.performance.memory import (
 from pipelines.predict.performance.performance import Costed, Setup
 from pipelines.predict.simulator.interface import Admission, Policy, SchedulerLimits, admission_of
 from pipelines.predict.simulator.run import IterationCost
-from pipelines.settings.engine import HardwareSettings
 from pipelines.settings.root import Settings
 
 # Closed form for an engine that always has work.

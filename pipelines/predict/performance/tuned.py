@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pipelines.domain.formats import UNIFORM, KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
+from pipelines.engines.config import HardwareSettings
 from pipelines.engines.registry import TENSORRT_LLM, with_setting
 from pipelines.engines.tuning import tuned
-from pipelines.settings.engine import HardwareSettings
 from pipelines.settings.root import Settings
 
 

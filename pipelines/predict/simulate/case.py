@@ -11,8 +11,10 @@ from pipelines.document.show import NONE, count, number
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.metrics import BY_NAME
+from pipelines.engines.config import HardwareSettings
 from pipelines.host.machine import Machine
 from pipelines.host.screen import table, wrapped
+from pipelines.loadgen.config import LengthSettings
 from pipelines.predict.performance.coverage import unmodelled
 from pipelines.predict.performance.gpus import data_sheet, resolved
 from pipelines.predict.performance.performance import Setup, origin
@@ -28,8 +30,6 @@ from pipelines.predict.simulate.outcome import (
 )
 from pipelines.predict.simulator.interface import Policy, SchedulerLimits, admission_of
 from pipelines.predict.simulator.run import Cost, TickCost
-from pipelines.settings.engine import HardwareSettings
-from pipelines.settings.load import LengthSettings
 from pipelines.settings.root import Settings
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ import numpy as np
 
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.summary import SECOND
+from pipelines.loadgen.config import WorkloadSettings
 from pipelines.loadgen.plan import is_whole, offsets, read_trace, sampler
 from pipelines.loadgen.plan import loads as levels_of
 from pipelines.predict.simulate.case import SimulationCase
 from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel, PolicyOutcome, measure
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.run import Cost
-from pipelines.settings.load import WorkloadSettings
 from pipelines.settings.root import Settings
 
 WARM = 3

@@ -18,6 +18,7 @@ from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.files import write_bytes, write_json
 from pipelines.host.machine import Machine, gather
 from pipelines.host.screen import say, wrapped
+from pipelines.loadgen.config import OPEN_RATE, load_faults
 from pipelines.predict.performance.placement import Judge
 from pipelines.predict.simulate.case import NAMES, SimulationCase, asked, faults_of, in_ticks, make_case, outcome_table
 from pipelines.predict.simulate.loads import Simulated, SimulatedLevel, closed_level, make_levels, run_all
@@ -31,7 +32,6 @@ from pipelines.predict.simulator.interface import (
     request_columns,
 )
 from pipelines.settings.compose import load
-from pipelines.settings.load import OPEN_RATE, load_faults
 from pipelines.settings.root import Settings, as_yaml
 from pipelines.store.run_folder import run_folder
 

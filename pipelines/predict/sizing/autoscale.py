@@ -17,7 +17,7 @@ from typing import Any
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.summary import ordered, percentile
 from pipelines.domain.units import HOUR
-from pipelines.settings.sizing import AutoscalingSettings, Signal
+from pipelines.predict.config import AutoscalingSettings, Signal
 
 BUSINESS = (15, 10, 8, 7, 8, 12, 20, 35, 60, 85, 95, 100, 90, 92, 100, 98, 90, 75, 60, 50, 42, 35, 28, 20)
 """A business day, hour by hour from midnight, in percent of the busiest hour. Assumed, not measured."""

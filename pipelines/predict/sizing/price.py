@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipelines.domain.units import DAY
-from pipelines.settings.sizing import PriceSettings
+from pipelines.predict.config import PriceSettings
 
 DAYS = 365
 HOURS = DAYS * 24

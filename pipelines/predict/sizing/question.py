@@ -13,6 +13,8 @@ from pipelines.domain.formats import KvFormat, QFormat, group_instead, proposed
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import HOUR
 from pipelines.host.machine import Machine
+from pipelines.loadgen.config import WorkloadSettings
+from pipelines.predict.config import SizingSettings
 from pipelines.predict.performance.coverage import unmodelled
 from pipelines.predict.performance.gpus import GpuSpec, data_sheet, resolved
 from pipelines.predict.performance.lengths import LoadLengths, drawn_lengths, known_lengths
@@ -21,9 +23,7 @@ from pipelines.predict.performance.performance import Setup, runnable
 from pipelines.predict.performance.placement import EngineTerms, Judge, unjudged
 from pipelines.predict.performance.tuned import tuned_for, tuned_kv_formats
 from pipelines.predict.sizing.price import Prices
-from pipelines.settings.load import WorkloadSettings
 from pipelines.settings.root import Settings
-from pipelines.settings.sizing import SizingSettings
 
 # Requests per second to serve: the average, and the peak that a fleet is sized for.
 #

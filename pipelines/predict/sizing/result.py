@@ -8,6 +8,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipelines.engines.tensorrt_llm.config import LIMITS_FOR_LOAD
 from pipelines.predict.sizing.answer import Answer, Check, FleetOption, PeakTrial
 from pipelines.predict.sizing.autoscale import Replay
 from pipelines.predict.sizing.fleet import PeakFleet
@@ -15,7 +16,6 @@ from pipelines.predict.sizing.instance import LoadOutcome
 from pipelines.predict.sizing.price import Cost
 from pipelines.predict.sizing.question import Question
 from pipelines.predict.sizing.sensitivity import Change
-from pipelines.settings.build import LIMITS_FOR_LOAD
 
 SCHEMA = 1
 OF_SIZES = (

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("modelopt")
 
-from pipelines.checkpoint.config import CheckpointConfig
+from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.checkpoint.describe import LINEARS
 from pipelines.checkpoint.verify import verify
 from pipelines.compress import QuantSpec, quantize

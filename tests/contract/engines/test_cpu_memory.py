@@ -27,13 +27,13 @@ from pipelines.engines.openvino.runtime import OpenVinoOptions  # noqa: E402
 from pipelines.engines.port import BuildLimits  # noqa: E402
 from pipelines.host.machine import has_avx512  # noqa: E402
 from pipelines.loadgen.health import read_metrics  # noqa: E402
+from pipelines.serving.config import ServingSettings  # noqa: E402
 from pipelines.serving.process import TritonServer  # noqa: E402
-from pipelines.settings.serving import ServingSettings  # noqa: E402
-from pipelines.settings.triton import TritonSettings  # noqa: E402
 from tests.contract.engines.conftest import MODELS  # noqa: E402
 from tests.support.engine_memory import FULL_ITERATIONS  # noqa: E402
 from tests.support.random_checkpoint import write_checkpoint  # noqa: E402
 from tests.support.served_gemma import Client  # noqa: E402
+from triton_repo.config import TritonSettings  # noqa: E402
 from triton_repo.parameters import RepositorySpec  # noqa: E402
 from triton_repo.write import write_repository  # noqa: E402
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.checkpoint.config import CheckpointConfig
+from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.checkpoint.dequantize import dequantize
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.verify import verify

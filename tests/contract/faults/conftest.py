@@ -13,10 +13,10 @@ pytest.importorskip("modelopt")
 pytest.importorskip("openvino_genai")
 pytest.importorskip("tritonclient.grpc")
 
+from pipelines.serving.config import ServingSettings
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.locate import why_no_server
 from pipelines.serving.process import TritonServer
-from pipelines.settings.serving import ServingSettings
 from tests.contract.faults.well_behaved import References
 from tests.support.served_gemma import LIMITS, Client, write_gemma
 

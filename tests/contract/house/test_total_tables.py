@@ -18,11 +18,11 @@ from eval.verdict import Verdict
 from pipelines.domain.families import Architecture
 from pipelines.domain.formats import FORMATS, Activation, KvFormat, QFormat
 from pipelines.engines.registry import ServerBackend
+from pipelines.loadgen.config import Arrival
 from pipelines.plan.targets import Target
 from pipelines.run.gpu_commands import WRITES
 from pipelines.settings.features import HEADS
 from pipelines.settings.groups import choices
-from pipelines.settings.load import Arrival
 from tests.support.configurations import Case
 from tests.torture.configurations import judge
 

@@ -12,9 +12,9 @@ pytest.importorskip("modelopt")
 pytest.importorskip("openvino_genai")
 pytest.importorskip("tritonclient.grpc")
 
+from pipelines.serving.config import ServingSettings
 from pipelines.serving.locate import why_no_server
 from pipelines.serving.process import TritonServer
-from pipelines.settings.serving import ServingSettings
 from tests.support.served_gemma import MODEL, Client, write_gemma
 
 __all__ = ["MODEL", "QUEUE", "Client"]

@@ -15,11 +15,11 @@ from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
 from pipelines.serving.locate import why_no_server
 from pipelines.serving.process import TritonServer
-from pipelines.settings.triton import TritonSettings
 from scripts.zoo.quiz import LETTERS, build_splits, description, question_text
 from scripts.zoo.world import build_world
 from tests.contract.models.conftest import MODEL, SERVING, Client
 from tests.support.served_gemma import LIMITS
+from triton_repo.config import TritonSettings
 from triton_repo.parameters import RepositorySpec
 from triton_repo.write import write_repository
 

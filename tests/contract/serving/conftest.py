@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("tritonclient.grpc")
 
+from pipelines.serving.config import ServingSettings
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.locate import why_no_server
 from pipelines.serving.process import TritonServer
-from pipelines.settings.serving import ServingSettings
 from tests.contract.serving.echo_repository import write_served_echo
 
 SETTINGS = ServingSettings(openai=True, drain_timeout_s=5, startup_timeout_s=60)

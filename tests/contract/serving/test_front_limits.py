@@ -19,12 +19,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipelines.serving.config import ServingSettings
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.logs import ServerFailedError
 from pipelines.serving.openai import connections
 from pipelines.serving.ports import another_port, answers_200
 from pipelines.serving.process import TritonServer
-from pipelines.settings.serving import ServingSettings
 from tests.conftest import ROOT
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

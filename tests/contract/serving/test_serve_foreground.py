@@ -20,8 +20,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipelines.serving.config import ServingSettings
 from pipelines.serving.locate import why_no_server
-from pipelines.settings.serving import ServingSettings
 
 pytestmark = pytest.mark.skipif(why_no_server(ServingSettings()) is not None, reason="needs a tritonserver")
 ROOT = Path(__file__).parents[3]
@@ -32,7 +32,7 @@ from pathlib import Path
 from pipelines.serving import foreground
 from pipelines.domain.progress import SilentProgress
 from pipelines.serving.foreground import serve
-from pipelines.settings.serving import ServingSettings
+from pipelines.serving.config import ServingSettings
 restarts = next((int(word.removeprefix("restarts=")) for word in sys.argv if word.startswith("restarts=")), 5)
 settings = ServingSettings(
     openai=True, drain_timeout_s=int(sys.argv[2]), show_log="show_log" in sys.argv, restarts=restarts

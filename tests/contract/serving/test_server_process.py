@@ -21,10 +21,10 @@ import pytest
 from pipelines.domain.errors import UserError
 from pipelines.serving import process as crashes
 from pipelines.serving import process as process_module
+from pipelines.serving.config import ServingSettings
 from pipelines.serving.locate import why_no_server
 from pipelines.serving.ports import answers_200
 from pipelines.serving.process import ServerFailedError, TritonServer
-from pipelines.settings.serving import ServingSettings
 from tests.contract.serving.echo_repository import (
     CONFIG,
     write_echo,
@@ -153,7 +153,7 @@ PARENT = """
 import os, sys, time
 from pathlib import Path
 from pipelines.serving.process import TritonServer
-from pipelines.settings.serving import ServingSettings
+from pipelines.serving.config import ServingSettings
 with TritonServer(Path(sys.argv[1]), ServingSettings()) as server:
     print(server.pid, flush=True)
     time.sleep(600)

@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipelines.serving.config import ServingSettings
 from pipelines.serving.locate import why_no_server
 from pipelines.serving.process import TritonServer
-from pipelines.settings.serving import ServingSettings
-from pipelines.settings.triton import TritonSettings
 from tests.support.engine_folders import write_engine, write_tokenizer
+from triton_repo.config import TritonSettings
 from triton_repo.generate import parse, to_text
 from triton_repo.parameters import RepositorySpec
 from triton_repo.write import write_repository

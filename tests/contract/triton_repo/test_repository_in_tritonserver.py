@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.settings.triton import TritonSettings
 from tests.support.engine_folders import write_engine, write_tokenizer
 from tests.support.own_tensors import OWN
 from triton_repo import write
+from triton_repo.config import TritonSettings
 from triton_repo.generate import parse
 from triton_repo.parameters import RepositorySpec
 from triton_repo.write import write_repository
@@ -80,8 +80,8 @@ class TritonPythonModel:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """A running server on a generated CPU repository."""
+    from pipelines.serving.config import ServingSettings
     from pipelines.serving.process import TritonServer
-    from pipelines.settings.serving import ServingSettings
 
     root = tmp_path_factory.mktemp("served")
     for name, code in CODE.items():

@@ -14,9 +14,9 @@ import pytest
 
 from pipelines.doctor.doctor_command import TABLE
 from pipelines.engines.limits import EngineLimits
-from pipelines.settings.triton import DECIDED_ELSEWHERE, TritonSettings
 from tests.support.engine_folders import write_engine
 from tests.support.own_tensors import OWN
+from triton_repo.config import DECIDED_ELSEWHERE, TritonSettings
 from triton_repo.generate import llmapi_configs, repository_configs
 from triton_repo.parameters import ENGINE_DIR, ImageSpec, RepositorySpec
 

@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Union, get_args, get_origin
 import pytest
 from pydantic import ValidationError
 
+from pipelines.engines.tensorrt_llm.config import DECIDED, BuildSettings
 from pipelines.engines.tensorrt_llm.folder import options
-from pipelines.settings.build import DECIDED, BuildSettings
 
 OPTIONS = {option.key: option for option in options()}
 FIELDS = {field.alias or name: field for name, field in BuildSettings.model_fields.items()}

@@ -7,10 +7,10 @@ from dataclasses import asdict
 
 import pytest
 
-from pipelines.checkpoint.config import CheckpointConfig
+from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.engines.port import BuildLimits
+from pipelines.engines.tensorrt_llm.config import DECIDED, BuildSettings
 from pipelines.engines.tensorrt_llm.folder import BuildPaths, command, identity, options, read_back
-from pipelines.settings.build import DECIDED, BuildSettings
 from tests.support.emulated_trtllm import A100, B200
 from tests.support.emulated_trtllm.plan import planned, read_checkpoint
 from tests.support.emulated_trtllm.trtllm_build import parser

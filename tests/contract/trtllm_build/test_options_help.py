@@ -2,8 +2,8 @@
 
 import pytest
 
+from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.engines.tensorrt_llm.folder import extra_choices, help_differences
-from pipelines.settings.build import BuildSettings
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.settings.triton import TritonSettings
 from tests.support.engine_folders import write_engine, write_llm_folder, write_tokenizer
 from triton_repo import write
+from triton_repo.config import TritonSettings
 from triton_repo.parameters import ImageSpec, RepositorySpec
 from triton_repo.write import write_repository
 

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from pipelines.checkpoint.config import Quantization
+from pipelines.checkpoint.config_json import Quantization
 from tests.support.emulated_trtllm.talk import info, warning
 
 MODEL_MAP = ("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "LlamaForCausalLM", "MedusaForCausalLM")

@@ -9,9 +9,9 @@ from pipelines.domain.adapter import Adapter
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.registry import describe
+from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.rules.record import DeploymentFacts, Images
-from pipelines.settings.build import BuildSettings
-from pipelines.settings.triton import TritonSettings
+from triton_repo.config import TritonSettings
 
 LLAMA = ModelShape("LlamaForCausalLM", 32, 4096, 32, 8, 128, 14336, 128256, 131072, False)
 SMALL_LLAMA = replace(LLAMA, num_hidden_layers=16, hidden_size=2048, intermediate_size=8192)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.checkpoint.config import CheckpointConfig
+from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat, QFormat
 

@@ -11,7 +11,7 @@ import pytest
 np = pytest.importorskip("numpy")
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
-from pipelines.checkpoint.config import CheckpointConfig  # noqa: E402
+from pipelines.checkpoint.config_json import CheckpointConfig  # noqa: E402
 from pipelines.checkpoint.describe import describe, render  # noqa: E402
 from pipelines.checkpoint.tensors import TensorFile  # noqa: E402
 from pipelines.checkpoint.verify import Expected, check_tensors, expected_tensors, verify  # noqa: E402

@@ -19,12 +19,12 @@ class Settings(BaseModel):
 
 
 def test_while_pydantic_writes_settings_out(monkeypatch, capsys):
-    monkeypatch.setattr("pipelines.run.config.config", lambda _: Settings().model_dump())
+    monkeypatch.setattr("pipelines.run.config_command.config", lambda _: Settings().model_dump())
     assert main(["config"]) == 130
     assert "Interrupted. Finished stages are kept" in capsys.readouterr().err
 
 
 def test_another_error_of_pydantic_stays_one(monkeypatch):
-    monkeypatch.setattr("pipelines.run.config.config", lambda _: Settings(value="no such thing").model_dump())
+    monkeypatch.setattr("pipelines.run.config_command.config", lambda _: Settings(value="no such thing").model_dump())
     with pytest.raises(Exception, match="no such thing"):
         main(["config"])

@@ -7,8 +7,8 @@ from typing import Any, get_args
 import pytest
 
 from pipelines.domain.formats import QFormat
+from pipelines.engines.tensorrt_llm.config import OF_A_FORMAT, BuildSettings
 from pipelines.rules.rulebook import check, refused
-from pipelines.settings.build import OF_A_FORMAT, BuildSettings
 from pipelines.settings.compose import load
 from tests.support.rule_cases import LLAMA, deployment
 from tests.unit.features.test_feature_inputs import plan

@@ -3,8 +3,8 @@
 import pytest
 
 from pipelines.domain.errors import UserError
-from pipelines.settings.build import BuildSettings
-from pipelines.settings.load import BenchmarkSettings
+from pipelines.engines.tensorrt_llm.config import BuildSettings
+from pipelines.loadgen.config import BenchmarkSettings
 from pipelines.settings.model import ModelSettings
 from pipelines.settings.paths import PathSettings
 

@@ -13,13 +13,13 @@ import psutil
 import pytest
 
 from pipelines.deploy.cluster import script_files, write_scripts
+from pipelines.deploy.config import ClusterSettings
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import Machine
 from pipelines.run import console
 from pipelines.serving.command_lines import Ranks, server_command
+from pipelines.serving.config import USUAL_PORTS, ServingSettings
 from pipelines.settings.compose import load
-from pipelines.settings.manifests import ClusterSettings
-from pipelines.settings.serving import USUAL_PORTS, ServingSettings
 from tests.support.cluster_targets import CONTAINER, MPI, SLURM, target
 from tests.support.deployments import repository
 

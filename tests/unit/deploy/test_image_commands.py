@@ -10,6 +10,7 @@ import pytest
 
 from pipelines import __version__
 from pipelines.deploy import containers
+from pipelines.deploy.config import ImageSettings
 from pipelines.deploy.containers import (
     Checkout,
     SharedFolders,
@@ -26,7 +27,6 @@ from pipelines.domain.errors import UserError
 from pipelines.host.git import git
 from pipelines.host.machine import GpuFacts, Machine
 from pipelines.settings.compose import load
-from pipelines.settings.manifests import ImageSettings
 from tests.conftest import ROOT
 
 SOURCE = Checkout(Path("/src"), "0123456789ab", 1700000000)

@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 from pipelines.deploy.commands import _image, files
+from pipelines.deploy.config import ManifestSettings
 from pipelines.deploy.facts import RepositoryFacts, Sizes, sizes
 from pipelines.deploy.pods import slug
 from pipelines.domain.units import GIB
-from pipelines.settings.manifests import ManifestSettings
-from pipelines.settings.serving import ServingSettings
+from pipelines.serving.config import ServingSettings
 from tests.conftest import REFERENCE
 from tests.support.deployments import KINDS, build, by_kind, deployed, templates, write
 

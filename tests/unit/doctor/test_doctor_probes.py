@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.doctor import doctor_command, versions
 from pipelines.host.machine import GpuFacts, cpu_quota, gather, memory_limit
-from pipelines.settings.serving import ServingSettings
+from pipelines.serving.config import ServingSettings
 from tests.support.hub_server import HubServer
 from tests.unit.core.test_machine import H100, MACHINE, with_gpu
 

@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.domain.errors import UserError
 from pipelines.engines import registry
-from pipelines.settings.engine import EngineSettings
+from pipelines.engines.config import EngineSettings
 
 
 def test_every_engine_is_a_choice_of_the_settings_and_the_other_way_round() -> None:

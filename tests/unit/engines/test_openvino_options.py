@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from pipelines.domain.errors import UserError
+from pipelines.engines.config import OpenVinoSettings
 from pipelines.engines.limits import EngineLimits
 from pipelines.engines.openvino.runtime import OpenVinoOptions
 from pipelines.engines.openvino.serving_options import ServingOptions
-from pipelines.settings.engine import OpenVinoSettings
-from pipelines.settings.triton import TritonSettings
 from tests.support.engine_folders import write_engine
+from triton_repo.config import TritonSettings
 from triton_repo.parameters import RepositorySpec, tensorrt_llm
 
 CHOSEN = {"inference_precision": "f32", "num_threads": 3, "kv_cache_bytes": 2**20, "kv_cache_precision": "u8"}

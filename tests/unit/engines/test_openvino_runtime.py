@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("openvino_genai")
 
-from pipelines.checkpoint.config import CheckpointConfig, Quantization
+from pipelines.checkpoint.config_json import CheckpointConfig, Quantization
 from pipelines.domain.errors import UserError
 from pipelines.engines.openvino.engine import generation_config
 from pipelines.engines.openvino.precision import unheard

@@ -10,12 +10,12 @@ import pytest
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.engines.registry import ENGINES, LLM_API, OPENVINO, TENSORRT_LLM
 from pipelines.engines.tensorrt_llm.build_tuning import ROWS
+from pipelines.engines.tensorrt_llm.config import TUNED, BuildSettings
 from pipelines.engines.tuning import advice, tuned
 from pipelines.plan.user_inputs import Found, deployment
 from pipelines.rules.record import Severity
 from pipelines.rules.rulebook import check
 from pipelines.settings.base import ChoosingGroup
-from pipelines.settings.build import TUNED, BuildSettings
 from pipelines.settings.compose import load as compose
 from pipelines.settings.root import Settings
 from tests.unit.sizing.test_limits_for_load import NO_GPU

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pipelines.domain.errors import UserError
+from pipelines.loadgen.config import LengthSettings
 from pipelines.loadgen.plan import sampler
-from pipelines.settings.load import LengthSettings
 
 
 def draws(count: int = 20_000, **length: Any) -> list[int]:

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError
-from pipelines.settings.load import BenchmarkSettings, LengthSettings, load_faults
+from pipelines.loadgen.config import BenchmarkSettings, LengthSettings, load_faults
 from tests.support.load_settings import benchmark, workload
 
 MIXTRAL = {"preset": "mlperf_mixtral_8x7b", "ttft_ms": None, "itl_ms": None, "e2e_ms": None}

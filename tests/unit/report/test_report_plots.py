@@ -9,11 +9,11 @@ from pipelines.document.canvas import apart
 from pipelines.document.show import flat, ms, number, settings_text, when
 from pipelines.domain.benchmark import Distribution
 from pipelines.report.collect import collect
+from pipelines.report.config import ReportSettings
 from pipelines.report.data import lengths, loads
 from pipelines.report.plots_requests import MAX_STEPS, steps
 from pipelines.report.tables import build_memory_table
 from pipelines.report.tables_load import levels_table
-from pipelines.settings.root import ReportSettings
 from pipelines.store.store import Store
 from tests.support.report_store import add_format, benchmark
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.serving.config import ServingSettings
 from pipelines.serving.openai.errors import ApiError, from_triton
 from pipelines.serving.openai.generation import Choice, Prompt, StopFilter, TokenPart, collect_all
 from pipelines.serving.openai.inputs import InputTensor, ServedEngine, engine_inputs
@@ -20,7 +21,6 @@ from pipelines.serving.openai.responses import ResponseRequest
 from pipelines.serving.openai.schema import ChatRequest, CompletionRequest
 from pipelines.serving.openai.tokenizer import ServedTokenizer, TextStream
 from pipelines.settings.model import BUNDLED
-from pipelines.settings.serving import ServingSettings
 from tests.conftest import ROOT
 from triton_repo.tensors import TENSORRT_LLM_INTERFACE
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.serving.command_lines import Ranks, nvidia_frontend_command, server_command
-from pipelines.settings.serving import ServingSettings
+from pipelines.serving.config import ServingSettings
 
 PORTS = {"http_port": 8000, "grpc_port": 8001, "metrics_port": 8002, "openai_port": 9000}
 BINARY, REPOSITORY = Path("/opt/tritonserver/bin/tritonserver"), Path("/models")

@@ -17,12 +17,12 @@ from pydantic import ValidationError
 
 from pipelines.domain.errors import UserError
 from pipelines.serving import locate as locate_module
+from pipelines.serving.config import USUAL_PORTS, ServingSettings
 from pipelines.serving.locate import PYTHON, Wheel, backend_directory, locate, why_no_server
 from pipelines.serving.ports import FREE_RANGE, choose_ports, privileged_ports
 from pipelines.serving.repository import read_repository, refuse_elsewhere
 from pipelines.serving.shared_memory import own_prefix, remove_leftovers
 from pipelines.settings.compose import load
-from pipelines.settings.serving import USUAL_PORTS, ServingSettings
 
 
 @pytest.mark.parametrize("host", ["example.com", "::1", "300.1.1.1", ""])
@@ -157,7 +157,7 @@ def test_a_python_without_stub_is_refused(
 def test_planning_imports_nothing_heavy() -> None:
     program = (
         "import sys\n"
-        "from pipelines.settings.serving import ServingSettings\n"
+        "from pipelines.serving.config import ServingSettings\n"
         "from pipelines.serving.locate import why_no_server\n"
         "why_no_server(ServingSettings())\n"
         "heavy = {'numpy', 'tritonclient', 'pytriton', 'fastapi', 'grpc', 'jinja2'} & set(sys.modules)\n"

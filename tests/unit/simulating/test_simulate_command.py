@@ -15,13 +15,13 @@ import pytest
 from pipelines.cli.commands import COMMANDS
 from pipelines.domain.errors import UserError
 from pipelines.host import files
+from pipelines.loadgen.config import load_faults
 from pipelines.predict.performance.fit_file import FittedModel
 from pipelines.predict.performance.modelled import ModelledDeployment
 from pipelines.predict.simulate import pictures
 from pipelines.predict.simulate.simulate_command import with_defaults
 from pipelines.predict.simulator.interface import SchedulerLimits
 from pipelines.predict.simulator.run import IterationCost
-from pipelines.settings.load import load_faults
 from tests.conftest import ROOT
 
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from pipelines.domain.benchmark import Distribution, Summary
+from pipelines.loadgen.config import load_faults
 from pipelines.predict.performance.fit import FittedLevel
 from pipelines.predict.performance.fit_file import comparison
 from pipelines.predict.performance.measured import MeasuredLevel
 from pipelines.settings.compose import load
-from pipelines.settings.load import load_faults
 from scripts.fit_cpu import BASE, FITTED, PILOT, UNSEEN, markdown, medians, over_rounds, repeatability, resolved
 
 

@@ -11,6 +11,7 @@ from pipelines.cli.commands import COMMANDS
 from pipelines.domain.benchmark import RESULT
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
+from pipelines.predict.config import FITS
 from pipelines.predict.performance.deployment import Compression, fitted_deployment, gpu_model, known
 from pipelines.predict.performance.fit_file import costs, load_fit
 from pipelines.predict.performance.gpus import gpu_named
@@ -21,7 +22,6 @@ from pipelines.report.report_command import with_models
 from pipelines.report.sections import document
 from pipelines.report.tables_load import modelled_table
 from pipelines.settings.compose import load
-from pipelines.settings.sizing import FITS
 from pipelines.store.store import Store
 from tests.support.report_store import benchmark, full_store
 

@@ -6,6 +6,7 @@ import pytest
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
+from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.host.machine import Machine
 from pipelines.plan.plan import make_plan
 from pipelines.predict.performance.fit_file import costs
@@ -21,7 +22,6 @@ from pipelines.predict.sizing.instance import InstanceUnderLoad, instance
 from pipelines.predict.sizing.question import ask
 from pipelines.predict.sizing.sensitivity import changes
 from pipelines.predict.sizing.words import shown_options
-from pipelines.settings.build import BuildSettings
 from pipelines.settings.compose import load
 from pipelines.store.store import Store
 from tests.support.sizing_questions import demand, made_up, question

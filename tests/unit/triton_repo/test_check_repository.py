@@ -8,9 +8,9 @@ import re
 import pytest
 
 from pipelines.domain.errors import UserError
-from pipelines.settings.triton import TritonSettings
 from tests.support.engine_folders import write_engine, write_tokenizer
 from triton_repo.check import check_repository
+from triton_repo.config import TritonSettings
 from triton_repo.generate import parse, to_text
 from triton_repo.parameters import RepositorySpec
 from triton_repo.write import write_repository

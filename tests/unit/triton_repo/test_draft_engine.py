@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from pipelines.domain.errors import UserError
-from pipelines.settings.triton import TritonSettings
 from tests.support.engine_folders import write_engine, write_tokenizer
 from triton_repo.check import check_repository
+from triton_repo.config import TritonSettings
 from triton_repo.generate import parse
 from triton_repo.parameters import RepositorySpec, start_commands
 from triton_repo.write import write_repository

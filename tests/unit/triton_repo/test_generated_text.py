@@ -13,8 +13,8 @@ from pipelines.engines.limits import EngineLimits
 from pipelines.engines.openvino.serving_options import ServingOptions
 from pipelines.engines.registry import describe
 from pipelines.settings.base import LARGEST
-from pipelines.settings.triton import TritonSettings
 from tests.support.own_tensors import OWN
+from triton_repo.config import TritonSettings
 from triton_repo.generate import llmapi_configs, parse, repository_configs, to_text
 from triton_repo.parameters import RepositorySpec, setting_faults
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from pipelines.domain.errors import UserError
-from pipelines.settings.triton import TritonSettings
 from tests.support.adapters import two_linears, write_adapter
 from tests.support.engine_folders import write_engine, write_tokenizer
 from triton_repo.check import check_repository
+from triton_repo.config import TritonSettings
 from triton_repo.generate import parse
 from triton_repo.parameters import RepositorySpec
 from triton_repo.write import CONFIG, WEIGHTS, convert, write_repository

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipelines.settings.triton import TritonSettings
+from triton_repo.config import TritonSettings
 from triton_repo.parameters import RepositorySpec, start_commands
 
 GPU = RepositorySpec("tensorrt_llm", "llama", "fp8")

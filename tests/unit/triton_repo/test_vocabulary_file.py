@@ -7,9 +7,9 @@ import json
 import pytest
 
 from pipelines.domain.errors import UserError
-from pipelines.settings.triton import TritonSettings
 from tests.conftest import ROOT
 from tests.support.engine_folders import write_engine, write_tokenizer
+from triton_repo.config import TritonSettings
 from triton_repo.generate import parse
 from triton_repo.parameters import RepositorySpec
 from triton_repo.write import tokenizer_info, write_repository

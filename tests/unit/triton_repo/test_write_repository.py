@@ -14,11 +14,11 @@ import yaml
 from pipelines import __version__
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
-from pipelines.settings.triton import TritonSettings
 from pipelines.stages.repository import WriteRepository
 from tests.support.engine_folders import write_engine, write_llm_folder, write_tokenizer
 from triton_repo import write
 from triton_repo.check import check_repository
+from triton_repo.config import TritonSettings
 from triton_repo.llmapi import DraftTargetConfig
 from triton_repo.parameters import ImageSpec, RepositorySpec
 from triton_repo.write import write_repository

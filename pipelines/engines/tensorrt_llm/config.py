@@ -12,16 +12,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from pipelines.settings.base import ChoosingGroup, Positive, Ranks, Tokens
+from pipelines.settings.features import LoraModule
 
 Count = Annotated[int, Field(ge=0)]
 Switch = Literal["enable", "disable"]
 Plugin = Literal["auto", "float16", "float32", "bfloat16", "int32", "disable"]
-LoraModule = Literal[
-    "attn_qkv", "attn_q", "attn_k", "attn_v", "attn_dense",
-    "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate",
-    "cross_attn_qkv", "cross_attn_q", "cross_attn_k", "cross_attn_v", "cross_attn_dense",
-    "moe_h_to_4h", "moe_4h_to_h", "moe_gate", "moe_router", "mlp_router", "mlp_gate_up",
-]  # fmt: skip
 
 CLASS, ADAPTERS = "the model's class is the checkpoint's architecture", "adapters are served beside the engine"
 TIMING = "one is kept for each GPU and version beside the artifacts"

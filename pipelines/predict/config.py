@@ -10,8 +10,8 @@ from pydantic import Field, field_validator, model_validator
 from pipelines.domain.errors import did_you_mean
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.units import rate_of_users
+from pipelines.loadgen.config import Rate, SloSettings
 from pipelines.settings.base import Group, Positive
-from pipelines.settings.load import Rate, SloSettings
 
 # The group `simulator`: settings of `make simulate`. Imports nothing heavy.
 

@@ -1,0 +1,21 @@
+"""Settings of the command `doctor`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pipelines.settings.base import Group
+
+
+class DoctorSettings(Group):
+    """How `make doctor` answers.
+
+    Attributes:
+        format: text for people, json for programs.
+        timeout_s: how long the Hub may take to answer.
+    """
+
+    format: Literal["text", "json"] = "text"
+    timeout_s: Annotated[float, Field(gt=0)] = 2.0
