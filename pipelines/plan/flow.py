@@ -37,10 +37,10 @@ from pipelines.stages.evaluate import (
     SERVED_ELSEWHERE,
     Evaluate,
     EvaluateReference,
+    EvaluateSequentially,
     EvaluateServed,
     longest_scored,
 )
-from pipelines.stages.evaluate_sequentially import EvaluateSequentially
 from pipelines.stages.fidelity import TEXTS as FIDELITY_TEXTS
 from pipelines.stages.fidelity import Fidelity
 from pipelines.stages.fidelity_served import FidelityServed
@@ -159,9 +159,9 @@ class _Flow(EngineFlow):
             settings.eval,
             settings.model.label,
             settings.variant,
-            settings.paths.store.absolute() / ANSWERS,
             *self._harness(),
             warns=self._warns(),
+            answers=settings.paths.store.absolute() / ANSWERS,
         )
         inputs = {name: name for name in ("engine", "baseline", "model", "dataset")}
         self.add("evaluate", stage, self.label(settings), inputs)

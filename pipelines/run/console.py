@@ -24,7 +24,6 @@ from pipelines.plan.needs import needs
 from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.run.runner import StepOutcome
 from pipelines.stages.evaluate import Evaluate, EvaluateReference, EvaluateServed, baseline_of
-from pipelines.stages.evaluate_sequentially import EvaluateSequentially
 from pipelines.stages.fidelity_served import FidelityServed
 from pipelines.store.manifest import Manifests
 from pipelines.store.store import Artifact, Store, subfolders
@@ -214,9 +213,9 @@ def accuracy_table(outcomes: Sequence[StepOutcome], settings: EvalSettings) -> R
     evaluated, variant = {}, ""
     for outcome in outcomes:
         stage = outcome.node.stage
-        if isinstance(stage, Evaluate | EvaluateSequentially | EvaluateReference | EvaluateServed):
+        if isinstance(stage, Evaluate | EvaluateReference | EvaluateServed):
             evaluated[outcome.node.id] = outcome.artifact.path
-        if outcome.node.id == "evaluate" and isinstance(stage, Evaluate | EvaluateSequentially):
+        if outcome.node.id == "evaluate" and isinstance(stage, Evaluate):
             variant = stage.variant
     return comparison([(baseline_of(evaluated, variant), evaluated["evaluate"] / RESULT)], settings)
 

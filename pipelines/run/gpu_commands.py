@@ -21,8 +21,7 @@ from pipelines.host.screen import CONTINUED, command_lines, wrapped
 from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.stages import Stage
 from pipelines.stages.build import Build
-from pipelines.stages.evaluate import Evaluate
-from pipelines.stages.evaluate_sequentially import EvaluateSequentially
+from pipelines.stages.evaluate import Evaluate, EvaluateSequentially
 from pipelines.stages.llm_api import ConfigureLlm
 from pipelines.stages.repository import WriteRepository
 from pipelines.stages.script import Script
@@ -138,8 +137,7 @@ class _ByHand:
 
     def _evaluated(self) -> Iterator[Block]:
         """Yield what measures the accuracy."""
-        kinds = Evaluate | EvaluateSequentially
-        todo = [step for step in self.plan.steps if isinstance(step.node.stage, kinds) and not step.artifact]
+        todo = [step for step in self.plan.steps if isinstance(step.node.stage, Evaluate) and not step.artifact]
         if todo:
             both = any(_of_baseline(step) or isinstance(step.node.stage, EvaluateSequentially) for step in todo)
             baseline = " and its 16-bit baseline" if both else ""

@@ -10,18 +10,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eval.config import EvalSettings
+from eval.harness import evaluate, load_questions, write_hub, write_lm_eval
+from eval.kept import AnswerLog
 from eval.own import OwnLayout
-from eval.results import BASELINE, RESULT
+from eval.perplexity import RESULT as PERPLEXITY
+from eval.perplexity import PerplexityResult
+from eval.results import BASELINE, RESULT, EvalResult
+from eval.spec import EvalSpec
+from eval.verdict import Criteria, too_few
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import Progress
 from pipelines.engines.config import EngineOptions, all_options, options_of_scores
+from pipelines.engines.port import ScoringSession
 from pipelines.engines.registry import describe, open_engine
+from pipelines.host.machine import library_versions
+from pipelines.store.manifest import read_manifest
+from pipelines.store.store import fingerprint
 
 if TYPE_CHECKING:
-    from eval.perplexity import PerplexityResult
-    from eval.results import EvalResult
-    from eval.spec import EvalSpec
-    from eval.verdict import Criteria
+    from eval.sequential import AskedEngine
 
 SERVED_ELSEWHERE = "served"
 """Format of an evaluation of a server, whose format is not known, in results."""
@@ -82,30 +89,81 @@ class Evaluate:
         return {
             "engine": self.engine,
             **options_of_scores(self.options),
-            **asked(self.eval),
+            **_questions_of(self.eval),
             "model": self.model,
             "variant": self.variant,
         }
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Load the engine and ask it every question."""
-        from eval.harness import evaluate
+        spec = _engine_spec(self.eval, inputs["dataset"], self.engine, inputs["engine"])
+        with open_engine(self.engine, **all_options(self.options)).open(inputs["engine"]) as session:
+            return _evaluated(self, session, spec, inputs, out_dir, progress, self.variant, self.engine, self.warns)
 
-        spec = engine_spec(self.eval, inputs["dataset"], self.engine, inputs["engine"])
+
+KEY = 16
+"""Hex digits of an engine's content and arithmetic in the name of the folder with its answers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateSequentially(Evaluate):
+    """Two engine folders, their tokenizer and questions in, `evaluation.json` and `baseline.json` out.
+
+    The engine and the 16-bit one are asked in turns, until the verdict on the loss is known. What an engine answered is
+    kept in the store by its content, so that a run that was stopped goes on where it was, and the 16-bit engine is
+    asked a question once for all formats.
+
+    Attributes:
+        answers: folder for the answers of all engines.
+    """
+
+    answers: Path
+    version = "sequential 4"
+
+    def identity(self) -> dict[str, Any]:
+        """Return what decides when to stop as well; with what power to go on does not."""
+        stop = self.eval.model_dump(include={"max_questions", "margin_points", "false_go", "judged_together"})
+        return {**Evaluate.identity(self), "sequential": stop}
+
+    def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
+        """Ask both engines in turns."""
+        from eval.sequential import ask_in_turns
+
+        folders = inputs["engine"], inputs["baseline"]
+        questions = load_questions(_engine_spec(self.eval, inputs["dataset"], self.engine, *folders), inputs["model"])
+        criteria = Criteria.of(self.eval)
+        most = min(questions.count, self.eval.max_questions or questions.count)
+        if self.warns and (few := too_few(most, criteria, stops=True)):
+            progress.note(f"warning: {few}")
+        both = ask_in_turns(
+            self._side(QFormat.NONE, inputs["baseline"]),
+            self._side(self.variant, inputs["engine"]),
+            inputs["model"],
+            questions,
+            criteria,
+            progress,
+            model=self.model,
+            engine=self.engine,
+            most=most,
+            together=self.eval.judged_together,
+        )
+        both.baseline.save(out_dir / BASELINE)
+        write_lm_eval(both.raw, both.result, out_dir)
+        return {**_kept(both.result, self.eval, out_dir), "of": questions.count}
+
+    def _side(self, variant: str, folder: Path) -> AskedEngine:
+        """Return one of the two, with the file of its answers: token ids in, scores or token ids out."""
+        from eval.sequential import AskedEngine
+
+        content = {
+            "engine": self.engine,
+            **options_of_scores(self.options),
+            "libraries": library_versions(self.libraries),
+            "content": read_manifest(folder)["digest"],
+        }
         engine = open_engine(self.engine, **all_options(self.options))
-        with engine.open(inputs["engine"]) as session:
-            result = evaluate(
-                session,
-                inputs["model"],
-                spec,
-                progress,
-                model=self.model,
-                qformat=self.variant,
-                engine=self.engine,
-                export_to=out_dir,
-                criteria=_warned(self),
-            )
-        return kept(result, self.eval, out_dir)
+        log = self.answers / fingerprint(content)[:KEY] / "answers.jsonl"
+        return AskedEngine(variant, lambda: engine.open(folder), log)
 
 
 @dataclass(frozen=True)
@@ -133,27 +191,15 @@ class EvaluateReference:
 
     def identity(self) -> dict[str, Any]:
         """Return task, limit and device, and the label, because it appears in the result."""
-        return {**asked(self.eval), "model": self.model, "max_length": self.max_length, "device": self.device}
+        return {**_questions_of(self.eval), "model": self.model, "max_length": self.max_length, "device": self.device}
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Load the model and ask it every question."""
-        from eval.harness import evaluate
         from pipelines.compress import reference_model
 
         model = reference_model(inputs["model"], self.device)
         spec = _spec_of(self.eval, inputs["dataset"], self.max_length or model.max_position_embeddings)
-        result = evaluate(
-            model,
-            inputs["model"],
-            spec,
-            progress,
-            model=self.model,
-            qformat=REFERENCE,
-            engine="transformers",
-            export_to=out_dir,
-            criteria=_warned(self),
-        )
-        return kept(result, self.eval, out_dir)
+        return _evaluated(self, model, spec, inputs, out_dir, progress, REFERENCE, "transformers", self.warns)
 
 
 @dataclass(frozen=True)
@@ -191,12 +237,10 @@ class EvaluateServed:
         """Return task, server and limit, and the label, because it appears in the result."""
         server = {"url": self.eval.url, "served_model": self.eval.model}
         longest = {"max_length": self.max_length, **({"max_prompt": self.max_prompt} if self.max_prompt else {})}
-        return {**asked(self.eval), **server, "model": self.model, **longest}
+        return {**_questions_of(self.eval), **server, "model": self.model, **longest}
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Ask the server every question that it did not answer before."""
-        from eval.harness import evaluate
-        from eval.kept import AnswerLog
         from eval.server import OpenAiServer, TritonGrpc
 
         identity = hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:16]
@@ -204,7 +248,8 @@ class EvaluateServed:
         if len(answers):
             progress.note(f"{len(answers):,} answers of a run that was stopped are taken from {answers.path}")
         # The server computes the last token of a choice too, which an engine only predicts, and one more.
-        longest = (self.max_length or _positions(inputs["model"])) - 2
+        positions = json.loads((inputs["model"] / "config.json").read_text())["max_position_embeddings"]
+        longest = (self.max_length or int(positions)) - 2
         spec = _spec_of(self.eval, inputs["dataset"], longest, self.max_prompt)
         client = TritonGrpc if self.eval.asks_triton else OpenAiServer
         server = client(
@@ -212,38 +257,40 @@ class EvaluateServed:
             self.eval.timeout_s,
         )  # fmt: skip
         server.choose_model()
-        result = evaluate(
-            server,
-            inputs["model"],
-            spec,
-            progress,
-            model=self.model,
-            qformat=SERVED_ELSEWHERE,
-            engine="server",
-            export_to=out_dir,
-        )
-        facts = kept(result, self.eval, out_dir)
+        facts = _evaluated(self, server, spec, inputs, out_dir, progress, SERVED_ELSEWHERE, "server")
         answers.remove()
         return facts
 
 
-def _warned(stage: Evaluate | EvaluateReference) -> Criteria | None:
-    """Return the criteria whose verdict the questions may be too few for; None where the plan has said so."""
-    from eval.verdict import Criteria
+def _evaluated(
+    stage: Evaluate | EvaluateReference | EvaluateServed,
+    session: ScoringSession,
+    spec: EvalSpec,
+    inputs: Mapping[str, Path],
+    out_dir: Path,
+    progress: Progress,
+    qformat: str,
+    engine: str,
+    warns: bool = False,
+) -> dict[str, Any]:
+    """Ask all questions, write the result, and return its figures."""
+    criteria = Criteria.of(stage.eval) if warns else None
+    labels = {"model": stage.model, "qformat": qformat, "engine": engine}
+    result = evaluate(session, inputs["model"], spec, progress, export_to=out_dir, criteria=criteria, **labels)
+    return _kept(result, stage.eval, out_dir)
 
-    return Criteria.of(stage.eval) if stage.warns else None
 
-
-def engine_spec(settings: EvalSettings, dataset: Path, engine: str, *folders: Path) -> EvalSpec:
+def _engine_spec(settings: EvalSettings, dataset: Path, engine: str, *folders: Path) -> EvalSpec:
     """Return what is asked of built engines, in prompts that each of them takes."""
     limits = [json.loads((folder / "config.json").read_text())["build_config"] for folder in folders]
-    longest = min(longest_scored(engine, each["max_seq_len"], each["max_num_tokens"], _drafts(each)) for each in limits)
+    longest = min(
+        longest_scored(engine, each["max_seq_len"], each["max_num_tokens"], each.get("max_draft_len") or 0)
+        for each in limits
+    )
     return _spec_of(settings, dataset, longest, min(each["max_input_len"] for each in limits))
 
 
 def _spec_of(settings: EvalSettings, dataset: Path, max_length: int, max_prompt: int | None = None) -> EvalSpec:
-    from eval.spec import EvalSpec
-
     return EvalSpec(
         task=settings.task,
         max_length=max_length,
@@ -260,12 +307,7 @@ def _spec_of(settings: EvalSettings, dataset: Path, max_length: int, max_prompt:
     )
 
 
-def _positions(model: Path) -> int:
-    """Return the longest sequence that a model's config.json states."""
-    return int(json.loads((model / "config.json").read_text())["max_position_embeddings"])
-
-
-def asked(settings: EvalSettings) -> dict[str, Any]:
+def _questions_of(settings: EvalSettings) -> dict[str, Any]:
     """Return the settings that decide which questions are asked and what makes an answer right."""
     own = OwnLayout.of(settings)
     metric = {} if settings.metric is None else {"metric": settings.metric}
@@ -283,12 +325,8 @@ def asked(settings: EvalSettings) -> dict[str, Any]:
     }
 
 
-def kept(result: EvalResult | PerplexityResult, settings: EvalSettings, out_dir: Path) -> dict[str, Any]:
+def _kept(result: EvalResult | PerplexityResult, settings: EvalSettings, out_dir: Path) -> dict[str, Any]:
     """Write a result, for the Hub too if all questions of a data set there were asked; return its figures."""
-    from eval.harness import write_hub
-    from eval.perplexity import RESULT as PERPLEXITY
-    from eval.perplexity import PerplexityResult
-
     if isinstance(result, PerplexityResult):
         result.save(out_dir / PERPLEXITY)
         return {"word_perplexity": result.word_perplexity, "documents": result.documents}
@@ -308,7 +346,3 @@ def longest_scored(engine: str, max_seq_len: int, max_num_tokens: int, drafts: i
     """Return the tokens that a prompt and its answer may have; some runtimes compute a prompt in one iteration."""
     longest = max_seq_len - drafts
     return longest if describe(engine).chunks_scored_prompts else min(longest, max_num_tokens)
-
-
-def _drafts(limits: Mapping[str, int]) -> int:
-    return limits.get("max_draft_len") or 0

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from pipelines.stages.build import Build
 from pipelines.stages.download import Download
-from pipelines.stages.evaluate import Evaluate
-from pipelines.stages.evaluate_sequentially import EvaluateSequentially
+from pipelines.stages.evaluate import Evaluate, EvaluateSequentially
 from pipelines.stages.fidelity import Fidelity
 from pipelines.stages.prune_model import PruneModel
 from pipelines.stages.quantize import Quantize
@@ -41,12 +40,7 @@ CODE = {
     ],
     WriteRepository: ["triton_repo", "pipelines/stages/repository.py"],
     Evaluate: ["eval", *SCORER, "pipelines/stages/evaluate.py"],
-    EvaluateSequentially: [
-        "eval",
-        *SCORER,
-        "pipelines/stages/evaluate.py",
-        "pipelines/stages/evaluate_sequentially.py",
-    ],
+    EvaluateSequentially: ["eval", *SCORER, "pipelines/stages/evaluate.py"],
     Fidelity: [
         *("eval/adapter.py", "eval/fidelity", *SCORER, f"{OPENVINO}/teacher_forcing.py"),
         *("pipelines/compress/texts.py", "pipelines/stages/fidelity.py"),
