@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 from eval.perplexity import RESULT as PERPLEXITY
 from pipelines.domain.errors import UserError
@@ -16,6 +16,7 @@ from pipelines.report.data import ArtifactInput, ReportedArtifact
 from pipelines.store.manifest import MANIFEST, Json, Manifests
 from pipelines.store.store import KEY_LENGTH, Store
 
+Result = TypeVar("Result")
 READ = "perplexity"
 """What an evaluation is called here if the model read texts instead of answering questions."""
 STAGES = (
@@ -63,6 +64,10 @@ class Shelf:
 
         walk(piece)
         return tuple(sorted(found.values(), key=lambda item: STAGES.index(item.stage)))
+
+    def read(self, piece: ReportedArtifact, name: str, from_json: Callable[[Any, str], Result]) -> Result:
+        """Read a stored result; raises as `read_json` does, or for one that is not of its kind."""
+        return from_json(self.read_json(piece, name), str(self.root / piece.place / name))
 
     def read_json(self, piece: ReportedArtifact, name: str) -> Any:
         """Read a JSON file of an artifact, optionally `.gz`, and check it against the manifest's SHA-256.

@@ -33,8 +33,9 @@ from pipelines.report.data import (
     ReportedBounds,
     ReportedFidelity,
     ReportedPerplexity,
+    group_runs,
+    run_key,
 )
-from pipelines.report.workloads import group_runs, run_key
 from pipelines.settings.root import overrides_of
 from pipelines.store.store import Store
 
@@ -63,7 +64,7 @@ def collect(
     by_label = _by_label(shelf)
     labels = _choose(by_label, model, variants, store)
     benchmarks = [piece for label in labels for piece in _stage(by_label[label], "benchmark")]
-    results = {piece.place: _benchmark(shelf, piece) for piece in benchmarks}
+    results = {piece.place: shelf.read(piece, BENCHMARK, BenchmarkResult.from_json) for piece in benchmarks}
     evaluations = _evaluations(shelf, by_label, {label[0] for label in labels})
     tasks = _main_tasks(labels, by_label, evaluations)
     formats = tuple(_format(shelf, label, by_label[label], results, evaluations, tasks) for label in labels)
@@ -228,7 +229,9 @@ def _perplexities(shelf: Shelf, label: Label, engines: set[str]) -> tuple[Report
     """Return the newest perplexity of these engines for each task, with the newest baseline that read the same."""
     found: dict[str, ReportedPerplexity] = {}
     read = {
-        piece.place: _perplexity(shelf, piece) for piece in shelf.of(READ) if (_label(piece) or label)[0] == label[0]
+        piece.place: shelf.read(piece, PERPLEXITY, PerplexityResult.from_json)
+        for piece in shelf.of(READ)
+        if (_label(piece) or label)[0] == label[0]
     }
     for piece in shelf.of(READ):
         if _label(piece) != label or not engines & {each.digest for each in piece.inputs if each.name == "engine"}:
@@ -240,21 +243,15 @@ def _perplexities(shelf: Shelf, label: Label, engines: set[str]) -> tuple[Report
     return tuple(found.values())
 
 
-def _perplexity(shelf: Shelf, piece: ReportedArtifact) -> PerplexityResult:
-    place = f"{shelf.root / piece.place / PERPLEXITY}"
-    return PerplexityResult.from_json(shelf.read_json(piece, PERPLEXITY), place)
-
-
 def _fidelity(
     shelf: Shelf, label: Label, engines: set[str], accuracy: Accuracy | None, evaluations: Mapping[str, EvalResult]
 ) -> ReportedFidelity | None:
     """Return the newest comparison of these engines with the 16-bit model, with the answers that changed."""
     for piece in shelf.of("fidelity"):
         if _label(piece) == label and engines & {each.digest for each in piece.inputs if each.name == "engine"}:
-            place = f"{shelf.root / piece.place / FIDELITY}"
             baseline = evaluations.get(accuracy.baseline or "") if accuracy else None
             changed = flips(baseline, accuracy.result) if baseline and accuracy else None
-            return ReportedFidelity(piece, FidelityResult.from_json(shelf.read_json(piece, FIDELITY), place), changed)
+            return ReportedFidelity(piece, shelf.read(piece, FIDELITY, FidelityResult.from_json), changed)
     return None
 
 
@@ -262,7 +259,7 @@ def _bounds(shelf: Shelf, models: set[str]) -> tuple[ReportedBounds, ...]:
     """Return the newest comparison of each server with one of these models in 16 bit."""
     found: dict[tuple[str, ...], ReportedBounds] = {}
     for piece in shelf.of("bounds"):
-        result = BoundsResult.from_json(shelf.read_json(piece, BOUNDS), f"{shelf.root / piece.place / BOUNDS}")
+        result = shelf.read(piece, BOUNDS, BoundsResult.from_json)
         if result.model in models:
             found.setdefault((result.model, result.url, result.served_model), ReportedBounds(piece, result))
     return tuple(found.values())
@@ -287,10 +284,6 @@ def _missing(
     if not runs:
         missing.append(f"{model} {variant} was not benchmarked yet.")
     return tuple(missing)
-
-
-def _benchmark(shelf: Shelf, piece: ReportedArtifact) -> BenchmarkResult:
-    return BenchmarkResult.from_json(shelf.read_json(piece, BENCHMARK), f"{shelf.root / piece.place / BENCHMARK}")
 
 
 def _runs(
@@ -338,19 +331,15 @@ def _evaluations(
     found = {}
     for label, pieces in by_label.items():
         for piece in _stage(pieces, "evaluate") if label[0] in models else ():
-            found[piece.place] = result = _evaluation(shelf, piece)
+            found[piece.place] = result = shelf.read(piece, RESULT, EvalResult.from_json)
             if result.sequential is not None:
-                found[_beside(piece)] = _evaluation(shelf, piece, IN_TURNS)
+                found[_beside(piece)] = shelf.read(piece, IN_TURNS, EvalResult.from_json)
     return found
 
 
 def _beside(piece: ReportedArtifact) -> str:
     """Return the place of a baseline that was asked in turns."""
     return f"{piece.place}/{IN_TURNS}"
-
-
-def _evaluation(shelf: Shelf, piece: ReportedArtifact, name: str = RESULT) -> EvalResult:
-    return EvalResult.from_json(shelf.read_json(piece, name), f"{shelf.root / piece.place / name}")
 
 
 def _accuracy(piece: ReportedArtifact, evaluations: Mapping[str, EvalResult], shelf: Shelf) -> Accuracy:
@@ -363,7 +352,9 @@ def _accuracy(piece: ReportedArtifact, evaluations: Mapping[str, EvalResult], sh
         return Accuracy(piece, result, None, _beside(piece), original=original)
     for other in shelf.of("evaluate"):
         baseline = evaluations.get(other.place)
-        if baseline and baseline.qformat == BASELINE and _pairs(baseline, result):
+        if not baseline or baseline.qformat != BASELINE or baseline.engine != result.engine:
+            continue
+        if _same_prompts(baseline, result):
             return Accuracy(piece, result, None, other.place, original=original)
     missing = "no 16-bit baseline answered the same questions on the same engine"
     return Accuracy(piece, result, None, None, missing, original)
@@ -373,14 +364,10 @@ def _against_original(result: EvalResult, shelf: Shelf) -> Mapping[str, Any] | N
     """Compare with the newest evaluation of the model itself that answered the same prompts, if there is one."""
     for piece in shelf.of("reference"):
         if piece.model == result.model:
-            original = _evaluation(shelf, piece)
+            original = shelf.read(piece, RESULT, EvalResult.from_json)
             if _same_prompts(original, result):
                 return change_row(original, result)
     return None
-
-
-def _pairs(baseline: EvalResult, result: EvalResult) -> bool:
-    return baseline.engine == result.engine and _same_prompts(baseline, result)
 
 
 def _same_prompts(baseline: EvalResult, result: EvalResult) -> bool:

@@ -19,8 +19,8 @@ from pipelines.report.data import (
     ReportData,
     ReportedArtifact,
     Workload,
+    spread,
 )
-from pipelines.report.workloads import spread
 
 AT_LEAST = "≥"
 AGAIN = "Measure again on a machine that the load generator does not have to share."

@@ -34,6 +34,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat
 from pipelines.domain.units import show_bytes
 from pipelines.host.files import write_text
+from pipelines.report.checkpoints import mix_terms, pruning_terms, recovery_terms
 from pipelines.report.data import (
     BASELINE,
     Accuracy,
@@ -43,9 +44,6 @@ from pipelines.report.data import (
     ReportedArtifact,
     place_of,
 )
-from pipelines.report.mix import mix_terms
-from pipelines.report.pruning import pruning_terms
-from pipelines.report.recovery import recovery_terms
 
 FOLDER = "model_cards"
 UNKNOWN = "unknown"

@@ -49,10 +49,12 @@ def what_was_asked(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 Point = tuple[float, float, Level]
+Place = Callable[[Summary], tuple[float, float] | None]
+"""Where a load stands in a plot."""
 WIDE = (7.2, 3.9)
 
 
-def throughput_latency(workload: Workload, order: Sequence[str], name: str = "throughput_latency") -> Figure | None:
+def throughput_latency(workload: Workload, order: Sequence[str], name: str) -> Figure | None:
     """Plot system throughput against speed per user, the usual picture for sizing; None without streaming.
 
     Args:
@@ -60,15 +62,14 @@ def throughput_latency(workload: Workload, order: Sequence[str], name: str = "th
         order: all variants of the report, which determines colours and markers.
         name: name of the file.
     """
-    curves = [(run, _points(run, _user_rate)) for run in workload.runs]
-    curves = [(run, points) for run, points in curves if points]
+    curves = [(run, points) for run in workload.runs if (points := _points(run, _user_rate))]
     if not curves:
         return None
 
     def draw(figure: Drawing, theme: Theme) -> None:
         axes = figure.subplots()
         axis(axes, "", "tokens/s per user (1 / median ITL)  →  faster for each user", "output tokens/s of the system")
-        _modelled(axes, curves, order, theme, _user_rate_modelled)
+        _modelled(axes, curves, order, theme, _user_rate)
         _curves(axes, curves, order, theme)
 
     return plot(
@@ -85,10 +86,9 @@ def throughput_latency(workload: Workload, order: Sequence[str], name: str = "th
     )
 
 
-def ttft_throughput(workload: Workload, order: Sequence[str], name: str = "ttft_throughput") -> Figure | None:
+def ttft_throughput(workload: Workload, order: Sequence[str], name: str) -> Figure | None:
     """Plot time to first token against throughput, medians with whiskers to p95; None without values."""
-    curves = [(run, _points(run, lambda level: _ms(level.summary.ttft_s.p50), flip=True)) for run in workload.runs]
-    curves = [(run, points) for run, points in curves if points]
+    curves = [(run, points) for run in workload.runs if (points := _points(run, _first_token))]
     if not curves:
         return None
 
@@ -99,9 +99,15 @@ def ttft_throughput(workload: Workload, order: Sequence[str], name: str = "ttft_
         _limit(axes, curves[0][0], theme)
         for run, points in curves:
             for x, y, level in points:
-                top = _ms(level.summary.ttft_s.p95) or y
-                axes.plot([x, x], [y, top], color=theme.series(_index(run, order)), linewidth=1, alpha=0.55)
-        _modelled(axes, curves, order, theme, _ttft_modelled)
+                p95 = level.summary.ttft_s.p95
+                axes.plot(
+                    [x, x],
+                    [y, 1000 * p95 if p95 else y],
+                    color=theme.series(_index(run, order)),
+                    linewidth=1,
+                    alpha=0.55,
+                )
+        _modelled(axes, curves, order, theme, _first_token)
         _curves(axes, curves, order, theme)
 
     return plot(
@@ -117,23 +123,20 @@ def ttft_throughput(workload: Workload, order: Sequence[str], name: str = "ttft_
     )
 
 
-def _points(run: BenchmarkRun, other: Callable[[Level], float | None], flip: bool = False) -> list[Point]:
-    """Return (x, y, level) of every level with values; throughput is y, or x if flipped."""
-    found: list[Point] = []
-    for level in run.result.levels:
-        value, rate = other(level), level.summary.output_tokens_per_s
-        if value is not None and level.summary.requests:
-            found.append((rate, value, level) if flip else (value, rate, level))
-    return found
+def _points(run: BenchmarkRun, place: Place) -> list[Point]:
+    """Return (x, y, level) of every level that has them."""
+    levels = [level for level in run.result.levels if level.summary.requests]
+    return [(*found, level) for level in levels if (found := place(level.summary))]
 
 
-def _user_rate(level: Level) -> float | None:
-    itl = level.summary.itl_s.p50
-    return 1 / itl if itl else None
+def _user_rate(found: Summary) -> tuple[float, float] | None:
+    itl = found.itl_s.p50
+    return (1 / itl, found.output_tokens_per_s) if itl else None
 
 
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else 1000 * seconds
+def _first_token(found: Summary) -> tuple[float, float] | None:
+    ttft = found.ttft_s.p50
+    return (found.output_tokens_per_s, 1000 * ttft) if ttft else None
 
 
 def _index(run: BenchmarkRun, order: Sequence[str]) -> int:
@@ -167,22 +170,12 @@ def _curves(axes: Axes, curves: Sequence[tuple[BenchmarkRun, list[Point]]], orde
     place(axes, marks, theme["muted"], named)
 
 
-def _user_rate_modelled(found: Summary) -> tuple[float, float] | None:
-    itl = found.itl_s.p50
-    return (1 / itl, found.output_tokens_per_s) if itl else None
-
-
-def _ttft_modelled(found: Summary) -> tuple[float, float] | None:
-    ttft = found.ttft_s.p50
-    return (found.output_tokens_per_s, 1000 * ttft) if ttft else None
-
-
 def _modelled(
     axes: Axes,
     curves: Sequence[tuple[BenchmarkRun, list[Point]]],
     order: Sequence[str],
     theme: Theme,
-    point: Callable[[Summary], tuple[float, float] | None],
+    point: Place,
 ) -> None:
     """Draw the predictions for the same loads, thin and dotted; nothing where there is no model."""
     for run, _ in curves:
@@ -244,7 +237,7 @@ _VERDICT_COLOURS = {
 }
 
 
-def accuracy_change(formats: Sequence[FormatReport], name: str = "accuracy") -> Figure | None:
+def accuracy_change(formats: Sequence[FormatReport]) -> Figure | None:
     """Plot the change in accuracy with bounds and verdict per format; None if nothing was paired with a baseline."""
     rows = [item.accuracy.row for item in formats if item.accuracy and item.accuracy.row]
     if not rows:
@@ -286,7 +279,7 @@ def accuracy_change(formats: Sequence[FormatReport], name: str = "accuracy") -> 
         axes.set_xlabel("change in accuracy against the 16-bit baseline, percentage points")
 
     return plot(
-        name,
+        "accuracy",
         (7.2, 0.9 + 0.42 * len(rows)),
         draw,
         title="Change in accuracy by format",
@@ -303,7 +296,7 @@ def accuracy_change(formats: Sequence[FormatReport], name: str = "accuracy") -> 
     )
 
 
-def sizes(formats: Sequence[FormatReport], name: str = "sizes") -> Figure | None:
+def sizes(formats: Sequence[FormatReport]) -> Figure | None:
     """Plot engine size on disk and peak memory during evaluation, per format; None if no engine was built."""
     rows = [item for item in formats if (build := item.piece("build")) and build.facts.get("engine_bytes")]
     if not rows:
@@ -333,7 +326,7 @@ def sizes(formats: Sequence[FormatReport], name: str = "sizes") -> Figure | None
 
     described = "; ".join(f"{label} {number(value)} MiB" for label, value in zip(names, disk, strict=True))
     return plot(
-        name,
+        "sizes",
         (7.2, 0.6 + 0.34 * len(rows)),
         draw,
         title="Engine size and memory by format",

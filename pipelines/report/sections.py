@@ -24,11 +24,10 @@ from pipelines.document.blocks import (
 from pipelines.document.show import count, machine_text, ms, number, percent, when
 from pipelines.domain.summary import has_limits
 from pipelines.domain.units import show_bytes
-from pipelines.report import fidelity, mix, plots, plots_requests, pruning, recovery
+from pipelines.report import checkpoints, fidelity, plots, plots_requests
 from pipelines.report.compare import Comparison, comparison, finished, in_words
 from pipelines.report.data import BenchmarkRun, FormatReport, ReportData, ReportedArtifact, Workload, place_of
 from pipelines.report.plots import CONVENTIONS, what_was_asked
-from pipelines.report.protocol import protocol, slo_text
 from pipelines.report.tables import (
     accuracy_table,
     build_memory_table,
@@ -46,6 +45,8 @@ from pipelines.report.tables_load import (
     levels_table,
     modelled_table,
     percentiles_table,
+    protocol,
+    slo_text,
 )
 
 NO_QUESTIONS = (
@@ -62,9 +63,7 @@ def document(data: ReportData, max_accuracy_loss_percent: float = 1.0) -> Docume
         _formats(compared),
         _accuracy(data),
         fidelity.section(data),
-        mix.section(data),
-        pruning.section(data),
-        recovery.section(data),
+        *checkpoints.sections(data),
         *(_load(workload, data, number, len(data.workloads)) for number, workload in enumerate(data.workloads, 1)),
         _sizes(data),
         _made_from(data),

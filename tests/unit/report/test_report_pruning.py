@@ -1,6 +1,6 @@
 """What report and model card say of a pruned model."""
 
-from pipelines.report.pruning import pruning_terms
+from pipelines.report.checkpoints import pruning_terms
 
 COUNTED = {
     "calibration": {"sequences": 64, "tokens": 7614},

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipelines.report.recovery import recovery_terms, section
+from pipelines.report.checkpoints import recovery_terms, sections
 
 FACTS = {
     "method": "distill",
@@ -38,8 +38,9 @@ def test_terms_name_steps_text_and_losses():
 @pytest.mark.pictures
 def test_the_picture_has_plain_numbers_and_a_description():
     """Failed before: its ticks were matplotlib's markup for powers of ten."""
-    item = SimpleNamespace(model="m", variant="v", label="m v", piece=lambda _: SimpleNamespace(facts=FACTS))
-    shown = section(SimpleNamespace(formats=[item]))
+    trained = {"recover": SimpleNamespace(facts=FACTS)}
+    item = SimpleNamespace(model="m", variant="v", label="m v", piece=trained.get)
+    *_, shown = sections(SimpleNamespace(formats=[item]))
     figure = shown.blocks[1]
     assert figure.alt == "Held-out loss: 0.839 at step 0, 0.0707 at step 50, 0.0336 at step 150."
     assert "mathdefault" not in figure.svg

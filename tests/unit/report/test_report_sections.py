@@ -9,8 +9,8 @@ import pytest
 from eval.perplexity import PerplexityResult
 from pipelines.document.blocks import Code, Figure, Fold, Table, Terms
 from pipelines.report.collect import collect
-from pipelines.report.protocol import protocol_text, workload_text
 from pipelines.report.sections import document
+from pipelines.report.tables_load import protocol_text, workload_text
 from pipelines.store.manifest import sealed
 from pipelines.store.store import Store
 from tests.support.report_store import add_benchmark, add_format, commit
@@ -118,7 +118,7 @@ def test_published_accuracies_stand_beside_the_measured_ones(two_formats):
         for item, result in zip(data.formats, results, strict=True)
     )
     (table,) = _published(replace(data, formats=formats))
-    assert [column.group for column in table.columns[4:]] == ["measured minus published, points"] * 2
+    assert [column.group for column in table.columns[4:]] == ["measured - published"] * 2
     assert table.rows[1] == ("measured", "fp8", "–", "100.00", "–", "–")
     assert ("published", "none", "16 bit", "66.06", "+33.94", "+33.94") in table.rows
     assert "200 here and 4,104 there" in table.notes[1]
