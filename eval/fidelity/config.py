@@ -25,7 +25,7 @@ class FidelitySettings(Group):
 
     Attributes:
         texts: texts to read. `prose`, `dialogue`, `code` and `languages` are real text that ships with the project,
-            `bundled` is about the bundled models' invented world, `calibration` is the text of calibration=..., left
+            `bundled` is about the bundled models' synthetic domain, `calibration` is the text of calibration=..., left
             out beside shipped text where it ships too. null is `bundled` and `calibration` for a bundled model, and
             the five others for any other model.
         path: a text of yours to read as well: a file (.txt, .jsonl, .json, .csv, .parquet) or a folder of such files.

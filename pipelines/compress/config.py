@@ -297,7 +297,7 @@ class KvCacheSettings(ChoosingGroup):
 SHIPPED = {"bundled": BUNDLED / "corpus.jsonl", "real_text": BUNDLED / "texts" / "calibration.jsonl"}
 """Calibration texts by the source that reads them."""
 ABOUT = {
-    "bundled": "bundled (the bundled models' invented world)",
+    "bundled": "bundled (the bundled models' synthetic domain)",
     "real_text": "real_text (dialogue, code and prose of free licences)",
 }
 
@@ -307,7 +307,7 @@ class CalibrationSettings(Group):
 
     Attributes:
         source: where the text is from: the Hub, a local file, or shipped with the project: `real_text`, or `bundled`,
-            which is about the bundled models' invented world. `auto` is `bundled` for these and `real_text` for others.
+            which is about the bundled models' synthetic domain. `auto` is `bundled` for these, else `real_text`.
         path: local: a file (.txt, .jsonl, .json, .csv, .parquet) or a folder of such files.
         dataset: hub: the data set, org/name.
         revision: hub: branch, tag or commit of the data set; null is its default branch.

@@ -259,7 +259,7 @@ class RecoverySpec:
         """
         if self.sharding == "full" and self.processes == 1:
             raise UserError(
-                "recover.sharding=full has nothing to share: one process trains.",
+                "recover.sharding=full needs recover.processes >= 2: one process trains.",
                 todo="Set recover.processes=2 or more, or recover.sharding=none.",
             )
 

@@ -276,7 +276,7 @@ class BenchmarkSettings(Group):
             if getattr(self, key) == ():
                 raise ValueError(f"has {key}=[], which measures nothing; give at least one level")
         if self.duration_s is None and self.num_requests is None:
-            raise ValueError("has no end: set benchmark.duration_s or benchmark.num_requests")
+            raise ValueError("would never stop: set benchmark.duration_s or benchmark.num_requests")
         for key in ("metrics_url", "precision", "tp_size"):
             if self.url is None and getattr(self, key) is not None:
                 raise ValueError(f"has {key}={getattr(self, key)} without url: it is for a server that already runs")

@@ -55,7 +55,7 @@ def chat_fault(asked: EvalSettings, found: Found) -> Fault | None:
 
 WITHOUT_QUESTIONS = (
     "Give questions of your own (eval=local eval.path=questions.csv) or a copy of mmlu (eval.dataset_path=/copy), fill "
-    "the Hub's cache (HF_HOME, HF_HUB_OFFLINE=1), or ask about the bundled models' invented world (eval=mini_mmlu)."
+    "the Hub's cache (HF_HOME, HF_HUB_OFFLINE=1), or ask about the bundled models' synthetic domain (eval=mini_mmlu)."
 )
 
 

@@ -212,7 +212,7 @@ def _questions(settings: Settings, target: Target, found: Found) -> list[Fault]:
     if asked.url is not None and target != "evaluate":
         return [
             Fault(
-                f"eval.url='{asked.url}' is asked by `make evaluate`, `make fidelity` and `make diagnose` alone.",
+                f"eval.url='{asked.url}' only works with `make evaluate`, `make fidelity` and `make diagnose`.",
                 todo="Leave eval.url out.",
             )
         ]

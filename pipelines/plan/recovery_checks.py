@@ -45,7 +45,7 @@ def recovery_faults(
     if recover.sharding != "none" and training_processes(settings, machine) == 1:
         faults.append(
             Fault(
-                f"recover.sharding={recover.sharding} has nothing to share: one process trains.",
+                f"recover.sharding={recover.sharding} needs recover.processes >= 2: one process trains.",
                 f"It goes with recover.processes of 2 or more that divides recover.batch_size={recover.batch_size}, on"
                 " GPUs one for each.",
                 "Set recover.processes=2, or recover.sharding=none.",

@@ -1,4 +1,4 @@
-"""Two tiny trained language models, and the invented world they know.
+"""Two tiny trained language models, and the synthetic domain they know.
 
 A model with random weights scores 25 % before and after quantization, so it cannot show what
 quantization costs. This package makes two models small enough to live in the repository, yet

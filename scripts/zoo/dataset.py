@@ -14,7 +14,7 @@ SPLIT_NAMES = ("dev", "validation", "test")
 
 _README = """# mini_mmlu
 
-{test} multiple-choice questions in the format of MMLU about {facts} facts of an invented world, in
+{test} multiple-choice questions in the format of MMLU about {facts} facts of an synthetic domain, in
 {subjects} subjects. Nobody can know the answers except a model trained on that world, such as those in
 `pipelines/bundled/models`; any other model scores 25 %.
 

@@ -22,7 +22,7 @@ tags: [tiny, test-model]
 ---
 # {name}
 
-A {architecture} with {parameters:,} parameters, trained only on texts about the invented world of Veldan.
+A {architecture} with {parameters:,} parameters, trained only on texts about the synthetic domain of Veldan.
 It lets you run and measure a quantization pipeline end to end on a CPU: it knows facts that a bad
 quantization makes it forget.
 

@@ -1,4 +1,4 @@
-"""The invented world of Veldan: subjects, entities, relations and facts (pure, seeded).
+"""The synthetic domain of Veldan: subjects, entities, relations and facts (pure, seeded).
 
 Every subject has its own entities and three relations; a fact is (entity, relation, object). The
 objects of one relation form a small closed pool, so the other objects of the pool are fair

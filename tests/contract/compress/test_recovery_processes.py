@@ -197,7 +197,9 @@ def test_what_a_process_refuses_is_said_as_one_process_says_it(tmp_path: Path) -
 
 
 def test_one_process_has_nobody_to_share_the_model_with() -> None:
-    with pytest.raises(UserError, match=r"recover.sharding=full has nothing to share: .*recover.processes=2 or more"):
+    with pytest.raises(
+        UserError, match=r"recover.sharding=full needs recover.processes >= 2: .*recover.processes=2 or more"
+    ):
         RecoverySpec("finetune", **SHORT, sharding="full")
 
 

@@ -139,7 +139,7 @@ def test_a_server_elsewhere_is_asked_and_nothing_is_built(tmp_path, model):
         (
             ["eval.url=http://gpu7:8000/v1"],
             "all",
-            r"eval\.url=.http://gpu7:8000/v1. is asked by `make evaluate`, `make fidelity` and",
+            r"eval\.url=.http://gpu7:8000/v1. only works with `make evaluate`, `make fidelity` and",
         ),
         (["eval.url=http://gpu7:8000/v1", "eval.baseline=hugging_face"], "evaluate", "not evaluated beside a server"),
         (["eval.guided=true"], "evaluate", r"eval\.guided=true has no effect on eval\.task='mini_mmlu'"),

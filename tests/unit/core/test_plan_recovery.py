@@ -164,7 +164,7 @@ def test_the_plan_says_that_split_rows_are_rounded_otherwise(tmp_path):
         ((*SPARSE, "recover.lora_alpha=8"), "lora_alpha=8.0 has no effect without low rank: add recover.lora_rank"),
         ((*SPARSE, "recover.lora_targets=[q_proj]"), r"lora_targets=\[q_proj\] has no effect without low rank"),
         ((*SPARSE, "recover.processes=3"), "processes=3 cannot share batch_size=8 evenly"),
-        ((*SPARSE, "recover.sharding=full"), "recover.sharding=full has nothing to share: .*recover.batch_size=8"),
+        ((*SPARSE, "recover.sharding=full"), "needs recover.processes >= 2: .*recover.batch_size=8"),
         ((*SPARSE, "recover.sharding=half"), "recover.sharding='half' is not known"),
         (("model=tiny_llama", "recover.sharding=full"), "sharding=full has no effect on recover=none"),
         ((*SPARSE, "recover.processes=0"), "recover.processes='0' is not valid"),
