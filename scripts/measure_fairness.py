@@ -1,6 +1,6 @@
 """TTFT of a good client while others attack the OpenAI service, as a ratio to its TTFT in the same run without them.
 
-    python -m scripts.measure_fairness [--seconds 5] [--rounds 4] [--attackers 2] [ATTACK...]
+    python -m scripts.measure_fairness [--seconds 5] [--rounds 4] [--attackers 2] [--host 0.0.0.0] [ATTACK...]
 
 Quiet and attacked spells take turns, so that a machine that grows busier changes both. Attackers are processes of their
 own in the scheduler's idle class, which gives way at once: on another machine their work would cost the server nothing.
@@ -34,12 +34,13 @@ def main(words: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=5, help="length of a spell (default: 5)")
     parser.add_argument("--rounds", type=int, default=4, help="spells of each kind per attack (default: 4)")
     parser.add_argument("--attackers", type=int, default=2, help="attackers at a time (default: 2)")
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 puts nginx in front (default: 127.0.0.1)")
     parser.add_argument("attacks", nargs="*", metavar="ATTACK", help="names of attacks (default: all)")
     asked = parser.parse_args(words)
     names = asked.attacks or [attack.__name__ for attack in ATTACKS]
     header = f"{'quiet p50':>9} {'p99 ms':>7} {'attacked p50':>12} {'p99 ms':>7} {'p99 ratio':>9}"
     sys.stdout.write(f"{'attack':16} {'requests':>8} {header}\n")
-    with served() as front:
+    with served(asked.host) as front:
         spell(front, asked.seconds)  # first requests pay for connections and kernels
         for name in names:
             quiet: list[float] = []

@@ -22,6 +22,7 @@ from pipelines.serving.command_lines import CLOSED_TO_STRANGERS
 from pipelines.serving.config import ServingSettings
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.logs import ServerFailedError
+from pipelines.serving.openai import nginx
 from pipelines.serving.process import TritonServer
 from pipelines.serving.repository import TEXT_MODEL
 
@@ -274,6 +275,8 @@ def _say_exposure(server: TritonServer) -> None:
     if exposed:
         say("A single request to tritonserver's own ports can end it (docs/serving.md, Open it to others).")
         say(f"Closed to all: {CLOSED_TO_STRANGERS.replace(',', ', ')}.")
+    if nginx.find() is None:
+        say("nginx is not installed: slow clients and bursts of connections are the service's own work.")
     say("Put a proxy with TLS and authentication in front of it, or keep 127.0.0.1.\n")
 
 

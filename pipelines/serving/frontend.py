@@ -17,7 +17,7 @@ from pipelines.settings.paths import PROJECT_ROOT
 START_TIMEOUT_S = 60  # includes imports, on a busy machine
 POLL_S = 0.05
 PORT_IN_USE = "address already in use"
-"""Part of what uvicorn says then."""
+"""Part of what uvicorn and nginx say then."""
 
 
 class OpenAiFrontend:
@@ -54,7 +54,7 @@ class OpenAiFrontend:
             self._start()
         except ServerFailedError:
             open_choice = self._settings.openai_port is None and not self._was_ready
-            if not open_choice or not any(PORT_IN_USE in line for line in self._log_lines()):
+            if not open_choice or not any(PORT_IN_USE in line.lower() for line in self._log_lines()):
                 raise
             self._server.ports["openai_port"] = another_port(self._host, self._server.ports)
             self._start()

@@ -225,9 +225,9 @@ def run(seed: int, seconds: float) -> list[Row]:
 
 
 @contextmanager
-def served() -> Iterator[Front]:
-    """Serve the bundled Gemma with the service in front of it."""
-    settings = ServingSettings(openai=True, drain_timeout_s=5, startup_timeout_s=120)
+def served(host: str = "127.0.0.1") -> Iterator[Front]:
+    """Serve the bundled Gemma with the service in front of it, and nginx where `host` is not this machine only."""
+    settings = ServingSettings(openai=True, host=host, drain_timeout_s=5, startup_timeout_s=120)
     with tempfile.TemporaryDirectory(prefix="attacks-") as root:
         repository = write_gemma(Path(root), limits=replace(LIMITS, max_batch_size=8), **SETTINGS)
         with TritonServer(repository, settings) as server, OpenAiFrontend(server):

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
+import ctypes
 import gc
+import ipaddress
 import resource
 import socket
+from functools import partial
 from pathlib import Path
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pipelines.serving.logs import FRONT_STARTED
 from pipelines.serving.openai.app import make_app
 from pipelines.serving.openai.backend import Backend
 from pipelines.serving.openai.bodies import Limits
-from pipelines.serving.openai.connections import Entrance
+from pipelines.serving.openai.nginx import HEAD_TIMEOUT_S, MAX_HEAD_BYTES, MOST_CONNECTIONS, Nginx, find
 from pipelines.serving.openai.prepare import served
 from pipelines.serving.repository import read_repository
 
-MOST_CONNECTIONS = 4096
 FILES = 2 * MOST_CONNECTIONS
+LONG_HEAD = f"The head of a request has at most {MAX_HEAD_BYTES} bytes."
+MMAP_THRESHOLD, SMALL = -3, 128 * 1024
+"""Of mallopt(3). Set, it no longer grows, so that the memory of every large body returns to the system at once."""
 
 
 def main() -> None:
@@ -41,31 +48,111 @@ def main() -> None:
     given = parser.parse_args()
     _allow_connections()
     limits = Limits(given.max_body_bytes, given.max_prompts, given.request_timeout_s)
-    template = [f"--chat-template={given.chat_template}"] if given.chat_template else []
-    reading = [f"--repository={given.repository}", f"--max-prompts={limits.prompts}", *template]
-    known = served(read_repository(given.repository), given.metrics, given.chat_template)
-    app = make_app(known, Backend(given.grpc), limits, reading, given.cors_origin)
+    load = partial(served, read_repository(given.repository), given.metrics, given.chat_template)
+    app = make_app(load, Backend(given.grpc), limits, given.cors_origin)
     gc.freeze()  # no later collection walks through the modules, while all answers wait for it
+    if hasattr(libc := ctypes.CDLL(None), "mallopt"):  # glibc
+        libc.mallopt(MMAP_THRESHOLD, SMALL)
+    program = None if ipaddress.ip_address(given.host).is_loopback else find()
+    nginx = Nginx(program, given.host, given.port, limits, given.drain_timeout_s) if program else None
     config = uvicorn.Config(
         app,
         host=given.host,
         port=given.port,
-        http=Entrance().protocol,  # type: ignore[arg-type]
+        uds=str(nginx.upstream) if nginx else None,
+        http=BoundedProtocol,
         ws="none",
         limit_concurrency=MOST_CONNECTIONS,
         log_level="error",  # one line per broken request would let anyone fill the disk
         timeout_graceful_shutdown=given.drain_timeout_s,
     )
     with contextlib.suppress(KeyboardInterrupt):  # raised again once Ctrl-C has been obeyed
-        _AnnouncedServer(config).run()
+        _Server(config, nginx).run()
+    if nginx is not None and nginx.died:
+        raise SystemExit("nginx ended.")
 
 
-class _AnnouncedServer(uvicorn.Server):
-    """Says in the log that it has its port; it ends instead where it cannot have it."""
+class BoundedProtocol(HttpToolsProtocol):
+    """Uvicorn's protocol, with the bounds of a head in bytes and time that httptools does not have."""
+
+    _head_bytes, _head_is_whole = 0, False
+    _clock: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock for the first request; uvicorn's own is for those that follow."""
+        super().connection_made(transport)
+        self._clock = self.loop.call_later(HEAD_TIMEOUT_S, transport.close)
+
+    def on_message_begin(self) -> None:
+        """Note that a head has begun."""
+        super().on_message_begin()
+        self._head_is_whole = False
+
+    def on_headers_complete(self) -> None:
+        """Note that it is whole."""
+        super().on_headers_complete()
+        self._head_is_whole = True
+
+    def data_received(self, data: bytes) -> None:
+        """Handle what has arrived, in parts, so that a long head is refused before all of it is parsed."""
+        for at in range(0, len(data), MAX_HEAD_BYTES):
+            part, begun_before = data[at : at + MAX_HEAD_BYTES], not self._head_is_whole
+            super().data_received(part)
+            if self.transport.is_closing():
+                break
+            if self._head_is_whole:
+                self._stop_clock()
+                continue
+            self._head_bytes = self._head_bytes + len(part) if begun_before else 0
+            if self._head_bytes >= MAX_HEAD_BYTES:
+                self.send_400_response(LONG_HEAD)
+                break
+            if self._clock is None:
+                self._clock = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        super().connection_lost(exc)
+        self._stop_clock()
+
+    def shutdown(self) -> None:
+        """Close the connection unless its request is being answered; one that is still being sent is not."""
+        super().shutdown()
+        if self.cycle is not None and self.cycle.more_body:
+            self.transport.close()
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+
+
+class _Server(uvicorn.Server):
+    """Says in the log that it has its port; it ends instead where it cannot have it, or its nginx ends."""
+
+    def __init__(self, config: uvicorn.Config, nginx: Nginx | None) -> None:
+        super().__init__(config)
+        self._nginx = nginx
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if self._nginx is not None:
+            try:
+                self._nginx.start()
+            except SystemExit:
+                await self.lifespan.shutdown()
+                raise
         print(FRONT_STARTED, flush=True)  # noqa: T201 - read by frontend.py
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or (self._nginx is not None and self._nginx.died)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._nginx is not None:
+            self._nginx.drain()
+        await super().shutdown(sockets)
+        if self._nginx is not None:
+            self._nginx.close()
 
 
 def _allow_connections() -> None:

@@ -16,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from pipelines import __version__
 from pipelines.serving.openai.answers import Form, events, scored_response
 from pipelines.serving.openai.backend import Backend
-from pipelines.serving.openai.bodies import REFUSAL_PAUSE_S, BodyGuard, Limits
+from pipelines.serving.openai.bodies import REFUSAL_PAUSE_S, BodyLimit, Limits
 from pipelines.serving.openai.errors import ApiError, shortened
 from pipelines.serving.openai.fields import Fields
 from pipelines.serving.openai.generate import answers, generate_events, only_answer
@@ -38,34 +38,31 @@ Read = Callable[[str, Request], Awaitable[Any]]
 
 
 def make_app(
-    served: ServedModel,
+    load: Callable[[], ServedModel],
     backend: Backend,
-    limits: Limits | None = None,
-    reader_options: Sequence[str] = (),
+    limits: Limits,
     cors_origins: Sequence[str] = (),
 ) -> FastAPI:
     """Build the service.
 
     Args:
-        served: facts of the repository.
+        load: collects the facts of the repository, here and in the process that reads large bodies.
         backend: tritonserver.
-        limits: of one request; None means the usual ones.
-        reader_options: how to start the process that reads large bodies.
+        limits: of one request.
         cors_origins: of web pages that may use the service from a browser.
     """
-    limits = limits or Limits()
-    reader = Reader(reader_options, limits.request_timeout_s)
+    served, reader = load(), Reader(load, limits)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         backend.open()
-        await reader.open()
+        reader.open()
         yield
-        await reader.close()
+        reader.close()
         await backend.close()
 
     app = FastAPI(title="OpenAI-compatible access", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    app.add_middleware(BodyGuard, limits=limits)
+    app.add_middleware(BodyLimit, limits=limits)
     if cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=cors_origins, allow_methods=["*"], allow_headers=["*"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import reprlib
+from functools import partial
 from typing import Any
 
 ENSEMBLE = re.compile(r"^in ensemble '[^']+', ")
@@ -43,8 +44,11 @@ class ApiError(Exception):
         """Return the JSON that OpenAI's clients read."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(ApiError, **self.arguments()), ()  # errors of the reading process are pickled
+
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments that make the same error in another process."""
+        """Return the arguments that make the same error."""
         return {"status": self.status, "message": self.message, "kind": self.kind, "param": self.param,
                 "code": self.code}  # fmt: skip
 

@@ -8,132 +8,98 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import gc
+import multiprocessing
 import os
-import pickle
 import signal
-import struct
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from pipelines.serving.openai.bodies import Limits
 from pipelines.serving.openai.errors import ApiError
+from pipelines.serving.openai.prepare import Request, ServedModel, read_request
 
 CPU_SECONDS = 30.0
 """Processor time for one body, which is the client's own; 4 MB take up to 4 s."""
 NICENESS = 5  # tokens of running answers come first; much more would stop it on a busy machine
-LENGTH = struct.Struct("<Q")
-Answer = tuple[bool, Any]
-"""What the process sends back: True and the request, or False and the arguments of an ApiError."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    process: asyncio.subprocess.Process
-    to: asyncio.StreamWriter
-    back: asyncio.StreamReader
+DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+_libc = ctypes.CDLL(None)
+_worker: dict[str, Any] = {}
+"""In the process: the model, and limits of a request."""
 
 
 class Reader:
-    """Asks the process, one body at a time, and starts it again when it has ended."""
+    """Reads one body at a time in the process, and starts it again when it has ended."""
 
-    def __init__(self, options: Sequence[str], patience_s: float) -> None:
+    def __init__(self, load: Callable[[], ServedModel], limits: Limits) -> None:
         """Remember how to start it.
 
         Args:
-            options: of `python -m pipelines.serving.openai.reading`.
-            patience_s: longest wait for an answer, which is what the whole request may take.
+            load: collects the facts of the served model; it is called in the process.
+            limits: of one request, whose time is also the longest wait for an answer.
         """
-        self._command = (sys.executable, "-m", "pipelines.serving.openai.reading", *options)
-        self._patience_s = patience_s
-        self._running: _Running | None = None
-        self._turn = asyncio.Lock()
-        self._work: asyncio.Task[Answer] | None = None
+        self._load, self._limits = load, limits
 
-    async def open(self) -> None:
+    def open(self) -> None:
         """Start the process, without waiting until it has loaded."""
-        process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        _give_way(process.pid)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._running = _Running(process, process.stdin, process.stdout)
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(1, context, _begin, (self._load, self._limits))
+        self._pool.submit(int)  # a pool starts its process with the first work
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """End the process."""
-        if self._work is not None:
-            self._work.cancel()  # it would start the process again
-        if self._running is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._running.process.kill()
-            await self._running.process.wait()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in multiprocessing.active_children():
+            process.kill()
 
-    async def read(self, way: str, body: bytes) -> Any:
-        """Read and check one request.
-
-        Args:
-            way: "completions", "chat", or "generate/" and the name of a Triton model.
-            body: of the request.
-
-        Returns:
-            what `prepare` returns, or `prepare_generate`.
+    async def read(self, way: str, body: bytes) -> Request:
+        """Read and check one request; see `prepare.read_request`.
 
         Raises:
             ApiError: what is wrong with it; or that it was not read in time, which is not the client's fault.
         """
+        pool = self._pool
         try:
-            async with asyncio.timeout(self._patience_s):
-                await self._turn.acquire()
-                # to its end whether we wait or not: a process that was ended would have to be loaded anew
-                self._work = asyncio.create_task(self._ask(way, body))
-                self._work.add_done_callback(self._next)
-                good, found = await asyncio.shield(self._work)
+            async with asyncio.timeout(self._limits.request_timeout_s):
+                return await asyncio.get_running_loop().run_in_executor(pool, _read, way, body)
         except TimeoutError:
             raise _ours("The server is too busy to read this request now. Send it again.") from None
-        if good:
-            return found
-        raise ApiError(**found)
-
-    def _next(self, done: asyncio.Task[Answer]) -> None:
-        self._turn.release()
-        if not done.cancelled():
-            done.exception()  # it has been seen, even where nobody waits any more
-
-    async def _ask(self, way: str, body: bytes) -> Answer:
-        if self._running is None or self._running.process.returncode is not None:
-            await self.open()
-        running = self._running
-        assert running is not None
-        try:
-            running.to.writelines([LENGTH.pack(len(way) + 1 + len(body)), way.encode(), b"\n", body])
-            await running.to.drain()
-            (size,) = LENGTH.unpack(await running.back.readexactly(LENGTH.size))
-            answer: Answer = pickle.loads(await running.back.readexactly(size))  # from our own process
-        except (asyncio.IncompleteReadError, ConnectionError):
-            code = await running.process.wait()
-            await self.open()
-            if code == -signal.SIGPROF:
-                message = f"Reading this request takes more than {CPU_SECONDS:.0f} s of processor time."
-                raise ApiError(400, message, code="request_too_complex") from None
+        except BrokenProcessPool:
+            if pool is self._pool:
+                self.open()
             raise _ours("The process that reads large requests ended while it read this one. Send it again.") from None
-        return answer
 
 
 def _ours(message: str) -> ApiError:
     return ApiError(503, message, kind="server_error", code="unavailable")
 
 
-def _give_way(pid: int) -> None:
-    """Lower the priority of a process and of its session, as each has an equal share of the processors (sched(7)).
+def _begin(load: Callable[[], ServedModel], limits: Limits) -> None:
+    """Prepare the process: its priority first, as loading takes longer than what it reads."""
+    _libc.prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    os.setsid()  # each session has an equal share of the processors (sched(7))
+    os.nice(NICENESS)
+    with contextlib.suppress(OSError):  # a kernel without autogroups
+        Path("/proc/self/autogroup").write_text(str(NICENESS))
+    signal.signal(signal.SIGPROF, _too_complex)
+    _worker.update(model=load(), limits=limits)
+    gc.freeze()  # no later collection walks through the modules and the tokenizer
 
-    From outside, because its imports take longer than what it reads.
-    """
-    with contextlib.suppress(OSError):  # it is gone already
-        os.setpriority(os.PRIO_PROCESS, pid, NICENESS)
-    with contextlib.suppress(OSError):  # also a kernel without autogroups
-        Path(f"/proc/{pid}/autogroup").write_text(str(NICENESS))
+
+def _read(way: str, body: bytes) -> Request:
+    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+    try:
+        return read_request(way, body, **_worker)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        if hasattr(_libc, "malloc_trim"):  # glibc; elsewhere, memory stays with the process
+            _libc.malloc_trim(0)
+
+
+def _too_complex(*_: object) -> NoReturn:
+    message = f"Reading this request takes more than {CPU_SECONDS:.0f} s of processor time."
+    raise ApiError(400, message, code="request_too_complex")

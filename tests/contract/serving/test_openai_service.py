@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -240,12 +241,14 @@ def test_without_a_server_behind_the_answer_is_unavailable(echo_repository: Path
     """The service answers 503, in OpenAI's form."""
     from fastapi.testclient import TestClient
 
-    from pipelines.serving.openai.__main__ import served
     from pipelines.serving.openai.app import make_app
     from pipelines.serving.openai.backend import Backend
+    from pipelines.serving.openai.bodies import Limits
+    from pipelines.serving.openai.prepare import served
     from pipelines.serving.repository import read_repository
 
-    app = make_app(served(read_repository(echo_repository), "http://127.0.0.1:1/metrics"), Backend("127.0.0.1:1"))
+    load = partial(served, read_repository(echo_repository), "http://127.0.0.1:1/metrics")
+    app = make_app(load, Backend("127.0.0.1:1"), Limits())
     with TestClient(app) as http_client:
         answer = http_client.post("/v1/completions", json={"model": "echo", "prompt": "a"})
         assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")

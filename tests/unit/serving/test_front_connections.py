@@ -1,235 +1,142 @@
-"""What connections cost before and after their requests: on a real event loop, without a server."""
+"""What a connection may do before its request is whole: uvicorn with our protocol before a small application."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 pytest.importorskip("uvicorn")
 
-from pipelines.serving.openai import connections
-from pipelines.serving.openai.connections import ROUNDS_BETWEEN, SMALL_BODY, Entrance, Turns
+import uvicorn
+
+from pipelines.serving.openai import __main__ as service
+from pipelines.serving.openai.__main__ import LONG_HEAD, BoundedProtocol
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
 
 
-def test_work_is_done_a_piece_at_a_time_the_newest_first() -> None:
-    """What has arrived for others is looked at between two pieces."""
-    order: list[str] = []
+async def application(_scope: Any, receive: Any, send: Any) -> None:
+    """Answer with the whole body."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
 
-    def work(name: str) -> Callable[[], None]:
-        return lambda: order.append(name)
 
-    async def others() -> None:
-        while True:
-            order.append("others")
-            await asyncio.sleep(0)
-
-    async def check() -> None:
-        turns, beside = Turns(), asyncio.create_task(others())
-        for name in "abc":
-            turns.take(work(name))
-        while "b" not in order:
-            await asyncio.sleep(0)
-        beside.cancel()
+@asynccontextmanager
+async def serving() -> AsyncIterator[tuple[Any, int]]:
+    """Yield the server and its port."""
+    config = uvicorn.Config(application, port=0, http=BoundedProtocol, ws="none", lifespan="off", log_level="critical",
+                            timeout_graceful_shutdown=20)  # fmt: skip
+    server = service._Server(config, None)
+    running = asyncio.create_task(server.serve())
+    while not server.started:
         await asyncio.sleep(0.01)
-        turns.take(work("d"))
-
-    asyncio.run(check())
-    assert [name for name in order if name != "others"] == ["a", "c", "b", "d"]
-    assert order.index("c") - order.index("a") > ROUNDS_BETWEEN
+    yield server, server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    await running
 
 
-def test_work_that_fails_does_not_keep_the_others_from_their_turn() -> None:
-    order: list[str] = []
+def on_a_connection(
+    check: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]],
+) -> None:
+    async def run() -> None:
+        async with serving() as (_, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            async with asyncio.timeout(10):
+                await check(reader, writer)
+            writer.close()
 
-    def fail() -> None:
-        raise ValueError("once")
-
-    async def check() -> None:
-        turns = Turns()
-        with pytest.raises(ValueError, match="once"):
-            turns.take(fail)
-        turns.take(lambda: order.append("next"))
-        await asyncio.sleep(0.01)
-
-    asyncio.run(check())
-    assert order == ["next"]
-
-
-class Wire:
-    """Stands for a transport: keeps what the protocol does to it."""
-
-    def __init__(self) -> None:
-        self.reading = True
-        self.closed = False
-        self.protocol: Any = None
-
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-    def set_protocol(self, protocol: Any) -> None:
-        self.protocol = protocol
-
-
-class Parser:
-    """Stands for the HTTP parser's protocol: keeps what it is handed, and ends in its turn."""
-
-    made = 0
-
-    def __init__(self, ends: Turns, **given: Any) -> None:
-        type(self).made += 1
-        self.data = b""
-
-    def connection_made(self, wire: Wire) -> None:
-        pass
-
-    def data_received(self, data: bytes) -> None:
-        self.data += data
+    asyncio.run(run())
 
 
 @pytest.fixture
-def arrive(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[Any, Wire]]:
-    """Return what makes a new connection; to be called on a running loop."""
-    monkeypatch.setattr(connections, "GuardedProtocol", Parser)
-    monkeypatch.setattr(Parser, "made", 0)
-
-    def one() -> tuple[Any, Wire]:
-        arrival = Entrance().protocol(server_state=SimpleNamespace(connections=set()))
-        wire = Wire()
-        arrival.connection_made(wire)  # type: ignore[arg-type]
-        return arrival, wire
-
-    return one
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "HEAD_TIMEOUT_S", 0.3)
 
 
-@pytest.mark.parametrize("end", range(len(HEAD) - 4, len(HEAD)))
-def test_no_parser_is_made_before_the_head_is_whole(arrive: Callable[[], tuple[Any, Wire]], end: int) -> None:
-    """Wherever the head is cut, also within the empty line at its end."""
+@pytest.mark.usefixtures("_short")
+@pytest.mark.parametrize("before", [b"", HEAD + b"{}"], ids=["first request", "second request"])
+@pytest.mark.parametrize("sent", [b"GET / HT", b"GET / HTTP/1.1\r\nHost: x\r\n"])
+def test_half_a_head_is_closed_after_a_while(before: bytes, sent: bytes) -> None:
+    async def check(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(before)
+        if before:
+            assert (await reader.readuntil(b"{}")).startswith(b"HTTP/1.1 200")
+        for byte in sent:
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.001)
+        assert await reader.read() == b""
 
-    async def check() -> None:
-        arrival, wire = arrive()
-        for at in range(end):
-            arrival.data_received(HEAD[at : at + 1])
-        assert Parser.made == 0
-        assert wire.reading
-        arrival.data_received(HEAD[end:] + b"{}")
-        assert wire.protocol.data == HEAD + b"{}"
-        assert wire.reading
-
-    asyncio.run(check())
-
-
-def head(length: int, more: bytes = b"") -> bytes:
-    return b"POST / HTTP/1.1\r\nHost: x\r\ncontent-Length: %d\r\n%s\r\n" % (length, more)
+    on_a_connection(check)
 
 
-@pytest.mark.parametrize(
-    ("first", "needed"),
-    [
-        (head(2), 2),
-        (head(SMALL_BODY), SMALL_BODY),
-        (head(10**9), SMALL_BODY),
-        (head(10**9, b"Expect: 100-continue\r\n"), 0),
-        (head(0), 0),
-        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", 0),
-        (b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n", 0),
-        (b"POST / HTTP/1.1\nContent-Length: 3\n\n", 3),
-    ],
-)
-def test_a_small_body_is_awaited_whole_and_the_beginning_of_a_large_one(
-    arrive: Callable[[], tuple[Any, Wire]], first: bytes, needed: int
-) -> None:
-    """Clients that send slowly cost no parser and no task until then."""
+@pytest.mark.usefixtures("_short")
+def test_a_body_may_take_longer_than_a_head() -> None:
+    """It has a time of its own, which the application counts."""
 
-    async def check() -> None:
-        arrival, wire = arrive()
-        arrival.data_received(first[:-1])
-        assert Parser.made == 0
-        arrival.data_received(first[-1:])
-        if needed:
-            assert Parser.made == 0
-            arrival.data_received(b"{" * (needed - 1))
-            assert Parser.made == 0
-            arrival.data_received(b"}")
-        assert len(wire.protocol.data) == len(first) + needed
+    async def check(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + b"{")
+        await asyncio.sleep(0.6)
+        writer.write(b"}")
+        assert (await reader.readuntil(b"{}")).startswith(b"HTTP/1.1 200")
 
-    asyncio.run(check())
+    on_a_connection(check)
 
 
-def test_a_body_that_does_not_come_is_left_to_the_bounds_for_bodies(
-    arrive: Callable[[], tuple[Any, Wire]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They answer with status 408 after a while."""
-    monkeypatch.setattr(connections, "SMALL_BODY_S", 0.05)
+@pytest.mark.parametrize("before", [b"", HEAD + b"{}"], ids=["first request", "second request"])
+def test_a_head_without_end_is_refused(before: bytes) -> None:
+    async def check(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(before + b"GET / HTTP/1.1\r\n")
+        for _ in range(9):
+            writer.write(b"a: b\r\n" * 700)
+            await asyncio.sleep(0.01)
+        assert LONG_HEAD.encode() in await reader.read()
 
-    async def check() -> None:
-        arrival, wire = arrive()
-        arrival.data_received(head(2) + b"{")
-        await asyncio.sleep(0.2)
-        assert wire.protocol.data == head(2) + b"{"
-        assert not wire.closed
-
-    asyncio.run(check())
+    on_a_connection(check)
 
 
-def test_a_connection_whose_turn_never_comes_is_closed(
-    arrive: Callable[[], tuple[Any, Wire]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.05)
+def test_many_requests_on_one_connection_do_not_add_up() -> None:
+    """Heads of 60 kB together, and bodies of which none counts as a head."""
 
-    async def check() -> None:
-        arrival, wire = arrive()
-        monkeypatch.setattr(Turns, "take", lambda *_: None)
-        arrival.data_received(head(0))
-        await asyncio.sleep(0.2)
-        assert wire.closed
+    async def check(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = b"POST / HTTP/1.1\r\nHost: x\r\nA: " + b"b" * 3000 + b"\r\nContent-Length: 50000\r\n\r\n"
+        for _ in range(20):
+            writer.write(head + b"c" * 50_000)
+            await reader.readuntil(b"c" * 50_000)
 
-    asyncio.run(check())
+    on_a_connection(check)
 
 
-def test_a_head_that_grows_too_long_goes_to_the_parser_which_refuses_it(
-    arrive: Callable[[], tuple[Any, Wire]],
-) -> None:
-    async def check() -> None:
-        arrival, wire = arrive()
-        arrival.data_received(b"a" * connections.MAX_HEAD_BYTES)
-        assert Parser.made == 0
-        arrival.data_received(b"a")
-        assert len(wire.protocol.data) == connections.MAX_HEAD_BYTES + 1
+def test_requests_that_arrive_together_are_all_answered() -> None:
+    """Bodies do not count as heads, wherever what has arrived is cut."""
 
-    asyncio.run(check())
+    async def check(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(20):
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 30000\r\n\r\n" + b"c" * 30_000)
+        for _ in range(20):
+            await reader.readuntil(b"c" * 30_000)
 
-
-def test_a_client_that_speaks_tls_is_refused_at_once(arrive: Callable[[], tuple[Any, Wire]]) -> None:
-    """It would else wait for the end of a head that it never sends."""
-
-    async def check() -> None:
-        arrival, wire = arrive()
-        arrival.data_received(b"\x16\x03\x01")
-        assert wire.protocol.data == b"\x16\x03\x01"
-
-    asyncio.run(check())
+    on_a_connection(check)
 
 
-def test_a_client_that_left_before_its_turn_costs_no_parser(arrive: Callable[[], tuple[Any, Wire]]) -> None:
-    async def check() -> None:
-        arrival, wire = arrive()
-        wire.closed = True
-        arrival.data_received(HEAD)
-        assert Parser.made == 0
+def test_half_sent_requests_do_not_delay_the_end() -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        async with serving() as (server, port):
+            for sent in (b"", b"GET / HT", HEAD + b"{"):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(sent)
+            await asyncio.sleep(0.2)
+            begun = loop.time()
+            server.should_exit = True
+        assert loop.time() - begun < 5
 
-    asyncio.run(check())
+    asyncio.run(run())
