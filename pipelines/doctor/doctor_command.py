@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 import triton_repo
 from pipelines.compress.config import QuantSettings
 from pipelines.doctor import versions
@@ -243,12 +245,14 @@ def _read(cpuinfo: Path) -> dict[str, str]:
 
 def judge_combinations(settings: Settings, machine: Machine) -> list[CombinationVerdict]:
     """Judge all combinations, with the rest of the configuration as it is."""
-    models = [(model, _shape(model)) for model in _models()]
-    quants = sorted(_quants(), key=lambda quant: list(QFormat).index(quant.qformat))
+    models = [ModelSettings.model_validate(_file("model", name)) for name in choices("model") if name != "hub"]
+    shapes = [(model, _shape(model)) for model in models]
+    quants = [QuantSettings.model_validate(_file("quant", name)) for name in choices("quant")]
+    quants.sort(key=lambda quant: list(QFormat).index(quant.qformat))
     return [
         _judge(settings, machine, engine, model, shape, quant)
         for engine in ENGINES.values()
-        for model, shape in models
+        for model, shape in shapes
         for quant in quants
     ]
 
@@ -264,18 +268,18 @@ def _judge(
     asked = settings.model_copy(
         update={"model": model, "quant": quant, "engine": settings.engine.model_copy(update={"name": engine.setting})}
     )
-    name = quant.qformat.value
-    if reason := _missing(engine, machine, settings.build.tp_size * settings.build.pp_size):
-        return CombinationVerdict(engine.setting, model.name, name, works=False, reason=reason[0], todo=reason[1])
+
+    def verdict(reason: str = "", todo: str = "") -> CombinationVerdict:
+        quant_name = quant.qformat.value
+        return CombinationVerdict(engine.setting, model.name, quant_name, works=not reason, reason=reason, todo=todo)
+
+    if lacking := _missing(engine, machine, settings.build.tp_size * settings.build.pp_size):
+        return verdict(*lacking)
     try:
         faults = checks.check(asked, shape, engine, machine, "build", Found()).faults
     except UserError as error:
         faults = list(error.faults)
-    if not faults:
-        return CombinationVerdict(engine.setting, model.name, name, works=True)
-    first = faults[0]
-    todo = f"{first.allowed} {first.todo}".strip()
-    return CombinationVerdict(engine.setting, model.name, name, works=False, reason=first.message, todo=todo)
+    return verdict(faults[0].message, f"{faults[0].allowed} {faults[0].todo}".strip()) if faults else verdict()
 
 
 def _missing(engine: EngineDescription, machine: Machine, ranks: int) -> tuple[str, str] | None:
@@ -287,18 +291,8 @@ def _missing(engine: EngineDescription, machine: Machine, ranks: int) -> tuple[s
     return ("; ".join(lacks), todo) if lacks else None
 
 
-def _models() -> list[ModelSettings]:
-    return [ModelSettings.model_validate(_file("model", name)) for name in choices("model") if name != "hub"]
-
-
-def _quants() -> list[QuantSettings]:
-    return [QuantSettings.model_validate(_file("quant", name)) for name in choices("quant")]
-
-
 def _file(group: str, name: str) -> dict[str, Any]:
     """Read one file under conf/, without the files it builds on, whose values have defaults of their own."""
-    import yaml
-
     raw: dict[str, Any] = yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8"))
     raw.pop("defaults", None)
     return raw
@@ -329,7 +323,7 @@ def examine(settings: Settings, machine: Machine, environment: Mapping[str, str]
         asked_hub = pool.submit(probe_hub, environment, settings.doctor.timeout_s)
         asked_gpus = pool.submit(versions.probe_gpus, machine, release)
         asked_builder = pool.submit(versions.help_of_builder, builder) if builder else None
-        software = [*versions.look(settings.serving)]
+        software = [*versions.probe_software(settings.serving)]
         folders = probe_places(settings.paths.store, settings.paths.runs, environment)
         judged = judge_combinations(settings, machine)
         broken = _broken(settings, machine, software + folders)

@@ -14,8 +14,10 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import Any, Literal
 
+from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS
 from pipelines.domain.units import show_bytes
+from pipelines.engines.tensorrt_llm.folder import extra_choices, help_differences
 from pipelines.host import screen
 from pipelines.host.machine import GpuFacts, Machine, library_versions
 from pipelines.host.screen import table, wrapped
@@ -280,7 +282,7 @@ def begins(version: str, prefix: str) -> bool:
     return numbers(version)[: len(numbers(prefix))] == numbers(prefix)
 
 
-def look(serving: ServingSettings) -> list[ProbeResult]:
+def probe_software(serving: ServingSettings) -> list[ProbeResult]:
     """Describe what is installed."""
     installed = library_versions(tuple(LIBRARIES.values()))
     version = installed["tensorrt-llm"]
@@ -347,8 +349,6 @@ def _python(release: dict[str, Any] | None) -> ProbeResult:
 
 
 def _triton(serving: ServingSettings) -> ProbeResult:
-    from pipelines.domain.errors import UserError
-
     try:
         found = locate(serving)
     except UserError as error:
@@ -376,8 +376,6 @@ def help_of_builder(tool: str) -> list[ProbeResult]:
     Args:
         tool: path of the program.
     """
-    from pipelines.engines.tensorrt_llm.folder import extra_choices, help_differences
-
     try:
         answer = subprocess.run([tool, "--help"], capture_output=True, text=True, timeout=180, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -185,7 +186,6 @@ def _figures(blocks: tuple[Block, ...]) -> list[Figure]:
 # Render a document as Markdown, with the plots as files beside it. Text is escaped, so it is shown verbatim.
 
 _SPECIAL = re.compile(r"([\\`*\[\]|~$]|^#|(?<!\w)_|_(?!\w))")  # inside a word an underscore needs no escape
-_HTML = {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;"}
 _WORDS = {"good": "", "note": "Note: ", "warning": "Warning: "}
 
 
@@ -209,7 +209,7 @@ def render_markdown(document: Document) -> str:
 
 def escape(text: str) -> str:
     """Escape text for Markdown and HTML, on one line."""
-    return _SPECIAL.sub(r"\\\1", " ".join(text.split())).translate(_HTML)
+    return html.escape(_SPECIAL.sub(r"\\\1", " ".join(text.split())), quote=False)
 
 
 def _block(block: Block) -> list[str]:
@@ -227,12 +227,8 @@ def _block(block: Block) -> list[str]:
         return _table(block)
     if isinstance(block, Figure):
         return _figure(block)
-    return _fold(block)
-
-
-def _fold(block: Fold) -> list[str]:
     inner = [line for each in block.blocks for line in _block(each)]
-    return ["<details>", f"<summary>{block.title.translate(_HTML)}</summary>", "", *inner, "</details>", ""]
+    return ["<details>", f"<summary>{html.escape(block.title, quote=False)}</summary>", "", *inner, "</details>", ""]
 
 
 def _figure(block: Figure) -> list[str]:
@@ -249,7 +245,9 @@ def _figure(block: Figure) -> list[str]:
 
 def _table(block: Table) -> list[str]:
     tag = f" ({block.origin})" if block.origin else ""
-    lines = [f"{escape(block.caption)}{tag}", "", _row([_title(column) for column in block.columns])]
+    # Markdown has only one row of titles
+    titles = [escape(f"{each.group}: {each.title}" if each.group else each.title) for each in block.columns]
+    lines = [f"{escape(block.caption)}{tag}", "", _row(titles)]
     lines.append("|" + "|".join("---:" if column.right else "---" for column in block.columns) + "|")
     for number, row in enumerate(block.rows):
         cells = [escape(cell) for cell in row]
@@ -258,11 +256,6 @@ def _table(block: Table) -> list[str]:
     for note in block.notes:
         lines += [escape(note), ""]
     return lines
-
-
-def _title(column: Column) -> str:
-    """Join a column's group and title, since Markdown has only one row of titles."""
-    return escape(f"{column.group}: {column.title}" if column.group else column.title)
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import io
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.document.blocks import Column, Document, Figure, Origin
+from pipelines.document.blocks import Column, Document, Figure, Origin, render_markdown
 from pipelines.domain.errors import UserError
 from pipelines.host.files import write_bytes
 
@@ -36,8 +37,6 @@ def write_document(made: Document, folder: Path) -> ReportPaths:
     Raises:
         UserError: the folder cannot be written.
     """
-    from pipelines.document.blocks import render_markdown
-
     plots: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -161,9 +160,8 @@ def _render(size: tuple[float, float], draw: Draw, theme: Theme, form: str) -> b
 
 
 def _saved(figure: Drawing, form: str) -> bytes:
-    out = io.BytesIO()
-    metadata = {"Date": None, "Creator": None, "Format": None, "Type": None} if form == "svg" else {"Software": None}
-    figure.savefig(out, format=form, dpi=160, metadata=metadata)
+    out, unnamed = io.BytesIO(), ("Date", "Creator", "Format", "Type") if form == "svg" else ("Software",)
+    figure.savefig(out, format=form, dpi=160, metadata=dict.fromkeys(unnamed))
     return out.getvalue()
 
 
@@ -178,20 +176,16 @@ def _svg(text: str, name: str, alt: str) -> str:
     body = re.sub(r"font(-family)?: ([^;\"]*?)'DejaVu Sans'[^;\"]*", r"font\1: \2sans-serif", body)
     view = re.search(r'viewBox="[^"]*"', body)
     opening = f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {view and view[0]}'
-    opening += f' role="img" aria-label="{_attribute(alt)}">'
+    label = html.escape(alt, quote=False).replace('"', "&quot;")
+    opening += f' role="img" aria-label="{label}">'
     return re.sub(r"<svg[^>]*>", lambda _: opening, body, count=1).strip()
-
-
-def _attribute(text: str) -> str:
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def standalone(svg: str) -> str:
     """Return a standalone SVG file with the colours of both themes and the font."""
-    light, dark = (";".join(f"--{k}:{v}" for k, v in colours.items()) for colours in (LIGHT, DARK))
     style = (
-        f"<style>svg{{{light};background:var(--paper)}}"
-        f"@media (prefers-color-scheme:dark){{svg{{{dark}}}}}"
+        f"<style>svg{{{variables(LIGHT)};background:var(--paper)}}"
+        f"@media (prefers-color-scheme:dark){{svg{{{variables(DARK)}}}}}"
         "text{font-family:system-ui,sans-serif;paint-order:stroke;stroke:var(--paper);stroke-width:2.5px}</style>"
     )
     return '<?xml version="1.0" encoding="utf-8"?>\n' + svg.replace(">", f">{style}", 1) + "\n"
@@ -244,7 +238,7 @@ def render_html(document: Document) -> str:
     environment.filters["heads"] = header_groups
     environment.filters["svg"] = Markup  # our own drawing; Matplotlib escaped its texts
     return environment.get_template("report.html").render(
-        document=document, light=Markup(_variables(LIGHT)), dark=Markup(_variables(DARK))
+        document=document, light=Markup(variables(LIGHT)), dark=Markup(variables(DARK))
     )
 
 
@@ -254,7 +248,8 @@ def header_groups(columns: Sequence[Column]) -> list[tuple[str, int]]:
     return spans if any(title for title, _ in spans) else []
 
 
-def _variables(colours: dict[str, str]) -> str:
+def variables(colours: Mapping[str, str]) -> str:
+    """Return colours as CSS variables."""
     return ";".join(f"--{name}:{value}" for name, value in colours.items())
 
 

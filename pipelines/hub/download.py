@@ -316,7 +316,10 @@ def _deliver(listing: HubListing, names: Sequence[str], out_dir: Path, progress:
     paths = fetch(listing, files, progress)
     remember_revision(listing)
     _place(files, paths, out_dir, progress)
-    records = {file.name: _record(file, paths[file.name]) for file in files}
+    records: dict[str, FileRecord] = {
+        file.name: {"size": file.size, "sha256": file.etag if file.large else sha256_file(paths[file.name])}
+        for file in files
+    }
     return HubSnapshot(listing.commit, records, listing.license)
 
 
@@ -326,7 +329,8 @@ def _check_space(listing: HubListing, files: Sequence[HubFile], out_dir: Path) -
     Raises:
         UserError: the cache's disk is too small, or the folder's disk is, if the folder cannot link into the cache.
     """
-    cache = _existing(Path(constants.HF_HUB_CACHE))
+    folder = Path(constants.HF_HUB_CACHE)
+    cache = next(path for path in (folder, *folder.parents) if path.exists())
     needs = {cache: missing_bytes(listing, files)}
     if cache.stat().st_dev != out_dir.stat().st_dev:
         needs[out_dir] = sum(file.size for file in files)
@@ -338,12 +342,6 @@ def _check_space(listing: HubListing, files: Sequence[HubFile], out_dir: Path) -
                 if place == cache
                 else "Free some space, or set HF_HOME to a folder on this disk, so that links can be used.",
             )
-
-
-def _existing(path: Path) -> Path:
-    while not path.exists():
-        path = path.parent
-    return path
 
 
 def _place(files: Sequence[HubFile], paths: Mapping[str, Path], out_dir: Path, progress: Progress) -> None:
@@ -371,7 +369,3 @@ def _link(origin: Path, target: Path) -> bool:
             raise
         return False
     return True
-
-
-def _record(file: HubFile, path: Path) -> FileRecord:
-    return {"size": file.size, "sha256": file.etag if file.large else sha256_file(path)}

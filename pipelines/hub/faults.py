@@ -183,7 +183,7 @@ def _explain(error: Exception, source: HubSource) -> UserError | None:
             f"'{source.repo_id}' is not the name of a {source.kind} on the Hub.",
             allowed="owner/name of letters, digits, '-', '_' and '.', at most 96 characters.",
         )
-    if isinstance(error, FileMetadataError) or _is_no_json(error):
+    if isinstance(error, FileMetadataError) or type(error).__name__ == "JSONDecodeError":
         return UserError(
             f"{shown_endpoint()} does not answer like a Hugging Face Hub ({short(error)}).",
             todo="Check HF_ENDPOINT, and whether a proxy or a login page answers instead.",
@@ -198,7 +198,6 @@ def _explain(error: Exception, source: HubSource) -> UserError | None:
 
 
 def _refused(error: Any, status: int, source: HubSource) -> UserError:
-    """Explain an HTTP status."""
     token, address = get_token(), scrub(error.response.url)
     if isinstance(error, GatedRepoError):
         return _gated(source, token)
@@ -284,7 +283,3 @@ def _page(source: HubSource) -> str:
 
 def _token_origin() -> str:
     return "HF_TOKEN" if os.environ.get("HF_TOKEN") else f"the one saved in {constants.HF_TOKEN_PATH}"
-
-
-def _is_no_json(error: Exception) -> bool:
-    return isinstance(error, ValueError) and type(error).__name__ == "JSONDecodeError"

@@ -143,26 +143,28 @@ def _compare(data: ReportData, workload: Workload | None, model: str, limit: flo
 
 def _tuning(formats: Sequence[FormatReport]) -> str:
     """Name the tuning of every engine that can be tuned, with the options that it chose or the user gave."""
-    found = {item.variant: build for item in formats if (build := item.piece("build")) and _tunable(build)}
+    found = {
+        item.variant: build
+        for item in formats
+        if (build := item.piece("build"))
+        and (engine := ENGINES.get(str(build.settings.get("engine"))))
+        and engine.recommends
+    }
     names = {build.tuning for build in found.values()}
     if not found or names == {None}:
         return ""
     alike = len(names) == 1
     told = "; ".join(
-        f"{in_words(variant)} {_options(build)}{'' if alike else _named(build)}" for variant, build in found.items()
+        f"{in_words(variant)} {_options(build)}{'' if alike else _named(build.tuning)}"
+        for variant, build in found.items()
     )
     if alike:
         return f"Every engine has tuning={names.pop()}: {told}."
     return f"The engines are not tuned alike, so the format alone does not explain their speeds: {told}."
 
 
-def _named(build: ReportedArtifact) -> str:
-    return f" (tuning={build.tuning})" if build.tuning else " (tuning not recorded)"
-
-
-def _tunable(build: ReportedArtifact) -> bool:
-    engine = ENGINES.get(str(build.settings.get("engine")))
-    return engine is not None and bool(engine.recommends)
+def _named(tuning: str | None) -> str:
+    return f" (tuning={tuning})" if tuning else " (tuning not recorded)"
 
 
 def _options(build: ReportedArtifact) -> str:
@@ -179,7 +181,7 @@ def _rejected(rows: Sequence[FormatRow], best: FormatRow | None, limit: float) -
 
 def _undecided(best: FormatRow, rows: Sequence[FormatRow], limit: float) -> str:
     """Return why even the best eligible format is not the winner; empty if it is."""
-    if len([row for row in rows if row is best or _measured(row)]) == 1:
+    if not any(row is not best and row.loss_percent is not None and row.peak for row in rows):
         known = "a known loss and " if any(row.peak and row.loss_percent is None for row in rows) else ""
         return f"{_said(best)}. No other format has {known}a usable throughput, so there is nothing to choose from."
     for row in rows:
@@ -215,11 +217,6 @@ def _bounds(row: FormatRow) -> list[Level]:
     """Return the levels whose throughput is a lower bound of what the format can do within the limits."""
     slo = row.run.result.slo if row.run else Slo()
     return [level for level in row.limited if meets(level, slo) or not has_limits(slo)]
-
-
-def _measured(row: FormatRow) -> bool:
-    """Return whether accuracy and throughput are known, so that the format can win or lose."""
-    return row.loss_percent is not None and row.peak is not None
 
 
 def _acceptable(row: FormatRow, limit: float) -> bool:

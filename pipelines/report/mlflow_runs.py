@@ -19,7 +19,7 @@ from typing import Any
 from eval.compare import verdict_sentence
 from pipelines.document.show import flat
 from pipelines.domain.errors import Fault, UserError
-from pipelines.report.data import BenchmarkRun, FormatReport, ReportData
+from pipelines.report.data import FormatReport, ReportData
 
 RESULT_TAG = "trtllm_pipelines.result"
 """Tag whose value is a hash of everything that is logged; by it a result is found again."""
@@ -108,7 +108,10 @@ def _log(client: Any, uri: str, run: LoggedRun, files: Sequence[Path]) -> str:
     """Log one format; a run that was cut short is replaced."""
     from mlflow.entities import Metric, Param, RunStatus, RunTag
 
-    experiment = _experiment(client, uri, run.experiment)
+    kept = client.get_experiment_by_name(run.experiment)
+    experiment = (
+        client.create_experiment(run.experiment, artifact_location=_beside(uri)) if kept is None else kept.experiment_id
+    )
     for old in client.search_runs([experiment], filter_string=f"tags.`{RESULT_TAG}` = '{run.result}'"):
         if old.info.status == RunStatus.to_string(RunStatus.FINISHED):
             return f"mlflow: {run.name} was logged before, as run {old.info.run_id}"
@@ -128,13 +131,6 @@ def _log(client: Any, uri: str, run: LoggedRun, files: Sequence[Path]) -> str:
         client.log_artifact(made, str(file))
     client.set_terminated(made)
     return f"mlflow: {run.name} is run {made} of experiment '{run.experiment}'"
-
-
-def _experiment(client: Any, uri: str, name: str) -> str:
-    found = client.get_experiment_by_name(name)
-    if found is not None:
-        return str(found.experiment_id)
-    return str(client.create_experiment(name, artifact_location=_beside(uri)))
 
 
 def _beside(uri: str) -> str | None:
@@ -208,17 +204,11 @@ def _fidelity(item: FormatReport) -> dict[str, float]:
 
 
 def _loads(item: FormatReport) -> dict[str, float]:
-    """Return throughput and latencies of each load of each workload, and whether the load counts."""
-    return {name: value for run in item.runs for name, value in _run(run).items() if value is not None}
-
-
-def _run(run: BenchmarkRun) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
-    for level in run.result.levels:
-        summary, place = level.summary, f"{run.result.workload['name']}/{level.load}".replace("=", " ")
-        times = {"ttft": summary.ttft_s, "itl": summary.itl_s}
-        found[f"{place}/output_tokens_per_s"] = summary.output_tokens_per_s
-        found[f"{place}/counts"] = float(level.counts)
-        found |= {f"{place}/{name}_p50_s": each.p50 for name, each in times.items()}
-        found |= {f"{place}/{name}_p99_s": each.p99 for name, each in times.items()}
-    return found
+    for run in item.runs:
+        for level in run.result.levels:
+            summary, place = level.summary, f"{run.result.workload['name']}/{level.load}".replace("=", " ")
+            found |= {f"{place}/output_tokens_per_s": summary.output_tokens_per_s, f"{place}/counts": level.counts}
+            for name, each in (("ttft", summary.ttft_s), ("itl", summary.itl_s)):
+                found |= {f"{place}/{name}_p50_s": each.p50, f"{place}/{name}_p99_s": each.p99}
+    return {name: float(value) for name, value in found.items() if value is not None}

@@ -36,6 +36,7 @@ from pipelines.report.model_card import write_model_cards
 from pipelines.report.sections import document
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
+from pipelines.store.sources import model_source
 from pipelines.store.store import Store, recover
 
 # Format the comparison of formats for a terminal.
@@ -156,8 +157,6 @@ def _modelled_run(
 
 def shape_of(settings: Settings) -> ModelShape | None:
     """Return the model's shape from disk or from conf/model; None for a model that is not downloaded yet."""
-    from pipelines.store.sources import model_source
-
     if settings.model.folder is not None:
         return model_source(settings.model.folder, Store(settings.paths.store).hashes, weights=False)[1]
     return settings.model.shape.to_shape() if settings.model.shape is not None else None

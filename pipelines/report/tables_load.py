@@ -63,15 +63,17 @@ def modelled_table(run: BenchmarkRun) -> Table | None:
         origin="",
         columns=(
             Column(_load_title(run.result.levels), right=LEFT),
-            *(column for figure in MODELLED for column in groups(_titled(figure), ("measured", "modelled"))),
+            *(
+                column
+                for figure in MODELLED
+                for column in groups(
+                    figure.title if figure.statistic else figure.metric.title, ("measured", "modelled")
+                )
+            ),
         ),
         rows=tuple(rows),
         notes=(f"Modelled: simulated with the same requests, not measured; {run.modelled.why}.",),
     )
-
-
-def _titled(figure: MetricStatistic) -> str:
-    return figure.title if figure.statistic else figure.metric.title
 
 
 def _load_title(levels: Sequence[Level]) -> str:

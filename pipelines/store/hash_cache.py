@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from threading import Event
@@ -13,6 +14,7 @@ from typing import Any
 from pipelines.domain.progress import Advance
 from pipelines.host.files import write_json
 from pipelines.host.hashing import THREADS, one_at_a_time, sha256_file, sha256_on_disk
+from pipelines.host.screen import ScreenProgress
 from pipelines.store.manifest import seal_is_right, sealed
 
 HASHES = ".hashes.json"
@@ -57,10 +59,6 @@ class HashCache:
         total = sum(path.stat().st_size for path in unknown)
         if total < MUCH_BYTES:
             return  # they are read when they are asked for
-        from concurrent.futures import ThreadPoolExecutor
-
-        from pipelines.host.screen import ScreenProgress
-
         stop = Event()
         with ScreenProgress().task("checking files", total, "bytes") as show, ThreadPoolExecutor(THREADS) as pool:
 

@@ -131,7 +131,7 @@ def check_files(folder: Path, manifest: Mapping[str, Any], *hashes: Callable[[Pa
             damage = f"cannot be read ({error.strerror})"
         if damage is not None:
             raise DamagedError(folder, f"{name} {damage}", manifest)
-    if added := [name for name in unlisted_files(folder, manifest) if not _is_harmless(name)]:
+    if added := [name for name in unlisted_files(folder, manifest) if not HARMLESS.fullmatch(name)]:
         named = f"{', '.join(added[:3])}{', ...' if len(added) > 3 else ''}"
         raise DamagedError(
             folder, f"{named} {'was' if len(added) == 1 else 'were'} added", manifest, "Remove what was added"
@@ -140,10 +140,6 @@ def check_files(folder: Path, manifest: Mapping[str, Any], *hashes: Callable[[Pa
 
 HARMLESS = re.compile(r"(.*/)?(__pycache__/.*|\.nfs[0-9a-f]+|\.DS_Store)")
 """Files beside those of an artifact that nothing reads as part of it: Python's, and those of file systems."""
-
-
-def _is_harmless(name: str) -> bool:
-    return HARMLESS.fullmatch(name) is not None
 
 
 def _damage(path: Path, entry: Mapping[str, Any], hashes: Sequence[Callable[[Path], str]]) -> str | None:

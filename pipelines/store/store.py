@@ -142,12 +142,8 @@ class Store:
             key: key of the artifact.
             on_wait: called once if another run holds the lock.
         """
-        from filelock import Timeout
-
-        lock = self._lock(key)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
+        lock, free = self._locked(key)
+        if not free:
             on_wait()
             lock.acquire()
         try:
@@ -158,25 +154,24 @@ class Store:
     @contextmanager
     def try_lock(self, key: str) -> Iterator[bool]:
         """Take the lock of a key without waiting; yields whether it was free."""
-        from filelock import Timeout
-
-        lock = self._lock(key)
+        lock, free = self._locked(key)
         try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            yield False
-            return
-        try:
-            yield True
+            yield free
         finally:
-            lock.release()
+            lock.release()  # does nothing to a lock that another run holds
 
-    def _lock(self, key: str) -> FileLock:
-        from filelock import FileLock
+    def _locked(self, key: str) -> tuple[FileLock, bool]:
+        """Return the lock of a key, and whether it was free and is held now."""
+        from filelock import FileLock, Timeout  # 26 ms, which a run with nothing to do does not spend
 
         folder = self.root / LOCKS
         folder.mkdir(parents=True, exist_ok=True)
-        return FileLock(folder / f"{key[:KEY_LENGTH]}.lock")
+        lock = FileLock(folder / f"{key[:KEY_LENGTH]}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            return lock, False
+        return lock, True
 
     @contextmanager
     def draft(self, key: str) -> Iterator[Path]:
@@ -263,10 +258,8 @@ def subfolders(parent: Path) -> list[Path]:
 # Keep interrupted measurements, and reclaim what killed runs left: a finished level survives a crash and `kill -9`.
 #
 # While a stage measures, its draft contains `.pending.json`, the manifest as far as it is known. A run that fails
-# turns
-# the draft into an artifact marked incomplete. A killed run leaves the draft behind; the next run, of any command,
-# keeps
-# what was measured and removes the rest, and the drafts of other stages.
+# turns the draft into an artifact marked incomplete. A killed run leaves the draft behind; the next run, of any
+# command, keeps what was measured and removes the rest, and the drafts of other stages.
 
 
 @contextmanager

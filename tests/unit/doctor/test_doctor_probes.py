@@ -59,14 +59,14 @@ CONTAINER = {
 
 def test_what_belongs_together_is_in_order(monkeypatch):
     installed(monkeypatch, **CONTAINER)
-    found = by_name(versions.look(ServingSettings()))
+    found = by_name(versions.probe_software(ServingSettings()))
     assert [name for name in versions.LIBRARIES if found[name].status != "ok"] == []
     assert found["TensorRT-LLM"].value == "1.2.1 (container 26.04 to 26.07)"
 
 
 def test_nvidias_container_needs_no_openvino(monkeypatch):
     installed(monkeypatch, **{name: version for name, version in CONTAINER.items() if "openvino" not in name})
-    found = by_name(versions.look(ServingSettings()))
+    found = by_name(versions.probe_software(ServingSettings()))
     assert (found["openvino"].status, found["openvino"].todo) == ("note", "Only engine=openvino needs it.")
 
 
@@ -81,28 +81,29 @@ def test_nvidias_container_needs_no_openvino(monkeypatch):
 )
 def test_a_version_beside_the_table_is_told_with_the_right_one(monkeypatch, name, dist, version, wanted):
     installed(monkeypatch, **{**CONTAINER, dist: version})
-    found = by_name(versions.look(ServingSettings()))[name]
+    found = by_name(versions.probe_software(ServingSettings()))[name]
     assert found.status == "note"
     assert found.value.endswith(f"TensorRT-LLM 1.2.1 goes with {wanted}")
 
 
 def test_releases_without_engines_and_unknown_ones_are_told(monkeypatch):
     installed(monkeypatch, **{**CONTAINER, "tensorrt_llm": "1.3.0rc20"})
-    assert "no longer supports TensorRT engines" in by_name(versions.look(ServingSettings()))["TensorRT-LLM"].value
+    now = by_name(versions.probe_software(ServingSettings()))
+    assert "no longer supports TensorRT engines" in now["TensorRT-LLM"].value
     installed(monkeypatch, **{**CONTAINER, "tensorrt_llm": "7.0"})
-    assert "not in the table" in by_name(versions.look(ServingSettings()))["TensorRT-LLM"].value
+    assert "not in the table" in by_name(versions.probe_software(ServingSettings()))["TensorRT-LLM"].value
 
 
 def test_what_is_missing_or_breaks_triton_is_broken(monkeypatch):
     installed(monkeypatch, numpy="2.3.0")
-    found = by_name(versions.look(ServingSettings()))
+    found = by_name(versions.probe_software(ServingSettings()))
     assert {name for name in versions.LIBRARIES if found[name].status == "bad"} == {
         "ModelOpt", "transformers", "torch", "numpy", "openvino", "openvino-genai",
     }  # fmt: skip
 
 
 def test_a_server_that_is_not_there_is_broken(tmp_path):
-    found = by_name(versions.look(ServingSettings(tritonserver=tmp_path / "nowhere")))["tritonserver"]
+    found = by_name(versions.probe_software(ServingSettings(tritonserver=tmp_path / "nowhere")))["tritonserver"]
     assert found.status == "bad"
     assert "nowhere' is not an executable program" in found.value
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from pipelines.document.canvas import variables
+
 FOLDER = Path(__file__).resolve().parent
 MAX_SLOTS, MAX_REQUESTS = 64, 2000
 """Range of the page's controls."""
@@ -50,8 +52,8 @@ def page(
     """
     initial = {"controls": {**CONTROLS, **(controls or {})}, "load": None if load is None else list(load)}
     return Template(_text("page.html")).substitute(
-        light=_variables(light),
-        dark=_variables(dark),
+        light=variables(light),
+        dark=variables(dark),
         style=_text("page.css"),
         model=_text("model.js"),
         page=_text("page.js"),
@@ -61,7 +63,3 @@ def page(
 
 def _text(name: str) -> str:
     return (FOLDER / name).read_text(encoding="utf-8")
-
-
-def _variables(colours: Mapping[str, str]) -> str:
-    return ";".join(f"--{name}:{value}" for name, value in colours.items())
