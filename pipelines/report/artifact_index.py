@@ -26,7 +26,7 @@ STAGES = (
 """Stages in order of dependency."""
 
 
-class Shelf:
+class ArtifactIndex:
     """All artifacts of a store, newest first."""
 
     def __init__(self, store: Store) -> None:
@@ -42,14 +42,14 @@ class Shelf:
         by_digest: dict[str, list[str]] = {}
         for place, manifest in places.items():
             by_digest.setdefault(str(manifest["digest"]), []).append(place)
-        self.pieces = tuple(_piece(place, manifest, by_digest) for place, manifest in places.items())
-        self._by_place = {piece.place: piece for piece in self.pieces}
+        self.artifacts = tuple(_piece(place, manifest, by_digest) for place, manifest in places.items())
+        self._by_place = {artifact.place: artifact for artifact in self.artifacts}
 
     def of(self, stage: str) -> list[ReportedArtifact]:
         """Return the artifacts of a stage, newest first."""
-        return [piece for piece in self.pieces if piece.stage == stage]
+        return [artifact for artifact in self.artifacts if artifact.stage == stage]
 
-    def chain(self, piece: ReportedArtifact) -> tuple[ReportedArtifact, ...]:
+    def chain(self, artifact: ReportedArtifact) -> tuple[ReportedArtifact, ...]:
         """Return an artifact and all artifacts of the store that it was made from, sources first.
 
         The 16-bit engine that was asked in turns with an evaluated one is left out.
@@ -62,33 +62,35 @@ class Shelf:
                     walk(self._by_place[source.source])
             found[at.place] = at
 
-        walk(piece)
+        walk(artifact)
         return tuple(sorted(found.values(), key=lambda item: STAGES.index(item.stage)))
 
-    def read(self, piece: ReportedArtifact, name: str, from_json: Callable[[Any, str], Result]) -> Result:
+    def read(self, artifact: ReportedArtifact, name: str, from_json: Callable[[Any, str], Result]) -> Result:
         """Read a stored result; raises as `read_json` does, or for one that is not of its kind."""
-        return from_json(self.read_json(piece, name), str(self.root / piece.place / name))
+        return from_json(self.read_json(artifact, name), str(self.root / artifact.place / name))
 
-    def read_json(self, piece: ReportedArtifact, name: str) -> Any:
+    def read_json(self, artifact: ReportedArtifact, name: str) -> Any:
         """Read a JSON file of an artifact, optionally `.gz`, and check it against the manifest's SHA-256.
 
         Raises:
             UserError: the file is missing, was changed, or is not JSON.
         """
-        path = self.root / piece.place / name
-        entry = self._files[piece.place].get(name)
+        path = self.root / artifact.place / name
+        entry = self._files[artifact.place].get(name)
         if entry is None:
-            raise UserError(f"The {MANIFEST} in {self.root / piece.place} does not list {name}.", todo=_again(piece))
+            raise UserError(
+                f"The {MANIFEST} in {self.root / artifact.place} does not list {name}.", todo=_again(artifact)
+            )
         try:
             raw = path.read_bytes()
         except OSError as error:
-            raise UserError(f"{path} cannot be read: {error.strerror}.", todo=_again(piece)) from None
+            raise UserError(f"{path} cannot be read: {error.strerror}.", todo=_again(artifact)) from None
         if hashlib.sha256(raw).hexdigest() != entry["sha256"]:
-            raise UserError(f"{path} was changed after it was made.", todo=_again(piece))
+            raise UserError(f"{path} was changed after it was made.", todo=_again(artifact))
         try:
             return json.loads(gzip.decompress(raw) if name.endswith(".gz") else raw)
         except (ValueError, OSError, EOFError) as error:
-            raise UserError(f"{path} is not readable JSON: {error}.", todo=_again(piece)) from None
+            raise UserError(f"{path} is not readable JSON: {error}.", todo=_again(artifact)) from None
 
 
 def _manifests(store: Store) -> list[Json]:
@@ -109,8 +111,8 @@ def _manifests(store: Store) -> list[Json]:
     return sorted(found, key=lambda manifest: STAGES.index(manifest["stage"]))
 
 
-def _again(piece: ReportedArtifact) -> str:
-    return f"Remove the folder {piece.place} of the store and make it again: {piece.repeat}"
+def _again(artifact: ReportedArtifact) -> str:
+    return f"Remove the folder {artifact.place} of the store and make it again: {artifact.repeat}"
 
 
 def _place(manifest: Mapping[str, Any], root: Path) -> str:

@@ -46,10 +46,10 @@ def _blocks(
 ) -> tuple[Block, ...]:
     blocks: list[Block] = []
     for item in data.formats:
-        piece = item.piece(stage)
-        if piece and (terms := terms_of(piece.facts)):
+        artifact = item.artifact(stage)
+        if artifact and (terms := terms_of(artifact.facts)):
             blocks.append(Terms(((title, item.label), *terms) if len(data.formats) > 1 else terms))
-            blocks += more(item, piece.facts)
+            blocks += more(item, artifact.facts)
     return tuple(blocks)
 
 

@@ -22,7 +22,7 @@ from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.formats import QFormat
 from pipelines.domain.summary import RequestTiming, from_columns
-from pipelines.report.artifact_index import READ, STAGES, Shelf
+from pipelines.report.artifact_index import READ, STAGES, ArtifactIndex
 from pipelines.report.data import (
     BASELINE,
     Accuracy,
@@ -60,16 +60,16 @@ def collect(
     Raises:
         UserError: the store has no matching artifact, or a manifest or result is broken.
     """
-    shelf = Shelf(store)
-    by_label = _by_label(shelf)
+    index = ArtifactIndex(store)
+    by_label = _by_label(index)
     labels = _choose(by_label, model, variants, store)
-    benchmarks = [piece for label in labels for piece in _stage(by_label[label], "benchmark")]
-    results = {piece.place: shelf.read(piece, BENCHMARK, BenchmarkResult.from_json) for piece in benchmarks}
-    evaluations = _evaluations(shelf, by_label, {label[0] for label in labels})
+    benchmarks = [artifact for label in labels for artifact in _stage(by_label[label], "benchmark")]
+    results = {artifact.place: index.read(artifact, BENCHMARK, BenchmarkResult.from_json) for artifact in benchmarks}
+    evaluations = _evaluations(index, by_label, {label[0] for label in labels})
     tasks = _main_tasks(labels, by_label, evaluations)
-    formats = tuple(_format(shelf, label, by_label[label], results, evaluations, tasks) for label in labels)
+    formats = tuple(_format(index, label, by_label[label], results, evaluations, tasks) for label in labels)
     formats = _judged(formats, evaluations, criteria)
-    return ReportData(formats, group_runs(formats), _bounds(shelf, {label[0] for label in labels}))
+    return ReportData(formats, group_runs(formats), _bounds(index, {label[0] for label in labels}))
 
 
 def _judged(
@@ -79,7 +79,7 @@ def _judged(
     main = iter(_with_rows([item.accuracy for item in formats if item.accuracy], evaluations, criteria))
     others = [each for item in formats for each in item.other_tasks]
     judged = {
-        each.piece.place: each
+        each.artifact.place: each
         for task in dict.fromkeys(each.result.task for each in others)
         for each in _with_rows([each for each in others if each.result.task == task], evaluations, criteria)
     }
@@ -87,7 +87,7 @@ def _judged(
         replace(
             item,
             accuracy=next(main) if item.accuracy else None,
-            other_tasks=tuple(judged[each.piece.place] for each in item.other_tasks),
+            other_tasks=tuple(judged[each.artifact.place] for each in item.other_tasks),
         )
         for item in formats
     )
@@ -106,39 +106,39 @@ def _main_tasks(
     asked: dict[str, Counter[str]] = {}
     last: dict[tuple[str, str], str] = {}
     for model, variant in labels:
-        pieces = _stage(by_label[model, variant], "evaluate")
-        for piece in pieces:
-            task = evaluations[piece.place].task
-            last[model, task] = max(last.get((model, task), ""), piece.created)
-        asked.setdefault(model, Counter()).update({evaluations[piece.place].task for piece in pieces})
+        artifacts = _stage(by_label[model, variant], "evaluate")
+        for artifact in artifacts:
+            task = evaluations[artifact.place].task
+            last[model, task] = max(last.get((model, task), ""), artifact.created)
+        asked.setdefault(model, Counter()).update({evaluations[artifact.place].task for artifact in artifacts})
     return {
         model: max(tasks, key=lambda task: (tasks[task], last[model, task])) for model, tasks in asked.items() if tasks
     }
 
 
-def _stage(pieces: Iterable[ReportedArtifact], stage: str) -> list[ReportedArtifact]:
-    return [piece for piece in pieces if piece.stage == stage]
+def _stage(artifacts: Iterable[ReportedArtifact], stage: str) -> list[ReportedArtifact]:
+    return [artifact for artifact in artifacts if artifact.stage == stage]
 
 
-def _by_label(shelf: Shelf) -> dict[Label, list[ReportedArtifact]]:
+def _by_label(index: ArtifactIndex) -> dict[Label, list[ReportedArtifact]]:
     """Group artifacts by model and variant, newest first; shared ones (downloads) are found through their digests."""
     found: dict[Label, list[ReportedArtifact]] = {}
-    for piece in shelf.pieces:
-        if piece.stage in _HEADS and (label := _label(piece)):
-            found.setdefault(label, []).append(piece)
+    for artifact in index.artifacts:
+        if artifact.stage in _HEADS and (label := _label(artifact)):
+            found.setdefault(label, []).append(artifact)
     return found
 
 
-def _label(piece: ReportedArtifact) -> Label | None:
+def _label(artifact: ReportedArtifact) -> Label | None:
     """Return model and variant from the artifact's settings, else from its label without the model's name."""
-    if piece.stage == "evaluate":
-        return str(piece.settings["model"]), str(piece.settings["variant"])
+    if artifact.stage == "evaluate":
+        return str(artifact.settings["model"]), str(artifact.settings["variant"])
     for key in ("variant", "precision"):
-        if piece.settings.get("model") and piece.settings.get(key):
-            return str(piece.settings["model"]), str(piece.settings[key])
-    if piece.model and piece.label.startswith(f"{piece.model}-"):
-        return piece.model, piece.label.removeprefix(f"{piece.model}-")
-    model, _, variant = piece.label.rpartition("-")
+        if artifact.settings.get("model") and artifact.settings.get(key):
+            return str(artifact.settings["model"]), str(artifact.settings[key])
+    if artifact.model and artifact.label.startswith(f"{artifact.model}-"):
+        return artifact.model, artifact.label.removeprefix(f"{artifact.model}-")
+    model, _, variant = artifact.label.rpartition("-")
     return (model, variant) if model else None
 
 
@@ -180,105 +180,109 @@ def _usual_place(variant: str) -> tuple[int, str]:
 
 
 def _format(
-    shelf: Shelf,
+    index: ArtifactIndex,
     label: Label,
-    pieces: list[ReportedArtifact],
+    artifacts: list[ReportedArtifact],
     results: Mapping[str, BenchmarkResult],
     evaluations: Mapping[str, EvalResult],
     main_tasks: Mapping[str, str],
 ) -> FormatReport:
     """Choose the artifacts that belong together, starting from the newest benchmark, else the newest evaluation, ..."""
-    head = _head(shelf, pieces)
-    engines = _engines(shelf, head)
-    chain = {piece.place: piece for piece in shelf.chain(head) if piece.stage != "evaluate"}
-    of_engine = [piece for piece in pieces if engines & {source.digest for source in piece.inputs}]
+    head = _head(index, artifacts)
+    engines = _engines(index, head)
+    chain = {artifact.place: artifact for artifact in index.chain(head) if artifact.stage != "evaluate"}
+    of_engine = [artifact for artifact in artifacts if engines & {source.digest for source in artifact.inputs}]
     if not _stage(chain.values(), "repository"):
-        chain |= {piece.place: piece for piece in _stage(of_engine, "repository")[:1]}
+        chain |= {artifact.place: artifact for artifact in _stage(of_engine, "repository")[:1]}
     by_task: dict[str, ReportedArtifact] = {}
-    for piece in _stage(of_engine, "evaluate"):
-        by_task.setdefault(evaluations[piece.place].task, piece)
+    for artifact in _stage(of_engine, "evaluate"):
+        by_task.setdefault(evaluations[artifact.place].task, artifact)
     task = main_tasks.get(label[0], "")
     main = by_task.pop(task if task in by_task else next(iter(by_task), ""), None)
     if main is not None:
         chain[main.place] = main
-    accuracy = _accuracy(main, evaluations, shelf) if main is not None else None
-    others = tuple(_accuracy(piece, evaluations, shelf) for piece in by_task.values())
-    runs, repeated = _runs(shelf, _stage(pieces, "benchmark"), results)
-    places = {*chain, *(run.piece.place for run in runs), *repeated, *(each.piece.place for each in others)}
+    accuracy = _accuracy(main, evaluations, index) if main is not None else None
+    others = tuple(_accuracy(artifact, evaluations, index) for artifact in by_task.values())
+    runs, repeated = _runs(index, _stage(artifacts, "benchmark"), results)
+    places = {*chain, *(run.artifact.place for run in runs), *repeated, *(each.artifact.place for each in others)}
     left_out = tuple(
-        f"{piece.place} ({piece.created}): {'a newer one' if _engines(shelf, piece) & engines else 'another engine'}"
-        " is shown"
-        for piece in pieces
-        if piece.place not in places
+        f"{artifact.place} ({artifact.created}): "
+        f"{'a newer one' if _engines(index, artifact) & engines else 'another engine'} is shown"
+        for artifact in artifacts
+        if artifact.place not in places
     )
     return FormatReport(
         model=label[0],
         variant=label[1],
-        chain=tuple(sorted(chain.values(), key=lambda piece: STAGES.index(piece.stage))),
+        chain=tuple(sorted(chain.values(), key=lambda artifact: STAGES.index(artifact.stage))),
         accuracy=accuracy,
         runs=runs,
-        missing=_missing(label, pieces, main is not None, runs),
+        missing=_missing(label, artifacts, main is not None, runs),
         left_out=left_out,
-        fidelity=_fidelity(shelf, label, engines, accuracy, evaluations),
-        perplexities=_perplexities(shelf, label, engines),
+        fidelity=_fidelity(index, label, engines, accuracy, evaluations),
+        perplexities=_perplexities(index, label, engines),
         other_tasks=others,
     )
 
 
-def _perplexities(shelf: Shelf, label: Label, engines: set[str]) -> tuple[ReportedPerplexity, ...]:
+def _perplexities(index: ArtifactIndex, label: Label, engines: set[str]) -> tuple[ReportedPerplexity, ...]:
     """Return the newest perplexity of these engines for each task, with the newest baseline that read the same."""
     found: dict[str, ReportedPerplexity] = {}
     read = {
-        piece.place: shelf.read(piece, PERPLEXITY, PerplexityResult.from_json)
-        for piece in shelf.of(READ)
-        if (_label(piece) or label)[0] == label[0]
+        artifact.place: index.read(artifact, PERPLEXITY, PerplexityResult.from_json)
+        for artifact in index.of(READ)
+        if (_label(artifact) or label)[0] == label[0]
     }
-    for piece in shelf.of(READ):
-        if _label(piece) != label or not engines & {each.digest for each in piece.inputs if each.name == "engine"}:
+    for artifact in index.of(READ):
+        if _label(artifact) != label or artifact.input_digest("engine") not in engines:
             continue
-        result = read[piece.place]
+        result = read[artifact.place]
         others = (each for each in read.values() if each.qformat == BASELINE and each.engine == result.engine)
         baseline = next((each for each in others if same_texts(each, result)), None)
-        found.setdefault(result.task, ReportedPerplexity(piece, result, baseline))
+        found.setdefault(result.task, ReportedPerplexity(artifact, result, baseline))
     return tuple(found.values())
 
 
 def _fidelity(
-    shelf: Shelf, label: Label, engines: set[str], accuracy: Accuracy | None, evaluations: Mapping[str, EvalResult]
+    index: ArtifactIndex,
+    label: Label,
+    engines: set[str],
+    accuracy: Accuracy | None,
+    evaluations: Mapping[str, EvalResult],
 ) -> ReportedFidelity | None:
     """Return the newest comparison of these engines with the 16-bit model, with the answers that changed."""
-    for piece in shelf.of("fidelity"):
-        if _label(piece) == label and engines & {each.digest for each in piece.inputs if each.name == "engine"}:
+    for artifact in index.of("fidelity"):
+        if _label(artifact) == label and artifact.input_digest("engine") in engines:
             baseline = evaluations.get(accuracy.baseline or "") if accuracy else None
             changed = flips(baseline, accuracy.result) if baseline and accuracy else None
-            return ReportedFidelity(piece, shelf.read(piece, FIDELITY, FidelityResult.from_json), changed)
+            return ReportedFidelity(artifact, index.read(artifact, FIDELITY, FidelityResult.from_json), changed)
     return None
 
 
-def _bounds(shelf: Shelf, models: set[str]) -> tuple[ReportedBounds, ...]:
+def _bounds(index: ArtifactIndex, models: set[str]) -> tuple[ReportedBounds, ...]:
     """Return the newest comparison of each server with one of these models in 16 bit."""
     found: dict[tuple[str, ...], ReportedBounds] = {}
-    for piece in shelf.of("bounds"):
-        result = shelf.read(piece, BOUNDS, BoundsResult.from_json)
+    for artifact in index.of("bounds"):
+        result = index.read(artifact, BOUNDS, BoundsResult.from_json)
         if result.model in models:
-            found.setdefault((result.model, result.url, result.served_model), ReportedBounds(piece, result))
+            found.setdefault((result.model, result.url, result.served_model), ReportedBounds(artifact, result))
     return tuple(found.values())
 
 
-def _head(shelf: Shelf, pieces: list[ReportedArtifact]) -> ReportedArtifact:
-    ours = [p for p in _stage(pieces, "benchmark") if _engines(shelf, p)]
+def _head(index: ArtifactIndex, artifacts: list[ReportedArtifact]) -> ReportedArtifact:
+    ours = [p for p in _stage(artifacts, "benchmark") if _engines(index, p)]
     if ours:
         return ours[0]
-    return next(found[0] for stage in (*_HEADS[1:], "benchmark") if (found := _stage(pieces, stage)))
+    return next(found[0] for stage in (*_HEADS[1:], "benchmark") if (found := _stage(artifacts, stage)))
 
 
 def _missing(
-    label: Label, pieces: list[ReportedArtifact], evaluated: bool, runs: tuple[BenchmarkRun, ...]
+    label: Label, artifacts: list[ReportedArtifact], evaluated: bool, runs: tuple[BenchmarkRun, ...]
 ) -> tuple[str, ...]:
     model, variant = label
     missing = []
     if not evaluated:
-        other = _stage(pieces, "evaluate")
+        other = _stage(artifacts, "evaluate")
         why = f" (there is an evaluation of another engine build: {other[0].place})" if other else ""
         missing.append(f"Accuracy of {model} {variant} was not measured on this engine{why}.")
     if not runs:
@@ -287,84 +291,88 @@ def _missing(
 
 
 def _runs(
-    shelf: Shelf, pieces: list[ReportedArtifact], results: Mapping[str, BenchmarkResult]
+    index: ArtifactIndex, artifacts: list[ReportedArtifact], results: Mapping[str, BenchmarkResult]
 ) -> tuple[tuple[BenchmarkRun, ...], set[str]]:
     """Return each workload's newest run, with earlier runs of the same engine as repeats, and the repeats' places."""
     by_key: dict[str, list[ReportedArtifact]] = {}
-    for piece in pieces:
-        by_key.setdefault(run_key(results[piece.place]), []).append(piece)
+    for artifact in artifacts:
+        by_key.setdefault(run_key(results[artifact.place]), []).append(artifact)
     runs, repeated = [], set()
     for same in by_key.values():
         newest, *older = same
-        again = [piece for piece in older if _engines(shelf, piece) == _engines(shelf, newest)]
-        repeated |= {piece.place for piece in again}
+        again = [artifact for artifact in older if _engines(index, artifact) == _engines(index, newest)]
+        repeated |= {artifact.place for artifact in again}
         result = results[newest.place]
         runs.append(
             BenchmarkRun(
-                newest, result, _requests(shelf, newest, result), tuple(results[piece.place] for piece in again)
+                newest, result, _requests(index, newest, result), tuple(results[artifact.place] for artifact in again)
             )
         )
     return tuple(runs), repeated
 
 
-def _engines(shelf: Shelf, piece: ReportedArtifact) -> set[str]:
+def _engines(index: ArtifactIndex, artifact: ReportedArtifact) -> set[str]:
     """Return digests of the engines that an artifact is or was made from, from this store or elsewhere."""
-    chain = shelf.chain(piece)
+    chain = index.chain(artifact)
     built = {item.digest for item in chain if item.stage == "build"}
     return built | {source.digest for item in chain for source in item.inputs if source.name == "engine"}
 
 
-def _requests(shelf: Shelf, piece: ReportedArtifact, result: BenchmarkResult) -> dict[str, tuple[RequestTiming, ...]]:
+def _requests(
+    index: ArtifactIndex, artifact: ReportedArtifact, result: BenchmarkResult
+) -> dict[str, tuple[RequestTiming, ...]]:
     found = {}
     for name in [level.requests_file for level in result.levels if level.requests_file]:
         try:
-            found[name] = tuple(from_columns(shelf.read_json(piece, name)))
+            found[name] = tuple(from_columns(index.read_json(artifact, name)))
         except (ValueError, TypeError, AttributeError) as error:
-            raise UserError(f"{shelf.root / piece.place / name} does not contain request records: {error}.") from None
+            raise UserError(
+                f"{index.root / artifact.place / name} does not contain request records: {error}."
+            ) from None
     return found
 
 
 def _evaluations(
-    shelf: Shelf, by_label: Mapping[Label, list[ReportedArtifact]], models: Iterable[str]
+    index: ArtifactIndex, by_label: Mapping[Label, list[ReportedArtifact]], models: Iterable[str]
 ) -> dict[str, EvalResult]:
     """Return every evaluation of the models, by place; that of a baseline asked in turns by its file."""
     found = {}
-    for label, pieces in by_label.items():
-        for piece in _stage(pieces, "evaluate") if label[0] in models else ():
-            found[piece.place] = result = shelf.read(piece, RESULT, EvalResult.from_json)
+    for label, artifacts in by_label.items():
+        for artifact in _stage(artifacts, "evaluate") if label[0] in models else ():
+            found[artifact.place] = result = index.read(artifact, RESULT, EvalResult.from_json)
             if result.sequential is not None:
-                found[_beside(piece)] = shelf.read(piece, IN_TURNS, EvalResult.from_json)
+                found[_beside(artifact)] = index.read(artifact, IN_TURNS, EvalResult.from_json)
     return found
 
 
-def _beside(piece: ReportedArtifact) -> str:
+def _beside(artifact: ReportedArtifact) -> str:
     """Return the place of a baseline that was asked in turns."""
-    return f"{piece.place}/{IN_TURNS}"
+    return f"{artifact.place}/{IN_TURNS}"
 
 
-def _accuracy(piece: ReportedArtifact, evaluations: Mapping[str, EvalResult], shelf: Shelf) -> Accuracy:
+def _accuracy(artifact: ReportedArtifact, evaluations: Mapping[str, EvalResult], index: ArtifactIndex) -> Accuracy:
     """Pair an evaluation with the newest baseline that answered the same prompts on the same engine."""
-    result = evaluations[piece.place]
-    original = _against_original(result, shelf)
+    result = evaluations[artifact.place]
+    original = _against_original(result, index)
     if result.qformat == BASELINE:
-        return Accuracy(piece, result, None, None, original=original)
+        return Accuracy(artifact, result, None, None, original=original)
     if result.sequential is not None:
-        return Accuracy(piece, result, None, _beside(piece), original=original)
-    for other in shelf.of("evaluate"):
+        return Accuracy(artifact, result, None, _beside(artifact), original=original)
+    for other in index.of("evaluate"):
         baseline = evaluations.get(other.place)
         if not baseline or baseline.qformat != BASELINE or baseline.engine != result.engine:
             continue
         if _same_prompts(baseline, result):
-            return Accuracy(piece, result, None, other.place, original=original)
+            return Accuracy(artifact, result, None, other.place, original=original)
     missing = "no 16-bit baseline answered the same questions on the same engine"
-    return Accuracy(piece, result, None, None, missing, original)
+    return Accuracy(artifact, result, None, None, missing, original)
 
 
-def _against_original(result: EvalResult, shelf: Shelf) -> Mapping[str, Any] | None:
+def _against_original(result: EvalResult, index: ArtifactIndex) -> Mapping[str, Any] | None:
     """Compare with the newest evaluation of the model itself that answered the same prompts, if there is one."""
-    for piece in shelf.of("reference"):
-        if piece.model == result.model:
-            original = shelf.read(piece, RESULT, EvalResult.from_json)
+    for artifact in index.of("reference"):
+        if artifact.model == result.model:
+            original = index.read(artifact, RESULT, EvalResult.from_json)
             if _same_prompts(original, result):
                 return change_row(original, result)
     return None

@@ -146,7 +146,7 @@ def _tuning(formats: Sequence[FormatReport]) -> str:
     found = {
         item.variant: build
         for item in formats
-        if (build := item.piece("build"))
+        if (build := item.artifact("build"))
         and (engine := ENGINES.get(str(build.settings.get("engine"))))
         and engine.recommends
     }
@@ -224,7 +224,7 @@ def _acceptable(row: FormatRow, limit: float) -> bool:
 
 
 def _row(item: FormatReport, run: BenchmarkRun | None) -> FormatRow:
-    build = item.piece("build")
+    build = item.artifact("build")
     levels = [level for level in finished(run) if level.counts]
     loss, most, verdict = _loss(item)
     return FormatRow(

@@ -94,13 +94,22 @@ class ReportedArtifact:
     model: str | None
     tuning: str | None
 
+    def input(self, name: str) -> ArtifactInput | None:
+        """Return the input of a name; None without one."""
+        return next((each for each in self.inputs if each.name == name), None)
+
+    def input_digest(self, name: str) -> str | None:
+        """Return the digest of its content; None without one."""
+        found = self.input(name)
+        return found.digest if found else None
+
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
     """One evaluation, compared with a 16-bit baseline if one answered the same questions.
 
     Attributes:
-        piece: the artifact.
+        artifact: the artifact.
         result: scores and every answer.
         row: a row of `eval.compare.loss_rows`; None for the baseline itself, or without a baseline.
         baseline: place of the baseline's evaluation; None in the same cases.
@@ -108,7 +117,7 @@ class Accuracy:
         original: likewise a row, against the model itself as Transformers computes it, if it was evaluated.
     """
 
-    piece: ReportedArtifact
+    artifact: ReportedArtifact
     result: EvalResult
     row: Mapping[str, Any] | None
     baseline: str | None
@@ -121,12 +130,12 @@ class ReportedFidelity:
     """A comparison of predictions with those of the 16-bit model.
 
     Attributes:
-        piece: the artifact.
+        artifact: the artifact.
         result: all figures.
         flips: answers that changed; None if the two did not answer the same questions.
     """
 
-    piece: ReportedArtifact
+    artifact: ReportedArtifact
     result: FidelityResult
     flips: Flips | None
 
@@ -136,11 +145,11 @@ class ReportedBounds:
     """What is known of the predictions of a server that runs elsewhere, beside those of the 16-bit model.
 
     Attributes:
-        piece: the artifact.
+        artifact: the artifact.
         result: all figures.
     """
 
-    piece: ReportedArtifact
+    artifact: ReportedArtifact
     result: BoundsResult
 
 
@@ -149,12 +158,12 @@ class ReportedPerplexity:
     """The perplexity of texts, beside that of the 16-bit model on the same engine.
 
     Attributes:
-        piece: the artifact.
+        artifact: the artifact.
         result: all figures.
         baseline: of the 16-bit model; None if it did not read the same texts.
     """
 
-    piece: ReportedArtifact
+    artifact: ReportedArtifact
     result: PerplexityResult
     baseline: PerplexityResult | None
 
@@ -177,14 +186,14 @@ class BenchmarkRun:
     """One benchmark of one format under one workload.
 
     Attributes:
-        piece: the artifact.
+        artifact: the artifact.
         result: all levels.
         requests: one record per request, by the level's `requests_file`.
         repeats: earlier benchmarks of the same engine under the same workload, for the spread between runs.
         modelled: predictions for the same loads; None if there is no model of this deployment.
     """
 
-    piece: ReportedArtifact
+    artifact: ReportedArtifact
     result: BenchmarkResult
     requests: Mapping[str, tuple[RequestTiming, ...]]
     repeats: tuple[BenchmarkResult, ...]
@@ -223,9 +232,9 @@ class FormatReport:
     perplexities: tuple[ReportedPerplexity, ...] = ()
     other_tasks: tuple[Accuracy, ...] = ()
 
-    def piece(self, stage: str) -> ReportedArtifact | None:
+    def artifact(self, stage: str) -> ReportedArtifact | None:
         """Return the chain's artifact of a stage."""
-        return next((piece for piece in self.chain if piece.stage == stage), None)
+        return next((artifact for artifact in self.chain if artifact.stage == stage), None)
 
     @property
     def label(self) -> str:
@@ -235,14 +244,14 @@ class FormatReport:
     @property
     def newest(self) -> str:
         """Return the ISO time of the newest artifact."""
-        return max(piece.created for piece in (*self.chain, *(run.piece for run in self.runs), *self.beside))
+        return max(artifact.created for artifact in (*self.chain, *(run.artifact for run in self.runs), *self.beside))
 
     @property
     def beside(self) -> tuple[ReportedArtifact, ...]:
         """Return what was measured of the engine besides accuracy and speed: fidelity, perplexity, other tasks."""
-        fidelity = (self.fidelity.piece,) if self.fidelity else ()
-        texts = (each.piece for each in self.perplexities)
-        return (*fidelity, *texts, *(each.piece for each in self.other_tasks))
+        fidelity = (self.fidelity.artifact,) if self.fidelity else ()
+        texts = (each.artifact for each in self.perplexities)
+        return (*fidelity, *texts, *(each.artifact for each in self.other_tasks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +291,7 @@ class ReportData:
     @property
     def newest(self) -> str:
         """Return the ISO time of the newest artifact, which dates the report: the same store gives the same report."""
-        return max(*(item.newest for item in self.formats), *(item.piece.created for item in self.bounds), "")
+        return max(*(item.newest for item in self.formats), *(item.artifact.created for item in self.bounds), "")
 
 
 # Text of the six facts that qualify every number of a report: model, precision, ISL, OSL, load and TP.
@@ -321,7 +330,7 @@ def loads(levels: Sequence[Level]) -> str:
     return "; ".join([*parts, *dict.fromkeys(others)]) or NONE
 
 
-def six(runs: Sequence[BenchmarkRun], levels: Sequence[Level] | None = None) -> str:
+def run_label(runs: Sequence[BenchmarkRun], levels: Sequence[Level] | None = None) -> str:
     """Return the six facts of a number as text: model, precision, ISL, OSL, concurrency or rate, TP.
 
     Args:
@@ -366,7 +375,7 @@ def group_runs(formats: Iterable[FormatReport]) -> tuple[Workload, ...]:
     for item in formats:
         for run in item.runs:
             groups.setdefault(run_key(run.result), []).append(run)
-    ordered = sorted(groups.values(), key=lambda runs: max(run.piece.created for run in runs), reverse=True)
+    ordered = sorted(groups.values(), key=lambda runs: max(run.artifact.created for run in runs), reverse=True)
     titles = _titles(ordered)
     return tuple(
         Workload(title, runs[0].result.model, tuple(runs)) for title, runs in zip(titles, ordered, strict=True)

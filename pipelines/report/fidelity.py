@@ -50,7 +50,7 @@ def section(data: ReportData) -> Section:
             blocks.append(Fold(f"By layer: {_name(item, several)}", (_heat_map(item, layers),)))
     for each in data.bounds:
         bounds = bounds_table(each.result)
-        blocks.append(replace(bounds, caption=f"{bounds.caption}, measured {each.piece.created[:10]}"))
+        blocks.append(replace(bounds, caption=f"{bounds.caption}, measured {each.artifact.created[:10]}"))
     return Section("fidelity", "Fidelity", tuple(blocks))
 
 

@@ -145,9 +145,9 @@ def logged_run(item: FormatReport) -> LoggedRun:
         name=f"{item.model}-{item.variant}",
         experiment=item.model,
         params={
-            f"{piece.stage}.{name}": value[:LONGEST_VALUE]
-            for piece in (*item.chain, *([item.fidelity.piece] if item.fidelity else []))
-            for name, value in flat(piece.settings)
+            f"{artifact.stage}.{name}": value[:LONGEST_VALUE]
+            for artifact in (*item.chain, *([item.fidelity.artifact] if item.fidelity else []))
+            for name, value in flat(artifact.settings)
             if not name.startswith("sources.")  # hashes of the repository's own code
         },
         metrics={**_sizes(item), **_accuracy(item), **_fidelity(item), **_loads(item)},
@@ -156,15 +156,15 @@ def logged_run(item: FormatReport) -> LoggedRun:
 
 
 def _tags(item: FormatReport) -> dict[str, str]:
-    checkpoint, row = item.piece("quantize") or item.chain[-1], item.accuracy.row if item.accuracy else None
-    download = item.piece("download")
+    checkpoint, row = item.artifact("quantize") or item.chain[-1], item.accuracy.row if item.accuracy else None
+    download = item.artifact("download")
     source = f"{download.settings['repo_id']}@{download.facts.get('commit', 'unknown')}" if download else "unknown"
     tags = {
         "model": item.model,
         "format": item.variant,
         "source": source,
         "made_by": f"trtllm-pipelines {checkpoint.version} at {checkpoint.commit}",
-        "artifacts": " ".join(f"{piece.stage}:{piece.digest[:16]}" for piece in item.chain),
+        "artifacts": " ".join(f"{artifact.stage}:{artifact.digest[:16]}" for artifact in item.chain),
         "verdict": str(row["verdict"]) if row else "none",
     }
     return {**tags, "verdict.sentence": verdict_sentence(row)} if row else tags
@@ -172,7 +172,7 @@ def _tags(item: FormatReport) -> dict[str, str]:
 
 def _sizes(item: FormatReport) -> dict[str, float]:
     named = (("quantize", "source_bytes"), ("quantize", "total_bytes"), ("build", "engine_bytes"))
-    found = {f"size/{name}": piece.facts.get(name) for stage, name in named if (piece := item.piece(stage))}
+    found = {f"size/{name}": artifact.facts.get(name) for stage, name in named if (artifact := item.artifact(stage))}
     return {name.replace("total", "checkpoint"): float(value) for name, value in found.items() if value is not None}
 
 

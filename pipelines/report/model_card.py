@@ -38,7 +38,6 @@ from pipelines.report.checkpoints import mix_terms, pruning_terms, recovery_term
 from pipelines.report.data import (
     BASELINE,
     Accuracy,
-    ArtifactInput,
     FormatReport,
     ReportData,
     ReportedArtifact,
@@ -66,7 +65,7 @@ def write_model_cards(data: ReportData, folder: Path) -> dict[str, Path]:
     Raises:
         UserError: the folder cannot be written.
     """
-    found = [item for item in data.formats if item.variant != BASELINE and item.piece("quantize")]
+    found = [item for item in data.formats if item.variant != BASELINE and item.artifact("quantize")]
     try:
         return {item.label: write_text(_place(item, folder), model_card(item)) for item in found}
     except OSError as error:
@@ -84,7 +83,7 @@ def _place(item: FormatReport, folder: Path) -> Path:
 
 def model_card(item: FormatReport) -> str:
     """Return the card of a format whose checkpoint is in the report."""
-    checkpoint = item.piece("quantize")
+    checkpoint = item.artifact("quantize")
     assert checkpoint is not None, "a card describes a checkpoint"
     metadata = yaml.safe_dump(_metadata(item, checkpoint), sort_keys=False, allow_unicode=True, width=120)
     return f"---\n{metadata}---\n\n{render_markdown(_text(item, checkpoint))}"
@@ -120,7 +119,7 @@ def _result(item: FormatReport, accuracy: Accuracy) -> dict[str, Any]:
         "name": f"{task} ({how}, {result.shots}, {count(result.questions, 'question')})",
         "verified": False,
     }
-    dataset = {"name": result.task, "type": _dataset(item, accuracy.piece) or result.task}
+    dataset = {"name": result.task, "type": _dataset(item, accuracy.artifact) or result.task}
     return {"task": {"type": "text-generation"}, "dataset": dataset, "metrics": [metric]}
 
 
@@ -141,7 +140,7 @@ def _license(item: FormatReport, checkpoint: ReportedArtifact) -> str | None:
     source = _download(item)
     if source is not None:
         return _named_license(source.facts.get("license"))
-    folder = _input(checkpoint, "model")
+    folder = checkpoint.input("model")
     return _license_in(Path(folder.path)) if folder and folder.path else None
 
 
@@ -157,10 +156,6 @@ def _license_in(folder: Path) -> str | None:
 
 def _named_license(value: object) -> str | None:
     return value if isinstance(value, str) and _LICENSE.fullmatch(value) else None
-
-
-def _input(piece: ReportedArtifact, name: str) -> ArtifactInput | None:
-    return next((each for each in piece.inputs if each.name == name), None)
 
 
 def _text(item: FormatReport, checkpoint: ReportedArtifact) -> Document:
@@ -184,7 +179,7 @@ def _text(item: FormatReport, checkpoint: ReportedArtifact) -> Document:
 
 
 def _origin(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str, str], ...]:
-    source, folder = _download(item), _input(checkpoint, "model")
+    source, folder = _download(item), checkpoint.input("model")
     digest = f"content {folder.digest[:16]} (SHA-256)" if folder else f"content {UNKNOWN}"
     if source is not None:
         base = f"{source.settings['repo_id']} at commit {source.facts.get('commit', UNKNOWN)}"
@@ -207,7 +202,7 @@ def _origin(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str
 def _recipe(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str, str], ...]:
     facts, settings = checkpoint.facts, checkpoint.settings
     kept = facts.get("linears_16bit")
-    pruned, sparse, trained = (item.piece(stage) for stage in ("prune_model", "sparsify", "recover"))
+    pruned, sparse, trained = (item.artifact(stage) for stage in ("prune_model", "sparsify", "recover"))
     return (
         ("Format", f"{settings['qformat']} (quant_algo {facts.get('quant_algo') or UNKNOWN})"),
         *mix_terms(facts),
@@ -224,7 +219,7 @@ def _recipe(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str
 
 
 def _calibration(checkpoint: ReportedArtifact) -> str:
-    asked, text = checkpoint.settings.get("calibration"), _input(checkpoint, "calibration")
+    asked, text = checkpoint.settings.get("calibration"), checkpoint.input("calibration")
     if not asked or text is None:
         return "none: the format does not need any"
     seen = checkpoint.facts.get("calibration", {})
@@ -233,7 +228,7 @@ def _calibration(checkpoint: ReportedArtifact) -> str:
 
 
 def _sizes(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str, str], ...]:
-    facts, build = checkpoint.facts, item.piece("build")
+    facts, build = checkpoint.facts, item.artifact("build")
     bits = facts.get("bits_per_weight")
     return (
         ("Source", _bytes(facts.get("source_bytes"))),

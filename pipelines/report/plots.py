@@ -1,4 +1,4 @@
-"""Plots across formats: throughput against latency, accuracy, sizes. Each caption states the `six` facts."""
+"""Plots across formats: throughput against latency, accuracy, sizes. Each caption states the `run_label` facts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipelines.document.show import number, span
 from pipelines.domain.benchmark import Level, Summary
 from pipelines.domain.metrics import LATENCY, METRICS, REQUEST_RATE, TOKEN_RATE
 from pipelines.domain.units import MIB
-from pipelines.report.data import BenchmarkRun, FormatReport, Workload, load_label, six
+from pipelines.report.data import BenchmarkRun, FormatReport, Workload, load_label, run_label
 
 if TYPE_CHECKING:
     from pipelines.document.canvas import Axes, Drawing
@@ -218,7 +218,7 @@ def _marks(curves: Sequence[tuple[BenchmarkRun, list[Point]]]) -> str:
 
 def _six(curves: Sequence[tuple[BenchmarkRun, list[Point]]]) -> str:
     runs = [run for run, _ in curves]
-    return f"Measured: {six(runs)}; engine {runs[0].result.engine}."
+    return f"Measured: {run_label(runs)}; engine {runs[0].result.engine}."
 
 
 def _in_words(curves: Sequence[tuple[BenchmarkRun, list[Point]]], y_unit: str, x_unit: str) -> str:
@@ -298,12 +298,12 @@ def accuracy_change(formats: Sequence[FormatReport]) -> Figure | None:
 
 def sizes(formats: Sequence[FormatReport]) -> Figure | None:
     """Plot engine size on disk and peak memory during evaluation, per format; None if no engine was built."""
-    rows = [item for item in formats if (build := item.piece("build")) and build.facts.get("engine_bytes")]
+    rows = [item for item in formats if (build := item.artifact("build")) and build.facts.get("engine_bytes")]
     if not rows:
         return None
     several = len({item.model for item in rows}) > 1
     names = [item.label if several else item.variant for item in rows]
-    disk = [float(piece.facts["engine_bytes"]) / MIB for item in rows if (piece := item.piece("build"))]
+    disk = [float(artifact.facts["engine_bytes"]) / MIB for item in rows if (artifact := item.artifact("build"))]
     memory = [_peak_mib(item) for item in rows]
     panels = [("Engine on disk, MiB", disk)]
     if any(value is not None for value in memory):
@@ -340,5 +340,5 @@ def sizes(formats: Sequence[FormatReport]) -> Figure | None:
 
 
 def _peak_mib(item: FormatReport) -> float | None:
-    piece = item.piece("evaluate")
-    return piece.peak_memory_bytes / MIB if piece and piece.peak_memory_bytes else None
+    artifact = item.artifact("evaluate")
+    return artifact.peak_memory_bytes / MIB if artifact and artifact.peak_memory_bytes else None

@@ -11,7 +11,7 @@ from pipelines.document.show import count
 from pipelines.domain.benchmark import Level
 from pipelines.domain.summary import RequestColumns, RequestTiming, ordered
 from pipelines.loadgen.health import columns_of
-from pipelines.report.data import BenchmarkRun, load_label, six
+from pipelines.report.data import BenchmarkRun, load_label, run_label
 
 if TYPE_CHECKING:
     from pipelines.document.canvas import Axes, Drawing
@@ -47,7 +47,7 @@ def distributions(run: BenchmarkRun, name: str) -> Figure | None:
         title=f"{run.result.precision}: distribution of TTFT and ITL by load",
         caption=(
             "Each curve is one load, darker for higher loads; its height is the share of requests at or below a value. "
-            f"Measured: {six([run])}."
+            f"Measured: {run_label([run])}."
         ),
         alt="Cumulative distributions, one curve per load. " + _medians(panels),
     )
@@ -127,7 +127,7 @@ def timeline(run: BenchmarkRun, level: Level, name: str) -> Figure | None:
         title=f"{run.result.precision}: requests over time at {level.load}",
         caption=(
             f"One row per request ({part}, warm-up included), in the order they were due. Waiting: queue and prefill. "
-            f"{'Crosses: failed. ' if failed else ''}Measured: {six([run], [level])}."
+            f"{'Crosses: failed. ' if failed else ''}Measured: {run_label([run], [level])}."
         ),
         alt=f"Timeline of {count(len(shown), 'request')} at {level.load}: waiting for the first token, then decoding; "
         f"{failed} failed.",

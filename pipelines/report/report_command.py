@@ -30,7 +30,7 @@ from pipelines.predict.performance.performance import origin
 from pipelines.predict.performance.read_measured import measured_level
 from pipelines.report.collect import collect
 from pipelines.report.compare import AT_LEAST, Comparison, FormatRow, comparison
-from pipelines.report.data import BenchmarkRun, ModelledRun, ReportData, load_label, six
+from pipelines.report.data import BenchmarkRun, ModelledRun, ReportData, load_label, run_label
 from pipelines.report.mlflow_runs import log_runs, mlflow_fault
 from pipelines.report.model_card import write_model_cards
 from pipelines.report.sections import document
@@ -65,7 +65,7 @@ def _text(item: Comparison) -> str:
         *(f"- {rejection.variant}: {rejection.reason}" for rejection in item.rejected),
         *(f"Note: {note}" for note in item.notes),
         item.tuning,
-        f"Measured: {six(runs)}; engine {runs[0].result.engine}." if runs else f"Model {item.model}.",
+        f"Measured: {run_label(runs)}; engine {runs[0].result.engine}." if runs else f"Model {item.model}.",
     ]
     if runs:
         told.append("tok/s: output tokens/s at the peak, TTFT and ITL: medians there; SLO: best load within limits.")
@@ -149,7 +149,7 @@ def _modelled_run(
         return None
     levels: dict[str, Summary] = {}
     for level in result.levels:
-        measured = measured_level(result, level, store / run.piece.place)
+        measured = measured_level(result, level, store / run.artifact.place)
         if measured is not None:
             levels[level.requests_file] = run_trial(trial(measured), model.deployment)
     return ModelledRun(levels, origin(model.provenance, model.why)) if levels else None

@@ -82,16 +82,16 @@ def document(data: ReportData, max_accuracy_loss_percent: float = 1.0) -> Docume
 
 def _subtitle(data: ReportData) -> str:
     variants = ", ".join(dict.fromkeys(item.variant for item in data.formats))
-    machine = machine_text(max((p for f in data.formats for p in f.chain), key=lambda piece: piece.created).machine)
-    return f"{variants} · newest result {when(data.newest)} · {machine}"
+    newest = max((each for item in data.formats for each in item.chain), key=lambda each: each.created)
+    return f"{variants} · newest result {when(data.newest)} · {machine_text(newest.machine)}"
 
 
 def _cards(data: ReportData, compared: Sequence[Comparison]) -> tuple[Card, ...]:
     """Return the cards of the first screen: engines, accuracy, throughput, latency."""
-    built = [piece for item in data.formats if (piece := item.piece("build"))]
-    sizes = [int(piece.facts["engine_bytes"]) for piece in built if piece.facts.get("engine_bytes")]
+    built = [artifact for item in data.formats if (artifact := item.artifact("build"))]
+    sizes = [int(artifact.facts["engine_bytes"]) for artifact in built if artifact.facts.get("engine_bytes")]
     between = f"{show_bytes(min(sizes))} to {show_bytes(max(sizes))} on disk" if sizes else "no engine"
-    engines = ", ".join(sorted({str(piece.settings.get("engine", "unknown")) for piece in built})) or "none"
+    engines = ", ".join(sorted({str(artifact.settings.get("engine", "unknown")) for artifact in built})) or "none"
     cards = [Card("Engines built", str(len(built)), "", f"{engines}; {between}", "recorded"), _accuracy_card(data)]
     return (*cards, *_load_cards(compared))
 
@@ -272,7 +272,7 @@ def _made_from(data: ReportData) -> Section:
         blocks.append(chain_table(item))
         if item.accuracy and item.accuracy.baseline:
             blocks.append(Text(f"Its accuracy is compared with {item.accuracy.baseline}, question by question."))
-        elsewhere = [run.piece.place for run in item.runs if run.piece.place not in {p.place for p in item.chain}]
+        elsewhere = [run.artifact.place for run in item.runs if run.artifact.place not in {p.place for p in item.chain}]
         if elsewhere:
             blocks.append(Text(f"Also shown: {', '.join(elsewhere)}."))
         if item.left_out:
@@ -282,9 +282,11 @@ def _made_from(data: ReportData) -> Section:
 
 def _repeat(data: ReportData) -> Section:
     """List the commands that produce everything shown, each once, then the command of this report."""
-    pieces = [piece for item in data.formats for piece in _repeated(item)] + [item.piece for item in data.bounds]
-    commands = list(dict.fromkeys(piece.repeat for piece in sorted(pieces, key=lambda piece: piece.created)))
-    made = {piece.commit for item in data.formats for piece in (*item.chain, *(run.piece for run in item.runs))}
+    repeated = [each for item in data.formats for each in _repeated(item)] + [each.artifact for each in data.bounds]
+    commands = list(dict.fromkeys(each.repeat for each in sorted(repeated, key=lambda each: each.created)))
+    made = {
+        artifact.commit for item in data.formats for artifact in (*item.chain, *(run.artifact for run in item.runs))
+    }
     blocks: list[Block] = [
         Text(
             "Each command makes all artifacts that it needs and takes finished ones from the store; benchmarks are "
@@ -294,8 +296,8 @@ def _repeat(data: ReportData) -> Section:
     ]
     if any(commit.endswith("+changes") for commit in made):
         blocks.append(Text("The source had uncommitted changes, so no commit alone repeats these results."))
-    if outside := sorted({place_of(source) for item in data.formats for piece in item.chain
-                          for source in piece.inputs if not source.in_store}):  # fmt: skip
+    if outside := sorted({place_of(source) for item in data.formats for artifact in item.chain
+                          for source in artifact.inputs if not source.in_store}):  # fmt: skip
         blocks.append(Text(f"From outside the store, and needed again: {', '.join(outside)}."))
     return Section("repeat", "How to reproduce", tuple(blocks))
 
@@ -305,11 +307,11 @@ def _repeated(item: FormatReport) -> list[ReportedArtifact]:
 
     The command of a benchmark builds its engine and repository; `all` with the same questions evaluates too.
     """
-    pieces = [run.piece for run in item.runs]
-    evaluation = item.piece("evaluate")
-    if evaluation and not any(_evaluates(piece.repeat, evaluation.repeat) for piece in pieces):
-        pieces.append(evaluation)
-    return [*pieces, *item.beside] or list(item.chain[-1:])
+    artifacts = [run.artifact for run in item.runs]
+    evaluation = item.artifact("evaluate")
+    if evaluation and not any(_evaluates(artifact.repeat, evaluation.repeat) for artifact in artifacts):
+        artifacts.append(evaluation)
+    return [*artifacts, *item.beside] or list(item.chain[-1:])
 
 
 def _evaluates(command: str, evaluation: str) -> bool:
@@ -327,13 +329,15 @@ def _report_command(commands: Sequence[str]) -> str:
 
 
 def _versions(data: ReportData) -> Section:
-    pieces = [piece for item in data.formats for piece in (*item.chain, *(run.piece for run in item.runs))]
+    artifacts = [artifact for item in data.formats for artifact in (*item.chain, *(run.artifact for run in item.runs))]
     versions: dict[str, set[str]] = {}
-    for libraries in (*(piece.libraries for piece in pieces), *(run.result.versions for run in _runs(data))):
+    for libraries in (*(artifact.libraries for artifact in artifacts), *(run.result.versions for run in _runs(data))):
         for name, version in libraries.items():
             versions.setdefault(name, set()).add(str(version))
-    items = [("this project", ", ".join(sorted({f"{piece.version} at {piece.commit}" for piece in pieces})))]
+    items = [
+        ("this project", ", ".join(sorted({f"{artifact.version} at {artifact.commit}" for artifact in artifacts})))
+    ]
     items += [(name, ", ".join(sorted(found))) for name, found in sorted(versions.items())]
-    machines = dict.fromkeys(machine_text(piece.machine) for piece in pieces)
+    machines = dict.fromkeys(machine_text(artifact.machine) for artifact in artifacts)
     items += [("machine", text) for text in machines]
     return Section("versions", "Versions and machines", (Terms(tuple(items)),))

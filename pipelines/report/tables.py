@@ -121,15 +121,15 @@ def size_table(data: ReportData) -> Table:
     """Return sizes of checkpoint and engine on disk, and peak memory and time of each stage."""
     rows = []
     for item in data.formats:
-        quantize, build, evaluate = (item.piece(stage) for stage in ("quantize", "build", "evaluate"))
+        quantize, build, evaluate = (item.artifact(stage) for stage in ("quantize", "build", "evaluate"))
         rows.append(
             (
                 _name(item, data),
                 _size(quantize, "source_bytes"),
                 _size(quantize, "total_bytes"),
                 _size(build, "engine_bytes"),
-                *(_took(piece) for piece in (quantize, build, evaluate)),
-                *(_memory(piece) for piece in (quantize, build, evaluate)),
+                *(_took(artifact) for artifact in (quantize, build, evaluate)),
+                *(_memory(artifact) for artifact in (quantize, build, evaluate)),
             )
         )
     return Table(
@@ -149,7 +149,7 @@ def build_memory_table(data: ReportData) -> Table | None:
     """Return the memory of TensorRT engines on the fullest rank, predicted and as logged by trtllm-build, or None."""
     rows = []
     for item in data.formats:
-        facts = piece.facts if (piece := item.piece("build")) else {}
+        facts = artifact.facts if (artifact := item.artifact("build")) else {}
         predicted = facts.get("memory_predicted")
         if predicted and "weights_bytes" in facts:
             said = (facts.get("weights_bytes"), facts.get("activation_bytes"), facts.get("peak_gpu_bytes"))
@@ -175,8 +175,8 @@ def memory_table(data: ReportData) -> Table | None:
     parts = ("weights", "activations", "kernels", "kv_pool", "total")
     for item in data.formats:
         for run in item.runs:
-            predicted = run.piece.facts.get("memory_predicted") or {}
-            observed = run.piece.facts.get("memory_observed") or {}
+            predicted = run.artifact.facts.get("memory_predicted") or {}
+            observed = run.artifact.facts.get("memory_observed") or {}
             if not (predicted and observed):
                 continue
             used = observed.get("kv_blocks_used")
@@ -212,16 +212,16 @@ def memory_table(data: ReportData) -> Table | None:
     )
 
 
-def _size(piece: ReportedArtifact | None, fact: str) -> str:
-    return show_bytes(piece.facts[fact]) if piece and piece.facts.get(fact) else NONE
+def _size(artifact: ReportedArtifact | None, fact: str) -> str:
+    return show_bytes(artifact.facts[fact]) if artifact and artifact.facts.get(fact) else NONE
 
 
-def _took(piece: ReportedArtifact | None) -> str:
-    return show_seconds(piece.seconds) if piece and piece.seconds is not None else NONE
+def _took(artifact: ReportedArtifact | None) -> str:
+    return show_seconds(artifact.seconds) if artifact and artifact.seconds is not None else NONE
 
 
-def _memory(piece: ReportedArtifact | None) -> str:
-    return show_bytes(piece.peak_memory_bytes) if piece and piece.peak_memory_bytes else NONE
+def _memory(artifact: ReportedArtifact | None) -> str:
+    return show_bytes(artifact.peak_memory_bytes) if artifact and artifact.peak_memory_bytes else NONE
 
 
 def _input(source: ArtifactInput) -> str:
@@ -233,15 +233,15 @@ def chain_table(item: FormatReport) -> Table:
     """Return the artifacts of one format in order of dependency."""
     rows = tuple(
         (
-            piece.stage,
-            piece.place.removeprefix(f"{piece.stage}/"),
-            piece.digest[:12],
-            "; ".join(map(_input, piece.inputs)) or NONE,
-            when(piece.created),
-            _took(piece),
-            piece.commit[:12] + ("+changes" if piece.commit.endswith("+changes") else ""),
+            artifact.stage,
+            artifact.place.removeprefix(f"{artifact.stage}/"),
+            artifact.digest[:12],
+            "; ".join(map(_input, artifact.inputs)) or NONE,
+            when(artifact.created),
+            _took(artifact),
+            artifact.commit[:12] + ("+changes" if artifact.commit.endswith("+changes") else ""),
         )
-        for piece in item.chain
+        for artifact in item.chain
     )  # fmt: skip
     return Table(
         caption=f"Artifacts that {item.label} was made from, by digest of their content",

@@ -24,7 +24,7 @@ from pipelines.domain.metrics import (
 from pipelines.domain.summary import has_limits
 from pipelines.domain.units import show_bytes
 from pipelines.report.compare import AT_LEAST, Comparison, FormatRow
-from pipelines.report.data import BenchmarkRun, Workload, lengths, load_label, six
+from pipelines.report.data import BenchmarkRun, Workload, lengths, load_label, run_label
 
 
 def levels_table(run: BenchmarkRun) -> Table:
@@ -40,7 +40,7 @@ def levels_table(run: BenchmarkRun) -> Table:
     pipeline = f", PP {pp}" if pp > 1 else ""
     several = f", {result.gpus} GPUs in all" if result.gpus > result.world_size else ""
     return Table(
-        caption=f"{result.precision} by load: {six([run])}; engine {result.engine}{pipeline}{several}",
+        caption=f"{result.precision} by load: {run_label([run])}; engine {result.engine}{pipeline}{several}",
         origin="measured",
         columns=_level_columns(title, result),
         rows=tuple(rows),
@@ -59,7 +59,7 @@ def modelled_table(run: BenchmarkRun) -> Table | None:
         modelled = (NONE,) * len(MODELLED) if found is None else _cells(found, MODELLED)
         rows.append((load_label(level), *(cell for both in zip(measured, modelled, strict=True) for cell in both)))
     return Table(
-        caption=f"{run.result.precision}, modelled beside measured: {six([run])}; engine {run.result.engine}",
+        caption=f"{run.result.precision}, modelled beside measured: {run_label([run])}; engine {run.result.engine}",
         origin="",
         columns=(
             Column(_load_title(run.result.levels), right=LEFT),
@@ -136,7 +136,7 @@ def percentiles_table(run: BenchmarkRun) -> Table:
     levels = run.result.levels
     latencies = [metric for metric in METRICS if metric.name in DISTRIBUTIONS and metric.unit is LATENCY]
     return Table(
-        caption=f"All latencies in ms: {six([run])}",
+        caption=f"All latencies in ms: {run_label([run])}",
         origin="measured",
         columns=(
             Column("metric", right=LEFT),
@@ -170,7 +170,7 @@ def counters_table(run: BenchmarkRun) -> Table | None:
     if not rows:
         return None
     return Table(
-        caption=f"Counters of the server and the load generator in each window: {six([run])}",
+        caption=f"Counters of the server and the load generator in each window: {run_label([run])}",
         origin="measured",
         columns=(
             Column("counter", right=LEFT),
@@ -192,7 +192,7 @@ def _counted(text: str) -> str:
 def comparison_table(compared: Comparison) -> Table:
     """Return the formats side by side, with the chosen one highlighted."""
     runs = [row.run for row in compared.rows if row.run]
-    where = f": {six(runs)}; engine {runs[0].result.engine}" if runs else f": model {compared.model}"
+    where = f": {run_label(runs)}; engine {runs[0].result.engine}" if runs else f": model {compared.model}"
     with_slo = any(row.at_slo for row in compared.rows)
     workload = f", workload {compared.workload.title}" if compared.workload else ""
     load = _load_title([level for run in runs for level in run.result.levels])

@@ -44,7 +44,7 @@ def test_mlflow_reads_back_what_the_store_holds(two_formats, uri, tmp_path):
     assert run.data.params["quantize.qformat"] == "fp8"
     assert run.data.metrics["accuracy"] == item.accuracy.result.accuracy
     assert run.data.metrics["loss/points_at_most"] == pytest.approx(100 * item.accuracy.row["loss_most"])
-    assert run.data.metrics["size/engine_bytes"] == item.piece("build").facts["engine_bytes"]
+    assert run.data.metrics["size/engine_bytes"] == item.artifact("build").facts["engine_bytes"]
     level = item.runs[0].result.levels[0]
     assert run.data.metrics["chat/concurrency 1/ttft_p50_s"] == pytest.approx(level.summary.ttft_s.p50)
     assert run.data.metrics["chat/concurrency 1/itl_p99_s"] == pytest.approx(level.summary.itl_s.p99)

@@ -122,7 +122,8 @@ def test_a_licence_that_a_card_does_not_state_is_unknown(two_formats, tmp_path, 
 def _from(item, folder):
     """Return a format whose source is a local folder."""
     chain = [
-        replace(piece, inputs=tuple(replace(each, path=str(folder)) for each in piece.inputs)) for piece in item.chain
+        replace(artifact, inputs=tuple(replace(each, path=str(folder)) for each in artifact.inputs))
+        for artifact in item.chain
     ]
     return replace(item, chain=tuple(chain))
 

@@ -22,10 +22,10 @@ from tests.support.report_store import add_benchmark, add_format, commit, evalua
 def test_a_format_is_the_chain_of_its_newest_benchmark(two_formats):
     data = collect(two_formats)
     assert [item.variant for item in data.formats] == ["none", "fp8"]
-    assert [piece.stage for piece in data.formats[1].chain] == [
+    assert [artifact.stage for artifact in data.formats[1].chain] == [
         "quantize", "build", "evaluate", "repository", "benchmark",
     ]  # fmt: skip
-    by_stage = {piece.stage: piece for piece in data.formats[1].chain}
+    by_stage = {artifact.stage: artifact for artifact in data.formats[1].chain}
     assert {source.name: source.source for source in by_stage["benchmark"].inputs} == {
         "repository": by_stage["repository"].place,
         "model": "model",
@@ -42,7 +42,7 @@ def test_the_accuracy_is_paired_with_the_baseline_of_the_same_questions(two_form
     none, fp8 = collect(two_formats).formats
     assert none.accuracy.row is None
     assert fp8.accuracy.row["loss_percent"] == 0
-    assert fp8.accuracy.baseline == none.accuracy.piece.place
+    assert fp8.accuracy.baseline == none.accuracy.artifact.place
     assert (fp8.accuracy.row["verdict"], fp8.accuracy.row["compared"]) == ("UNDECIDED", 1)
 
 
@@ -97,8 +97,8 @@ def test_an_evaluation_that_stopped_early_has_its_baseline_beside_it(tmp_path):
         {"evaluation.json": after.to_json(), "baseline.json": before.to_json()}, 30,
     )  # fmt: skip
     fp8 = collect(store).formats[1]
-    assert fp8.accuracy.baseline == f"{fp8.accuracy.piece.place}/baseline.json"
-    assert [piece.label for piece in fp8.chain if piece.stage == "build"] == ["synthetic-fp8"]
+    assert fp8.accuracy.baseline == f"{fp8.accuracy.artifact.place}/baseline.json"
+    assert [artifact.label for artifact in fp8.chain if artifact.stage == "build"] == ["synthetic-fp8"]
     (alone,) = loss_rows([(replace(before, sequential=None), replace(after, sequential=None))], Criteria())
     assert fp8.accuracy.row["loss_most"] > alone["loss_most"]  # the looks have their price
     text = render_markdown(document(collect(store)))
@@ -111,8 +111,8 @@ def test_two_engines_of_one_label_are_not_mixed(tmp_path):
     add_benchmark(store, add_format(store, "fp8", minute=0), "fp8", minute=10)
     add_benchmark(store, add_format(store, "fp8", minute=20, tp=2), "fp8", minute=30)
     (fp8,) = collect(store).formats
-    assert fp8.piece("quantize").settings["tp_size"] == 2
-    assert fp8.accuracy.piece.created.endswith("03:22:00+00:00")
+    assert fp8.artifact("quantize").settings["tp_size"] == 2
+    assert fp8.accuracy.artifact.created.endswith("03:22:00+00:00")
     assert sorted(text.split("/")[0] for text in fp8.left_out) == [
         "benchmark", "build", "evaluate", "quantize", "repository",
     ]  # fmt: skip
@@ -146,7 +146,7 @@ def test_a_second_benchmark_of_the_same_engine_is_a_repeat(tmp_path):
     add_benchmark(store, repository, "fp8", minute=10)
     add_benchmark(store, repository, "fp8", minute=11, speed=1.3)
     (run,) = collect(store).workloads[0].runs
-    assert run.piece.created.endswith("03:11:00+00:00")
+    assert run.artifact.created.endswith("03:11:00+00:00")
     assert len(run.repeats) == 1
 
 

@@ -232,11 +232,11 @@ def test_the_number_of_a_run_is_of_a_load_that_counts(concurrencies, said):
 def tuned_engines(data, **tuning):
     """The same formats as TensorRT engines that were planned with these tunings, by variant."""
 
-    def build(piece, variant):
+    def build(artifact, variant):
         options = {"multiple_profiles": "enable", "max_batch_size": "64"}
         options |= {"gemm_plugin": "auto"} if variant == "none" else {}
-        facts = {**piece.facts, "options": options if tuning[variant] == "recommended" else {}}
-        return dataclasses.replace(piece, settings={"engine": "tensorrt_llm"}, tuning=tuning[variant], facts=facts)
+        facts = {**artifact.facts, "options": options if tuning[variant] == "recommended" else {}}
+        return dataclasses.replace(artifact, settings={"engine": "tensorrt_llm"}, tuning=tuning[variant], facts=facts)
 
     formats = tuple(
         dataclasses.replace(item, chain=tuple(build(p, item.variant) if p.stage == "build" else p for p in item.chain))

@@ -39,7 +39,7 @@ def test_terms_name_steps_text_and_losses():
 def test_the_picture_has_plain_numbers_and_a_description():
     """Failed before: its ticks were matplotlib's markup for powers of ten."""
     trained = {"recover": SimpleNamespace(facts=FACTS)}
-    item = SimpleNamespace(model="m", variant="v", label="m v", piece=trained.get)
+    item = SimpleNamespace(model="m", variant="v", label="m v", artifact=trained.get)
     *_, shown = sections(SimpleNamespace(formats=[item]))
     figure = shown.blocks[1]
     assert figure.alt == "Held-out loss: 0.839 at step 0, 0.0707 at step 50, 0.0336 at step 150."
