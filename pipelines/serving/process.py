@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,6 +20,7 @@ from pipelines.serving.command_lines import NVIDIA_FRONTEND, Launch, Ranks, nvid
 from pipelines.serving.config import ServingSettings
 from pipelines.serving.locate import Located, backend_directory, locate
 from pipelines.serving.logs import (
+    CrashWatch,
     LoadWatch,
     PortTakenError,
     ServerFailedError,
@@ -30,47 +31,6 @@ from pipelines.serving.logs import (
 )
 from pipelines.serving.ports import answers_200, choose_ports, get
 from pipelines.serving.repository import TEXT_MODEL, ModelRepository, read_repository, refuse_elsewhere
-from pipelines.serving.shared_memory import own_prefix, remove_leftovers, remove_own
-
-# Notice a server that caught a fatal signal and did not end.
-
-GRACE_S = 20.0
-"""For a stack and a core dump. tritonserver's handler collects its stack with functions that take locks: a crash while
-the crashing thread holds one of them never ends, and the other threads go on answering health checks."""
-CAUGHT = re.compile(rb"^Signal \((?P<number>\d+)\) received", re.MULTILINE)
-_LONGEST = len(b"\nSignal (11) received")
-
-
-class CrashWatch:
-    """Reads on in a server's log for the first words of its crash handler."""
-
-    def __init__(self, log_file: Path, start: int) -> None:
-        """Remember where to begin.
-
-        Args:
-            log_file: of the server.
-            start: bytes of it that were written before this server was ready.
-        """
-        self._caught: signal.Signals | None = None
-        self._log_file = log_file
-        self._read = start
-        self._since = 0.0
-
-    def hung(self) -> signal.Signals | None:
-        """Return the signal that was caught more than `GRACE_S` ago; None if there was none."""
-        if self._caught is None:
-            self._look()
-        return self._caught if time.monotonic() - self._since >= GRACE_S else None
-
-    def _look(self) -> None:
-        with self._log_file.open("rb") as log:
-            log.seek(max(self._read - _LONGEST, 0))  # the words may have arrived in two parts
-            text = log.read()
-            self._read = log.tell()
-        if match := CAUGHT.search(text):
-            self._caught = signal.Signals(int(match["number"]))
-            self._since = time.monotonic()
-
 
 ATTEMPTS = 3  # attempts, if a free port is taken before the server binds it, or the server crashes by chance
 POLL_S = 0.05
@@ -390,3 +350,46 @@ def _temporary_log() -> Path:
     handle, name = tempfile.mkstemp(prefix="tritonserver-", suffix=".log")
     os.close(handle)
     return Path(name)
+
+
+# Name the Python backend's regions in /dev/shm, and remove those whose owner is dead.
+#
+# The supervisor removes a region's name once the server and its stub have it open, and all of them when the server
+# ends. Only if it is killed while models load is something left: the starter removes it, and if that was killed too,
+# the next start does, because the name tells the owner. Names include the PID namespace, since containers may share
+# /dev/shm.
+
+SHM = Path("/dev/shm")
+NAME = re.compile(r"trtllm_pipelines_(?P<namespace>\d+)_(?P<owner>\d+)_\d+_")
+
+
+def own_prefix(number: int) -> str:
+    """Return the name prefix of the `number`-th server that this process starts."""
+    return f"trtllm_pipelines_{_namespace()}_{os.getpid()}_{number}_"
+
+
+def remove_own(prefix: str, folder: Path = SHM) -> None:
+    """Remove the regions of a server of ours that has ended."""
+    for region in folder.glob(f"{prefix}*") if prefix else ():
+        with contextlib.suppress(OSError):
+            region.unlink()
+
+
+def remove_leftovers(folder: Path = SHM) -> list[str]:
+    """Remove regions of dead owners, and return their names."""
+    removed = []
+    for region in folder.glob("trtllm_pipelines_*"):
+        match = NAME.match(region.name)
+        if match and int(match["namespace"]) == _namespace() and not _lives(int(match["owner"])):
+            with contextlib.suppress(OSError):
+                region.unlink()
+                removed.append(region.name)
+    return removed
+
+
+def _namespace() -> int:
+    return Path("/proc/self/ns/pid").stat().st_ino
+
+
+def _lives(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()

@@ -26,7 +26,7 @@ from pipelines.predict.performance.read_measured import read_measured
 from pipelines.serving.openai import template_process
 from pipelines.serving.openai.bodies import Limits
 from pipelines.serving.openai.errors import ApiError
-from pipelines.serving.openai.fields import Field
+from pipelines.serving.openai.generate import Field
 from pipelines.serving.openai.inputs import ServedEngine, engine_inputs
 from pipelines.serving.openai.prepare import Prepared, ServedModel, read_request
 from pipelines.serving.openai.prompts import ChatTemplate

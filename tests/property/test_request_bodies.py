@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pipelines.serving.openai.bodies import Limits
 from pipelines.serving.openai.errors import ApiError
-from pipelines.serving.openai.fields import Field
+from pipelines.serving.openai.generate import Field
 from pipelines.serving.openai.inputs import ServedEngine, engine_inputs
 from pipelines.serving.openai.prepare import SHIPPED_TEMPLATE, Prepared, ServedModel, read_request
 from pipelines.serving.openai.prompts import ChatTemplate

@@ -49,6 +49,41 @@ class Form:
             "usage": usage(choices, cached=self.counts_reuse),
         }
 
+    async def events(
+        self, choices: Sequence[Choice], source: TokenSource, asked: Sampling, deadline: float
+    ) -> AsyncIterator[str]:
+        """Yield the server-sent events of a streamed response, until a time of the event loop's clock.
+
+        An error before the first chunk is raised, so that it can still become an HTTP status; a later one ends the
+        stream with an error event and without [DONE].
+        """
+        begun = False
+        try:
+            async with aclosing(before(deadline, merge(choices, source, asked))) as news:  # type: ignore[type-var]
+                async for choice, piece in news:
+                    if not begun:
+                        begun = True
+                        for chunk in self._openings(choices, asked):
+                            yield event(chunk)
+                    if piece is None and choice.calls:
+                        yield event(self.delta_chunk(choice, {"tool_calls": [call.delta() for call in choice.calls]}))
+                    yield event(self.chunk(choice, piece, asked))
+        except ApiError as error:
+            if not begun:
+                raise
+            yield event(error.body())
+            return
+        if asked.stream_options is not None and asked.stream_options.include_usage:
+            yield event(self.usage_chunk(choices))
+        yield "data: [DONE]\n\n"
+
+    def _openings(self, choices: Sequence[Choice], asked: Sampling) -> list[Json]:
+        """Yield what comes before the first token: the role, or the echoed prompt."""
+        if self.chat:
+            return [self.chunk(choice, Piece(""), asked, first=True) for choice in choices]
+        echoed = [(choice, Piece(choice.prompt.text)) for choice in choices] if self.echo else []
+        return [self.chunk(choice, piece, asked, first=True) for choice, piece in echoed]
+
     def chunk(self, choice: Choice, piece: Piece | None, asked: Sampling, *, first: bool = False) -> Json:
         """Build one chunk of a stream: new text, or its end for None."""
         text, scores = (piece.text, piece.scores) if piece else ("", ())
@@ -141,43 +176,6 @@ def usage(choices: Iterable[Choice], *, cached: bool) -> Json:
 
 def _counts(given: int, made: int) -> Json:
     return {"prompt_tokens": given, "completion_tokens": made, "total_tokens": given + made}
-
-
-async def events(
-    form: Form, choices: Sequence[Choice], source: TokenSource, asked: Sampling, deadline: float
-) -> AsyncIterator[str]:
-    """Yield the server-sent events of a streamed response, until a time of the event loop's clock.
-
-    An error before the first chunk is raised, so that it can still become an HTTP status; a later one ends the stream
-    with an error event and without [DONE].
-    """
-    begun = False
-    try:
-        async with aclosing(before(deadline, merge(choices, source, asked))) as news:  # type: ignore[type-var]
-            async for choice, piece in news:
-                if not begun:
-                    begun = True
-                    for chunk in _openings(form, choices, asked):
-                        yield event(chunk)
-                if piece is None and choice.calls:
-                    yield event(form.delta_chunk(choice, {"tool_calls": [call.delta() for call in choice.calls]}))
-                yield event(form.chunk(choice, piece, asked))
-    except ApiError as error:
-        if not begun:
-            raise
-        yield event(error.body())
-        return
-    if asked.stream_options is not None and asked.stream_options.include_usage:
-        yield event(form.usage_chunk(choices))
-    yield "data: [DONE]\n\n"
-
-
-def _openings(form: Form, choices: Sequence[Choice], asked: Sampling) -> list[Json]:
-    """Yield what comes before the first token: the role, or the echoed prompt."""
-    if form.chat:
-        return [form.chunk(choice, Piece(""), asked, first=True) for choice in choices]
-    echoed = [(choice, Piece(choice.prompt.text)) for choice in choices] if form.echo else []
-    return [form.chunk(choice, piece, asked, first=True) for choice, piece in echoed]
 
 
 _encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

@@ -14,17 +14,16 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from pipelines import __version__
-from pipelines.serving.openai.answers import Form, events, scored_response
+from pipelines.serving.openai.answers import Form, scored_response
 from pipelines.serving.openai.backend import Backend
 from pipelines.serving.openai.bodies import REFUSAL_PAUSE_S, BodyLimit, Limits
 from pipelines.serving.openai.errors import ApiError, shortened
-from pipelines.serving.openai.fields import Fields
-from pipelines.serving.openai.generate import answers, generate_events, only_answer
+from pipelines.serving.openai.generate import Fields, answers, generate_events, only_answer
 from pipelines.serving.openai.generation import Choice, before, collect_all, too_slow
 from pipelines.serving.openai.prepare import Prepared, ServedModel, read_request
 from pipelines.serving.openai.reader import Reader
 from pipelines.serving.openai.responses import ResponseForm
-from pipelines.serving.openai.schema import CompletionRequest, Sampling
+from pipelines.serving.openai.schema import CompletionRequest
 from pipelines.serving.openai.scoring import PromptScorer, Scoring, choice
 from pipelines.serving.openai.tools import ToolForm
 
@@ -97,11 +96,12 @@ def _add_openai(app: FastAPI, served: ServedModel, backend: Backend, limits: Lim
         prepared: Prepared | Scoring = await read(way, request)
         if isinstance(prepared, Scoring):
             return await _scored(request, prepared, served, scorer, deadline)
-        choices = _choices(prepared, served)
-        if prepared.responding is not None:
-            return await _respond(request, prepared, choices[0], backend, deadline)
-        form = _form(way == "chat", prepared, served)
-        return await _answer(request, form, choices, backend, prepared.asked, deadline)
+        asked, choices = prepared.asked, _choices(prepared, served)
+        form = ResponseForm(prepared.responding) if prepared.responding else _form(way == "chat", prepared, served)
+        if asked.stream:
+            return await _streamed(request, form.events(choices, backend, asked, deadline))
+        await _unless_client_leaves(request, _in_time(deadline, collect_all(choices, backend, asked)))
+        return JSONResponse(form.whole(choices, asked))
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
@@ -207,26 +207,6 @@ async def _scored(
     ]
     prompt_tokens = sum(map(len, asked.prompts))
     return JSONResponse(scored_response(asked.asked.model, choices, prompt_tokens, len(found) if new else 0))
-
-
-async def _answer(
-    request: Request, form: Form, choices: list[Choice], backend: Backend, asked: Sampling, deadline: float
-) -> Response:
-    """Stream the response, or wait for all of it; either way, a client that disconnects cancels its requests."""
-    if asked.stream:
-        return await _streamed(request, events(form, choices, backend, asked, deadline))
-    await _unless_client_leaves(request, _in_time(deadline, collect_all(choices, backend, asked)))
-    return JSONResponse(form.whole(choices, asked))
-
-
-async def _respond(request: Request, prepared: Prepared, choice: Choice, backend: Backend, deadline: float) -> Response:
-    """Answer a request to /v1/responses."""
-    assert prepared.responding is not None
-    form = ResponseForm(prepared.responding)
-    if prepared.asked.stream:
-        return await _streamed(request, form.events(choice, backend, prepared.asked, deadline))
-    await _unless_client_leaves(request, _in_time(deadline, collect_all([choice], backend, prepared.asked)))
-    return JSONResponse(form.whole(choice))
 
 
 async def _in_time(deadline: float, work: Awaitable[Result]) -> Result:

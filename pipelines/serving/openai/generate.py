@@ -1,18 +1,167 @@
-"""The responses of Triton's generate endpoints."""
+"""Triton's generate endpoints: the fields of requests, checked before Triton sees them, and the responses.
+
+Triton's own parser accepts any shape and any nesting; with 2.51 some of them end the server. What is sent on here are
+one text and a few scalars or short flat lists, of the types in the model's configuration.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from pipelines.serving.openai.answers import event
 from pipelines.serving.openai.backend import Backend
-from pipelines.serving.openai.errors import ApiError
-from pipelines.serving.openai.fields import Fields
+from pipelines.serving.openai.errors import SHOWN_VALUE, ApiError, shortened
+from pipelines.serving.openai.inputs import InputTensor
 
 Json = dict[str, Any]
+MODELS = ("ensemble", "tensorrt_llm_bls")
+PROMPT = "text_input"
+PARAMETERS = "parameters"
+ID, LONGEST_ID = "id", 128
+MAX_VALUES = 1024
+MAX_FIELDS_LENGTH = 65_536  # characters of all fields but the prompt
+AT_MOST = {"beam_width": 128, "num_return_sequences": 128}
+"""Fields that multiply the work and the answer."""
+LOGITS = ("return_context_logits", "return_generation_logits")
+"""Fields that add the vocabulary's size in numbers to the answer, for every token."""
+RANGES = {"INT32": (-(2**31), 2**31 - 1), "INT64": (-(2**63), 2**63 - 1), "UINT64": (0, 2**64 - 1)}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """An input of a model that a request can set.
+
+    Attributes:
+        datatype: BYTES, BOOL, FP32, INT32, INT64 or UINT64.
+        length: of its list; -1 is any.
+    """
+
+    datatype: str
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """What a request to a generate endpoint sends to its model.
+
+    Attributes:
+        inputs: tensors.
+        id: the client's, by which `stop` can end the request; empty without one.
+    """
+
+    inputs: list[InputTensor]
+    id: str = ""
+
+
+def read_fields(repository: Path) -> dict[str, dict[str, Field]]:
+    """Read what the models for clients take: model -> name of the input -> its type.
+
+    Inputs with several dimensions (images, prompt tables, adapters' weights) are left out.
+    """
+    found = {}
+    for name in MODELS:
+        file = repository / name / "config.pbtxt"
+        if file.is_file():
+            config = text_format.Parse(file.read_text(), ModelConfig(), allow_unknown_field=True)
+            found[name] = {entry.name: field for entry in config.input if (field := _field(entry)) is not None}
+    return found
+
+
+def _field(entry: Any) -> Field | None:
+    datatype = DataType.Name(entry.data_type).removeprefix("TYPE_").replace("STRING", "BYTES")
+    known = datatype in RANGES or datatype in ("BYTES", "BOOL", "FP32")
+    return Field(datatype, entry.dims[0]) if known and len(entry.dims) == 1 else None
+
+
+def with_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Put the entries of `parameters`, where Triton's generate endpoints take fields as well, beside the others.
+
+    A field that is null is one that was not given.
+
+    Raises:
+        ApiError: 400, it is no object, or a field is given twice.
+    """
+    more = given.get(PARAMETERS)
+    if not isinstance(more, dict | None):
+        raise ApiError(400, f"'{PARAMETERS}' = {SHOWN_VALUE.repr(more)} is not an object.", param=PARAMETERS)
+    for name in more.keys() & given.keys() if more else ():
+        raise ApiError(400, f"'{shortened(name)}' is given twice, once in '{PARAMETERS}'.", param=shortened(name))
+    fields = {name: value for name, value in given.items() if name != PARAMETERS} | (more or {})
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def request_id(given: Mapping[str, Any]) -> str:
+    """Return the client's id of a request, by which `stop` can end it; empty without one.
+
+    Raises:
+        ApiError: 400, it is no text, or too long.
+    """
+    found = given.get(ID)
+    if found is not None and not (isinstance(found, str) and len(found) <= LONGEST_ID):
+        raise ApiError(
+            400, f"'{ID}' = {SHOWN_VALUE.repr(found)} is not a text of up to {LONGEST_ID} characters.", param=ID
+        )
+    return found or ""
+
+
+def to_tensors(fields: Mapping[str, Field], given: Mapping[str, Any]) -> list[InputTensor]:
+    """Convert the fields of a request to tensors.
+
+    Raises:
+        ApiError: 400, naming the field at fault.
+    """
+    made = [_tensor(name, value, fields) for name, value in given.items()]
+    if sum(len(str(value)) for tensor in made if tensor.name != PROMPT for value in tensor.values) > MAX_FIELDS_LENGTH:
+        raise ApiError(400, f"The fields beside '{PROMPT}' have more than {MAX_FIELDS_LENGTH:,} characters.")
+    return made
+
+
+def _tensor(name: str, value: object, fields: Mapping[str, Field]) -> InputTensor:
+    field = fields.get(name)
+    if field is None or name in LOGITS:
+        raise ApiError(400, f"'{shortened(name)}' is not a field that can be set here.", param=shortened(name))
+    values = value if isinstance(value, list) else [value]
+    if field.length not in (-1, len(values)) or not 1 <= len(values) <= MAX_VALUES:
+        wanted = f"1 to {MAX_VALUES} values" if field.length == -1 else f"{field.length} value"
+        raise ApiError(400, f"'{name}' has {len(values)} values; it takes {wanted}.", param=name)
+    return InputTensor(name, field.datatype, tuple(_value(name, field.datatype, entry) for entry in values))
+
+
+def _value(name: str, datatype: str, value: Any) -> int | float | bool | str:
+    if not _fits(datatype, value):
+        kinds = {"BYTES": "text", "BOOL": "true or false", "FP32": "a number"}
+        wanted = kinds.get(datatype, f"an integer of type {datatype}")
+        raise ApiError(400, f"'{name}' = {SHOWN_VALUE.repr(value)} is not {wanted}.", param=name)
+    if name in AT_MOST and value > AT_MOST[name]:
+        raise ApiError(400, f"'{name}' = {value} is more than {AT_MOST[name]}.", param=name)
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ApiError(400, f"'{name}' contains half of a surrogate pair: text must be valid Unicode.",
+                           param=name) from None  # fmt: skip
+    return value  # type: ignore[no-any-return]
+
+
+def _fits(datatype: str, value: object) -> bool:
+    if datatype == "BYTES":
+        return isinstance(value, str)
+    if datatype == "BOOL":
+        return isinstance(value, bool)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if datatype == "FP32":
+        return abs(value) < 2**127  # NaN is not, and an integer may be larger than any float
+    low, high = RANGES[datatype]
+    return isinstance(value, int) and low <= value <= high
 
 
 async def answers(backend: Backend, name: str, asked: Fields) -> AsyncIterator[Json]:

@@ -14,7 +14,7 @@ from pipelines.checkpoint.tokenizer import chat_templates
 from pipelines.serving.openai import strict_json
 from pipelines.serving.openai.bodies import Limits
 from pipelines.serving.openai.errors import ApiError, shortened, unsupported
-from pipelines.serving.openai.fields import (
+from pipelines.serving.openai.generate import (
     ID,
     PROMPT,
     Field,

@@ -283,8 +283,11 @@ class ResponseForm:
     item: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, choice: Choice) -> Json:
-        """Build the complete response."""
+    def whole(self, choices: Sequence[Choice], asked: Sampling) -> Json:
+        """Build the complete response; there is one choice."""
+        return self._whole(choices[0])
+
+    def _whole(self, choice: Choice) -> Json:
         cut = choice.finish_reason == "length"
         return self._response("incomplete" if cut else "completed", choice, self._output(choice))
 
@@ -332,8 +335,11 @@ class ResponseForm:
             "content": [] if choice is None else [_part(choice.text, _scores(choice, choice.scores))],
         }
 
-    async def events(self, choice: Choice, source: TokenSource, asked: Sampling, deadline: float) -> AsyncIterator[str]:
-        """Yield the server-sent events of a streamed response; see `answers.events` for errors."""
+    async def events(
+        self, choices: Sequence[Choice], source: TokenSource, asked: Sampling, deadline: float
+    ) -> AsyncIterator[str]:
+        """Yield the server-sent events of a streamed response; see `answers.Form.events` for errors."""
+        (choice,) = choices
         numbered = _Numbered()
         place = {"item_id": self.item, "output_index": 0, "content_index": 0}
         begun = opened = False
@@ -386,7 +392,7 @@ class ResponseForm:
             named = {**place, "name": call.name, "arguments": call.arguments}
             yield numbered.event("response.function_call_arguments.done", named)
             yield numbered.event("response.output_item.done", {"output_index": at, "item": done})
-        whole = self.whole(choice)
+        whole = self._whole(choice)
         yield numbered.event(f"response.{whole['status']}", {"response": whole})
 
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from pipelines.domain.errors import UserError
-from pipelines.serving import process as crashes
+from pipelines.serving import logs as crashes
 from pipelines.serving import process as process_module
 from pipelines.serving.config import ServingSettings
 from pipelines.serving.locate import why_no_server

@@ -20,8 +20,8 @@ from pipelines.serving import locate as locate_module
 from pipelines.serving.config import USUAL_PORTS, ServingSettings
 from pipelines.serving.locate import PYTHON, Wheel, backend_directory, locate, why_no_server
 from pipelines.serving.ports import FREE_RANGE, choose_ports, privileged_ports
+from pipelines.serving.process import own_prefix, remove_leftovers
 from pipelines.serving.repository import read_repository, refuse_elsewhere
-from pipelines.serving.shared_memory import own_prefix, remove_leftovers
 from pipelines.settings.compose import load
 
 
