@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines.serving.openai.errors import ApiError
-from pipelines.serving.openai.generation import Choice, Piece, TokenScore, TokenSource, before, merge
+from pipelines.serving.openai.generation import Completion, TextDelta, TokenScore, TokenSource, before, merge
 from pipelines.serving.openai.schema import Sampling
 from pipelines.serving.openai.tokenizer import ServedTokenizer
 
@@ -41,7 +41,7 @@ class Form:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, choices: Sequence[Choice], asked: Sampling) -> Json:
+    def whole(self, choices: Sequence[Completion], asked: Sampling) -> Json:
         """Build a complete response."""
         return {
             **self._head(chunk=False),
@@ -50,7 +50,7 @@ class Form:
         }
 
     async def events(
-        self, choices: Sequence[Choice], source: TokenSource, asked: Sampling, deadline: float
+        self, choices: Sequence[Completion], source: TokenSource, asked: Sampling, deadline: float
     ) -> AsyncIterator[str]:
         """Yield the server-sent events of a streamed response, until a time of the event loop's clock.
 
@@ -60,14 +60,14 @@ class Form:
         begun = False
         try:
             async with aclosing(before(deadline, merge(choices, source, asked))) as news:  # type: ignore[type-var]
-                async for choice, piece in news:
+                async for choice, delta in news:
                     if not begun:
                         begun = True
                         for chunk in self._openings(choices, asked):
                             yield event(chunk)
-                    if piece is None and choice.calls:
-                        yield event(self.delta_chunk(choice, {"tool_calls": [call.delta() for call in choice.calls]}))
-                    yield event(self.chunk(choice, piece, asked))
+                    if delta is None and choice.calls:
+                        yield event(self.calls_chunk(choice))
+                    yield event(self.chunk(choice, delta, asked))
         except ApiError as error:
             if not begun:
                 raise
@@ -77,41 +77,42 @@ class Form:
             yield event(self.usage_chunk(choices))
         yield "data: [DONE]\n\n"
 
-    def _openings(self, choices: Sequence[Choice], asked: Sampling) -> list[Json]:
+    def _openings(self, choices: Sequence[Completion], asked: Sampling) -> list[Json]:
         """Yield what comes before the first token: the role, or the echoed prompt."""
         if self.chat:
-            return [self.chunk(choice, Piece(""), asked, first=True) for choice in choices]
-        echoed = [(choice, Piece(choice.prompt.text)) for choice in choices] if self.echo else []
-        return [self.chunk(choice, piece, asked, first=True) for choice, piece in echoed]
+            return [self.chunk(choice, TextDelta(""), asked, first=True) for choice in choices]
+        echoed = [(choice, TextDelta(choice.prompt.text)) for choice in choices] if self.echo else []
+        return [self.chunk(choice, delta, asked, first=True) for choice, delta in echoed]
 
-    def chunk(self, choice: Choice, piece: Piece | None, asked: Sampling, *, first: bool = False) -> Json:
+    def chunk(self, choice: Completion, delta: TextDelta | None, asked: Sampling, *, first: bool = False) -> Json:
         """Build one chunk of a stream: new text, or its end for None."""
-        text, scores = (piece.text, piece.scores) if piece else ("", ())
-        scored = scores if scores or (piece and asked.scores is not None and not first) else None
+        text, scores = (delta.text, delta.scores) if delta else ("", ())
+        scored = scores if scores or (delta and asked.scores is not None and not first) else None
         shared = {
             "index": choice.index,
-            "finish_reason": choice.finish_reason if piece is None else None,
+            "finish_reason": choice.finish_reason if delta is None else None,
             "logprobs": None if scored is None else self._log_probs(choice, scored, asked),
         }
         head = self._head(chunk=True)
         if asked.stream_options is not None and asked.stream_options.continuous_usage_stats:
-            made = choice.output_tokens if piece is None else piece.output_tokens
+            made = choice.output_tokens if delta is None else delta.output_tokens
             head["usage"] = _counts(len(choice.prompt.tokens), made)
         if not self.chat:
             return {**head, "choices": [{**shared, "text": text}]}
-        delta = {"role": "assistant", "content": ""} if first else {"content": text} if piece else {}
-        return {**head, "choices": [{**shared, "delta": delta}]}
+        content = {"role": "assistant", "content": ""} if first else {"content": text} if delta else {}
+        return {**head, "choices": [{**shared, "delta": content}]}
 
-    def delta_chunk(self, choice: Choice, delta: Json) -> Json:
-        """Build one chunk of a chat's stream that is not text."""
+    def calls_chunk(self, choice: Completion) -> Json:
+        """Build the chunk of a chat's stream with the calls of tools."""
+        calls = {"tool_calls": [call.delta() for call in choice.calls]}
         shared = {"index": choice.index, "finish_reason": None, "logprobs": None}
-        return {**self._head(chunk=True), "choices": [{**shared, "delta": delta}]}
+        return {**self._head(chunk=True), "choices": [{**shared, "delta": calls}]}
 
-    def usage_chunk(self, choices: Sequence[Choice]) -> Json:
+    def usage_chunk(self, choices: Sequence[Completion]) -> Json:
         """Build the last chunk, sent with stream_options.include_usage."""
         return {**self._head(chunk=True), "choices": [], "usage": usage(choices, cached=self.counts_reuse)}
 
-    def _whole(self, choice: Choice, asked: Sampling) -> Json:
+    def _whole(self, choice: Completion, asked: Sampling) -> Json:
         scored = None if asked.scores is None else self._log_probs(choice, choice.scores, asked)
         shared: Json = {"index": choice.index, "finish_reason": choice.finish_reason, "logprobs": scored}
         if not self.chat:
@@ -121,7 +122,7 @@ class Form:
             message |= {"content": choice.text or None, "tool_calls": [call.whole() for call in choice.calls]}
         return {**shared, "message": message}
 
-    def _log_probs(self, choice: Choice, scores: Sequence[TokenScore], asked: Sampling) -> Json:
+    def _log_probs(self, choice: Completion, scores: Sequence[TokenScore], asked: Sampling) -> Json:
         if self.chat:
             return {"content": [token_score(self.tokenizer, score) for score in scores], "refusal": None}
         before = len(choice.prompt.text) if self.echo else 0
@@ -162,7 +163,7 @@ def scored_response(model: str, choices: Sequence[Json], prompt_tokens: int, new
     return {**head, "choices": list(choices), "usage": _counts(prompt_tokens, new_tokens)}
 
 
-def usage(choices: Iterable[Choice], *, cached: bool) -> Json:
+def usage(choices: Iterable[Completion], *, cached: bool) -> Json:
     """Count tokens as the engine does; a prompt with several answers counts once."""
     choices = list(choices)
     asked = [choice for choice in choices if choice.number == 0]

@@ -19,7 +19,7 @@ from pipelines.serving.openai.backend import Backend
 from pipelines.serving.openai.bodies import REFUSAL_PAUSE_S, BodyLimit, Limits
 from pipelines.serving.openai.errors import ApiError, shortened
 from pipelines.serving.openai.generate import Fields, answers, generate_events, only_answer
-from pipelines.serving.openai.generation import Choice, before, collect_all, too_slow
+from pipelines.serving.openai.generation import Completion, before, collect_all, too_slow
 from pipelines.serving.openai.prepare import Prepared, ServedModel, read_request
 from pipelines.serving.openai.reader import Reader
 from pipelines.serving.openai.responses import ResponseForm
@@ -243,13 +243,13 @@ def _form(chat: bool, prepared: Prepared, served: ServedModel) -> Form:
     )
 
 
-def _choices(prepared: Prepared, served: ServedModel) -> list[Choice]:
+def _choices(prepared: Prepared, served: ServedModel) -> list[Completion]:
     asked = prepared.asked
     pairs = [(prompt, number) for prompt in prepared.prompts for number in range(asked.choices)]
     skip = served.skip_special if asked.skip_special_tokens is None else asked.skip_special_tokens
     skip = skip and prepared.tools is not ToolForm.MISTRAL  # whose mark is a special token
     return [
-        Choice(
+        Completion(
             index,
             prompt,
             prepared.max_tokens,

@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 
 from pipelines.serving.openai.errors import ApiError, from_triton
 from pipelines.serving.openai.generation import TokenPart
-from pipelines.serving.openai.inputs import FEW_LOG_PROBS, InputTensor
+from pipelines.serving.openai.inputs import FEW_LOG_PROBS, InputTensor, prompt_inputs
 from pipelines.serving.openai.scoring import pairs
 
 NUMPY = {
@@ -50,10 +50,7 @@ CANCEL_S = 5.0
 """Seconds after which such a stream is cancelled after all."""
 AHEAD = 64
 """Responses that may wait for a slow client; gRPC's flow control then holds back the server."""
-STOP = (
-    *(InputTensor(name, "INT32", (1,)) for name in ("input_ids", "input_lengths", "request_output_len")),
-    InputTensor("stop", "BOOL", (True,)),
-)
+STOP = (*prompt_inputs((1,), 1), InputTensor("stop", "BOOL", (True,)))
 PLAIN = ("output_ids", "sequence_length")
 REUSED, LOG_PROBS, LOGITS = "kv_cache_reused_blocks", "output_log_probs", "generation_logits"
 TOP = ("top_token_ids", "top_log_probs")

@@ -45,12 +45,8 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(ApiError, **self.arguments()), ()  # errors of the reading process are pickled
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments that make the same error."""
-        return {"status": self.status, "message": self.message, "kind": self.kind, "param": self.param,
-                "code": self.code}  # fmt: skip
+        # errors of the reading process are pickled
+        return partial(ApiError, self.status, self.message, kind=self.kind, param=self.param, code=self.code), ()
 
 
 def shortened(text: str, length: int = 100) -> str:

@@ -192,21 +192,16 @@ async def only_answer(responses: AsyncIterator[Json]) -> Json:
     Raises:
         ApiError: 400, there are several, or none.
     """
+    found: list[Json] = []
     async with aclosing(responses):  # type: ignore[type-var]
-        found = [response async for response in _first_two(responses)]
+        async for response in responses:
+            found.append(response)
+            if len(found) == 2:
+                break
     if len(found) != 1:
         counted = "several responses" if found else "no response"
         raise ApiError(400, f"The model gave {counted}; use generate_stream for a request with stream=true.")
     return found[0]
-
-
-async def _first_two(responses: AsyncIterator[Json]) -> AsyncIterator[Json]:
-    count = 0
-    async for response in responses:
-        yield response
-        count += 1
-        if count == 2:
-            return
 
 
 def _answer(result: Any) -> Json:

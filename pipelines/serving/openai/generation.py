@@ -97,7 +97,7 @@ class TokenScore:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextDelta:
     """What a stream shows next.
 
     Attributes:
@@ -126,7 +126,7 @@ class Prompt:
 
 
 @dataclass(slots=True)
-class Choice:
+class Completion:
     """One answer.
 
     Attributes:
@@ -158,22 +158,22 @@ class Choice:
     reused_blocks: int = 0
     finish_reason: FinishReason | None = field(default=None)
 
-    async def run(self, source: TokenSource, asked: Sampling) -> AsyncIterator[Piece]:
+    async def run(self, source: TokenSource, asked: Sampling) -> AsyncIterator[TextDelta]:
         """Yield the answer as it arrives; sets the counts, the calls of tools and the finish reason."""
         if self.tools is None:
-            async with aclosing(self._all(source, asked)) as pieces:  # type: ignore[type-var]
-                async for piece in pieces:
-                    yield piece
+            async with aclosing(self._all(source, asked)) as deltas:  # type: ignore[type-var]
+                async for delta in deltas:
+                    yield delta
             return
         calls = ToolFilter(self.tools, one=self.one_call)
-        async with aclosing(self._all(source, asked)) as pieces:  # type: ignore[type-var]
-            async for piece in pieces:
-                yield replace(piece, text=calls.push(piece.text))
+        async with aclosing(self._all(source, asked)) as deltas:  # type: ignore[type-var]
+            async for delta in deltas:
+                yield replace(delta, text=calls.push(delta.text))
                 if calls.done:
                     break
         rest, self.calls = calls.rest()
         if rest:
-            yield Piece(rest, output_tokens=self.output_tokens)
+            yield TextDelta(rest, output_tokens=self.output_tokens)
         if self.calls and (calls.done or self.finish_reason == "stop"):
             self.finish_reason = "tool_calls"
 
@@ -182,26 +182,26 @@ class Choice:
         """Tokens of the prompt whose KV blocks were there already."""
         return min(self.reused_blocks * (self.engine.tokens_per_block or 0), len(self.prompt.tokens))
 
-    async def _all(self, source: TokenSource, asked: Sampling) -> AsyncIterator[Piece]:
+    async def _all(self, source: TokenSource, asked: Sampling) -> AsyncIterator[TextDelta]:
         """Yield the answer with its calls as text."""
-        shown = _Shown(self, asked)
+        output = _OutputFilter(self, asked)
         inputs = engine_inputs(asked, self.prompt.tokens, self.max_tokens, self.number, self.engine)
         async with aclosing(source.generate(inputs)) as parts:  # type: ignore[type-var]
             async for part in parts:
                 self.reused_blocks = max(self.reused_blocks, part.reused_blocks)
-                if piece := shown.add(part):
-                    yield piece
-                if shown.stopped:
+                if delta := output.add(part):
+                    yield delta
+                if output.stopped:
                     break
-        if piece := shown.rest():
-            yield piece
-        self.finish_reason = self._reason(stopped=shown.stopped)
+        if delta := output.rest():
+            yield delta
+        self.finish_reason = self._reason(stopped=output.stopped)
 
-    async def collect(self, source: TokenSource, asked: Sampling) -> Choice:
+    async def collect(self, source: TokenSource, asked: Sampling) -> Completion:
         """Run to the end and store text and scores."""
-        pieces = [piece async for piece in self.run(source, asked)]
-        self.text = "".join(piece.text for piece in pieces)
-        self.scores = tuple(score for piece in pieces for score in piece.scores)
+        deltas = [delta async for delta in self.run(source, asked)]
+        self.text = "".join(delta.text for delta in deltas)
+        self.scores = tuple(score for delta in deltas for score in delta.scores)
         return self
 
     def _reason(self, *, stopped: bool) -> FinishReason:
@@ -214,10 +214,10 @@ class Choice:
         return "length" if not stopped and (self.output_tokens >= self.max_tokens or full) else "stop"
 
 
-class _Shown:
+class _OutputFilter:
     """What of an answer's tokens the client sees: text up to a stop, and the scores of the tokens in it."""
 
-    def __init__(self, choice: Choice, asked: Sampling) -> None:
+    def __init__(self, choice: Completion, asked: Sampling) -> None:
         self._choice, self._asked = choice, asked
         tokenizer = choice.engine.tokenizer
         self._text = TextStream(tokenizer, skip_special=choice.skip_special)
@@ -225,11 +225,11 @@ class _Shown:
         self._ends = set(asked.stop_token_ids or ())
         if not asked.ignore_eos:
             self._ends.update(tokenizer.end_ids)
-        self._length = self._out = 0  # characters that arrived, and that were shown
+        self._length = self._out = 0  # characters that arrived, and that were output
         self._scores: list[TokenScore] = []
         self.stopped = False
 
-    def add(self, part: TokenPart) -> Piece | None:
+    def add(self, part: TokenPart) -> TextDelta | None:
         """Take a response of the engine."""
         text = ""
         for at, token in enumerate(part.tokens):
@@ -244,7 +244,7 @@ class _Shown:
             if self._stops.stopped:
                 self.stopped = True
                 break
-        return self._piece(text)
+        return self._delta(text)
 
     def _best(self, part: TokenPart, at: int) -> Best:
         if part.best is not None:
@@ -254,30 +254,30 @@ class _Shown:
         (best,) = best_of(part.logits[at : at + 1], self._asked.scores)
         return best
 
-    def rest(self) -> Piece | None:
+    def rest(self) -> TextDelta | None:
         """Take the end of the answer: what was held back, unless a stop string has ended it before."""
         if self._stops.stopped:
             return None
         text = self._stopped(self._text.rest())
         if self._stops.stopped:
             self.stopped = True
-            return self._piece(text)
-        return self._piece(text + self._stops.rest(), last=True)
+            return self._delta(text)
+        return self._delta(text + self._stops.rest(), last=True)
 
     @property
     def _may_stop(self) -> bool:
         return self._choice.output_tokens >= (self._asked.min_tokens or 0)
 
     def _stopped(self, new: str) -> str:
-        """Return what of new text can be shown."""
+        """Return what of new text can be output."""
         self._length += len(new)
         return self._stops.push(new) if self._may_stop else new
 
-    def _piece(self, text: str, *, last: bool = False) -> Piece | None:
+    def _delta(self, text: str, *, last: bool = False) -> TextDelta | None:
         self._out += len(text)
         due = [score for score in self._scores if last or score.start < self._out]
         self._scores = self._scores[len(due) :]
-        return Piece(text, tuple(due), self._choice.output_tokens) if text or due else None
+        return TextDelta(text, tuple(due), self._choice.output_tokens) if text or due else None
 
 
 async def before(deadline: float, items: AsyncIterator[Item]) -> AsyncIterator[Item]:
@@ -304,7 +304,7 @@ def too_slow() -> ApiError:
                     kind="server_error", code="timeout")  # fmt: skip
 
 
-async def collect_all(choices: Sequence[Choice], source: TokenSource, asked: Sampling) -> None:
+async def collect_all(choices: Sequence[Completion], source: TokenSource, asked: Sampling) -> None:
     """Run all choices at once; if one fails, or we are cancelled, the others are cancelled too."""
     try:
         async with asyncio.TaskGroup() as group:
@@ -315,18 +315,18 @@ async def collect_all(choices: Sequence[Choice], source: TokenSource, asked: Sam
 
 
 async def merge(
-    choices: Sequence[Choice], source: TokenSource, asked: Sampling
-) -> AsyncIterator[tuple[Choice, Piece | None]]:
-    """Yield (choice, piece) as it arrives from any of them, and (choice, None) when one has ended."""
-    if len(choices) == 1:  # as nearly always: neither a task nor a queue, which cost each piece time
-        async with aclosing(choices[0].run(source, asked)) as pieces:  # type: ignore[type-var]
-            async for piece in pieces:
-                yield choices[0], piece
+    choices: Sequence[Completion], source: TokenSource, asked: Sampling
+) -> AsyncIterator[tuple[Completion, TextDelta | None]]:
+    """Yield (choice, delta) as it arrives from any of them, and (choice, None) when one has ended."""
+    if len(choices) == 1:  # as nearly always: neither a task nor a queue, which cost each delta time
+        async with aclosing(choices[0].run(source, asked)) as deltas:  # type: ignore[type-var]
+            async for delta in deltas:
+                yield choices[0], delta
         yield choices[0], None
         return
-    queue: asyncio.Queue[tuple[Choice, Piece | None] | Exception] = asyncio.Queue(maxsize=64)
+    queue: asyncio.Queue[tuple[Completion, TextDelta | None] | Exception] = asyncio.Queue(maxsize=64)
 
-    async def follow(choice: Choice) -> None:
+    async def follow(choice: Completion) -> None:
         try:
             async for new in choice.run(source, asked):
                 await queue.put((choice, new))

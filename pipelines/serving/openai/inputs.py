@@ -72,9 +72,7 @@ def engine_inputs(
     """
     tokenizer = engine.tokenizer
     inputs = [
-        InputTensor("input_ids", "INT32", prompt),
-        InputTensor("input_lengths", "INT32", (len(prompt),)),
-        InputTensor("request_output_len", "INT32", (max_tokens,)),
+        *prompt_inputs(prompt, max_tokens),
         InputTensor("streaming", "BOOL", (engine.streams and _in_parts(asked),)),
         InputTensor("exclude_input_in_output", "BOOL", (True,)),
         *_ends(asked, tokenizer),
@@ -100,6 +98,15 @@ def engine_inputs(
     if engine.tokens_per_block is not None and _shows_usage(asked):
         inputs.append(InputTensor("return_perf_metrics", "BOOL", (True,)))
     return [*inputs, *(_guide(*asked.guide) if asked.guide is not None else ())]
+
+
+def prompt_inputs(prompt: Sequence[int], max_tokens: int) -> list[InputTensor]:
+    """Build the inputs that every request to the engine has."""
+    return [
+        InputTensor("input_ids", "INT32", prompt),
+        InputTensor("input_lengths", "INT32", (len(prompt),)),
+        InputTensor("request_output_len", "INT32", (max_tokens,)),
+    ]
 
 
 def text_inputs(

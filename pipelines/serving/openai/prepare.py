@@ -204,7 +204,9 @@ def read_request(way: str, body: bytes, model: ServedModel, limits: Limits) -> R
     Raises:
         ApiError: it is broken, too large, or asks for what is not supported.
     """
-    given = _read_json(body)
+    given = strict_json.parse(body)
+    if not isinstance(given, dict):
+        raise ApiError(400, f"The body is not a JSON object but of the type {type(given).__name__}.")
     if way == "completions":
         return _completion(_validate(CompletionRequest, given), model, limits)
     if way == "chat":
@@ -222,18 +224,6 @@ def read_request(way: str, body: bytes, model: ServedModel, limits: Limits) -> R
     if way == "detokenize":
         return tuple(_validate(DetokenizeRequest, given).tokens)
     return _generate(way.removeprefix("generate/"), given, model)
-
-
-def _read_json(body: bytes) -> dict[str, Any]:
-    """Parse a body that must be a JSON object.
-
-    Raises:
-        ApiError: 400, it is not.
-    """
-    given = strict_json.parse(body)
-    if not isinstance(given, dict):
-        raise ApiError(400, f"The body is not a JSON object but of the type {type(given).__name__}.")
-    return given
 
 
 def _completion(asked: CompletionRequest, model: ServedModel, limits: Limits) -> Prepared | Scoring:

@@ -43,6 +43,7 @@ class Reader:
             limits: of one request, whose time is also the longest wait for an answer.
         """
         self._load, self._limits = load, limits
+        self._turn = asyncio.Lock()
 
     def open(self) -> None:
         """Start the process, without waiting until it has loaded."""
@@ -62,16 +63,29 @@ class Reader:
         Raises:
             ApiError: what is wrong with it; or that it was not read in time, which is not the client's fault.
         """
-        pool = self._pool
         try:
             async with asyncio.timeout(self._limits.request_timeout_s):
-                return await asyncio.get_running_loop().run_in_executor(pool, _read, way, body)
+                await self._turn.acquire()  # a body waits here, where one whose client leaves costs nothing any more
+                return await asyncio.shield(self._begun(way, body))  # to its end whether its client waits or not
         except TimeoutError:
             raise _ours("The server is too busy to read this request now. Send it again.") from None
         except BrokenProcessPool:
-            if pool is self._pool:
-                self.open()
             raise _ours("The process that reads large requests ended while it read this one. Send it again.") from None
+
+    def _begun(self, way: str, body: bytes) -> asyncio.Future[Request]:
+        loop = asyncio.get_running_loop()
+        try:
+            reading = loop.run_in_executor(self._pool, _read, way, body)
+        except BrokenProcessPool:  # it ended while it had nothing to read
+            self.open()
+            reading = loop.run_in_executor(self._pool, _read, way, body)
+        reading.add_done_callback(self._next)
+        return reading
+
+    def _next(self, done: asyncio.Future[Request]) -> None:
+        if not done.cancelled() and isinstance(done.exception(), BrokenProcessPool):
+            self.open()
+        self._turn.release()
 
 
 def _ours(message: str) -> ApiError:

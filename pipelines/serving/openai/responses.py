@@ -16,22 +16,23 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from pipelines.serving.openai.answers import token_score
-from pipelines.serving.openai.errors import ApiError, shortened, unsupported
-from pipelines.serving.openai.generation import Choice, TokenScore, TokenSource, before, merge
+from pipelines.serving.openai.errors import ApiError, unsupported
+from pipelines.serving.openai.generation import Completion, TokenScore, TokenSource, before, merge
 from pipelines.serving.openai.schema import (
     INT32_MAX,
     MAX_LOGPROBS,
-    WITHOUT_EFFECT,
     List,
     Sampling,
     StreamOptions,
+    Unsupported,
     refuse_more,
+    refuse_unknown,
 )
 from pipelines.serving.openai.tools import ToolCall
 
 Json = dict[str, Any]
 STORED = "Nothing is stored here: send the whole conversation in 'input'."
-NEUTRAL: dict[str, tuple[str, tuple[object, ...]]] = {
+NEUTRAL: Unsupported = {
     "truncation": ("Shorten the input.", ("disabled",)),
     "background": (STORED, (False,)),
     "previous_response_id": (STORED, ()),
@@ -42,7 +43,6 @@ NEUTRAL: dict[str, tuple[str, tuple[object, ...]]] = {
     "image": ("This server runs a text model.", ()),
     "access_programs": ("No program runs here.", ([],)),
 }
-"""Parameter that is not supported -> what to do instead, and values that ask for nothing."""
 BUILT_IN_CALLS = "max_tool_calls"
 """Bound of the calls of tools that the server runs itself, of which there are none here."""
 LOGPROBS = "message.output_text.logprobs"
@@ -153,15 +153,9 @@ class ResponseRequest(BaseModel):
         }
 
     def _refuse_unsupported(self) -> None:
-        for name, value in (self.model_extra or {}).items():
-            if name in (*WITHOUT_EFFECT, BUILT_IN_CALLS):
-                continue
-            if name not in NEUTRAL:
-                shown = shortened(name)
-                raise ApiError(400, f"Unknown parameter: '{shown}'.", param=shown, code="unknown_parameter")
-            instead, neutral = NEUTRAL[name]
-            if value is not None and value not in neutral:
-                raise unsupported(name, value, instead)
+        refuse_unknown(
+            {name: value for name, value in (self.model_extra or {}).items() if name != BUILT_IN_CALLS}, NEUTRAL
+        )
         for entry in self.include or ():
             if entry not in (LOGPROBS, *NEVER_THERE):
                 raise unsupported("include", entry, f"'{LOGPROBS}' is.")
@@ -195,10 +189,8 @@ def in_its_words(error: ApiError) -> ApiError:
     message = error.message
     for name, own in NAMES.items():
         message = message.replace(f"'{name}'", f"'{own}'")
-    param = error.param
-    return ApiError(
-        **{**error.arguments(), "message": message, "param": None if param is None else NAMES.get(param, param)}
-    )
+    param = NAMES.get(error.param, error.param) if error.param else None
+    return ApiError(error.status, message, kind=error.kind, param=param, code=error.code)
 
 
 def _chat_tool(tool: Json) -> Json:
@@ -283,19 +275,19 @@ class ResponseForm:
     item: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, choices: Sequence[Choice], asked: Sampling) -> Json:
+    def whole(self, choices: Sequence[Completion], asked: Sampling) -> Json:
         """Build the complete response; there is one choice."""
         return self._whole(choices[0])
 
-    def _whole(self, choice: Choice) -> Json:
+    def _whole(self, choice: Completion) -> Json:
         cut = choice.finish_reason == "length"
         return self._response("incomplete" if cut else "completed", choice, self._output(choice))
 
-    def _output(self, choice: Choice) -> list[Json]:
+    def _output(self, choice: Completion) -> list[Json]:
         message = [self._item(choice)] if choice.text or not choice.calls else []
         return [*message, *(_call_item(call, done=True) for call in choice.calls)]
 
-    def _response(self, status: str, choice: Choice | None, output: list[Json]) -> Json:
+    def _response(self, status: str, choice: Completion | None, output: list[Json]) -> Json:
         asked = self.asked
         return {
             "id": self.id,
@@ -325,7 +317,7 @@ class ResponseForm:
             "metadata": (asked.model_extra or {}).get("metadata") or {},
         }
 
-    def _item(self, choice: Choice | None) -> Json:
+    def _item(self, choice: Completion | None) -> Json:
         """Build the message; None is one that begins."""
         return {
             "id": self.item,
@@ -336,7 +328,7 @@ class ResponseForm:
         }
 
     async def events(
-        self, choices: Sequence[Choice], source: TokenSource, asked: Sampling, deadline: float
+        self, choices: Sequence[Completion], source: TokenSource, asked: Sampling, deadline: float
     ) -> AsyncIterator[str]:
         """Yield the server-sent events of a streamed response; see `answers.Form.events` for errors."""
         (choice,) = choices
@@ -345,21 +337,21 @@ class ResponseForm:
         begun = opened = False
         try:
             async with aclosing(before(deadline, merge([choice], source, asked))) as news:  # type: ignore[type-var]
-                async for _, piece in news:
+                async for _, delta in news:
                     if not begun:
                         begun = True
                         for kind in ("response.created", "response.in_progress"):
                             yield numbered.event(kind, {"response": self._response("in_progress", None, [])})
-                    if not opened and (piece.text if piece is not None else not choice.calls):
+                    if not opened and (delta.text if delta is not None else not choice.calls):
                         opened = True
                         for event in self._opening(numbered):
                             yield event
-                    if piece is None or not (piece.text or piece.scores):
+                    if delta is None or not (delta.text or delta.scores):
                         continue
-                    choice.text += piece.text
-                    choice.scores += piece.scores
-                    delta = {**place, "delta": piece.text, "logprobs": _scores(choice, piece.scores)}
-                    yield numbered.event("response.output_text.delta", delta)
+                    choice.text += delta.text
+                    choice.scores += delta.scores
+                    content = {**place, "delta": delta.text, "logprobs": _scores(choice, delta.scores)}
+                    yield numbered.event("response.output_text.delta", content)
         except ApiError as error:
             if not begun:
                 raise
@@ -375,7 +367,7 @@ class ResponseForm:
         yield numbered.event("response.output_item.added", {"output_index": 0, "item": self._item(None)})
         yield numbered.event("response.content_part.added", {**place, "part": _part("", [])})
 
-    def _endings(self, choice: Choice, numbered: _Numbered, *, opened: bool) -> Iterator[str]:
+    def _endings(self, choice: Completion, numbered: _Numbered, *, opened: bool) -> Iterator[str]:
         """Yield the end of the message, the calls of tools, each in one piece, and the whole response."""
         if opened:
             place = {"item_id": self.item, "output_index": 0, "content_index": 0}
@@ -423,11 +415,11 @@ def _part(text: str, scores: list[Json]) -> Json:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": scores}
 
 
-def _scores(choice: Choice, scores: Sequence[TokenScore]) -> list[Json]:
+def _scores(choice: Completion, scores: Sequence[TokenScore]) -> list[Json]:
     return [token_score(choice.engine.tokenizer, score) for score in scores]
 
 
-def _usage(choice: Choice) -> Json:
+def _usage(choice: Completion) -> Json:
     given, made = len(choice.prompt.tokens), choice.output_tokens
     return {
         "input_tokens": given,

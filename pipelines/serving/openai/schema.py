@@ -39,6 +39,27 @@ SCORED = (
 )
 
 
+Unsupported = Mapping[str, tuple[str, tuple[object, ...]]]
+"""Parameter that cannot be honoured -> what to do instead, and the values that ask for nothing."""
+
+
+def refuse_unknown(given: Mapping[str, Any], known: Unsupported) -> None:
+    """Refuse parameters that the schema does not have, unless they ask for nothing or change no answer.
+
+    Raises:
+        ApiError: 400, naming the parameter.
+    """
+    for name, value in given.items():
+        if name in WITHOUT_EFFECT:
+            continue
+        if name not in known:
+            shown = shortened(name)
+            raise ApiError(400, f"Unknown parameter: '{shown}'.", param=shown, code="unknown_parameter")
+        instead, neutral = known[name]
+        if value is not None and value not in neutral:
+            raise unsupported(name, value, instead)
+
+
 class StreamOptions(BaseModel):
     """`stream_options`."""
 
@@ -138,16 +159,7 @@ class Sampling(BaseModel):
             raise unsupported("best_of", self.best_of, "No more answers are made than n; ask for n.")
         if len(guides := list(self.guides)) > 1:
             raise ApiError(400, f"'{guides[1]}' does not go with {guides[0]}: give one of them.", param=guides[1])
-        for name, value in (self.model_extra or {}).items():
-            if name in WITHOUT_EFFECT:
-                continue
-            if name not in UNSUPPORTED:
-                raise ApiError(
-                    400, f"Unknown parameter: '{shortened(name)}'.", param=shortened(name), code="unknown_parameter"
-                )
-            instead, neutral = UNSUPPORTED[name]
-            if value is not None and value not in neutral:
-                raise unsupported(name, value, instead)
+        refuse_unknown(self.model_extra or {}, UNSUPPORTED)
 
     def _refuse_long_lists(self) -> None:
         if len(self.stops) > MAX_STOPS:
@@ -470,7 +482,7 @@ class DetokenizeRequest(BaseModel):
 
 TEXT_MODEL = "This server runs a text model."
 LEAVE_OUT = "Leave it out."
-UNSUPPORTED: dict[str, tuple[str, tuple[object, ...]]] = {
+UNSUPPORTED: Unsupported = {
     "suffix": ("Put everything into the prompt.", ("",)),
     "min_p": ("TensorRT-LLM's Triton backend has no such input; use top_p.", (0,)),
     "length_penalty": ("It belongs to beam search; ask Triton's own interface.", (1,)),
@@ -490,4 +502,3 @@ UNSUPPORTED: dict[str, tuple[str, tuple[object, ...]]] = {
     "guided_whitespace_pattern": ('Put "x-guidance": {"whitespace_pattern": ...} into the schema (llguidance).', ()),
     "echo": ("Use /v1/completions.", (False,)),
 }
-"""Parameter -> what to do instead, and the values that ask for nothing."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from pipelines.host.log_probs import likeliest, norms_of
 from pipelines.serving.openai.errors import ApiError
-from pipelines.serving.openai.inputs import InputTensor
+from pipelines.serving.openai.inputs import InputTensor, prompt_inputs
 from pipelines.serving.openai.schema import CompletionRequest
 from pipelines.serving.openai.tokenizer import ServedTokenizer
 
@@ -81,9 +81,9 @@ class PromptScorer:
         async with self._turn:
             if self._few:
                 asked = InputTensor("return_context_log_probs", "INT32", (top,))
-                return _sent(prompt, *await self._source.context_log_probs([*_inputs(prompt), asked]))
+                return _sent(prompt, *await self._source.context_log_probs([*prompt_inputs(prompt, 1), asked]))
             asked = InputTensor("return_context_logits", "BOOL", (True,))
-            logits = await self._source.context_logits([*_inputs(prompt), asked])
+            logits = await self._source.context_logits([*prompt_inputs(prompt, 1), asked])
             if logits is None or logits.ndim != 2 or len(logits) != len(prompt):
                 raise ApiError(
                     400,
@@ -93,14 +93,6 @@ class PromptScorer:
                     code="unsupported_parameter",
                 )
             return await asyncio.to_thread(scores_of, prompt, logits, top)
-
-
-def _inputs(prompt: tuple[int, ...]) -> list[InputTensor]:
-    return [
-        InputTensor("input_ids", "INT32", prompt),
-        InputTensor("input_lengths", "INT32", (len(prompt),)),
-        InputTensor("request_output_len", "INT32", (1,)),
-    ]
 
 
 def pairs(tokens: Any, log_probs: Any) -> tuple[Best, ...]:

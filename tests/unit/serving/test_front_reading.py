@@ -186,3 +186,39 @@ def test_a_reading_process_that_ends_is_started_again() -> None:
     before, error, after = read(loaded, "first", "killed", "third")
     assert (error.status, "ended while it read this one. Send it again" in error.message) == (503, True)
     assert (after.status, before.message == after.message) == (404, False)
+
+
+def test_a_reading_process_that_ended_while_it_was_idle_is_started_again() -> None:
+    async def check() -> None:
+        one = Reader(loaded, Limits())
+        one.open()
+        pids = set()
+        for _ in range(2):
+            with pytest.raises(ApiError) as caught:
+                await one.read("completions", b'{"model": "m", "prompt": "a"}')
+            pids.add(caught.value.message)
+            (process,) = multiprocessing.active_children()
+            process.kill()
+            await asyncio.sleep(0.3)
+        assert len(pids) == 2
+        one.close()
+
+    asyncio.run(check())
+
+
+def test_bodies_whose_clients_have_left_do_not_keep_others_waiting() -> None:
+    """Also after the process was killed meanwhile."""
+
+    async def check() -> None:
+        one = Reader(loaded, Limits())
+        one.open()
+        body = json.dumps({"model": "killed", "prompt": "a"}).encode()
+        left = [asyncio.create_task(one.read("completions", body)) for _ in range(20)]
+        await asyncio.sleep(0.1)
+        for task in left:
+            task.cancel()
+        with pytest.raises(ApiError, match="read by"):
+            await one.read("completions", b'{"model": "m", "prompt": "a"}')
+        one.close()
+
+    asyncio.run(check())

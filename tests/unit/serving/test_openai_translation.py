@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pipelines.serving.config import ServingSettings
 from pipelines.serving.openai.errors import ApiError, from_triton
-from pipelines.serving.openai.generation import Choice, Prompt, StopFilter, TokenPart, collect_all
+from pipelines.serving.openai.generation import Completion, Prompt, StopFilter, TokenPart, collect_all
 from pipelines.serving.openai.inputs import InputTensor, ServedEngine, engine_inputs
 from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.responses import ResponseRequest
@@ -243,8 +243,8 @@ class Script:
             raise
 
 
-def finish(limit: int, max_seq_len: int | None, *tokens: int, **asked: object) -> Choice:
-    choice = Choice(0, Prompt((5, 6, 7), "p"), limit, max_seq_len, ENGINE)
+def finish(limit: int, max_seq_len: int | None, *tokens: int, **asked: object) -> Completion:
+    choice = Completion(0, Prompt((5, 6, 7), "p"), limit, max_seq_len, ENGINE)
     request = CompletionRequest(model="m", prompt="p", **asked)
     parts = [TokenPart((token,)) for token in tokens or (A, B)]
     asyncio.run(collect_all([choice], Script(parts), request))
@@ -279,6 +279,6 @@ def test_an_incomplete_character_waits_and_is_not_lost() -> None:
 
 def test_when_one_answer_fails_the_others_are_cancelled() -> None:
     source = Script([TokenPart((A,))] * 1000, failing=9)
-    choices = [Choice(number, Prompt((token,), "p"), 9, None, ENGINE) for number, token in enumerate((8, 9))]
+    choices = [Completion(number, Prompt((token,), "p"), 9, None, ENGINE) for number, token in enumerate((8, 9))]
     with pytest.raises(ApiError, match="full"):
         asyncio.run(collect_all(choices, source, CompletionRequest(model="m", prompt="p")))
