@@ -145,6 +145,12 @@ class EvalSettings(Group):
         return self
 
     @property
+    def own_name(self) -> str:
+        """Name of the user's own questions in results."""
+        assert self.path is not None  # with eval=local
+        return self.name or re.sub(r"[^\w.-]+", "_", self.path.stem)[:80] or "questions"
+
+    @property
     def is_auto(self) -> bool:
         """Whether the questions are still to be found, or, in a plan, there are none."""
         return self.task == "auto"

@@ -220,7 +220,7 @@ def _run(
             bootstrap_iters=1,
             system_instruction=system,
             apply_chat_template=spec.apply_chat_template,
-            fewshot_as_multiturn=spec.fewshot_as_multiturn,
+            fewshot_as_multiturn=spec.multiturn,
         )
 
 
@@ -324,7 +324,7 @@ def _result(
         records=records,
         metric=str(metric),
         apply_chat_template=spec.apply_chat_template,
-        fewshot_as_multiturn=spec.fewshot_as_multiturn,
+        fewshot_as_multiturn=spec.multiturn,
         system_instruction=spec.system_instruction,
     )
 

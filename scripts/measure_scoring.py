@@ -73,7 +73,7 @@ from pipelines.engines.registry import open_engine
 
 torch.set_num_threads(OF_THEM)
 with _tamed():
-    tasks = load_tasks(EvalSpec("mini_mmlu", 2048, limit=limit))
+    tasks = load_tasks(EvalSpec(task="mini_mmlu", max_length=2048, limit=limit))
     before = imported("VmRSS")
     if side == "hf":
         dtype = {"bf16": "bfloat16", "f32": "float32"}[precision]

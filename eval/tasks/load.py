@@ -286,8 +286,8 @@ def load_tasks(spec: EvalSpec, tokenizer: Any = None) -> dict[str, Any]:
     """
     if spec.task not in OWN_READER:
         return load_lm_eval_task(spec.task, spec)
-    if spec.own is not None and spec.dataset_path is not None:
-        return load_own(spec.task, spec.dataset_path, spec.own)
+    if spec.path is not None and spec.dataset_path is not None:
+        return load_own(spec.dataset_path, spec)
     if spec.task == PASSKEY:
         return load_passkey(spec, tokenizer)
     if spec.task == JSON_VALIDITY:

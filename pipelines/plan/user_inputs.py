@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 
 from eval.fidelity.config import TEXTS
-from eval.own import OwnLayout, read_own
+from eval.own import read_own
 from eval.spec import BUNDLED as BUNDLED_TASKS
 from pipelines.checkpoint.tensors import read_header
 from pipelines.checkpoint.tokenizer import tokens_of
@@ -120,9 +120,9 @@ def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
             sources[f"lora.{task}"], adapters[task] = adapter_source(folder, hashes, f"lora.adapters.{task}")
     with collecting(faults):
         few = _read_texts(settings, target, sources)
-    if (own := OwnLayout.of(settings.eval)) is not None and "dataset" in sources:
+    if settings.eval.path is not None and "dataset" in sources:
         with collecting(faults):
-            read_own(sources["dataset"].path, own)
+            read_own(sources["dataset"].path, settings.eval)
     if faults:
         raise UserError.of(faults)
     heads = _pickles(settings.speculative.heads_path), _heads_bytes(settings.speculative.heads_path)

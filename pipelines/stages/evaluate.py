@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eval.config import EvalSettings
 from eval.harness import evaluate, load_questions, write_hub, write_lm_eval
 from eval.kept import AnswerLog
-from eval.own import OwnLayout
 from eval.perplexity import RESULT as PERPLEXITY
 from eval.perplexity import PerplexityResult
 from eval.results import BASELINE, RESULT, EvalResult
@@ -291,25 +290,13 @@ def _engine_spec(settings: EvalSettings, dataset: Path, engine: str, *folders: P
 
 
 def _spec_of(settings: EvalSettings, dataset: Path, max_length: int, max_prompt: int | None = None) -> EvalSpec:
-    return EvalSpec(
-        task=settings.task,
-        max_length=max_length,
-        num_fewshot=settings.num_fewshot,
-        limit=settings.limit,
-        dataset_path=dataset,
-        metric=settings.metric,
-        max_prompt=max_prompt,
-        guided=settings.guided,
-        apply_chat_template=settings.apply_chat_template,
-        fewshot_as_multiturn=settings.multiturn,
-        system_instruction=settings.system_instruction,
-        own=OwnLayout.of(settings),
-    )
+    return EvalSpec(**{**dict(settings), "dataset_path": dataset}, max_length=max_length, max_prompt=max_prompt)
 
 
 def _questions_of(settings: EvalSettings) -> dict[str, Any]:
     """Return the settings that decide which questions are asked and what makes an answer right."""
-    own = OwnLayout.of(settings)
+    roles = "question", "choices", "answer", "subject"
+    own = {role: getattr(settings, f"{role}_column") for role in roles} | {"answers": settings.answers}
     metric = {} if settings.metric is None else {"metric": settings.metric}
     guided = {"guided": "compact"} if settings.guided else {}  # how the guide spaces JSON changes answers
     # with all special tokens that the folder names, as in the service
@@ -321,7 +308,7 @@ def _questions_of(settings: EvalSettings) -> dict[str, Any]:
         **guided,
         **(chat if settings.apply_chat_template else {}),
         **system,
-        **({} if own is None else {"own": asdict(own)}),
+        **({} if settings.path is None else {"own": {"name": settings.own_name, **own}}),
     }
 
 

@@ -28,7 +28,7 @@ def test_bundled_model_equals_stock_hf(name: str, torch_session: Any) -> None:
 
     from eval.tasks.load import load_tasks
 
-    spec = EvalSpec("mini_mmlu", max_length=512, limit=5)
+    spec = EvalSpec(task="mini_mmlu", max_length=512, limit=5)
     hf = HFLM(pretrained=str(MODELS / name), batch_size=8, device="cpu", dtype="float32", max_length=512)
     assert hf.model.dtype == torch.float32
     stock = stock_evaluate(lm=hf, task_dict=load_tasks(spec), limit=spec.limit, bootstrap_iters=1)

@@ -71,7 +71,7 @@ class Recording:
 
 def asked(model: Path, task: str, **settings: Any) -> tuple[Recording, EvalResult]:
     session = Recording()
-    spec = EvalSpec(task, max_length=1536, num_fewshot=2, limit=1, **settings)
+    spec = EvalSpec(task=task, max_length=1536, num_fewshot=2, limit=1, **settings)
     result = evaluate(session, model, spec, SilentProgress(), model="m", qformat="none", engine="e")
     assert isinstance(result, EvalResult)
     return session, result
@@ -97,7 +97,7 @@ def theirs(model: Path, task: str, **settings: Any) -> Any:
 
     # a rendered chat has its special tokens, as in apply_chat_template(tokenize=True)
     lm = Seen(pretrained=str(model), device="cpu", batch_size=1, max_length=1536, add_bos_token=False)
-    tasks = load_tasks(EvalSpec(task, 1536, num_fewshot=2, limit=1))
+    tasks = load_tasks(EvalSpec(task=task, max_length=1536, num_fewshot=2, limit=1))
     lm_eval.evaluator.evaluate(lm=lm, task_dict=tasks, limit=1, bootstrap_iters=1, apply_chat_template=True, **settings)
     return found
 

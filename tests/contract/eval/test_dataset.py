@@ -35,7 +35,7 @@ def test_missing_subject_is_named(tree, tmp_path: Path) -> None:
     """A local copy without a subject is not an MMLU with 56 subjects."""
     tree(tmp_path, ["anatomy"])
     with pytest.raises(UserError, match="no abstract_algebra/dev, abstract_algebra/test, astronomy/dev and 109 more"):
-        load_tasks(EvalSpec("mmlu", 512, dataset_path=tmp_path))
+        load_tasks(EvalSpec(task="mmlu", max_length=512, dataset_path=tmp_path))
 
 
 def test_missing_split_is_named(tree, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_empty_file_is_named(tree, tmp_path: Path) -> None:
 def test_too_few_examples_are_named() -> None:
     """Six examples cannot be shown when `dev` has five."""
     with pytest.raises(UserError, match="num_fewshot=6, but 'dev' of veldan_law has 5"):
-        load_tasks(EvalSpec("mini_mmlu", 512, num_fewshot=6))
+        load_tasks(EvalSpec(task="mini_mmlu", max_length=512, num_fewshot=6))
 
 
 def test_a_byte_order_mark_is_no_part_of_the_questions(tree: Any, tmp_path: Path) -> None:

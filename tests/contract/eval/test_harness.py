@@ -51,7 +51,7 @@ def assert_same(ours: EvalResult, stock: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def mini() -> EvalSpec:
-    return EvalSpec("mini_mmlu", max_length=1024, limit=2)
+    return EvalSpec(task="mini_mmlu", max_length=1024, limit=2)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_cut_prompts_equal_stock_hf_and_are_told(
     checkpoint: tuple[Any, Any, Path], torch_session: Any, recorder: Any
 ) -> None:
     """Prompts longer than max_length lose the same tokens as with `hf`, and the number of them is shown."""
-    spec = EvalSpec("mini_mmlu", max_length=100, limit=1)
+    spec = EvalSpec(task="mini_mmlu", max_length=100, limit=1)
     ours = evaluate(torch_session(checkpoint[0]), checkpoint[2], spec, recorder, **NAMES)
     assert_same(ours, stock_scores(*checkpoint[:2], spec))
     assert ours.truncated == 12
@@ -109,7 +109,7 @@ def test_real_mmlu_from_a_folder(
     for file in (tmp_path / "more" / "virology").iterdir():
         file.replace(root / "virology" / file.name)
     session = torch_session(checkpoint[0])
-    spec = EvalSpec("mmlu", max_length=1024, num_fewshot=1, dataset_path=root)
+    spec = EvalSpec(task="mmlu", max_length=1024, num_fewshot=1, dataset_path=root)
     ours = evaluate(session, checkpoint[2], spec, SilentProgress(), **NAMES)
     assert (ours.questions, len(ours.subjects), set(ours.categories)) == (
         60,
@@ -123,7 +123,7 @@ def test_real_mmlu_from_a_folder(
 
 def test_progress_counts_questions(checkpoint: tuple[Any, Any, Path], torch_session: Any, recorder: Any) -> None:
     """Every bar is in questions and ends full."""
-    spec = EvalSpec("mini_mmlu", max_length=1024, limit=1)
+    spec = EvalSpec(task="mini_mmlu", max_length=1024, limit=1)
     evaluate(torch_session(checkpoint[0]), checkpoint[2], spec, recorder, **NAMES)
     assert recorder.bars == {"reading prompts": (12, "questions", 12), "scoring": (12, "questions", 12)}
     assert recorder.notes == []
@@ -138,7 +138,11 @@ def test_nothing_is_printed(
 
     bar, compiled = task_module.tqdm, env.from_string
     evaluate(
-        torch_session(checkpoint[0]), checkpoint[2], EvalSpec("mini_mmlu", 1024, limit=1), SilentProgress(), **NAMES
+        torch_session(checkpoint[0]),
+        checkpoint[2],
+        EvalSpec(task="mini_mmlu", max_length=1024, limit=1),
+        SilentProgress(),
+        **NAMES,
     )
     assert capfd.readouterr() == ("", "")
     assert (task_module.tqdm, env.from_string) == (bar, compiled)
@@ -149,7 +153,9 @@ def test_nan_stops_the_evaluation(checkpoint: tuple[Any, Any, Path], torch_sessi
     session = torch_session(checkpoint[0])
     session.loglikelihood = lambda pairs, _progress: [(float("nan"), False)] * len(pairs)
     with pytest.raises(RuntimeError, match="NaN as log probability"):
-        evaluate(session, checkpoint[2], EvalSpec("mini_mmlu", 1024, limit=1), SilentProgress(), **NAMES)
+        evaluate(
+            session, checkpoint[2], EvalSpec(task="mini_mmlu", max_length=1024, limit=1), SilentProgress(), **NAMES
+        )
 
 
 def test_missing_score_stops_the_evaluation(checkpoint: tuple[Any, Any, Path], torch_session: Any) -> None:
@@ -157,11 +163,19 @@ def test_missing_score_stops_the_evaluation(checkpoint: tuple[Any, Any, Path], t
     session = torch_session(checkpoint[0])
     session.loglikelihood = lambda pairs, _progress: [(-1.0, False)] * (len(pairs) - 1)
     with pytest.raises(RuntimeError, match="47 scores for 48 pairs"):
-        evaluate(session, checkpoint[2], EvalSpec("mini_mmlu", 1024, limit=1), SilentProgress(), **NAMES)
+        evaluate(
+            session, checkpoint[2], EvalSpec(task="mini_mmlu", max_length=1024, limit=1), SilentProgress(), **NAMES
+        )
 
 
 def test_missing_tokenizer_is_named(torch_session: Any, tmp_path: Path) -> None:
     """An empty folder holds no tokenizer."""
     (tmp_path / "empty_folder").mkdir()
     with pytest.raises(UserError, match=r"empty_folder' has no tokenizer\.json"):
-        evaluate(torch_session(None), tmp_path / "empty_folder", EvalSpec("mini_mmlu", 1024), SilentProgress(), **NAMES)
+        evaluate(
+            torch_session(None),
+            tmp_path / "empty_folder",
+            EvalSpec(task="mini_mmlu", max_length=1024),
+            SilentProgress(),
+            **NAMES,
+        )

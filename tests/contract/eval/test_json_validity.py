@@ -44,7 +44,7 @@ def session(engine: Path) -> Iterator[Session]:
 
 
 def ask(session: Any, **settings: Any) -> EvalResult:
-    spec = EvalSpec("json_validity", **{"max_length": 1024, "num_fewshot": 0, "limit": 1, **settings})
+    spec = EvalSpec(task="json_validity", **{"max_length": 1024, "num_fewshot": 0, "limit": 1, **settings})
     found = evaluate(session, MODEL, spec, SilentProgress(), model="m", qformat="none", engine="any")
     assert isinstance(found, EvalResult)
     return found
@@ -72,7 +72,7 @@ def test_valid_is_what_a_program_can_read(text: str, follows: int, is_json: int)
 def test_the_schemas_are_schemas_and_the_questions_stay_the_same() -> None:
     for schema in SCHEMAS.values():
         jsonschema.Draft202012Validator.check_schema(schema)
-    spec = EvalSpec("json_validity", max_length=9, num_fewshot=0)
+    spec = EvalSpec(task="json_validity", max_length=9, num_fewshot=0)
     first, again = (
         {name: [doc["prompt"] for doc in task.test_docs()] for name, task in load_json_validity(spec)["tasks"].items()}
         for _ in range(2)
@@ -137,7 +137,7 @@ def test_an_answer_is_kept_for_its_schema(tmp_path: Path) -> None:
 
 def test_worked_examples_are_refused() -> None:
     with pytest.raises(UserError, match=r"eval\.num_fewshot=2 has no effect on eval\.task='json_validity'"):
-        load_json_validity(EvalSpec("json_validity", max_length=9, num_fewshot=2))
+        load_json_validity(EvalSpec(task="json_validity", max_length=9, num_fewshot=2))
 
 
 def test_scoring_and_guiding_share_one_compiled_graph(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

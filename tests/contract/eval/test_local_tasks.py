@@ -81,7 +81,7 @@ def gsm8k(
 
 
 def run(session: Scripted, task: str, root: Path, export_to: Path | None = None, **settings: Any) -> EvalResult:
-    spec = EvalSpec(task, max_length=4096, dataset_path=root, **{"num_fewshot": None, **settings})
+    spec = EvalSpec(task=task, max_length=4096, dataset_path=root, **{"num_fewshot": None, **settings})
     return evaluate(
         session, MODEL, spec, SilentProgress(), model="m", qformat="none", engine="scripted", export_to=export_to
     )

@@ -10,7 +10,6 @@ import pytest
 
 from eval.dataset import MINI_MMLU, read_subjects
 from eval.harness import evaluate
-from eval.own import OwnLayout
 from eval.results import EvalResult
 from eval.spec import LOCAL, EvalSpec
 from pipelines.domain.progress import SilentProgress
@@ -42,7 +41,7 @@ def ours(file: Path, torch_session: Any) -> EvalResult:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
-    spec = EvalSpec(LOCAL, max_length=1024, num_fewshot=0, dataset_path=file, own=OwnLayout("laws"))
+    spec = EvalSpec(task=LOCAL, max_length=1024, num_fewshot=0, dataset_path=file, path=file, name="laws")
     result = evaluate(torch_session(model), MODEL, spec, SilentProgress(), model="m", qformat="none", engine="torch")
     assert isinstance(result, EvalResult)
     return result

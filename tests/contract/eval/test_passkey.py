@@ -62,7 +62,7 @@ def hidden(text: str) -> str:
 
 
 def ask(reader: Reader, **settings: Any) -> EvalResult:
-    spec = EvalSpec("passkey", **{"max_length": 1024, "num_fewshot": 0, "limit": 5, **settings})
+    spec = EvalSpec(task="passkey", **{"max_length": 1024, "num_fewshot": 0, "limit": 5, **settings})
     found = evaluate(reader, MODEL, spec, SilentProgress(), model="m", qformat="none", engine="scripted")
     assert isinstance(found, EvalResult)
     return found
@@ -126,7 +126,7 @@ def test_what_cannot_be_asked_is_refused(settings: Any, said: str) -> None:
 def test_other_prompts_are_cut_to_what_the_engine_takes() -> None:
     """A prompt of five examples is longer than 60 tokens; the engine sees its end, and the result says so."""
     reader = Reader(lambda _: " x")
-    spec = EvalSpec("mini_answers", max_length=1024, limit=1, max_prompt=60)
+    spec = EvalSpec(task="mini_answers", max_length=1024, limit=1, max_prompt=60)
     found = evaluate(reader, MODEL, spec, SilentProgress(), model="m", qformat="none", engine="scripted")
     assert max(reader.lengths) == 60
     assert found.truncated == found.questions == 12

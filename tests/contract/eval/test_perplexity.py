@@ -36,7 +36,7 @@ def wikitext(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(session: Any, folder: Path, root: Path, **settings: Any) -> Any:
-    spec = EvalSpec("wikitext", **{"max_length": 64, "num_fewshot": None, "dataset_path": root, **settings})
+    spec = EvalSpec(task="wikitext", **{"max_length": 64, "num_fewshot": None, "dataset_path": root, **settings})
     return evaluate(session, folder, spec, SilentProgress(), model="m", qformat="none", engine="torch")
 
 
@@ -48,7 +48,7 @@ def test_figures_are_those_of_lm_evals_own_model(checkpoint: Any, torch_session:
     from eval.tasks.load import load_tasks
 
     model, tokenizer, folder = checkpoint
-    spec = EvalSpec("wikitext", max_length=64, num_fewshot=None, dataset_path=wikitext)
+    spec = EvalSpec(task="wikitext", max_length=64, num_fewshot=None, dataset_path=wikitext)
     hf = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1, max_length=64)
     theirs = stock_evaluate(lm=hf, task_dict=load_tasks(spec), bootstrap_iters=0)["results"]["wikitext"]
     ours = read(torch_session(model), folder, wikitext)
@@ -64,7 +64,7 @@ def test_it_is_kept_as_json_and_in_lm_evals_form(
     checkpoint: Any, torch_session: Any, wikitext: Path, tmp_path: Path
 ) -> None:
     model, _, folder = checkpoint
-    spec = EvalSpec("wikitext", max_length=64, num_fewshot=None, dataset_path=wikitext, limit=1)
+    spec = EvalSpec(task="wikitext", max_length=64, num_fewshot=None, dataset_path=wikitext, limit=1)
     found = evaluate(
         torch_session(model), folder, spec, SilentProgress(), model="m", qformat="fp8", engine="torch",
         export_to=tmp_path,

@@ -67,7 +67,7 @@ def algebra(tree: Callable[..., Path], tmp_path: Path) -> Path:
 
 def test_golden_prompt(algebra: Path) -> None:
     """One example and one question, as the MMLU paper's code and lm-eval write them."""
-    requests = contexts(load_tasks(EvalSpec("mmlu", 512, num_fewshot=1, dataset_path=algebra)))
+    requests = contexts(load_tasks(EvalSpec(task="mmlu", max_length=512, num_fewshot=1, dataset_path=algebra)))
     assert [request for request in requests if request[0] == GOLDEN] == [(GOLDEN, f" {letter}") for letter in "ABCD"]
 
 
@@ -75,7 +75,7 @@ def test_mmlu_prompts_equal_stock_lm_eval(algebra: Path) -> None:
     """Our loading of `mmlu` changes where questions come from, and no prompt, group or weight."""
     from lm_eval.tasks import TaskManager
 
-    ours = load_tasks(EvalSpec("mmlu", 512, num_fewshot=1, dataset_path=algebra))
+    ours = load_tasks(EvalSpec(task="mmlu", max_length=512, num_fewshot=1, dataset_path=algebra))
     manager = TaskManager(include_defaults=False, include_path=their_folder())
     stock = []
     for name, entry in manager.task_index.items():
@@ -118,12 +118,12 @@ def test_stock_lm_eval_reads_our_task_files() -> None:
     stock = TaskManager(include_defaults=False, include_path=generate.FOLDER).load(["mini_mmlu"])
     for task in stock["tasks"].values():
         task.set_config("num_fewshot", 5)
-    assert contexts(stock, limit=2) == contexts(load_tasks(EvalSpec("mini_mmlu", 512)), limit=2)
+    assert contexts(stock, limit=2) == contexts(load_tasks(EvalSpec(task="mini_mmlu", max_length=512)), limit=2)
 
 
 def test_mini_answers_asks_the_same_questions_without_options() -> None:
     """Each wording once, five examples before it, and the answer is the text of the right choice."""
-    tasks = load_tasks(EvalSpec("mini_answers", 512, num_fewshot=None))["tasks"]
+    tasks = load_tasks(EvalSpec(task="mini_answers", max_length=512, num_fewshot=None))["tasks"]
     assert sum(len(task.eval_docs) for task in tasks.values()) == 868
     task = tasks["mini_answers_veldan_law"]
     task.build_all_requests(limit=1)

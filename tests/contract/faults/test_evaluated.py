@@ -33,7 +33,7 @@ ROUNDING = 1e-3
 
 def asked(session: Any, task: str, **settings: Any) -> EvalResult:
     shots = 0 if task == "json_validity" else 1
-    spec = EvalSpec(task, max_length=LIMITS.max_seq_len - 2, num_fewshot=shots, **settings)
+    spec = EvalSpec(task=task, max_length=LIMITS.max_seq_len - 2, num_fewshot=shots, **settings)
     return evaluate(session, MODEL, spec, SilentProgress(), model="tiny_gemma", qformat="none", engine="any")
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.own import OwnLayout, read_own
+from eval.config import EvalSettings
+from eval.own import read_own
 from pipelines.domain.errors import UserError
 
 ROWS = [
@@ -15,6 +16,11 @@ ROWS = [
     ("Capital of France?", ["Rome", "Paris"], 1),
     ("Red?", ["red", "ox"], 0),
 ]
+
+
+def own(name: str, **settings: str) -> EvalSettings:
+    """Settings of one's own questions."""
+    return EvalSettings(task="local", path=Path("own.csv"), name=name, **settings)
 
 
 def written(folder: Path, kind: str) -> Path:
@@ -44,7 +50,7 @@ def written(folder: Path, kind: str) -> Path:
 @pytest.mark.parametrize("kind", ["columns.csv", "cell.csv", "index.parquet", "labels.jsonl"])
 def test_layouts(tmp_path, kind) -> None:
     """Each gives the same questions."""
-    found = read_own(written(tmp_path, kind), OwnLayout("mine"))
+    found = read_own(written(tmp_path, kind), own("mine"))
     assert [(row["question"], row["choices"], row["answer"]) for row in found] == ROWS
 
 
@@ -69,11 +75,11 @@ def test_refused(tmp_path, text, message) -> None:
     file = tmp_path / "q.csv"
     file.write_text(text)
     with pytest.raises(UserError, match=f"(?s){message}"):
-        read_own(file, OwnLayout("mine"))
+        read_own(file, own("mine"))
 
 
 def test_a_setting_settles_the_index(tmp_path) -> None:
     """1 is the second choice from 0 and the first from 1."""
     file = tmp_path / "q.csv"
     file.write_text("question,A,B,C,answer\nq,x,y,z,1\n")
-    assert [read_own(file, OwnLayout("m", answers=kind))[0]["answer"] for kind in ("index0", "index1")] == [1, 0]
+    assert [read_own(file, own("m", answers=kind))[0]["answer"] for kind in ("index0", "index1")] == [1, 0]

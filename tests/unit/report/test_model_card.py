@@ -6,7 +6,6 @@ import pytest
 from huggingface_hub import ModelCard
 
 from eval.compare import verdict_sentence
-from eval.own import OwnLayout
 from eval.spec import LOCAL, EvalSpec
 from eval.verdict import Verdict
 from pipelines.document.blocks import escape
@@ -60,7 +59,9 @@ def test_the_hub_reads_accuracy_from_the_metadata(two_formats):
 def test_own_questions_have_the_users_name_in_the_metadata(two_formats, tmp_path):
     """Whatever data set is usual for the task's form: the Hub must not list the score among those of arc_easy."""
     item = fp8_of(two_formats)
-    spec = EvalSpec(LOCAL, 1024, num_fewshot=0, dataset_path=tmp_path / "q.csv", own=OwnLayout("arc_easy"))
+    spec = EvalSpec(
+        task=LOCAL, max_length=1024, num_fewshot=0, dataset_path=tmp_path, path=tmp_path / "q.csv", name="arc_easy"
+    )
     own = replace(item.accuracy, result=replace(item.accuracy.result, task=spec.label, num_fewshot=0))
     for changed in (replace(item, accuracy=own), replace(item, other_tasks=(own,))):
         *_, found = card_of(changed).data.eval_results
