@@ -82,7 +82,7 @@ golden: $(READY) ## Rewrite the golden files; read the diff
 
 zoo: $(READY) ## Make the bundled models and questions again (over an hour)
 	$(PYTHON) -m scripts.zoo
-	$(PYTHON) -m eval.tasks.generate
+	$(PYTHON) -m scripts.bundled_tasks
 
 clean: ## Remove caches and logs of runs; never the artifacts
 	rm -rf runs .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

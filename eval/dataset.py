@@ -1,15 +1,20 @@
-"""Read MMLU questions from a folder: the Hub's parquet layout or a jsonl tree, checked row by row."""
+"""Read questions: MMLU's from a folder, as parquet of the Hub or a jsonl tree, and the user's own from one table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import ast
+import csv
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
-from eval.own import rows_of
+from eval.config import EvalSettings
 from pipelines.domain.errors import Fault, UserError
 
-Row = Mapping[str, Any]
+Row = dict[str, Any]
 Splits = dict[str, list[Row]]
 
 MINI_MMLU = Path(__file__).parent / "mini_mmlu" / "data"
@@ -122,3 +127,286 @@ def as_datasets(splits: Splits) -> dict[str, Any]:
     from datasets import Dataset
 
     return {split: Dataset.from_list([dict(row) for row in rows]) for split, rows in splits.items()}
+
+
+def grouped(name: str, tasks: Iterable[Mapping[str, Any]], **group: Any) -> dict[str, Any]:
+    """Return lm-eval's `TaskDict` of a group of tasks, made from their configurations.
+
+    Args:
+        name: of the group.
+        tasks: configuration of each, with its questions as `rows`.
+        group: further configuration of the group.
+    """
+    from lm_eval.api.group import Group
+    from lm_eval.api.task import ConfigurableTask
+
+    made = Group.from_config({"group": name, "task": [], **group})
+    for task in tasks:
+        config = {
+            "custom_dataset": lambda rows=task["rows"], **_metadata: as_datasets({"test": rows}),
+            "test_split": "test",
+            "num_fewshot": 0,
+            **task,
+        }
+        del config["rows"]
+        made.add(ConfigurableTask(config=config))
+    return loaded(made)
+
+
+def loaded(group: Any) -> dict[str, Any]:
+    """Return lm-eval's `TaskDict` of a group."""
+    from lm_eval.tasks import TaskManager
+
+    tasks: dict[str, Any] = TaskManager(include_defaults=False).load([group])
+    return tasks
+
+
+# Questions of the user's own: a table with question, choices and answer, judged row by row.
+
+MOST_BYTES = 64 * 2**20
+MOST_SUBJECTS = 500
+COLUMN_NAMES = {
+    "question": ("question", "prompt", "query", "input", "stem"),
+    "choices": ("choices", "options", "endings", "candidates"),
+    "answer": ("answer", "label", "gold", "answerkey", "target", "correct", "correctanswer", "answeridx"),
+    "subject": ("subject", "category", "topic"),
+}
+"""Names of columns that are recognized, without regard to case, spaces, `_` and `-`; the first has precedence."""
+ANSWER_KINDS = ("letter", "index0", "index1", "text")
+_LETTERS = re.compile(r"(?:choice|option|op|ending)?([a-z]|\d+)")
+
+
+def read_own(path: Path, settings: EvalSettings) -> list[Row]:
+    """Return the questions as {question, choices, answer (an index from 0), subject}.
+
+    Args:
+        path: the file.
+        settings: names of columns and of the questions, and what an answer is.
+
+    Raises:
+        UserError: the file cannot be read, a column is missing, or a row is not a question; with file, row and column.
+    """
+    if path.is_file() and path.stat().st_size > MOST_BYTES:
+        raise UserError(f"eval.path='{path}' has {path.stat().st_size:,} bytes.", allowed=f"At most {MOST_BYTES:,}.")
+    if not path.is_file() or path.suffix.lower() not in READERS:
+        raise UserError(f"eval.path='{path}' is not a file of questions.", allowed=f"A file {', '.join(READERS)}.")
+    table = [(where, _columns(path, where, row)) for where, row in rows_of(path)]
+    if not table:
+        raise UserError(f"eval.path='{path}' contains no questions.", todo="Give a file with rows.")
+    columns = list(dict.fromkeys(name for _, row in table[:100] for name in row))
+    place = {role: _column(path, columns, role, getattr(settings, f"{role}_column")) for role in COLUMN_NAMES}
+    parts = [] if place["choices"] else _parts(columns, set(place.values()))
+    for role in ("question", "answer") if parts else ("question", "choices", "answer"):
+        if place[role] is None:
+            raise UserError(
+                f"eval.path='{path}' has no column with the {role}.",
+                allowed=f"It has {', '.join(columns)}.",
+                todo=f"Name it: eval.{role}_column=...",
+            )
+    read = [_row(f"{path}, {where}", row, place, parts, settings.own_name) for where, row in table]
+    _settle(path, read, str(place["answer"]), settings.answers)
+    if len(found := {row["subject"] for row in read}) > MOST_SUBJECTS:
+        raise UserError(
+            f"eval.path='{path}' has {len(found):,} subjects in the column '{place['subject']}'.",
+            allowed=f"At most {MOST_SUBJECTS}.",
+            todo="Name another column with eval.subject_column.",
+        )
+    return [{key: row[key] for key in ("question", "choices", "answer", "subject")} for row in read]
+
+
+def _columns(path: Path, where: str, row: object) -> Row:
+    if not isinstance(row, dict):
+        raise UserError(f"{path}, {where}: {str(row)[:60]!r} is not an object with columns.")
+    return {str(name).strip(): value for name, value in row.items()}
+
+
+def rows_of(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield (where, row) of a file of questions.
+
+    Raises:
+        UserError: it cannot be read; names the file, and the row if one is at fault.
+    """
+    try:
+        yield from READERS[path.suffix.lower()](path)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8: {error}.", todo="Save it as UTF-8.") from None
+    except (OSError, csv.Error, ValueError) as error:  # Arrow's errors are ValueErrors, too
+        raise UserError(f"{path} cannot be read: {error}.") from None
+
+
+def _csv(path: Path) -> Iterator[tuple[str, Any]]:
+    csv.field_size_limit(MOST_BYTES)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        head = file.readline()
+        file.seek(0)
+        by = "\t" if path.suffix.lower() == ".tsv" else ";" if ";" in head and "," not in head else ","
+        rows = csv.DictReader(file, delimiter=by, restkey="\0", strict=True)
+        names = [name.strip() for name in rows.fieldnames or []]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise UserError(f"{path}: the column '{min(twice)}' stands there twice.")
+        for number, row in enumerate(rows, 1):
+            if "\0" in row:
+                raise UserError(f"{path}, row {number} (line {rows.line_num}): more fields than columns.")
+            yield f"row {number} (line {rows.line_num})", row
+
+
+def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    yield f"row {number}", json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise UserError(f"{path}, row {number}: not valid JSON: {error}.") from None
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        if (size := sum(group.total_byte_size for group in groups)) > MOST_BYTES:
+            raise UserError(f"{path} holds {size:,} bytes.", allowed=f"At most {MOST_BYTES:,}.")
+        for number, row in enumerate(file.read().to_pylist(), 1):
+            yield f"row {number}", row
+
+
+READERS = {".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}
+"""Readers of files of questions, by suffix."""
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]", "", name).lower()
+
+
+def _column(path: Path, columns: Sequence[str], role: str, given: str | None) -> str | None:
+    if given is not None:
+        if given not in columns:
+            raise UserError(
+                f"eval.{role}_column='{given}' is not a column of {path}.", allowed=f"It has {', '.join(columns)}."
+            )
+        return given
+    for known in COLUMN_NAMES[role][:1], COLUMN_NAMES[role][1:]:
+        found = [name for name in columns if _plain(name) in known]
+        if len(found) > 1:
+            raise UserError(
+                f"{path}: {' and '.join(found)} may each be the {role}.",
+                todo=f"Name one: eval.{role}_column={found[0]}",
+            )
+        if found:
+            return found[0]
+    return None
+
+
+def _parts(columns: Sequence[str], taken: set[str | None]) -> list[str]:
+    """Return the columns with one choice each: A, B, ...; option_1, option_2, ...; opa, opb, ..."""
+    found = [(m[1], name) for name in columns if name not in taken and (m := _LETTERS.fullmatch(_plain(name)))]
+    return [name for _, name in sorted(found, key=lambda each: (len(each[0]), each[0]))]
+
+
+def _row(where: str, row: Row, place: Mapping[str, str | None], parts: Sequence[str], name: str) -> Row:
+    def fault(column: str | None, why: str) -> UserError:
+        return UserError(f"{where}, column '{column}': {why}.", todo="Correct the row, or remove it.")
+
+    question = row.get(str(place["question"]))
+    if not isinstance(question, str) or not question.strip():
+        raise fault(place["question"], f"{question!r} is not a question")
+    column = place["choices"] or "/".join(parts)
+    choices, labels = _choices(row.get(str(place["choices"])) if place["choices"] else [row.get(p) for p in parts])
+    if not all(isinstance(each, str | int | float) and not isinstance(each, bool) for each in choices):
+        raise fault(column, f"{str(choices)[:80]} are not choices")
+    texts = [str(each).strip() for each in choices]
+    if not 2 <= len(texts) <= len(ascii_uppercase):
+        raise fault(column, f"{len(texts)} choice(s); a question needs 2 to {len(ascii_uppercase)}")
+    if "" in texts or len(set(texts)) < len(texts):
+        raise fault(column, f"an empty or repeated choice in {str(texts)[:80]}")
+    answer = _given(row.get(str(place["answer"])))
+    if answer is None:
+        raise fault(place["answer"], f"{row.get(str(place['answer']))!r} is not an answer")
+    subject = row.get(place["subject"]) if place["subject"] else name
+    if not isinstance(subject, str | int) or not str(subject).strip().isprintable() or not str(subject).strip():
+        raise fault(place["subject"], f"{subject!r} is not a subject")
+    if any("\ud800" <= letter <= "\udfff" for letter in "".join((question, *texts))):
+        raise fault(f"{place['question']}/{column}", "half of a surrogate pair, which no tokenizer reads")
+    return {
+        "question": question.strip(), "choices": texts, "given": answer, "labels": labels,
+        "subject": str(subject).strip(), "where": where,
+    }  # fmt: skip
+
+
+def _given(answer: Any) -> str | None:
+    """Return an answer as text; None if it is not one."""
+    if isinstance(answer, list) and len(answer) == 1:
+        answer = answer[0]
+    if isinstance(answer, float) and answer.is_integer():
+        answer = int(answer)
+    if isinstance(answer, bool) or not isinstance(answer, str | int):
+        return None
+    return str(answer).strip() or None
+
+
+def _choices(value: Any) -> tuple[list[Any], list[str]]:
+    """Return the texts and labels of choices: a list, a list in text, {"text", "label"}, {label: text}, or cells."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            try:
+                value = ast.literal_eval(value)
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
+                return [], []
+    if isinstance(value, dict) and set(value) == {"text", "label"}:
+        return list(value["text"] or ()), [str(each) for each in value["label"] or ()]
+    if isinstance(value, dict):
+        return list(value.values()), [str(each) for each in value]
+    if not isinstance(value, list):
+        return [], []
+    if value and all(isinstance(each, dict) and {"text", "label"} <= set(each) for each in value):
+        return [each["text"] for each in value], [str(each["label"]) for each in value]
+    while value and value[-1] in (None, ""):
+        value = value[:-1]
+    return value, []
+
+
+def _readings(row: Row) -> dict[str, int]:
+    """Return the index that an answer means, for each kind that it may be."""
+    given, texts, found = row["given"], row["choices"], {}
+    letter = given.strip("().").upper()
+    if given in row["labels"]:
+        found["label"] = row["labels"].index(given)
+    if given in texts:
+        found["text"] = texts.index(given)
+    if len(letter) == 1 and letter in ascii_uppercase[: len(texts)]:
+        found["letter"] = ascii_uppercase.index(letter)
+    number = int(given) if re.fullmatch(r"\d{1,3}(\.0)?", given) is not None and "." not in given else None
+    if number is not None and number < len(texts):
+        found["index0"] = number
+    if number is not None and 1 <= number <= len(texts):
+        found["index1"] = number - 1
+    return found
+
+
+def _settle(path: Path, rows: Sequence[Row], column: str, asked: str | None) -> None:
+    """Set the index of each answer: by one kind for the whole file, which has to be beyond doubt."""
+    readings = [_readings(row) for row in rows]
+    labels = ["label"] if any(row["labels"] for row in rows) else []
+    kinds = [asked] if asked else [*labels, *ANSWER_KINDS]
+    whole = [kind for kind in kinds if all(kind in each for each in readings)]
+    if not whole:
+        best = max(kinds, key=lambda kind: sum(kind in each for each in readings))
+        row = next(row for row, each in zip(rows, readings, strict=True) if best not in each)
+        raise UserError(
+            f"{row['where']}, column '{column}': {row['given']!r} is not among its {len(row['choices'])} choices"
+            f" (read as {best}).",
+            allowed="A letter, an index from 0 or from 1, or the text of a choice, alike in the whole file.",
+            todo="Correct the row, or set eval.answers.",
+        )
+    meant = {kind: [each[kind] for each in readings] for kind in whole}
+    sure = meant.get("label", meant[whole[0]])
+    if "label" not in meant and any(each != sure for each in meant.values()):
+        raise UserError(
+            f"{path}, column '{column}': the answers may be {' or '.join(whole)}, which are different choices.",
+            todo=f"Set eval.answers={whole[0]} or eval.answers={whole[1]}.",
+        )
+    for row, index in zip(rows, sure, strict=True):
+        row["answer"] = index

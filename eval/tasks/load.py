@@ -7,10 +7,10 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
-from eval.dataset import MINI_MMLU, Splits, as_datasets, open_questions, read_subjects
-from eval.own import load_own
+from eval.dataset import MINI_MMLU, Row, Splits, as_datasets, grouped, loaded, open_questions, read_own, read_subjects
 from eval.spec import JSON_VALIDITY, MMLU, OWN_READER, PASSKEY, PASSKEY_QUESTIONS, QUESTIONS_PER_SCHEMA, EvalSpec
 from eval.tasks.local import load_lm_eval_task
 from pipelines.domain.errors import Fault, UserError
@@ -30,6 +30,8 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 SEED = 1234
 OPENING = "A pass key is hidden in this text. Find it and remember it."
 HIDDEN = "The pass key is {key}. Remember it. {key} is the pass key."
+FIRST_NUMBER = [{"function": "regex", "regex_pattern": r"(\d+)"}, {"function": "take_first"}]
+MEAN = {"aggregation": "mean", "higher_is_better": True}
 QUESTION = "\n\nWhat is the pass key? The pass key is"
 
 
@@ -43,20 +45,38 @@ def load_passkey(spec: EvalSpec, tokenizer: Any) -> dict[str, Any]:
     Raises:
         UserError: the engine takes too few tokens for any text, or worked examples were asked for.
     """
-    from lm_eval.api.group import Group
-    from lm_eval.tasks import TaskManager
+    _refuse_examples(spec)
+    sentences = [f"{row['question'].strip()} {row['answer']}." for row in _questions(spec)]  # both models may know them
+    tasks = [
+        {
+            "task": f"{PASSKEY}_{tokens}",
+            "rows": passkey_rows(tokens, sentences, tokenizer),
+            "output_type": "generate_until",
+            "doc_to_text": "{{prompt}}",
+            "doc_to_target": "{{key}}",
+            "generation_kwargs": {"until": ["\n"], "max_gen_toks": ANSWER_TOKENS, "do_sample": False},
+            "filter_list": [{"name": "none", "filter": FIRST_NUMBER}],
+            "metric_list": [{"metric": "exact_match", **MEAN}],
+            "metadata": {"version": 1.0},
+        }
+        for tokens in _lengths(spec, tokenizer)
+    ]
+    return grouped(PASSKEY, tasks, metadata={"version": 1})
 
+
+def _refuse_examples(spec: EvalSpec) -> None:
     if spec.num_fewshot:
         raise UserError(
-            f"eval.num_fewshot={spec.num_fewshot} has no effect on eval.task='{PASSKEY}'.",
+            f"eval.num_fewshot={spec.num_fewshot} has no effect on eval.task='{spec.task}'.",
             todo="Set eval.num_fewshot=0.",
         )
-    sentences = _sentences(spec.dataset_path or MINI_MMLU)
-    group = Group.from_config({"group": PASSKEY, "task": [], "metadata": {"version": 1}})
-    for tokens in _lengths(spec, tokenizer):
-        group.add(_passkey_task(tokens, passkey_rows(tokens, sentences, tokenizer)))
-    tasks: dict[str, Any] = TaskManager(include_defaults=False).load([group])
-    return tasks
+
+
+def _questions(spec: EvalSpec) -> list[Row]:
+    """Return the bundled questions, without options."""
+    data = spec.dataset_path or MINI_MMLU
+    subjects = sorted(path.name for path in data.iterdir() if path.is_dir())
+    return [row for splits in read_subjects(data, subjects).values() for row in open_questions(splits)["test"]]
 
 
 def _lengths(spec: EvalSpec, tokenizer: Any) -> list[int]:
@@ -68,13 +88,6 @@ def _lengths(spec: EvalSpec, tokenizer: Any) -> list[int]:
             todo=f"Set build.max_input_len={least} and build.max_seq_len={least + ANSWER_TOKENS}, or more.",
         )
     return [longest // share for share in SHARES]
-
-
-def _sentences(data: Path) -> list[str]:
-    """Return the statements that the bundled questions make: the filler, which both models may know."""
-    subjects = sorted(path.name for path in data.iterdir() if path.is_dir())
-    rows = [row for splits in read_subjects(data, subjects).values() for row in open_questions(splits)["test"]]
-    return [f"{row['question'].strip()} {row['answer']}." for row in rows]
 
 
 def passkey_rows(tokens: int, sentences: Sequence[str], tokenizer: Any) -> list[dict[str, str]]:
@@ -116,28 +129,6 @@ def _prompt(sentences: Sequence[str]) -> str:
 
 def _count(text: str, tokenizer: Any, *, special: bool = True) -> int:
     return len(tokenizer.encode(text, add_special_tokens=special, verbose=False))
-
-
-def _passkey_task(tokens: int, rows: Sequence[dict[str, str]]) -> Any:
-    import datasets
-    from lm_eval.api.task import ConfigurableTask
-
-    config = {
-        "task": f"{PASSKEY}_{tokens}",
-        "custom_dataset": lambda **_metadata: {"test": datasets.Dataset.from_list(list(rows))},
-        "test_split": "test",
-        "output_type": "generate_until",
-        "doc_to_text": "{{prompt}}",
-        "doc_to_target": "{{key}}",
-        "generation_kwargs": {"until": ["\n"], "max_gen_toks": ANSWER_TOKENS, "do_sample": False},
-        "filter_list": [
-            {"name": "none", "filter": [{"function": "regex", "regex_pattern": r"(\d+)"}, {"function": "take_first"}]}
-        ],
-        "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
-        "num_fewshot": 0,
-        "metadata": {"version": 1.0},
-    }
-    return ConfigurableTask(config=config)
 
 
 # Answers as JSON that follows a schema: the share that a program could read.
@@ -187,23 +178,33 @@ def load_json_validity(spec: EvalSpec) -> dict[str, Any]:
     Raises:
         UserError: worked examples were asked for.
     """
-    from lm_eval.api.group import Group
-    from lm_eval.tasks import TaskManager
-
-    if spec.num_fewshot:
-        raise UserError(
-            f"eval.num_fewshot={spec.num_fewshot} has no effect on eval.task='{JSON_VALIDITY}'.",
-            todo="Set eval.num_fewshot=0.",
-        )
-    questions = _questions(spec.dataset_path or MINI_MMLU)
+    _refuse_examples(spec)
+    questions = [row["question"].strip() for row in _questions(spec)]
+    tasks = [
+        _of_schema(name, json.dumps(schema, separators=(",", ":")), questions, spec) for name, schema in SCHEMAS.items()
+    ]
     means = [{"metric": name, "weight_by_size": True} for name in METRICS]
-    group = Group.from_config(
-        {"group": JSON_VALIDITY, "task": [], "aggregate_metric_list": means, "metadata": {"version": 1}}
-    )
-    for name, schema in SCHEMAS.items():
-        group.add(_json_validity_task(name, schema, questions, guided=spec.guided))
-    tasks: dict[str, Any] = TaskManager(include_defaults=False).load([group])
-    return tasks
+    return grouped(JSON_VALIDITY, tasks, aggregate_metric_list=means, metadata={"version": 1})
+
+
+def _of_schema(name: str, schema: str, questions: Sequence[str], spec: EvalSpec) -> dict[str, Any]:
+    chosen = random.Random(f"{SEED} {name}").sample(questions, QUESTIONS_PER_SCHEMA)
+    return {
+        "task": f"{JSON_VALIDITY}_{name}",
+        "rows": [{"prompt": PROMPT.format(schema=schema, question=question), "schema": schema} for question in chosen],
+        "output_type": "generate_until",
+        "doc_to_text": "{{prompt}}",
+        "doc_to_target": "{{schema}}",
+        "generation_kwargs": {
+            "until": [STOP],
+            "max_gen_toks": JSON_VALIDITY_ANSWER_TOKENS,
+            "do_sample": False,
+            **({"json_schema": schema} if spec.guided else {}),
+        },
+        "process_results": judge_json,
+        "metric_list": [{"metric": name, **MEAN} for name in METRICS],
+        "metadata": {"version": 1.0},
+    }
 
 
 def judge_json(doc: Mapping[str, str], results: Sequence[str]) -> dict[str, int]:
@@ -227,42 +228,33 @@ def _validator(schema: str) -> Any:
     return jsonschema.Draft202012Validator(json.loads(schema))
 
 
-def _questions(data: Path) -> list[str]:
-    subjects = sorted(path.name for path in data.iterdir() if path.is_dir())
-    return [
-        row["question"].strip()
-        for splits in read_subjects(data, subjects).values()
-        for row in open_questions(splits)["test"]
-    ]
+# The user's own questions.
 
 
-def _json_validity_task(name: str, schema: Schema, questions: Sequence[str], *, guided: bool) -> Any:
-    import datasets
-    from lm_eval.api.task import ConfigurableTask
+def load_own(path: Path, settings: EvalSpec) -> dict[str, Any]:
+    """Return lm-eval's `TaskDict`: a group with a task for each subject, in MMLU's form without worked examples."""
+    rows = read_own(path, settings)
+    return grouped(settings.task, _own_tasks(settings, rows), aggregate_metric_list=[{"metric": "acc"}])
 
-    text = json.dumps(schema, separators=(",", ":"))
-    asked = random.Random(f"{SEED} {name}").sample(questions, QUESTIONS_PER_SCHEMA)
-    rows = [{"prompt": PROMPT.format(schema=text, question=question), "schema": text} for question in asked]
-    metric = {"aggregation": "mean", "higher_is_better": True}
-    config = {
-        "task": f"{JSON_VALIDITY}_{name}",
-        "custom_dataset": lambda **_metadata: {"test": datasets.Dataset.from_list(rows)},
-        "test_split": "test",
-        "output_type": "generate_until",
-        "doc_to_text": "{{prompt}}",
-        "doc_to_target": "{{schema}}",
-        "generation_kwargs": {
-            "until": [STOP],
-            "max_gen_toks": JSON_VALIDITY_ANSWER_TOKENS,
-            "do_sample": False,
-            **({"json_schema": text} if guided else {}),
-        },
-        "process_results": judge_json,
-        "metric_list": [{"metric": name, **metric} for name in METRICS],
-        "num_fewshot": 0,
-        "metadata": {"version": 1.0},
-    }
-    return ConfigurableTask(config=config)
+
+def _own_tasks(settings: EvalSpec, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    for subject in dict.fromkeys(row["subject"] for row in rows):
+        about = "" if subject == settings.own_name else f" about {subject}"
+        yield {
+            "task": f"{settings.task}_{subject}",
+            "rows": [row for row in rows if row["subject"] == subject],
+            "output_type": "multiple_choice",
+            "description": f"The following are multiple choice questions (with answers){about}.\n\n",
+            "doc_to_text": _own_prompt,
+            "doc_to_choice": lambda doc: list(ascii_uppercase[: len(doc["choices"])]),
+            "doc_to_target": "answer",
+            "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+        }
+
+
+def _own_prompt(doc: Mapping[str, Any]) -> str:
+    lines = [f"{letter}. {text}" for letter, text in zip(ascii_uppercase, doc["choices"], strict=False)]
+    return "\n".join([doc["question"], *lines, "Answer:"])
 
 
 Config = dict[str, Any]
@@ -292,27 +284,14 @@ def load_tasks(spec: EvalSpec, tokenizer: Any = None) -> dict[str, Any]:
         return load_passkey(spec, tokenizer)
     if spec.task == JSON_VALIDITY:
         return load_json_validity(spec)
-    from lm_eval.tasks import TaskManager
-
     shots = OWN_SHOTS if spec.num_fewshot is None else spec.num_fewshot
     index = {name: entry.cfg for name, entry in _task_index(spec.task).items() if entry.cfg}
-    subjects = {cfg["dataset_name"] for cfg in _members(index[spec.task], index) if "dataset_name" in cfg}
+    subjects = {cfg["dataset_name"] for cfg in index.values() if "dataset_name" in cfg}
     data = read_subjects(spec.dataset_path or MINI_MMLU, sorted(subjects))
     _check_examples(data, shots)
     if spec.task == "mini_answers":
         data = {subject: open_questions(splits) for subject, splits in data.items()}
-    group = _group(index[spec.task], index, data, shots)
-    tasks: dict[str, Any] = TaskManager(include_defaults=False).load([group])
-    return tasks
-
-
-def _members(cfg: Config, index: Mapping[str, Config]) -> Iterator[Config]:
-    """Yield the tasks of a group: subgroups are found by name, tasks by their tag."""
-    for member in cfg["task"]:
-        if member in index:
-            yield from _members(index[member], index)
-        else:
-            yield from (index[name] for name in sorted(index) if index[name].get("tag") == member)
+    return loaded(_group(index[spec.task], index, data, shots))
 
 
 def _task_index(task: str) -> Mapping[str, Any]:

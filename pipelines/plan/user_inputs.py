@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
+from eval.dataset import read_own
 from eval.fidelity.config import TEXTS
-from eval.own import read_own
 from eval.spec import BUNDLED as BUNDLED_TASKS
 from pipelines.checkpoint.tensors import read_header
 from pipelines.checkpoint.tokenizer import tokens_of

@@ -12,8 +12,8 @@ import yaml
 
 from eval.dataset import MINI_MMLU, Splits, as_datasets, read_subjects
 from eval.spec import EvalSpec
-from eval.tasks import generate
 from eval.tasks.load import load_tasks
+from scripts import bundled_tasks
 
 GOLDEN = """\
 The following are multiple choice questions (with answers) about abstract algebra.
@@ -92,7 +92,7 @@ def test_mmlu_prompts_equal_stock_lm_eval(algebra: Path) -> None:
 def test_mini_mmlu_template_equals_theirs() -> None:
     """Everything but the data source is the default variant's."""
     theirs = yaml.safe_load((their_folder() / "_default_template_yaml").read_text())
-    text = (generate.FOLDER / "_mini_mmlu_template_yaml").read_text()
+    text = (bundled_tasks.FOLDER / "_mini_mmlu_template_yaml").read_text()
     ours = yaml.safe_load(text.replace("!function ", ""))
     del theirs["dataset_path"], ours["custom_dataset"]
     assert ours == theirs
@@ -101,21 +101,21 @@ def test_mini_mmlu_template_equals_theirs() -> None:
 def test_mini_mmlu_description_is_formed_as_theirs() -> None:
     """Their abstract algebra and our veldan law differ in the words of the subject only."""
     theirs = yaml.safe_load((their_folder() / "mmlu_abstract_algebra.yaml").read_text())["description"]
-    ours = generate.task_files()["mini_mmlu_veldan_law.yaml"]["description"]
+    ours = bundled_tasks.task_files()["mini_mmlu_veldan_law.yaml"]["description"]
     assert ours == theirs.replace("abstract algebra", "veldan law")
 
 
 def test_task_files_match_the_data() -> None:
-    """The committed task files are what the data asks for; `python -m eval.tasks.generate` rewrites them."""
-    on_disk = {path.name: yaml.safe_load(path.read_text()) for path in generate.FOLDER.glob("*.yaml")}
-    assert on_disk == generate.task_files()
+    """The committed task files are what the data asks for; `python -m scripts.bundled_tasks` rewrites them."""
+    on_disk = {path.name: yaml.safe_load(path.read_text()) for path in bundled_tasks.FOLDER.glob("*.yaml")}
+    assert on_disk == bundled_tasks.task_files()
 
 
 def test_stock_lm_eval_reads_our_task_files() -> None:
     """`lm_eval --include_path eval/tasks --tasks mini_mmlu` needs nothing of ours but the folder."""
     from lm_eval.tasks import TaskManager
 
-    stock = TaskManager(include_defaults=False, include_path=generate.FOLDER).load(["mini_mmlu"])
+    stock = TaskManager(include_defaults=False, include_path=bundled_tasks.FOLDER).load(["mini_mmlu"])
     for task in stock["tasks"].values():
         task.set_config("num_fewshot", 5)
     assert contexts(stock, limit=2) == contexts(load_tasks(EvalSpec(task="mini_mmlu", max_length=512)), limit=2)

@@ -47,7 +47,7 @@ def test_what_does_not_exist_is_found(text, name, nearest):
         "model.layers.0.mlp is in model.safetensors",
         "hardware=NAME model=... workload.isl=normal(512,64)",
         "report.html, and sizing.average_rate.",
-        "make sure that it runs; $(PYTHON) -m eval.tasks.generate",
+        "make sure that it runs; $(PYTHON) -m scripts.bundled_tasks",
         "quant.dtype=null, quant=glob(int8*)",
     ],
 )

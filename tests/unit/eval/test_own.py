@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eval.config import EvalSettings
-from eval.own import read_own
+from eval.dataset import read_own
 from pipelines.domain.errors import UserError
 
 ROWS = [

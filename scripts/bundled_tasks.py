@@ -1,4 +1,4 @@
-"""Write the task files of the bundled tasks, one per subject and group: `python -m eval.tasks.generate`."""
+"""Write the task files of the bundled tasks, one per subject and group: `python -m scripts.bundled_tasks`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import eval.tasks
 from eval.dataset import MINI_MMLU
 from pipelines.host.files import write_text
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(eval.tasks.__file__).parent
 """Folder of the task files."""
 
 
