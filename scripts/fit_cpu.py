@@ -26,7 +26,7 @@ from pipelines.domain.benchmark import RESULT, BenchmarkResult, Distribution
 from pipelines.domain.errors import UserError
 from pipelines.host.files import write_json, write_text
 from pipelines.host.machine import gather, library_versions
-from pipelines.loadgen.run import ServerIdentity, ServerTarget, run_benchmark
+from pipelines.loadgen.run import run_benchmark
 from pipelines.plan.plan import make_plan
 from pipelines.predict.performance.calibrate_command import compared, fit_text, free_engine
 from pipelines.predict.performance.fit import FittedLevel, fit
@@ -92,14 +92,14 @@ class Bench:
     Attributes:
         url: address of the server's gRPC endpoint.
         tokenizer: the model's folder.
-        identity: describes the server in the results.
+        labels: describe the server in the results.
         words: settings that apply to every load.
         folder: where the results are written.
     """
 
     url: str
     tokenizer: Path
-    identity: ServerIdentity
+    labels: dict[str, Any]
     words: tuple[str, ...]
     folder: Path
 
@@ -109,11 +109,11 @@ class Bench:
         place = self.folder / name
         place.mkdir(parents=True)
         result: BenchmarkResult = run_benchmark(
-            ServerTarget(self.url, settings.benchmark.model_name),
+            self.url,
             settings.workload,
             settings.benchmark,
             tokenizer_dir=self.tokenizer,
-            identity=self.identity,
+            labels=self.labels,
             out_dir=place,
         )
         return from_result(result, place)
@@ -232,16 +232,16 @@ def serve_and_measure(arguments: argparse.Namespace) -> tuple[Settings, list[Mea
             f"The model {settings.model.label} has no local folder; this script needs one.",
             todo="Use a bundled model, or set model.path.",
         )
-    identity = ServerIdentity(
-        settings.model.label,
-        settings.variant,
-        "openvino",
-        machine=machine.to_json(),
-        versions=library_versions(("openvino", "openvino-genai")),
-    )
+    labels = {
+        "model": settings.model.label,
+        "precision": settings.variant,
+        "engine": "openvino",
+        "machine": machine.to_json(),
+        "versions": library_versions(("openvino", "openvino-genai")),
+    }
     protocol = (f"benchmark.duration_s={arguments.seconds}", "benchmark.warmup_s=1.5", "benchmark.min_requests=40")
     with TritonServer(outcomes[-1].artifact.path, settings.serving) as server:
-        bench = Bench(server.grpc_url, tokenizer, identity, (*words, *protocol), arguments.out / "results")
+        bench = Bench(server.grpc_url, tokenizer, labels, (*words, *protocol), arguments.out / "results")
         fitted, unseen = measure_all(bench, arguments.rounds)
     return settings, fitted, unseen
 

@@ -24,7 +24,7 @@ from pipelines.domain.summary import (  # noqa: E402
     from_columns,
     percentile,
 )
-from pipelines.loadgen.run import ServerIdentity, ServerTarget, run_benchmark  # noqa: E402
+from pipelines.loadgen.run import run_benchmark  # noqa: E402
 from tests.support.load_settings import TINY_LLAMA, benchmark, workload  # noqa: E402
 from tests.support.stub_triton import Running, running  # noqa: E402
 
@@ -101,10 +101,9 @@ def bias(seconds: float, rate_per_s: int | None) -> str:
 
 def _run(server: Running, folder: Path, work: dict[str, Any], how: dict[str, Any], seconds: float) -> BenchmarkResult:
     settings = benchmark(warmup_s=1, duration_s=seconds, **how)
-    identity = ServerIdentity(model="stub", precision="none")
-    target = ServerTarget(server.url, "ensemble")
+    labels = {"model": "stub", "precision": "none"}
     return run_benchmark(
-        target, workload(**work), settings, tokenizer_dir=TINY_LLAMA, identity=identity, out_dir=folder
+        server.url, workload(**work), settings, labels=labels, tokenizer_dir=TINY_LLAMA, out_dir=folder
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,29 +36,9 @@ from pipelines.loadgen.server import Interface, Server
 # The header of a result: what was measured, where and how.
 
 
-@dataclass(frozen=True, slots=True)
-class ServerIdentity:
-    """Identity of the server as the caller knows it; copied into the result.
-
-    Attributes:
-        model: label of the model.
-        precision: compression as one word.
-        engine: that executes it.
-        tp_size: tensor parallel ranks.
-        world_size: tp x pp.
-        gpu_count: GPUs of all instances together; None is those of one.
-        machine: where client and server run.
-        versions: of libraries and servers.
-    """
-
-    model: str
-    precision: str
-    engine: str = "unknown"
-    tp_size: int = 1
-    world_size: int = 1
-    gpu_count: int | None = None
-    machine: Mapping[str, Any] | None = None
-    versions: Mapping[str, str] | None = None
+UNKNOWN: Mapping[str, Any] = {"engine": "unknown", "tp_size": 1, "world_size": 1, "machine": {}, "versions": {}}
+"""Labels of a server of which nothing is said."""
+LIBRARIES = ("tritonclient", "grpcio", "uvloop", "tokenizers")
 
 
 def empty_result(
@@ -66,21 +46,15 @@ def empty_result(
     interface: Interface,
     workload: WorkloadSettings,
     settings: BenchmarkSettings,
-    identity: ServerIdentity,
+    labels: Mapping[str, Any],
 ) -> BenchmarkResult:
     """Return the result before anything is measured."""
+    known = {**UNKNOWN, **labels}
     return BenchmarkResult(
-        model=identity.model,
-        precision=identity.precision,
-        engine=identity.engine,
-        tp_size=identity.tp_size,
-        world_size=identity.world_size,
-        gpu_count=identity.gpu_count,
+        **{**known, "versions": {**library_versions(LIBRARIES), **known["versions"]}},
         workload=workload.model_dump(mode="json"),
         protocol=protocol(interface, workload, settings),
         server=server.facts(interface.model_name),
-        machine=dict(identity.machine or {}),
-        versions={**library_versions(("tritonclient", "grpcio", "uvloop", "tokenizers")), **(identity.versions or {})},
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         slo=settings.slo.to_slo(),
         levels=(),
@@ -220,43 +194,27 @@ def _length(length: object) -> str:
     return kind if length.get("mean") is None else f"{kind} {length['mean']:g}+-{length['stdev']:g}"
 
 
-__all__ = ["ServerIdentity", "ServerTarget", "run_benchmark"]
-
-
-@dataclass(frozen=True, slots=True)
-class ServerTarget:
-    """The server to measure.
-
-    Attributes:
-        url: host:port of its gRPC.
-        model_name: model to ask, e.g. "ensemble".
-        metrics_url: its Prometheus page, or None.
-    """
-
-    url: str
-    model_name: str
-    metrics_url: str | None = None
-
-
 def run_benchmark(
-    target: ServerTarget,
+    url: str,
     workload: WorkloadSettings,
     settings: BenchmarkSettings,
     *,
+    labels: Mapping[str, Any],
     tokenizer_dir: Path,
-    identity: ServerIdentity,
     out_dir: Path,
+    metrics_url: str | None = None,
     note: Callable[[str], None] = lambda _line: None,
 ) -> BenchmarkResult:
     """Measure every level and write `benchmark.json` and `requests-<n>.json.gz` into `out_dir` as each finishes.
 
     Args:
-        target: the server.
+        url: host:port of the server's gRPC.
         workload: requests to send.
         settings: of the measurement.
+        labels: fields of the result that say what is served where: model and precision, and the others if known.
         tokenizer_dir: folder with the model's tokenizer.json.
-        identity: of the server.
         out_dir: an existing folder.
+        metrics_url: the server's Prometheus page.
         note: called with one line per finished level, e.g. `pipelines.host.screen.say`.
 
     Returns:
@@ -269,14 +227,13 @@ def run_benchmark(
     """
     if faults := load_faults(workload, settings):
         raise UserError.of(faults)
-    server = Server(target.url)
+    server = Server(url)
     try:
-        interface = server.describe(target.model_name, streaming=settings.streaming)
+        interface = server.describe(settings.model_name, streaming=settings.streaming)
         maker = PromptMaker(tokenizer_dir, add_special_tokens=interface.add_special_tokens)
-        header = empty_result(server, interface, workload, settings, identity)
-        processes = processes_for(workload, settings, cpu_count())
-        with ClientProcesses(processes) as clients:
-            bench = BenchmarkContext(clients, server, interface, maker, workload, settings, target.metrics_url)
+        header = empty_result(server, interface, workload, settings, labels)
+        with ClientProcesses(processes_for(workload, settings, cpu_count())) as clients:
+            bench = BenchmarkContext(clients, server, interface, maker, workload, settings, metrics_url)
             return _measure(bench, header, out_dir, note)
     finally:
         server.close()

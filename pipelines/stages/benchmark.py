@@ -56,17 +56,18 @@ class Benchmark:
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Start a server unless one is given, apply the load, and record every request."""
         from pipelines.host.machine import library_versions
-        from pipelines.loadgen.run import ServerIdentity, ServerTarget, run_benchmark
+        from pipelines.loadgen.run import run_benchmark
 
-        identity = ServerIdentity(**self.labels, machine=self.machine, versions=library_versions(self.libraries))
+        labels = {**self.labels, "machine": dict(self.machine), "versions": library_versions(self.libraries)}
         with self._server(inputs, progress) as (url, metrics_url):
             result = run_benchmark(
-                ServerTarget(url, self.benchmark.model_name, metrics_url),
+                url,
                 self.workload,
                 self.benchmark,
+                labels=labels,
                 tokenizer_dir=inputs["model"],
-                identity=identity,
                 out_dir=out_dir,
+                metrics_url=metrics_url,
                 note=progress.note,
             )
         return {

@@ -20,7 +20,7 @@ from pipelines.domain.benchmark import RESULT, BenchmarkResult
 from pipelines.domain.errors import UserError
 from pipelines.domain.summary import RequestTiming, from_columns
 from pipelines.loadgen import run
-from pipelines.loadgen.run import ServerIdentity, ServerTarget, run_benchmark
+from pipelines.loadgen.run import run_benchmark
 from pipelines.settings import load as load_settings
 from tests.support.load_settings import ROOT, TINY_LLAMA, benchmark, workload
 from tests.support.stub_triton import Running, running
@@ -35,11 +35,11 @@ def measure(
 ) -> BenchmarkResult:
     """A short benchmark; the result as it was written."""
     result = run_benchmark(
-        ServerTarget(url, model),
+        url,
         workload(**SHORT | (work or {})),
-        benchmark(**QUICK | how),
+        benchmark(**QUICK | how | {"model_name": model}),
+        labels={"model": "stub", "precision": "none"},
         tokenizer_dir=TINY_LLAMA,
-        identity=ServerIdentity("stub", "none"),
         out_dir=folder,
     )
     assert BenchmarkResult.from_json(json.loads((folder / RESULT).read_text())) == result
