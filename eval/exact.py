@@ -69,14 +69,14 @@ class Answered:
     def is_hopeless(self, most: int, margin: float, level: float, share: float = 1.0) -> bool:
         """Return whether asking `most` questions would not show that it is better than guessing by the margin either.
 
-        So it is where the accuracy that would show it at the last look is too high for the answers so far, by the same
-        test. This only ends the asking: nothing is claimed of the model.
+        So it is where the accuracy that would show it at the last interim analysis is too high for the answers so far,
+        by the same test. This only ends the asking: nothing is claimed of the model.
 
         Args:
             most: questions that may be asked.
             margin: a fraction.
             level: probability of error, also of ending too early.
-            share: of the probability of error that the last look has.
+            share: of the probability of error that the last interim analysis has.
         """
         worst = min(1.0, self.chance + margin)
         spread = math.sqrt(worst * (1 - worst) / most)
@@ -276,32 +276,28 @@ def _binomial(trials: int, counts: Any, rates: Any) -> Any:
     return np.exp(ways[:, None] + xlogy(counts[:, None], rates) + xlog1py((trials - counts)[:, None], -rates))
 
 
-# Stop asking as soon as the answer is known: the order of the questions, the looks, and what is proven at them.
+# Stop asking as soon as the answer is known: the order of the questions, the interim analyses, and what they prove.
 #
-# The loss is judged at a few *looks*, after 1/16, 1/8, 1/4, 1/2 and all of the questions, say. To look often and to
-# stop
-# at the first good result makes a wrong verdict likelier, so each look may use only a share of the probability of
-# error:
-# as large as the share of all questions that is new at it (the spending function a(t) = a t of Lan and DeMets,
-# Biometrika 70 (1983) 659-663). The p-value of all looks is the least of p / share over them. By the union bound
+# The loss is judged at a few interim analyses, after 1/16, 1/8, 1/4, 1/2 and all of the questions, say. To look often
+# and to stop at the first good result makes a wrong verdict likelier, so each may use only a share of the probability
+# of error: as large as the share of all questions that is new at it (the spending function a(t) = a t of Lan and
+# DeMets, Biometrika 70 (1983) 659-663). The p-value of all of them is the least of p / share. By the union bound
 #
 #     P(min p_k / share_k <= a) <= sum P(p_k <= a share_k) <= a sum share_k <= a
 #
 # for every level a and wherever asking stops, since each p_k is that of an exact test of a fixed number of questions,
-#  the
-# shares are fixed beforehand, and they add up to 1 (Slud and Wei, JASA 77 (1982) 862-868, spend the error of discrete
-# tests in the same way). It is an ordinary p-value, so Holm's correction applies to it. Bounds are repeated
-# confidence
-# bounds (Jennison and Turnbull, JRSS B 51 (1989) 305-361): the closest of those of the looks, each with its share.
+# the shares are fixed beforehand, and they add up to 1 (Slud and Wei, JASA 77 (1982) 862-868, spend the error of
+# discrete tests in the same way). It is an ordinary p-value, so Holm's correction applies to it. Bounds are repeated
+# confidence bounds (Jennison and Turnbull, JRSS B 51 (1989) 305-361): the closest of all, each with its share.
 
 FEWEST = 30
-"""No look is taken at fewer questions: hardly anything could be decided."""
+"""There is no interim analysis at fewer questions: hardly anything could be decided."""
 SEED = 20261123
 """Of the order of the questions. It is no setting, so that nobody can try another order until a verdict is good."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedLook:
+class PlannedInterim:
     """When the loss is judged, and what that costs.
 
     Attributes:
@@ -314,8 +310,8 @@ class PlannedLook:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Answers at one look.
+class Interim:
+    """Answers at one interim analysis.
 
     Attributes:
         changed: answers of the two models.
@@ -333,51 +329,51 @@ class Evidence:
     """What a verdict rests on.
 
     Attributes:
-        looks: that were taken, in order; one with a share of 1 where all questions were asked before anyone looked.
+        interims: that were taken, in order; one with a share of 1 where all questions were asked at once.
         of: questions that could have been asked, where asking may have stopped before; None otherwise.
     """
 
-    looks: tuple[Look, ...]
+    interims: tuple[Interim, ...]
     of: int | None = None
 
     @classmethod
     def once(cls, changed: Changed, before: Answered | None = None) -> Evidence:
         """Return the evidence of an evaluation of a fixed number of questions."""
-        return cls((Look(changed, 1.0, before),))
+        return cls((Interim(changed, 1.0, before),))
 
     @property
     def changed(self) -> Changed:
         """All answers together."""
-        return self.looks[-1].changed
+        return self.interims[-1].changed
 
     @property
     def mirrored(self) -> Evidence:
         """The same with lost and gained swapped."""
-        return replace(self, looks=tuple(replace(each, changed=each.changed.mirrored) for each in self.looks))
+        return replace(self, interims=tuple(replace(each, changed=each.changed.mirrored) for each in self.interims))
 
     def p_below(self, loss: float) -> float:
         """Return the p-value of "the true loss is `loss` or more", valid wherever asking stopped."""
-        return min(1.0, *(p_below(each.changed, loss) / each.share for each in self.looks))
+        return min(1.0, *(p_below(each.changed, loss) / each.share for each in self.interims))
 
     def p_guessing(self, margin: float) -> float:
         """Return the p-value of "the baseline is better than guessing by the margin or less"; 0 if it is not known."""
-        known = [(each.before, each.share) for each in self.looks if each.before is not None]
+        known = [(each.before, each.share) for each in self.interims if each.before is not None]
         return min(1.0, *(before.p_above(margin) / share for before, share in known)) if known else 0.0
 
     def bounds(self, level: float) -> tuple[float, float]:
         """Return (lower, upper) bound of the loss; each is wrong with a probability of at most `level`."""
-        least, most = zip(*(bounds(each.changed, level * each.share) for each in self.looks), strict=True)
+        least, most = zip(*(bounds(each.changed, level * each.share) for each in self.interims), strict=True)
         return max(least), min(most)
 
 
-def planned_looks(questions: int) -> tuple[PlannedLook, ...]:
-    """Return the looks at a number of questions: the last at all, each other one at half of the next."""
+def planned_interims(questions: int) -> tuple[PlannedInterim, ...]:
+    """Return the interim analyses of a number of questions: the last at all, each other one at half of the next."""
     at = [questions]
     while at[-1] >= 2 * FEWEST:
         at.append(at[-1] // 2)
     at.reverse()
     before = [0, *at[:-1]]
-    return tuple(PlannedLook(n, (n - m) / questions) for n, m in zip(at, before, strict=True))
+    return tuple(PlannedInterim(n, (n - m) / questions) for n, m in zip(at, before, strict=True))
 
 
 def order(sizes: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -1,20 +1,21 @@
-"""A session whose answers are kept: each question is asked once, whichever run, format or look asks it."""
+"""A session whose answers are kept: each question is asked once, whichever run, format or interim analysis asks it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, replace
-from itertools import islice
+from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from pipelines.domain.progress import Progress, SilentProgress
 from pipelines.engines.port import Generation, SamplingParams, Session, TokenIds
+
+Request = dict[str, Any]
 
 # Answers of a model, kept in a file as they arrive, so that a run that was stopped goes on where it was.
 
@@ -45,15 +46,15 @@ class AnswerLog:
     def __len__(self) -> int:
         return len(self._answers)
 
-    def get(self, request: dict[str, Any]) -> Any:
+    def get(self, request: Request) -> Any:
         """Return the answer to a request; None if it was not answered yet."""
         return self._answers.get(_key(request))
 
-    def add(self, request: dict[str, Any], answer: Any) -> None:
+    def add(self, request: Request, answer: Any) -> None:
         """Keep an answer; another thread may do so at the same time."""
         self.add_all([(request, answer)])
 
-    def add_all(self, answered: Iterable[tuple[dict[str, Any], Any]]) -> None:
+    def add_all(self, answered: Iterable[tuple[Request, Any]]) -> None:
         """Keep the answers to several requests; another thread or process may do so at the same time."""
         new = {_key(request): answer for request, answer in answered}
         lines = "".join(json.dumps([key, answer], ensure_ascii=False) + "\n" for key, answer in new.items())
@@ -73,7 +74,7 @@ class AnswerLog:
         self._answers = {}
 
 
-def _key(request: dict[str, Any]) -> str:
+def _key(request: Request) -> str:
     return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
 
 
@@ -81,37 +82,22 @@ SCORED_AT_ONCE = 512
 """Scored requests after which answers are written: enough to share prefixes, few enough to lose little to a kill."""
 WRITTEN_AT_ONCE = 128
 """Likewise of requests whose answer is written, which take longer: enough to fill a batch."""
-Request = dict[str, Any]
-Answer = TypeVar("Answer")
+Given = TypeVar("Given")
+"""What a session is given for one request."""
 
 
-class KeptSession:
+class KeptSession(ExitStack):
     """An engine that is opened when it is first asked something new. Use as a context manager."""
 
     def __init__(self, opened: Callable[[], AbstractContextManager[Session]], answers: AnswerLog) -> None:
-        """Remember how to open the engine.
-
-        Args:
-            opened: opens the engine.
-            answers: what it answered before.
-        """
+        """Remember how to open the engine, and what it answered before."""
+        super().__init__()
         self._opened, self._answers = opened, answers
-        self._stack = ExitStack()
-        self._session: Session | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._session = None
-        self._stack.close()
-
-    @property
+    @cached_property
     def engine(self) -> Session:
         """The engine, which is opened for it if it was not asked anything yet."""
-        return self._loaded()
+        return self.enter_context(self._opened())
 
     def loglikelihood(self, pairs: Sequence[tuple[TokenIds, TokenIds]], progress: Progress) -> list[tuple[float, bool]]:
         """Score continuations; see `port.ScoringSession`."""
@@ -120,8 +106,8 @@ class KeptSession:
         def ask(session: Session, some: Sequence[tuple[TokenIds, TokenIds]], silent: Progress) -> list[Any]:
             return session.loglikelihood(some, silent)
 
-        found = self._ask("scoring", requests, pairs, ask, progress, SCORED_AT_ONCE)
-        return [(float(score), bool(greedy)) for score, greedy in found]
+        scores = self._ask("scoring", requests, pairs, ask, progress, SCORED_AT_ONCE)
+        return [(float(score), bool(greedy)) for score, greedy in scores]
 
     def generate(self, prompts: Sequence[TokenIds], limits: SamplingParams, progress: Progress) -> list[Generation]:
         """Generate for every prompt; see `port.Session`."""
@@ -142,31 +128,20 @@ class KeptSession:
         self,
         title: str,
         requests: Sequence[Request],
-        given: Sequence[Answer],
-        ask: Callable[[Session, Sequence[Answer], Progress], Sequence[Any]],
+        given: Sequence[Given],
+        ask: Callable[[Session, Sequence[Given], Progress], Sequence[Any]],
         progress: Progress,
         at_once: int,
     ) -> list[Any]:
         """Ask what was not answered before, and write the answers as they come."""
-        found = [self._answers.get(request) for request in requests]
-        missing = [place for place, answer in enumerate(found) if answer is None]
+        answers = [self._answers.get(request) for request in requests]
+        missing = [place for place, answer in enumerate(answers) if answer is None]
         with progress.task(title, len(requests), "requests") as advance:
             advance(len(requests) - len(missing))
-            for places in _blocks(missing, at_once):
-                new = ask(self._loaded(), [given[place] for place in places], SilentProgress())
+            for places in (missing[at : at + at_once] for at in range(0, len(missing), at_once)):
+                new = ask(self.engine, [given[place] for place in places], SilentProgress())
                 self._answers.add_all(zip([requests[place] for place in places], new, strict=True))
                 for place, answer in zip(places, new, strict=True):
-                    found[place] = answer
+                    answers[place] = answer
                 advance(len(places))
-        return found
-
-    def _loaded(self) -> Session:
-        if self._session is None:
-            self._session = self._stack.enter_context(self._opened())
-        return self._session
-
-
-def _blocks(places: Sequence[int], size: int) -> Iterator[list[int]]:
-    left = iter(places)
-    while block := list(islice(left, size)):
-        yield block
+        return answers

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from eval.exact import Answered, Changed, Evidence, Look, PlannedLook
+from eval.exact import Answered, Changed, Evidence, Interim, PlannedInterim
 from pipelines.domain.errors import JsonFile, UserError
 
 RESULT = "evaluation.json"
@@ -65,16 +65,16 @@ class Sequential:
     """How asking went that stops as soon as the verdict is known (`eval.exact`).
 
     Attributes:
-        of: questions that could have been asked, which the looks were planned for.
+        of: questions that could have been asked, which the interim analyses were planned for.
         available: questions that the task has.
         seed: of their order.
-        looks: those that were taken; the last one is after all records.
+        looks: the interim analyses that were made; the last one is after all records.
     """
 
     of: int
     available: int
     seed: int
-    looks: tuple[PlannedLook, ...]
+    looks: tuple[PlannedInterim, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,11 +316,11 @@ def evidence_of(
     """
     if sequential is None:
         return Evidence.once(_counted(changes), Answered.of(before))
-    looks = (
-        Look(_counted(changes[: look.questions]), look.share, Answered.of(before[: look.questions]))
-        for look in sequential.looks
+    interims = (
+        Interim(_counted(changes[: interim.questions]), interim.share, Answered.of(before[: interim.questions]))
+        for interim in sequential.looks
     )
-    return Evidence(tuple(looks), sequential.of)
+    return Evidence(tuple(interims), sequential.of)
 
 
 def _counted(changes: Sequence[int]) -> Changed:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from eval.adapter import OnOneBar
-from eval.exact import SEED, Answered, Evidence, PlannedLook, planned_looks
+from eval.exact import SEED, Answered, Evidence, PlannedInterim, planned_interims
 from eval.harness import Labels, ask, note_truncated
 from eval.kept import AnswerLog, KeptSession
 from eval.metric import Questions
@@ -71,22 +71,22 @@ def ask_in_turns(
         tokenizer_dir: folder with the tokenizer of both.
         questions: what may be asked.
         criteria: which loss is acceptable, and how sure the verdict has to be.
-        progress: shows the questions asked, and at each look what is known.
+        progress: shows the questions asked, and at each interim analysis what is known.
         most: asks so many questions at most.
         together: models that are judged together; the verdict has to hold among so many.
         model: name of the model, for the results.
         engine: what executes both, for the results.
     """
     strict, known = replace(criteria, false_go=criteria.false_go / together), ""
-    taken: list[PlannedLook] = []
-    for look in planned_looks(most):
-        taken.append(look)
+    taken: list[PlannedInterim] = []
+    for interim in planned_interims(most):
+        taken.append(interim)
         how = Sequential(most, questions.count, SEED, tuple(taken))
-        title = f"{look.questions:,} of {count(most, 'question')}{known}"
-        with progress.task(title, 2 * look.questions, "answers") as advance:
+        title = f"{interim.questions:,} of {count(most, 'question')}{known}"
+        with progress.task(title, 2 * interim.questions, "answers") as advance:
             both = [
                 _answers(
-                    side, tokenizer_dir, questions, OnOneBar(advance, progress), look.questions,
+                    side, tokenizer_dir, questions, OnOneBar(advance, progress), interim.questions,
                     model=model, qformat=side.qformat, engine=engine,
                 )
                 for side in (baseline, other)
@@ -94,7 +94,7 @@ def ask_in_turns(
         before, after = (replace(result, sequential=how) for result, _ in both)
         evidence = compare_pair(before, after).evidence
         known = f", {_known(evidence, strict)}"
-        progress.note(f"{look.questions:,} of {count(most, 'question')} asked{known}")
+        progress.note(f"{interim.questions:,} of {count(most, 'question')} asked{known}")
         verdict = judge([evidence], strict)[0].verdict
         if verdict in (Verdict.GO, Verdict.NO_GO) or _hopeless(before, verdict, most, strict):
             break
@@ -106,7 +106,7 @@ def _hopeless(baseline: EvalResult, verdict: Verdict, most: int, criteria: Crite
     """Return whether further questions would not make a baseline that does not beat guessing into one that does."""
     if verdict is not Verdict.NOT_MEASURED:
         return False
-    share = planned_looks(most)[-1].share
+    share = planned_interims(most)[-1].share
     return Answered.of(answers_of(baseline)).is_hopeless(most, criteria.margin, criteria.false_go, share)
 
 

@@ -7,9 +7,9 @@ model does. One test decides both words, once in each direction:
     NO-GO      the loss is proven to be above the margin,
     UNDECIDED  neither is proven.
 
-Each is the exact paired test (`eval.exact`), over all looks where asking may have stopped early (`eval.exact`). Before
-that, the baseline has to be better than guessing by more than the margin, else it cannot lose the margin, and the word
-is NOT MEASURED (`eval.exact`).
+Each is the exact paired test, over all interim analyses where asking may have stopped early. Before that, the baseline
+has to be better than guessing by more than the margin, else it cannot lose the margin, and the word is NOT MEASURED.
+The tests are in `eval.exact`.
 docs/accuracy.md explains all this.
 """
 
@@ -23,7 +23,7 @@ from functools import lru_cache
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from eval.exact import OUTSIDE, Changed, Evidence, gain_rate, p_below, planned_looks
+from eval.exact import OUTSIDE, Changed, Evidence, gain_rate, p_below, planned_interims
 
 if TYPE_CHECKING:
     from eval.config import EvalSettings
@@ -170,7 +170,7 @@ def _unchanged_is_go(questions: int, criteria: Criteria, level: float) -> bool:
 def least_to_stop(criteria: Criteria) -> int:
     """Return the fewest questions of a task with which GO is possible where asking may stop early.
 
-    At its last look, only a share of the probability of error is left, half of it or little more.
+    At its last interim analysis, only a share of the probability of error is left, half of it or little more.
     """
     questions = least_for_go(criteria)
     if not go_is_possible(questions, criteria):
@@ -181,12 +181,12 @@ def least_to_stop(criteria: Criteria) -> int:
 
 
 def go_is_possible(questions: int, criteria: Criteria) -> bool:
-    """Return whether any look at so many questions at most gives GO if not one answer changes."""
-    for look in reversed(planned_looks(questions)):
-        level = criteria.false_go * look.share
-        if level <= 2 * OUTSIDE or look.questions < _least_possible(criteria, level):
+    """Return whether any interim analysis of so many questions at most gives GO if not one answer changes."""
+    for interim in reversed(planned_interims(questions)):
+        level = criteria.false_go * interim.share
+        if level <= 2 * OUTSIDE or interim.questions < _least_possible(criteria, level):
             continue
-        if _unchanged_is_go(look.questions, criteria, level):
+        if _unchanged_is_go(interim.questions, criteria, level):
             return True
     return False
 
@@ -216,7 +216,7 @@ def questions_needed(evidence: Evidence, criteria: Criteria, compared: int = 1) 
 
     Normal approximation of the score test (Liu, Hsueh, Hsieh and Chen, Statistics in Medicine 21 (2002) 231-245), and
     at least the number that GO needs if no answer changes, which is exact. Where asking may stop early, they are for
-    the last look alone, which has half of the probability of error or more.
+    the last interim analysis alone, which has half of the probability of error or more.
 
     Returns:
         None if the loss seen equals the margin: then no number of questions is known to decide.

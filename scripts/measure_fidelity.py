@@ -18,8 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from eval.fidelity.config import ALONE
-from eval.fidelity.measure import NOISE_TOKENS, Side, measure
-from eval.fidelity.windows import Windows
+from eval.fidelity.measure import NOISE_TOKENS, Side, Windows, measure
 from pipelines.domain.progress import Advance
 from pipelines.engines.port import LogitsSession
 from pipelines.engines.registry import open_engine

@@ -277,8 +277,7 @@ def cover(
 
 # ModelOpt's simulation of the format against the model it was calibrated on: weights and scales, each by itself.
 #
-# What is wrong here was lost by the calibration; what is wrong only in the checkpoint, which comes next, by the
-# export.
+# What is wrong here was lost by the calibration; what is wrong in the checkpoint alone, by the export.
 
 Inputs = Mapping[tuple[int, str], Array]
 

@@ -18,8 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from eval.fidelity.divergence import VALUES_AT_ONCE, concatenated, perplexity, spread
-from eval.fidelity.measure import Rows, Side, batches, not_finite, predictions
-from eval.fidelity.windows import Windows
+from eval.fidelity.measure import Rows, Side, Windows, batches, not_finite, predictions
 from pipelines.domain.errors import JsonFile, UserError
 from pipelines.domain.progress import Advance, Progress
 from pipelines.engines.port import TeacherForcing, TokenIds

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from eval.fidelity.divergence import Figures, GreedyFidelity, LayerErrors, Positions, TextFidelity, compare_logits
-from eval.fidelity.windows import Windows
+from pipelines.checkpoint.tokenizer import RenderedChat
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Advance, Progress
 from pipelines.engines.port import LogitsSession, NotFiniteError, SamplingParams, TeacherForcing, TokenIds
@@ -131,18 +131,10 @@ def _predicted(texts: Sequence[Rows]) -> int:
 def _compared(
     reference: Side, other: Side, texts: Sequence[Rows], keep: Sequence[int], kept: IO[bytes], advance: Advance
 ) -> tuple[list[Positions], str]:
-    """Let both read texts.
+    """Let both read texts, and return the compared positions of each, and the arithmetic of the other.
 
-    Args:
-        reference: the 16-bit model.
-        other: the compressed one.
-        texts: windows of each text.
-        keep: of how many windows of each text to keep what the last block of the reference puts out.
-        kept: file for it, float32 [T, H] of each of these windows.
-        advance: called with tokens.
-
-    Returns:
-        the compared positions of each text, and the arithmetic of the other.
+    For the first windows of each text, `keep` of them, what the reference's last block puts out is written to a file,
+    float32 [T, H] of each.
     """
     first, second = reference.session.teacher_forcing(), other.session.teacher_forcing()
     found = []
@@ -170,20 +162,10 @@ def _noted(pieces: Iterable[Array], seen: list[Array]) -> Iterator[Array]:
 def _compared_with_itself(
     reference: Side, texts: Sequence[Rows], kept: IO[bytes], token_bytes: int, advance: Advance
 ) -> tuple[list[Positions], str]:
-    """Let the reference read texts again, with other iterations and another arithmetic.
+    """Let the reference read texts again, with other iterations and another arithmetic; return as `_compared` does.
 
-    Its first predictions are made once more from what its last block put out, so that only one model is loaded here and
-    a head.
-
-    Args:
-        reference: the 16-bit model.
-        texts: windows of each text.
-        kept: what `_compared` has kept of them, from the beginning.
-        token_bytes: of it for each token.
-        advance: called with tokens.
-
-    Returns:
-        the compared positions of each text, and the other arithmetic.
+    Its first predictions are made once more from what `_compared` has kept, so that only one model is loaded here and a
+    head.
     """
     head, second = reference.session.head(), reference.session.teacher_forcing(varied=True)
     found = []
@@ -273,12 +255,12 @@ def greedy(
     """
     rows = [row for text in texts for row in text.rows]
     chosen = rows[:: max(1, len(rows) // prompts)][:prompts]
-    asked = [row[:PROMPT_TOKENS] for row in chosen]
+    beginnings = [row[:PROMPT_TOKENS] for row in chosen]
     answers = []
     for side in (reference, other):
         with side.session as session:
-            longest = max(1, min(new_tokens, session.limits.max_seq_len - max(map(len, asked))))
-            answers.append([each.token_ids for each in session.generate(asked, SamplingParams(longest), progress)])
+            longest = max(1, min(new_tokens, session.limits.max_seq_len - max(map(len, beginnings))))
+            answers.append([each.token_ids for each in session.generate(beginnings, SamplingParams(longest), progress)])
     return GreedyFidelity(new_tokens, tuple(map(_first_difference, *answers)))
 
 
@@ -340,3 +322,100 @@ def weight_error(reference: Array, other: Array, *, scaled: bool) -> float:
         right = right * np.where(energy > 0, (right * found).sum(axis=0) / np.where(energy > 0, energy, 1), 1)
     total = float(np.linalg.norm(right))
     return float(np.linalg.norm(found - right)) / total if total else float(np.linalg.norm(found) > 0)
+
+
+# Texts as windows of token ids, and whether two tokenizers give the same ids.
+
+BETWEEN = "\n\n"
+"""Joins the texts of a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """A text cut into sequences of one length that are read independently of each other.
+
+    Attributes:
+        name: of the text.
+        rows: token ids of each window; all but the first of a window are predicted.
+        unseen: whether calibration observed none of it.
+    """
+
+    name: str
+    rows: tuple[tuple[int, ...], ...]
+    unseen: bool
+
+    @property
+    def tokens(self) -> int:
+        """Number of predicted tokens."""
+        return sum(len(row) - 1 for row in self.rows)
+
+
+def cut(
+    name: str, texts: Callable[[], Iterable[str]], tokenizer: Any, *, length: int, tokens: int, observed: int
+) -> Windows:
+    """Cut the first tokens of a text into windows.
+
+    Each window begins with the tokenizer's BOS token, if it has one, as a prompt would; the texts follow each other
+    without special tokens between them, but for those that a chat template writes.
+
+    Args:
+        name: of the text.
+        texts: returns the texts of the file, from its beginning.
+        tokenizer: of the model.
+        length: tokens of a window.
+        tokens: number of predicted tokens, rounded up to whole windows.
+        observed: how many of the texts calibration may have observed; they are left out if the others are enough.
+
+    Raises:
+        UserError: the text has fewer than two tokens.
+    """
+    bos = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
+    new, count = length - len(bos), -(-tokens // (length - 1))
+    later = _ids(itertools.islice(texts(), observed, None), tokenizer, count * new) if observed else []
+    unseen = not observed or len(later) == count * new
+    ids = later if observed and unseen else _ids(texts(), tokenizer, count * new)
+    rows = tuple((*bos, *ids[at : at + new]) for at in range(0, len(ids) - new + 1, new)) or ((*bos, *ids),)
+    if len(rows[0]) < 2:
+        raise UserError(
+            f"The text '{name}' has {len(ids)} tokens, so that nothing is predicted.", todo="Give a longer text."
+        )
+    return Windows(name, rows, unseen)
+
+
+def _ids(texts: Iterable[str], tokenizer: Any, most: int) -> list[int]:
+    """Return the ids of the first texts that have `most` tokens together, or of all of them."""
+    found: list[int] = []
+    for text in texts:
+        between = BETWEEN if found and not isinstance(text, RenderedChat) else ""
+        found += tokenizer.encode(between + text, add_special_tokens=False, verbose=False)
+        if len(found) >= most:
+            break
+    return found[:most]
+
+
+def refuse_other_tokens(ours: Any, theirs: Any, *, model: str, reference: str) -> None:
+    """Refuse to compare two models whose token ids mean different texts.
+
+    Args:
+        ours: tokenizer of the compressed model.
+        theirs: tokenizer of the reference.
+        model: name of the compressed model, for the message.
+        reference: name of the reference, for the message.
+
+    Raises:
+        UserError: the tokenizers differ; the message names the first id that they read differently.
+    """
+    if ours is theirs:
+        return
+    mine, other = ({number: token for token, number in each.get_vocab().items()} for each in (ours, theirs))
+    wrong = next(
+        (number for number in sorted(mine.keys() | other.keys()) if mine.get(number) != other.get(number)), None
+    )
+    if wrong is None:
+        return
+    said = [f"{each[wrong]!r}" if wrong in each else "no token" for each in (mine, other)]
+    raise UserError(
+        f"{model} and {reference} have different tokenizers: token {wrong} is {said[0]} in {model} and {said[1]} in "
+        f"{reference}, so their probabilities are not of the same tokens.",
+        todo="Compare with the model it was made from, with its own tokenizer.",
+    )

@@ -18,8 +18,7 @@ from pipelines.domain.errors import Fault, UserError
 # A number hidden in a long text, at several depths and lengths up to the engine's own maximum, to be written down.
 #
 # After Mohtashami and Jaggi, *Landmark Attention: Random-Access Infinite Context Length for Transformers*, 2023. The
-# text
-# is made for the tokenizer and the engine: it is as many tokens long as a prompt may be, a half and a quarter of
+# text is made for the tokenizer and the engine: it is as many tokens long as a prompt may be, a half and a quarter of
 # that.
 
 ANSWER_TOKENS = 16

@@ -26,8 +26,7 @@ from pipelines.loadgen.server import build_request
 # Wait for an exact moment inside an event loop.
 #
 # Timers of event loops are accurate to a millisecond. So the loop sleeps until shortly before the moment and then
-# spins,
-# still reading responses, until it has come.
+# spins, still reading responses, until it has come.
 
 _SPIN_NS = 1_500_000
 _SPIN_SHARE = 0.15

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from eval.exact import Answered, Changed, Evidence, Look
+from eval.exact import Answered, Changed, Evidence, Interim
 from eval.results import mcnemar_exact
 from eval.verdict import Verdict, verdict_of
 from pipelines.document.show import NONE, number, percent
@@ -293,7 +293,7 @@ def _evidence(found: Mapping[str, Any]) -> Evidence:
     known: list[Answered | None] = [*before] or [None] * len(looks)
     return Evidence(
         tuple(
-            Look(Changed(n, lost, gained), share, each)
+            Interim(Changed(n, lost, gained), share, each)
             for (n, lost, gained, share), each in zip(looks, known, strict=True)
         )
     )

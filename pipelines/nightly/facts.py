@@ -156,12 +156,12 @@ def _server(server: Mapping[str, Any]) -> dict[str, str]:
 
 def _looks(evidence: Evidence) -> list[list[float]]:
     """Return questions, lost and gained answers at each look, and its share of the probability of error."""
-    return [[each.changed.questions, each.changed.lost, each.changed.gained, each.share] for each in evidence.looks]
+    return [[each.changed.questions, each.changed.lost, each.changed.gained, each.share] for each in evidence.interims]
 
 
 def _before(evidence: Evidence) -> list[list[Any]]:
     """Return at each look what the baseline answered right, and how many questions have each chance of guessing."""
-    return [[each.before.right, [*map(list, each.before.chances)]] for each in evidence.looks if each.before]
+    return [[each.before.right, [*map(list, each.before.chances)]] for each in evidence.interims if each.before]
 
 
 def _accuracy(artifacts: Artifacts) -> dict[str, Any] | None:

@@ -17,8 +17,7 @@ from pipelines.engines.registry import open_engine
 from pipelines.stages.quantize import ChatRenderer, calibration_identity, texts_of
 
 if TYPE_CHECKING:
-    from eval.fidelity.measure import Side
-    from eval.fidelity.windows import Windows
+    from eval.fidelity.measure import Side, Windows
 
 TEXTS = {name: f"text.{name}" for name in SHIPPED} | {"calibration": "calibration", "user": "text.user"}
 """Input of the stage by the name of its text."""
@@ -118,7 +117,7 @@ class Fidelity:
     def _texts(self, inputs: Mapping[str, Path], longest: int) -> list[Windows]:
         """Cut every text into windows that both engines can read."""
         from eval.adapter import load_tokenizer
-        from eval.fidelity.windows import refuse_other_tokens
+        from eval.fidelity.measure import refuse_other_tokens
 
         tokenizer = load_tokenizer(inputs["model"])
         if "reference_model" in inputs:
@@ -145,7 +144,7 @@ def windows_of(
         tokenizer: of the model.
         longest: most tokens of a window that all engines can read.
     """
-    from eval.fidelity.windows import cut
+    from eval.fidelity.measure import cut
 
     names = [name for name, source in TEXTS.items() if source in inputs]
     length, each = min(wanted.window, longest), -(-tokens // len(names))

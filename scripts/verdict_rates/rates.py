@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from eval.exact import Changed, PlannedLook, p_below, planned_looks
+from eval.exact import Changed, PlannedInterim, p_below, planned_interims
 from eval.verdict import USUAL, Criteria, Verdict
 from pipelines.nightly.accuracy import unpack_bits
 
@@ -75,9 +75,10 @@ def measured(
 def _cases(draws: int, sizes: tuple[int, ...], criteria: Criteria, stops: bool) -> Iterator[Row]:
     rng = np.random.default_rng(SEED)
     for questions in sizes:
-        looks = planned_looks(questions) if stops else (PlannedLook(questions, 1.0),)
+        interims = planned_interims(questions) if stops else (PlannedInterim(questions, 1.0),)
         verdicts = [
-            Decided(look.questions, replace(criteria, false_go=criteria.false_go * look.share)) for look in looks
+            Decided(interim.questions, replace(criteria, false_go=criteria.false_go * interim.share))
+            for interim in interims
         ]
         for base in BASES:
             for loss in LOSSES:
@@ -175,7 +176,7 @@ def tables() -> str:
     """Draw everything, and return what the page shows."""
     at_once, until_known = table(measured()), table(measured(sizes=MOST, stops=True))
     return (
-        f"All questions are asked before anyone looks at the answers:\n\n{at_once}\n\n"
+        f"All questions are asked before anyone interims at the answers:\n\n{at_once}\n\n"
         f"Asking stops as soon as the verdict is known (`questions`: at most):\n\n{until_known}"
     )
 

@@ -14,8 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from eval.adapter import EngineLM, load_tokenizer
 from eval.fidelity.divergence import Figures
-from eval.fidelity.measure import Side, check_sides, greedy, layer_errors, measure
-from eval.fidelity.windows import Windows
+from eval.fidelity.measure import Side, Windows, check_sides, greedy, layer_errors, measure
 from eval.kept import AnswerLog, KeptSession
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat

@@ -97,7 +97,7 @@ def test_asking_stops_when_the_verdict_is_known(ask, recorder) -> None:
     found = ask(Scores("none"), Scores("fp8"), recorder)
     went = found.result.sequential
     assert went is not None
-    assert (went.of, went.available, [look.questions for look in went.looks]) == (QUESTIONS, QUESTIONS, [30, 60])
+    assert (went.of, went.available, [interim.questions for interim in went.looks]) == (QUESTIONS, QUESTIONS, [30, 60])
     assert found.result.questions == len(found.result.records) == 60
     assert found.baseline.sequential == went
     (row,) = loss_rows([(found.baseline, found.result)], CRITERIA)

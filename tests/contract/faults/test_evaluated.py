@@ -13,8 +13,7 @@ import pytest
 from eval.adapter import load_tokenizer
 from eval.fidelity.bounds import BoundsResult, KnownTokens, bound_logits, measure_served
 from eval.fidelity.divergence import compare_logits
-from eval.fidelity.measure import Side, measure
-from eval.fidelity.windows import cut
+from eval.fidelity.measure import Side, cut, measure
 from eval.harness import EvalResult, EvalSpec, evaluate
 from eval.kept import AnswerLog
 from eval.server import OpenAiServer, TritonGrpc

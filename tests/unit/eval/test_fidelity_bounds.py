@@ -14,8 +14,7 @@ from scipy.special import log_softmax, rel_entr
 from eval.fidelity.bounds import BoundFigures, BoundsResult, KnownTokens, TextBounds, bound_logits, measure_served
 from eval.fidelity.divergence import compare_logits
 from eval.fidelity.fidelity_text import at_least, bounds_table
-from eval.fidelity.measure import Side
-from eval.fidelity.windows import Windows
+from eval.fidelity.measure import Side, Windows
 from pipelines.document.terminal import render_text
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress

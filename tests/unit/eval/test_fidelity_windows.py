@@ -2,8 +2,7 @@
 
 import pytest
 
-from eval.fidelity.measure import noise_parts
-from eval.fidelity.windows import cut, refuse_other_tokens
+from eval.fidelity.measure import cut, noise_parts, refuse_other_tokens
 from pipelines.domain.errors import UserError
 
 

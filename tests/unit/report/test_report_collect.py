@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from eval.compare import loss_rows
-from eval.exact import PlannedLook
+from eval.exact import PlannedInterim
 from eval.results import Sequential
 from eval.verdict import Criteria
 from pipelines.document.blocks import render_markdown
@@ -89,7 +89,7 @@ def test_an_evaluation_that_stopped_early_has_its_baseline_beside_it(tmp_path):
     add_format(store, "fp8", minute=10)
     engines = {path.name.split("-")[1]: path for path in (store.root / "build").iterdir()}
     digests = {name: json.loads((path / "manifest.json").read_text())["digest"] for name, path in engines.items()}
-    went = Sequential(1104, 1104, 1, (PlannedLook(100, 0.25), PlannedLook(200, 0.25)))
+    went = Sequential(1104, 1104, 1, (PlannedInterim(100, 0.25), PlannedInterim(200, 0.25)))
     before, after = (replace(evaluation(name, wrong=0), sequential=went) for name in ("none", "fp8"))
     commit(
         store, "evaluate", "synthetic-fp8", {"accuracy": 1.0, "questions": 200},

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.exact import Changed, Evidence, Look, PlannedLook, order, p_below, planned_looks
+from eval.exact import Changed, Evidence, Interim, PlannedInterim, order, p_below, planned_interims
 from eval.verdict import (
     Criteria,
     Verdict,
@@ -22,25 +22,26 @@ from eval.verdict import (
 )
 
 SUBJECTS = {"law": 100, "botany": 33, "music": 7, "chess": 1}
-SMALL = (PlannedLook(8, 0.25), PlannedLook(16, 0.25), PlannedLook(32, 0.5))
+SMALL = (PlannedInterim(8, 0.25), PlannedInterim(16, 0.25), PlannedInterim(32, 0.5))
 MARGIN = 0.2
 
 
 def spread(lost: int, gained: int, of: int) -> Evidence:
-    """Evidence of answers that changed at an even rate, with all looks that are planned."""
-    parts = [(look, look.questions / of) for look in planned_looks(of)]
+    """Evidence of answers that changed at an even rate, with all interims that are planned."""
+    parts = [(interim, interim.questions / of) for interim in planned_interims(of)]
     found = [
-        Look(Changed(look.questions, round(part * lost), round(part * gained)), look.share) for look, part in parts
+        Interim(Changed(interim.questions, round(part * lost), round(part * gained)), interim.share)
+        for interim, part in parts
     ]
     return Evidence(tuple(found), of)
 
 
 def stopped_wrongly(rate: float, *, mirrored: bool, level: float, spends: bool = True) -> float:
-    """Probability of a verdict at any of three looks, by adding up every course of 32 questions; loss = margin."""
+    """Probability of a verdict at any of three interims, by adding up every course of 32 questions; loss = margin."""
     lost, gained = (rate + MARGIN, rate)
     chance, total, before = {(0, 0): 1.0}, 0.0, 0
-    for look in SMALL:
-        n, share = look.questions - before, look.share if spends else 1.0
+    for interim in SMALL:
+        n, share = interim.questions - before, interim.share if spends else 1.0
         steps = {
             (a, b): math.comb(n, a) * math.comb(n - a, b)
             * lost**a * gained**b * max(1 - lost - gained, 0.0) ** (n - a - b)
@@ -50,9 +51,9 @@ def stopped_wrongly(rate: float, *, mirrored: bool, level: float, spends: bool =
         for (a, b), so_far in chance.items():
             for (more, other), step in steps.items():
                 reached[a + more, b + other] += so_far * step
-        chance, before = {}, look.questions
+        chance, before = {}, interim.questions
         for (a, b), p in reached.items():
-            changed = Changed(look.questions, a, b)
+            changed = Changed(interim.questions, a, b)
             p_value = p_below(changed.mirrored, -MARGIN) if mirrored else p_below(changed, MARGIN)
             if p_value <= level * share:
                 total += p
@@ -63,28 +64,31 @@ def stopped_wrongly(rate: float, *, mirrored: bool, level: float, spends: bool =
 
 @pytest.mark.parametrize("mirrored", [False, True])
 def test_verdicts_are_rarely_wrong_wherever_asking_stops(mirrored) -> None:
-    """Every course of 32 questions with looks after 8, 16 and 32, at a loss of the margin: at most 5 % GO or NO-GO."""
+    """Every course of 32 questions judged after 8, 16 and 32, at a loss of the margin: at most 5 % GO or NO-GO."""
     rates = (0.0, 0.02, 0.1, 0.2, 0.3, 0.4)
     chances = [stopped_wrongly(rate, mirrored=mirrored, level=0.05) for rate in rates]
     assert 0.01 < max(chances) <= 0.05
 
 
 def test_a_test_of_a_fixed_number_is_wrong_at_every_look() -> None:
-    """The same looks without shares: what this module is for."""
+    """The same interims without shares: what this module is for."""
     assert max(stopped_wrongly(rate, mirrored=False, level=0.05, spends=False) for rate in (0.05, 0.2)) > 0.05
 
 
 def test_the_looks_share_the_probability_of_error() -> None:
     for questions in (1, 29, 60, 400, 1104, 7021, 14042):
-        looks = planned_looks(questions)
-        assert looks[-1].questions == questions
-        assert math.fsum(look.share for look in looks) == pytest.approx(1)
-        assert all(look.share == pytest.approx(new / questions) for look, new in zip(looks, _new(looks), strict=True))
-    assert [look.questions for look in planned_looks(400)] == [50, 100, 200, 400]
+        interims = planned_interims(questions)
+        assert interims[-1].questions == questions
+        assert math.fsum(interim.share for interim in interims) == pytest.approx(1)
+        assert all(
+            interim.share == pytest.approx(new / questions)
+            for interim, new in zip(interims, _new(interims), strict=True)
+        )
+    assert [interim.questions for interim in planned_interims(400)] == [50, 100, 200, 400]
 
 
-def _new(looks: tuple[PlannedLook, ...]) -> list[int]:
-    at = [look.questions for look in looks]
+def _new(interims: tuple[PlannedInterim, ...]) -> list[int]:
+    at = [interim.questions for interim in interims]
     return [n - m for n, m in zip(at, [0, *at[:-1]], strict=True)]
 
 
@@ -102,9 +106,9 @@ def test_every_beginning_has_its_share_of_each_subject() -> None:
 
 
 def test_the_p_value_is_the_least_over_the_looks_and_their_shares() -> None:
-    looks = (Look(Changed(40, 0, 0), 0.25), Look(Changed(80, 1, 0), 0.25), Look(Changed(160, 9, 0), 0.5))
-    evidence = Evidence(looks, 160)
-    assert evidence.p_below(0.1) == min(p_below(look.changed, 0.1) / look.share for look in looks)
+    interims = (Interim(Changed(40, 0, 0), 0.25), Interim(Changed(80, 1, 0), 0.25), Interim(Changed(160, 9, 0), 0.5))
+    evidence = Evidence(interims, 160)
+    assert evidence.p_below(0.1) == min(p_below(interim.changed, 0.1) / interim.share for interim in interims)
     assert evidence.mirrored.mirrored == evidence
     assert Evidence.once(Changed(40, 3, 1)).p_below(0.1) == p_below(Changed(40, 3, 1), 0.1)
 
@@ -124,7 +128,7 @@ def test_a_loss_that_is_not_excluded_is_never_go(questions, lost, gained) -> Non
 
 
 def test_several_formats_are_corrected_by_holm() -> None:
-    """400 unchanged answers are GO for one format and not for three; p of all looks is what is corrected."""
+    """400 unchanged answers are GO for one format and not for three; p of all interims is what is corrected."""
     one = spread(0, 0, 400)
     (alone,) = judge([one], Criteria())
     together = judge([one] * 3, Criteria())
@@ -134,7 +138,7 @@ def test_several_formats_are_corrected_by_holm() -> None:
 
 
 def test_the_fewest_questions_where_asking_stops_early() -> None:
-    """More than the 299 of a fixed number: at the last look half of the probability of error is left."""
+    """More than the 299 of a fixed number: at the last interim analysis half of the probability of error is left."""
     least = least_to_stop(Criteria())
     assert 367 <= least < 400  # 0.99^367 = 0.025; eval=quick asks 400
     assert least_for_go(Criteria()) < least
