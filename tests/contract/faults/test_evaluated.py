@@ -106,7 +106,7 @@ def test_lm_evals_own_client_reads_our_log_probabilities(served: TritonServer, s
 
     prompt = [2, 40, 41, 42, 43]
     request = LocalCompletionsAPI._create_payload(type("Named", (), {"model": "tiny_gemma"}), prompt, generate=False)
-    reply = server._sent("POST", "/completions", request, 1)
+    reply = server.send("POST", "/completions", request, 1)
     ours = server.loglikelihood([(prompt[:3], prompt[3:])], SilentProgress())
     assert LocalCompletionsAPI.parse_logprobs(reply, ctxlens=[3]) == [pytest.approx(ours[0], abs=1e-6)]
     found = reply["choices"][0]["logprobs"]
@@ -133,14 +133,14 @@ def test_lm_evals_own_client_reads_our_log_probabilities(served: TritonServer, s
 def test_what_cannot_be_scored_is_refused(server: OpenAiServer, changed: dict[str, Any], said: str) -> None:
     request = {"model": "tiny_gemma", "prompt": [2, 3], "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True}
     with pytest.raises(UserError, match=said):
-        server._sent("POST", "/completions", request | changed, 1)
+        server.send("POST", "/completions", request | changed, 1)
 
 
 def test_the_service_gives_as_many_likely_tokens_as_asked(server: OpenAiServer) -> None:
     """The 20 likeliest by id contain the 1; by text, tokens with one text become one."""
     request = {"model": "tiny_gemma", "prompt": [2, 40, 41], "max_tokens": 1, "temperature": 0, "echo": True}
     replies = [
-        server._sent("POST", "/completions", request | more, 1)["choices"][0]["logprobs"]
+        server.send("POST", "/completions", request | more, 1)["choices"][0]["logprobs"]
         for more in (
             {"logprobs": 1, "return_tokens_as_token_ids": True},
             {"logprobs": 20, "return_tokens_as_token_ids": True},

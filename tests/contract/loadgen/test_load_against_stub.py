@@ -19,9 +19,9 @@ import pytest
 from pipelines.domain.benchmark import RESULT, BenchmarkResult
 from pipelines.domain.errors import UserError
 from pipelines.domain.summary import RequestTiming, from_columns
+from pipelines.loadgen import config as load_settings
 from pipelines.loadgen import run
 from pipelines.loadgen.run import run_benchmark
-from pipelines.settings import load as load_settings
 from tests.support.load_settings import ROOT, TINY_LLAMA, benchmark, workload
 from tests.support.stub_triton import Running, running
 from tests.support.yardstick import oversleeping
