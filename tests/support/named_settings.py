@@ -128,13 +128,19 @@ def targets() -> frozenset[str]:
     return frozenset(" ".join(re.findall(r"^(?:COMMANDS|TARGETS) := (.*)", makefile, re.MULTILINE)).split())
 
 
+@cache
+def _settings() -> str:
+    """Return a pattern for a group or setting and what is given for it."""
+    names = "|".join(sorted({*groups(), *Settings.model_fields}, key=len, reverse=True))
+    word = rf"[\w{GAP}‹›<>-]+"
+    return rf"(?<![\w./\\{GAP}@-])(?<!-m )({names})((?:\.{word})*)(?:=([^\s`'\";)\]|]*))?"
+
+
 def unknown(text: str) -> Iterator[tuple[str, str]]:
     """Yield each name in a text that does not exist in the project, with the nearest one that does."""
     text = re.sub(r"\{[^{}]*\}", GAP, text)  # a template is filled in later
     yield from _unknown_commands(text)
-    names = "|".join(sorted({*groups(), *Settings.model_fields}, key=len, reverse=True))
-    word = rf"[\w{GAP}‹›<>-]+"
-    for found in re.finditer(rf"(?<![\w./\\{GAP}@-])(?<!-m )({names})((?:\.{word})*)(?:=([^\s`'\";)\]|]*))?", text):
+    for found in re.finditer(_settings(), text):
         group, path, value = found.group(1), found.group(2).rstrip("-"), (found.group(3) or "").rstrip(".,:")
         after = text[found.end() : found.end() + 1]
         if not path and found.group(3) is not None:

@@ -31,6 +31,8 @@ FLIPPED = 0.015
 """Share of next tokens that may differ: one flipped code decides between two nearly equal logits, and which codes flip
 depends on the processor's own rounding (int8_sq of gemma: 1.0 % on an Intel Xeon with VNNI, 1.1 % on an AMD EPYC)."""
 SIMULATED = (QFormat.FP8, QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.INT4_GPTQ, QFormat.W4A8_AWQ)
+FEW = {QFormat.FP8, QFormat.INT8_SQ}
+"""Formats of the kinds of activations that are asked beside other settings too."""
 HF_NAMES = {
     "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "attention.dense": ("self_attn.o_proj",),
@@ -79,7 +81,7 @@ def test_bf16_engine_is_transformers(kind: str, workshop: Workshop) -> None:
     assert relative_error(found, torch_logits(workshop.plain(kind), workshop.batch(kind))) <= 1e-2
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param("gemma", marks=pytest.mark.thorough), "llama"])
 def test_one_thread_is_enough(kind: str, workshop: Workshop) -> None:
     """OpenVINO divided by zero there on processors with AMX (its issue 28550)."""
     found = workshop.logits(workshop.checkpoint(kind, QFormat.NONE), kind, inference_precision="auto", num_threads=1)
@@ -101,8 +103,18 @@ def test_greedy_text_is_transformers(kind: str, workshop: Workshop) -> None:
         assert generation.finish_reason == "length"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("qformat", SIMULATED)
+@pytest.mark.parametrize(
+    ("kind", "qformat"),
+    [
+        *(("llama", qformat) for qformat in SIMULATED),
+        ("gemma", QFormat.FP8),
+        *(
+            pytest.param("gemma", qformat, marks=pytest.mark.thorough)
+            for qformat in SIMULATED
+            if qformat is not QFormat.FP8
+        ),
+    ],
+)
 def test_quantized_engine_is_the_simulation(kind: str, qformat: QFormat, workshop: Workshop) -> None:
     """2e-2 relative error, equal next tokens but for flipped codes: f32 arithmetic on both sides, the same scales."""
     found = workshop.logits(workshop.checkpoint(kind, qformat), kind)
@@ -138,7 +150,10 @@ def test_a_mix_is_its_checkpoint(workshop: Workshop) -> None:
     assert same_top(found, expected) >= 0.99
 
 
-@pytest.mark.parametrize("qformat", SIMULATED)
+@pytest.mark.parametrize(
+    "qformat",
+    [pytest.param(each, marks=[] if each in FEW else [pytest.mark.thorough]) for each in SIMULATED],
+)
 def test_bf16_arithmetic_stays_near_the_simulation(qformat: QFormat, workshop: Workshop) -> None:
     """5e-2 and 97 %: bf16 rounds once more before every quantization."""
     found = workshop.logits(workshop.checkpoint("llama", qformat), "llama", inference_precision="bf16")

@@ -23,7 +23,7 @@ def first_line(tmp_path: Path, *words: str, both: bool = False) -> tuple[str, in
         return line, running.wait(timeout=120), said
 
 
-@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("both", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_the_files_of_a_simulation_are_written(tmp_path: Path, both: bool) -> None:
     line, code, said = first_line(tmp_path, "simulate", both=both)
     assert (line[:5], code) == ("time:", 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -126,18 +127,24 @@ def test_a_path_to_nothing_is_refused(key, bad, tmp_path, capsys, monkeypatch):
         assert str(path) in said, (path, said)
 
 
-@pytest.mark.parametrize("key", [*WRITTEN, *READ, *sorted(ELSEWHERE - {"build.lora_dir"})])
-def test_a_tilde_is_the_home_folder(key, tmp_path, monkeypatch):
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch, subtests):
+    """Settings that are read beside the same words are given together."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "x").write_text("x")
-    _, *words = READ.get(key, WRITTEN.get(key, ("plan",))[0]).split()
-    word = {"cluster.mounts": "[{}]"}.get(key, WORD.get(key, "{}")).format('"~/x"' if key != "report.mlflow" else "~/x")
-    word = f'"{word}"' if key == "report.mlflow" else word
-    found = load([*words, f"{key}={word}"]).model_dump(mode="json")
-    for name in key.split("."):
-        found = found[name]
-    assert str(tmp_path / "x") in str(found)
-    assert "~" not in str(found)
+    together = defaultdict(dict)
+    for key in (*WRITTEN, *READ, *ELSEWHERE - {"build.lora_dir"}):
+        _, *words = READ.get(key, WRITTEN.get(key, ("plan",))[0]).split()
+        word = {"cluster.mounts": "[{}]"}.get(key, WORD.get(key, "{}"))
+        together[tuple(words)][key] = f'"{word.format("~/x")}"' if key == "report.mlflow" else word.format('"~/x"')
+    for words, given in together.items():
+        settings = load([*words, *(f"{key}={word}" for key, word in given.items())]).model_dump(mode="json")
+        for key in given:
+            with subtests.test(setting=key):
+                found = settings
+                for name in key.split("."):
+                    found = found[name]
+                assert str(tmp_path / "x") in str(found)
+                assert "~" not in str(found)
 
 
 @pytest.mark.parametrize(
