@@ -216,7 +216,7 @@ def _sizings() -> list[Case]:
     ]
     served = ("model=llama_3_1_8b", "quant=fp8", "hardware=h100_sxm", "engine=tensorrt_llm")
     fit = ("calibrate", f"sizing.measured={BENCHMARK}", *served)
-    return [*cases, Case("calibrate", ("numbers",), (fit,), {"numbers": "artifacts/calibrations/*"})]
+    return [*cases, Case("calibrate", ("numbers",), (fit,), {"numbers": "artifacts/fits/*"})]
 
 
 def chosen(groups: Sequence[str]) -> list[Case]:

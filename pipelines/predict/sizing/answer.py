@@ -13,7 +13,7 @@ from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, proposed
 from pipelines.predict.performance.performance import Costed, Setup, runnable
-from pipelines.predict.sizing.fleet import ROUNDING, Layout, PeakFleet, fleet
+from pipelines.predict.sizing.fleet import ROUNDING, Cost, Layout, PeakFleet, cost, fleet
 from pipelines.predict.sizing.instance import (
     AgainstRulesError,
     Capacity,
@@ -27,7 +27,6 @@ from pipelines.predict.sizing.instance import (
     see,
     watch,
 )
-from pipelines.predict.sizing.price import Cost, cost
 from pipelines.predict.sizing.question import Question, setup_label
 
 CostOf = Callable[[Setup], Costed]
@@ -166,20 +165,15 @@ def option(question: Question, one: Instance, found: Capacity, low: float | None
         return fleet(question.demand.peak, rate, layout, headroom=question.headroom, spare=question.spare)
 
     best, share = sized(found.rate), input_share(question, one, found)
-    price = None
-    if question.prices.given:
-        daily = question.demand.requests_per_day
-        price = cost(
-            question.prices,
-            servers=best.servers,
-            gpus_per_server=gpu.gpus_per_server,
-            tdp_w=gpu.tdp_w,
-            capacity=best.instances * found.rate,
-            average=None if daily is None else daily / 86400,
-            isl=question.mean_isl,
-            osl=question.mean_osl,
-            input_share=share,
-        )
+    price = cost(
+        question.prices,
+        best,
+        tdp_w=gpu.tdp_w,
+        requests_per_day=question.demand.requests_per_day,
+        isl=question.mean_isl,
+        osl=question.mean_osl,
+        input_share=share,
+    )
     return FleetOption(one, found, low, high, best, sized(high), None if low is None else sized(low), share, price)
 
 

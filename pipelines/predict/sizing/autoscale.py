@@ -14,56 +14,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.summary import ordered, percentile
 from pipelines.domain.units import HOUR
 from pipelines.predict.config import AutoscalingSettings, Signal
+from pipelines.predict.sizing.answer import FleetOption
+from pipelines.predict.sizing.instance import see
+from pipelines.predict.sizing.question import Question
 
 BUSINESS = (15, 10, 8, 7, 8, 12, 20, 35, 60, 85, 95, 100, 90, 92, 100, 98, 90, 75, 60, 50, 42, 35, 28, 20)
 """A business day, hour by hour from midnight, in percent of the busiest hour. Assumed, not measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """Rules for starting and stopping instances.
-
-    Attributes:
-        signal: "queue_time" and "ttft" are compared with the TTFT limit, "kv_use" with its value when an instance
-            serves the most it can within the limits.
-        up_at: start an instance when the signal is above this share of its limit ...
-        down_at: stop one when it is below this share ...
-        up_after_s: for this long.
-        down_after_s: for this long.
-        cold_start_s: from the decision until a new instance takes requests.
-        least: instances that always run.
-        most: upper bound on the number of instances.
-        step_s: time between two checks.
-    """
-
-    signal: Signal
-    up_at: float
-    down_at: float
-    up_after_s: float
-    down_after_s: float
-    cold_start_s: float
-    least: int
-    most: int
-    step_s: float = 10.0
-
-    @classmethod
-    def of(cls, settings: AutoscalingSettings, most: int) -> Policy:
-        """Build the policy from the settings, with at most `most` instances."""
-        return cls(
-            signal=settings.signal,
-            up_at=settings.up_at,
-            down_at=settings.down_at,
-            up_after_s=settings.up_after_s,
-            down_after_s=settings.down_after_s,
-            cold_start_s=settings.cold_start_s or 0.0,
-            least=min(settings.least, most),
-            most=most,
-            step_s=settings.step_s,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +51,26 @@ class LoadCurve:
     kv_use: Any
     kv_limit: float
     most: float
+
+
+RUNGS = (0.02, 0.2, 0.4, 0.55, 0.7, 0.8, 0.87, 0.93, 0.97, 1.0)
+"""Loads, as shares of the most that an instance can serve."""
+
+
+def curve(question: Question, option: FleetOption) -> LoadCurve:
+    """Simulate the instance of an option at every rung."""
+    most = option.capacity.most
+    seen = [see(question, option.instance, share * most) for share in RUNGS]
+    return LoadCurve(
+        loads=np.array([one.rate for one in seen]),
+        ttft=np.stack([one.ttft for one in seen]),
+        itl=np.stack([one.itl for one in seen]),
+        e2e=np.stack([one.e2e for one in seen]),
+        queue=np.array([one.queue for one in seen]),
+        kv_use=np.array([one.kv_use for one in seen]),
+        kv_limit=option.capacity.seen.kv_use,
+        most=most,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +108,6 @@ def day_rates(shape: Sequence[float], busiest: float, step_s: float) -> Any:
         busiest: requests per second of the busiest hour.
         step_s: length of a step.
     """
-    import numpy as np
-
     middles = (np.arange(-1, len(shape) + 1) + 0.5) * HOUR
     around = [shape[-1], *shape, shape[0]]
     times = np.arange(step_s / 2, len(shape) * HOUR, step_s)
@@ -141,29 +121,28 @@ def counted_rates(times: Sequence[float], step_s: float) -> Any:
         times: arrival times of the requests, seconds, ascending from 0.
         step_s: length of a step.
     """
-    import numpy as np
-
     steps = int(times[-1] // step_s) + 1
     return np.bincount((np.asarray(times) // step_s).astype(int), minlength=steps) / step_s
 
 
-def replay(rates: Any, curve: LoadCurve, policy: Policy, slo: Slo, *, seed: int, drawn: bool = True) -> Replay:
+def replay(
+    rates: Any, curve: LoadCurve, policy: AutoscalingSettings, slo: Slo, *, least: int, most: int, seed: int
+) -> Replay:
     """Replay a day, starting with as many instances as its first load needs.
 
     Args:
-        rates: float[steps], requests per second.
+        rates: float[steps], requests per second; arrivals are drawn from them, or are exactly these with a trace.
         curve: behaviour of one instance.
-        policy: when instances start and stop; `least` = `most` means a fixed fleet.
+        policy: when instances start and stop.
         slo: a request counts as over when it misses any limit.
+        least: instances that always run; as many as `most` are a fixed fleet.
+        most: upper bound on the number of instances.
         seed: seed of the arrivals.
-        drawn: whether to draw arrivals from `rates`; False takes them as they are (a trace).
     """
-    import numpy as np
-
     mean = np.asarray(rates) * policy.step_s
-    arrivals = np.random.default_rng(seed).poisson(mean) if drawn else mean
-    begin = min(policy.most, max(policy.least, math.ceil(rates[0] / (policy.up_at * curve.most))))
-    scaler, signal = _Scaler(policy, begin), _signal(curve, policy.signal, slo)
+    arrivals = np.random.default_rng(seed).poisson(mean) if policy.trace is None else mean
+    begin = min(most, max(least, math.ceil(rates[0] / (policy.up_at * curve.most))))
+    scaler, signal = _Scaler(policy, least, most, begin), _signal(curve, policy.signal, slo)
     rows, over, total, queue = [], 0.0, 0.0, 0.0
     for count in arrivals:
         scaler.tick()
@@ -196,8 +175,8 @@ def replay(rates: Any, curve: LoadCurve, policy: Policy, slo: Slo, *, seed: int,
 class _Scaler:
     """Track the number of instances: ready ones, and the steps that starting ones still need."""
 
-    def __init__(self, policy: Policy, begin: int) -> None:
-        self._policy = policy
+    def __init__(self, policy: AutoscalingSettings, least: int, most: int, begin: int) -> None:
+        self._policy, self._least, self._most = policy, least, most
         self.ready = begin
         self._coming: list[int] = []
         self._above = self._below = 0.0
@@ -220,19 +199,17 @@ class _Scaler:
         policy = self._policy
         self._above = self._above + policy.step_s if value > policy.up_at else 0.0
         self._below = self._below + policy.step_s if value < policy.down_at else 0.0
-        if self._above > policy.up_after_s and self.ready + self.starting < policy.most:
-            self._coming.append(1 + int(-(-policy.cold_start_s // policy.step_s)))
+        if self._above > policy.up_after_s and self.ready + self.starting < self._most:
+            self._coming.append(1 + int(-(-(policy.cold_start_s or 0.0) // policy.step_s)))
             self.starts += 1
             self._above = 0.0
-        elif self._below > policy.down_after_s and not self._coming and self.ready > policy.least:
+        elif self._below > policy.down_after_s and not self._coming and self.ready > self._least:
             self.ready -= 1
             self._below = 0.0
 
 
 def _at(curve: LoadCurve, load: float) -> tuple[int, float]:
     """Return the rung below a load, and the fraction of the way to the next one (0 to 1)."""
-    import numpy as np
-
     place = float(np.interp(load, curve.loads, np.arange(len(curve.loads))))
     low = min(int(place), max(0, len(curve.loads) - 2))
     return low, place - low
@@ -256,8 +233,6 @@ def _rung(curve: LoadCurve, rung: int, wait: float, slo: Slo) -> float:
 
 def _signal(curve: LoadCurve, signal: Signal, slo: Slo) -> Callable[[float, float], float]:
     """Return a function of load and wait that yields the signal divided by its limit."""
-    import numpy as np
-
     if signal == "kv_use":
         return lambda load, _: float(np.interp(load, curve.loads, curve.kv_use)) / curve.kv_limit
     if slo.ttft_ms is None:

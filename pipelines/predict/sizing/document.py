@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pipelines.document.blocks import LEFT, Block, Callout, Card, Column, Document, Figure, Section, Table, Terms
 from pipelines.document.canvas import DASHES, MARKERS, Theme, axis, beside, plot
 from pipelines.document.show import NONE, count, number
@@ -182,8 +184,6 @@ def day_picture(result: Result, day: Day, six: str) -> Figure:
 
 def _smooth(values: Any) -> Any:
     """Average over at least half a minute, so that the plot shows a line instead of a band."""
-    import numpy as np
-
     width = max(1, len(values) // 480)
     return np.convolve(np.pad(values, width // 2, mode="edge"), np.ones(width) / width, mode="same")[
         width // 2 : width // 2 + len(values)

@@ -181,10 +181,6 @@ def watch(question: Question, one: Instance, arrival: Any, rate: float) -> LoadO
     )  # fmt: skip
 
 
-def _repeated(values: Any, count: int) -> Any:
-    return values[:count] if count <= len(values) else np.resize(values, count)
-
-
 def _occupied(engine: SchedulerLimits, run: SimulatedRun) -> tuple[float, float, str]:
     """Return mean requests in slots, mean share of the KV pool in use, and what was full at some point."""
     r, span = run.requests, run.end
@@ -215,14 +211,14 @@ def saturation(question: Question, one: Instance) -> float:
     """
     count = max(len(question.gaps), FILLS * one.placed.concurrency.requests // one.setup.pp)
     guess = count / simulate(one.engine, _load(question, np.zeros(count)), one.costed.cost).end
-    arrival = np.cumsum(_repeated(question.gaps, count)) / (OVERLOAD * guess)
+    arrival = np.cumsum(np.resize(question.gaps, count)) / (OVERLOAD * guess)
     ends = np.sort(simulate(one.engine, _load(question, arrival), one.costed.cost).requests.end)
     low, high = count // 2, 17 * count // 20  # leave out the filling and the emptying of the batch
     return float(one.setup.pp * (high - low) / (ends[high] - ends[low]))
 
 
 def _load(question: Question, arrival: Any) -> OfferedLoad:
-    return OfferedLoad(_repeated(question.isl, len(arrival)), _repeated(question.osl, len(arrival)), arrival=arrival)
+    return OfferedLoad(np.resize(question.isl, len(arrival)), np.resize(question.osl, len(arrival)), arrival=arrival)
 
 
 def _percentile(values: Any, percentile: float) -> float:

@@ -1,8 +1,7 @@
-"""`size sizing.measured=FILE`: the fleet from a benchmark, as text and JSON."""
+"""`size sizing.measured=FILE` or `sizing.rate=...`: the fleet from a benchmark or a known rate, as text and JSON."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,24 +9,21 @@ from typing import Any
 from pipelines.document.show import count, ms, number
 from pipelines.domain.benchmark import Distribution, Slo
 from pipelines.domain.errors import UserError
-from pipelines.domain.units import DAY
 from pipelines.engines.registry import runs_on_cpu
 from pipelines.host.machine import Machine
-from pipelines.host.screen import table
-from pipelines.predict.performance.gpus import resolved, with_gpus
+from pipelines.host.screen import table, wrapped
+from pipelines.predict.performance.gpus import TELL, resolved, told, with_gpus
 from pipelines.predict.performance.measured import Measured, MeasuredLevel, Served
 from pipelines.predict.performance.read_measured import read_measured
-from pipelines.predict.sizing.fleet import Layout, PeakFleet, fleet
-from pipelines.predict.sizing.price import Cost, Prices, cost
+from pipelines.predict.sizing.fleet import Cost, Layout, PeakFleet, cost, fleet
 from pipelines.predict.sizing.question import Demand, demand_of
-from pipelines.predict.sizing.words import NO_PRICES, cost_texts, fleet_text, pair, whole, wrap
+from pipelines.predict.sizing.words import NO_PRICES, cost_texts, fleet_text, load_text, pair, whole
 from pipelines.settings.root import Settings
 
 # Size a fleet from a benchmark instead of a model: the highest measured load that meets the limits.
 #
 # Nothing is interpolated, because nothing was measured between two loads. A closed loop sends the next request when
-# one
-# ends, so its queue is shorter than that of real arrivals at the same rate; a fit (`make calibrate`) accounts for
+# one ends, so its queue is shorter than that of real arrivals at the same rate; a fit (`make calibrate`) accounts for
 # that.
 
 KNOWN = {50.0: "p50", 90.0: "p90", 95.0: "p95", 99.0: "p99"}
@@ -145,7 +141,7 @@ def answer_of(settings: Settings, machine: Machine, path: Path) -> MeasuredAnswe
     Raises:
         UserError: no load to size for, no benchmark, GPUs that nobody names, or no load that meets the limits.
     """
-    demand, sizing = demand_of(settings), settings.sizing
+    demand, sizing = demand_of(settings.sizing), settings.sizing
     if sizing.autoscaling.wanted:
         raise UserError(
             "Replaying a day needs a model, but sizing.measured gives only measured loads.",
@@ -164,25 +160,6 @@ def answer_of(settings: Settings, machine: Machine, path: Path) -> MeasuredAnswe
         measured, demand, sizing.slo.to_slo(), sizing.slo.percentile, gpus=gpus,
         gpus_per_server=known or gpus, headroom=sizing.headroom, spare=sizing.spare,
     )  # fmt: skip
-
-
-def price_of(settings: Settings, machine: Machine, demand: Demand, fleet: PeakFleet) -> Cost | None:
-    """Return the cost of a fleet of known rate; None without prices."""
-    prices = Prices.of(settings.sizing.prices)
-    if not prices.given:
-        return None
-    daily = demand.requests_per_day
-    return cost(
-        prices,
-        servers=fleet.servers,
-        gpus_per_server=fleet.gpus_per_server,
-        tdp_w=resolved(settings.hardware, machine).tdp_w,
-        capacity=fleet.instances * fleet.rate,
-        average=None if daily is None else daily / DAY,
-        isl=math.nan,  # not needed: the time spent on prompts is not known
-        osl=math.nan,
-        input_share=None,
-    )
 
 
 def words(found: MeasuredAnswer, price: Cost | None, *, gpus_known: bool) -> list[str]:
@@ -208,7 +185,7 @@ def words(found: MeasuredAnswer, price: Cost | None, *, gpus_known: bool) -> lis
     lines += table(rows, words=(4,))
     lines += ["", *fleet_lines(found.fleet, price, cpu=runs_on_cpu(measured.engine), gpus_known=gpus_known)]
     lines.append(pair("checked", _unchecked(found)))
-    return [*lines, *(wrap(f"note: {note}", 6) for note in measured.notes)]
+    return [*lines, *(wrapped(f"note: {note}", 6) for note in measured.notes)]
 
 
 def fleet_lines(sized: PeakFleet, price: Cost | None, *, gpus_known: bool, cpu: bool = False) -> list[str]:
@@ -233,12 +210,6 @@ def gpus_text(served: Served, *, cpu: bool = False) -> str:
         return "none: an instance is one CPU server"
     split = f" (TP {served.tp}, PP {served.pp})" if served.tp and served.pp else ""
     return f"{served.gpus:,} an instance{split}: {served.source}"
-
-
-def load_text(demand: Demand) -> str:
-    """Describe the requests per second to serve."""
-    average = "" if demand.average is None else f"{demand.average:,.4g}/s on average, "
-    return f"{average}{demand.peak:,.4g}/s at peak ({demand.how})"
 
 
 def _unchecked(found: MeasuredAnswer) -> str:
@@ -274,5 +245,93 @@ def to_json(found: MeasuredAnswer, price: Cost | None) -> dict[str, Any]:
         ],
         "best": found.best.load,
         "fleet": asdict(found.fleet) | (NO_GPUS if runs_on_cpu(measured.engine) else {}),
-        "cost": None if price is None else asdict(price) | {"usd_per_year": price.per_year, "parts": dict(price.parts)},
+        "cost": None if price is None else price.to_json(),
     }  # fmt: skip
+
+
+# Size from a rate that is known without a file, e.g. from a slide or a colleague.
+
+
+@dataclass(frozen=True, slots=True)
+class RateAnswer:
+    """A fleet sized from a known rate. `served`: GPUs that it belongs to."""
+
+    rate: float
+    served: Served
+    demand: Demand
+    fleet: PeakFleet
+
+
+def rate_answer(settings: Settings, machine: Machine, rate: float) -> RateAnswer:
+    """Size from a known rate.
+
+    Raises:
+        UserError: no load to size for, GPUs that nobody names, or a day to replay.
+    """
+    demand, served, sizing = demand_of(settings.sizing), told(settings), settings.sizing
+    if served.gpus is None:
+        raise UserError(f"sizing.rate={rate:g} does not say how many GPUs serve it.", todo=TELL)
+    if sizing.autoscaling.wanted:
+        raise UserError(
+            f"Replaying a day needs a model, but sizing.rate={rate:g} is only one rate.", todo="Leave one of them out."
+        )
+    hardware = resolved(settings.hardware, machine)
+    layout = Layout(served.gpus, hardware.gpus_per_server or served.gpus)
+    sized = fleet(demand.peak, rate, layout, headroom=sizing.headroom, spare=sizing.spare)
+    return RateAnswer(rate, served, demand, sized)
+
+
+def rate_words(found: RateAnswer, price: Cost | None, *, gpus_known: bool) -> list[str]:
+    """Return all lines of the printed answer."""
+    each = found.demand.peak / found.fleet.needed
+    lines = [
+        pair("rate", f"{found.rate:g} requests/s an instance, as given"),
+        pair("GPUs", gpus_text(found.served)),
+        pair("load", load_text(found.demand)),
+        "",
+        *fleet_lines(found.fleet, price, gpus_known=gpus_known),
+    ]
+    unchecked = (
+        f"nothing is measured or simulated: the rate counts as served within your limits; at the peak each of "
+        f"{count(found.fleet.needed, 'instance')} gets {number(each)} requests/s"
+    )
+    return [*lines, pair("checked", unchecked)]
+
+
+def rate_json(found: RateAnswer, price: Cost | None) -> dict[str, Any]:
+    """Convert to plain JSON values."""
+    return {
+        "schema": 1,
+        "origin": "given",
+        "requests_per_s": found.rate,
+        "served": {"gpus": found.served.gpus, "tp": found.served.tp, "pp": found.served.pp},
+        "demand": asdict(found.demand),
+        "fleet": asdict(found.fleet),
+        "cost": None if price is None else price.to_json(),
+    }
+
+
+def without_model(settings: Settings, machine: Machine) -> tuple[str, list[str], dict[str, Any]]:
+    """Size from `sizing.rate` or `sizing.measured`.
+
+    Returns:
+        Name of the answer's folder, the printed lines, and plain JSON values.
+
+    Raises:
+        UserError: see `rate_answer` and `answer_of`.
+    """
+    sizing, hardware = settings.sizing, resolved(settings.hardware, machine)
+    gpus_known = hardware.gpus_per_server is not None
+
+    def priced(demand: Demand, fleet: PeakFleet) -> Cost | None:
+        return cost(sizing.prices, fleet, tdp_w=hardware.tdp_w, requests_per_day=demand.requests_per_day)
+
+    if sizing.rate is not None:
+        given = rate_answer(settings, machine, sizing.rate)
+        price = priced(given.demand, given.fleet)
+        return "rate", rate_words(given, price, gpus_known=gpus_known), rate_json(given, price)
+    assert sizing.measured is not None
+    found = answer_of(settings, machine, sizing.measured)
+    price = priced(found.demand, found.fleet)
+    name = f"measured-{found.measured.model.replace('/', '--')}"
+    return name, words(found, price, gpus_known=gpus_known), to_json(found, price)

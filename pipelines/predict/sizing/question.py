@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
+
+import numpy as np
 
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError, collecting
@@ -14,7 +17,7 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import HOUR
 from pipelines.host.machine import Machine
 from pipelines.loadgen.config import WorkloadSettings
-from pipelines.predict.config import SizingSettings
+from pipelines.predict.config import PriceSettings, SizingSettings
 from pipelines.predict.performance.coverage import unmodelled
 from pipelines.predict.performance.gpus import GpuSpec, data_sheet, resolved
 from pipelines.predict.performance.lengths import LoadLengths, drawn_lengths, known_lengths
@@ -22,7 +25,6 @@ from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.performance import Setup, runnable
 from pipelines.predict.performance.placement import EngineTerms, Judge, unjudged
 from pipelines.predict.performance.tuned import tuned_for, tuned_kv_formats
-from pipelines.predict.sizing.price import Prices
 from pipelines.settings.root import Settings
 
 # Requests per second to serve: the average, and the peak that a fleet is sized for.
@@ -56,13 +58,21 @@ class Demand:
         return None if self.average is None else requests_per_day(self.average, self.busy_hours)
 
 
-def stated_demand(settings: SizingSettings) -> Demand | None:
-    """Return the demand that the settings state; None when they state no rate."""
+def demand_of(settings: SizingSettings) -> Demand:
+    """Return the load to size for.
+
+    Raises:
+        UserError: no load is given.
+    """
     average = settings.average
     if settings.peak_rate is not None:
         return Demand(average, settings.peak_rate, settings.busy_hours, "peak as given")
     if average is None:
-        return None
+        raise UserError(
+            "No load to size for is given.",
+            todo="Add sizing.average_rate=... (requests/s), or sizing.users=... with sizing.requests_per_user_day=..., "
+            "or sizing.peak_rate=...",
+        )
     if settings.mode == "offline":
         return Demand(average, average, settings.busy_hours, "the average: offline requests can wait")
     if settings.peak_factor is not None:
@@ -80,21 +90,16 @@ def poisson_percentile(average: float, percent: float) -> int:
         average: requests per second, above 0.
         percent: between 0 and 100, e.g. 95.
     """
-    from math import ceil
-
     from scipy.special import pdtr, pdtrik  # scipy.stats has this as poisson.ppf, but takes 0.6 s longer to import
 
     share = percent / 100
-    above: int = ceil(pdtrik(share, average))
+    above: int = math.ceil(pdtrik(share, average))
     return above - 1 if above > 0 and pdtr(above - 1, average) >= share else above
 
 
 def requests_per_day(rate: float, hours: float = 24.0) -> float:
     """Return requests per day from a rate (per second) over some hours of the day."""
     return rate * hours * HOUR
-
-
-NO_PRICES = Prices()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,6 +115,7 @@ class Question:
         gaps: float64[n], arrival gaps with mean 1, drawn once, so that all rates see the same sample.
         slo: latency limits; without any, only throughput counts.
         terms: properties of the engine in any format and split.
+        prices: prices of servers, GPUs and electricity.
         percentile: percentage of requests that must meet each limit, e.g. 95.
         mode: "online", "sequential" or "offline".
         headroom: share of each instance's rate kept free.
@@ -120,7 +126,6 @@ class Question:
         kv_formats: KV-cache formats to try.
         kv_of: the only one to try with a weight format, for those that have one.
         sparse: whether the weights are 2:4-sparse.
-        prices: prices of servers, GPUs and electricity.
         framework: framework that serves the model.
         stated: mean and longest lengths as the settings state them; None takes those of `isl` and `osl`.
         judge: rules that a plan of the configuration would have to keep.
@@ -134,6 +139,7 @@ class Question:
     gaps: Any
     slo: Slo
     terms: EngineTerms
+    prices: PriceSettings
     percentile: float = 95.0
     mode: str = "online"
     headroom: float = 0.0
@@ -144,7 +150,6 @@ class Question:
     kv_formats: tuple[KvFormat, ...] = (KvFormat.AUTO,)
     kv_of: Mapping[QFormat, KvFormat] = field(default_factory=dict)
     sparse: bool = False
-    prices: Prices = NO_PRICES
     framework: str = "TensorRT-LLM 1.2"
     stated: LoadLengths | None = None
     judge: Judge = unjudged
@@ -228,7 +233,7 @@ def ask(settings: Settings, machine: Machine) -> Question:
     with collecting(faults):
         gpu = gpu_for(settings, machine)
     with collecting(faults):
-        demand = demand_of(settings)
+        demand = demand_of(settings.sizing)
     if faults or model is None or gpu is None or demand is None:
         raise UserError.of(faults)
     isl, osl = drawn_lengths(settings.workload, settings.sizing.requests)
@@ -255,7 +260,7 @@ def ask(settings: Settings, machine: Machine) -> Question:
         kv_formats=sizing.kv_formats or (settings.kv_cache.dtype,),
         kv_of=kv_of,
         sparse=settings.sparsity.method != "none" and build.weight_sparsity,
-        prices=Prices.of(sizing.prices),
+        prices=sizing.prices,
         stated=known_lengths(settings),
     )
 
@@ -273,22 +278,6 @@ def gpu_for(settings: Settings, machine: Machine) -> GpuSpec:
             todo="Name the GPU to size for, e.g. hardware=h100_sxm.",
         )
     return data_sheet(hardware)
-
-
-def demand_of(settings: Settings) -> Demand:
-    """Return the load to size for.
-
-    Raises:
-        UserError: no load is given.
-    """
-    demand = stated_demand(settings.sizing)
-    if demand is None:
-        raise UserError(
-            "No load to size for is given.",
-            todo="Add sizing.average_rate=... (requests/s), or sizing.users=... with sizing.requests_per_user_day=..., "
-            "or sizing.peak_rate=...",
-        )
-    return demand
 
 
 def usual_tp(chosen: int, model: ModelShape, gpu: GpuSpec) -> tuple[int, ...]:
@@ -312,8 +301,6 @@ def unit_gaps(workload: WorkloadSettings, count: int) -> Any:
 
     The sample is scaled to a mean of exactly 1, so that the nominal rate is the actual rate.
     """
-    import numpy as np
-
     rng = np.random.default_rng(workload.seed)
     if workload.arrival == "constant":
         return np.ones(count)

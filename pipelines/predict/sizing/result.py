@@ -9,11 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipelines.engines.tensorrt_llm.config import LIMITS_FOR_LOAD
-from pipelines.predict.sizing.answer import Answer, Check, FleetOption, PeakTrial
+from pipelines.predict.sizing.answer import Answer, Check, FleetOption
 from pipelines.predict.sizing.autoscale import Replay
 from pipelines.predict.sizing.fleet import PeakFleet
 from pipelines.predict.sizing.instance import LoadOutcome
-from pipelines.predict.sizing.price import Cost
 from pipelines.predict.sizing.question import Question
 from pipelines.predict.sizing.sensitivity import Change
 
@@ -65,8 +64,8 @@ def to_json(result: Result) -> dict[str, Any]:
         "options": [_option(option, question) for option in result.answer.options],
         "refused": [{"option": each.label, "why": each.why} for each in result.answer.refused],
         "check": {
-            "fleet": _trial(result.check.fleet),
-            "one_fewer": None if result.check.fewer is None else _trial(result.check.fewer),
+            "fleet": asdict(result.check.fleet),
+            "one_fewer": None if result.check.fewer is None else asdict(result.check.fewer),
             "why": result.check.why,
         },
         "changes": [asdict(change) for change in result.changes],
@@ -90,7 +89,7 @@ def _question(question: Question) -> dict[str, Any]:
         "spare": question.spare,
         "sparse": question.sparse,
         "limits": _limits(question),
-        "prices": asdict(question.prices),
+        "prices": {name.removesuffix("_usd"): value for name, value in question.prices},
         "requests_simulated": len(question.gaps),
     }
 
@@ -136,16 +135,8 @@ def _option(option: FleetOption, question: Question) -> dict[str, Any]:
         "fleet": asdict(option.fleet),
         "fleet_low": asdict(option.fewest),
         "fleet_high": None if option.largest is None else asdict(option.largest),
-        "cost": None if option.cost is None else _cost(option.cost),
+        "cost": None if option.cost is None else option.cost.to_json(),
     }
-
-
-def _cost(cost: Cost) -> dict[str, Any]:
-    return asdict(cost) | {"usd_per_year": cost.per_year, "parts": dict(cost.parts)}
-
-
-def _trial(trial: PeakTrial) -> dict[str, Any]:
-    return asdict(trial)
 
 
 def _day(day: Day, gpus: int) -> dict[str, Any]:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from pipelines.document.canvas import write_document
 from pipelines.domain.errors import UserError
 from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.files import write_json, write_text
 from pipelines.host.machine import Machine, gather
 from pipelines.host.screen import say
+from pipelines.loadgen.plan import read_trace
 from pipelines.predict.performance.fit_file import costs
-from pipelines.predict.performance.gpus import resolved
 from pipelines.predict.performance.placement import Judge
-from pipelines.predict.sizing.answer import Answer, CostOf, answer, ladder
-from pipelines.predict.sizing.autoscale import Policy
+from pipelines.predict.sizing.answer import Answer, CostOf, answer, check, ladder
+from pipelines.predict.sizing.autoscale import BUSINESS, counted_rates, curve, day_rates, replay
+from pipelines.predict.sizing.document import document
+from pipelines.predict.sizing.measured import without_model
 from pipelines.predict.sizing.question import Question, ask
 from pipelines.predict.sizing.result import Day, Result, to_csv, to_json
+from pipelines.predict.sizing.sensitivity import changes
 from pipelines.predict.sizing.words import words
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
@@ -33,11 +36,9 @@ def size(overrides: Sequence[str], judge_of: Callable[[Settings, Machine], Judge
     """Run the command and return the exit code; `judge_of` makes the rules of a plan from settings."""
     settings = load(overrides)
     check_folders({"report.folder": settings.report.folder})
-    if settings.sizing.rate is not None:
-        return _from_rate(settings, settings.sizing.rate)
-    if settings.sizing.measured is not None and settings.sizing.fit is None:
-        return _from_measured(settings, settings.sizing.measured)
-    machine = gather()
+    machine, sizing = gather(), settings.sizing
+    if sizing.rate is not None or (sizing.measured is not None and sizing.fit is None):
+        return _without_model(settings, machine)
     question = ask(settings, machine)
     question = replace(question, judge=judge_of(settings, machine))
     result = solve(settings, question, costs(settings))
@@ -54,37 +55,11 @@ def question_id(settings: Settings) -> str:
     return fingerprint(settings.model_dump(mode="json", exclude={"paths", "report"}))[:8]
 
 
-def _from_measured(settings: Settings, path: Path) -> int:
-    """Size the fleet from a benchmark alone."""
-    from pipelines.predict.sizing.measured import answer_of, price_of, to_json, words
-
-    machine = gather()
-    found = answer_of(settings, machine, path)
-    price = price_of(settings, machine, found.demand, found.fleet)
-    text = words(found, price, gpus_known=_servers_known(settings, machine))
-    return _written(settings, f"measured-{found.measured.model.replace('/', '--')}", text, to_json(found, price))
-
-
-def _from_rate(settings: Settings, rate: float) -> int:
-    """Size the fleet from a rate that is known."""
-    from pipelines.predict.sizing.given_rate import answer_of, to_json, words
-    from pipelines.predict.sizing.measured import price_of
-
-    machine = gather()
-    found = answer_of(settings, machine, rate)
-    price = price_of(settings, machine, found.demand, found.fleet)
-    text = words(found, price, gpus_known=_servers_known(settings, machine))
-    return _written(settings, "rate", text, to_json(found, price))
-
-
-def _servers_known(settings: Settings, machine: Machine) -> bool:
-    return resolved(settings.hardware, machine).gpus_per_server is not None
-
-
-def _written(settings: Settings, what: str, text: Sequence[str], values: Mapping[str, Any]) -> int:
-    """Print an answer that needs no model, and write it to a folder of its own."""
-    say("\n".join(text))
-    file = settings.report.folder / f"size-{what}-{question_id(settings)}" / "answer.json"
+def _without_model(settings: Settings, machine: Machine) -> int:
+    """Size from a benchmark alone or from a known rate."""
+    name, lines, values = without_model(settings, machine)
+    say("\n".join(lines))
+    file = settings.report.folder / f"size-{name}-{question_id(settings)}" / "answer.json"
     with _writing(file.parent):
         write_json(file, values, sort_keys=False)
     say(f"\nwritten: {relative_to_cwd(file.absolute())}")
@@ -93,9 +68,6 @@ def _written(settings: Settings, what: str, text: Sequence[str], values: Mapping
 
 def solve(settings: Settings, question: Question, cost_of: CostOf) -> Result:
     """Compute everything that is printed and written."""
-    from pipelines.predict.sizing.answer import check
-    from pipelines.predict.sizing.sensitivity import changes
-
     if settings.sizing.autoscaling.wanted:
         _judge_day(settings)
     found = answer(question, cost_of)
@@ -119,10 +91,6 @@ def _judge_day(settings: Settings) -> None:
 
 def _day(settings: Settings, question: Question, found: Answer) -> Day:
     """Replay a day on the fixed fleet and on one that scales up to it."""
-    from pipelines.loadgen.plan import read_trace
-    from pipelines.predict.sizing.autoscale import BUSINESS, counted_rates, day_rates, replay
-    from pipelines.predict.sizing.ladder import curve
-
     scaling, best, demand = settings.sizing.autoscaling, found.chosen, question.demand
     of_one, seed = curve(question, best), settings.workload.seed
     if scaling.trace is not None:
@@ -135,11 +103,12 @@ def _day(settings: Settings, question: Question, found: Answer) -> Day:
         busiest = demand.peak if settings.sizing.peak_percentile is None and _peak_given(settings) else demand.average
         rates = day_rates(shape, busiest or demand.peak, scaling.step_s)  # type: ignore[arg-type]
         how = "built-in shape of a business day (assumed, not measured)" if business else "24 hours as given"
-    policy = Policy.of(scaling, best.fleet.instances)
-    fixed = replace(policy, least=policy.most)
-    drawn = scaling.trace is None
-    played = [replay(rates, of_one, each, question.slo, seed=seed, drawn=drawn) for each in (fixed, policy)]
-    return Day(how, *played)
+    most = best.fleet.instances
+    fixed, moving = (
+        replay(rates, of_one, scaling, question.slo, least=least, most=most, seed=seed)
+        for least in (most, min(scaling.least, most))
+    )
+    return Day(how, fixed, moving)
 
 
 def _peak_given(settings: Settings) -> bool:
@@ -156,9 +125,6 @@ def write(result: Result, folder: Path) -> list[Path]:
     with _writing(folder):
         write_json(answer_file, to_json(result), sort_keys=False)
         write_text(table, to_csv(result))
-    from pipelines.document.canvas import write_document
-    from pipelines.predict.sizing.document import document
-
     paths = write_document(document(result), folder)
     return [answer_file, table, paths.markdown, paths.html]
 

@@ -9,9 +9,8 @@ from pipelines.document.show import NONE, count, number
 from pipelines.host.screen import table, wrapped
 from pipelines.predict.performance.performance import origin
 from pipelines.predict.sizing.answer import WORDS, Check, FleetOption, PeakTrial
-from pipelines.predict.sizing.fleet import PeakFleet
-from pipelines.predict.sizing.price import Cost
-from pipelines.predict.sizing.question import Question
+from pipelines.predict.sizing.fleet import Cost, PeakFleet
+from pipelines.predict.sizing.question import Demand, Question
 from pipelines.predict.sizing.result import Result
 from pipelines.predict.sizing.sensitivity import Change
 
@@ -24,7 +23,7 @@ def words(result: Result) -> list[str]:
     question, best = result.answer.question, result.answer.chosen
     lines = [*_question(question), "", *_table(result.answer.options, question)]
     if refused := result.answer.refused:
-        lines += [wrap(f"not possible: {each.label}: {each.why.rstrip('.')}", 5) for each in refused]
+        lines += [wrapped(f"not possible: {each.label}: {each.why.rstrip('.')}", 5) for each in refused]
     lines += ["", *_recommended(result), ""]
     lines += [*_checked(question, result.check), ""]
     lines += _changes(result.changes, best.fleet)
@@ -34,25 +33,24 @@ def words(result: Result) -> list[str]:
     return lines
 
 
-def wrap(text: str, indent: int = 2) -> str:
-    """Wrap text into lines that fit the screen."""
-    return wrapped(text, indent)
-
-
 def pair(word: str, text: str) -> str:
     """Format a label and its text."""
-    return wrap(f"{word:<10}{text}", 10)
+    return wrapped(f"{word:<10}{text}", 10)
 
 
 def _question(question: Question) -> list[str]:
-    demand = question.demand
-    average = "" if demand.average is None else f"{demand.average:,.4g}/s on average, "
     return [
         pair("model", f"{question.model.name} on {question.gpu.gpu}, {question.framework} (modelled)"),
-        pair("load", f"{average}{demand.peak:,.4g}/s at peak ({demand.how})"),
+        pair("load", load_text(question.demand)),
         pair("requests", f"{length_text(question.isl)} tokens in, {length_text(question.osl)} out; {question.mode}"),
         pair("limits", limits_text(question)),
     ]
+
+
+def load_text(demand: Demand) -> str:
+    """Describe the requests per second to serve."""
+    average = "" if demand.average is None else f"{demand.average:,.4g}/s on average, "
+    return f"{average}{demand.peak:,.4g}/s at peak ({demand.how})"
 
 
 def length_text(values: Sequence[int]) -> str:

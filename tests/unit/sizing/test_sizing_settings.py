@@ -4,7 +4,7 @@ import pytest
 
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError
-from pipelines.predict.sizing.question import stated_demand
+from pipelines.predict.sizing.question import demand_of
 from pipelines.settings.compose import load
 
 
@@ -26,13 +26,14 @@ def sizing(*overrides):
     ],
 )
 def test_the_peak_that_is_sized_for(given, peak, how):
-    demand = stated_demand(sizing(*given))
+    demand = demand_of(sizing(*given))
     assert demand.peak == peak
     assert how in demand.how
 
 
 def test_without_a_rate_there_is_no_demand():
-    assert stated_demand(sizing()) is None
+    with pytest.raises(UserError, match="No load to size for is given"):
+        demand_of(sizing())
 
 
 def test_daily_users_are_an_average():
