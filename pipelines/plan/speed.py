@@ -17,7 +17,7 @@ from pipelines.predict.performance.coverage import unmodelled
 from pipelines.predict.performance.deployment import PredictedDeployment, fitted_deployment, gpu_model, known
 from pipelines.predict.performance.fit_file import FittedModel, costs, processor
 from pipelines.predict.performance.gpus import data_sheet, resolved
-from pipelines.predict.performance.modelled import ModelledDeployment, Trial, run_trial
+from pipelines.predict.performance.modelled import ModelledDeployment, run_trial
 from pipelines.predict.performance.performance import origin
 from pipelines.predict.simulate.case import SimulationCase
 from pipelines.predict.simulate.loads import SimulatedLevel, make_levels
@@ -49,7 +49,7 @@ def modelled_text(plan: Plan) -> str:
     lines = ["", wrapped(told)]
     rows: list[tuple[str, ...]] = [("load", "requests/s", "TTFT p50 ms", "TTFT p95 ms", "ITL p50 ms")]
     for level in levels:
-        rows.append((level.load.text, *_cells(run_trial(_trial(level), model.deployment, backend="numpy"))))
+        rows.append((level.label.text, *_cells(run_trial(level, model.deployment, backend="numpy"))))
     lines += table(rows, indent=2)
     wide = "  ".join(f"{name} {100 * (np.exp(sd) - 1):.0f} %" for name, sd in model.spread.items())
     return "\n".join([*lines, wrapped(f"  usually off by (one standard deviation): {wide}", 4)]) + "\n"
@@ -95,20 +95,8 @@ def _levels(plan: Plan, deployment: ModelledDeployment) -> list[SimulatedLevel]:
     with suppress(UserError):  # a trace of prompts, whose tokens only the tokenizer can count
         levels = make_levels(plan.settings, case)
         fit = [level for level in levels if not level.faults(deployment.engine)]
-        return [level for level in fit if len(level.requests.isl) <= MOST_REQUESTS]
+        return [level for level in fit if len(level.load.isl) <= MOST_REQUESTS]
     return []
-
-
-def _trial(level: SimulatedLevel) -> Trial:
-    first, last = level.counted
-    arrival, whole = level.requests.arrival, level.whole
-    if arrival is None:
-        return Trial(level.requests, None, 0 if whole else first, len(level.requests.isl) if whole else last, whole)
-    if whole:
-        return Trial(level.requests, (float(arrival[0]), np.inf), 0, len(arrival), whole)
-    return Trial(
-        level.requests, (float(arrival[first]), float(arrival[min(last, len(arrival) - 1)])), first, last, whole
-    )
 
 
 def _cells(found: Summary) -> tuple[str, ...]:

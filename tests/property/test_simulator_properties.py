@@ -13,13 +13,13 @@ from pipelines.loadgen.health import columns_of
 from pipelines.predict.simulator.interface import Iterations, OfferedLoad, SchedulerLimits, SimulatedRun, Stays
 from pipelines.predict.simulator.run import Cost, simulate
 from tests.support.random_loads import simulations
-from tests.support.simulated_records import stamps, timings
+from tests.support.simulated_records import cells_over_time, stamps, timings
 
 Case = tuple[SchedulerLimits, OfferedLoad, Cost]
 
 
 def tables(case: Case) -> tuple[SimulatedRun, Iterations, Stays]:
-    run = simulate(*case, slots=True, backend="numpy")
+    run = simulate(*case, iterations=True, backend="numpy")
     assert run.iterations is not None
     assert run.stays is not None
     return run, run.iterations, run.stays
@@ -86,7 +86,7 @@ def test_a_static_batch_is_refilled_when_it_is_empty_only(case: Case) -> None:
 @given(simulations())
 def test_every_slot_holds_one_request_at_a_time_and_the_picture_shows_it(case: Case) -> None:
     run, table, stays = tables(case)
-    cells = run.slots_over_time
+    cells = cells_over_time(run, case[0].slots)
     assert cells.shape[0] == len(table.start)
     order = np.lexsort((stays.joined, stays.slot))
     for one, two in pairwise(order):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.domain.summary import SECOND, RequestTiming
-from pipelines.predict.simulator.interface import SimulatedRun
+from pipelines.predict.simulator.interface import CONTEXT, EOS, GEN, SimulatedRun
 
 
 def stamps(run: SimulatedRun) -> list[Any]:
@@ -25,6 +25,23 @@ def stamps(run: SimulatedRun) -> list[Any]:
         if tokens:
             found[request].append(ends[began : began + tokens])
     return [np.concatenate(parts) if parts else np.empty(0) for parts in found]
+
+
+def cells_over_time(run: SimulatedRun, slots: int) -> Any:
+    """Return int8[iterations, slots]: the activity of each slot (0 NoOp, 1 Context, 2 Gen, 3 EoS)."""
+    assert run.iterations is not None
+    assert run.stays is not None
+    stays = run.stays
+    cells = np.zeros((len(run.iterations.start), slots), dtype=np.int8)
+    last_stay = dict(zip(stays.request.tolist(), range(len(stays.request)), strict=True))
+    rows = zip(stays.request, stays.slot, stays.joined, stays.began, stays.last, strict=True)
+    for number, (request, slot, joined, began, last) in enumerate(rows):
+        context = (last if began < 0 else began) + 1
+        cells[joined:context, slot] = CONTEXT
+        cells[context : last + 1, slot] = GEN
+        if last_stay[request] == number and not np.isnan(run.requests.end[request]) and context <= last:
+            cells[last, slot] = EOS
+    return cells
 
 
 def timings(run: SimulatedRun) -> list[RequestTiming]:

@@ -9,7 +9,6 @@ import numpy as np
 
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.formats import QFormat
-from pipelines.predict.config import PriceSettings
 from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.limits import NOTHING_GIVEN, WantedLimits
 from pipelines.predict.performance.memory import EngineSizes
@@ -42,15 +41,9 @@ def question(
         gaps=gaps / gaps.mean(),
         slo=Slo("given", ttft_ms=500.0),
         terms=EngineTerms(sizes, wanted, prefix_tokens=prefix_tokens),
-        prices=prices(),
         formats=(QFormat.FP8,),
     )
     return replace(plain, **changes)
-
-
-def prices(**given: float) -> PriceSettings:
-    """Return prices, of which only these are given."""
-    return PriceSettings(**{name: given.get(name) for name in PriceSettings.model_fields})
 
 
 def demand(peak: float, average: float | None = None) -> Demand:

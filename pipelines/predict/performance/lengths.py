@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+import numpy as np
+
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
 from pipelines.loadgen.config import WorkloadSettings
+from pipelines.loadgen.plan import read_trace, sampler
 from pipelines.predict.performance.memory import EngineSizes
 from pipelines.settings.root import Settings
 
@@ -73,26 +76,27 @@ def drawn_lengths(workload: WorkloadSettings, count: int) -> tuple[Any, Any]:
     Raises:
         UserError: a file cannot be read, or a trace has prompts instead of lengths.
     """
-    import numpy as np
-
-    from pipelines.loadgen.plan import read_trace, sampler
-
     if workload.trace is not None:
         items = read_trace(workload.trace, workload.trace_speed)
         if any(item.isl is None for item in items):
             raise UserError(f"workload.trace={workload.trace} has prompts; sizing needs isl on every line.")
         pairs = [(item.isl, item.osl) for item in items]
         return tuple(np.resize(np.array(column, dtype=np.int64), count) for column in zip(*pairs, strict=True))  # type: ignore[return-value]
-    rng = Random(workload.seed)
-    prompt = sampler(workload.isl, rng, key="workload.isl")
-    answer = sampler(workload.osl, rng, key="workload.osl")
+    return sampled_lengths(workload, count, Random(workload.seed))
+
+
+def sampled_lengths(workload: WorkloadSettings, count: int, random: Random, users: int = 1) -> tuple[Any, Any]:
+    """Return int64[n] input and output tokens of users who send at the same time, each one turn after the other."""
+    prompt = sampler(workload.isl, random, key="workload.isl")
+    answer = sampler(workload.osl, random, key="workload.osl")
     rows: list[tuple[int, int]] = []
     while len(rows) < count:
-        before = 0
+        held = [0] * max(users, 1)
         for _ in range(workload.turns):
-            isl, osl = before + prompt(), answer()
-            rows.append((isl, osl))
-            before = isl + osl
+            for user, before in enumerate(held):
+                isl, osl = before + prompt(), answer()
+                rows.append((isl, osl))
+                held[user] = isl + osl
     isl_, osl_ = zip(*rows[:count], strict=True)
     return np.array(isl_, dtype=np.int64), np.array(osl_, dtype=np.int64)
 

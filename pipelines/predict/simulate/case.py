@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipelines.document.show import NONE, count, number
 from pipelines.domain.benchmark import Distribution
@@ -16,9 +16,14 @@ from pipelines.host.machine import Machine
 from pipelines.host.screen import table, wrapped
 from pipelines.loadgen.config import LengthSettings
 from pipelines.predict.performance.coverage import unmodelled
+from pipelines.predict.performance.deployment import gpu_model
+from pipelines.predict.performance.fit_file import costs, load_fit
 from pipelines.predict.performance.gpus import data_sheet, resolved
+from pipelines.predict.performance.modelled import ModelledDeployment
+from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.performance import Setup, origin
 from pipelines.predict.performance.placement import Judge, cached_prefix, unjudged
+from pipelines.predict.performance.tuned import tuned_for
 from pipelines.predict.simulate.outcome import (
     SHORT,
     PolicyOutcome,
@@ -31,9 +36,6 @@ from pipelines.predict.simulate.outcome import (
 from pipelines.predict.simulator.interface import Policy, SchedulerLimits, admission_of
 from pipelines.predict.simulator.run import Cost, TickCost
 from pipelines.settings.root import Settings
-
-if TYPE_CHECKING:
-    from pipelines.predict.performance.modelled import ModelledDeployment
 
 TICK_SLOTS = 4
 """Number of slots in the classic drawing of in-flight batching."""
@@ -121,11 +123,6 @@ def _in_ticks(settings: Settings) -> SimulationCase:
 
 
 def _in_seconds(settings: Settings, hardware: HardwareSettings, judge: Judge) -> SimulationCase:
-    from pipelines.predict.performance.deployment import gpu_model
-    from pipelines.predict.performance.fit_file import costs
-    from pipelines.predict.performance.models import known_model
-    from pipelines.predict.performance.tuned import tuned_for
-
     model = known_model(settings)
     settings = tuned_for(settings, model, hardware)
     gpu = data_sheet(hardware)
@@ -143,8 +140,6 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings, judge: Judge) ->
 
 def _fitted(settings: Settings, path: Path) -> SimulationCase:
     """Return the deployment that `sizing.fit` was fitted to, with its limits replaced by those that are set here."""
-    from pipelines.predict.performance.fit_file import load_fit
-
     if faults := unmodelled(settings):
         raise UserError.of(faults)
     found = load_fit(path)

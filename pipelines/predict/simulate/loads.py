@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from random import Random
@@ -13,12 +14,14 @@ import numpy as np
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.summary import SECOND
 from pipelines.loadgen.config import WorkloadSettings
-from pipelines.loadgen.plan import is_whole, offsets, read_trace, sampler
+from pipelines.loadgen.plan import is_whole, offsets, read_trace
 from pipelines.loadgen.plan import loads as levels_of
+from pipelines.predict.performance.lengths import sampled_lengths
+from pipelines.predict.performance.modelled import Trial
 from pipelines.predict.simulate.case import SimulationCase
 from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel, PolicyOutcome, measure
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
-from pipelines.predict.simulator.run import Cost
+from pipelines.predict.simulator.run import Cost, simulate
 from pipelines.settings.root import Settings
 
 WARM = 3
@@ -27,26 +30,15 @@ PER_USER, LEAST_CLOSED, OPEN = 20, 200, 1000
 """Default number of simulated requests."""
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedLevel:
-    """A load and its requests.
+@dataclass(frozen=True, slots=True, eq=False)
+class SimulatedLevel(Trial):
+    """A load with its requests, and what of it counts. `label`: description of the load."""
 
-    Attributes:
-        load: description of the load.
-        requests: input of the simulator.
-        whole: whether the start burst and the end count too.
-        counted: (first, last): if the window is not the whole run, requests before the first are warm-up, and those
-            from the last on only keep up the load.
-    """
-
-    load: LoadLabel
-    requests: OfferedLoad
-    whole: bool
-    counted: tuple[int, int]
+    label: LoadLabel
 
     def faults(self, engine: SchedulerLimits) -> list[Fault]:
         """Return the requests that this engine can never run, as faults."""
-        isl, osl = self.requests.isl, self.requests.osl
+        isl, osl = self.load.isl, self.load.osl
         if engine.kv_blocks is None or not len(isl):
             return []
         needs, pool = engine.own_blocks(isl, isl + osl), engine.kv_blocks - engine.shared_blocks
@@ -62,18 +54,16 @@ class SimulatedLevel:
             )
         ]
 
-    def window(self, run: SimulatedRun, overhead: float) -> CountedWindow:
+    def counted(self, run: SimulatedRun, overhead: float) -> CountedWindow:
         """Return the window that counts: from the first request to the last response, or a part of it under full load.
 
         Args:
             run: run of this load.
             overhead: time a request spends on its way to the engine and back.
         """
-        times, (first, last) = run.requests.arrival, self.counted
-        if self.whole:
-            return CountedWindow(float(times[0]), run.end + overhead, 0, len(times), whole=True)
+        times, first, last = run.requests.arrival, self.first, self.last
         begin, until = float(times[first]), float(times[min(last, len(times) - 1)])
-        if until <= begin:  # all of them are sent at once
+        if self.whole or until <= begin:  # all of them are sent at once
             return CountedWindow(begin, run.end + overhead, first, last, whole=True)
         return CountedWindow(begin, until, first, last)
 
@@ -82,61 +72,49 @@ def make_levels(settings: Settings, case: SimulationCase) -> list[SimulatedLevel
     """Build one level per concurrency or rate, or the single burst or trace."""
     cut = settings.simulator.until is not None
     whole = case.unit == "ticks" or cut or is_whole(settings.workload, settings.benchmark)
-    return [
-        _level(settings, case, LoadLabel(text=_text(settings, case, each.concurrency, each.request_rate),
-               concurrency=each.concurrency, request_rate=each.request_rate), whole, each.number)
-        for each in levels_of(settings.workload, settings.benchmark)
-    ]  # fmt: skip
+    levels = []
+    for each in levels_of(settings.workload, settings.benchmark):
+        users, rate = each.concurrency, each.request_rate
+        levels.append(
+            _level(settings, case, LoadLabel(_text(settings, case, users, rate), users, rate), whole, each.number)
+        )
+    return levels
 
 
 def closed_level(base: SimulatedLevel, users: int, case: SimulationCase) -> SimulatedLevel:
     """Return the requests of a level as a closed loop with this many users."""
     count = max(PER_USER * users, LEAST_CLOSED) + (WARM + 1) * users
-    isl, osl = (np.resize(column, count) for column in (base.requests.isl, base.requests.osl))
-    requests = OfferedLoad(isl, osl, None, users, case.client_delay)
-    return SimulatedLevel(LoadLabel(f"concurrency {users}", users), requests, False, (WARM * users, count - users))
+    isl, osl = (np.resize(column, count) for column in (base.load.isl, base.load.osl))
+    load = OfferedLoad(isl, osl, None, users, case.client_delay)
+    return _counted(load, LoadLabel(f"concurrency {users}", users), WARM * users, count - users)
 
 
-def _level(settings: Settings, case: SimulationCase, load: LoadLabel, whole: bool, number: int) -> SimulatedLevel:
-    users = load.concurrency or 0
+def _counted(load: OfferedLoad, label: LoadLabel, first: int, last: int) -> SimulatedLevel:
+    """Build a level of which only these requests count, the others being warm-up or keeping up the load."""
+    times = load.arrival
+    window = None if times is None else (float(times[first]), float(times[min(last, len(times) - 1)]))
+    return SimulatedLevel(load, window, first, last, False, label)
+
+
+def _whole(load: OfferedLoad, label: LoadLabel) -> SimulatedLevel:
+    """Build a level that counts with the burst at its start and with its end."""
+    window = None if load.arrival is None else (float(load.arrival[0]), math.inf)
+    return SimulatedLevel(load, window, 0, len(load.isl), True, label)
+
+
+def _level(settings: Settings, case: SimulationCase, label: LoadLabel, whole: bool, number: int) -> SimulatedLevel:
+    users = label.concurrency or 0
     asked = settings.benchmark.num_requests
+    if settings.workload.arrival == "trace":
+        return _whole(_trace(settings.workload, asked), label)
     count = asked or (max(PER_USER * users, LEAST_CLOSED) if users else OPEN)
     before, after = (0, 0) if whole else (WARM * users, users) if users else (count // 10, 0)
-    total = before + count + after
     random = Random(f"{settings.workload.seed}/{number}/0")
-    if settings.workload.arrival == "trace":
-        return SimulatedLevel(load, _trace(settings.workload, asked), True, (0, 0))
-    isl, osl = _lengths(settings.workload, total, random, users)
-    requests = OfferedLoad(isl, osl, users=users, client_delay=case.client_delay)
+    isl, osl = sampled_lengths(settings.workload, before + count + after, random, users)
+    load = OfferedLoad(isl, osl, users=users, client_delay=case.client_delay)
     if not users:
-        requests = replace(requests, arrival=_arrivals(settings.workload, load.request_rate, total, random))
-    return SimulatedLevel(load, requests, whole, (before, before + count))
-
-
-def _lengths(workload: WorkloadSettings, count: int, random: Random, users: int) -> tuple[Any, Any]:
-    """Draw lengths as the load generator does; each turn of a conversation carries all earlier ones."""
-    isl = sampler(workload.isl, random, key="workload.isl")
-    osl = sampler(workload.osl, random, key="workload.osl")
-    if workload.turns == 1:
-        pairs = [(isl(), osl()) for _ in range(count)]
-    else:
-        pairs = _conversations(isl, osl, count, workload.turns, max(users, 1))
-    return np.array([pair[0] for pair in pairs], dtype=np.int64), np.array([pair[1] for pair in pairs], dtype=np.int64)
-
-
-def _conversations(
-    isl: Callable[[], int], osl: Callable[[], int], count: int, turns: int, users: int
-) -> list[tuple[int, int]]:
-    """Build the requests of users who talk at the same time, each one turn after the other."""
-    pairs: list[tuple[int, int]] = []
-    while len(pairs) < count:
-        held = [0] * users
-        for _ in range(turns):
-            for user in range(users):
-                pair = (held[user] + isl(), osl())
-                held[user] = sum(pair)
-                pairs.append(pair)
-    return pairs[:count]
+        load = replace(load, arrival=_arrivals(settings.workload, label.request_rate, len(isl), random))
+    return _whole(load, label) if whole else _counted(load, label, before, before + count)
 
 
 def _arrivals(workload: WorkloadSettings, rate: float | None, count: int, random: Random) -> Any:
@@ -181,9 +159,9 @@ ROUNDS, LEAST = 20, 400
 
 def offered(level: SimulatedLevel) -> float | None:
     """Return the requests per unit of time that a load sends, whatever the engine does; None if it has no rate."""
-    arrival = level.requests.arrival
-    if level.load.request_rate is not None or arrival is None or len(arrival) < 2:
-        return level.load.request_rate
+    arrival = level.load.arrival
+    if level.label.request_rate is not None or arrival is None or len(arrival) < 2:
+        return level.label.request_rate
     span = float(arrival[-1] - arrival[0])
     return (len(arrival) - 1) / span if span > 0 else None
 
@@ -201,12 +179,10 @@ def capacity(level: SimulatedLevel, engine: SchedulerLimits, cost: Cost, run: Si
         cost: cost of an iteration.
         run: its run under that load.
     """
-    from pipelines.predict.simulator.run import simulate
-
     rate = offered(level)
     if rate is None or not _left_behind(run):
         return None
-    isl, osl = level.requests.isl, level.requests.osl
+    isl, osl = level.load.isl, level.load.osl
     count = max(ROUNDS * _together(engine, isl, osl), LEAST)
     backlog = OfferedLoad(np.resize(isl, count), np.resize(osl, count), np.zeros(count))
     served = count / simulate(engine, backlog, cost).end
@@ -243,15 +219,21 @@ class Simulated:
     outcome: PolicyOutcome
 
 
-def run_all(settings: Settings, case: SimulationCase, levels: Sequence[SimulatedLevel]) -> list[Simulated]:
-    """Simulate every policy under every load, in the order of the table."""
-    from pipelines.predict.simulator.run import simulate as run_load
+def run_one(
+    engine: SchedulerLimits, level: SimulatedLevel, case: SimulationCase, until: float | None = None
+) -> Simulated:
+    """Simulate a policy under a load."""
+    run = simulate(engine, level.load, case.cost, until=until, iterations=True)
+    outcome = measure(run, engine, level.label, level.counted(run, case.overhead), case.overhead)
+    return Simulated(engine, level, run, outcome)
 
+
+def run_all(settings: Settings, case: SimulationCase, levels: Sequence[SimulatedLevel]) -> list[Simulated]:
+    """Simulate every policy under every load, in the order of the table, and compare rates with the capacity."""
     found = []
     for level in levels:
         for engine in case.engines:
-            run = run_load(engine, level.requests, case.cost, until=settings.simulator.until, iterations=True)
-            outcome = measure(run, engine, level.load, level.window(run, case.overhead), case.overhead)
-            rates = replace(outcome, offered=offered(level), capacity=capacity(level, engine, case.cost, run))
-            found.append(Simulated(engine, level, run, rates))
+            one = run_one(engine, level, case, settings.simulator.until)
+            most = capacity(level, engine, case.cost, one.run)
+            found.append(replace(one, outcome=replace(one.outcome, offered=offered(level), capacity=most)))
     return found

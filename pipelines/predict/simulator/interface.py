@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -169,7 +170,6 @@ class SimulatedRun:
         requests: per request.
         iterations: per iteration; None unless requested.
         stays: per stay in a slot, in the order they ended; None unless iterations were requested.
-        slots_over_time: int8[iterations, slots], activity of each slot (0 NoOp, 1 Context, 2 Gen, 3 EoS), or None.
         end: time when the run ended.
         iteration_count: number of iterations.
         request_iterations: sum over iterations of the requests in them (the unit in which speed is counted).
@@ -179,7 +179,6 @@ class SimulatedRun:
     requests: Requests
     iterations: Iterations | None
     stays: Stays | None
-    slots_over_time: Any | None
     end: float
     iteration_count: int
     request_iterations: int
@@ -240,7 +239,7 @@ class IterationTokens:
 # Turn the stays of requests in slots into boxes that can be drawn or exported as a trace.
 
 NOOP, CONTEXT, GEN, EOS = range(4)
-"""Activities of a slot in an iteration, numbered as in `Run.slots_over_time`."""
+"""Activities of a slot in an iteration."""
 NAMES = ("NoOp", "Context", "Gen", "EoS")
 
 
@@ -297,11 +296,7 @@ def with_gaps(found: Iterable[Box], slots: int, until: float) -> list[Box]:
     for box in found:
         if box.slot < slots and box.start < until:
             rows[box.slot].append(box)
-    return [box for slot, row in enumerate(rows) for box in _filled(slot, sorted(row, key=_start), until)]
-
-
-def _start(box: Box) -> float:
-    return box.start
+    return [box for slot, row in enumerate(rows) for box in _filled(slot, sorted(row, key=attrgetter("start")), until)]
 
 
 def _filled(slot: int, row: Sequence[Box], until: float) -> list[Box]:

@@ -6,31 +6,31 @@ import math
 from dataclasses import dataclass, fields
 from functools import cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from pipelines.domain.errors import Fault, UserError
 from pipelines.predict.simulator.backend import Backend, loop_of
 from pipelines.predict.simulator.interface import (
+    Admission,
     Iterations,
     OfferedLoad,
+    Policy,
     Requests,
     SchedulerLimits,
     SimulatedRun,
     Stays,
 )
 from pipelines.predict.simulator.loop import iteration_seconds
-from pipelines.predict.simulator.scheduler import ROW, STAY, Request, Rules, RunTotals, record_of
+from pipelines.predict.simulator.scheduler import Request, Rules, RunTotals, record_of
 
 # Duration of one engine iteration, as numbers that a tight loop can evaluate.
 #
-# An engine works in iterations. Each processes T tokens (one per decoding request and the tokens of the prompts, or
-# of
+# An engine works in iterations. Each processes T tokens (one per decoding request and the tokens of the prompts, or of
 # their chunks) and takes
 #
-#     t = ((token_compute T + row_compute n)^p + (weights active(T) + head_weights)^p)^(1/p)   linears: compute or
-# memory
+#     t = ((token_compute T + row_compute n)^p + (weights active(T) + head_weights)^p)^(1/p)   compute or memory
 #       + prefill_attention sum(q ctx)                        attention of prompts
 #       + kv_token sum(kv) + kv_window_token sum(min(kv, window))   attention of decoding requests: KV traffic
 #       + token T                                             norms, activations, all-reduce traffic
@@ -39,10 +39,8 @@ from pipelines.predict.simulator.scheduler import ROW, STAY, Request, Rules, Run
 #       + end n_ended, before the next iteration              last answers sent, blocks freed, next requests admitted
 #
 # with n = n_seq = requests that yield a token or are prefilled in the iteration, and active(T) the share of the
-# weights
-# that T tokens touch: 1 for a dense model, dense_share + (1 - dense_share) (1 - (1 - expert_share)^T) for a mixture
-# of
-# experts. KV traffic is its own term, because it stays memory-bound at any batch (arXiv:2503.08311).
+# weights that T tokens touch: 1 for a dense model, dense_share + (1 - dense_share) (1 - (1 - expert_share)^T) for a
+# mixture of experts. KV traffic is its own term, because it stays memory-bound at any batch (arXiv:2503.08311).
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +125,9 @@ class TickCost:
 
 Cost = IterationCost | TickCost
 
-POLICIES = ("static", "inflight", "inflight_chunked", "one_prefill")
-ADMISSIONS = ("GUARANTEED_NO_EVICT", "MAX_UTILIZATION")
+POLICIES, ADMISSIONS = get_args(Policy), get_args(Admission)
 NO_LIMIT = 1 << 40
 KINDS = (Request, RunTotals)
-CONTEXT, GEN, EOS = 1, 2, 3  # cells of the picture; 0 is NoOp
 
 
 def simulate(
@@ -141,7 +137,6 @@ def simulate(
     *,
     until: float | None = None,
     iterations: bool = False,
-    slots: bool = False,
     backend: Backend = "auto",
 ) -> SimulatedRun:
     """Run a load through an engine, iteration by iteration.
@@ -157,7 +152,6 @@ def simulate(
         until: the run ends at the first boundary at or after this time, and events at that boundary are not
             counted; None lets all requests end.
         iterations: also return the table of iterations and the stays in slots (slower: one step per iteration).
-        slots: also return `slots_over_time`; implies `iterations`.
         backend: "auto" uses numba if it is installed. Results differ only by rounding (1e-9 at most).
 
     Raises:
@@ -166,7 +160,7 @@ def simulate(
     isl, osl = np.asarray(load.isl, dtype=np.int64), np.asarray(load.osl, dtype=np.int64)
     _check(engine, load, isl, osl)
     loop, name = loop_of(backend)
-    rules = _rules(engine, load, cost, until, record=iterations or slots)
+    rules = _rules(engine, load, cost, until, record=iterations)
     numbers = np.array([cost.prefill, cost.decode], dtype=np.float64) if isinstance(cost, TickCost) else cost.array()
     records = _records(load, isl, osl)
     if name == "numpy":
@@ -175,7 +169,7 @@ def simulate(
         records = tuple(_record(kind, found) for kind, found in zip(KINDS, objects, strict=True))
     else:
         end, rows, stays = loop(rules, numbers, *records)
-    return _run(rules, records, (float(end), rows, stays), picture=slots, backend=name)
+    return _run(rules, records, (float(end), rows, stays), name)
 
 
 def _records(load: OfferedLoad, isl: Any, osl: Any) -> tuple[Any, Any]:
@@ -200,22 +194,19 @@ def _record(kind: type, objects: list[Any]) -> Any:
     return np.array(list(map(_values(kind), objects)), dtype=record_of(kind))
 
 
-def _run(rules: Rules, records: Any, found: tuple[float, Any, Any], *, picture: bool, backend: str) -> SimulatedRun:
+def _run(rules: Rules, records: Any, found: tuple[float, Any, Any], backend: str) -> SimulatedRun:
     r, counters = records
     end, rows, stays = found
     names = ("arrival", "admitted", "first", "end", "isl", "osl", "produced", "preemptions", "slot")
     requests = Requests(*(np.ascontiguousarray(r[name]) for name in names))
-    iterations = Iterations(*_columns(rows, ROW)) if rules.record else None
-    stay = Stays(*_columns(stays.astype(np.int64), STAY)) if rules.record else None
-    cells = None
-    if picture and stay is not None:
-        cells = _picture(stay, requests, len(rows) // ROW, rules.slots)
+    iterations = Iterations(*_columns(rows, Iterations)) if rules.record else None
+    stay = Stays(*_columns(stays.astype(np.int64), Stays)) if rules.record else None
     count, worked = int(counters["it"][0]), int(counters["worked"][0])
-    return SimulatedRun(requests, iterations, stay, cells, end, count, worked, backend)
+    return SimulatedRun(requests, iterations, stay, end, count, worked, backend)
 
 
-def _columns(flat: Any, width: int) -> Any:
-    return np.ascontiguousarray(flat.reshape(-1, width).T)
+def _columns(flat: Any, kind: type) -> Any:
+    return np.ascontiguousarray(flat.reshape(-1, len(fields(kind))).T)
 
 
 def _rules(engine: SchedulerLimits, load: OfferedLoad, cost: Cost, until: float | None, *, record: bool) -> Rules:
@@ -238,20 +229,6 @@ def _rules(engine: SchedulerLimits, load: OfferedLoad, cost: Cost, until: float 
         until=math.inf if until is None else float(until),
         record=record,
     )
-
-
-def _picture(stays: Stays, requests: Requests, iterations: int, slots: int) -> Any:
-    """Return int8[iterations, slots]: the activity of each slot."""
-    cells = np.zeros((iterations, slots), dtype=np.int8)
-    last_stay = dict(zip(stays.request.tolist(), range(len(stays.request)), strict=True))
-    rows = zip(stays.request, stays.slot, stays.joined, stays.began, stays.last, strict=True)
-    for number, (request, slot, joined, began, last) in enumerate(rows):
-        context = (last if began < 0 else began) + 1
-        cells[joined:context, slot] = CONTEXT
-        cells[context : last + 1, slot] = GEN
-        if last_stay[request] == number and not math.isnan(requests.end[request]) and context <= last:
-            cells[last, slot] = EOS
-    return cells
 
 
 def _check(engine: SchedulerLimits, load: OfferedLoad, isl: Any, osl: Any) -> None:

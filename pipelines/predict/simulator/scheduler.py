@@ -18,8 +18,6 @@ import numpy as np
 
 STATIC, INFLIGHT, CHUNKED, ONE_PREFILL = range(4)
 NOBODY, BATCH, SLOTS, KV_BLOCKS, ONE_PROMPT, TOKENS = range(6)  # `interface.REFUSALS`
-ROW = 9  # numbers per iteration: start, seconds, decoding, prefilling, tokens, queue, refused, kv blocks, kv tokens
-STAY = 6  # numbers per stay in a slot: request, slot, joined, began, last, tokens
 
 
 class Rules(NamedTuple):
@@ -126,8 +124,8 @@ class Work(NamedTuple):
     free: list[int]  # heap of empty slots
     order: list[int]  # running requests in order of admission; ended ones are dropped lazily
     prefilling: list[int]  # in order
-    rows: list[float]
-    stays: list[int]
+    rows: list[float]  # fields of `interface.Iterations`, one iteration after the other
+    stays: list[int]  # fields of `interface.Stays`
 
 
 class Batch(NamedTuple):

@@ -115,7 +115,6 @@ class Question:
         gaps: float64[n], arrival gaps with mean 1, drawn once, so that all rates see the same sample.
         slo: latency limits; without any, only throughput counts.
         terms: properties of the engine in any format and split.
-        prices: prices of servers, GPUs and electricity.
         percentile: percentage of requests that must meet each limit, e.g. 95.
         mode: "online", "sequential" or "offline".
         headroom: share of each instance's rate kept free.
@@ -126,6 +125,7 @@ class Question:
         kv_formats: KV-cache formats to try.
         kv_of: the only one to try with a weight format, for those that have one.
         sparse: whether the weights are 2:4-sparse.
+        prices: prices of servers, GPUs and electricity.
         framework: framework that serves the model.
         stated: mean and longest lengths as the settings state them; None takes those of `isl` and `osl`.
         judge: rules that a plan of the configuration would have to keep.
@@ -139,7 +139,6 @@ class Question:
     gaps: Any
     slo: Slo
     terms: EngineTerms
-    prices: PriceSettings
     percentile: float = 95.0
     mode: str = "online"
     headroom: float = 0.0
@@ -150,6 +149,7 @@ class Question:
     kv_formats: tuple[KvFormat, ...] = (KvFormat.AUTO,)
     kv_of: Mapping[QFormat, KvFormat] = field(default_factory=dict)
     sparse: bool = False
+    prices: PriceSettings = field(default_factory=PriceSettings)
     framework: str = "TensorRT-LLM 1.2"
     stated: LoadLengths | None = None
     judge: Judge = unjudged

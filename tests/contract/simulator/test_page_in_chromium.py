@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from pipelines.document.canvas import DARK, LIGHT
+from pipelines.predict.simulate.files import page
 from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel, measure
-from pipelines.predict.simulate.page import page
 from pipelines.predict.simulator.interface import REFUSALS, OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.run import TickCost, simulate
 from tests.support.chromium import DARK_THEME, LIGHT_THEME, needs_chromium, said_by
+from tests.support.simulated_records import cells_over_time
 
 pytestmark = [pytest.mark.thorough, needs_chromium]
 WORKED = json.loads((Path(__file__).parents[2] / "reference" / "seed_cases.json").read_text())["simulator_tick_model"][
@@ -65,9 +66,7 @@ def in_python(wanted: dict[str, Any]) -> SimulatedRun:
     columns = (np.array([each[name] for each in load]) for name in ("isl", "osl", "arrival"))
     limits = SchedulerLimits(engine["policy"], engine["slots"], engine["max_num_tokens"])
     cost = TickCost(engine["prefill"], engine["decode"], engine["chunks"])
-    return simulate(
-        limits, OfferedLoad(*columns), cost, until=wanted["until"], iterations=True, slots=True, backend="numpy"
-    )
+    return simulate(limits, OfferedLoad(*columns), cost, until=wanted["until"], iterations=True, backend="numpy")
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +79,7 @@ for (const [name, {{engine, load, until}}] of Object.entries({json.dumps(CASES)}
   found[name] = {{run, counters: counters(run)}};
 }}
 answer(found);"""
-    return said_by(page(LIGHT, DARK), tmp_path_factory.mktemp("cases"), script)
+    return said_by(page(), tmp_path_factory.mktemp("cases"), script)
 
 
 def numbers(values: Any) -> list[float | None]:
@@ -101,7 +100,8 @@ def test_every_step_is_the_same_as_in_python(browser, name):
     assert table.queue.tolist() == [each["queue"] for each in found["iterations"]]
     assert [REFUSALS[int(code)] for code in table.refused] == [each["refused"] for each in found["iterations"]]
     cut = len(table.start) if np.isfinite(rows.end).all() else -1  # of a cut run nobody knows which token is the last
-    assert run.slots_over_time[:cut].tolist() == [each["cells"] for each in found["iterations"]][:cut]
+    cells = cells_over_time(run, CASES[name]["engine"]["slots"])
+    assert cells[:cut].tolist() == [each["cells"] for each in found["iterations"]][:cut]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -144,7 +144,7 @@ const read = key => [...document.querySelectorAll(`td[data-counter=${key}]`)].ma
 def test_the_page_shows_the_run_it_was_made_for(tmp_path):
     load = mixed(10, 40, None)
     controls = {"slots": 3, "left": "static", "right": "inflight", "until": 1e5}
-    made = page(LIGHT, DARK, controls, load)
+    made = page(controls, load)
     found = said_by(
         made,
         tmp_path,
@@ -169,7 +169,7 @@ const seen = {left: box("left"), right: box("right"), play: box("play")};
 byId("settings").querySelector("summary").click();
 answer({...seen, folded, unfolded: form()});"""
     )
-    found = said_by(page(LIGHT, DARK), tmp_path, script, width=width)
+    found = said_by(page(), tmp_path, script, width=width)
     assert found["folded"] == [False, False]
     assert found["unfolded"] == [True, True]
     assert found["left"]["top"] < 200
@@ -180,14 +180,14 @@ answer({...seen, folded, unfolded: form()});"""
 def test_the_controls_show_how_the_requests_of_the_run_arrive(tmp_path):
     controls = {"requests": 40, "arrival": "random", "rate": 22}
     script = LOOK + "answer([fields.arrival.value, fields.rate.value, fields.rate.disabled]);"
-    assert said_by(page(LIGHT, DARK, controls, mixed(12, 40, 0.22)), tmp_path, script) == ["random", "22", False]
+    assert said_by(page(controls, mixed(12, 40, 0.22)), tmp_path, script) == ["random", "22", False]
 
 
 def test_a_run_beyond_the_ranges_of_the_controls_is_shown(tmp_path):
     """The folded form would hide the fault, and the page would be empty."""
     controls = {"requests": 40, "arrival": "random", "rate": 1e5, "until": 2e5, "isl": 20000, "prefill": 500}
     script = LOOK + 'byId("end").click(); answer([byId("fault").textContent, read("done"), fields.rate.value]);'
-    found = said_by(page(LIGHT, DARK, controls, mixed(13, 40, 1000.0)), tmp_path, script)
+    found = said_by(page(controls, mixed(13, 40, 1000.0)), tmp_path, script)
     assert found == ["", ["40", "40"], "100000"]
 
 
@@ -207,7 +207,7 @@ const queue = read("queue").map(Number);
 answer({queue, high: [high("left"), high("right")]});"""
     )
     controls = {"arrival": "random", "rate": 60, "requests": 100, "until": 300}
-    found = said_by(page(LIGHT, DARK, controls), tmp_path, script)
+    found = said_by(page(controls), tmp_path, script)
     (static, inflight), (left, right) = found["queue"], found["high"]
     assert static > inflight > 0
     assert left / right == pytest.approx(static / inflight, rel=0.25)
@@ -228,7 +228,7 @@ byId("given").click();
 seen.push(state.runs.left.requests.map(each => each.osl), byId("given-note").hidden);
 answer(seen);"""
     )
-    given, drawn, again, hidden = said_by(page(LIGHT, DARK, {"requests": 5}, mixed(11, 5, None)), tmp_path, script)
+    given, drawn, again, hidden = said_by(page({"requests": 5}, mixed(11, 5, None)), tmp_path, script)
     assert drawn == [3] * 5
     assert given == again == [each["osl"] for each in mixed(11, 5, None)]
     assert hidden is False
@@ -254,7 +254,7 @@ seen.push(controls.filter(each => each.tabIndex < 0).length);
 seen.push(controls.filter(each => each.tagName !== "BUTTON" && !each.labels.length).length);
 answer(seen);"""
     )
-    found = said_by(page(LIGHT, DARK), tmp_path, script)
+    found = said_by(page(), tmp_path, script)
     # 4 prompts of 2 ticks are one iteration of 8 ticks; then decode steps of one.
     assert found == [0, 8, 9, 8, True, "Pause", True, False, "Play", True, 0, 0]
 
@@ -268,7 +268,7 @@ fields.slots.value = 0; fields.slots.dispatchEvent(new Event("input", {bubbles: 
 const same = String(read("done")) === String(done);
 answer([byId("fault").textContent, fields.slots.getAttribute("aria-invalid"), same]);"""
     )
-    fault, invalid, same = said_by(page(LIGHT, DARK), tmp_path, script)
+    fault, invalid, same = said_by(page(), tmp_path, script)
     assert fault.startswith("Slots")
     assert (invalid, same) == ("true", True)
 
@@ -288,7 +288,7 @@ answer({
   fetched: performance.getEntriesByType("resource").length, painted: [...seen],
 });"""
     )
-    found = said_by(page(LIGHT, DARK), tmp_path, script, theme, width=400)
+    found = said_by(page(), tmp_path, script, theme, width=400)
 
     def rgb(role: str) -> str:
         return ", ".join(str(int(colours[role][at : at + 2], 16)) for at in (1, 3, 5))

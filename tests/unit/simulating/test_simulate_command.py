@@ -18,7 +18,7 @@ from pipelines.host import files
 from pipelines.loadgen.config import load_faults
 from pipelines.predict.performance.fit_file import FittedModel
 from pipelines.predict.performance.modelled import ModelledDeployment
-from pipelines.predict.simulate import pictures
+from pipelines.predict.simulate import files as written
 from pipelines.predict.simulate.simulate_command import with_defaults
 from pipelines.predict.simulator.interface import SchedulerLimits
 from pipelines.predict.simulator.run import IterationCost
@@ -335,13 +335,13 @@ def test_a_fit_makes_it_seconds_with_its_own_engine(tmp_path, capsys):
 def test_the_picture_of_the_slots_is_long_enough_for_answers_to_end(tmp_path, monkeypatch, words, ticks):
     """A stay is 2 ticks of prompt, in which the first token comes, and one for each of the other 63."""
     drawn = []
-    real = pictures.slots_picture
+    real = written.slots_picture
 
     def noted(*given, until, **named):
         drawn.append(until)
         return real(*given, until=until, **named)
 
-    monkeypatch.setattr(pictures, "slots_picture", noted)
+    monkeypatch.setattr(written, "slots_picture", noted)
     engine = ("simulator.policy=[inflight]", "simulator.slots=1")
     simulated(tmp_path, "workload=classic", "benchmark.num_requests=16", *engine, *words)
     assert drawn == [pytest.approx(ticks)]

@@ -20,11 +20,12 @@ from pipelines.predict.simulator.interface import (
     with_gaps,
 )
 from pipelines.predict.simulator.run import TickCost, simulate
+from tests.support.simulated_records import cells_over_time
 
 
 def run_of(engine: SchedulerLimits, osl: list[int], until: float | None = None, gap: float = 0.0) -> SimulatedRun:
     load = OfferedLoad(np.full(len(osl), 16), np.array(osl), gap * np.arange(len(osl)))
-    return simulate(engine, load, TickCost(2, 1), until=until, slots=True, backend="numpy")
+    return simulate(engine, load, TickCost(2, 1), until=until, iterations=True, backend="numpy")
 
 
 def test_a_request_is_its_prompt_its_tokens_and_its_last_token() -> None:
@@ -68,9 +69,10 @@ def test_a_run_without_iterations_has_no_boxes() -> None:
 def test_boxes_say_what_the_table_of_slots_says(osl, slots, policy, blocks, gap, until) -> None:
     engine = SchedulerLimits(policy, slots, admission="MAX_UTILIZATION", kv_blocks=blocks, tokens_per_block=1)
     run = run_of(engine, osl, until, gap)
-    painted = np.zeros_like(run.slots_over_time)
+    cells = cells_over_time(run, slots)
+    painted = np.zeros_like(cells)
     for box in boxes(run):
         inside = (run.iterations.start >= box.start) & (run.iterations.start < box.end)
         assert (painted[inside, box.slot] == NOOP).all()
         painted[inside, box.slot] = box.kind
-    assert painted.tolist() == run.slots_over_time.tolist()
+    assert painted.tolist() == cells.tolist()

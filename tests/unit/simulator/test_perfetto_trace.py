@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.predict.simulate.perfetto import trace
+from pipelines.predict.simulate.files import trace
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
 from pipelines.predict.simulator.run import TickCost, simulate
 

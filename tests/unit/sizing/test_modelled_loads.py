@@ -106,7 +106,7 @@ def test_what_only_the_cpu_engine_pays():
 def test_an_end_holds_up_those_that_go_on():
     """Iterations of 10 ms; 5 ms to see one off, which its own client does not wait for."""
     load = OfferedLoad([1, 1], [1, 3], arrival=np.zeros(2))
-    run = simulate(DEPLOYMENT.engine, load, replace(COST, end=0.005), slots=True)
+    run = simulate(DEPLOYMENT.engine, load, replace(COST, end=0.005), iterations=True)
     assert run.requests.end == pytest.approx([0.010, 0.035])
     assert run.iterations.start == pytest.approx([0.0, 0.015, 0.025])
 

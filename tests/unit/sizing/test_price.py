@@ -2,8 +2,8 @@
 
 import pytest
 
+from pipelines.predict.config import PriceSettings
 from pipelines.predict.sizing.fleet import Layout, cost, fleet, server_year
-from tests.support.sizing_questions import prices
 
 BOUGHT = {"server_usd": 320_000, "years": 4, "licence_usd": 4_500, "hosting_usd": 3_000}
 """NVIDIA's example: 320,000 / 4 + 8 x 4,500 + 3,000 = 119,000 USD a year."""
@@ -15,7 +15,7 @@ def priced(given, *, servers=1, capacity=10.0, average=None):
     daily = None if average is None else average * DAY
     sized = fleet(capacity, capacity / servers, Layout(8, 8))
     load = {"tdp_w": 700.0, "isl": 2000.0, "osl": 200.0, "input_share": 0.25}
-    return cost(prices(**given), sized, requests_per_day=daily, **load)
+    return cost(PriceSettings(**given), sized, requests_per_day=daily, **load)
 
 
 def test_a_thousand_prompts_of_the_published_example():
@@ -27,7 +27,7 @@ def test_a_thousand_prompts_of_the_published_example():
 
 def test_power_is_that_of_the_gpus_at_full_load_and_of_the_building():
     """0.7 kW x 8 x 1.5 x 8,760 h x 0.10 USD = 7,358.40 USD."""
-    parts, missing = server_year(prices(server_usd=100, years=1, kwh_usd=0.10, pue=1.5), 8, 700.0)
+    parts, missing = server_year(PriceSettings(server_usd=100, years=1, kwh_usd=0.10, pue=1.5), 8, 700.0)
     assert dict(parts)["power"] == pytest.approx(7358.40)
     assert missing == ["licences", "hosting"]
 

@@ -10,6 +10,7 @@ import pytest
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
+from pipelines.predict.config import PriceSettings
 from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.limits import WantedLimits
 from pipelines.predict.performance.models import model_named
@@ -17,7 +18,7 @@ from pipelines.predict.performance.performance import PerformanceModel
 from pipelines.predict.sizing.answer import answer, attempt, check
 from pipelines.predict.sizing.instance import InstanceUnderLoad, input_share, instance, instances_for, see
 from pipelines.predict.sizing.sensitivity import changes
-from tests.support.sizing_questions import demand, made_up, prices, question
+from tests.support.sizing_questions import demand, made_up, question
 
 GIVEN = WantedLimits(max_batch_size=2048, max_num_tokens=8192)
 
@@ -206,7 +207,7 @@ def test_prompts_take_the_share_of_time_that_their_tokens_do():
 
 def test_prices_are_told_only_when_given():
     assert answer(question(), made_up).chosen.cost is None
-    found = answer(question(prices=prices(gpu_hour_usd=2.0), demand=demand(30.0, 25.0)), made_up).chosen
+    found = answer(question(prices=PriceSettings(gpu_hour_usd=2.0), demand=demand(30.0, 25.0)), made_up).chosen
     assert found.cost.per_year == found.fleet.servers * 8 * 2.0 * 8760
     assert found.cost.utilisation == pytest.approx(25.0 / (found.fleet.instances * found.capacity.rate))
 
