@@ -28,9 +28,17 @@ from pipelines.host.files import write_json, write_text
 from pipelines.host.machine import gather, library_versions
 from pipelines.loadgen.run import run_benchmark
 from pipelines.plan.plan import make_plan
-from pipelines.predict.performance.calibrate_command import compared, fit_text, free_engine
+from pipelines.predict.performance.calibrate_command import (
+    METRICS,
+    TITLES,
+    compared,
+    comparison,
+    fit_text,
+    free_engine,
+    measured_value,
+)
+from pipelines.predict.performance.deployment import fitted_model
 from pipelines.predict.performance.fit import FittedLevel, fit
-from pipelines.predict.performance.fit_file import METRICS, TITLES, comparison, fitted_model, measured_value
 from pipelines.predict.performance.measured import Measured
 from pipelines.predict.performance.modelled import ModelledDeployment, run_trial, trial
 from pipelines.predict.performance.read_measured import from_result, joined, read_measured

@@ -18,8 +18,14 @@ from pipelines.host.machine import has_avx512
 from pipelines.loadgen.config import DEFAULT_CONCURRENCY
 from pipelines.plan.neighbours import DRAFT, Neighbour
 from pipelines.predict.performance.gpus import usable_bytes
-from pipelines.predict.performance.lengths import engine_sizes, known_lengths, request_tokens
-from pipelines.predict.performance.limits import BATCHES, LEAST_TOKENS, stepped
+from pipelines.predict.performance.limits import (
+    BATCHES,
+    LEAST_TOKENS,
+    engine_sizes,
+    known_lengths,
+    request_tokens,
+    stepped,
+)
 from pipelines.predict.performance.memory import DeviceMemory, EngineSizes, concurrency, device_memory, what_fits
 from pipelines.settings.root import Settings
 

@@ -10,7 +10,7 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import show_bytes
 from pipelines.plan.targets import SERVED, Target, has_baseline
 from pipelines.plan.user_inputs import Found
-from pipelines.predict.performance.lengths import engine_sizes, request_tokens
+from pipelines.predict.performance.limits import engine_sizes, request_tokens
 from pipelines.predict.performance.memory import EngineSizes, device_memory, fits
 from pipelines.rules.rulebook import check_checkpoint
 from pipelines.settings.root import Settings

@@ -240,7 +240,7 @@ def _limits(settings: Settings, shape: ModelShape | None, machine: Machine) -> C
     if hardware.mem_bw_gb_s is None:
         return None
     # the performance model needs numpy, which takes a while to load
-    from pipelines.predict.performance.fit_file import costs
+    from pipelines.predict.performance.deployment import costs
     from pipelines.predict.performance.placement import limits_for_load
 
     return limits_for_load(settings, shape, hardware, costs(settings))

@@ -14,8 +14,15 @@ from pipelines.domain.errors import UserError
 from pipelines.host.screen import table, wrapped
 from pipelines.plan.plan import Plan
 from pipelines.predict.performance.coverage import unmodelled
-from pipelines.predict.performance.deployment import PredictedDeployment, fitted_deployment, gpu_model, known
-from pipelines.predict.performance.fit_file import FittedModel, costs, processor
+from pipelines.predict.performance.deployment import (
+    FittedModel,
+    PredictedDeployment,
+    costs,
+    fitted_deployment,
+    gpu_model,
+    known,
+    processor,
+)
 from pipelines.predict.performance.gpus import data_sheet, resolved
 from pipelines.predict.performance.modelled import ModelledDeployment, run_trial
 from pipelines.predict.performance.performance import origin

@@ -22,8 +22,15 @@ from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.machine import GpuFacts
 from pipelines.host.screen import say, table, wrapped
 from pipelines.loadgen.config import WorkloadSettings
-from pipelines.predict.performance.deployment import Compression, fitted_deployment, gpu_model, known
-from pipelines.predict.performance.fit_file import FittedModel, costs, processor
+from pipelines.predict.performance.deployment import (
+    Compression,
+    FittedModel,
+    costs,
+    fitted_deployment,
+    gpu_model,
+    known,
+    processor,
+)
 from pipelines.predict.performance.gpus import GpuSpec, gpu_named, row_of
 from pipelines.predict.performance.modelled import run_trial, trial
 from pipelines.predict.performance.performance import origin

@@ -27,8 +27,8 @@ from unittest.mock import patch
 import numpy as np
 
 from pipelines.host.files import write_bytes, write_json
-from pipelines.predict.performance.parameters import FILE, PRIORS, Parameters
 from pipelines.predict.performance.performance import WIDER
+from pipelines.predict.performance.physics import FILE, PRIORS, Parameters
 from pipelines.predict.published import bench as closed_loop
 from pipelines.predict.published.bench import StackedCases
 from pipelines.predict.published.cases import PUBLISHED, PublishedCase, case_of, read_rows

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.host.files import write_text
-from pipelines.predict.performance.parameters import PRIORS, Parameters
+from pipelines.predict.performance.physics import PRIORS, Parameters
 from pipelines.predict.published.cases import PUBLISHED, read_rows
 from scripts.published_fit.accuracy import GOALS, VALIDATED, verdict
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.predict.performance.parameters import EXPECTED, PRIORS, Parameters
+from pipelines.predict.performance.physics import EXPECTED, PRIORS, Parameters
 
 SCALE = 0.1
 """Residual above which a row counts as an outlier: there soft-l1 changes from squares to absolute values."""

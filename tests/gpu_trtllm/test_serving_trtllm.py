@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.domain.benchmark import RESULT, BenchmarkResult
 from pipelines.host.machine import gather
-from pipelines.predict.performance.fit_file import load_fit
+from pipelines.predict.performance.deployment import load_fit
 from pipelines.predict.performance.gpus import row_of
 from pipelines.serving.config import ServingSettings
 from pipelines.serving.process import TritonServer

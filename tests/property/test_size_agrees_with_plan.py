@@ -11,7 +11,7 @@ from pipelines.engines.tensorrt_llm.config import LIMITS_FOR_LOAD
 from pipelines.host.machine import Machine
 from pipelines.plan.candidates import judge_of
 from pipelines.plan.plan import make_plan
-from pipelines.predict.performance.fit_file import costs
+from pipelines.predict.performance.deployment import costs
 from pipelines.predict.sizing.question import ask
 from pipelines.predict.sizing.size_command import solve
 from pipelines.settings.compose import load

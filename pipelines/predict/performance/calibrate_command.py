@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 from pipelines.domain.errors import UserError
 from pipelines.engines.registry import ENGINES, TENSORRT_LLM, runs_on_cpu
@@ -14,13 +15,13 @@ from pipelines.engines.tensorrt_llm.config import LIMITS_FOR_LOAD
 from pipelines.host.machine import Machine, gather, library_versions
 from pipelines.host.screen import table
 from pipelines.predict.config import FITS
-from pipelines.predict.performance.deployment import Compression, gpu_model
+from pipelines.predict.performance.deployment import Compression, FittedModel, fitted_model, gpu_model
 from pipelines.predict.performance.fit import FitResult, FittedLevel, fit
-from pipelines.predict.performance.fit_file import FittedModel, comparison, fitted_model
 from pipelines.predict.performance.gpus import data_sheet, ranks, resolved, with_gpus
 from pipelines.predict.performance.measured import Measured
 from pipelines.predict.performance.modelled import ModelledDeployment
 from pipelines.predict.performance.models import known_model
+from pipelines.predict.performance.performance import PerformanceModel
 from pipelines.predict.performance.read_measured import read_measured
 from pipelines.predict.simulator.interface import SchedulerLimits, admission_of
 from pipelines.settings.compose import load
@@ -140,6 +141,42 @@ def fit_text(measured: Measured, found: FitResult, words: str) -> str:
     return "\n".join([*lines, *(f"note: {note}" for note in measured.notes)])
 
 
+METRICS = ("rps", "ttft_p50", "ttft_p95", "itl_mean")
+"""Metrics that a fit is judged by."""
+TITLES = {"rps": "requests/s", "ttft_p50": "TTFT p50 ms", "ttft_p95": "TTFT p95 ms", "itl_mean": "ITL ms"}
+
+
+def comparison(rows: Sequence[FittedLevel]) -> list[tuple[str, ...]]:
+    """Build table rows: load, then measured, modelled and error in percent per metric; header first, medians last."""
+    table = [("load", *(cell for name in METRICS for cell in (TITLES[name], "modelled", "%")))]
+    for row in rows:
+        found, cells = row.errors(), [row.level.load]
+        for name in METRICS:
+            if name not in found:
+                cells += ["–", "–", "–"]
+                continue
+            real = measured_value(row, name)
+            cells += [_shown(real), _shown(real * (1 + found[name])), f"{100 * found[name]:+.0f}"]
+        table.append(tuple(cells))
+    medians = ["median error"]
+    for name in METRICS:
+        values = [abs(row.errors()[name]) for row in rows if name in row.errors()]
+        medians += ["", "", f"{100 * median(values):.1f}" if values else "–"]
+    return [*table, tuple(medians)]
+
+
+def measured_value(row: FittedLevel, name: str) -> float:
+    """Return a metric as it is shown: requests/s or ms."""
+    if name == "rps":
+        return row.level.requests_per_s
+    what, part = name.split("_")
+    return 1e3 * float(getattr(getattr(row.level, f"{what}_s"), part))
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
 def compared(rows: Sequence[FittedLevel]) -> list[str]:
     """List measured, modelled and error of each load on separate lines, so that each fits 80 columns."""
     head, *loads, medians = comparison(rows)
@@ -155,8 +192,6 @@ def start_of_gpu(settings: Settings, machine: Machine, measured: Measured) -> Mo
     Raises:
         UserError: the GPU or the model is unknown, or the model does not fit.
     """
-    from pipelines.predict.performance.performance import PerformanceModel
-
     gpu = data_sheet(resolved(settings.hardware, machine))
     tp, pp = ranks(measured)
     # of an engine that was measured, nothing is chosen: its limits are those reported, or else trtllm-build's defaults

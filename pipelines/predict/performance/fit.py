@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,9 +19,11 @@ from pipelines.domain.errors import UserError
 from pipelines.engines.registry import runs_on_cpu
 from pipelines.predict.performance.measured import Measured, MeasuredLevel
 from pipelines.predict.performance.modelled import ModelledDeployment, Trial, run_trial, trial
+from pipelines.predict.performance.performance import Costed
 from pipelines.predict.simulator.interface import SchedulerLimits
 from pipelines.predict.simulator.run import IterationCost
 
+CostT = TypeVar("CostT", ModelledDeployment, Costed)
 WIDE = 1.4
 """Log-deviation of a guess."""
 STEP = 0.2
@@ -192,7 +194,7 @@ def _slopes(residuals: Callable[[Any], Any], theta: Any) -> Any:
     return np.stack([(residuals(theta + step) - residuals(theta - step)) / (2 * STEP) for step in steps], axis=1)
 
 
-def moved(prior: ModelledDeployment, knobs: Sequence[Knob], theta: Any) -> ModelledDeployment:
+def moved(prior: CostT, knobs: Sequence[Knob], theta: Any) -> CostT:
     """Return the prior with each knob's fields multiplied by exp(theta)."""
     own: dict[str, Any] = {}
     cost: dict[str, Any] = {}
@@ -202,7 +204,7 @@ def moved(prior: ModelledDeployment, knobs: Sequence[Knob], theta: Any) -> Model
     return replace(prior, cost=replace(prior.cost, **cost), **own)
 
 
-def _value(deployment: ModelledDeployment, name: str) -> float:
+def _value(deployment: ModelledDeployment | Costed, name: str) -> float:
     return float(getattr(deployment if name in ("overhead_s", "client_gap_s") else deployment.cost, name))
 
 

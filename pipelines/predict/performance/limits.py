@@ -3,10 +3,138 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
 
+import numpy as np
+
+from pipelines.domain.errors import UserError
+from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.tensorrt_llm.config import LIMITS_FOR_LOAD, BuildSettings
+from pipelines.loadgen.config import WorkloadSettings
+from pipelines.loadgen.plan import read_trace, sampler
 from pipelines.predict.performance.memory import EngineSizes
 from pipelines.settings.root import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class LoadLengths:
+    """Tokens of the requests of a load.
+
+    Attributes:
+        mean_isl: mean input.
+        mean_osl: mean output.
+        longest_isl: longest input.
+        longest: longest input and output of one request together.
+    """
+
+    mean_isl: float
+    mean_osl: float
+    longest_isl: int
+    longest: int
+
+    @classmethod
+    def of(cls, isl: Any, osl: Any) -> LoadLengths:
+        """Summarize int64[n] input and output tokens."""
+        return cls(float(isl.mean()), float(osl.mean()), int(isl.max()), int((isl + osl).max()))
+
+    @property
+    def mean(self) -> int:
+        """Mean input and output of a request together, rounded."""
+        return round(self.mean_isl + self.mean_osl)
+
+
+def known_lengths(settings: Settings) -> LoadLengths | None:
+    """Summarize the requests of the workload: as stated, and as drawn where only the distribution is stated.
+
+    Returns:
+        None for a trace of prompts, which only the tokenizer can count, and for a file that cannot be read: whoever
+        sends or simulates those requests reports it.
+    """
+    try:
+        return _stated(settings.workload) or LoadLengths.of(*drawn_lengths(settings.workload, settings.sizing.requests))
+    except UserError:
+        return None
+
+
+def _stated(workload: WorkloadSettings) -> LoadLengths | None:
+    """Compute the means and bounds of a workload whose settings state them; the k-th turn repeats those before it."""
+    isl, osl, turns = workload.isl, workload.osl, workload.turns
+    if workload.trace is not None or isl.expected is None or osl.expected is None:
+        return None
+    if isl.longest is None or osl.longest is None:
+        return None
+    prompt = turns * isl.longest + (turns - 1) * osl.longest
+    mean_isl = (turns + 1) / 2 * isl.expected + (turns - 1) / 2 * osl.expected
+    return LoadLengths(mean_isl, osl.expected, prompt, prompt + osl.longest)
+
+
+def drawn_lengths(workload: WorkloadSettings, count: int) -> tuple[Any, Any]:
+    """Return int64[n] input and output tokens, drawn as the load generator draws them, or read from a trace.
+
+    In a conversation each turn carries all earlier ones, so turn k has k prompts and k - 1 answers as its input.
+
+    Raises:
+        UserError: a file cannot be read, or a trace has prompts instead of lengths.
+    """
+    if workload.trace is not None:
+        items = read_trace(workload.trace, workload.trace_speed)
+        if any(item.isl is None for item in items):
+            raise UserError(f"workload.trace={workload.trace} has prompts; sizing needs isl on every line.")
+        pairs = [(item.isl, item.osl) for item in items]
+        return tuple(np.resize(np.array(column, dtype=np.int64), count) for column in zip(*pairs, strict=True))  # type: ignore[return-value]
+    return sampled_lengths(workload, count, Random(workload.seed))
+
+
+def sampled_lengths(workload: WorkloadSettings, count: int, random: Random, users: int = 1) -> tuple[Any, Any]:
+    """Return int64[n] input and output tokens of users who send at the same time, each one turn after the other."""
+    prompt = sampler(workload.isl, random, key="workload.isl")
+    answer = sampler(workload.osl, random, key="workload.osl")
+    rows: list[tuple[int, int]] = []
+    while len(rows) < count:
+        held = [0] * max(users, 1)
+        for _ in range(workload.turns):
+            for user, before in enumerate(held):
+                isl, osl = before + prompt(), answer()
+                rows.append((isl, osl))
+                held[user] = isl + osl
+    isl_, osl_ = zip(*rows[:count], strict=True)
+    return np.array(isl_, dtype=np.int64), np.array(osl_, dtype=np.int64)
+
+
+# Convert settings to the terms of the memory model.
+
+
+def engine_sizes(settings: Settings, shape: ModelShape) -> EngineSizes:
+    """Return the sizes that determine an engine's memory, from the settings."""
+    build, triton = settings.build, settings.triton
+    return EngineSizes(
+        shape=shape,
+        qformat=settings.quant.qformat,
+        kv_format=settings.kv_cache.dtype,
+        group_size=settings.quant.group_size,
+        mean_bits=settings.quant.mean_bits,
+        tp_size=build.tp_size,
+        pp_size=build.pp_size,
+        max_batch_size=build.max_batch_size,
+        max_beam_width=build.max_beam_width,
+        max_num_tokens=build.max_num_tokens,
+        max_seq_len=build.max_seq_len or shape.max_position_embeddings,
+        tokens_per_block=build.tokens_per_block,
+        user_buffers=build.user_buffer == "enable",
+        gather_context_logits=build.gather_context_logits or build.gather_all_token_logits,
+        gpu_weights_percent=triton.gpu_weights_percent if build.weight_streaming else 1.0,
+        kv_fraction=triton.kv_cache_free_gpu_mem_fraction,
+        max_kv_tokens=triton.max_tokens_in_paged_kv_cache,
+        windows=tuple(triton.max_attention_window_size or shape.windows),
+    )
+
+
+def request_tokens(settings: Settings) -> int | None:
+    """Return the mean prompt + output of the workload's requests in tokens; None where a file does not tell it."""
+    found = known_lengths(settings)
+    return None if found is None else found.mean
+
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Values tried for max_batch_size, up to trtllm-build's default."""

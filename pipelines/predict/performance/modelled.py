@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from pipelines.predict.simulator.backend import Backend
 from pipelines.predict.simulator.interface import OfferedLoad, Requests, SchedulerLimits, request_columns
 from pipelines.predict.simulator.run import IterationCost, simulate
 
-Provenance = Literal["fitted", "transferred", "datasheet"]
 WARM, LEAST, MOST = 3, 200, 4000
 """Requests per user before a steady window; default numbers of simulated requests, least and most."""
 SEED = 20_240_601
@@ -162,14 +161,13 @@ def _window(trial: Trial, requests: Requests) -> tuple[float, float, Any]:
     if trial.window is not None:
         begin, until = trial.window
         return begin, until, (arrival >= begin) & (arrival < until)
-    order = np.argsort(arrival, kind="stable")
-    due = np.zeros(len(order), dtype=bool)
-    due[order[trial.first : trial.last]] = True
-    begin = float(arrival[order[trial.first]])
-    if trial.last < len(order):
-        return begin, float(arrival[order[trial.last]]), due
+    due = np.zeros(len(arrival), dtype=bool)
+    due[trial.first : trial.last] = True
+    begin = float(arrival[trial.first])
+    if trial.last < len(arrival):
+        return begin, float(arrival[trial.last]), due
     # nothing is sent any more; the window ended when the next request would have been sent
-    after = requests.end[requests.end > arrival[order[-1]]]
+    after = requests.end[requests.end > arrival[-1]]
     return begin, float(after.min()) + trial.load.client_delay, due
 
 

@@ -10,16 +10,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat, formats_for, kv_formats_for
 from pipelines.domain.model_shape import ModelShape
 from pipelines.predict.performance.gpus import GpuSpec
-from pipelines.predict.performance.lengths import engine_sizes
+from pipelines.predict.performance.limits import engine_sizes
 from pipelines.predict.performance.memory import USUAL_GROUP, EngineSizes, rank_weight_bytes
-from pipelines.predict.performance.parameters import Parameters
-from pipelines.predict.performance.physics import facts, iteration_cost
+from pipelines.predict.performance.physics import Parameters, facts, iteration_cost
 from pipelines.predict.simulator.interface import Admission
 from pipelines.predict.simulator.run import IterationCost
 from pipelines.settings.root import Settings
@@ -181,17 +180,9 @@ class Setup:
         """Bytes of the weights on the fullest rank."""
         return rank_weight_bytes(self.sizes())
 
-    def sizes(self, *, max_batch_size: int = 2048, max_num_tokens: int = 8192, max_seq_len: int = 8192) -> EngineSizes:
+    def sizes(self, **limits: Any) -> EngineSizes:
         """Sizes from which `pipelines.predict.performance.memory` computes the split of the GPU's memory."""
-        limits = EngineSizes(
-            self.model,
-            self.qformat,
-            max_batch_size=max_batch_size,
-            max_num_tokens=max_num_tokens,
-            max_seq_len=max_seq_len,
-            windows=self.model.windows,
-        )
-        return self.resized(limits)
+        return self.resized(EngineSizes(self.model, self.qformat, windows=self.model.windows, **limits))
 
     def resized(self, sizes: EngineSizes) -> EngineSizes:
         """Return the sizes of an engine in this format and split."""
@@ -213,7 +204,7 @@ class Costed:
     Attributes:
         cost: cost of an iteration.
         overhead_s: network and tokenizer, added to TTFT.
-        client_delay: time from a response to the same user's next request in a closed loop.
+        client_gap_s: time from a response to the same user's next request in a closed loop.
         provenance: "fitted": this GPU and this family of frameworks were measured together; "transferred": one of them
             was measured; "datasheet": neither was.
         why: the provenance in words.
@@ -222,7 +213,7 @@ class Costed:
 
     cost: IterationCost
     overhead_s: float
-    client_delay: float
+    client_gap_s: float
     provenance: Provenance
     why: str
     spread: Mapping[str, float]
@@ -256,7 +247,7 @@ class PerformanceModel:
         return Costed(
             cost=iteration_cost(of_model, values),
             overhead_s=values["overhead_s"],
-            client_delay=values["client_delay"],
+            client_gap_s=values["client_delay"],
             provenance=provenance,
             why=why,
             spread=self.spread(provenance),

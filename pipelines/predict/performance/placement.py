@@ -17,13 +17,15 @@ from pipelines.domain.formats import FORMATS
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.config import HardwareSettings
 from pipelines.predict.performance.gpus import data_sheet
-from pipelines.predict.performance.lengths import LoadLengths, engine_sizes, known_lengths
 from pipelines.predict.performance.limits import (
     BATCHES,
     LEAST_TOKENS,
     NOTHING_GIVEN,
     ChosenLimits,
+    LoadLengths,
     WantedLimits,
+    engine_sizes,
+    known_lengths,
     stepped,
 )
 from pipelines.predict.performance.memory import (

@@ -19,7 +19,16 @@ from pipelines.engines.registry import runs_on_cpu
 from pipelines.host.files import parse_json
 from pipelines.host.hashing import sha256_file
 from pipelines.predict.performance.measured import Measured, MeasuredLevel, Sent, Served, guidellm, is_guidellm
-from pipelines.predict.performance.measured_llm_d import inference_perf, is_inference_perf, is_llm_d, llm_d
+from pipelines.predict.performance.measured_open import (
+    inference_perf,
+    is_inference_perf,
+    is_llm_d,
+    is_sglang,
+    is_vllm,
+    llm_d,
+    sglang,
+    vllm,
+)
 from pipelines.predict.performance.measured_tools import (
     aiperf,
     genai_perf,
@@ -28,7 +37,6 @@ from pipelines.predict.performance.measured_tools import (
     is_trtllm_bench,
     trtllm_bench,
 )
-from pipelines.predict.performance.measured_vllm import is_sglang, is_vllm, sglang, vllm
 from pipelines.store.manifest import MANIFEST, DamagedError, check_files, read_manifest
 
 Reader = Callable[[Any, str], Measured]

@@ -20,8 +20,8 @@ import numpy as np
 
 from pipelines.domain.errors import UserError
 from pipelines.host.files import replacing
-from pipelines.predict.performance.parameters import PRIORS, Parameters
 from pipelines.predict.performance.performance import SPREAD, WIDER, PerformanceModel
+from pipelines.predict.performance.physics import PRIORS, Parameters
 from pipelines.predict.published.bench import SIMULATED, StackedCases
 from pipelines.predict.published.cases import PUBLISHED, PublishedCase, case_of, read_rows
 

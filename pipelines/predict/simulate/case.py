@@ -16,14 +16,12 @@ from pipelines.host.machine import Machine
 from pipelines.host.screen import table, wrapped
 from pipelines.loadgen.config import LengthSettings
 from pipelines.predict.performance.coverage import unmodelled
-from pipelines.predict.performance.deployment import gpu_model
-from pipelines.predict.performance.fit_file import costs, load_fit
+from pipelines.predict.performance.deployment import costs, gpu_model, load_fit, tuned_for
 from pipelines.predict.performance.gpus import data_sheet, resolved
 from pipelines.predict.performance.modelled import ModelledDeployment
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.performance import Setup, origin
 from pipelines.predict.performance.placement import Judge, cached_prefix, unjudged
-from pipelines.predict.performance.tuned import tuned_for
 from pipelines.predict.simulate.outcome import (
     SHORT,
     PolicyOutcome,

@@ -16,7 +16,7 @@ from pipelines.domain.summary import SECOND
 from pipelines.loadgen.config import WorkloadSettings
 from pipelines.loadgen.plan import is_whole, offsets, read_trace
 from pipelines.loadgen.plan import loads as levels_of
-from pipelines.predict.performance.lengths import sampled_lengths
+from pipelines.predict.performance.limits import sampled_lengths
 from pipelines.predict.performance.modelled import Trial
 from pipelines.predict.simulate.case import SimulationCase
 from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel, PolicyOutcome, measure

@@ -19,12 +19,12 @@ from pipelines.host.machine import Machine
 from pipelines.loadgen.config import WorkloadSettings
 from pipelines.predict.config import PriceSettings, SizingSettings
 from pipelines.predict.performance.coverage import unmodelled
+from pipelines.predict.performance.deployment import tuned_for, tuned_kv_formats
 from pipelines.predict.performance.gpus import GpuSpec, data_sheet, resolved
-from pipelines.predict.performance.lengths import LoadLengths, drawn_lengths, known_lengths
+from pipelines.predict.performance.limits import LoadLengths, drawn_lengths, known_lengths
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.performance import Setup, runnable
 from pipelines.predict.performance.placement import EngineTerms, Judge, unjudged
-from pipelines.predict.performance.tuned import tuned_for, tuned_kv_formats
 from pipelines.settings.root import Settings
 
 # Requests per second to serve: the average, and the peak that a fleet is sized for.

@@ -14,7 +14,7 @@ from pipelines.host.files import write_json, write_text
 from pipelines.host.machine import Machine, gather
 from pipelines.host.screen import say
 from pipelines.loadgen.plan import read_trace
-from pipelines.predict.performance.fit_file import costs
+from pipelines.predict.performance.deployment import costs
 from pipelines.predict.performance.placement import Judge
 from pipelines.predict.sizing.answer import Answer, CostOf, answer, check, ladder
 from pipelines.predict.sizing.autoscale import BUSINESS, counted_rates, curve, day_rates, replay

@@ -16,7 +16,7 @@ from pipelines.cli.commands import COMMANDS
 from pipelines.domain.errors import UserError
 from pipelines.host import files
 from pipelines.loadgen.config import load_faults
-from pipelines.predict.performance.fit_file import FittedModel
+from pipelines.predict.performance.deployment import FittedModel
 from pipelines.predict.performance.modelled import ModelledDeployment
 from pipelines.predict.simulate import files as written
 from pipelines.predict.simulate.simulate_command import with_defaults

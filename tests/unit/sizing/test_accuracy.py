@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.predict.performance.parameters import Parameters
+from pipelines.predict.performance.physics import Parameters
 from pipelines.predict.published.cases import PUBLISHED, case_of, read_rows
 from pipelines.predict.published.predict import predict
 from scripts.published_fit.accuracy import GOALS, VALIDATED, goals_of, verdict

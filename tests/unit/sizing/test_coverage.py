@@ -12,12 +12,10 @@ from pydantic import BaseModel
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import gather
 from pipelines.predict.performance.coverage import COVERAGE, Coverage, unmodelled
-from pipelines.predict.performance.deployment import PredictedDeployment, gpu_model
-from pipelines.predict.performance.fit_file import costs
+from pipelines.predict.performance.deployment import PredictedDeployment, costs, gpu_model, tuned_for
 from pipelines.predict.performance.gpus import data_sheet
-from pipelines.predict.performance.lengths import known_lengths
+from pipelines.predict.performance.limits import known_lengths
 from pipelines.predict.performance.models import known_model
-from pipelines.predict.performance.tuned import tuned_for
 from pipelines.predict.simulate.case import make_case
 from pipelines.predict.sizing.instance import instance
 from pipelines.predict.sizing.question import ask

@@ -6,8 +6,8 @@ import pytest
 
 from pipelines.domain.benchmark import Distribution, Summary
 from pipelines.loadgen.config import load_faults
+from pipelines.predict.performance.calibrate_command import comparison
 from pipelines.predict.performance.fit import FittedLevel
-from pipelines.predict.performance.fit_file import comparison
 from pipelines.predict.performance.measured import MeasuredLevel
 from pipelines.settings.compose import load
 from scripts.fit_cpu import BASE, FITTED, PILOT, UNSEEN, markdown, medians, over_rounds, repeatability, resolved

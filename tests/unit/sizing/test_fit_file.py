@@ -12,8 +12,7 @@ from pipelines.domain.benchmark import RESULT
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.predict.config import FITS
-from pipelines.predict.performance.deployment import Compression, fitted_deployment, gpu_model, known
-from pipelines.predict.performance.fit_file import costs, load_fit
+from pipelines.predict.performance.deployment import Compression, costs, fitted_deployment, gpu_model, known, load_fit
 from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.performance import PerformanceModel, Setup

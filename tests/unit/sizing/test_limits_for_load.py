@@ -9,10 +9,9 @@ from pipelines.domain.formats import QFormat
 from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.host.machine import Machine
 from pipelines.plan.plan import make_plan
-from pipelines.predict.performance.fit_file import costs
+from pipelines.predict.performance.deployment import costs
 from pipelines.predict.performance.gpus import gpu_named
-from pipelines.predict.performance.lengths import LoadLengths, known_lengths
-from pipelines.predict.performance.limits import BATCHES, WantedLimits
+from pipelines.predict.performance.limits import BATCHES, LoadLengths, WantedLimits, known_lengths
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.performance import PerformanceModel
 from pipelines.predict.performance.placement import limits_for_load

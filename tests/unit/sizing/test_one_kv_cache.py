@@ -3,11 +3,9 @@
 import pytest
 
 from pipelines.host.machine import gather
-from pipelines.predict.performance.deployment import gpu_model
-from pipelines.predict.performance.fit_file import costs
+from pipelines.predict.performance.deployment import costs, gpu_model, tuned_for
 from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.models import known_model
-from pipelines.predict.performance.tuned import tuned_for
 from pipelines.predict.simulate.case import make_case
 from pipelines.predict.sizing.instance import instance
 from pipelines.predict.sizing.question import ask

@@ -10,9 +10,8 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.models import model_named
-from pipelines.predict.performance.parameters import Parameters
 from pipelines.predict.performance.performance import PerformanceModel, Setup
-from pipelines.predict.performance.physics import facts
+from pipelines.predict.performance.physics import Parameters, facts
 
 H100 = Setup(model_named("llama-3.1-8b"), gpu_named("h100_sxm"), QFormat.FP8)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipelines.predict.performance.parameters import PRIORS, Parameters
+from pipelines.predict.performance.physics import PRIORS, Parameters
 from scripts.published_fit.fit import Design, fit
 
 ROWS = 60

@@ -12,7 +12,7 @@ import pytest
 from pipelines.cli.main import main
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import GpuFacts, Machine
-from pipelines.predict.performance.lengths import drawn_lengths
+from pipelines.predict.performance.limits import drawn_lengths
 from pipelines.predict.sizing.question import ask
 from pipelines.predict.sizing.size_command import question_id
 from pipelines.settings.root import Settings
@@ -199,7 +199,7 @@ from pathlib import Path
 from pipelines.settings.compose import load
 from pipelines.host.machine import gather
 from pipelines.predict.sizing.question import ask
-from pipelines.predict.performance.fit_file import costs
+from pipelines.predict.performance.deployment import costs
 from pipelines.predict.sizing.size_command import solve
 from pipelines.predict.sizing.words import words
 settings = load(sys.argv[1:])
