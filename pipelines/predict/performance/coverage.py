@@ -37,8 +37,6 @@ class Coverage:
 
 
 def _set(key: str, usual: object) -> Finding:
-    """Return a finding for a key that differs from its usual value."""
-
     def found(settings: Settings) -> str | None:
         group, name = key.split(".")
         value = getattr(getattr(settings, group), name)

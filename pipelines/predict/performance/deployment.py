@@ -294,16 +294,7 @@ def gpu_model(
     settings: Settings, model: ModelShape, gpu: GpuSpec, cost: Callable[[Setup], Costed], *,
     form: Compression | None = None, tp: int | None = None, pp: int | None = None,
 ) -> PredictedDeployment:  # fmt: skip
-    """Model the iterations of the deployment that the settings describe.
-
-    Args:
-        settings: limits of the engine and its KV cache, lengths of the requests; limits that are not given are chosen.
-        model: dimensions of the model.
-        gpu: GPU it runs on.
-        cost: cost of an iteration.
-        form: the format, if it differs from the settings.
-        tp: tensor parallel ranks, if they differ from the settings.
-        pp: pipeline parallel ranks, if they differ from the settings.
+    """Model the iterations of the deployment that the settings describe; `form`, `tp` and `pp` replace theirs.
 
     Raises:
         UserError: the GPU does not support it, the model leaves no room for a KV cache, or a setting changes the speed

@@ -18,7 +18,7 @@ from pipelines.domain.benchmark import Distribution, Summary
 from pipelines.domain.errors import UserError
 from pipelines.engines.registry import runs_on_cpu
 from pipelines.predict.performance.measured import Measured, MeasuredLevel
-from pipelines.predict.performance.modelled import ModelledDeployment, Trial, run_trial, trial
+from pipelines.predict.performance.modelled import ModelledDeployment, run_trial, trial
 from pipelines.predict.performance.performance import Costed
 from pipelines.predict.simulator.interface import SchedulerLimits
 from pipelines.predict.simulator.run import IterationCost
@@ -127,10 +127,7 @@ def fit(
 ) -> FitResult:
     """Fit a model to a benchmark.
 
-    Args:
-        measured: the benchmark.
-        start: prediction of a performance model (its multipliers are fitted), or only the limits of an engine.
-        knobs: quantities to fit; None means those that suit `start`.
+    `start` is the prediction of a performance model, whose multipliers are fitted, or only the limits of an engine.
 
     Raises:
         UserError: the benchmark cannot determine anything.
@@ -144,8 +141,11 @@ def fit(
     widths = np.array([knob.sd for knob in used])
 
     def residuals(theta: Any) -> Any:
-        deployment = moved(prior, used, theta)
-        return np.concatenate([_residuals(measured, trials, deployment), theta / widths])
+        deployment, found = moved(prior, used, theta), list[float]()
+        for level, each in zip(measured.levels, trials, strict=True):
+            modelled = run_trial(each, deployment, measured.percentiles)
+            found += [np.log(made / real) / SIGMA[name] for name, real, made in _pairs(level, modelled)]
+        return np.concatenate([found, theta / widths])
 
     def solve(begin: Any) -> Any:
         return least_squares(
@@ -255,14 +255,6 @@ def _pairs(level: MeasuredLevel, modelled: Summary) -> list[tuple[str, float, fl
     if not level.ttft_s.count:
         found.append(("e2e_mean", level.e2e_s.mean or 0.0, modelled.e2e_s.mean or 0.0))
     return [(name, real, made) for name, real, made in found if real and made]
-
-
-def _residuals(measured: Measured, trials: Sequence[Trial], deployment: ModelledDeployment) -> Any:
-    found = []
-    for level, each in zip(measured.levels, trials, strict=True):
-        modelled = run_trial(each, deployment, measured.percentiles)
-        found += [np.log(made / real) / SIGMA[name] for name, real, made in _pairs(level, modelled)]
-    return np.array(found)
 
 
 def _deviations(found: Any, count: int) -> Any:

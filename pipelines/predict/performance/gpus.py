@@ -294,7 +294,6 @@ def with_gpus(measured: Measured, settings: Settings) -> Measured:
 
 
 def _same_gpu(measured: Measured, settings: Settings) -> None:
-    """Refuse a named GPU if the result comes from another one of conf/hardware."""
     wanted, seen = settings.hardware, (measured.gpu or "").replace("-", " ")
     if wanted.name == "auto":
         return

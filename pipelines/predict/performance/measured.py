@@ -27,7 +27,10 @@ Names = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class ResultFile:
-    """JSON of a tool. `source` is the file, `tool` its name for messages."""
+    """JSON of a tool. `source` is the file, `tool` its name for messages.
+
+    What is missing, no number or of an unknown unit is refused with a `UserError` that names the key.
+    """
 
     data: Any
     source: str
@@ -44,21 +47,13 @@ class ResultFile:
         return found
 
     def need(self, *keys: str) -> Any:
-        """Return the value at a path of keys.
-
-        Raises:
-            UserError: the value is missing.
-        """
+        """Return the value at a path of keys."""
         if (found := self.get(*keys)) is None:
             raise self.fault(".".join(keys))
         return found
 
     def number(self, *keys: str) -> float:
-        """Return a number (some versions write numbers as text).
-
-        Raises:
-            UserError: the value is missing or not a number.
-        """
+        """Return a number (some versions write numbers as text)."""
         found = self.need(*keys)
         try:
             return float(found)
@@ -66,11 +61,7 @@ class ResultFile:
             raise UserError(f"{self.source}: {'.'.join(keys)}={found!r} is not a number.") from None
 
     def whole(self, *keys: str) -> int | None:
-        """Return a whole number, or None if it is missing or 0.
-
-        Raises:
-            UserError: the value is not a number.
-        """
+        """Return a whole number, or None if it is missing or 0."""
         return int(self.number(*keys)) or None if self.get(*keys) is not None else None
 
     def fault(self, key: str, todo: str = "") -> UserError:
@@ -84,11 +75,7 @@ class ResultFile:
         return UserError(f"{self.source} ({self.tool}) was measured with '{load}'.", allowed=f"Supported: {supported}.")
 
     def seconds(self, *keys: str) -> float:
-        """Return the seconds of the time unit at a path of keys.
-
-        Raises:
-            UserError: the unit is missing or not known.
-        """
+        """Return the seconds of the time unit at a path of keys."""
         unit = str(self.need(*keys))
         if unit not in SECONDS:
             raise UserError(
@@ -107,25 +94,16 @@ class ResultFile:
             names: path to each value, from `at`.
             count: number of observations, if the file does not have it.
             need: values that must be there.
-
-        Raises:
-            UserError: one of them is missing.
         """
-        values = {name: self._scaled((*at, *names[name]), scale) for name in names if name != "count"}
+        paths = {name: (*at, *keys) for name, keys in names.items() if name != "count"}
+        values = {name: None if self.get(*path) is None else self.number(*path) * scale for name, path in paths.items()}
         if missing := [name for name in need if values[name] is None]:
             raise self.fault(".".join((*at, *names[missing[0]])))
         counted = self.get(*at, *names["count"]) if "count" in names else None
         return Distribution(count=int(counted or count), **values)
 
-    def _scaled(self, keys: Sequence[str], scale: float) -> float | None:
-        return None if self.get(*keys) is None else self.number(*keys) * scale
-
     def finished(self, *keys: str) -> int:
-        """Return the number of finished requests at a path of keys.
-
-        Raises:
-            UserError: the value is missing or not a number, or no request finished.
-        """
+        """Return the number of finished requests at a path of keys."""
         if done := int(self.number(*keys)):
             return done
         raise UserError(f"{self.source} ({self.tool}) has no finished request.", todo="Measure again.")
@@ -292,11 +270,7 @@ def is_guidellm(data: dict[str, Any]) -> bool:
 
 
 def guidellm(data: Any, source: str) -> Measured:
-    """Read a report; each of its benchmarks is a load.
-
-    Raises:
-        UserError: a required key is missing, or a load cannot be compared.
-    """
+    """Read a report; each of its benchmarks is a load."""
     files = [ResultFile(each, f"{source}, benchmark {i}", "GuideLLM") for i, each in enumerate(data["benchmarks"], 1)]
     served = [file for file in files if file.get("metrics", "request_totals", "successful")] or files[:1]
     empty = [f"Not used: {file.source}, no request of which finished." for file in files if file not in served]

@@ -32,11 +32,7 @@ def is_vllm(data: dict[str, Any]) -> bool:
 
 
 def vllm(data: Any, source: str) -> Measured:
-    """Read a result of `vllm bench serve --save-result`.
-
-    Raises:
-        UserError: a required key is missing, or the load cannot be compared.
-    """
+    """Read a result of `vllm bench serve --save-result`."""
     file = ResultFile(data, source, "vllm bench serve")
     if strategy := file.get("ramp_up_strategy"):
         raise file.unsupported(f"ramp-up {strategy}", "one request rate, or a concurrency")
@@ -54,11 +50,7 @@ def vllm(data: Any, source: str) -> Measured:
 
 
 def sglang(data: Any, source: str) -> Measured:
-    """Read one line of the file that `python -m sglang.bench_serving --output-file` writes.
-
-    Raises:
-        UserError: a required key is missing, or the load cannot be compared.
-    """
+    """Read one line of the file that `python -m sglang.bench_serving --output-file` writes."""
     file = ResultFile(data, source, "sglang bench_serving")
     return Measured(
         tool="sglang bench_serving",
@@ -174,11 +166,7 @@ def is_llm_d(data: dict[str, Any]) -> bool:
 
 
 def inference_perf(data: Any, source: str) -> Measured:
-    """Read `stage_N_lifecycle_metrics.json`, and `config.yaml` beside it.
-
-    Raises:
-        UserError: a required key is missing, or the file covers several stages.
-    """
+    """Read `stage_N_lifecycle_metrics.json`, and `config.yaml` beside it."""
     file = ResultFile(data, source, "inference-perf")
     config = ResultFile(_config(Path(source)), source, "inference-perf")
     arrival, users, rate, notes = _stage(file, config)
@@ -245,11 +233,7 @@ def _of_stage(file: ResultFile, *at: str) -> Distribution:
 
 
 def llm_d(data: Any, source: str) -> Measured:
-    """Read a benchmark report of llm-d, version 0.2 or later.
-
-    Raises:
-        UserError: it is of another version, a required key is missing, or the load cannot be compared.
-    """
+    """Read a benchmark report of llm-d, version 0.2 or later."""
     file = ResultFile(data, source, "llm-d benchmark report")
     version = str(file.need("version"))
     if not version.startswith("0.2"):
@@ -259,7 +243,8 @@ def llm_d(data: Any, source: str) -> Measured:
             todo="Give the file benchmark_report_v0.2,_... beside it.",
         )
     tool = str(file.need("scenario", "load", "standardized", "tool"))
-    engines = _engines(file)
+    stack = [ResultFile(each, source, file.tool) for each in file.get("scenario", "stack") or []]
+    engines = [each for each in stack if each.get("standardized", "kind") == "inference_engine"]
     model = next((each.get("standardized", "model", "name") for each in engines), None)
     gpu = next((each.get("standardized", "accelerator", "model") for each in engines), None)
     aggregate = ResultFile(file.need("results", "request_performance", "aggregate"), source, file.tool)
@@ -320,12 +305,6 @@ def _load(file: ResultFile, tool: str) -> tuple[str, int | None, float | None]:
     if kind not in ("constant", "poisson"):
         raise file.fault("scenario.load.native.config.load.type", f"Give the file that {tool} wrote.")
     return kind, None, float(rate)
-
-
-def _engines(file: ResultFile) -> list[ResultFile]:
-    stack = file.get("scenario", "stack") or []
-    found = [ResultFile(each, file.source, file.tool) for each in stack]
-    return [each for each in found if each.get("standardized", "kind") == "inference_engine"]
 
 
 def _stack(engines: list[ResultFile]) -> Served:

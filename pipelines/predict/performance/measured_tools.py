@@ -60,11 +60,7 @@ def is_trtllm_bench(data: Mapping[str, Any]) -> bool:
 
 
 def aiperf(data: Any, source: str) -> Measured:
-    """Read `profile_export_aiperf.json`.
-
-    Raises:
-        UserError: a required key is missing.
-    """
+    """Read `profile_export_aiperf.json`."""
     file = ResultFile(data, source, "AIPerf")
     if (kind := _aggregation(data)) is not None:
         raise UserError(
@@ -179,11 +175,7 @@ def _server_info(file: ResultFile) -> Served | None:
 
 
 def genai_perf(data: Any, source: str) -> Measured:
-    """Read `profile_export_genai_perf.json`, with flat or nested `input_config`.
-
-    Raises:
-        UserError: a required key is missing.
-    """
+    """Read `profile_export_genai_perf.json`, with flat or nested `input_config`."""
     file = ResultFile(data, source, "genai-perf")
     config = file.need("input_config")
     stimulus = file.get("input_config", "perf_analyzer", "stimulus") or config
@@ -246,11 +238,7 @@ def _streamed(file: ResultFile) -> tuple[str, ...]:
 
 
 def trtllm_bench(data: Any, source: str) -> Measured:
-    """Read the report of `trtllm-bench throughput --report_json FILE` (or `latency`).
-
-    Raises:
-        UserError: a required key is missing.
-    """
+    """Read the report of `trtllm-bench throughput --report_json FILE` (or `latency`)."""
     file = ResultFile(data, source, "trtllm-bench")
     requests = int(file.number("request_info", "num_requests"))
     seconds = file.number("performance", "total_latency_ms") / 1e3

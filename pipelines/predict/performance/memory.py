@@ -276,13 +276,7 @@ class Concurrency:
 
 
 def concurrency(sizes: EngineSizes, memory: DeviceMemory, tokens: int) -> Concurrency:
-    """Return how many requests of this many tokens run together without any being paused.
-
-    Args:
-        sizes: sizes of the engine.
-        memory: memory of one GPU.
-        tokens: prompt + output.
-    """
+    """Return how many requests of this many tokens (prompt + output) run together without any being paused."""
     by_memory = int(memory.kv_pool / sizes.kv_request_bytes(tokens))
     # every pipeline stage works on a different batch of max_batch_size requests
     by_batch = sizes.max_batch_size * sizes.pp_size
@@ -305,15 +299,7 @@ def fits(sizes: EngineSizes, total: float, tokens: int, least: int = 1) -> bool:
 
 
 def what_fits(sizes: EngineSizes, total: float, tokens: int, formats: Sequence[QFormat], least: int = 1) -> list[str]:
-    """Return changes, as overrides, each of which makes an engine fit.
-
-    Args:
-        sizes: sizes of an engine that does not fit.
-        total: memory of the GPU, bytes.
-        tokens: prompt + output of a request.
-        formats: weight formats that this GPU supports.
-        least: requests that must run together.
-    """
+    """Return changes, as overrides, each of which makes an engine fit at least `least` requests of `tokens`."""
     fewer = replace(sizes, max_batch_size=min(SMALL_BATCH, sizes.max_batch_size))
     smaller = replace(fewer, max_num_tokens=min(SMALL_TOKENS, sizes.max_num_tokens))
     batch, both = f"build.max_batch_size={SMALL_BATCH}", f"build.max_num_tokens={SMALL_TOKENS}"

@@ -324,12 +324,7 @@ def facts(
 
 
 def iteration_cost(facts: Facts, values: Mapping[str, Any]) -> IterationCost:
-    """Compute the coefficients of an iteration.
-
-    Args:
-        facts: inputs for the model on its GPUs.
-        values: parameters by name, as in `pipelines.predict.performance.physics.NAMES`.
-    """
+    """Compute the coefficients of an iteration from parameters by name (`PRIORS`)."""
     memory = values["e_m"] * facts.bandwidth
     faster = np.minimum(values["sparse_compute"], facts.sparse_most)
     compute = values["e_c"] * facts.peak * (1 + facts.sparse * (faster - 1))

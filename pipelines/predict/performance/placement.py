@@ -51,13 +51,6 @@ def full_load_rate(cost: IterationCost, isl: Any, osl: Any, slots: Any, max_num_
     slots / osl new prompts. They are processed in iterations filled with prompt tokens up to `max_num_tokens` (at least
     one whole prompt); the others only decode. If prompts alone would overfill every iteration, fewer slots are
     busy.
-
-    Args:
-        cost: cost of an iteration; its window is not used.
-        isl: input tokens.
-        osl: output tokens.
-        slots: requests that fit together.
-        max_num_tokens: tokens of an iteration.
     """
     room = np.maximum(max_num_tokens - slots, isl)
     share = slots * isl / osl / room
@@ -77,8 +70,7 @@ def full_load_rate(cost: IterationCost, isl: Any, osl: Any, slots: Any, max_num_
 # A large max_batch_size takes memory from the KV cache, and a small one leaves the GPU idle; max_num_tokens sets the
 # memory of activations. Limits that the user gives stay as given; the others are searched:
 #
-#     max_batch_size   } the pair that takes the least memory among those that reach nearly the highest rate under
-# full
+#     max_batch_size   } the pair that takes the least memory among those that reach nearly the highest rate under full
 #     max_num_tokens   } load, and with which the longest prompt fits beside one token of every other request
 #     max_seq_len      the longest request
 #     max_input_len    the longest prompt
@@ -107,22 +99,17 @@ class _Candidate:
 def choose(
     sizes: EngineSizes, total: float, cost: IterationCost, load: LoadLengths, wanted: WantedLimits
 ) -> ChosenLimits:
-    """Choose the limits that are not given.
-
-    Args:
-        sizes: everything else about the engine; its own limits are not used.
-        total: memory of one GPU, bytes.
-        cost: cost of an iteration.
-        load: requests to serve.
-        wanted: limits that are given.
-    """
+    """Choose the limits that are not given; those in `sizes` are not used. `total` is the memory of one GPU, bytes."""
     context = sizes.shape.max_position_embeddings
     longest_osl = load.longest - load.longest_isl
     seq_floor = max(LEAST_TOKENS, (wanted.max_input_len or 0) + longest_osl)
     seq = wanted.max_seq_len or min(stepped(max(load.longest, seq_floor)), context)
     longest_input = wanted.max_input_len or min(max(LEAST_INPUT, stepped(load.longest_isl)), seq)
-    pairs = _pairs(load, wanted, longest_input)
-    tried = _tried([_sized(sizes, *pair, seq) for pair in pairs], total, cost, load, chunked=wanted.chunked)
+    sized = [
+        replace(sizes, max_batch_size=batch, max_num_tokens=tokens, max_seq_len=seq)
+        for batch, tokens in _pairs(load, wanted, longest_input)
+    ]
+    tried = _tried(sized, total, cost, load, chunked=wanted.chunked)
     best = max(each.rate for each in tried)
     chosen = min((each for each in tried if each.rate >= ENOUGH * best), key=lambda each: each.takes)
     reasons = {}
@@ -156,10 +143,6 @@ def _pairs(load: LoadLengths, wanted: WantedLimits, longest_input: int) -> list[
         ]
     room = [batch for batch in batches if needed(batch) <= wanted.max_num_tokens] or list(batches[:1])
     return [(batch, wanted.max_num_tokens) for batch in room]
-
-
-def _sized(sizes: EngineSizes, batch: int, tokens: int, seq: int) -> EngineSizes:
-    return replace(sizes, max_batch_size=batch, max_num_tokens=tokens, max_seq_len=seq)
 
 
 def _tried(
@@ -280,14 +263,7 @@ class Placed:
 
 
 def place(setup: Setup, cost: IterationCost, terms: EngineTerms, load: LoadLengths | None) -> Placed:
-    """Place a model on its GPUs.
-
-    Args:
-        setup: model, GPU, format and split.
-        cost: cost of an iteration.
-        terms: everything else about the engine.
-        load: requests to serve; None if they are not known, and then no limit is chosen.
-    """
+    """Place a model on its GPUs. Without requests to serve, no limit is chosen."""
     sizes, total = setup.resized(terms.sizes), setup.gpu.reported_bytes
     limits = None if load is None else choose(sizes, total, cost, load, terms.wanted)
     sizes = sizes if limits is None else limits.sizes(sizes)
@@ -309,12 +285,6 @@ def limits_for_load(
     settings: Settings, shape: ModelShape | None, hardware: HardwareSettings, cost_of: Callable[[Setup], Costed]
 ) -> ChosenLimits | None:
     """Choose the limits of the engine that the settings describe.
-
-    Args:
-        settings: the configuration.
-        shape: of the model, where known.
-        hardware: the GPU.
-        cost_of: cost of an iteration.
 
     Returns:
         None where nothing is left to choose, or the model, the speed of the GPU or the requests are not known.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -262,13 +262,14 @@ def _ours(result: BenchmarkResult, path: Path | None, source: str = "") -> Measu
     folder = None if path is None else path.parent
     found = [(level, measured_level(result, level, folder)) for level in result.levels if level.counts]
     levels = [level for level, measured in found if measured is not None]
-    notes = _left_out(result.levels)
+    notes = tuple(f"Not used: {level.load}, {_why_not(level)}." for level in result.levels if not level.counts)
     if not levels:
         raise UserError(
             f"{source} has no level that describes the server.",
             allowed=" ".join(notes),
             todo="Measure again: make benchmark",
         )
+    blocks = [level.server.get("metrics", {}).get("kv_cache_block_max", {}).get("max") for level in levels]
     gpus = result.machine.get("gpus") or [{}]
     elsewhere = result.engine == ELSEWHERE  # and then `machine` is only that of the client
     return Measured(
@@ -279,7 +280,7 @@ def _ours(result: BenchmarkResult, path: Path | None, source: str = "") -> Measu
         engine=result.engine,
         gpu=None if elsewhere or runs_on_cpu(result.engine) else gpus[0].get("name"),
         served=_our_gpus(result, elsewhere),
-        limits=_our_limits(levels),
+        limits={"kv_blocks": int(known[0])} if (known := [value for value in blocks if value]) else {},
         sources=(source,),
         notes=notes,
         about={"measured_at": result.measured_at, "versions": dict(result.versions), "machine": dict(result.machine)},
@@ -337,17 +338,6 @@ def _sent(path: Path) -> Sent | None:
     due, isl, osl = (np.array([row[i] for row in fine]) for i in range(3))
     window = (start / SECOND, end / SECOND)
     return Sent(due / SECOND, isl.astype(np.int64), np.maximum(osl, 1).astype(np.int64), window)
-
-
-def _our_limits(levels: Iterable[Level]) -> dict[str, int]:
-    """Return the engine's limits that the server's own gauges report."""
-    blocks = [level.server.get("metrics", {}).get("kv_cache_block_max", {}).get("max") for level in levels]
-    return {"kv_blocks": int(known[0])} if (known := [value for value in blocks if value]) else {}
-
-
-def _left_out(levels: Iterable[Level]) -> tuple[str, ...]:
-    """Name the levels that say nothing of the server's latencies, and why."""
-    return tuple(f"Not used: {level.load}, {_why_not(level)}." for level in levels if not level.counts)
 
 
 def _why_not(level: Level) -> str:

@@ -112,14 +112,7 @@ class LoopResult:
 
 
 def closed_loop(case: PublishedCase, cost: IterationCost, delay: float, kv_tokens: int) -> LoopResult:
-    """Run the closed loop of a case.
-
-    Args:
-        case: the measured case.
-        cost: cost of an iteration.
-        delay: delay of the client, or of each user if a front end takes them in turn.
-        kv_tokens: tokens that the KV cache holds.
-    """
+    """Run the closed loop of a case; `delay` is the client's, or each user's if a front end takes them in turn."""
     protocol = protocol_of(case)
     count = max(protocol.per_user * case.users, 2)
     draw = np.random.default_rng(case.users).uniform(protocol.shortest, 1.0, (2, count))
@@ -202,9 +195,9 @@ class StackedCases:
         self.served: dict[Any, LoopResult] = {}
         self.within: dict[Any, tuple[float, float]] = {}
         setups = [case.setup for case in cases]
-        self.facts = _stacked(
-            [facts(s.model, s.gpu, s.qformat, s.kv_format, tp=s.tp, pp=s.pp, sparse=s.sparse) for s in setups]
-        )
+        items = [facts(s.model, s.gpu, s.qformat, s.kv_format, tp=s.tp, pp=s.pp, sparse=s.sparse) for s in setups]
+        columns = {each.name: np.array([getattr(item, each.name) for item in items], float) for each in fields(Facts)}
+        self.facts = Facts(**columns)
         self.labels = [_labels(case) for case in cases]
         sizes = [setup.sizes(max_batch_size=LOGIT_ROWS) for setup in setups]
         memory = [device_memory(size, s.gpu.reported_bytes) for size, s in zip(sizes, setups, strict=True)]
@@ -231,7 +224,8 @@ class StackedCases:
         batch = np.maximum(self.batch, 1)
         prefill = prefill_seconds(cost, self.isl, batch)
         decode = decode_seconds(cost, self.isl, self.osl, batch)
-        answered = np.array([min(case.osl, _answer(case)) for case in self.cases])
+        splitwise = [case.source == "splitwise-sim" for case in self.cases]
+        answered = np.where(splitwise, np.minimum(self.osl, ANSWER_TOKENS), self.osl)
         rate = batch * self.osl / (prefill + (self.osl - 1) * decode)
         whole = np.array([case.setup.framework in STATIC_TOTALS for case in self.cases])
         by_metric = {
@@ -346,11 +340,3 @@ def _statistic(times: Any, stat: str) -> float:
     if stat.startswith("p") and stat[1:].isdigit():
         return percentile(ordered(times), int(stat[1:]) / 100)
     return float(np.nanmean(times))
-
-
-def _answer(case: PublishedCase) -> int:
-    return ANSWER_TOKENS if case.source == "splitwise-sim" else case.osl
-
-
-def _stacked(items: Sequence[Facts]) -> Facts:
-    return Facts(**{each.name: np.array([getattr(item, each.name) for item in items], float) for each in fields(Facts)})

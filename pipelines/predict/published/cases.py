@@ -150,11 +150,9 @@ def _setup(model: str, gpu: str, precision: str, framework: str, tp: int, gpus: 
     eight_bit = served.kv_follows and FORMATS[qformat].fp8_kv_cache
     kv_format = KvFormat.FP8 if eight_bit and KvFormat.FP8 in kv_formats_for(spec.sm) else KvFormat.AUTO
     one = Setup(model_named(model), spec, qformat, kv_format, framework=framework)
-    return _smallest_that_fits([replace(one, tp=ranks) for ranks in ([tp] if tp else _layouts(gpus))])
-
-
-def _layouts(gpus: int) -> list[int]:
-    return [ranks for ranks in (1, 2, 4, 8) if ranks <= gpus]
+    return _smallest_that_fits(
+        [replace(one, tp=ranks) for ranks in ([tp] if tp else [n for n in (1, 2, 4, 8) if n <= gpus])]
+    )
 
 
 def _smallest_that_fits(setups: Sequence[Setup]) -> Setup:

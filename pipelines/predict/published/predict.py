@@ -92,11 +92,7 @@ class Kernel:
 def correct(kernel: Kernel, known: Points, errors: Any, asked: Points) -> tuple[Any, Any]:
     """Return the expected error and its variance (of the case, measurement noise included), float64[asked] each.
 
-    Args:
-        kernel: similarity of cases.
-        known: measured cases.
-        errors: their log(measured / predicted).
-        asked: cases to correct.
+    `errors` are log(measured / predicted) of the known cases.
     """
     clipped = np.clip(errors, -LIMIT, LIMIT)
     covariance = kernel.between(known, known) + kernel.noise * np.eye(len(clipped))
@@ -159,12 +155,7 @@ class Prediction:
 
 
 def predict(rows: Sequence[Mapping[str, str]], tell: Callable[[], None] = lambda: None) -> list[Prediction]:
-    """Predict each row.
-
-    Args:
-        rows: rows of a CSV file, see `pipelines.predict.published.cases.COLUMNS`.
-        tell: called after each simulated row.
-    """
+    """Predict each row of a CSV file with `cases.COLUMNS`; `tell` is called after each simulated row."""
     nothing = float("nan")
     found: list[Prediction | None] = [None] * len(rows)
     cases: dict[int, PublishedCase] = {}

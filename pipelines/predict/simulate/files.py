@@ -35,9 +35,12 @@ Named = Sequence[tuple[str, str, SimulatedRun]]
 
 def requests_csv(runs: Named) -> bytes:
     """Write one row per request, requests and slots numbered from 1; cells of events that did not happen are empty."""
-    return _csv(
-        ("policy", "load", "request", *REQUEST), (row for name, load, run in runs for row in _requests(name, load, run))
+    rows = (
+        (name, load, index, *row, "" if slot == -1 else slot + 1)
+        for name, load, run in runs
+        for index, (*row, slot) in enumerate(_columns(run.requests, REQUEST), 1)
     )
+    return _csv(("policy", "load", "request", *REQUEST), rows)
 
 
 def iterations_csv(runs: Named, unit: str) -> bytes:
@@ -50,11 +53,6 @@ def iterations_csv(runs: Named, unit: str) -> bytes:
         for row in _columns(run.iterations, ITERATION)
     )
     return _csv(("policy", "load", *head), rows)
-
-
-def _requests(name: str, load: str, run: SimulatedRun) -> Iterable[tuple[Any, ...]]:
-    for index, (*row, slot) in enumerate(_columns(run.requests, REQUEST)):
-        yield name, load, index + 1, *row, "" if slot == -1 else slot + 1
 
 
 def _columns(table: Any, names: Sequence[str]) -> Iterable[tuple[Any, ...]]:
@@ -187,7 +185,6 @@ def _pictures(
 
 
 def _until(settings: Settings, case: SimulationCase, drawn: Sequence[Simulated]) -> float:
-    """Return the end of the picture's time axis."""
     end = max(each.run.end for each in drawn)
     if settings.simulator.drawn is not None:
         return min(settings.simulator.drawn, end)
@@ -250,12 +247,7 @@ MICROSECONDS = {"s": 1e6, "ticks": 1e3}
 
 
 def trace(runs: Mapping[str, SimulatedRun], unit: str) -> dict[str, Any]:
-    """Build the trace as plain JSON values.
-
-    Args:
-        runs: runs simulated with iterations, by name.
-        unit: unit of their time, "s" or "ticks".
-    """
+    """Build the trace as plain JSON values, from runs simulated with iterations; `unit` is that of their time."""
     scale = MICROSECONDS[unit]
     events: list[dict[str, Any]] = []
     for process, (name, run) in enumerate(runs.items(), 1):
@@ -305,7 +297,6 @@ def _stretches(table: Iterations) -> Iterator[tuple[int, int]]:
 
 
 def _slots(run: SimulatedRun, process: int, scale: float) -> Iterator[dict[str, Any]]:
-    """Build the events of the requests, on the track of their slot."""
     rows, found = run.requests, boxes(run)
     for slot in sorted({box.slot for box in found}):
         yield _named("thread_name", process, slot + 1, f"slot {slot + 1}")

@@ -55,12 +55,7 @@ class SimulatedLevel(Trial):
         ]
 
     def counted(self, run: SimulatedRun, overhead: float) -> CountedWindow:
-        """Return the window that counts: from the first request to the last response, or a part of it under full load.
-
-        Args:
-            run: run of this load.
-            overhead: time a request spends on its way to the engine and back.
-        """
+        """Return what counts of a run: from the first request to the last response, or a part of it under full load."""
         times, first, last = run.requests.arrival, self.first, self.last
         begin, until = float(times[first]), float(times[min(last, len(times) - 1)])
         if self.whole or until <= begin:  # all of them are sent at once
@@ -172,12 +167,6 @@ def capacity(level: SimulatedLevel, engine: SchedulerLimits, cost: Cost, run: Si
     Whether a load exceeds it cannot be read off its own run: a short run ends before the queue has grown, and the end
     of every run is served below capacity. So if requests were left behind, the same requests are simulated once more,
     all at once.
-
-    Args:
-        level: the load.
-        engine: limits of the scheduler.
-        cost: cost of an iteration.
-        run: its run under that load.
     """
     rate = offered(level)
     if rate is None or not _left_behind(run):
@@ -199,7 +188,6 @@ def _left_behind(run: SimulatedRun) -> bool:
 
 
 def _together(engine: SchedulerLimits, isl: Any, osl: Any) -> int:
-    """Return the number of requests that run together."""
     if engine.kv_blocks is None:
         return engine.slots
     blocks = float(engine.own_blocks(isl, isl + osl).mean())

@@ -125,15 +125,7 @@ class LoadLabel:
 def measure(
     run: SimulatedRun, engine: SchedulerLimits, load: LoadLabel, window: CountedWindow, overhead: float
 ) -> PolicyOutcome:
-    """Compute the figures of a run simulated with iterations.
-
-    Args:
-        run: result of the simulator.
-        engine: engine that ran.
-        load: load put on it.
-        window: part that counts.
-        overhead: time a request spends on its way to the engine and back.
-    """
+    """Compute the figures of a run simulated with iterations; `overhead` is the way to the engine and back."""
     requests = request_columns(run.requests, overhead=overhead, responses=IterationTokens(run, overhead))
     found = summarise(requests, window.bounds, due=window.due(run))
     assert run.iterations is not None  # requested by the caller
@@ -154,7 +146,7 @@ def measure(
         busy=_mean_over_time(running, run),
         busy_max=int(running.max()),
         queue_mean=_mean_over_time(table.queue, run),
-        queue_end=int(table.queue[-1]) if not _all_done(run) else 0,
+        queue_end=0 if np.isfinite(run.requests.end).all() else int(table.queue[-1]),
         queue_max=int(table.queue.max()),
         preemptions=int(run.requests.preemptions.sum()),
         max_num_tokens=engine.max_num_tokens,
@@ -162,10 +154,6 @@ def measure(
         waiting=_waiting(run),
         batches=_batches(run) if engine.policy == "static" else {},
     )
-
-
-def _all_done(run: SimulatedRun) -> bool:
-    return bool(np.isfinite(run.requests.end).all())
 
 
 def _running(run: SimulatedRun) -> Any:
@@ -186,7 +174,6 @@ def _mean_over_time(values: Any, run: SimulatedRun) -> float:
 
 
 def _waiting(run: SimulatedRun) -> dict[str, float]:
-    """Return the share of the run in which requests waited, by reason."""
     assert run.iterations is not None
     refused = run.iterations.refused
     shares = {name: _mean_over_time(refused == code, run) for code, name in enumerate(REFUSALS) if name}

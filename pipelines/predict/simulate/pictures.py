@@ -62,11 +62,7 @@ class Shown:
 def slots_picture(runs: Sequence[Shown], *, unit: str, until: float, caption: str) -> Figure:
     """Draw each slot over time, as in the classic drawing of batching, with the queue and all latencies below.
 
-    Args:
-        runs: runs simulated with iterations and slots, in the order shown.
-        unit: of time, "ticks" or "s".
-        until: end of the time axis.
-        caption: description of the simulation.
+    The runs are simulated with iterations; `unit` is "ticks" or "s", `until` the end of the time axis.
     """
     rows = [shown.rows for shown in runs]
     heights = [max(0.24 * count, 0.5) for count in rows] + [0.7, 1.3]
@@ -161,7 +157,6 @@ def _label(axes: Axes, box: Box, end: float, points: float, theme: Theme) -> Non
 
 
 def _legend(axes: Axes, theme: Theme) -> None:
-    """Draw the legend of the colours right above the first panel."""
     words = (("prompt", CONTEXT), ("a token", GEN), ("the last token", EOS), ("nothing", NOOP))
     for place, (text, kind) in zip((0.46, 0.61, 0.745, 0.91), words, strict=True):
         axes.annotate(
@@ -243,14 +238,14 @@ class PolicyCurve:
 
 
 def curves_picture(curves: Sequence[PolicyCurve], *, unit: str, rate_unit: str, load: str, caption: str) -> Figure:
-    """Draw throughput, TTFT and E2E against the load, one line per policy.
+    """Draw throughput, TTFT and E2E against the load, one line per policy, all over the same loads.
 
     Args:
-        curves: curves over the same loads.
-        unit: of time, "ticks" or "s".
+        curves: one per policy.
+        unit: of latencies, "ticks" or "s".
         rate_unit: unit of time of the rates, "1,000 ticks" or "s".
         load: label of the load axis.
-        caption: description of the simulation.
+        caption: what is simulated.
     """
     latency, scale = LATENCY[unit]
 

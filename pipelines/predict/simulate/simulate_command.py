@@ -27,9 +27,7 @@ with one the queue grows, with the other it comes and goes."""
 def simulate(overrides: Sequence[str], judge_of: Callable[[Settings, Machine], Judge]) -> int:
     """Simulate the policies under the loads, print the table, write files and pictures into a run folder.
 
-    Args:
-        overrides: as typed.
-        judge_of: makes the rules of a plan from settings.
+    `judge_of` makes the rules of a plan from settings.
     """
     words, settings = with_defaults(overrides)
     check_folders({"paths.runs": settings.paths.runs})

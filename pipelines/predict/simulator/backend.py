@@ -60,7 +60,13 @@ def compiled() -> Callable[..., Any]:
     for name, function in _functions(modules):
         copy = FunctionType(function.__code__, names, name)
         copy.__qualname__ = f"{name}_{digest}"
-        names[name] = njit(**inner)(copy) if name != "run" else _cached(njit, copy)
+        if name != "run":
+            names[name] = njit(**inner)(copy)
+            continue
+        try:
+            names[name] = njit(cache=True)(copy)
+        except RuntimeError:  # no writable cache folder
+            names[name] = njit(copy)
     return _announced(names["run"])
 
 
@@ -88,10 +94,3 @@ def _functions(modules: tuple[ModuleType, ...]) -> list[tuple[str, FunctionType]
         for name, value in vars(module).items()
         if isinstance(value, FunctionType) and value.__module__ == module.__name__
     ]
-
-
-def _cached(njit: Any, function: FunctionType) -> Any:
-    try:
-        return njit(cache=True)(function)
-    except RuntimeError:  # no writable cache folder
-        return njit(function)

@@ -57,12 +57,7 @@ class SchedulerLimits:
         return self.prefix_tokens // self.tokens_per_block
 
     def own_blocks(self, isl: Any, tokens: Any) -> Any:
-        """Return the KV blocks of a request in addition to those; the last prompt token is always computed.
-
-        Args:
-            isl: its input tokens; an array for several requests.
-            tokens: tokens that it holds blocks for.
-        """
+        """Return the KV blocks of a request with `tokens` besides those; its last prompt token is always computed."""
         cached = np.minimum(self.prefix_tokens, isl - 1)
         return -(-tokens // self.tokens_per_block) - cached // self.tokens_per_block
 
@@ -189,13 +184,7 @@ class SimulatedRun:
 
 
 def request_columns(requests: Requests, *, overhead: float = 0.0, responses: Responses | None = None) -> RequestColumns:
-    """Return the requests as seen by the clock of their client.
-
-    Args:
-        requests: requests of a run.
-        overhead: time a request spends on its way to the engine and back, added after the engine's timestamps.
-        responses: times of single tokens, if known.
-    """
+    """Return the requests as seen by their client, whose clock is `overhead` behind the engine's timestamps."""
     return RequestColumns(
         due=requests.arrival,
         first_token=requests.first_token + overhead,

@@ -243,13 +243,7 @@ def iterate(rules: Rules, cost: Any, w: Work) -> float:
 
 
 def run(rules: Rules, cost: Any, requests: list[Request], counters: list[RunTotals]) -> Any:
-    """Run one load.
-
-    Args:
-        rules: rules of the engine.
-        cost: `IterationCost.array()`, or prefill and decode ticks.
-        requests: the load; results are written into it.
-        counters: the run's totals, one record.
+    """Run one load of `IterationCost.array()` or prefill and decode ticks; results are written into `requests`.
 
     Returns:
         End of the run, rows, stays.

@@ -164,34 +164,29 @@ def simulate(
     numbers = np.array([cost.prefill, cost.decode], dtype=np.float64) if isinstance(cost, TickCost) else cost.array()
     records = _records(load, isl, osl)
     if name == "numpy":
-        objects = [_objects(kind, record) for kind, record in zip(KINDS, records, strict=True)]
+        objects = [[kind(*row) for row in record.tolist()] for kind, record in zip(KINDS, records, strict=True)]
         end, rows, stays = loop(rules, numbers.tolist(), *objects)
-        records = tuple(_record(kind, found) for kind, found in zip(KINDS, objects, strict=True))
+        records = [
+            np.array(list(map(_values(kind), found)), dtype=record_of(kind))
+            for kind, found in zip(KINDS, objects, strict=True)
+        ]
     else:
         end, rows, stays = loop(rules, numbers, *records)
     return _run(rules, records, (float(end), rows, stays), name)
 
 
-def _records(load: OfferedLoad, isl: Any, osl: Any) -> tuple[Any, Any]:
+def _records(load: OfferedLoad, isl: Any, osl: Any) -> list[Any]:
     """Build the initial `Request` and `RunTotals` as numpy records."""
     requests = np.array([_values(Request)(Request())], dtype=record_of(Request)).repeat(len(isl))
     requests["isl"], requests["osl"] = isl, osl
     known = len(isl) if load.arrival is not None else min(load.users, len(isl))
     requests["arrival"][:known] = 0.0 if load.arrival is None else load.arrival
-    return requests, np.array([_values(RunTotals)(RunTotals(known=known))], dtype=record_of(RunTotals))
+    return [requests, np.array([_values(RunTotals)(RunTotals(known=known))], dtype=record_of(RunTotals))]
 
 
 @cache
 def _values(kind: type) -> attrgetter[Any]:
     return attrgetter(*(field.name for field in fields(kind)))
-
-
-def _objects(kind: type, records: Any) -> list[Any]:
-    return [kind(*row) for row in records.tolist()]
-
-
-def _record(kind: type, objects: list[Any]) -> Any:
-    return np.array(list(map(_values(kind), objects)), dtype=record_of(kind))
 
 
 def _run(rules: Rules, records: Any, found: tuple[float, Any, Any], backend: str) -> SimulatedRun:
@@ -232,7 +227,6 @@ def _rules(engine: SchedulerLimits, load: OfferedLoad, cost: Cost, until: float 
 
 
 def _check(engine: SchedulerLimits, load: OfferedLoad, isl: Any, osl: Any) -> None:
-    """Raise an error for input that cannot be simulated."""
     faults = [*_engine_faults(engine), *_load_faults(load, isl, osl)]
     if faults:
         raise UserError.of(faults)

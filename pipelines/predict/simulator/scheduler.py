@@ -227,13 +227,6 @@ def refusal(rules: Rules, n: RunTotals, r: Request, budget: int, prompts: int) -
 
     If several limits do, it is the one that lasts longest: slots and blocks are freed by requests that end, whereas
     every iteration has a new token budget.
-
-    Args:
-        rules: rules of the engine.
-        n: totals of the run.
-        r: first request of the queue.
-        budget: tokens that are left in this iteration.
-        prompts: prompts in it so far.
     """
     if n.active == rules.slots:
         return SLOTS

@@ -115,12 +115,7 @@ def day_rates(shape: Sequence[float], busiest: float, step_s: float) -> Any:
 
 
 def counted_rates(times: Sequence[float], step_s: float) -> Any:
-    """Return float[steps], requests per second of a trace.
-
-    Args:
-        times: arrival times of the requests, seconds, ascending from 0.
-        step_s: length of a step.
-    """
+    """Return float[steps], requests per second of a trace whose arrival times ascend from 0 s."""
     steps = int(times[-1] // step_s) + 1
     return np.bincount((np.asarray(times) // step_s).astype(int), minlength=steps) / step_s
 

@@ -38,13 +38,9 @@ if TYPE_CHECKING:
 
 
 def front(points: Sequence[tuple[float, float]], *, less_x: bool = False) -> list[int]:
-    """Return the indices of the points that no other point beats, by ascending x. More is better; for x see `less_x`.
+    """Return the indices of the points (x, y) that no other point beats, by ascending x.
 
-    Equal points are all on the front.
-
-    Args:
-        points: (x, y).
-        less_x: a lower x is better (a latency).
+    More is better; with `less_x` a lower x is (a latency). Equal points are all on the front.
     """
     sign = -1 if less_x else 1
     order = sorted(range(len(points)), key=lambda index: (-sign * points[index][0], -points[index][1]))
@@ -59,7 +55,6 @@ def front(points: Sequence[tuple[float, float]], *, less_x: bool = False) -> lis
 
 # Pictures of an answer: Pareto front, a day.
 
-Point = tuple[float, float]
 XOf = Callable[[LoadOutcome], float]
 
 
@@ -100,7 +95,10 @@ def pareto(result: Result, six: str) -> Figure:
 
 def _panel(axes: Axes, result: Result, theme: Theme, x_of: XOf, *, less_x: bool) -> None:
     options = result.answer.options[: len(result.ladders)]
-    curves = [_points(option, seen, x_of) for option, seen in zip(options, result.ladders, strict=True)]
+    curves = [
+        [(x, one.rate / option.gpus) for one in seen if math.isfinite(x := x_of(one))]
+        for option, seen in zip(options, result.ladders, strict=True)
+    ]
     every = [point for points in curves for point in points]
     if not every:
         axes.set_axis_off()
@@ -123,11 +121,6 @@ def _panel(axes: Axes, result: Result, theme: Theme, x_of: XOf, *, less_x: bool)
     axes.figure.canvas.draw()
     if less_x:  # both panels use the same colours
         beside(axes, ends, every, theme["muted"])
-
-
-def _points(option: FleetOption, seen: Sequence[LoadOutcome], x_of: XOf) -> list[Point]:
-    found = [(x_of(one), one.rate / option.gpus) for one in seen]
-    return [(x, y) for x, y in found if math.isfinite(x)]
 
 
 def _limit(axes: Axes, value: float | None, theme: Theme, *, side: str = "right") -> None:

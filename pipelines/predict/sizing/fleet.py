@@ -163,13 +163,7 @@ class Cost:
 
 
 def server_year(prices: PriceSettings, gpus: int, tdp_w: float | None) -> tuple[list[tuple[str, float]], list[str]]:
-    """Return (item, USD) of one server for a year, and the items without a price.
-
-    Args:
-        prices: with the price of a server or of a GPU-hour.
-        gpus: GPUs of the server.
-        tdp_w: TDP of one GPU, W; None if not known.
-    """
+    """Return (item, USD) of one server for a year, and the items without a price; `tdp_w` is of one GPU."""
     if prices.gpu_hour_usd is not None:
         return [("rent", prices.gpu_hour_usd * gpus * HOURS)], []
     assert prices.server_usd is not None

@@ -93,7 +93,8 @@ class LoadOutcome:
 
     def at(self, percentile: float) -> dict[str, float]:
         """Return TTFT, ITL and E2E at a percentile; NaN where no request has a value."""
-        return {name: _percentile(getattr(self, name), percentile) for name in METRICS}
+        columns = {name: ordered(getattr(self, name)) for name in METRICS}
+        return {name: share_below(known, percentile / 100) if known else math.nan for name, known in columns.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +161,7 @@ def see(question: Question, one: Instance, rate: float) -> LoadOutcome:
 
 
 def watch(question: Question, one: Instance, arrival: Any, rate: float) -> LoadOutcome:
-    """Simulate one batch with the given arrival times.
-
-    Args:
-        question: request lengths.
-        one: the instance.
-        arrival: float64[n], seconds.
-        rate: rate of the instance, recorded with the result.
-    """
+    """Simulate one batch with these arrival times, float64[n] seconds; `rate` of the instance is recorded."""
     run = simulate(one.engine, _load(question, arrival), one.costed.cost)
     r, first = run.requests, int(WARM_UP * len(arrival))
     requests = request_columns(r, overhead=one.costed.overhead_s)
@@ -219,11 +213,6 @@ def saturation(question: Question, one: Instance) -> float:
 
 def _load(question: Question, arrival: Any) -> OfferedLoad:
     return OfferedLoad(np.resize(question.isl, len(arrival)), np.resize(question.osl, len(arrival)), arrival=arrival)
-
-
-def _percentile(values: Any, percentile: float) -> float:
-    known = ordered(values)
-    return share_below(known, percentile / 100) if known else math.nan
 
 
 def strain(seen: LoadOutcome, slo: Slo, percentile: float) -> tuple[str, float]:
@@ -342,11 +331,7 @@ def _next(low: float, high: float, under: float, over: float) -> float:
 def instances_for(question: Question, one: Instance, guess: int, most: float | None = None) -> int:
     """Return the fewest instances that serve the peak within the limits; same result as `capacity`, but faster.
 
-    Args:
-        question: the demand.
-        one: the instance.
-        guess: number of instances to start with.
-        most: requests per second that the instance can serve at all, if known.
+    The search starts with `guess`; `most` is what the instance can serve at all, requests per second, if known.
 
     Raises:
         OutOfReachError: no number of instances does.

@@ -72,17 +72,7 @@ def from_measured(
     headroom: float,
     spare: int,
 ) -> MeasuredAnswer:
-    """Size a fleet from measured loads.
-
-    Args:
-        measured: the benchmark.
-        demand: requests per second.
-        slo: latency limits.
-        percentile: percentile that is compared with them.
-        gpus: GPUs that served the benchmark; the fleet consists of copies of them.
-        gpus_per_server: GPUs of one machine.
-        headroom: share of the measured rate kept free.
-        spare: additional copies.
+    """Size a fleet of copies of the `gpus` that were measured.
 
     Raises:
         UserError: the benchmark lacks the percentile or the metric of a limit, or no load meets the limits.
@@ -189,14 +179,7 @@ def words(found: MeasuredAnswer, price: Cost | None, *, gpus_known: bool) -> lis
 
 
 def fleet_lines(sized: PeakFleet, price: Cost | None, *, gpus_known: bool, cpu: bool = False) -> list[str]:
-    """Return the lines on a fleet of known rate and on what it costs.
-
-    Args:
-        sized: the fleet.
-        price: its cost; None without prices.
-        gpus_known: whether the number of GPUs in a server is known.
-        cpu: whether the servers have no GPUs.
-    """
+    """Return the lines on a fleet of known rate and on what it costs."""
     lines = [pair("fleet", fleet_text(sized, gpus=not cpu))]
     if not gpus_known and not cpu:
         lines.append(pair("", ONE_SERVER))
@@ -316,9 +299,6 @@ def without_model(settings: Settings, machine: Machine) -> tuple[str, list[str],
 
     Returns:
         Name of the answer's folder, the printed lines, and plain JSON values.
-
-    Raises:
-        UserError: see `rate_answer` and `answer_of`.
     """
     sizing, hardware = settings.sizing, resolved(settings.hardware, machine)
     gpus_known = hardware.gpus_per_server is not None

@@ -84,12 +84,7 @@ def demand_of(settings: SizingSettings) -> Demand:
 
 
 def poisson_percentile(average: float, percent: float) -> int:
-    """Return the number of requests that `percent` of seconds do not exceed, with Poisson arrivals.
-
-    Args:
-        average: requests per second, above 0.
-        percent: between 0 and 100, e.g. 95.
-    """
+    """Return the number of requests that `percent` (0 to 100) of seconds do not exceed, with Poisson arrivals."""
     from scipy.special import pdtr, pdtrik  # scipy.stats has this as poisson.ppf, but takes 0.6 s longer to import
 
     share = percent / 100

@@ -179,8 +179,6 @@ def _kv_word(kv_format: KvFormat) -> str:
 
 
 def _limited(kind: str, what: str, change: Callable[[WantedLimits], WantedLimits]) -> _Step:
-    """Build a step that gives other limits."""
-
     def apply(question: Question, setup: Setup) -> Configured:
         return replace(question, terms=replace(question.terms, wanted=change(question.terms.wanted))), setup
 
@@ -188,8 +186,6 @@ def _limited(kind: str, what: str, change: Callable[[WantedLimits], WantedLimits
 
 
 def _other(kind: str, what: str, **values: Any) -> _Step:
-    """Build a step that changes the setup."""
-
     def apply(question: Question, setup: Setup) -> Configured:
         return question, replace(setup, **values)
 

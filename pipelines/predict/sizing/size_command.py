@@ -56,7 +56,6 @@ def question_id(settings: Settings) -> str:
 
 
 def _without_model(settings: Settings, machine: Machine) -> int:
-    """Size from a benchmark alone or from a known rate."""
     name, lines, values = without_model(settings, machine)
     say("\n".join(lines))
     file = settings.report.folder / f"size-{name}-{question_id(settings)}" / "answer.json"
@@ -100,8 +99,9 @@ def _day(settings: Settings, question: Question, found: Answer) -> Day:
         business = scaling.day == "business"
         shape = BUSINESS if business or scaling.day is None else scaling.day
         # a percentile refers to the seconds of the busiest hour; a factor or a given peak is that hour
-        busiest = demand.peak if settings.sizing.peak_percentile is None and _peak_given(settings) else demand.average
-        rates = day_rates(shape, busiest or demand.peak, scaling.step_s)  # type: ignore[arg-type]
+        given = settings.sizing.peak_rate is not None or settings.sizing.peak_factor is not None
+        busiest = (None if given else demand.average) or demand.peak
+        rates = day_rates(shape, busiest, scaling.step_s)  # type: ignore[arg-type]
         how = "built-in shape of a business day (assumed, not measured)" if business else "24 hours as given"
     most = best.fleet.instances
     fixed, moving = (
@@ -109,10 +109,6 @@ def _day(settings: Settings, question: Question, found: Answer) -> Day:
         for least in (most, min(scaling.least, most))
     )
     return Day(how, fixed, moving)
-
-
-def _peak_given(settings: Settings) -> bool:
-    return settings.sizing.peak_rate is not None or settings.sizing.peak_factor is not None
 
 
 def write(result: Result, folder: Path) -> list[Path]:
@@ -131,7 +127,6 @@ def write(result: Result, folder: Path) -> list[Path]:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Report a folder that cannot be written as a UserError."""
     try:
         yield
     except OSError as error:
