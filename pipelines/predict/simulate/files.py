@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.document.blocks import Figure
-from pipelines.document.canvas import DARK, LIGHT
+from pipelines.document.canvas import DARK, LIGHT, variables
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.summary import CONVENTIONS
 from pipelines.host.files import write_bytes, write_json
@@ -377,14 +377,10 @@ def page(controls: Mapping[str, Any] | None = None, load: Sequence[Mapping[str, 
     initial = {"controls": {**CONTROLS, **(controls or {})}, "load": None if load is None else list(load)}
     html, style, model, script = ((FOLDER / name).read_text(encoding="utf-8") for name in PARTS)
     return Template(html).substitute(
-        light=_variables(LIGHT),
-        dark=_variables(DARK),
+        light=variables(LIGHT),
+        dark=variables(DARK),
         style=style,
         model=model,
         page=script,
         initial=json.dumps(initial).replace("<", "\\u003c"),
     )
-
-
-def _variables(colours: Mapping[str, str]) -> str:
-    return ";".join(f"--{name}:{value}" for name, value in colours.items())
