@@ -19,7 +19,7 @@ from eval.results import (
 )
 from eval.spec import TASK_SIZES
 from eval.verdict import WHAT_MEASURES, Criteria, Judgement, Verdict, judge
-from pipelines.document.blocks import LEFT, Column, Table, groups
+from pipelines.document.blocks import Table, groups, left, right
 from pipelines.document.show import NONE, count, percent
 from pipelines.host.screen import table, wrapped
 
@@ -354,10 +354,8 @@ def published_table(results: Sequence[EvalResult]) -> Table:
         caption=f"{model} on {task} beside what NVIDIA published of {published[0].model}",
         origin="",
         columns=(
-            Column("", right=LEFT),
-            Column("format", right=LEFT),
-            Column("KV cache", right=LEFT),
-            Column("accuracy %"),
+            *left("", "format", "KV cache"),
+            *right("accuracy %"),
             *groups("measured - published", [result.qformat for result in results]),
         ),
         rows=(*measured, *theirs),

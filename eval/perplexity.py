@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipelines.document.blocks import LEFT, Column, Table
+from pipelines.document.blocks import Table, left, right
 from pipelines.domain.errors import JsonFile, UserError
 
 RESULT = "perplexity.json"
@@ -102,12 +102,7 @@ def perplexity_table(named: Sequence[tuple[str, PerplexityResult | None, Perplex
     return Table(
         caption=f"Perplexity of texts: windows of {', '.join(lengths)} tokens, engine {', '.join(engines)}; no verdict",
         origin="measured",
-        columns=(
-            Column("format", right=LEFT),
-            Column("task", right=LEFT),
-            Column("texts"),
-            *(Column(title) for title in ("base", "per word", "ratio", "per byte", "bits/byte")),
-        ),
+        columns=(*left("format", "task"), *right("texts", "base", "per word", "ratio", "per byte", "bits/byte")),
         rows=tuple(
             (name, result.task, f"{result.documents:,}", *_cells(result, baseline)) for name, baseline, result in named
         ),

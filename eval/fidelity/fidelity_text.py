@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from eval.fidelity.bounds import BoundFigures, BoundsResult
 from eval.fidelity.divergence import FidelityResult, Figures, LayerErrors
 from eval.results import Flips
-from pipelines.document.blocks import LEFT, Column, Table, groups
+from pipelines.document.blocks import Table, groups, left, right
 from pipelines.document.show import count
 from pipelines.host.screen import table, wrapped
 
@@ -70,10 +70,10 @@ def bounds_table(result: BoundsResult) -> Table:
         ),
         origin="measured",
         columns=(
-            Column("text", right=LEFT),
-            Column("tokens"),
+            *left("text"),
+            *right("tokens"),
             *groups("KL divergence at least, nats", ("mean", *HEADINGS[1:4])),
-            *(Column(title) for title in HEADINGS[4:]),
+            *right(*HEADINGS[4:]),
         ),
         rows=tuple((name, f"{figures.tokens:,}", *bound_cells(figures)) for name, figures in texts),
         notes=(known_text(result), BOUND_READING, LEFT_OUT),

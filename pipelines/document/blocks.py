@@ -114,8 +114,14 @@ class Fold:
     blocks: tuple[Block, ...]
 
 
-LEFT = False
-"""Value of `Column.right` for columns of words, which are left-aligned."""
+def left(*titles: str) -> tuple[Column, ...]:
+    """Return columns of words, which are left-aligned."""
+    return tuple(Column(title, right=False) for title in titles)
+
+
+def right(*titles: str) -> tuple[Column, ...]:
+    """Return columns of numbers, which are right-aligned."""
+    return tuple(map(Column, titles))
 
 
 def groups(title: str, names: Iterable[str]) -> tuple[Column, ...]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from eval.verdict import Verdict
 from pipelines.document.blocks import (
-    LEFT,
     Block,
     BulletList,
     Callout,
@@ -20,6 +19,8 @@ from pipelines.document.blocks import (
     Table,
     Terms,
     Text,
+    left,
+    right,
 )
 from pipelines.document.canvas import DASHES, MARKERS, Theme, plot
 from pipelines.document.show import NONE, count, machine_text, number, percent, when
@@ -207,10 +208,10 @@ def _tonight(verdict: NightVerdict, settings: NightlySettings) -> list[Block]:
     lines = {(line.cell, line.metric): line for line in verdict.series}
     worse = {found.cell for found in verdict.regressions}
     columns = (
-        Column("cell", right=LEFT), Column("", right=LEFT), Column("ISL"), Column("OSL"), Column("load", right=LEFT),
-        Column("%", "accuracy"), Column("loss %", "accuracy"), Column("limit", "accuracy", right=LEFT),
+        *left("cell", ""), *right("ISL", "OSL"), *left("load"),
+        Column("%", "accuracy"), Column("loss %", "accuracy"), Column("limit", "accuracy", right=False),
         *(Column(name, figure.title) for figure in NIGHTLY_TABLE for name in ("now", "change %")),
-        Column("engine, MiB"),
+        *right("engine, MiB"),
     )  # fmt: skip
     words = {record.key: limit_verdict(record, settings.expect, verdict.chance(settings)) for record in done}
     rows = [row for record in done for row in _rows(record, lines, record.cell in worse, words[record.key])]
@@ -289,15 +290,12 @@ def _not_measured(verdict: NightVerdict) -> list[Block]:
         rows += [(names, status, reason) for names, reason in by_reason(cells)]
     if not rows:
         return []
-    columns = tuple(Column(title, right=LEFT) for title in ("cells", "status", "reason"))
+    columns = left("cells", "status", "reason")
     return [Table("Cells without a result", "recorded", columns, tuple(rows))]
 
 
 def _judged(verdict: NightVerdict) -> list[Block]:
-    columns = (
-        Column("cell", right=LEFT), Column("metric", right=LEFT), Column("nights"), Column("before"), Column("now"),
-        Column("limit"), Column("", right=LEFT),
-    )  # fmt: skip
+    columns = (*left("cell", "metric"), *right("nights", "before", "now", "limit"), *left(""))  # fmt: skip
     rows = tuple(
         (
             line.cell,

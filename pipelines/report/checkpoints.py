@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipelines.checkpoint.config_json import LINEARS
-from pipelines.document.blocks import LEFT, Block, Column, Figure, Fold, Section, Table, Terms
+from pipelines.document.blocks import Block, Figure, Fold, Section, Table, Terms, left, right
 from pipelines.document.canvas import Theme, axis, plain_log, plot
 from pipelines.document.show import NONE
 from pipelines.domain.formats import FORMATS, QFormat
@@ -133,12 +133,7 @@ def _scores(item: FormatReport, search: Mapping[str, Any]) -> Table:
     return Table(
         caption=f"Estimated damage of each format: {item.label}, {unit}; 16 bit does none",
         origin="recorded",
-        columns=(
-            Column("linears", right=LEFT),
-            Column("weights"),
-            *(Column(name) for name in tried),
-            Column("chosen", right=LEFT),
-        ),
+        columns=(*left("linears"), *right("weights", *tried), *left("chosen")),
         rows=tuple(
             (
                 _together(choice["linears"]),

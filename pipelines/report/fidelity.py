@@ -19,7 +19,7 @@ from eval.fidelity.fidelity_text import (
     figure_rows,
     greedy_text,
 )
-from pipelines.document.blocks import LEFT, Block, BulletList, Callout, Column, Figure, Fold, Section, Table, groups
+from pipelines.document.blocks import Block, BulletList, Callout, Figure, Fold, Section, Table, groups, left, right
 from pipelines.document.canvas import Theme, axis, plain_log, plot
 from pipelines.document.show import NONE, count
 from pipelines.report.data import FormatReport, ReportData, ReportedFidelity
@@ -68,11 +68,10 @@ def _table(found: Sequence[tuple[FormatReport, ReportedFidelity]], several: bool
         ),
         origin="measured",
         columns=(
-            Column("format", right=LEFT),
-            Column("text", right=LEFT),
-            Column("tokens"),
+            *left("format", "text"),
+            *right("tokens"),
             *groups("KL divergence, nats", ("mean", *HEADINGS[1:4])),
-            *(Column(title) for title in HEADINGS[4:]),
+            *right(*HEADINGS[4:]),
         ),
         rows=tuple(rows),
         notes=(
@@ -99,8 +98,8 @@ def _flips(found: Sequence[tuple[FormatReport, ReportedFidelity]], several: bool
         caption="Answers that differ from the 16-bit model's, by direction",
         origin="measured",
         columns=(
-            Column("format", right=LEFT),
-            Column("questions"),
+            *left("format"),
+            *right("questions"),
             *groups("answers that changed", ("all", "right to wrong", "wrong to right", "wrong to wrong")),
             *groups("margin of the 16-bit model", ("changed", "kept")),
         ),

@@ -17,17 +17,17 @@ from eval.compare import method_text, verdict_sentence
 from eval.fidelity.fidelity_text import HEADINGS, NO_DIRECTION, READING, WITHIN, figure_rows
 from eval.verdict import Verdict
 from pipelines.document.blocks import (
-    LEFT,
     Block,
     BulletList,
     Code,
-    Column,
     Document,
     Section,
     Table,
     Terms,
     Text,
+    left,
     render_markdown,
+    right,
 )
 from pipelines.document.show import count, percent, settings_text
 from pipelines.domain.errors import UserError
@@ -271,7 +271,7 @@ def _fidelity(item: FormatReport) -> tuple[Block, ...]:
     table = Table(
         caption=f"Predictions of the next token beside those of {result.reference} in 16 bit, engine {result.engine}",
         origin="measured",
-        columns=(Column("text", right=LEFT), Column("tokens"), *(Column(title) for title in HEADINGS)),
+        columns=(*left("text"), *right("tokens", *HEADINGS)),
         rows=tuple(figure_rows(result)),
         notes=(READING, f"Noise: the 16-bit model against itself. {WITHIN}: within noise.", NO_DIRECTION),
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from eval.compare import bound_cells, published_table
 from eval.perplexity import perplexity_table
 from eval.results import EvalResult, references_of
-from pipelines.document.blocks import LEFT, Column, Table, groups
+from pipelines.document.blocks import Column, Table, groups, left, right
 from pipelines.document.show import NONE, percent, span, when
 from pipelines.domain.units import show_bytes, show_seconds
 from pipelines.report.data import Accuracy, ArtifactInput, FormatReport, ReportData, ReportedArtifact, place_of
@@ -34,13 +34,13 @@ def _accuracies(data: ReportData, found: Sequence[tuple[FormatReport, Accuracy]]
         caption=f"{title}: model {', '.join(data.models)}; {'; '.join(tasks)}",
         origin="measured",
         columns=(
-            Column("format", right=LEFT),
-            Column("questions"),
+            *left("format"),
+            *right("questions"),
             *groups("accuracy", ("%", "± %")),
             *groups("against the baseline", ("loss %", "lost", "gained")),
             *groups("loss, points", ("measured", "at least", "at most")),
-            Column("p"),
-            Column("verdict", right=LEFT),
+            *right("p"),
+            *left("verdict"),
         ),
         rows=tuple(
             _accuracy_cells(accuracy, _name(item, data) + (f", {accuracy.result.task}" if several else ""))
@@ -108,9 +108,8 @@ def subject_table(item: Sequence[FormatReport]) -> Table | None:
         caption=f"Accuracy in percent by category and subject: {item[0].model}, {found[0][1].task}",
         origin="measured",
         columns=(
-            Column("name", right=LEFT),
-            Column("kind", right=LEFT),
-            Column("questions"),
+            *left("name", "kind"),
+            *right("questions"),
             *(Column(variant) for variant, _ in found),
         ),
         rows=tuple(rows),
@@ -136,7 +135,7 @@ def size_table(data: ReportData) -> Table:
         caption="Weights on disk; time and highest resident memory of the process that created or evaluated them",
         origin="measured",
         columns=(
-            Column("format", right=LEFT),
+            *left("format"),
             *groups("on disk", ("source", "checkpoint", "engine")),
             *groups("time", ("quantize", "build", "evaluate")),
             *groups("peak memory", ("quantize", "build", "evaluate")),
@@ -161,7 +160,7 @@ def build_memory_table(data: ReportData) -> Table | None:
         caption="Memory of the fullest rank: predicted (modelled) and as logged by trtllm-build (measured)",
         origin="",
         columns=(
-            Column("format", right=LEFT),
+            *left("format"),
             *groups("predicted (modelled)", ("weights", "activations")),
             *groups("build log (measured)", ("weights", "activations", "peak during the build")),
         ),
@@ -197,8 +196,7 @@ def memory_table(data: ReportData) -> Table | None:
         caption="Memory of the CPU engine's process: predicted (modelled) and observed (measured)",
         origin="",
         columns=(
-            Column("format", right=LEFT),
-            Column("workload", right=LEFT),
+            *left("format", "workload"),
             *groups("predicted (modelled)", ("weights", "activations", "kernels", "KV cache", "total")),
             *groups("observed (measured)", ("highest",)),
             *groups("KV blocks", ("predicted", "observed", "used")),
@@ -247,13 +245,9 @@ def chain_table(item: FormatReport) -> Table:
         caption=f"Artifacts that {item.label} was made from, by digest of their content",
         origin="recorded",
         columns=(
-            Column("stage", right=LEFT),
-            Column("artifact", right=LEFT),
-            Column("digest", right=LEFT),
-            Column("made from", right=LEFT),
-            Column("started", right=LEFT),
-            Column("duration"),
-            Column("source commit", right=LEFT),
+            *left("stage", "artifact", "digest", "made from", "started"),
+            *right("duration"),
+            *left("source commit"),
         ),
         rows=rows,
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from pipelines.document.blocks import LEFT, Block, Column, Fold, Table, Terms, groups
+from pipelines.document.blocks import Block, Column, Fold, Table, Terms, groups, left, right
 from pipelines.document.show import NONE, count, flat, machine_text, number, percent, settings_text, when
 from pipelines.domain.benchmark import DISTRIBUTIONS, BenchmarkResult, Level, Slo, Summary
 from pipelines.domain.metrics import (
@@ -62,7 +62,7 @@ def modelled_table(run: BenchmarkRun) -> Table | None:
         caption=f"{run.result.precision}, modelled beside measured: {run_label([run])}; engine {run.result.engine}",
         origin="",
         columns=(
-            Column(_load_title(run.result.levels), right=LEFT),
+            *left(_load_title(run.result.levels)),
             *(
                 column
                 for figure in MODELLED
@@ -91,7 +91,7 @@ def _level_columns(load: str, result: BenchmarkResult) -> tuple[Column, ...]:
     rates = [figure.column + ("/GPU" if gpus > 1 else "") for figure, gpus in _rates(result)]
     latencies = groupby(LATENCIES, lambda figure: f"{figure.metric.title}, {figure.metric.unit.shown}")
     return (
-        Column(load, right=LEFT),
+        *left(load),
         *groups("requests", ("done", "failed")),
         *groups("length, tokens", ("ISL", "OSL")),
         *groups("throughput", rates),
@@ -138,12 +138,7 @@ def percentiles_table(run: BenchmarkRun) -> Table:
     return Table(
         caption=f"All latencies in ms: {run_label([run])}",
         origin="measured",
-        columns=(
-            Column("metric", right=LEFT),
-            Column(_load_title(levels)),
-            Column("count"),
-            *(Column(name) for name in STATISTICS),
-        ),
+        columns=(*left("metric"), Column(_load_title(levels)), *right("count", *STATISTICS)),
         rows=tuple(
             (
                 metric.title,
@@ -172,11 +167,7 @@ def counters_table(run: BenchmarkRun) -> Table | None:
     return Table(
         caption=f"Counters of the server and the load generator in each window: {run_label([run])}",
         origin="measured",
-        columns=(
-            Column("counter", right=LEFT),
-            Column("source", right=LEFT),
-            *groups(_load_title(levels), [load_label(level) for level in levels]),
-        ),
+        columns=(*left("counter", "source"), *groups(_load_title(levels), [load_label(level) for level in levels])),
         rows=rows,
     )
 
@@ -197,10 +188,10 @@ def comparison_table(compared: Comparison) -> Table:
     workload = f", workload {compared.workload.title}" if compared.workload else ""
     load = _load_title([level for run in runs for level in run.result.levels])
     columns = (
-        Column("format", right=LEFT),
+        *left("format"),
         *groups("accuracy", ("%", "loss %")),
-        Column("verdict", "accuracy", right=LEFT),
-        Column("engine"),
+        Column("verdict", "accuracy", right=False),
+        *right("engine"),
         *groups("at peak throughput", _at_load(AT_PEAK, load)),
         *(groups("at best load within SLO", _at_load(AT_SLO, load)) if with_slo else ()),
     )
@@ -353,6 +344,6 @@ def _settings(result: BenchmarkResult) -> list[Block]:
     rows = tuple((group, name, value) for group, values in groups for name, value in flat(values))
     if not rows:
         return []
-    columns = tuple(Column(title, right=LEFT) for title in ("group", "setting", "value"))
+    columns = left("group", "setting", "value")
     table = Table("As recorded with the result", "recorded", columns, rows)
     return [Fold("All settings of workload, protocol and server", (table,))]

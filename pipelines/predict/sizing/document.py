@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines.document.blocks import LEFT, Block, Callout, Card, Column, Document, Figure, Section, Table, Terms
+from pipelines.document.blocks import Block, Callout, Card, Column, Document, Figure, Section, Table, Terms, left, right
 from pipelines.document.canvas import DASHES, MARKERS, Theme, axis, beside, plot
 from pipelines.document.show import NONE, count, number
 from pipelines.predict.performance.performance import origin
@@ -243,11 +243,11 @@ def _options(result: Result, where: str) -> list[Block]:
     question, options = result.answer.question, result.answer.options
     percent = f"P{question.percentile:g}, ms"
     columns = (
-        Column("configuration", right=LEFT),
+        *left("configuration"),
         Column("each", "requests/s"), Column("per GPU", "requests/s"), Column("8 of 10 cases", "requests/s"),
         Column("TTFT", percent), Column("ITL", percent), Column("E2E", percent),
         Column("instances", "fleet"), Column("GPUs", "fleet"), Column("servers", "fleet"), Column("raw", "fleet"),
-        Column("binds", right=LEFT), Column("KV tokens"), Column("at a time"), Column("rests on", right=LEFT),
+        *left("binds"), *right("KV tokens", "at a time"), *left("rests on"),
     )  # fmt: skip
     rows = tuple(_row(option, question) for option in options)
     blocks: list[Block] = [
@@ -255,7 +255,7 @@ def _options(result: Result, where: str) -> list[Block]:
         Table(f"Best first. {where}", "modelled", columns, rows, 0, ("Raw: servers before rounding, without spares.",)),
     ]
     if result.answer.refused:
-        titles = (Column("configuration", right=LEFT), Column("why not", right=LEFT))
+        titles = left("configuration", "why not")
         refused = tuple((each.label, each.why) for each in result.answer.refused)
         blocks.append(Table("Configurations that do not qualify", "modelled", titles, refused))
     return blocks
@@ -284,14 +284,7 @@ def _check(result: Result) -> list[Block]:
 
 
 def _changes(result: Result) -> list[Block]:
-    columns = (
-        Column("change", right=LEFT),
-        Column("instances"),
-        Column("GPUs"),
-        Column("GPUs, change"),
-        Column("servers"),
-        Column("note", right=LEFT),
-    )
+    columns = (*left("change"), *right("instances", "GPUs", "GPUs, change", "servers"), *left("note"))
     now, rows = result.answer.chosen.fleet.gpus, []
     for change in result.changes:
         more = NONE if change.gpus is None else f"{change.gpus - now:+,}" if change.gpus != now else "0"
