@@ -40,7 +40,8 @@ END = "<!-- end of clients -->"
 MODEL = "tiny_llama"
 SERVED = (
     f"model={MODEL}", "quant=none", "guided=llguidance", "serving.openai=true",
-    "build.gather_context_logits=true", "build.gather_generation_logits=true", "triton.fold_token_ids=true",
+    "build.trtllm.gather_context_logits=true", "build.trtllm.gather_generation_logits=true",
+    "triton.fold_token_ids=true",
 )  # fmt: skip
 NODE = 20
 """Version of Node.js that the clients of npm need, or a later one."""

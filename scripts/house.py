@@ -14,11 +14,13 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 import grimp
+from pydantic import BaseModel
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("pipelines", "eval", "triton_repo")
@@ -115,6 +117,8 @@ def weight(tree: Path) -> list[tuple[str, str]]:
                 imports += len(_lines(node))
         code += len(set(_lines(module)) - empty)
     docs = tree / "docs"
+    from pipelines.settings.root import Settings  # of the checkout, which is first on the path
+
     return [
         ("product lines", f"{lines:,}"),
         ("product code lines", f"{code:,}"),
@@ -123,9 +127,18 @@ def weight(tree: Path) -> list[tuple[str, str]]:
         ("functions above 60 lines", str(sum(length > 60 for length in functions))),
         ("import lines per 100 code lines", f"{100 * imports / code:.1f}"),
         ("imports inside functions", str(inner)),
+        ("keys of the settings", str(len(list(_keys(Settings))))),
         ("pages in docs/", str(len(list(docs.glob("*.md"))))),
         ("decisions", str(len(list((docs / "decisions").glob("[0-9]*.md"))))),
     ]
+
+
+def _keys(group: type[BaseModel]) -> Iterator[str]:
+    """Yield the names of all keys; those of a group that may be null count like any other."""
+    for name, field in group.model_fields.items():
+        kinds = (field.annotation, *get_args(field.annotation))
+        inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        yield from _keys(inner[0]) if inner else (name,)
 
 
 def _lines(node: ast.AST) -> range:

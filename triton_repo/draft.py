@@ -85,7 +85,7 @@ def _gpu_engines(target: EngineLimits, draft: EngineLimits, spec: RepositorySpec
             yield Fault(
                 f"The {name} was built with use_paged_context_fmha=disable.",
                 "Drafting needs it in both, so that neither reads the prompt again at every step.",
-                "Build it with build.use_paged_context_fmha=enable.",
+                "Build it with build.trtllm.use_paged_context_fmha=enable.",
             )
     if not spec.enable_kv_cache_reuse:
         yield Fault(

@@ -59,7 +59,7 @@ def _processor() -> str:
 
 def deciding(settings: Settings) -> dict[str, Any]:
     """Return all settings that determine the result, flattened, for the digest and for naming changes."""
-    raw = {group: value for group, value in settings.model_dump(mode="json").items() if group not in NOT_DECIDING}
+    raw = {group: value for group, value in settings.every().items() if group not in NOT_DECIDING}
     return {key: value for key, value in flatten(raw).items() if key not in CRITERIA}
 
 

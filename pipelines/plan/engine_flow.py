@@ -74,10 +74,9 @@ def tuning_notes(
     return (*changed, *lines)
 
 
+OF_ADAPTERS = ("lora_plugin", "lora_target_modules")
 ALONE = {
     **NOT_SPECULATING,
-    "lora_plugin": "disable",
-    "lora_target_modules": None,
     "max_prompt_embedding_table_size": 0,
     "weight_sparsity": False,
 }
@@ -253,7 +252,9 @@ class EngineFlow:
         """Return the settings of the draft model's engine, tuned for its own format."""
         qformat = settings.speculative.draft_qformat
         build = settings.build if qformat == settings.quant.qformat else settings.build.in_16_bit()
-        alone = build.model_copy(update={**ALONE, "max_seq_len": self._draft_longest(settings.build)})
+        alone = build.without(OF_ADAPTERS).model_copy(
+            update={**ALONE, "max_seq_len": self._draft_longest(settings.build)}
+        )
         quant = settings.quant.model_copy(update={"qformat": qformat})
         return self.tuned(settings.model_copy(update={"quant": quant, "build": alone}), self.draft_shape)
 

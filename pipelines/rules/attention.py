@@ -31,7 +31,7 @@ def _kv_format_takes_away(d: DeploymentFacts) -> Cases:
 
 
 def _switched_off(d: DeploymentFacts, option: str) -> Cases:
-    return wanted(d) if getattr(d.build, option) == "disable" else ()
+    return wanted(d) if d.build[option] == "disable" else ()
 
 
 def _not_paged(d: DeploymentFacts) -> bool:
@@ -99,8 +99,8 @@ RULES = (
         topic=TOPIC,
         engines=GPU,
         when=lambda d: _switched_off(d, "context_fmha"),
-        failed="build.context_fmha=disable rules out {lost}: it also disables paged and FP8 context attention.",
-        todo="Set build.context_fmha=enable, or do without: {without}",
+        failed="build.trtllm.context_fmha=disable rules out {lost}: it also disables paged and FP8 context attention.",
+        todo="Set build.trtllm.context_fmha=enable, or do without: {without}",
         source=BUILDER,
     ),
     Rule(
@@ -108,8 +108,9 @@ RULES = (
         topic=TOPIC,
         engines=GPU,
         when=lambda d: _switched_off(d, "use_paged_context_fmha"),
-        failed="build.use_paged_context_fmha=disable rules out {lost}, which read earlier blocks of the KV cache.",
-        todo="Set build.use_paged_context_fmha=enable, or do without: {without}",
+        failed="build.trtllm.use_paged_context_fmha=disable rules out {lost}, which read earlier blocks of the KV"
+        " cache.",
+        todo="Set build.trtllm.use_paged_context_fmha=enable, or do without: {without}",
         source=f"{PLUGIN}; {REUSE}",
     ),
     Rule(
@@ -117,8 +118,8 @@ RULES = (
         topic=TOPIC,
         severity=Severity.WARN,
         engines=GPU,
-        when=lambda d: d.build.context_fmha == "disable" and not wanted(d),
-        failed="build.context_fmha=disable switches FP8 and paged context attention off as well, and prompts are"
+        when=lambda d: d.build["context_fmha"] == "disable" and not wanted(d),
+        failed="build.trtllm.context_fmha=disable switches FP8 and paged context attention off as well, and prompts are"
         " slower.",
         source=BUILDER,
     ),
@@ -127,15 +128,15 @@ RULES = (
         topic=TOPIC,
         engines=GPU,
         when=lambda d: (
-            d.build.use_fp8_context_fmha == "disable"
+            d.build["use_fp8_context_fmha"] == "disable"
             and d.kv_format is KvFormat.FP8
             and d.qformat in FP8_ATTENTION
-            and d.build.use_paged_context_fmha == "enable"
-            and d.build.context_fmha == "enable"
+            and d.build["use_paged_context_fmha"] == "enable"
+            and d.build["context_fmha"] == "enable"
         ),
-        failed="build.use_fp8_context_fmha=disable has no effect with quant={d.qformat} and kv_cache=fp8: trtllm-build"
-        " switches it on again, because paged attention reads an FP8 cache in FP8.",
-        todo="Leave it out, set kv_cache=auto, or set build.use_paged_context_fmha=disable.",
+        failed="build.trtllm.use_fp8_context_fmha=disable has no effect with quant={d.qformat} and kv_cache=fp8:"
+        " trtllm-build switches it on again, because paged attention reads an FP8 cache in FP8.",
+        todo="Leave it out, set kv_cache=auto, or set build.trtllm.use_paged_context_fmha=disable.",
         source="tensorrt_llm/builder.py (1.3.0rc3): FP8 Context FMHA is enabled to support FP8 Paged Context FMHA",
     ),
     Rule(
@@ -152,8 +153,8 @@ RULES = (
         name="paged-kv-cache-is-deprecated",
         topic=TOPIC,
         engines=GPU,
-        when=lambda d: d.build.paged_kv_cache == "disable",
-        failed="build.paged_kv_cache=disable is the deprecated spelling of kv_cache_type, which says"
+        when=lambda d: d.build["paged_kv_cache"] == "disable",
+        failed="build.trtllm.paged_kv_cache=disable is the deprecated spelling of kv_cache_type, which says"
         " '{d.build.kv_cache_type}'.",
         todo="Set build.kv_cache_type instead.",
         source=COMMAND,
@@ -162,19 +163,19 @@ RULES = (
         name="in-flight-batching-packs-its-input",
         topic=TOPIC,
         engines=GPU,
-        when=lambda d: d.build.remove_input_padding == "disable" and d.triton.batching_strategy in IN_FLIGHT,
-        failed="build.remove_input_padding=disable cannot be combined with triton.batching_strategy="
+        when=lambda d: d.build["remove_input_padding"] == "disable" and d.triton.batching_strategy in IN_FLIGHT,
+        failed="build.trtllm.remove_input_padding=disable cannot be combined with triton.batching_strategy="
         "{d.triton.batching_strategy}, which needs packed tokens.",
-        todo="Set build.remove_input_padding=enable, or triton.batching_strategy=V1.",
+        todo="Set build.trtllm.remove_input_padding=enable, or triton.batching_strategy=V1.",
         source="docs/source/features/paged-attention-ifb-scheduler.md",
     ),
     Rule(
         name="streamingllm-cannot-be-built",
         topic=TOPIC,
         engines=GPU,
-        when=lambda d: d.build.streamingllm == "enable",
-        failed="build.streamingllm=enable stops TensorRT-LLM 1.2 with an assertion.",
-        todo="Set build.streamingllm=disable; attention sinks run with engine=openvino.",
+        when=lambda d: d.build["streamingllm"] == "enable",
+        failed="build.trtllm.streamingllm=enable stops TensorRT-LLM 1.2 with an assertion.",
+        todo="Set build.trtllm.streamingllm=disable; attention sinks run with engine=openvino.",
         source=COMMAND,
     ),
     Rule(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pipelines.domain.families import titles
 from pipelines.domain.formats import FORMATS, QFormat
+from pipelines.engines.tensorrt_llm.config import key_of
 from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, either, listed, shape
 from pipelines.rules.split import (
     BUILDER,
@@ -40,9 +41,9 @@ def _prompt_too_long(d: DeploymentFacts) -> Cases:
 
 
 def _fp8_plugins(d: DeploymentFacts) -> Cases:
-    given = [name for name in FP8_PLUGINS if getattr(d.build, name) == "fp8"]
+    given = [name for name in FP8_PLUGINS if d.build[name] == "fp8"]
     given += ["gemm_plugin"] if d.build.gemm_plugin == "fp8" else []
-    return [{"name": name} for name in given] if d.qformat is not QFormat.FP8 else []
+    return [{"key": key_of(name)} for name in given] if d.qformat is not QFormat.FP8 else []
 
 
 def _fuses(d: DeploymentFacts) -> bool:
@@ -52,12 +53,12 @@ def _fuses(d: DeploymentFacts) -> bool:
 
 def _gathers(d: DeploymentFacts) -> Cases:
     names = ("gather_context_logits", "gather_all_token_logits")
-    return [{"name": name} for name in names if getattr(d.build, name) and d.build.max_draft_len > 0]
+    return [{"key": key_of(name)} for name in names if d.build[name] and d.build.max_draft_len > 0]
 
 
 def _swiglu(d: DeploymentFacts) -> Cases:
-    given = [name for name in SWIGLU_PLUGINS if getattr(d.build, name) == "fp8"]
-    return [{"name": name} for name in given] if "swiglu" not in shape(d).family.features else []
+    given = [name for name in SWIGLU_PLUGINS if d.build[name] == "fp8"]
+    return [{"key": key_of(name)} for name in given] if "swiglu" not in shape(d).family.features else []
 
 
 def _group_without_kernel(d: DeploymentFacts) -> Cases:
@@ -103,7 +104,7 @@ def _unpadded_ranks(d: DeploymentFacts) -> str:
 
 def _norm_quant(d: DeploymentFacts) -> bool:
     fits = "norm_quant_fusion" in shape(d).family.features and d.qformat is QFormat.NVFP4
-    return d.build.norm_quant_fusion == "enable" and not fits
+    return d.build["norm_quant_fusion"] == "enable" and not fits
 
 
 RULES = (
@@ -161,10 +162,10 @@ RULES = (
         topic=PLUGINS,
         engines=GPU,
         when=_gathers,
-        failed="build.{name}=true cannot be combined with max_draft_len={d.build.max_draft_len}: an engine"
+        failed="{key}=true cannot be combined with max_draft_len={d.build.max_draft_len}: an engine"
         " that checks drafts"
         " cannot return the logits of the prompt.",
-        todo="Set build.{name}=false, or speculative=none.",
+        todo="Set {key}=false, or speculative=none.",
         source=COMMAND,
     ),
     Rule(
@@ -172,8 +173,8 @@ RULES = (
         topic=PLUGINS,
         severity=Severity.WARN,
         engines=GPU,
-        when=lambda d: d.build.gather_generation_logits,
-        failed="build.gather_generation_logits=true is deprecated and has no effect: the runtime decides.",
+        when=lambda d: d.build["gather_generation_logits"],
+        failed="build.trtllm.gather_generation_logits=true is deprecated and has no effect: the runtime decides.",
         todo="Remove it.",
         source=COMMAND,
     ),
@@ -182,8 +183,8 @@ RULES = (
         topic=PLUGINS,
         engines=GPU,
         when=_fp8_plugins,
-        failed="build.{name}=fp8 multiplies in FP8; quant={d.qformat} has no FP8 weights and activations.",
-        todo="Remove build.{name}{quants:, or choose }.",
+        failed="{key}=fp8 multiplies in FP8; quant={d.qformat} has no FP8 weights and activations.",
+        todo="Remove {key}{quants:, or choose }.",
         source=PLUGIN,
     ),
     Rule(
@@ -192,9 +193,9 @@ RULES = (
         engines=GPU,
         needs=("shape",),
         when=_swiglu,
-        failed="build.{name}=fp8 computes a SwiGLU without bias; TensorRT-LLM's MLP of {d.shape.architecture} is none.",
+        failed="{key}=fp8 computes a SwiGLU without bias; TensorRT-LLM's MLP of {d.shape.architecture} is none.",
         allowed=f"It supports {either(titles('swiglu'))}.",
-        todo="Set build.{name}=disable.",
+        todo="Set {key}=disable.",
         source=MLP,
     ),
     Rule(
@@ -224,10 +225,10 @@ RULES = (
         name="rowwise-plugin-needs-rowwise-scales",
         topic=PLUGINS,
         engines=GPU,
-        when=lambda d: d.build.fp8_rowwise_gemm_plugin != "disable",
-        failed="build.fp8_rowwise_gemm_plugin={d.build.fp8_rowwise_gemm_plugin} needs FP8 scales per token and channel;"
-        " quant={d.qformat} has none.",
-        todo="Set build.fp8_rowwise_gemm_plugin=disable.",
+        when=lambda d: d.build["fp8_rowwise_gemm_plugin"] != "disable",
+        failed="build.trtllm.fp8_rowwise_gemm_plugin={d.build[fp8_rowwise_gemm_plugin]} needs FP8 scales per token and"
+        " channel; quant={d.qformat} has none.",
+        todo="Set build.trtllm.fp8_rowwise_gemm_plugin=disable.",
         source=PLUGIN,
     ),
     Rule(
@@ -235,9 +236,9 @@ RULES = (
         topic=PLUGINS,
         engines=GPU,
         when=lambda d: (
-            d.qformat is not QFormat.NVFP4 and (d.build.gemm_plugin == "nvfp4" or d.build.fuse_fp4_quant == "enable")
+            d.qformat is not QFormat.NVFP4 and (d.build.gemm_plugin == "nvfp4" or d.build["fuse_fp4_quant"] == "enable")
         ),
-        failed="build.gemm_plugin={d.build.gemm_plugin} and fuse_fp4_quant={d.build.fuse_fp4_quant} are for NVFP4;"
+        failed="build.gemm_plugin={d.build.gemm_plugin} and fuse_fp4_quant={d.build[fuse_fp4_quant]} are for NVFP4;"
         " given"
         " is quant={d.qformat}.",
         todo="Remove them{quants:, or choose }.",
@@ -312,18 +313,18 @@ RULES = (
         engines=GPU,
         needs=("shape",),
         when=_norm_quant,
-        failed="build.norm_quant_fusion=enable would be ignored: it supports only"
+        failed="build.trtllm.norm_quant_fusion=enable would be ignored: it supports only"
         f" {either(titles('norm_quant_fusion'))} in NVFP4; given are"
         " {d.shape.architecture} and quant={d.qformat}.",
-        todo="Set build.norm_quant_fusion=disable.",
+        todo="Set build.trtllm.norm_quant_fusion=disable.",
         source=BUILDER,
     ),
     Rule(
         name="norm-quant-fusion-or-reduce-fusion",
         topic=PLUGINS,
         engines=GPU,
-        when=lambda d: d.build.norm_quant_fusion == "enable" and d.build.reduce_fusion == "enable",
-        failed="build.norm_quant_fusion=enable would be ignored with reduce_fusion={d.build.reduce_fusion}.",
+        when=lambda d: d.build["norm_quant_fusion"] == "enable" and d.build.reduce_fusion == "enable",
+        failed="build.trtllm.norm_quant_fusion=enable would be ignored with reduce_fusion={d.build.reduce_fusion}.",
         todo="Choose one of the two.",
         source=BUILDER,
     ),
@@ -331,9 +332,9 @@ RULES = (
         name="pp-reduce-scatter-is-for-mixtral",
         topic=PLUGINS,
         engines=GPU,
-        when=lambda d: d.build.pp_reduce_scatter == "enable",
-        failed="build.pp_reduce_scatter=enable stops the build with an assertion: it is for Mixtral only.",
-        todo="Set build.pp_reduce_scatter=disable.",
+        when=lambda d: d.build["pp_reduce_scatter"] == "enable",
+        failed="build.trtllm.pp_reduce_scatter=enable stops the build with an assertion: it is for Mixtral only.",
+        todo="Set build.trtllm.pp_reduce_scatter=disable.",
         source=COMMAND,
     ),
     Rule(

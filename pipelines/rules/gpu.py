@@ -12,6 +12,7 @@ from pipelines.domain.formats import (
     lacks_int8_kv,
     lacks_integers,
 )
+from pipelines.engines.tensorrt_llm.config import key_of
 from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, either, shape, sm
 from pipelines.rules.split import BUILDER, GEMMA, MODELOPT, PLUGIN, PRECISION, SUPPORT
 
@@ -23,15 +24,14 @@ REFUSED_ON_SM100 = (
     "fp8_rowwise_gemm_plugin",
     "low_latency_gemm_plugin",
     "low_latency_gemm_swiglu_plugin",
-    "bert_context_fmha_fp32_acc",
 )
 """Plugins that PluginConfig.validate rejects on these GPUs."""
 
 
 def _plugins_on_sm100(d: DeploymentFacts) -> Cases:
-    given = [(name, getattr(d.build, name)) for name in REFUSED_ON_SM100]
+    given = [(key_of(name), d.build[name]) for name in REFUSED_ON_SM100]
     sm100 = 10.0 <= sm(d) < 12.0
-    return [{"name": name, "value": value} for name, value in given if sm100 and value != "disable"]
+    return [{"key": key, "value": value} for key, value in given if sm100 and value != "disable"]
 
 
 def _way_out(d: DeploymentFacts) -> dict[str, str]:
@@ -106,8 +106,8 @@ RULES = (
         engines=GPU,
         needs=("sm",),
         when=_plugins_on_sm100,
-        failed="build.{name}={value} is rejected by TensorRT-LLM on compute capability {d.sm}.",
-        todo="Set build.{name}=disable.",
+        failed="{key}={value} is rejected by TensorRT-LLM on compute capability {d.sm}.",
+        todo="Set {key}=disable.",
         source=PLUGIN,
     ),
     Rule(
@@ -161,13 +161,13 @@ RULES = (
         when=lambda d: (
             shape(d).family.float16_overflows
             and [
-                {"name": name}
+                {"key": key_of(name)}
                 for name in ("gemm_plugin", "gpt_attention_plugin", "lora_plugin")
-                if getattr(d.build, name) == "float16"
+                if d.build[name] == "float16"
             ]
         ),
-        failed="build.{name}=float16 with {d.shape.architecture}: its activations can overflow in float16.",
-        todo="Set build.{name}=bfloat16 or auto.",
+        failed="{key}=float16 with {d.shape.architecture}: its activations can overflow in float16.",
+        todo="Set {key}=bfloat16 or auto.",
         source=f"{GEMMA}; issues #2233, #2327, #4815",
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipelines.domain.families import titles
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
-from pipelines.engines.tensorrt_llm.config import BuildSettings
+from pipelines.engines.tensorrt_llm.config import BuildSettings, key_of
 from pipelines.rules.record import LLM_API, Cases, DeploymentFacts, Rule, either, listed, shape, sm
 from pipelines.rules.split import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUPPORT
 
@@ -62,11 +62,11 @@ def _options(d: DeploymentFacts) -> Cases:
     spared |= {*SPARSITY} if d.sparsity != "none" else set()
     spared |= {*LORA} if d.adapters else set()
     spared |= {*IMAGES} if d.images is not None else set()
-    given = {name: getattr(d.build, name) for name in BuildSettings.model_fields if name not in spared}
+    usual = BuildSettings()
     return [
-        {"name": name, "value": value, "read": listed(READ)}
-        for name, value in given.items()
-        if value != BuildSettings.model_fields[name].default
+        {"key": key_of(name), "value": d.build[name], "read": listed(READ)}
+        for name in d.build.every()
+        if name not in spared and d.build[name] != usual[name]
     ]
 
 
@@ -160,7 +160,7 @@ RULES = (
         topic=TOPIC,
         engines=LLM_API,
         when=_options,
-        failed="engine=tensorrt_llm_llmapi does not support build.{name}={value}: it is an option of trtllm-build.",
+        failed="engine=tensorrt_llm_llmapi does not support {key}={value}: it is an option of trtllm-build.",
         allowed="It reads {read}.",
         todo="Remove it, or use engine=tensorrt_llm.",
         source=f"{COMMAND}; {LLM_ARGS}",

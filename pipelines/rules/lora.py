@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pipelines.domain.adapter import Adapter, linear_widths
 from pipelines.domain.formats import QFormat
+from pipelines.engines.tensorrt_llm.config import key_of
 from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, listed, shape
 from pipelines.rules.split import COMBINATIONS, COMMAND, LAYERS, LORA, MLP, MODEL_CONFIG
 
@@ -22,15 +23,15 @@ def _each(d: DeploymentFacts) -> Iterator[tuple[dict[str, object], Adapter]]:
 
 
 def _half(d: DeploymentFacts) -> bool:
-    return (d.build.lora_plugin == "disable") != (d.build.lora_target_modules is None)
+    return bool(d.build["lora_plugin"] == "disable") != (d.build["lora_target_modules"] is None)
 
 
 def _ranks(d: DeploymentFacts) -> Cases:
-    return [words for words, adapter in _each(d) if adapter.rank > d.build.max_lora_rank]
+    return [words for words, adapter in _each(d) if adapter.rank > d.build["max_lora_rank"]]
 
 
 def _missing(d: DeploymentFacts) -> Cases:
-    served = set(d.build.lora_target_modules or ())
+    served = set(d.build["lora_target_modules"] or ())
     found = [(words, [m for m in adapter.trtllm_modules if m not in served]) for words, adapter in _each(d)]
     return [
         {**words, "missing": listed(missing), "served": listed(sorted(served))} for words, missing in found if missing
@@ -56,9 +57,9 @@ def _widths(d: DeploymentFacts) -> Cases:
 
 def _fused_swiglu(d: DeploymentFacts) -> Cases:
     """Return the FP8 SwiGLU plugins that are on while adapters may change a linear inside them."""
-    modules = [module for module in d.build.lora_target_modules or () if module in INSIDE_SWIGLU]
-    given = [name for name in SWIGLU_PLUGINS if getattr(d.build, name) == "fp8"]
-    return [{"name": name, "modules": listed(modules)} for name in given] if modules else []
+    modules = [module for module in d.build["lora_target_modules"] or () if module in INSIDE_SWIGLU]
+    given = [name for name in SWIGLU_PLUGINS if d.build[name] == "fp8"]
+    return [{"key": key_of(name), "modules": listed(modules)} for name in given] if modules else []
 
 
 RULES = (
@@ -67,8 +68,8 @@ RULES = (
         topic=TOPIC,
         engines=GPU,
         when=_half,
-        failed="build.lora_plugin={d.build.lora_plugin} and build.lora_target_modules={d.build.lora_target_modules} go"
-        " together only.",
+        failed="build.trtllm.lora_plugin={d.build[lora_plugin]} and build.trtllm.lora_target_modules="
+        "{d.build[lora_target_modules]} go together only.",
         todo="Use lora=adapters, which sets both, or set neither.",
         source=f"{COMMAND}; {LORA}",
     ),
@@ -76,9 +77,9 @@ RULES = (
         name="lora-has-no-fp4-linears",
         topic=TOPIC,
         engines=GPU,
-        when=lambda d: d.build.lora_plugin != "disable" and d.qformat is QFormat.NVFP4,
-        failed="build.lora_plugin={d.build.lora_plugin} cannot be combined with quant={d.qformat}: TensorRT-LLM's FP4"
-        " linears take no adapters.",
+        when=lambda d: d.build["lora_plugin"] != "disable" and d.qformat is QFormat.NVFP4,
+        failed="build.trtllm.lora_plugin={d.build[lora_plugin]} cannot be combined with quant={d.qformat}: "
+        "TensorRT-LLM's FP4 linears take no adapters.",
         todo="Use lora=none{quants:, or choose }.",
         source=LAYERS,
     ),
@@ -87,26 +88,27 @@ RULES = (
         topic=TOPIC,
         engines=GPU,
         when=_fused_swiglu,
-        failed="lora.target_modules has {modules}, which build.{name}=fp8 computes in one kernel without adapters.",
-        todo="Set build.{name}=disable, or leave them out of lora.target_modules.",
+        failed="lora.target_modules has {modules}, which {key}=fp8 computes in one kernel without adapters.",
+        todo="Set {key}=disable, or leave them out of lora.target_modules.",
         source=MLP,
     ),
     Rule(
         name="dora-needs-the-lora-plugin",
         topic=TOPIC,
         engines=GPU,
-        when=lambda d: d.build.dora_plugin == "enable" and d.build.lora_plugin == "disable",
-        failed="build.dora_plugin=enable needs the LoRA plugin; build.lora_plugin is {d.build.lora_plugin}.",
-        todo="Set build.lora_plugin=auto and build.lora_target_modules.",
+        when=lambda d: d.build["dora_plugin"] == "enable" and d.build["lora_plugin"] == "disable",
+        failed="build.trtllm.dora_plugin=enable needs the LoRA plugin; build.trtllm.lora_plugin is"
+        " {d.build[lora_plugin]}.",
+        todo="Set build.trtllm.lora_plugin=auto and build.trtllm.lora_target_modules.",
         source=LORA,
     ),
     Rule(
         name="adapters-need-the-lora-plugin",
         topic=TOPIC,
         engines=GPU,
-        when=lambda d: bool(d.adapters) and d.build.lora_plugin == "disable" and [{"tasks": listed(d.adapters)}],
-        failed="lora.adapters has {tasks}, but the engine is built with lora_plugin={d.build.lora_plugin}.",
-        todo="Use lora=adapters, which sets build.lora_plugin=auto.",
+        when=lambda d: bool(d.adapters) and d.build["lora_plugin"] == "disable" and [{"tasks": listed(d.adapters)}],
+        failed="lora.adapters has {tasks}, but the engine is built with lora_plugin={d.build[lora_plugin]}.",
+        todo="Use lora=adapters, which sets build.trtllm.lora_plugin=auto.",
         source=LORA,
     ),
     Rule(
@@ -115,7 +117,7 @@ RULES = (
         engines=BUILT,
         when=_ranks,
         failed="lora.adapters.{task}='{place}' has rank {adapter.rank}, more than"
-        " lora.max_rank={d.build.max_lora_rank}.",
+        " lora.max_rank={d.build[max_lora_rank]}.",
         todo="Set lora.max_rank={adapter.rank}.",
         source=LORA,
     ),
@@ -123,7 +125,7 @@ RULES = (
         name="adapter-modules-are-built-in",
         topic=TOPIC,
         engines=GPU,
-        when=lambda d: _missing(d) if d.build.lora_plugin != "disable" else (),
+        when=lambda d: _missing(d) if d.build["lora_plugin"] != "disable" else (),
         failed="lora.adapters.{task}='{place}' adapts {missing}, but the engine is built for {served}.",
         todo="Add them to lora.target_modules.",
         source=LORA,
@@ -155,11 +157,11 @@ RULES = (
         topic=TOPIC,
         engines=GPU,
         when=lambda d: (
-            d.build.lora_plugin != "disable" and d.build.max_lora_rank > d.triton.lora_cache_max_adapter_size
+            d.build["lora_plugin"] != "disable" and d.build["max_lora_rank"] > d.triton.lora_cache_max_adapter_size
         ),
-        failed="lora.max_rank={d.build.max_lora_rank} is more than triton.lora_cache_max_adapter_size="
+        failed="lora.max_rank={d.build[max_lora_rank]} is more than triton.lora_cache_max_adapter_size="
         "{d.triton.lora_cache_max_adapter_size}: a page of the cache would not hold an adapter.",
-        todo="Set triton.lora_cache_max_adapter_size={d.build.max_lora_rank}.",
+        todo="Set triton.lora_cache_max_adapter_size={d.build[max_lora_rank]}.",
         source=MODEL_CONFIG,
     ),
     Rule(
@@ -188,7 +190,7 @@ RULES = (
         topic=TOPIC,
         severity=Severity.WARN,
         engines=GPU,
-        when=lambda d: d.build.lora_plugin != "disable" and d.speculation != "none",
+        when=lambda d: d.build["lora_plugin"] != "disable" and d.speculation != "none",
         failed="lora with speculative={d.speculation} is listed as untested by NVIDIA.",
         todo="Compare answers with and without speculation.",
         source=COMBINATIONS,

@@ -326,10 +326,10 @@ RULES = (
         engines=GPU,
         when=lambda d: (
             d.build.speculative_decoding_mode == "eagle"
-            and "disable" in (d.build.use_paged_context_fmha, d.build.context_fmha)
+            and "disable" in (d.build["use_paged_context_fmha"], d.build["context_fmha"])
         ),
-        failed="EAGLE needs paged context attention; given are build.use_paged_context_fmha="
-        "{d.build.use_paged_context_fmha} and build.context_fmha={d.build.context_fmha}.",
+        failed="EAGLE needs paged context attention; given are build.trtllm.use_paged_context_fmha="
+        "{d.build[use_paged_context_fmha]} and build.trtllm.context_fmha={d.build[context_fmha]}.",
         todo="Set both to enable.",
         source=EAGLE,
     ),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, Self, Union, cast, get_args, get_origin
@@ -14,14 +15,18 @@ from typing import Annotated, Any, ClassVar, Literal, Self, Union, cast, get_arg
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     ValidationError,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     field_validator,
     model_validator,
 )
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, core_schema
 
 from pipelines.domain.errors import Fault, UserError, did_you_mean, masked
 
@@ -170,6 +175,50 @@ Revision = Annotated[str, AfterValidator(_revision)]
 """A branch, tag or commit on the Hub."""
 
 
+@dataclass(frozen=True, eq=False)
+class OptionTable:
+    """Annotation of a mapping {name: value}: another program's options, of which only those given are kept.
+
+    Null is no value. It tells Hydra which names there are, so that `group.field.name=value` works beside
+    `group.field={name: value}`.
+
+    Attributes:
+        kinds: type of each option.
+        sentences: what each is for.
+        refused: options that are set in one other place -> where.
+    """
+
+    kinds: Mapping[str, Any]
+    sentences: Mapping[str, str]
+    refused: Mapping[str, str]
+
+    @staticmethod
+    def of(field: FieldInfo) -> OptionTable | None:
+        """Return the table of a field; None for a field that is no such mapping."""
+        return next((each for each in field.metadata if isinstance(each, OptionTable)), None)
+
+    def __get_pydantic_core_schema__(self, _source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return pydantic's schema of the mapping."""
+        kinds = {
+            name: Annotated[kind, BeforeValidator(partial(_of_its_kind, kind))] for name, kind in self.kinds.items()
+        }
+        kinds |= {name: Annotated[Any, AfterValidator(partial(_refuse, why))] for name, why in self.refused.items()}
+        fields = {
+            name: core_schema.typed_dict_field(handler.generate_schema(kind), required=False)
+            for name, kind in kinds.items()
+        }
+        mapping = core_schema.typed_dict_schema(fields, extra_behavior="forbid")
+        return core_schema.no_info_before_validator_function(_without_nulls, mapping)
+
+
+def _refuse(reason: str, value: Any) -> Any:
+    raise ValueError(f"cannot be set to '{value}': {reason}")
+
+
+def _without_nulls(values: Any) -> Any:
+    return {n: value for n, value in values.items() if value is not None} if isinstance(values, dict) else values
+
+
 class Group(BaseModel):
     """Base of all groups: frozen, strict about unknown keys and about types.
 
@@ -199,8 +248,12 @@ class Group(BaseModel):
             if field.is_required():
                 continue
             kind: Any = field.annotation
-            is_group = isinstance(kind, type) and issubclass(kind, Group)
-            default = kind.defaults() if is_group else _as_yaml(field.get_default(call_default_factory=True))
+            if table := OptionTable.of(field):
+                default: Any = dict.fromkeys((*table.kinds, *table.refused))
+            elif isinstance(kind, type) and issubclass(kind, Group):
+                default = kind.defaults()
+            else:
+                default = _as_yaml(field.get_default(call_default_factory=True))
             found[field.alias or name] = default
         return found
 
@@ -344,6 +397,8 @@ def _wanted(item: Mapping[str, Any]) -> str:
 def _siblings(group: type[Group], loc: tuple[Any, ...]) -> list[str]:
     """List the fields of the group in which a key was found."""
     for part in loc[:-1]:
+        if table := OptionTable.of(group.model_fields[part]):
+            return list(table.kinds)
         annotation = group.model_fields[part].annotation
         kinds = (annotation, *get_args(annotation))
         group = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Group))

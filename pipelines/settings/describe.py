@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from pipelines.settings.base import OptionTable
 from pipelines.settings.root import Settings
 
 BASIC = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "path"}
@@ -59,7 +60,11 @@ def _keys(group: type[BaseModel], prefix: str) -> Iterator[Key]:
     for attribute, field in group.model_fields.items():
         name = field.alias or attribute
         nested = _nested(field.annotation)
-        if nested is None:
+        if table := OptionTable.of(field):
+            for option, kind in table.kinds.items():
+                key = f"{prefix}.{name}.{option}"
+                yield Key(key, f"{_kind(kind)} or null", tuple(_choices(kind)), table.sentences[option])
+        elif nested is None:
             kind, choices = _kind_of_field(field), tuple(_choices(field.annotation))
             yield Key(f"{prefix}.{name}", kind, choices, sentences.get(name, ""))
         elif type(None) in get_args(field.annotation):
@@ -126,6 +131,8 @@ def _kind(annotation: Any, metadata: Any = ()) -> str:
 
 def _choices(annotation: Any) -> Iterator[str]:
     """List the values of a type that has a fixed set of them."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
     if annotation is bool:
         yield from ("true", "false")
     elif get_origin(annotation) is Literal:

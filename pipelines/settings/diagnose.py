@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipelines.domain.errors import Fault, UserError, did_you_mean
+from pipelines.settings.base import Group, OptionTable
 from pipelines.settings.groups import choices, groups, hydra_on_conf
+from pipelines.settings.root import Settings
 
 KEY = re.compile(r"(\+\+|[+~])?[A-Za-z_][\w-]*([./@][\w-]+)*")
 PAIRS = {"[": "]", "{": "}", "(": ")"}
@@ -92,7 +94,7 @@ def diagnose(overrides: Sequence[str], *, sweeping: bool = False) -> list[Fault]
         else:
             named.append((name, text, override))
     known = _known_keys(good)
-    return faults + [fault for name, text, how in named if (fault := _key_fault(name, text, how, known))]
+    return faults + [fault for name, text, how in named for fault in _key_faults(name, text, how, known)]
 
 
 def unexplained(overrides: Sequence[str]) -> Fault:
@@ -175,17 +177,44 @@ RENAMED = {"sizing.calibration": "sizing.fit"}
 """Former names of settings whose nearest word would mislead: `calibration` is ModelOpt's text."""
 
 
-def _key_fault(key: str, text: str, override: Any, known: set[str]) -> Fault | None:
+def _key_faults(key: str, text: str, override: Any, known: set[str]) -> list[Fault]:
     if override.is_add():
         if key not in known or override.is_force_add():
-            return None
-        return Fault(f"'{text}' adds a setting that is already there.", todo=f"Write {text[1:]} to change it.")
-    if not known or key in known:
-        return None
+            return []
+        return [Fault(f"'{text}' adds a setting that is already there.", todo=f"Write {text[1:]} to change it.")]
+    if not known:
+        return []
+    if key not in known:
+        return [_unknown_key(key, text.partition("=")[2], known)]
+    value = override.value()
+    if not isinstance(value, dict) or not any(each.startswith(f"{key}.") for each in known):
+        return []
+    inside = {f"{key}.{name}": str(inner) for name, inner in value.items()}
+    return [_unknown_key(name, inner, known) for name, inner in inside.items() if name not in known]
+
+
+def _unknown_key(key: str, value: str, known: set[str]) -> Fault:
+    """Make the fault for a key that there is not, or no more."""
+    message = f"'{key}' is not a known setting."
     if key in RENAMED:
-        return Fault(f"'{key}' is not a known setting.", f"It is now '{RENAMED[key]}'.")
+        return Fault(message, f"It is now '{RENAMED[key]}'.")
+    if moved := _moved(key, value):
+        return Fault(message, *moved)
     near = did_you_mean(key, known | set(groups()))
     if not near:  # the right leaf in another group: max_batch_size -> build.max_batch_size
         near = did_you_mean(key.split(".")[-1], {k.split(".")[-1]: k for k in known})
         near = near and f"Did you mean '{next(k for k in sorted(known) if k.split('.')[-1] in near)}'?"
-    return Fault(f"'{key}' is not a known setting.", near, "`make config` prints all of them.")
+    return Fault(message, near, "`make config` prints all of them.")
+
+
+def _moved(key: str, value: str) -> tuple[str, str] | None:
+    """Say what became of a former key that is now an option inside a mapping, e.g. build.paged_state."""
+    group, _, name = key.partition(".")
+    kind = Settings.model_fields[group].annotation if group in Settings.model_fields else None
+    fields = kind.model_fields if isinstance(kind, type) and issubclass(kind, Group) else {}
+    for place, table in ((f"{group}.{field}", OptionTable.of(info)) for field, info in fields.items()):
+        if table and name in table.refused:
+            return f"It cannot be set: {table.refused[name]}.", ""
+        if table and name in table.kinds:
+            return f"It is now {place}={{{name}: {value}}}.", f"Write {place}.{name}={value}."
+    return None

@@ -114,6 +114,10 @@ class Settings(Group):
         }
         return self.model_copy(update=chosen)
 
+    def every(self) -> dict[str, Any]:
+        """Return all values as JSON has them, with each option of trtllm-build beside the settings of `build`."""
+        return self.model_dump(mode="json") | {"build": self.build.every()}
+
     @property
     def variant(self) -> str:
         """The compression as one word: "fp8", "mlp_512-magnitude_2_4-distill-int8_sq", "fp8-kv_int8", "none"."""

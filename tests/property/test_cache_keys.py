@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pipelines.compress.config import Linear
 from pipelines.engines.registry import choose
-from pipelines.engines.tensorrt_llm.config import DECIDED, OF_A_FORMAT
-from pipelines.engines.tensorrt_llm.folder import NO_BYTES, options
+from pipelines.engines.tensorrt_llm.config import DECIDED, OF_A_FORMAT, OPTIONS, TABLE_OF_OTHERS, key_of
+from pipelines.engines.tensorrt_llm.folder import NO_BYTES
 from pipelines.host.machine import GpuFacts, Machine
 from pipelines.plan.flow import nodes
 from pipelines.plan.plan import node_key
@@ -135,8 +135,8 @@ MUST_RERUN = {
     "tuning.name": ("plain", NOTHING),  # TensorRT engines only
     "runtime.enable_chunked_context": (True, REPOSITORY),
     "lora.adapters": ({1: Path("/adapter")}, NOTHING),  # their content counts, as inputs
-    "lora.max_rank": (32, NOTHING),  # read as build.max_lora_rank
-    "lora.target_modules": (("attn_q",), NOTHING),  # read as build.lora_target_modules
+    "lora.max_rank": (32, NOTHING),  # read as build.trtllm.max_lora_rank
+    "lora.target_modules": (("attn_q",), NOTHING),  # read as build.trtllm.lora_target_modules
     "speculative.mode": (DRAFT, GUESS),  # cannot be given alone
     "speculative.draft": (TINY, NOTHING),  # read with mode draft_target only, as are the others
     "speculative.draft_qformat": ("fp8", NOTHING),
@@ -217,7 +217,7 @@ MUST_RERUN = {
     "doctor.timeout_s": (0.5, NOTHING),
 }
 
-OPTIONS = [option for option in options() if option.key not in DECIDED and f"build.{option.key}" not in MUST_RERUN]
+FREE = [option for name, option in OPTIONS.items() if name not in DECIDED and f"build.{name}" not in MUST_RERUN]
 
 
 def another_value(option):
@@ -230,9 +230,7 @@ def another_value(option):
     return True
 
 
-MUST_RERUN |= {
-    f"build.{option.key}": (another_value(option), NOTHING) for option in OPTIONS
-}  # read by trtllm-build only
+MUST_RERUN |= {key_of(option.key): (another_value(option), NOTHING) for option in FREE}  # read by trtllm-build only
 
 
 @pytest.fixture(scope="module")
@@ -366,8 +364,8 @@ def test_every_setting_has_been_decided():
                 continue
             if isinstance(field.annotation, type) and issubclass(field.annotation, Group):
                 yield from leaves(field.annotation, f"{prefix}{name}.")
-            elif prefix == "build." and (field.alias or name) in DECIDED:
-                continue
+            elif prefix + name == "build.trtllm":
+                yield from (f"build.trtllm.{option}" for option in TABLE_OF_OTHERS.kinds)
             elif prefix != "hardware." or name not in unused:
                 yield prefix + name
 
@@ -430,9 +428,9 @@ ON_GPU = Machine(8, 2**38, (GpuFacts("NVIDIA A10", 8.6, 23028 * 2**20),), "", ha
 
 
 def test_an_option_of_trtllm_build_reruns_the_build_unless_it_only_changes_how_it_runs(start_on_gpu, subtests):
-    for option in OPTIONS:
+    for option in FREE:
         with subtests.test(option.key):
-            after = change(start_on_gpu, f"build.{option.key}", another_value(option))
+            after = change(start_on_gpu, key_of(option.key), another_value(option))
             expected = NOTHING if option.key in NO_BYTES else BUILD_ON_GPU
             of_a_format = another_value(option) in OF_A_FORMAT.get(option.key, ())
             if of_a_format or option.key in (

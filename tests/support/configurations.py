@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from pipelines.compress.config import PruningSettings, RecoverSettings
-from pipelines.settings.base import largest
+from pipelines.settings.base import OptionTable, largest
 from pipelines.settings.compose import compose_config, to_raw
 from pipelines.settings.groups import choices, groups
 from pipelines.settings.root import Settings
@@ -74,6 +74,9 @@ def leaves(model: type[BaseModel] = Settings, prefix: str = "") -> Iterator[Leaf
         if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
             if not nullable:
                 yield from leaves(annotation, f"{name}.")
+            continue
+        if table := OptionTable.of(info):
+            yield from (_leaf(f"{name}.{option}", *_plain(kind, [])) for option, kind in table.kinds.items())
             continue
         yield _leaf(name, annotation, nullable, metadata)
 
@@ -322,9 +325,8 @@ ONLY: dict[str, tuple[str, ...]] = {
     "build.tokens_per_block": ("32",),
     "build.tp_size": ("1",),
     "build.pp_size": ("1",),
-    "build.log_level": ("info", "verbose", "debug", "trace"),
+    "build.trtllm.log_level": ("info", "verbose", "debug", "trace"),
     **{f"build.{name}": ("false",) for name in ("strip_plan", "dry_run", "weight_streaming")},
-    "build.lora_ckpt_source": ("hf",),
     "engine.name": ("auto", "openvino", "tensorrt_llm"),
     "workload.arrival": ("closed",),
     "workload.turns": ("1", "2"),

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel
 
 from pipelines.cli.commands import COMMANDS, PROGRAM
+from pipelines.settings.base import OptionTable
 from pipelines.settings.describe import keys_of
 from pipelines.settings.diagnose import RENAMED
 from pipelines.settings.groups import CONF, choices, groups
@@ -110,7 +111,11 @@ def _keys_of(annotation: object, name: str) -> Iterator[str]:
     for each in (annotation, *typing.get_args(annotation)):
         if isinstance(each, type) and issubclass(each, BaseModel):
             for attribute, field in each.model_fields.items():
-                yield from _keys_of(field.annotation, f"{name}.{field.alias or attribute}")
+                key = f"{name}.{field.alias or attribute}"
+                if table := OptionTable.of(field):
+                    yield from (key, *(f"{key}.{option}" for option in (*table.kinds, *table.refused)))
+                else:
+                    yield from _keys_of(field.annotation, key)
         elif typing.get_origin(each) is dict:
             yield f"{name}.*"
 

@@ -84,23 +84,23 @@ def _split_fp8_on_hopper(case: TunedCase) -> bool:
 def _reduce_fusion(case: TunedCase) -> bool:
     build, own_class = case.settings.build, case.settings.speculative.mode in WITHOUT_REDUCE_FUSION
     fits = build.tp_size > 1 and _supports(case, "reduce_fusion") and not own_class
-    return fits and build.norm_quant_fusion == "disable"
+    return fits and build["norm_quant_fusion"] == "disable"
 
 
 def _user_buffer(case: TunedCase) -> bool:
     """User buffers are filled over NVLink and take part in the fused all-reduce only."""
     build = case.settings.build
     fused = build.reduce_fusion == "enable" if build.given("reduce_fusion") else _reduce_fusion(case)
-    connected = case.gpu.nvlink_gb_s_bidir is not None and build.lora_plugin == "disable"
+    connected = case.gpu.nvlink_gb_s_bidir is not None and build["lora_plugin"] == "disable"
     return fused and connected and _supports(case, "user_buffer") and _split_fp8_on_hopper(case)
 
 
 def _fused_swiglu(case: TunedCase) -> bool:
     build = case.settings.build
-    free = build.use_fused_mlp == "enable" and build.low_latency_gemm_swiglu_plugin == "disable"
+    free = build["use_fused_mlp"] == "enable" and build["low_latency_gemm_swiglu_plugin"] == "disable"
     return (
         free
-        and build.lora_plugin == "disable"
+        and build["lora_plugin"] == "disable"
         and not _needs_own_kernels(case)
         and _supports(case, "swiglu")
         and _split_fp8_on_hopper(case)
@@ -111,7 +111,7 @@ def _alone_on_the_gpu(case: TunedCase) -> bool:
     """Return whether nothing else takes memory of the GPU after the KV cache."""
     settings = case.settings
     shared = settings.speculative.mode == "draft_target" or settings.multimodal.model_type != "none"
-    return not shared and settings.build.lora_plugin == "disable" and not settings.build.weight_streaming
+    return not shared and settings.build["lora_plugin"] == "disable" and not settings.build.weight_streaming
 
 
 ROWS = (

@@ -7,72 +7,19 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault
 from pipelines.engines.port import BuildLimits
-from pipelines.engines.tensorrt_llm.config import DECIDED, BuildSettings
+from pipelines.engines.tensorrt_llm.config import DECIDED, FLAG, LIST, OPTIONS, BuildOption, BuildSettings
 from pipelines.host.files import MANIFEST
 from pipelines.host.machine import gather
 
-# The table of trtllm-build's options, `options.json`, and how an installed program differs from it.
-
-TABLE = Path(__file__).with_name("options.json")
-FLAG, LIST = "flag", "list[str]"
-Value = str | int | bool | list[str] | None
-
-
-@dataclass(frozen=True, slots=True)
-class BuildOption:
-    """One option of trtllm-build.
-
-    Attributes:
-        name: with its dashes, e.g. "--max_batch_size".
-        type: "int", "str", "list[str]", "KVCacheType", or "flag", which takes no value.
-        default: value if it is not given.
-        choices: allowed values; None means any.
-        later_choices: those of them that versions after 1.2 added.
-        aliases: other spellings, with dashes.
-        deprecated: whether it is still accepted, with a warning.
-    """
-
-    name: str
-    type: Literal["int", "str", "flag", "list[str]", "KVCacheType"]
-    default: Value
-    choices: tuple[str, ...] | None
-    later_choices: tuple[str, ...]
-    aliases: tuple[str, ...]
-    deprecated: bool
-
-    @property
-    def key(self) -> str:
-        """The setting under `build`: the name without dashes."""
-        return self.name.removeprefix("--")
-
-
-@cache
-def options() -> tuple[BuildOption, ...]:
-    """Return all options in the order of the program's own help."""
-    return tuple(_option(raw) for raw in json.loads(TABLE.read_text(encoding="utf-8"))["options"])
-
-
-def _option(raw: dict[str, Any]) -> BuildOption:
-    choices = raw["choices"]
-    return BuildOption(
-        name=raw["name"],
-        type=raw["type"],
-        default=raw.get("effective_default", raw["default"]),
-        choices=tuple(choices) if choices else None,
-        later_choices=tuple(raw.get("later_choices", ())),
-        aliases=tuple(raw.get("aliases", ())),
-        deprecated=raw.get("deprecated", False),
-    )
-
+# How an installed trtllm-build differs from the table of its options.
 
 INVOCATION = re.compile(r"^ {2}(-{1,2}\w.*?)(?: {2,}\S.*)?$")
 CHOICES = re.compile(r"\{([^}]*)\}")
@@ -106,7 +53,7 @@ def help_differences(help_text: str) -> list[Fault]:
                 todo="Pass the output of: trtllm-build --help",
             )
         ]
-    known = {name: option for option in options() for name in (option.name, *option.aliases)}
+    known = {name: option for option in OPTIONS.values() for name in (option.name, *option.aliases)}
     gone = [Fault(f"This trtllm-build lacks {name}.", "1.2 has it.", REPORT) for name in known if name not in found]
     new = [Fault(f"This trtllm-build has {name}, which 1.2 lacks.", todo=REPORT) for name in found if name not in known]
     return [*gone, *new, *(fault for name in known if name in found for fault in _differs(known[name], found[name]))]
@@ -115,7 +62,7 @@ def help_differences(help_text: str) -> list[Fault]:
 def extra_choices(help_text: str) -> list[str]:
     """Describe the choices in a program's help that the table lacks; every setting works without them."""
     found = described(help_text)
-    known = {option.name: option.choices for option in options() if option.choices and option.name in found}
+    known = {option.name: option.choices for option in OPTIONS.values() if option.choices and option.name in found}
     extra = {name: sorted(set(found[name].choices) - set(choices)) for name, choices in known.items()}
     return [f"{name} also accepts {', '.join(new)}" for name, new in extra.items() if new]
 
@@ -190,10 +137,10 @@ def command(build: BuildSettings, limits: BuildLimits, places: BuildPaths) -> li
         parts.append(("--input_timing_cache", places.timing_in))
     parts.append(("--output_timing_cache", places.timing_out))
     given = asdict(limits)
-    for option in options():
+    for option in OPTIONS.values():
         if option.key in DECIDED:
             continue
-        value = given.get(option.key, getattr(build, option.key))
+        value = given.get(option.key, build[option.key])
         if option.key in ALWAYS or value != option.default:
             parts.append(_part(option, value))
     return parts
@@ -201,10 +148,9 @@ def command(build: BuildSettings, limits: BuildLimits, places: BuildPaths) -> li
 
 def identity(build: BuildSettings) -> dict[str, Any]:
     """Return what determines the engine's bytes: the limits, and the options that differ from the defaults."""
-    chosen = build.model_dump(mode="json")
-    changed = [option for option in options() if chosen.get(option.key) != option.default]
-    kept = {option.key for option in changed} - set(NO_BYTES) - set(DECIDED) | {*ALWAYS, "tokens_per_block"}
-    return {key: chosen[key] for key in sorted(kept)}
+    values = build.every()
+    changed = {name for name, option in OPTIONS.items() if name in values and values[name] != option.default}
+    return {key: values[key] for key in sorted(changed - set(NO_BYTES) | {*ALWAYS, "tokens_per_block"})}
 
 
 def _part(option: BuildOption, value: Any) -> Part:
@@ -331,11 +277,11 @@ def adjusted(build: BuildSettings, limits: BuildLimits) -> dict[str, int]:
     found = {name: int(getattr(limits, name)) for name in ALWAYS}
     found["max_input_len"] = min(found["max_input_len"], found["max_seq_len"])
     most = found["max_batch_size"] * found["max_seq_len"]
-    if build.remove_input_padding == "disable":
+    if build["remove_input_padding"] == "disable":
         found["max_num_tokens"] = most
         return found
     tokens = min(found["max_num_tokens"], most)
-    least = limits.tokens_per_block if build.context_fmha == "enable" else found["max_input_len"]
+    least = limits.tokens_per_block if build["context_fmha"] == "enable" else found["max_input_len"]
     return found | {"max_num_tokens": max(tokens, least)}
 
 

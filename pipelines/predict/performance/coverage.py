@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipelines.domain.errors import Fault
+from pipelines.engines.tensorrt_llm.config import key_of
 from pipelines.settings.root import Settings
 
 Treatment = Literal["modelled", "no effect", "refused"]
@@ -38,8 +39,8 @@ class Coverage:
 
 def _set(key: str, usual: object) -> Finding:
     def found(settings: Settings) -> str | None:
-        group, name = key.split(".")
-        value = getattr(getattr(settings, group), name)
+        group, *_, name = key.split(".")
+        value = settings.build[name] if group == "build" else getattr(getattr(settings, group), name)
         if value == usual:
             return None
         return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
@@ -160,10 +161,10 @@ COVERAGE = (
         "Leave speculative out for the speed without it, or measure with make benchmark",
     ),
     Coverage(
-        ("lora.*", "build.lora_*", "build.dora_plugin", "build.max_lora_rank", "triton.lora_*"),
+        ("lora.*", "build.trtllm.lora_*", "build.trtllm.dora_plugin", "build.trtllm.max_lora_rank", "triton.lora_*"),
         "refused",
         "the products of adapters take time that depends on the mix of adapters in a batch",
-        _first(_adapters, _set("build.lora_plugin", "disable"), _set("build.dora_plugin", "disable")),
+        _first(_adapters, _set("build.trtllm.lora_plugin", "disable"), _set("build.trtllm.dora_plugin", "disable")),
         "Leave lora out for the speed of the model alone, or measure with make benchmark",
     ),
     Coverage(
@@ -181,17 +182,17 @@ COVERAGE = (
         "Set build.max_beam_width=1, or measure with make benchmark",
     ),
     Coverage(
-        tuple(f"build.{name}" for name in LOGITS),
+        tuple(map(key_of, LOGITS)),
         "refused",
         "the logits of every token are computed and kept",
-        _first(*(_set(f"build.{name}", False) for name in LOGITS)),
+        _first(*(_set(key_of(name), False) for name in LOGITS)),
         "Leave it out, or measure with make benchmark",
     ),
     Coverage(
-        tuple(f"build.{name}" for name in NO_KERNELS),
+        tuple(map(key_of, NO_KERNELS)),
         "refused",
         "engines without packed tokens, paged KV cache and fused attention are much slower, and were not measured",
-        _first(*(_set(f"build.{name}", usual) for name, usual in NO_KERNELS.items())),
+        _first(*(_set(key_of(name), usual) for name, usual in NO_KERNELS.items())),
         "Leave it out, or measure with make benchmark",
     ),
     Coverage(
@@ -203,10 +204,10 @@ COVERAGE = (
     ),
     Coverage(
         (
-            *("build.*_plugin", "build.use_*", "build.fuse_fp4_quant", "build.norm_quant_fusion", "build.*_fusion"),
-            *("build.multiple_profiles", "build.opt_num_tokens", "build.fast_build"),
-            *("build.logits_dtype", "build.pp_reduce_scatter", "triton.cuda_graph_*", "triton.multi_block_mode"),
-            "triton.enable_context_fmha_fp32_acc",
+            *("build.*_plugin", "build.*_fusion", "build.multiple_profiles", "build.opt_num_tokens"),
+            *("build.trtllm.use_*", "build.trtllm.fuse_fp4_quant", "build.trtllm.fast_build"),
+            *("build.trtllm.logits_dtype", "build.trtllm.pp_reduce_scatter"),
+            *("triton.cuda_graph_*", "triton.multi_block_mode", "triton.enable_context_fmha_fp32_acc"),
         ),
         "no effect",
         "they choose among kernels: the model is fitted to published figures of tuned engines, and how much one option "

@@ -122,7 +122,7 @@ def engine_sizes(settings: Settings, shape: ModelShape) -> EngineSizes:
         max_seq_len=build.max_seq_len or shape.max_position_embeddings,
         tokens_per_block=build.tokens_per_block,
         user_buffers=build.user_buffer == "enable",
-        gather_context_logits=build.gather_context_logits or build.gather_all_token_logits,
+        gather_context_logits=build["gather_context_logits"] or build["gather_all_token_logits"],
         gpu_weights_percent=triton.gpu_weights_percent if build.weight_streaming else 1.0,
         kv_fraction=triton.kv_cache_free_gpu_mem_fraction,
         max_kv_tokens=triton.max_tokens_in_paged_kv_cache,

@@ -52,7 +52,8 @@ def size(overrides: Sequence[str], judge_of: Callable[[Settings, Machine], Judge
 
 def question_id(settings: Settings) -> str:
     """Return eight characters that are the same for the same question, so that no answer replaces another."""
-    return fingerprint(settings.model_dump(mode="json", exclude={"paths", "report"}))[:8]
+    asked = {name: group for name, group in settings.every().items() if name not in ("paths", "report")}
+    return fingerprint(asked)[:8]
 
 
 def _without_model(settings: Settings, machine: Machine) -> int:

@@ -88,7 +88,7 @@ class PromptScorer:
                 raise ApiError(
                     400,
                     "'logprobs' with echo needs the logits of the prompt, which this engine does not return."
-                    " Build it with build.gather_context_logits=true.",
+                    " Build it with build.trtllm.gather_context_logits=true.",
                     param="logprobs",
                     code="unsupported_parameter",
                 )

@@ -9,8 +9,9 @@ import pytest
 
 from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.engines.port import BuildLimits
-from pipelines.engines.tensorrt_llm.config import DECIDED, BuildSettings
-from pipelines.engines.tensorrt_llm.folder import BuildPaths, command, identity, options, read_back
+from pipelines.engines.tensorrt_llm.config import DECIDED, OPTIONS, BuildSettings
+from pipelines.engines.tensorrt_llm.folder import BuildPaths, command, identity, read_back
+from tests.support.build_options import of_options
 from tests.support.emulated_trtllm import A100, B200
 from tests.support.emulated_trtllm.plan import planned, read_checkpoint
 from tests.support.emulated_trtllm.trtllm_build import parser
@@ -37,7 +38,7 @@ def other_value(option):
     return True if option.type == "flag" else (option.default or 0) + 32
 
 
-ALONE = [option for option in options() if option.key not in DECIDED]
+ALONE = [option for option in OPTIONS.values() if option.key not in DECIDED]
 REFUSED = {
     "streamingllm": "StreamingLLM is no longer supported",
     "pp_reduce_scatter": "PP reduce scatter is only supported in the mixtral model",
@@ -48,7 +49,7 @@ def test_every_option_reaches_the_program(checkpoint, tmp_path, subtests):
     for option in ALONE:
         with subtests.test(option.key):
             value = other_value(option)
-            args = parser().parse_args(words(BuildSettings(**{option.key: value}), checkpoint, tmp_path))
+            args = parser().parse_args(words(of_options(**{option.key: value}), checkpoint, tmp_path))
             limits = asdict(LIMITS)
             assert getattr(args, option.key) == limits.get(
                 option.key, value.upper() if option.key == "kv_cache_type" else value
@@ -66,7 +67,7 @@ def test_defaults_are_left_out_and_limits_are_said(checkpoint, tmp_path):
 
 
 def test_flags_and_lists_are_written_as_argparse_takes_them(checkpoint, tmp_path):
-    build = BuildSettings(weight_sparsity=True, lora_plugin="auto", lora_target_modules=("attn_q", "attn_v"))
+    build = of_options(weight_sparsity=True, lora_plugin="auto", lora_target_modules=("attn_q", "attn_v"))
     parts = command(build, LIMITS, BuildPaths("c", "o", "in", "out"))
     assert ("--weight_sparsity",) in parts
     assert ("--lora_target_modules", "attn_q", "attn_v") in parts
@@ -74,7 +75,7 @@ def test_flags_and_lists_are_written_as_argparse_takes_them(checkpoint, tmp_path
 
 
 def test_the_key_holds_what_decides_the_engine_and_no_more():
-    same = BuildSettings(workers=4, log_level="debug", monitor_memory=True)
+    same = of_options(workers=4, log_level="debug", monitor_memory=True)
     assert identity(same) == identity(BuildSettings())
     assert identity(BuildSettings(gemm_plugin="auto")) == identity(BuildSettings()) | {"gemm_plugin": "auto"}
 
@@ -134,7 +135,7 @@ def test_a_checkpoint_it_cannot_take_is_refused(trtllm_build, checkpoint, tmp_pa
     ],
 )
 def test_blackwell_refuses_plugins(trtllm_build, checkpoint, tmp_path, build, message):
-    given = words(BuildSettings(**build), checkpoint, tmp_path)
+    given = words(of_options(**build), checkpoint, tmp_path)
     assert message in trtllm_build(*given, gpus=(B200,)).stdout
     assert trtllm_build(*given, gpus=(A100,)).returncode == 0
 
@@ -155,7 +156,7 @@ def test_blackwell_refuses_int8_weights(trtllm_build, tmp_path):
     ],
 )
 def test_what_the_builder_adjusts_is_no_difference(trtllm_build, checkpoint, tmp_path, build, limits):
-    settings = BuildSettings(**build)
+    settings = of_options(**build)
     parts = command(settings, limits, BuildPaths(str(checkpoint), str(tmp_path), None, str(tmp_path / "model.cache")))
     assert trtllm_build(*(word for part in parts[1:] for word in part)).returncode == 0
     assert read_back(tmp_path, settings, limits, CheckpointConfig.load(checkpoint)) == []

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.engines.tensorrt_llm.folder import extra_choices, help_differences
+from tests.support.build_options import of_options
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_trace_is_a_log_level_of_later_versions_only(text):
     """1.2 has no --log_level trace, 1.3.0rc3 has it: neither is a difference."""
     without = text.replace("debug,trace}", "debug}")
     assert help_differences(without) == help_differences(text) == []
-    assert BuildSettings(log_level="trace").log_level == "trace"
+    assert of_options(log_level="trace")["log_level"] == "trace"
 
 
 def test_another_text_is_said_to_be_no_help():

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.checkpoint.verify import verify
-from pipelines.engines.tensorrt_llm.folder import BuildOption, options
+from pipelines.engines.tensorrt_llm.config import OPTIONS, BuildOption
 from tests.support.emulated_trtllm.engine_folder import write_config, write_rank
 from tests.support.emulated_trtllm.nvidia_smi import gpus
 from tests.support.emulated_trtllm.plan import Refused, planned, read_checkpoint
@@ -28,7 +28,7 @@ CACHE_HEADER = "emulated timing cache"
 def parser() -> argparse.ArgumentParser:
     """Make the argument parser from the option table."""
     made = argparse.ArgumentParser(prog="trtllm-build", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    for option in options():
+    for option in OPTIONS.values():
         made.add_argument(option.name, *option.aliases, **_argument(option))
     return made
 

@@ -19,7 +19,9 @@ CASES = {
         {"build": {"lora_target_modules": ("attn_q",)}},
     ),
     "lora-plugin-and-modules-together": Case(
-        {"build": {"lora_plugin": "auto"}}, "lora_plugin=auto and build.lora_target_modules=None", {"build": SERVED}
+        {"build": {"lora_plugin": "auto"}},
+        "lora_plugin=auto and build.trtllm.lora_target_modules=None",
+        {"build": SERVED},
     ),
     "dora-needs-the-lora-plugin": Case(
         {"build": {"dora_plugin": "enable"}}, "lora_plugin is disable", {"build": SERVED}

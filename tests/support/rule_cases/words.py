@@ -9,8 +9,8 @@ from pipelines.domain.adapter import Adapter
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.registry import describe
-from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.rules.record import DeploymentFacts, Images
+from tests.support.build_options import of_options
 from triton_repo.config import TritonSettings
 
 LLAMA = ModelShape("LlamaForCausalLM", 32, 4096, 32, 8, 128, 14336, 128256, 131072, False)
@@ -35,7 +35,7 @@ def deployment(
     if "engine" in given:
         engine = describe(given.pop("engine"))
         given |= {"needs_gpu": engine.needs_gpu, "writes_engine": engine.writes_engine}
-    return DeploymentFacts(build=BuildSettings(**(build or {})), triton=TritonSettings(**(triton or {})), **given)
+    return DeploymentFacts(build=of_options(**(build or {})), triton=TritonSettings(**(triton or {})), **given)
 
 
 @dataclass(frozen=True)

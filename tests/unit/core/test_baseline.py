@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from pipelines.domain.formats import QFormat
-from pipelines.engines.tensorrt_llm.config import OF_A_FORMAT, BuildSettings
+from pipelines.engines.tensorrt_llm.config import OF_A_FORMAT, OPTIONS, BuildSettings
 from pipelines.rules.rulebook import check, refused
 from pipelines.settings.compose import load
+from tests.support.build_options import of_options
 from tests.support.rule_cases import LLAMA, deployment
 from tests.unit.features.test_feature_inputs import plan
 
@@ -27,19 +28,14 @@ def test_the_baseline_of_an_fp8_deployment_has_no_fp8_kernels():
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, own in OF_A_FORMAT.items() for value in own])
 def test_every_option_of_a_format_is_reset(name: str, value: Any):
-    given = BuildSettings(**{name: value}).in_16_bit()
-    assert getattr(given, name) == BuildSettings.model_fields[name].default
-    assert refused(check(deployment(shape=LLAMA, qformat=QFormat.NONE, build={name: getattr(given, name)}))) == []
+    given = of_options(**{name: value}).in_16_bit()
+    assert given[name] == BuildSettings()[name]
+    assert refused(check(deployment(shape=LLAMA, qformat=QFormat.NONE, build={name: given[name]}))) == []
 
 
 def test_no_option_that_names_a_format_is_forgotten():
     """An option that can be fp8 or nvfp4 belongs to a format."""
-    named = {
-        name
-        for name, field in BuildSettings.model_fields.items()
-        for part in (field.annotation, *get_args(field.annotation))
-        if {"fp8", "nvfp4"} & set(get_args(part))
-    }
+    named = {name for name, option in OPTIONS.items() if {"fp8", "nvfp4"} & set(option.choices or ())}
     assert named <= OF_A_FORMAT.keys()
 
 

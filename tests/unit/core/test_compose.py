@@ -95,9 +95,32 @@ def test_model_shapes_equal_the_published_table():
         ("calibration=my/t.txt", r"=my/t\.txt is not known\. .*calibration=local calibration\.path=my/t\.txt$"),
         ("modle=tiny_llama", r"'modle' is not a known setting\. Did you mean 'model'\?"),
         ("sizing.calibration=x", r"'sizing\.calibration' is not a known setting\. It is now 'sizing\.fit'"),
+        (
+            "build.paged_state=disable",
+            r"'build\.paged_state' is not a known setting\. It is now build\.trtllm=\{paged_state: disable\}\.",
+        ),
+        (
+            "build.dry_run=true",
+            r"'build\.dry_run' is not a known setting\. It cannot be set: it makes no engine; `make pl",
+        ),
+        (
+            "build.trtllm.dry_run=true",
+            r"build\.trtllm\.dry_run cannot be set to 'True': it makes no engine; `make plan`",
+        ),
+        (
+            "build.trtllm={paged_stat: disable}",
+            r"'build\.trtllm\.paged_stat' is not .* Did you mean 'build\.trtllm\.paged_",
+        ),
+        (
+            "build.trtllm={paged_state: on}",
+            r"build\.trtllm\.paged_state='on' is not known\. Choose one of enable, disable",
+        ),
         ("max_batch_size=3", r"Did you mean 'build\.max_batch_size'\?"),
         ("build.max_batchsize=3", r"'build\.max_batchsize' is not a known setting"),
-        ("build.lora_target_modules=attn_q", r"'attn_q' is not a list\. Write build\.lora_target_modules=\[attn_q\]"),
+        (
+            "build.trtllm.lora_target_modules=attn_q",
+            r"'attn_q' is not a list\. Write build\.trtllm\.lora_target_modules=\[attn_q\]",
+        ),
         ("build.tp_size=two", r"build\.tp_size='two' is not valid: input should be a valid integer"),
         ("build.tp_size=0", r"build\.tp_size='0' is not valid: input should be greater than or equal to 1"),
         ("quant.qformat=fp7", r"quant\.qformat='fp7' is not known\. Choose one of none, fp8.*Did you mean 'fp8'\?"),

@@ -54,7 +54,7 @@ READ = {
     "sizing.measured": "calibrate",
     "sizing.fit": SIZE,
 }
-ELSEWHERE = {"build.lora_dir", "cluster.server", "cluster.mounts", "paths.trtllm_examples"}
+ELSEWHERE = {"cluster.server", "cluster.mounts", "paths.trtllm_examples"}
 """They are on other machines, or in NVIDIA's container."""
 WORD = {
     "lora.adapters": "{{1:{}}}",
@@ -132,7 +132,7 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch, subtests):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "x").write_text("x")
     together = defaultdict(dict)
-    for key in (*WRITTEN, *READ, *ELSEWHERE - {"build.lora_dir"}):
+    for key in (*WRITTEN, *READ, *ELSEWHERE):
         _, *words = READ.get(key, WRITTEN.get(key, ("plan",))[0]).split()
         word = {"cluster.mounts": "[{}]"}.get(key, WORD.get(key, "{}"))
         together[tuple(words)][key] = f'"{word.format("~/x")}"' if key == "report.mlflow" else word.format('"~/x"')

@@ -19,6 +19,7 @@ from pipelines.rules.rulebook import check
 from pipelines.settings.base import ChoosingGroup
 from pipelines.settings.compose import load as compose
 from pipelines.settings.root import Settings
+from tests.support.build_options import of_options
 from tests.unit.sizing.test_limits_for_load import NO_GPU
 
 LLAMA_70B = ("model=llama_3_1_70b", "hardware=h100_sxm")
@@ -82,8 +83,11 @@ def test_fp8_over_several_hoppers_is_fused():
         (("quant=fp8", "parallel=tp4", "hardware=l40s"), {"reduce_fusion"}),
         (("quant=fp8", "parallel=tp4", "hardware=b200_sxm"), {"reduce_fusion"}),
         (("quant=fp8", "parallel=tp4", "build.reduce_fusion=disable"), {"gemm_swiglu_plugin"}),
-        (("quant=fp8", "parallel=tp4", "build.lora_plugin=auto"), {"reduce_fusion"}),
-        (("quant=fp8", "parallel=tp4", "build.low_latency_gemm_swiglu_plugin=fp8"), {"reduce_fusion", "user_buffer"}),
+        (("quant=fp8", "parallel=tp4", "build.trtllm.lora_plugin=auto"), {"reduce_fusion"}),
+        (
+            ("quant=fp8", "parallel=tp4", "build.trtllm.low_latency_gemm_swiglu_plugin=fp8"),
+            {"reduce_fusion", "user_buffer"},
+        ),
         (("quant=fp8", "parallel=tp4", "sparsity=magnitude_2_4"), {"reduce_fusion", "user_buffer"}),
         (("quant=none", "parallel=tp4", "speculative=eagle", HEADS), set()),
         (("quant=none", "parallel=tp4", "speculative=medusa", HEADS), {"reduce_fusion"}),
@@ -218,12 +222,12 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "draft": ("speculative=draft_target", "model@speculative.draft=llama_3_2_1b"),
     **{mode: (f"speculative={mode}", HEADS) for mode in ("medusa", "redrafter", "eagle")},
     "lookahead": ("speculative=lookahead",),
-    "norm fusion": ("build.norm_quant_fusion=enable",),
-    "low latency": ("build.low_latency_gemm_swiglu_plugin=fp8", "build.low_latency_gemm_plugin=fp8"),
-    "unfused": ("build.use_fused_mlp=disable",),
+    "norm fusion": ("build.trtllm.norm_quant_fusion=enable",),
+    "low latency": ("build.trtllm.low_latency_gemm_swiglu_plugin=fp8", "build.trtllm.low_latency_gemm_plugin=fp8"),
+    "unfused": ("build.trtllm.use_fused_mlp=disable",),
     "tuning point": ("build.opt_num_tokens=256",),
     "int8 cache": ("kv_cache=int8",),
-    "no context attention": ("build.context_fmha=disable",),
+    "no context attention": ("build.trtllm.context_fmha=disable",),
     "static": ("triton.batching_strategy=V1",),
 }
 
@@ -267,11 +271,10 @@ def test_tuning_breaks_no_rule(feature):
 
 
 def test_a_group_that_chooses_keeps_its_other_values():
-    """The builder's alias `model_config` must not confuse the copies."""
-    build = BuildSettings(max_batch_size=7, gemm_plugin="auto", log_level="debug")
+    build = of_options(max_batch_size=7, gemm_plugin="auto", log_level="debug")
     assert isinstance(build, ChoosingGroup)
     copy = build.choosing({"multiple_profiles": "enable"})
-    assert (copy.max_batch_size, copy.log_level, copy.multiple_profiles) == (7, "debug", "enable")
+    assert (copy.max_batch_size, copy["log_level"], copy.multiple_profiles) == (7, "debug", "enable")
     assert copy.given("gemm_plugin")
     assert not copy.given("multiple_profiles")
     assert copy.as_given() == build

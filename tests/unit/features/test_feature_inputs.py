@@ -268,7 +268,7 @@ def test_a_feature_that_is_not_whole_says_what_it_needs(overrides: list[str], me
     ],
 )
 def test_a_feature_sets_what_it_needs_of_the_build(overrides: list[str], key: str, value: object) -> None:
-    assert getattr(load(overrides).build, key) == value
+    assert load(overrides).build[key] == value
 
 
 def test_the_command_line_has_the_last_word_over_a_feature() -> None:

@@ -80,8 +80,8 @@ def test_options_of_a_format_are_to_be_removed_where_the_format_does_not_exist()
     plugin = {"low_latency_gemm_plugin": "fp8"}
     (hopper,) = refused(check(deployment(sm=9.0, qformat=QFormat.INT4_AWQ, build=plugin)))
     (ampere,) = refused(check(deployment(sm=8.0, qformat=QFormat.INT4_AWQ, build=plugin)))
-    assert hopper.todo == "Remove build.low_latency_gemm_plugin, or choose quant=fp8."
-    assert ampere.todo == "Remove build.low_latency_gemm_plugin."
+    assert hopper.todo == "Remove build.trtllm.low_latency_gemm_plugin, or choose quant=fp8."
+    assert ampere.todo == "Remove build.trtllm.low_latency_gemm_plugin."
 
 
 def test_where_no_format_helps_the_message_says_so() -> None:
