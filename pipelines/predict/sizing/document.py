@@ -11,22 +11,18 @@ import numpy as np
 from pipelines.document.blocks import Block, Callout, Card, Column, Document, Figure, Section, Table, Terms, left, right
 from pipelines.document.canvas import DASHES, MARKERS, Theme, axis, beside, plot
 from pipelines.document.show import NONE, count, number
-from pipelines.predict.performance.performance import origin
 from pipelines.predict.sizing.answer import FleetOption
 from pipelines.predict.sizing.instance import LoadOutcome
 from pipelines.predict.sizing.question import Question
 from pipelines.predict.sizing.result import Day, Result
 from pipelines.predict.sizing.words import (
-    NO_PRICES,
+    answer_terms,
     binds,
-    cost_texts,
     day_lines,
     fleet_text,
-    interval_text,
     length_text,
     limits_text,
-    memory_text,
-    tokens_text,
+    question_terms,
     trial_text,
     whole,
 )
@@ -297,23 +293,11 @@ def _changes(result: Result) -> list[Block]:
 
 
 def _terms(result: Result) -> tuple[tuple[str, str], ...]:
-    question, best = result.answer.question, result.answer.chosen
-    demand = question.demand
-    terms = [
-        ("Peak", f"{demand.peak:,.4g} requests/s: {demand.how}"),
-        ("Requests", f"{length_text(question.isl)} tokens in, {length_text(question.osl)} out; {question.mode}"),
-        ("Limits", limits_text(question)),
-        ("Headroom, spares", f"{100 * question.headroom:g} %, {question.spare}"),
-        ("Day", tokens_text(question)),
-        ("Engine", best.instance.limits.text()),
-        *([("Limits chosen", "; ".join(lines))] if (lines := best.instance.limits.lines()) else []),
-        ("KV cache", memory_text(best)),
-        ("Interval", interval_text(best)),
-        ("Rests on", origin(best.instance.costed.provenance, best.instance.costed.why)),
-        ("Framework", question.framework),
+    question = result.answer.question
+    return (
+        *question_terms(question),
+        ("headroom, spares", f"{100 * question.headroom:g} %, {question.spare}"),
+        *((word, text.replace("\n", "; ")) for word, text in answer_terms(result)),
         ("TTFT", "request sent to first token, including queue, prefill, network and tokenizer"),
         ("ITL", "(E2E - TTFT) / (output tokens - 1) per request"),
-    ]
-    terms += [("Cost", text) for text in (cost_texts(best.cost) if best.cost is not None else [NO_PRICES])]
-    terms.append(("Billing", whole(best.fleet)))
-    return tuple(terms)
+    )

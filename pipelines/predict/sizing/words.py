@@ -21,30 +21,32 @@ NO_PRICES = "no prices given (sizing.prices.*)"
 def words(result: Result) -> list[str]:
     """Return all lines of the printed answer."""
     question, best = result.answer.question, result.answer.chosen
-    lines = [*_question(question), "", *_table(result.answer.options, question)]
+    lines = [*_pairs(question_terms(question)), "", *_table(result.answer.options, question)]
     if refused := result.answer.refused:
         lines += [wrapped(f"not possible: {each.label}: {each.why.rstrip('.')}", 5) for each in refused]
-    lines += ["", *_recommended(result), ""]
-    lines += [*_checked(question, result.check), ""]
+    lines += ["", f"* {best.label}", *_pairs(answer_terms(result)), ""]
+    lines += [pair("checked", _checked(question, result.check)), ""]
     lines += _changes(result.changes, best.fleet)
-    if result.day is not None:
-        said = day_lines(result)
-        lines += ["", pair("day", said[0]), *(pair("", line) for line in said[1:])]
-    return lines
+    return [*lines, "", pair("day", "\n".join(day_lines(result)))] if result.day is not None else lines
 
 
 def pair(word: str, text: str) -> str:
-    """Format a label and its text."""
-    return wrapped(f"{word:<10}{text}", 10)
+    """Format a label and its text, whose lines begin below each other."""
+    return "\n".join(wrapped(f"{'' if at else word:<10}{line}", 10) for at, line in enumerate(text.split("\n")))
 
 
-def _question(question: Question) -> list[str]:
-    return [
-        pair("model", f"{question.model.name} on {question.gpu.gpu}, {question.framework} (modelled)"),
-        pair("load", load_text(question.demand)),
-        pair("requests", f"{length_text(question.isl)} tokens in, {length_text(question.osl)} out; {question.mode}"),
-        pair("limits", limits_text(question)),
-    ]
+def _pairs(terms: Sequence[tuple[str, str]]) -> list[str]:
+    return [pair(word, text) for word, text in terms]
+
+
+def question_terms(question: Question) -> tuple[tuple[str, str], ...]:
+    """Return what was asked."""
+    return (
+        ("model", f"{question.model.name} on {question.gpu.gpu}, {question.framework} (modelled)"),
+        ("load", load_text(question.demand)),
+        ("requests", f"{length_text(question.isl)} tokens in, {length_text(question.osl)} out; {question.mode}"),
+        ("limits", limits_text(question)),
+    )
 
 
 def load_text(demand: Demand) -> str:
@@ -126,34 +128,28 @@ def whole(fleet: PeakFleet) -> str:
     return f"whole servers are billed: {count(total, 'GPU')}{unused}"
 
 
-def _recommended(result: Result) -> list[str]:
+def answer_terms(result: Result) -> tuple[tuple[str, str], ...]:
+    """Return the recommended fleet, why it is recommended, and what that rests on."""
     question, best = result.answer.question, result.answer.chosen
-    lines = [
-        f"* {best.label}",
-        pair("fleet", fleet_text(best.fleet)),
-        pair("because", result.answer.reason),
-        *_accuracy(question),
-        pair("interval", interval_text(best)),
-        pair("rests on", origin(best.instance.costed.provenance, best.instance.costed.why)),
-        *engine_lines(best),
-        pair("KV cache", memory_text(best)),
-        pair("tokens", tokens_text(question)),
-    ]
-    if best.cost is not None:
-        lines += [pair("cost", text) for text in (*cost_texts(best.cost), whole(best.fleet))]
-    else:
-        lines.append(pair("cost", NO_PRICES))
-    return lines
+    limits, costed = best.instance.limits, best.instance.costed
+    engine = [f"{limits.text()} for this load", *limits.lines()] if limits.reasons else [limits.text()]
+    # a ranking of formats leaves their accuracy out
+    unranked = "not considered, and formats differ in it: `make compare` measures it"
+    costs = (*cost_texts(best.cost), whole(best.fleet)) if best.cost is not None else (NO_PRICES,)
+    return (
+        ("fleet", fleet_text(best.fleet)),
+        ("because", result.answer.reason),
+        *([("accuracy", unranked)] if len(question.formats) > 1 else ()),
+        ("interval", _interval(best)),
+        ("rests on", origin(costed.provenance, costed.why)),
+        ("engine", "\n".join(engine)),
+        ("KV cache", _memory(best)),
+        ("tokens", _tokens(question)),
+        *(("cost", text) for text in costs),
+    )
 
 
-def _accuracy(question: Question) -> list[str]:
-    """Say what a ranking of formats leaves out."""
-    if len(question.formats) < 2:
-        return []
-    return [pair("accuracy", "not considered, and formats differ in it: `make compare` measures it")]
-
-
-def interval_text(option: FleetOption) -> str:
+def _interval(option: FleetOption) -> str:
     """Describe the range of fleets if the model is off by its usual error."""
     few, large = option.fewest, option.largest
     if large is None:
@@ -168,18 +164,11 @@ def interval_text(option: FleetOption) -> str:
     )
 
 
-def engine_lines(option: FleetOption) -> list[str]:
-    """Describe the limits of the engine, and why those that were chosen are as they are."""
-    limits = option.instance.limits
-    lines = [f"{limits.text()} for this load", *limits.lines()] if limits.reasons else [limits.text()]
-    return [pair("engine" if place == 0 else "", line) for place, line in enumerate(lines)]
-
-
 def _range(low: int, high: int, word: str) -> str:
     return count(low, word) if low == high else f"{low:,} to {high:,} {word}s"
 
 
-def memory_text(option: FleetOption) -> str:
+def _memory(option: FleetOption) -> str:
     """Describe the KV cache and what limits concurrency."""
     one = option.instance
     tokens = (one.engine.kv_blocks or 0) * one.engine.tokens_per_block * one.setup.pp
@@ -191,7 +180,7 @@ def memory_text(option: FleetOption) -> str:
     )
 
 
-def tokens_text(question: Question) -> str:
+def _tokens(question: Question) -> str:
     """Describe the requests and tokens of a day."""
     daily = question.demand.requests_per_day
     if daily is None:
@@ -219,12 +208,10 @@ def cost_texts(cost: Cost) -> list[str]:
     return lines
 
 
-def _checked(question: Question, check: Check) -> list[str]:
-    fleet = trial_text(question, check.fleet)
-    lines = [pair("checked", f"{fleet}; simulated at the peak, requests distributed round-robin")]
-    if check.fewer is not None:
-        lines.append(pair("", trial_text(question, check.fewer)))
-    return [*lines, pair("", check.why)]
+def _checked(question: Question, check: Check) -> str:
+    fewer = [trial_text(question, check.fewer)] if check.fewer is not None else []
+    fleet = f"{trial_text(question, check.fleet)}; simulated at the peak, requests distributed round-robin"
+    return "\n".join([fleet, *fewer, check.why])
 
 
 def trial_text(question: Question, trial: PeakTrial) -> str:
