@@ -199,9 +199,8 @@ def test_ctrl_c_keeps_what_is_finished(cli, copy_of_llama):
     assert re.search(r"quantize +cached", cli.run("build", f"model.path={copy_of_llama}", "quant=int4_wo"))
 
 
-@pytest.mark.parametrize(("stage", "size"), [("quantize", "1m"), ("build", "6m")])
-def test_a_full_disk_is_said_and_leaves_nothing(cli, tmp_path, stage, size):
-    """The store lies on a small file system: the checkpoint, or the engine beside it, does not fit."""
+def fill_the_disk(cli, tmp_path, stage, size):
+    """Build on a file system of a size, on which a stage fails."""
     small = tmp_path / "small"
     small.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", small]
@@ -215,6 +214,16 @@ def test_a_full_disk_is_said_and_leaves_nothing(cli, tmp_path, stage, size):
         assert list((small / "store" / ".drafts").iterdir()) == []
     finally:
         subprocess.run(["umount", small], check=True)
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(cli, tmp_path):
+    """The store lies on a small file system, which the checkpoint does not fit."""
+    fill_the_disk(cli, tmp_path, "quantize", "1m")
+
+
+@pytest.mark.thorough
+def test_a_disk_that_is_full_beside_the_checkpoint_is_said_too(cli, tmp_path):
+    fill_the_disk(cli, tmp_path, "build", "6m")
 
 
 def test_two_runs_at_once_share_the_work(cli, copy_of_llama):

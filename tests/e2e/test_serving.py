@@ -290,6 +290,7 @@ def test_all_ends_with_a_report(cli):
     assert "int4_wo" not in page  # the report of `all` is about what it was asked for
 
 
+@pytest.mark.thorough
 def test_the_report_can_be_made_again_elsewhere(cli, tmp_path):
     """From a copy of the store alone, twice, byte for byte."""
     store = shutil.copytree(cli.store, tmp_path / "store", ignore=shutil.ignore_patterns("*.safetensors", "*.bin"))

@@ -27,7 +27,9 @@ def spec_of(bits: float, candidates=FP8_AWQ, **options) -> QuantSpec:
     return QuantSpec(QFormat.AUTO, group_size=64, awq_alpha_step=0.25, search=search)
 
 
-@pytest.mark.parametrize(("kind", "bits"), [("llama", 4.0), ("tied", 9.0), ("gemma", 6.0)])
+@pytest.mark.parametrize(
+    ("kind", "bits"), [("llama", 4.0), pytest.param("tied", 9.0, marks=pytest.mark.thorough), ("gemma", 6.0)]
+)
 def test_a_mix_spends_at_most_the_bits_it_was_given(kind, bits, models, texts, tmp_path) -> None:
     """The head, which is not quantized, is not counted, tied or not; and the bound is used up to one linear."""
     facts = quantize(models[kind], tmp_path, spec_of(bits), texts, CALIBRATION)

@@ -106,7 +106,9 @@ def test_split_checkpoints_give_the_same_engine(
     np.testing.assert_array_equal(workshop.logits(split, kind), whole)
 
 
-@pytest.mark.parametrize("kind", ["mistral", "qwen2", "qwen"])
+@pytest.mark.parametrize(
+    "kind", ["qwen2", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("mistral", "qwen"))]
+)
 def test_an_8_bit_kv_cache_is_in_the_numbers(kind: str, workshop: Workshop) -> None:
     plain = workshop.logits(workshop.checkpoint(kind, QFormat.NONE), kind)
     folder = workshop.checkpoint(kind, QFormat.NONE, KvFormat.FP8)

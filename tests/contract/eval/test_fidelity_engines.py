@@ -223,16 +223,18 @@ def test_an_evaluation_names_the_block_too(engines: Engines, tmp_path: Path, *, 
         asked._loglikelihood_tokens([(("q", "a"), [5, 6, 7], [8])])
 
 
+BLOCK = ("transformer.layers.1.post_layernorm.weight", slice(None), [0, 0], "decoder block 1 is the first")
+
+
 @pytest.mark.parametrize(
-    ("tensor", "rows", "after", "where"),
+    ("tensor", "rows", "after", "where", "limits"),
     [
-        ("transformer.layers.1.post_layernorm.weight", slice(None), [0, 0], "decoder block 1 is the first"),
-        ("transformer.ln_f.weight", slice(None), [0, 0], "it is the last norm or the head"),
-        ("transformer.vocab_embedding.weight", 7, [5, 6, 7], "decoder block 0 is the first"),
+        (*BLOCK, SamplingParams(6)),
+        (*BLOCK, SamplingParams(6, temperature=0.7)),
+        (*BLOCK, SamplingParams(6, frozenset({0}))),
+        ("transformer.ln_f.weight", slice(None), [0, 0], "it is the last norm or the head", SamplingParams(6)),
+        ("transformer.vocab_embedding.weight", 7, [5, 6, 7], "decoder block 0 is the first", SamplingParams(6)),
     ],
-)
-@pytest.mark.parametrize(
-    "limits", [SamplingParams(6), SamplingParams(6, temperature=0.7), SamplingParams(6, frozenset({0}))]
 )
 def test_answers_written_from_nan_are_refused_with_the_block_too(
     engines: Engines, tensor: str, rows: Any, after: list[int], where: str, limits: SamplingParams

@@ -14,8 +14,8 @@ from pipelines.serving.locate import why_no_server
 from pipelines.serving.process import TritonServer
 from tests.contract.models.conftest import SERVING, Client
 
-TOKENS = 900
-PATIENT = SERVING.model_copy(update={"drain_timeout_s": 60})  # 900 tokens take 3 s, and longer on a busy machine
+TOKENS = 400
+PATIENT = SERVING.model_copy(update={"drain_timeout_s": 60})  # 400 tokens take a second, and longer on a busy machine
 
 
 @pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble"])

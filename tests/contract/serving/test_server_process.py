@@ -342,7 +342,9 @@ def test_a_model_that_dies_ends_the_server_with_its_own_reason(tmp_path: Path, c
             server.check()
 
 
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGSEGV, pytest.param(signal.SIGABRT, marks=pytest.mark.thorough), signal.SIGKILL]
+)
 def test_the_reason_of_a_death_is_not_what_every_start_logs(own_server: TritonServer, number: signal.Signals) -> None:
     """On a machine without GPU every start logs that the CUDA driver is insufficient."""
     os.kill(own_server.pid, number)

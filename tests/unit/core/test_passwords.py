@@ -67,6 +67,9 @@ def test_no_setting_holds_a_password_and_no_refusal_shows_it(key, words, tmp_pat
 def test_an_address_that_cannot_be_is_refused(url):
     with pytest.raises(UserError, match=r"eval has url='.*'; give http://host:port/v1"):
         load([f"eval.url='{url}'"])
+
+
+def test_an_address_that_can_be_is_taken():
     for fine in ("http://h", "https://h:65535/a/v1", "grpc://[::1]:8001"):
         assert load([f"eval.url='{fine}'"]).eval.url == fine
 
