@@ -31,7 +31,7 @@ class ModelRepository:
         decoupled: whether its engine sends several responses to a request.
         guided: whether its engine can follow guides.
         tokens_per_block: of the KV cache, where the engine says how many blocks it has reused; otherwise None.
-        few_log_probs: whether its engine returns the log probabilities of a few tokens.
+        few_log_probs: whether its engine returns the log probabilities of a few tokens instead of all logits.
         draws_anew: whether its engine samples differently each time without a seed; TensorRT-LLM always the same.
         world_size: number of GPUs (ranks) it needs.
         max_input_len: maximum of prompt tokens of one request; None if the repository does not state it.
@@ -60,6 +60,11 @@ class ModelRepository:
     def tokenizer(self) -> Path:
         """The Hugging Face tokenizer folder."""
         return self.path / "preprocessing" / "1" / "tokenizer"
+
+    @property
+    def longest_prompt(self) -> int | None:
+        """Maximum of prompt tokens, as far as the repository states one."""
+        return self.max_input_len or self.max_seq_len
 
 
 def read_repository(folder: Path) -> ModelRepository:

@@ -31,6 +31,7 @@ from pipelines.serving.openai.inputs import ServedEngine, engine_inputs
 from pipelines.serving.openai.prepare import Prepared, ServedModel, read_request
 from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.tokenizer import ServedTokenizer
+from pipelines.serving.repository import ModelRepository
 from pipelines.settings.model import BUNDLED
 
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<x>"}]
@@ -117,8 +118,11 @@ class _Joined(ChatTemplate):
 @cache
 def _model() -> ServedModel:
     template = _Joined({}, {})
-    engine = ServedEngine(ServedTokenizer(BUNDLED / "models" / "tiny_llama", adds_special=True))
-    return ServedModel("m", 0, 100, 200, template, engine, "", {"ensemble": FIELDS}, guided=True)
+    repository = ModelRepository(
+        Path(), (), "m", gpu=False, world_size=1, max_input_len=100, max_seq_len=200, guided=True
+    )
+    engine = ServedEngine(ServedTokenizer(BUNDLED / "models" / "tiny_llama", adds_special=True), repository)
+    return ServedModel(engine, template, 0, "", {"ensemble": FIELDS})
 
 
 def openai_body(data: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from pipelines.serving.openai.inputs import ServedEngine, engine_inputs
 from pipelines.serving.openai.prepare import SHIPPED_TEMPLATE, Prepared, ServedModel, read_request
 from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.tokenizer import ServedTokenizer
+from pipelines.serving.repository import ModelRepository
 from pipelines.settings.model import BUNDLED
 
 pytestmark = pytest.mark.thorough
@@ -101,11 +103,16 @@ MARK = "the value that is replaced"
 
 @pytest.fixture(scope="module")
 def model() -> ServedModel:
+    repository = ModelRepository(
+        Path(), (), "m", gpu=False, world_size=1, max_input_len=2000, max_seq_len=4000, guided=True
+    )
     return ServedModel(
-        label="m", created=0, max_input_len=2000, max_seq_len=4000, metrics_url="", fields={"ensemble": FIELDS},
-        template=ChatTemplate({"default": SHIPPED_TEMPLATE.read_text()}, {}), guided=True,
-        engine=ServedEngine(ServedTokenizer(BUNDLED / "models" / "tiny_gemma", adds_special=True)),
-    )  # fmt: skip
+        ServedEngine(ServedTokenizer(BUNDLED / "models" / "tiny_gemma", adds_special=True), repository),
+        ChatTemplate({"default": SHIPPED_TEMPLATE.read_text()}, {}),
+        created=0,
+        metrics_url="",
+        fields={"ensemble": FIELDS},
+    )
 
 
 def places(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:

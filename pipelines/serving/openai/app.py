@@ -88,7 +88,7 @@ def _readable(app: FastAPI, path: str) -> Callable[[Any], Any]:
 
 def _add_openai(app: FastAPI, served: ServedModel, backend: Backend, limits: Limits, read: Read) -> None:
     """Add OpenAI's endpoints."""
-    scorer = PromptScorer(backend, few=served.engine.few_log_probs)
+    scorer = PromptScorer(backend, few=served.repository.few_log_probs)
 
     async def answer(way: Literal["completions", "chat", "responses"], request: Request) -> Response:
         deadline = asyncio.get_running_loop().time() + limits.request_timeout_s
@@ -132,7 +132,7 @@ def _add_tokens(app: FastAPI, served: ServedModel, read: Read) -> None:
     async def tokenize(request: Request) -> dict[str, Any]:
         _check_type(request)
         tokens: tuple[int, ...] = await read("tokenize", request)
-        return {"count": len(tokens), "max_model_len": served.max_seq_len, "tokens": tokens}
+        return {"count": len(tokens), "max_model_len": served.repository.max_seq_len, "tokens": tokens}
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def _add_health(app: FastAPI, served: ServedModel, backend: Backend) -> None:
 
     @_readable(app, "/v1/metadata")
     async def metadata() -> dict[str, Any]:
-        return {"version": __version__, "modelInfo": [{"shortName": served.label, "modelUrl": ""}]}
+        return {"version": __version__, "modelInfo": [{"shortName": served.repository.label, "modelUrl": ""}]}
 
     @_readable(app, "/metrics")
     @_readable(app, "/v1/metrics")
@@ -239,21 +239,20 @@ def _form(chat: bool, prepared: Prepared, served: ServedModel) -> Form:
         served.tokens,
         echo=completion is not None and bool(completion.echo),
         as_ids=completion is not None and bool(completion.return_tokens_as_token_ids),
-        counts_reuse=served.engine.tokens_per_block is not None,
+        counts_reuse=served.repository.tokens_per_block is not None,
     )
 
 
 def _choices(prepared: Prepared, served: ServedModel) -> list[Completion]:
     asked = prepared.asked
     pairs = [(prompt, number) for prompt in prepared.prompts for number in range(asked.choices)]
-    skip = served.skip_special if asked.skip_special_tokens is None else asked.skip_special_tokens
+    skip = served.repository.skips_special_tokens if asked.skip_special_tokens is None else asked.skip_special_tokens
     skip = skip and prepared.tools is not ToolForm.MISTRAL  # whose mark is a special token
     return [
         Completion(
             index,
             prompt,
             prepared.max_tokens,
-            served.max_seq_len,
             served.engine,
             skip_special=skip,
             number=number,
@@ -316,7 +315,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 
 def _model(served: ServedModel) -> dict[str, Any]:
-    return {"id": served.label, "object": "model", "created": served.created, "owned_by": "trtllm-pipelines"}
+    return {"id": served.repository.label, "object": "model", "created": served.created, "owned_by": "trtllm-pipelines"}
 
 
 def _read(url: str) -> str:

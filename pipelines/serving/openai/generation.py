@@ -133,7 +133,6 @@ class Completion:
         index: its number in the response.
         prompt: that it answers.
         max_tokens: maximum of output tokens.
-        max_seq_len: maximum of prompt and output tokens, as the engine was built; None if unknown.
         engine: the served model.
         skip_special: whether the text leaves special tokens out.
         number: its number among the answers to the same prompt.
@@ -145,7 +144,6 @@ class Completion:
     index: int
     prompt: Prompt
     max_tokens: int
-    max_seq_len: int | None
     engine: ServedEngine
     skip_special: bool = True
     number: int = 0
@@ -180,7 +178,7 @@ class Completion:
     @property
     def cached_tokens(self) -> int:
         """Tokens of the prompt whose KV blocks were there already."""
-        return min(self.reused_blocks * (self.engine.tokens_per_block or 0), len(self.prompt.tokens))
+        return min(self.reused_blocks * (self.engine.repository.tokens_per_block or 0), len(self.prompt.tokens))
 
     async def _all(self, source: TokenSource, asked: Sampling) -> AsyncIterator[TextDelta]:
         """Yield the answer with its calls as text."""
@@ -210,7 +208,8 @@ class Completion:
         A text whose last allowed token happens to be the end token also counts as "length".
         """
         made = len(self.prompt.tokens) + self.output_tokens
-        full = self.max_seq_len is not None and made >= self.max_seq_len
+        most = self.engine.repository.max_seq_len
+        full = most is not None and made >= most
         return "length" if not stopped and (self.output_tokens >= self.max_tokens or full) else "stop"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.schema import Sampling
 from pipelines.serving.openai.tokenizer import ServedTokenizer
+from pipelines.serving.repository import ModelRepository
 
 UINT64 = 2**64
 FEW_LOG_PROBS = "return_top_log_probs"
@@ -42,17 +43,11 @@ class ServedEngine:
 
     Attributes:
         tokenizer: of the model.
-        streams: whether the model sends several responses to a request.
-        few_log_probs: whether it returns the log probabilities of a few tokens; TensorRT-LLM returns all logits.
-        draws_anew: whether it samples differently each time without a seed; TensorRT-LLM always the same.
-        tokens_per_block: of the KV cache, if it says how many blocks of a prompt were there already; otherwise None.
+        repository: what its engine can do.
     """
 
     tokenizer: ServedTokenizer
-    streams: bool = True
-    few_log_probs: bool = False
-    draws_anew: bool = False
-    tokens_per_block: int | None = None
+    repository: ModelRepository
 
 
 def engine_inputs(
@@ -70,13 +65,13 @@ def engine_inputs(
         choice: number of the answer among the `n` to this prompt; each has a seed of its own.
         engine: the served model.
     """
-    tokenizer = engine.tokenizer
+    tokenizer, repository = engine.tokenizer, engine.repository
     inputs = [
         *prompt_inputs(prompt, max_tokens),
-        InputTensor("streaming", "BOOL", (engine.streams and _in_parts(asked),)),
+        InputTensor("streaming", "BOOL", (repository.decoupled and _in_parts(asked),)),
         InputTensor("exclude_input_in_output", "BOOL", (True,)),
         *_ends(asked, tokenizer),
-        *_sampling(asked, choice, draws_anew=engine.draws_anew),
+        *_sampling(asked, choice, draws_anew=repository.draws_anew),
     ]
     for name, given in (
         ("presence_penalty", asked.presence_penalty),
@@ -91,11 +86,11 @@ def engine_inputs(
         inputs.append(_bias(asked.logit_bias, tokenizer.size))
     if asked.scores is not None:
         inputs.append(InputTensor("return_log_probs", "BOOL", (True,)))
-    if asked.scores and engine.few_log_probs:
+    if asked.scores and repository.few_log_probs:
         inputs.append(InputTensor(FEW_LOG_PROBS, "INT32", (asked.scores,)))
     elif asked.scores:
         inputs.append(InputTensor("return_generation_logits", "BOOL", (True,)))
-    if engine.tokens_per_block is not None and _shows_usage(asked):
+    if repository.tokens_per_block is not None and _shows_usage(asked):
         inputs.append(InputTensor("return_perf_metrics", "BOOL", (True,)))
     return [*inputs, *(_guide(*asked.guide) if asked.guide is not None else ())]
 

@@ -46,28 +46,23 @@ class ServedModel:
     """The served model.
 
     Attributes:
-        label: the model's name for clients.
-        created: time of the repository, seconds since 1970.
-        max_input_len: maximum of prompt tokens; None if the repository does not state it.
-        max_seq_len: maximum of prompt and output tokens; None if the repository does not state it.
-        template: the model's chat template.
         engine: what the inputs of a request depend on.
-        guided: whether answers can follow a guide.
-        skip_special: whether texts leave special tokens out, unless a request says otherwise.
+        template: the model's chat template.
+        created: time of the repository, seconds since 1970.
         metrics_url: tritonserver's metrics.
         fields: what its Triton models for clients take: model -> name of the input -> its type.
     """
 
-    label: str
-    created: int
-    max_input_len: int | None
-    max_seq_len: int | None
-    template: ChatTemplate
     engine: ServedEngine
+    template: ChatTemplate
+    created: int
     metrics_url: str
     fields: Mapping[str, Mapping[str, Field]]
-    guided: bool = False
-    skip_special: bool = True
+
+    @property
+    def repository(self) -> ModelRepository:
+        """The repository that is served."""
+        return self.engine.repository
 
     @property
     def tokens(self) -> ServedTokenizer:
@@ -80,8 +75,8 @@ class ServedModel:
         Raises:
             ApiError: 404, as OpenAI does.
         """
-        if model != self.label:
-            message = f"The model '{shortened(model)}' does not exist. This server has '{self.label}'."
+        if model != self.repository.label:
+            message = f"The model '{shortened(model)}' does not exist. This server has '{self.repository.label}'."
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def check_length(self, prompt: str, param: str) -> None:
@@ -90,11 +85,11 @@ class ServedModel:
         Raises:
             ApiError: 400, it has more tokens than the model takes.
         """
-        limit = self.max_input_len or self.max_seq_len
+        limit = self.repository.longest_prompt
         if limit is not None and self.tokens.exceeds(prompt, limit):
             message = (
                 f"'{param}' has {len(prompt):,} characters, which are more than {limit} tokens; the engine was built "
-                f"with {'max_input_len' if self.max_input_len else 'max_seq_len'}={limit}. Shorten it."
+                f"with {'max_input_len' if self.repository.max_input_len else 'max_seq_len'}={limit}. Shorten it."
             )
             raise ApiError(400, message, param=param, code="context_length_exceeded")
 
@@ -104,7 +99,7 @@ class ServedModel:
         Raises:
             ApiError: 400, it has more tokens than the model takes.
         """
-        limit = self.max_input_len or self.max_seq_len
+        limit = self.repository.longest_prompt
         if limit is not None and count > limit:
             message = f"'{param}' has {count:,} tokens; this model takes {limit:,}."
             raise ApiError(400, message, param=param, code="context_length_exceeded")
@@ -115,37 +110,26 @@ class ServedModel:
         Raises:
             ApiError: 400, the prompt leaves no room, or the limit is unknown.
         """
-        if self.max_seq_len is None:
+        most = self.repository.max_seq_len
+        if most is None:
             raise ApiError(400, "Give max_completion_tokens: this repository does not state the model's limit.",
                            param="max_completion_tokens")  # fmt: skip
-        room = self.max_seq_len - prompt
+        room = most - prompt
         if room < 1:
-            message = f"The messages take {self.max_seq_len - room} tokens; this model takes {self.max_seq_len} in all."
+            message = f"The messages take {prompt} tokens; this model takes {most} in all."
             raise ApiError(400, message, param="messages", code="context_length_exceeded")
         return room
 
 
 def served(repository: ModelRepository, metrics_url: str, chat_template: Path | None = None) -> ServedModel:
     """Collect the facts of the repository that responses depend on."""
-    special = repository.adds_special_tokens
-    engine = ServedEngine(
-        ServedTokenizer(repository.tokenizer, adds_special=special),
-        streams=repository.decoupled,
-        few_log_probs=repository.few_log_probs,
-        draws_anew=repository.draws_anew,
-        tokens_per_block=repository.tokens_per_block,
-    )
+    tokenizer = ServedTokenizer(repository.tokenizer, adds_special=repository.adds_special_tokens)
     return ServedModel(
-        label=repository.label,
+        ServedEngine(tokenizer, repository),
+        ChatTemplate.load(repository.tokenizer, chat_template or _shipped(repository.tokenizer)),
         created=int(repository.path.stat().st_mtime),
-        max_input_len=repository.max_input_len,
-        max_seq_len=repository.max_seq_len,
-        template=ChatTemplate.load(repository.tokenizer, chat_template or _shipped(repository.tokenizer)),
-        engine=engine,
         metrics_url=metrics_url,
         fields=read_fields(repository.path),
-        guided=repository.guided,
-        skip_special=repository.skips_special_tokens,
     )
 
 
@@ -259,7 +243,7 @@ def _prompt(given: str | list[int], asked: Sampling, model: ServedModel, param: 
 def _truncated(tokens: list[int], fixed: int, wanted: int | None, model: ServedModel) -> list[int]:
     """Keep the last tokens of a prompt, and the special ones that the tokenizer puts in front."""
     if wanted == ALL_THAT_FITS:
-        wanted = model.max_input_len or model.max_seq_len
+        wanted = model.repository.longest_prompt
     if wanted is None or len(tokens) <= wanted:
         return tokens
     if wanted <= fixed:
@@ -300,7 +284,7 @@ def _check_least(asked: Sampling, most: int) -> None:
 
 
 def _check_guide(asked: Sampling, model: ServedModel) -> None:
-    if asked.guide is not None and not model.guided:
+    if asked.guide is not None and not model.repository.guided:
         instead = "This server was started without guided decoding; on the CPU, guided=llguidance adds it."
         if isinstance(asked, ChatRequest) and asked.must_call:
             raise unsupported("tool_choice", asked.model_dump()["tool_choice"], instead)

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,13 +21,19 @@ from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.responses import ResponseRequest
 from pipelines.serving.openai.schema import ChatRequest, CompletionRequest
 from pipelines.serving.openai.tokenizer import ServedTokenizer, TextStream
+from pipelines.serving.repository import ModelRepository
 from pipelines.settings.model import BUNDLED
 from tests.conftest import ROOT
 from triton_repo.tensors import TENSORRT_LLM_INTERFACE
 
 GEMMA = ServedTokenizer(BUNDLED / "models" / "tiny_gemma", adds_special=True)
-ENGINE = ServedEngine(GEMMA)
+REPOSITORY = ModelRepository(Path("repository"), (), "m", gpu=False, world_size=1)
+ENGINE = ServedEngine(GEMMA, REPOSITORY)
 END = 1
+
+
+def engine_that(**facts: Any) -> ServedEngine:
+    return ServedEngine(GEMMA, replace(REPOSITORY, **facts))
 
 
 def inputs(choice: int = 0, engine: ServedEngine = ENGINE, **asked: object) -> dict[str, InputTensor]:
@@ -68,7 +75,7 @@ def test_every_parameter_has_its_tensor() -> None:
 
 def test_what_was_cached_is_asked_for_where_it_is_shown() -> None:
     """The engine would return it with every token of a stream."""
-    engine = replace(ENGINE, tokens_per_block=32)
+    engine = engine_that(tokens_per_block=32)
     streams = {"stream": True, "stream_options": {"include_usage": True}}
     shown = [
         inputs(engine=engine, **asked).keys() & {"return_perf_metrics"} for asked in ({}, {"stream": True}, streams)
@@ -85,7 +92,7 @@ def test_every_tensor_is_one_of_the_engines() -> None:
     known = {entry.name: entry for entry in TENSORRT_LLM_INTERFACE.inputs}
     asked = {"stop": "x", "logprobs": 2, "logit_bias": {"3": 1}, "min_tokens": 2, "presence_penalty": 1}
     guided = {"response_format": {"type": "json_object"}, "seed": 1, "repetition_penalty": 1.1}
-    for each in inputs(engine=replace(ENGINE, tokens_per_block=32), **asked, **guided).values():
+    for each in inputs(engine=engine_that(tokens_per_block=32), **asked, **guided).values():
         assert each.datatype.replace("BYTES", "STRING") == known[each.name].dtype
         assert len(each.shape or (1,)) == len(known[each.name].dims)
 
@@ -94,7 +101,7 @@ def test_what_only_the_service_sees_is_streamed_to_it() -> None:
     assert inputs(stop="x")["streaming"].values == (True,)
     assert inputs(stop_token_ids=[3])["streaming"].values == (False,)
     assert inputs(stop_token_ids=[3], min_tokens=2)["streaming"].values == (True,)
-    assert inputs(stop="x", engine=replace(ENGINE, streams=False))["streaming"].values == (False,)
+    assert inputs(stop="x", engine=engine_that(decoupled=False))["streaming"].values == (False,)
     assert "stop_words_list" not in inputs(stop="x", min_tokens=2)
 
 
@@ -113,7 +120,7 @@ def test_answers_draw_from_seeds_of_their_own() -> None:
 
 
 def test_an_engine_that_draws_anew_gets_a_seed_only_from_the_client() -> None:
-    anew = replace(ENGINE, draws_anew=True)
+    anew = engine_that(draws_anew=True)
     assert "seed" not in inputs(engine=anew)
     assert "temperature" in inputs(engine=anew)
     assert inputs(choice=1, engine=anew, seed=5)["seed"] == InputTensor("seed", "UINT64", (6,))
@@ -244,7 +251,7 @@ class Script:
 
 
 def finish(limit: int, max_seq_len: int | None, *tokens: int, **asked: object) -> Completion:
-    choice = Completion(0, Prompt((5, 6, 7), "p"), limit, max_seq_len, ENGINE)
+    choice = Completion(0, Prompt((5, 6, 7), "p"), limit, engine_that(max_seq_len=max_seq_len))
     request = CompletionRequest(model="m", prompt="p", **asked)
     parts = [TokenPart((token,)) for token in tokens or (A, B)]
     asyncio.run(collect_all([choice], Script(parts), request))
@@ -279,6 +286,6 @@ def test_an_incomplete_character_waits_and_is_not_lost() -> None:
 
 def test_when_one_answer_fails_the_others_are_cancelled() -> None:
     source = Script([TokenPart((A,))] * 1000, failing=9)
-    choices = [Completion(number, Prompt((token,), "p"), 9, None, ENGINE) for number, token in enumerate((8, 9))]
+    choices = [Completion(number, Prompt((token,), "p"), 9, ENGINE) for number, token in enumerate((8, 9))]
     with pytest.raises(ApiError, match="full"):
         asyncio.run(collect_all(choices, source, CompletionRequest(model="m", prompt="p")))
