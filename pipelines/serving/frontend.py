@@ -9,7 +9,7 @@ from types import TracebackType
 
 from pipelines.host.kept import KeptProcess
 from pipelines.serving.command_lines import front_options
-from pipelines.serving.logs import FRONT_STARTED, ServerFailedError, useful_lines
+from pipelines.serving.logs import FRONT_STARTED, ServerFailedError, read_log, useful_lines
 from pipelines.serving.ports import another_port, answers_200
 from pipelines.serving.process import TritonServer
 from pipelines.settings.paths import PROJECT_ROOT
@@ -104,10 +104,7 @@ class OpenAiFrontend:
             )
 
     def _log_lines(self) -> list[str]:
-        """Read the log of this start."""
-        with self.log_file.open("rb") as file:
-            file.seek(self._log_start)
-            return file.read().decode(errors="replace").splitlines()
+        return read_log(self.log_file, self._log_start)
 
     def _command(self) -> list[str]:
         server = self._server

@@ -71,6 +71,13 @@ class LoadFailure:
         return f"model '{self.model}' does not load: {self.reason}" + (f" ({self.place})" if self.place else "")
 
 
+def read_log(file: Path, start: int) -> list[str]:
+    """Read the lines of a log from a byte on."""
+    with file.open("rb") as log:
+        log.seek(start)
+        return log.read().decode(errors="replace").splitlines()
+
+
 def load_failures(lines: Iterable[str]) -> list[LoadFailure]:
     """List each model that failed by itself, without models that only depend on one of them."""
     found: dict[str, LoadFailure] = {}

@@ -235,11 +235,11 @@ class TritonServer:
             ServerFailedError: it has ended; with the exit code, the last useful lines and the path of the log.
         """
         if self._running.poll() is not None:
-            raise why_ended(self._read_log(self._ready_at), self._running.describe_exit(), self.log_file)
+            raise why_ended(logs.read_log(self.log_file, self._ready_at), self._running.describe_exit(), self.log_file)
         if caught := self._crash_watch.hung():
             self.kill()
             ended = f"it crashed with {caught.name}, hung while it wrote its stack, and was killed"
-            raise why_ended(self._read_log(self._ready_at), ended, self.log_file)
+            raise why_ended(logs.read_log(self.log_file, self._ready_at), ended, self.log_file)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Wait for the end and return the exit code, or None after `timeout_s`."""
@@ -247,12 +247,7 @@ class TritonServer:
 
     def log_lines(self) -> list[str]:
         """Read the log of this start so far."""
-        return self._read_log(self._log_start)
-
-    def _read_log(self, start: int) -> list[str]:
-        with self.log_file.open("rb") as file:
-            file.seek(start)
-            return file.read().decode(errors="replace").splitlines()
+        return logs.read_log(self.log_file, self._log_start)
 
     def _start(self) -> None:
         remove_bytecode(self.repository.path)

@@ -23,7 +23,7 @@ MOST_CONNECTIONS, MOST_OF_ONE_CLIENT = 4096, 2048  # a proxy of many clients has
 POLL_S, LAST_BYTES_S = 0.02, 1.0
 CONFIGURATION = """\
 daemon off;
-worker_processes 1;
+worker_processes 1;  # what it does is little
 worker_rlimit_nofile {files};
 worker_shutdown_timeout {drain_s}s;
 pid {folder}/nginx.pid;
@@ -60,7 +60,6 @@ http {{
       proxy_http_version 1.1;
       proxy_set_header Connection "";
       proxy_set_header Host $http_host;
-      proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
       proxy_request_buffering off;
       proxy_buffering off;  # events of a stream leave as they come
       proxy_read_timeout {read_timeout_s}s;
