@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs Debian packages that some tests use if present: a Slurm cluster of one node for tests/e2e/test_slurm_sweep.py,
-# and a browser for the tests that open our HTML pages. `make test-all` runs this first. It installs only as root (or in CI
-# with sudo) and never fails: without the packages those tests are skipped with a message.
+# a browser for the tests that open our HTML pages, and nginx for tests/contract/serving/test_nginx.py. `make test-all`
+# runs this first. It installs only as root (or in CI with sudo) and never fails: without the packages those tests are
+# skipped with a message.
 set -u
 
 PATH="$PATH:/usr/sbin:/sbin"
@@ -12,6 +13,7 @@ here() {
 packages=""
 { here sbatch && here squeue && here slurmctld && here slurmd && here munged; } || packages="slurm-wlm munge"
 here chromium chromium-browser google-chrome || packages="$packages chromium"
+here nginx || packages="$packages nginx"
 [ -z "$packages" ] && exit 0
 
 sudo=""

@@ -53,7 +53,8 @@ def main() -> None:
     gc.freeze()  # no later collection walks through the modules, while all answers wait for it
     if hasattr(libc := ctypes.CDLL(None), "mallopt"):  # glibc
         libc.mallopt(MMAP_THRESHOLD, SMALL)
-    program = None if ipaddress.ip_address(given.host).is_loopback else find()
+    here = given.host == "localhost" or ipaddress.ip_address(given.host).is_loopback
+    program = None if here else find()
     nginx = Nginx(program, given.host, given.port, limits, given.drain_timeout_s) if program else None
     config = uvicorn.Config(
         app,
