@@ -27,10 +27,9 @@ from pipelines.serving.process import TritonServer
 from tests.contract.serving.test_front_limits import COMPLETIONS, JSON, another_front, ask, p99_beside_attackers, post
 from tests.support.eventually import eventually
 
-pytestmark = [
-    pytest.mark.thorough,
-    pytest.mark.skipif(nginx.find() is None, reason="nginx is not installed: apt-get install nginx"),
-]
+pytestmark = pytest.mark.thorough
+if nginx.find() is None:
+    pytest.skip("nginx is not installed: apt-get install nginx", allow_module_level=True)
 LIMITS = Limits(body_bytes=100_000, request_timeout_s=30)
 OF_ONE_CLIENT = 4
 
