@@ -26,7 +26,8 @@ PANELS = (
     ("Prefill, ms", "static_batch", ("ttft_ms", "prefill_batch_ms")),
     ("Tokens/s, MLPerf", "mlperf", ("output_tok_s",)),
 )
-HEAD = "| {} | n | median | MAPE | 90 % below | bias | rank corr. |"
+WORST = 4
+"""Of each kind that was left out, so many with the largest errors are shown."""
 BEGIN = "<!-- accuracy: made by python -m scripts.published_fit.accuracy_docs -->"
 END = "<!-- end of accuracy -->"
 TEXT = """How far predictions of `make plan`, `make simulate` and `make size` are off for a GPU that you have not
@@ -71,8 +72,11 @@ tensor cores (A100), FP4 before Blackwell, and numbers of ranks that do not divi
 
 ### Transfer
 
-Here whole GPUs, models or framework versions were left out of both the fit and the neighbours.
+Here whole GPUs, models or framework versions were left out of both the fit and the neighbours: all of a kind, and the
+{worst} with the largest mean error (MAPE). The file has every one (`transfer`).
 
+| left out | n | median | MAPE | 90 % below | bias | rank corr. |
+|---|---|---|---|---|---|---|
 {transfer}
 
 ### What each term contributes
@@ -84,14 +88,8 @@ rows that it was fitted to, as median / MAPE.
 |---|---|---|---|---|
 {ablations}
 
-### Parameters
-
-Shared values, with 90 % intervals from the covariance of the fit. They are correlated: one may rise while another
-falls. The file also contains offsets by framework, GPU, format and link. Parameters at a bound: {bounds}.
-
-| parameter | value | 90 % interval | meaning |
-|---|---|---|---|
-{parameters}
+Parameters at a bound of what physics allows: {bounds}. The file has their values with 90 % intervals (`parameters`),
+and offsets by framework, GPU, format and link.
 
 ### Limits of the performance model
 
@@ -122,9 +120,9 @@ def main() -> None:
         picture=PICTURE,
         goals="\n".join(goal_lines(document["goals"])),
         table="\n".join(table_lines(cross)),
-        transfer="\n\n".join(transfer_lines(document["transfer"])),
+        transfer="\n".join(transfer_lines(document["transfer"])),
+        worst=WORST,
         ablations="\n".join(ablation_lines(document["ablations"])),
-        parameters="\n".join(parameter_lines(document["parameters"])),
         bounds=", ".join(bound) or "none",
     )
     page = DOCS / "sizing.md"
@@ -158,17 +156,17 @@ def table_lines(cross: Any) -> list[str]:
 
 
 def transfer_lines(transfer: Any) -> list[str]:
-    """Format one table per kind of transfer."""
-    tables = []
+    """Format, for each kind of transfer, one line for all and one for each of the worst."""
+    lines = []
     for kind, found in transfer.items():
-        lines = [HEAD.format(f"left out: {kind}"), "|---|---|---|---|---|---|---|"]
-        lines += [
-            f"| {name} | {score['n']} | {score['median']:.1f} | {score['mape']:.1f} | {score['p90']:.1f} "
-            f"| {score['bias']:+.1f} | {score['rank']:.2f} |"
-            for name, score in found.items()
-        ]
-        tables.append("\n".join(lines))
-    return tables
+        others = sorted((name for name in found if name != "all"), key=lambda name: -found[name]["mape"])
+        for name in ("all", *others[:WORST]):
+            score, what = found[name], f"each {kind}" if name == "all" else f"{kind} {name}"
+            lines.append(
+                f"| {what} | {score['n']} | {score['median']:.1f} | {score['mape']:.1f} | {score['p90']:.1f} "
+                f"| {score['bias']:+.1f} | {score['rank']:.2f} |"
+            )
+    return lines
 
 
 def ablation_lines(ablations: Any) -> list[str]:
@@ -176,14 +174,6 @@ def ablation_lines(ablations: Any) -> list[str]:
     return [
         f"| {name} | " + " | ".join(f"{each['median']:.1f} / {each['mape']:.1f}" for each in found.values()) + " |"
         for name, found in ablations.items()
-    ]
-
-
-def parameter_lines(parameters: Any) -> list[str]:
-    """Format one line per parameter."""
-    return [
-        f"| `{name}` | {each['value']:.3g} | {each['low']:.3g} to {each['high']:.3g} | {each['about']} |"
-        for name, each in parameters.items()
     ]
 
 
