@@ -122,9 +122,7 @@ class FitResult:
     multipliers: Mapping[str, float]
 
 
-def fit(
-    measured: Measured, start: ModelledDeployment | SchedulerLimits, knobs: Sequence[Knob] | None = None
-) -> FitResult:
+def fit(measured: Measured, start: ModelledDeployment | SchedulerLimits) -> FitResult:
     """Fit a model to a benchmark.
 
     `start` is the prediction of a performance model, whose multipliers are fitted, or only the limits of an engine.
@@ -135,7 +133,7 @@ def fit(
     from scipy.optimize import least_squares
 
     prior = guess(measured, start) if isinstance(start, SchedulerLimits) else start
-    chosen = knobs or (FREE_KNOBS if isinstance(start, SchedulerLimits) else GPU_KNOBS)
+    chosen = FREE_KNOBS if isinstance(start, SchedulerLimits) else GPU_KNOBS
     used = [knob for knob in chosen if any(_value(prior, name) for name in knob.fields)]
     trials = [trial(level) for level in measured.levels]
     widths = np.array([knob.sd for knob in used])

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-import numpy as np
-
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.tensorrt_llm.config import LIMITS_FOR_LOAD, BuildSettings
@@ -77,6 +75,8 @@ def drawn_lengths(workload: WorkloadSettings, count: int) -> tuple[Any, Any]:
     Raises:
         UserError: a file cannot be read, or a trace has prompts instead of lengths.
     """
+    import numpy as np  # a plan without a GPU needs none
+
     if workload.trace is not None:
         items = read_trace(workload.trace, workload.trace_speed)
         if any(item.isl is None for item in items):
@@ -88,6 +88,8 @@ def drawn_lengths(workload: WorkloadSettings, count: int) -> tuple[Any, Any]:
 
 def sampled_lengths(workload: WorkloadSettings, count: int, random: Random, users: int = 1) -> tuple[Any, Any]:
     """Return int64[n] input and output tokens of users who send at the same time, each one turn after the other."""
+    import numpy as np
+
     prompt = sampler(workload.isl, random, key="workload.isl")
     answer = sampler(workload.osl, random, key="workload.osl")
     rows: list[tuple[int, int]] = []

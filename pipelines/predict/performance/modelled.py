@@ -58,46 +58,29 @@ class Trial:
     whole: bool
 
 
-def trial(level: MeasuredLevel, *, seed: int = SEED) -> Trial:
+def trial(level: MeasuredLevel) -> Trial:
     """Prepare the load of a level: the exact requests if known, otherwise drawn from its means and deviations."""
+    closed, whole, window, arrival = level.arrival == "closed", not level.steady, None, None
     if level.sent is not None and len(level.sent.isl):
-        return _replayed(level)
-    users = level.concurrency or 0
-    count = level.requests or int(np.clip(10 * users, LEAST, MOST))
-    count = min(max(count, 1), MOST)
-    before = WARM * users if level.steady else 0
-    random = np.random.default_rng(seed)
-    total = before + count + (users if level.steady else 0)
-    isl, osl = (
-        np.maximum(1, np.rint(random.normal(mean, deviation, total))).astype(np.int64)
-        for mean, deviation in ((level.isl, level.isl_stdev), (level.osl, level.osl_stdev))
-    )
-    if level.arrival == "closed":
-        return Trial(
-            OfferedLoad(isl, osl, users=users, client_delay=level.think_s),
-            None,
-            before,
-            before + count,
-            not level.steady,
+        isl, osl, arrival, window = level.sent.isl, level.sent.osl, level.sent.due, level.sent.window
+        first, last = map(int, np.searchsorted(arrival, window))
+    else:
+        users = level.concurrency or 0
+        count = min(max(level.requests or int(np.clip(10 * users, LEAST, MOST)), 1), MOST)
+        before, after = (WARM * users, users) if level.steady else (0, 0)
+        total, random = before + count + after, np.random.default_rng(SEED)
+        isl, osl = (
+            np.maximum(1, np.rint(random.normal(mean, deviation, total))).astype(np.int64)
+            for mean, deviation in ((level.isl, level.isl_stdev), (level.osl, level.osl_stdev))
         )
-    arrival = _arrivals(level, total, random)
-    return Trial(OfferedLoad(isl, osl, arrival=arrival), (float(arrival[0]), np.inf), 0, total, True)
-
-
-def _replayed(level: MeasuredLevel) -> Trial:
-    sent = level.sent
-    assert sent is not None
-    start, end = sent.window
-    if level.arrival == "closed":
-        first, last = np.searchsorted(sent.due, (start, end))
-        return Trial(
-            OfferedLoad(sent.isl, sent.osl, users=level.concurrency or 1, client_delay=level.think_s),
-            None,
-            int(first),
-            int(last),
-            not level.steady,
-        )
-    return Trial(OfferedLoad(sent.isl, sent.osl, arrival=sent.due), (start, end), 0, len(sent.due), not level.steady)
+        first, last = before, before + count
+        if not closed:
+            arrival, whole = _arrivals(level, total, random), True
+            window = (float(arrival[0]), np.inf)
+    if closed:
+        load = OfferedLoad(isl, osl, users=level.concurrency or 1, client_delay=level.think_s)
+        return Trial(load, None, first, last, whole)
+    return Trial(OfferedLoad(isl, osl, arrival=arrival), window, 0, len(isl), whole)
 
 
 def _arrivals(level: MeasuredLevel, count: int, random: np.random.Generator) -> Any:

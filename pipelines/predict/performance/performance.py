@@ -176,6 +176,11 @@ class Setup:
         )
 
     @property
+    def gpus(self) -> int:
+        """GPUs of one instance."""
+        return self.tp * self.pp
+
+    @property
     def weight_bytes(self) -> float:
         """Bytes of the weights on the fullest rank."""
         return rank_weight_bytes(self.sizes())

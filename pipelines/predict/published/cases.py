@@ -128,7 +128,7 @@ def case_of(row: Mapping[str, str]) -> PublishedCase:
     setup = _setup(row["model"], row["gpu"], row["precision"].lower(), row["framework"], tp, gpus)
     return PublishedCase(
         setup=setup,
-        instances=max(1, gpus // (setup.tp * setup.pp)),
+        instances=max(1, gpus // setup.gpus),
         gpus=gpus,
         mode=mode,
         metric=metric,

@@ -72,7 +72,7 @@ class FleetOption:
     @property
     def gpus(self) -> int:
         """GPUs of one instance."""
-        return self.instance.setup.tp * self.instance.setup.pp
+        return self.instance.setup.gpus
 
     @property
     def per_gpu(self) -> float:
@@ -159,7 +159,7 @@ def attempt(question: Question, setup: Setup, cost_of: CostOf) -> FleetOption | 
 def option(question: Question, one: Instance, found: Capacity, low: float | None, high: float) -> FleetOption:
     """Size and price the fleet of one configuration."""
     setup, gpu = one.setup, question.gpu
-    layout = Layout(setup.tp * setup.pp, gpu.gpus_per_server)
+    layout = Layout(setup.gpus, gpu.gpus_per_server)
 
     def sized(rate: float) -> PeakFleet:
         return fleet(question.demand.peak, rate, layout, headroom=question.headroom, spare=question.spare)

@@ -262,12 +262,11 @@ def _row(option: FleetOption, question: Question) -> tuple[str, ...]:
     fleet, one = option.fleet, option.instance
     together = one.placed.concurrency
     low = "out of reach" if option.low is None else number(option.low)
-    tokens = (one.engine.kv_blocks or 0) * one.engine.tokens_per_block * one.setup.pp
     return (
         option.label, number(option.capacity.rate), number(option.per_gpu), f"{low} to {number(option.high)}",
         *(NONE if math.isnan(seen[name]) else number(1000 * seen[name]) for name in ("ttft", "itl", "e2e")),
         f"{fleet.instances:,}", f"{fleet.gpus:,}", f"{fleet.servers:,}", f"{fleet.servers_raw:.2f}",
-        binds(option), f"{tokens:,}", f"{together.requests:,} ({together.binds})", one.costed.provenance,
+        binds(option), f"{one.kv_tokens:,}", f"{together.requests:,} ({together.binds})", one.costed.provenance,
     )  # fmt: skip
 
 

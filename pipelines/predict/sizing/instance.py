@@ -117,6 +117,11 @@ class Instance:
         return self.placed.engine
 
     @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV cache holds, with the shares of all batches."""
+        return (self.engine.kv_blocks or 0) * self.engine.tokens_per_block * self.setup.pp
+
+    @property
     def limits(self) -> ChosenLimits:
         """Limits that it is built with, given or chosen."""
         assert self.placed.limits is not None, "a question knows its requests"
@@ -145,7 +150,7 @@ def instance(question: Question, setup: Setup, costed: Costed) -> Instance:
 
 
 def _too_large(question: Question, setup: Setup, memory: DeviceMemory) -> str:
-    per_gpu, has = " per GPU" if setup.tp * setup.pp > 1 else "", show_bytes(memory.total)
+    per_gpu, has = " per GPU" if setup.gpus > 1 else "", show_bytes(memory.total)
     if memory.weights > memory.total:
         return f"weights of {show_bytes(memory.weights)}{per_gpu}, the GPU has {has}"
     return (

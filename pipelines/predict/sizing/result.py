@@ -124,7 +124,7 @@ def _option(option: FleetOption, question: Question) -> dict[str, Any]:
         "at_percentile_s": seen.at(question.percentile),
         "batch": seen.batch,
         "kv_use": seen.kv_use,
-        "kv_tokens": (one.engine.kv_blocks or 0) * one.engine.tokens_per_block * one.setup.pp,
+        "kv_tokens": one.kv_tokens,
         "concurrency": one.placed.concurrency.requests,
         "concurrency_binds": one.placed.concurrency.binds,
         "weight_bytes_per_gpu": one.placed.memory.weights,

@@ -108,7 +108,7 @@ def _estimate(question: Question, setup: Setup, cost_of: CostOf) -> tuple[float,
     tokens = full_load_rate(
         one.costed.cost, question.mean_isl, question.mean_osl, slots, float(one.limits.max_num_tokens)
     )
-    layout = Layout(setup.tp * setup.pp, question.gpu.gpus_per_server)
+    layout = Layout(setup.gpus, question.gpu.gpus_per_server)
     rate = float(tokens) / question.mean_osl * setup.pp
     size = fleet(question.demand.peak, rate, layout, headroom=question.headroom, spare=question.spare)
     return size.servers, size.gpus
@@ -208,5 +208,5 @@ def _sized(what: str, question: Question, one: Instance, guess: int, most: float
         return Change(what, why=error.faults[0].message)
     except OutOfReachError as error:
         return Change(what, why=f"{WORDS[error.metric]} is {1000 * error.seconds:,.0f} ms at almost no load")
-    layout = Layout(one.setup.tp * one.setup.pp, question.gpu.gpus_per_server)
+    layout = Layout(one.setup.gpus, question.gpu.gpus_per_server)
     return Change.to(what, needed + question.spare, layout)

@@ -171,10 +171,9 @@ def _range(low: int, high: int, word: str) -> str:
 def _memory(option: FleetOption) -> str:
     """Describe the KV cache and what limits concurrency."""
     one = option.instance
-    tokens = (one.engine.kv_blocks or 0) * one.engine.tokens_per_block * one.setup.pp
     together = one.placed.concurrency
     return (
-        f"{tokens:,} tokens, {count(together.requests, 'request')} at a time ({together.binds} binds); "
+        f"{one.kv_tokens:,} tokens, {count(together.requests, 'request')} at a time ({together.binds} binds); "
         f"at that rate {option.capacity.seen.batch:.0f} run on average, "
         f"{100 * option.capacity.seen.kv_use:.0f} % is in use"
     )
