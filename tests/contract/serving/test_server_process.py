@@ -199,7 +199,11 @@ def test_nothing_outlives_a_parent_that_is_killed_with_its_keeper(tmp_path: Path
             r"'broken' does not load: FileNotFoundError: no engine in /x \(model",
         ),
         ("import os; os._exit(3)", "'broken' does not load: Stub process 'broken_0_0' is not healthy"),
-        ("this is no python", "'broken' does not load: SyntaxError: invalid syntax"),
+        pytest.param(
+            "this is no python",
+            "'broken' does not load: SyntaxError: invalid syntax",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_a_model_that_does_not_load_is_named_with_its_reason(tmp_path: Path, statement: str, said: str) -> None:
@@ -315,7 +319,7 @@ BAD_ALLOC = "ctypes.CDLL('libstdc++.so.6')._ZSt17__throw_bad_allocv()"
     ("crash", "said"),
     [
         ("os.kill(os.getpid(), signal.SIGSEGV)", "killed by SIGSEGV."),
-        ("os.kill(os.getpid(), signal.SIGABRT)", "killed by SIGABRT."),
+        pytest.param("os.kill(os.getpid(), signal.SIGABRT)", "killed by SIGABRT.", marks=pytest.mark.thorough),
         ("os.kill(os.getpid(), signal.SIGKILL)", r"killed by SIGKILL \(by hand or by another program; memory did not"),
         (
             BAD_ALLOC,
