@@ -178,9 +178,10 @@ class _Composition:
         if is_global and group not in ("", folder):
             raise NotPlainError  # it would set keys of others from somewhere else
         group = "" if is_global else group
-        entries = [entry for entry in content.pop("defaults", None) or [] if entry != DEFAULTS]
-        if entries.count("_self_") > 1:
+        entries = content.pop("defaults", None) or []
+        if not isinstance(entries, list) or entries.count("_self_") > 1:
             raise NotPlainError
+        entries = [entry for entry in entries if entry != DEFAULTS]
         if "_self_" not in entries:
             entries.append("_self_")
         for entry in entries:
