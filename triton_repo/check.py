@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.domain.errors import Fault, UserError
 from pipelines.engines.limits import EngineLimits
 from pipelines.engines.registry import ServerBackend
-from triton_repo.consistency import config_faults, parameter, tensor_faults
-from triton_repo.draft import engine_faults
+from triton_repo.consistency import config_faults, draft_engine_faults, parameter, tensor_faults
 from triton_repo.generate import parse
 from triton_repo.llmapi import DESCRIPTION, MODEL_YAML, VOCABULARIES, llmapi_faults
 from triton_repo.parameters import OF_NVIDIA
@@ -86,7 +85,7 @@ def _draft_faults(folder: Path, configs: dict[str, pb.ModelConfig], limits: Engi
         draft = EngineLimits.load(folder / place)
     except UserError as error:
         return list(error.faults)
-    return engine_faults(limits, draft)
+    return draft_engine_faults(limits, draft)
 
 
 def _read_configs(files: list[Path]) -> tuple[dict[str, pb.ModelConfig], list[Fault]]:

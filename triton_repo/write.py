@@ -17,8 +17,7 @@ from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS
 from pipelines.engines.registry import ServerBackend
 from triton_repo import parameters
 from triton_repo.config import TritonSettings
-from triton_repo.consistency import config_faults
-from triton_repo.draft import draft_faults
+from triton_repo.consistency import config_faults, draft_faults
 from triton_repo.generate import draft_config, repository_configs, to_text
 from triton_repo.llmapi import copy_files, describe, engine_files, link_files, tokenizer_files, write_model
 from triton_repo.parameters import OF_NVIDIA, RepositorySpec

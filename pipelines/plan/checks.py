@@ -23,7 +23,7 @@ from pipelines.domain.formats import (
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import show_bytes
 from pipelines.engines.config import HardwareSettings
-from pipelines.engines.openvino.precision import unheard
+from pipelines.engines.openvino.memory import unheard
 from pipelines.engines.registry import EngineDescription
 from pipelines.host.machine import Machine, library_versions
 from pipelines.plan import host_memory, memory_checks, serving_checks

@@ -12,8 +12,7 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import show_bytes
 from pipelines.engines.config import HardwareSettings
 from pipelines.engines.openvino.blocks import blocks_of
-from pipelines.engines.openvino.memory import CpuMemory, CpuSizes, cpu_memory, kv_blocks
-from pipelines.engines.openvino.precision import inference_precision
+from pipelines.engines.openvino.memory import CpuMemory, CpuSizes, cpu_memory, inference_precision, kv_blocks
 from pipelines.host.machine import has_avx512
 from pipelines.loadgen.config import DEFAULT_CONCURRENCY
 from pipelines.plan.neighbours import DRAFT, Neighbour

@@ -16,8 +16,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.engines.openvino.blocks import blocks_of
 from pipelines.engines.openvino.build import build_engine
-from pipelines.engines.openvino.guided_generation import GuidedGenerator
-from pipelines.engines.openvino.pipeline import open_pipeline, read_with_log_probs
+from pipelines.engines.openvino.pipeline import GuidedGenerator, open_pipeline, read_with_log_probs
 from pipelines.engines.openvino.runtime import (
     EngineFolder,
     OpenVinoOptions,

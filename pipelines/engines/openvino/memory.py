@@ -24,7 +24,9 @@ from typing import Literal
 from pipelines.domain.formats import FORMATS, CpuCost, CpuKernels, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, MIB
+from pipelines.engines.config import OpenVinoSettings
 from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, blocks_of
+from pipelines.host.machine import has_amx, has_vnni, native_bf16
 
 Precision = Literal["f32", "bf16"]
 
@@ -187,3 +189,29 @@ def _token_bytes(shape: ModelShape, cost: CpuCost) -> float:
     keys = shape.num_key_value_heads * shape.head_dim
     channels = (shape.intermediate_size, shape.hidden_size, queries, keys)
     return sum(each * count for each, count in zip(cost.token, channels, strict=True))
+
+
+def inference_precision(options: OpenVinoSettings) -> Precision:
+    """Return the configured type, or what this processor computes natively."""
+    if options.inference_precision != "auto":
+        return options.inference_precision
+    return "bf16" if native_bf16() else "f32"
+
+
+def rounds_activations(options: OpenVinoSettings) -> bool:
+    """Return whether the plugin rounds activations to INT8 here, where it is asked to.
+
+    It does so with VNNI, and with activations that reach a linear in float32: with AMX they reach it in bf16 if that is
+    the inference precision (useDynamicQuantizationImpl in OpenVINO's dnnl_fullyconnected_primitive.cpp). On such a
+    processor logits were the same bits with and without it.
+    """
+    return has_vnni() and not (has_amx() and inference_precision(options) == "bf16")
+
+
+def unheard(options: OpenVinoSettings) -> str:
+    """Say that a number for `dynamic_quantization` has no effect on this processor; empty if it has."""
+    asked = options.dynamic_quantization
+    if asked in ("auto", "off") or rounds_activations(options):
+        return ""
+    why = "it has AMX and computes in bf16" if has_vnni() else "it has no VNNI"
+    return f"engine.openvino.dynamic_quantization={asked} has no effect on this processor: {why}."

@@ -22,7 +22,7 @@ from pipelines.engines.openvino import memory
 from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, Eviction, eviction, least_window, nearest_window
 from pipelines.engines.openvino.build import CONFIG_FILE, FLAVOUR, MODEL_FILE
 from pipelines.engines.openvino.lora import LoraAdapter, apply_adapter
-from pipelines.engines.openvino.precision import inference_precision, rounds_activations
+from pipelines.engines.openvino.memory import inference_precision, rounds_activations
 from pipelines.engines.port import BuildLimits
 from pipelines.host.machine import int8_saturates
 from pipelines.host.repeating import repeated

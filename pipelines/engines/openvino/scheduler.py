@@ -14,10 +14,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.adapter_pipelines import AdapterPipelines
+from pipelines.engines.openvino.adapter_pipelines import AdapterPipelines, HandleReader, nothing_more
 from pipelines.engines.openvino.characters import PartialCharacters
 from pipelines.engines.openvino.generation_request import GenerationRequest
-from pipelines.engines.openvino.handles import HandleReader, nothing_more
 from pipelines.engines.openvino.logits_loop import LogitsLoop, ResponseSender
 from pipelines.engines.openvino.lora import LoraAdapter
 from pipelines.engines.openvino.runtime import EngineFolder, check_request

@@ -9,7 +9,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as op
 
-from pipelines.engines.openvino.precision import inference_precision
+from pipelines.engines.openvino.memory import inference_precision
 from pipelines.engines.openvino.runtime import FIRST_TOKENS, EngineFolder, OpenVinoOptions, properties
 
 Array = np.ndarray[Any, Any]

@@ -21,8 +21,11 @@ from pipelines.domain.formats import QFormat  # noqa: E402 - after the skips
 from pipelines.domain.model_shape import ModelShape  # noqa: E402
 from pipelines.domain.progress import SilentProgress  # noqa: E402
 from pipelines.engines.openvino.engine import OpenVinoEngine  # noqa: E402
-from pipelines.engines.openvino.memory import CpuSizes, cpu_memory  # noqa: E402
-from pipelines.engines.openvino.precision import inference_precision  # noqa: E402
+from pipelines.engines.openvino.memory import (  # noqa: E402
+    CpuSizes,
+    cpu_memory,
+    inference_precision,
+)
 from pipelines.engines.openvino.runtime import OpenVinoOptions  # noqa: E402
 from pipelines.engines.port import BuildLimits  # noqa: E402
 from pipelines.host.machine import has_avx512  # noqa: E402

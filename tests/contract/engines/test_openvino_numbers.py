@@ -16,7 +16,7 @@ from pipelines.checkpoint.verify import verify
 from pipelines.compress.specs import QuantSpec, SearchSpec
 from pipelines.domain.formats import BY_QUANT_ALGO, KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
-from pipelines.engines.openvino.precision import rounds_activations
+from pipelines.engines.openvino.memory import rounds_activations
 from pipelines.engines.openvino.runtime import USUAL_GROUP, EngineFolder, OpenVinoOptions
 from pipelines.engines.port import SamplingParams
 from pipelines.host.machine import native_bf16

@@ -189,7 +189,7 @@ def test_a_number_of_rounded_activations_does_not_refuse_the_baseline(tmp_path, 
 @pytest.mark.parametrize("amx", [True, False])
 def test_a_number_without_effect_on_this_processor_is_said(tmp_path, model, amx, monkeypatch):
     for name, value in {"has_vnni": True, "has_amx": amx, "native_bf16": True}.items():
-        monkeypatch.setattr(f"pipelines.engines.openvino.precision.{name}", lambda value=value: value)
+        monkeypatch.setattr(f"pipelines.engines.openvino.memory.{name}", lambda value=value: value)
     notes = " ".join(plan(tmp_path, model, "quant=int4_awq", "engine.openvino.dynamic_quantization=128").notes)
     assert ("dynamic_quantization=128 has no effect on this processor: it has AMX" in notes) is amx
 

@@ -16,7 +16,7 @@ pytest.importorskip("openvino_genai")
 from pipelines.checkpoint.config_json import CheckpointConfig, Quantization
 from pipelines.domain.errors import UserError
 from pipelines.engines.openvino.engine import generation_config
-from pipelines.engines.openvino.precision import unheard
+from pipelines.engines.openvino.memory import unheard
 from pipelines.engines.openvino.runtime import (
     EngineFolder,
     OpenVinoOptions,
@@ -104,7 +104,7 @@ def processor(monkeypatch):
 
     def has(*, vnni: bool, amx: bool) -> None:
         for name, value in {"has_vnni": vnni, "has_amx": amx, "native_bf16": amx}.items():
-            monkeypatch.setattr(f"pipelines.engines.openvino.precision.{name}", lambda value=value: value)
+            monkeypatch.setattr(f"pipelines.engines.openvino.memory.{name}", lambda value=value: value)
 
     return has
 
