@@ -42,8 +42,7 @@ from pipelines.stages.evaluate import (
     longest_scored,
 )
 from pipelines.stages.fidelity import TEXTS as FIDELITY_TEXTS
-from pipelines.stages.fidelity import Fidelity
-from pipelines.stages.fidelity_served import FidelityServed
+from pipelines.stages.fidelity import Fidelity, FidelityServed
 from pipelines.stages.repository import WriteRepository
 from pipelines.store.sources import BuiltEngine, InputSource
 from pipelines.store.space import ANSWERS

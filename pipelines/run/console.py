@@ -24,7 +24,7 @@ from pipelines.plan.needs import needs
 from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.run.runner import StepOutcome
 from pipelines.stages.evaluate import Evaluate, EvaluateReference, EvaluateServed, baseline_of
-from pipelines.stages.fidelity_served import FidelityServed
+from pipelines.stages.fidelity import FidelityServed
 from pipelines.store.manifest import Manifests
 from pipelines.store.store import Artifact, Store, subfolders
 

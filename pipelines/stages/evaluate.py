@@ -28,6 +28,7 @@ from pipelines.store.store import fingerprint
 
 if TYPE_CHECKING:
     from eval.sequential import AskedEngine
+    from eval.server import OpenAiServer
 
 SERVED_ELSEWHERE = "served"
 """Format of an evaluation of a server, whose format is not known, in results."""
@@ -240,25 +241,35 @@ class EvaluateServed:
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Ask the server every question that it did not answer before."""
-        from eval.server import OpenAiServer, TritonGrpc
-
-        identity = hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:16]
-        answers = AnswerLog(self.answers / f"{self.model}-{self.eval.task}-{identity}.jsonl")
-        if len(answers):
-            progress.note(f"{len(answers):,} answers of a run that was stopped are taken from {answers.path}")
+        server = server_of(self.eval, self.identity(), self.answers / f"{self.model}-{self.eval.task}", progress)
         # The server computes the last token of a choice too, which an engine only predicts, and one more.
         positions = json.loads((inputs["model"] / "config.json").read_text())["max_position_embeddings"]
         longest = (self.max_length or int(positions)) - 2
         spec = _spec_of(self.eval, inputs["dataset"], longest, self.max_prompt)
-        client = TritonGrpc if self.eval.asks_triton else OpenAiServer
-        server = client(
-            str(self.eval.url), self.eval.model or "", answers, self.eval.concurrency, self.eval.attempts,
-            self.eval.timeout_s,
-        )  # fmt: skip
-        server.choose_model()
         facts = _evaluated(self, server, spec, inputs, out_dir, progress, SERVED_ELSEWHERE, "server")
-        answers.remove()
+        server.answers.remove()
         return facts
+
+
+def server_of(asked: EvalSettings, identity: Mapping[str, Any], place: Path, progress: Progress) -> OpenAiServer:
+    """Return the client of the server that runs already, with what it answered before in a run that was stopped.
+
+    Args:
+        asked: the server's address, and how it is asked.
+        identity: of the stage; other questions have another file of answers.
+        place: beginning of that file's path.
+        progress: shows a note if there are answers.
+    """
+    from eval.server import OpenAiServer, TritonGrpc
+
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    answers = AnswerLog(place.with_name(f"{place.name}-{digest}.jsonl"))
+    if len(answers):
+        progress.note(f"{len(answers):,} answers of a run that was stopped are taken from {answers.path}")
+    client = TritonGrpc if asked.asks_triton else OpenAiServer
+    server = client(str(asked.url), asked.model or "", answers, asked.concurrency, asked.attempts, asked.timeout_s)
+    server.choose_model()
+    return server
 
 
 def _evaluated(

@@ -7,17 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eval.config import EvalSettings
 from eval.fidelity.config import TEXTS as SHIPPED
 from eval.fidelity.config import FidelitySettings
 from pipelines.compress.config import CalibrationSettings, QuantSettings
 from pipelines.domain.formats import FORMATS
 from pipelines.domain.progress import Progress
 from pipelines.engines.config import EngineOptions, all_options, options_of_scores
+from pipelines.engines.port import LogitsSession
 from pipelines.engines.registry import open_engine
+from pipelines.stages.evaluate import server_of
 from pipelines.stages.quantize import ChatRenderer, calibration_identity, texts_of
 
 if TYPE_CHECKING:
     from eval.fidelity.measure import Side, Windows
+
 
 TEXTS = {name: f"text.{name}" for name in SHIPPED} | {"calibration": "calibration", "user": "text.user"}
 """Input of the stage by the name of its text."""
@@ -58,17 +62,10 @@ class Fidelity:
 
     def identity(self) -> dict[str, Any]:
         """Return what is read, with which arithmetic, and the labels, because they appear in the result."""
-        mine = self.fidelity.path  # its suffix decides how it is read, and a file's digest leaves it out
         return {
-            "engine": self.engine,
-            **options_of_scores(self.options),
-            **self.fidelity.model_dump(include={"window", "prompts", "new_tokens", "by_layer"}),
-            "tokens": self.tokens,
-            "calibration": calibration_identity(self.calibration),
-            "model": self.model,
+            **_reading(self, {"window", "prompts", "new_tokens", "by_layer"}),
             "variant": self.variant,
             "reference": self.reference,
-            **({"file_type": mine.suffix, "column": self.fidelity.column} if mine else {}),
         }
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
@@ -77,15 +74,15 @@ class Fidelity:
         from eval.fidelity.measure import check_sides, greedy, layer_errors, measure
 
         theirs = f"{self.reference} in 16 bit"
-        reference = self._side(inputs["reference"], theirs)
-        other = self._side(inputs["engine"], f"{self.model} {self.variant}")
+        reference = _side(self, inputs["reference"], theirs)
+        other = _side(self, inputs["engine"], f"{self.model} {self.variant}")
         check_sides(reference, other)
         texts = self._texts(inputs, min(reference.session.limits.max_seq_len, other.session.limits.max_seq_len))
-        wanted, both = self.fidelity, (reference, other)
-        answers = greedy(*both, texts, prompts=wanted.prompts, new_tokens=wanted.new_tokens, progress=progress)
+        settings, both = self.fidelity, (reference, other)
+        answers = greedy(*both, texts, prompts=settings.prompts, new_tokens=settings.new_tokens, progress=progress)
         measured = measure(*both, texts, out_dir, progress)
         scaled = any(FORMATS[qformat].tuning for qformat in self.quant.formats)
-        layers = layer_errors(*both, texts, scaled=scaled, progress=progress) if wanted.by_layer else None
+        layers = layer_errors(*both, texts, scaled=scaled, progress=progress) if settings.by_layer else None
         result = FidelityResult(
             model=self.model,
             qformat=self.variant,
@@ -104,16 +101,6 @@ class Fidelity:
         result.save(out_dir / RESULT)
         return {name: getattr(result.overall, name) for name in ("kl_mean", "top1_agreement", "tokens")}
 
-    def _side(self, folder: Path, name: str) -> Side:
-        """Open an engine, which loads nothing before it is used."""
-        from eval.fidelity.measure import Side
-        from pipelines.engines.port import LogitsSession
-
-        engine = open_engine(self.engine, **all_options(self.options))
-        session = engine.open(folder)
-        assert isinstance(session, LogitsSession), "the plan has this stage only for engines that give logits"
-        return Side(name, session)
-
     def _texts(self, inputs: Mapping[str, Path], longest: int) -> list[Windows]:
         """Cut every text into windows that both engines can read."""
         from eval.adapter import load_tokenizer
@@ -123,56 +110,123 @@ class Fidelity:
         if "reference_model" in inputs:
             other = load_tokenizer(inputs["reference_model"])
             refuse_other_tokens(tokenizer, other, model=self.model, reference=self.reference)
-        return windows_of(inputs, self.fidelity, self.tokens, self.calibration, tokenizer, longest)
+        return _windows_of(self, inputs, tokenizer, longest)
 
 
-def windows_of(
-    inputs: Mapping[str, Path],
-    wanted: FidelitySettings,
-    tokens: int,
-    calibration: CalibrationSettings,
-    tokenizer: Any,
-    longest: int,
+def _reading(stage: Fidelity | FidelityServed, settings: set[str]) -> dict[str, Any]:
+    """Return what identifies the texts that are read, and the arithmetic that reads them."""
+    mine = stage.fidelity.path  # its suffix decides how it is read, and a file's digest leaves it out
+    return {
+        "engine": stage.engine,
+        **options_of_scores(stage.options),
+        **stage.fidelity.model_dump(include=settings),
+        "tokens": stage.tokens,
+        "calibration": calibration_identity(stage.calibration),
+        "model": stage.model,
+        **({"file_type": mine.suffix, "column": stage.fidelity.column} if mine else {}),
+    }
+
+
+def _side(stage: Fidelity | FidelityServed, folder: Path, name: str) -> Side:
+    """Open an engine, which loads nothing before it is used."""
+    from eval.fidelity.measure import Side
+
+    session = open_engine(stage.engine, **all_options(stage.options)).open(folder)
+    assert isinstance(session, LogitsSession), "the plan has this stage only for engines that give logits"
+    return Side(name, session)
+
+
+def _windows_of(
+    stage: Fidelity | FidelityServed, inputs: Mapping[str, Path], tokenizer: Any, longest: int
 ) -> list[Windows]:
-    """Cut every text among the inputs into windows.
-
-    Args:
-        inputs: of the stage.
-        wanted: window and column.
-        tokens: predicted tokens of all texts together.
-        calibration: where the calibration text is, and how much of it was observed.
-        tokenizer: of the model.
-        longest: most tokens of a window that all engines can read.
-    """
+    """Cut every text among the inputs into windows of at most so many tokens."""
     from eval.fidelity.measure import cut
 
-    names = [name for name, source in TEXTS.items() if source in inputs]
-    length, each = min(wanted.window, longest), -(-tokens // len(names))
-    return [
-        cut(
-            name,
-            _source(name, inputs, wanted, calibration),
-            tokenizer,
-            length=length,
-            tokens=each,
-            observed=_observed(name, calibration),
-        )
-        for name in names
-    ]
+    calibration, names = stage.calibration, [name for name, source in TEXTS.items() if source in inputs]
+    length, each = min(stage.fidelity.window, longest), -(-stage.tokens // len(names))
+    windows = []
+    for name in names:
+        # calibration may have observed the first rows of its text
+        observed = name == "calibration" or (name == "bundled" and calibration.source == "bundled")
+        source, count = _source(name, inputs, stage), calibration.size if observed else 0
+        windows.append(cut(name, source, tokenizer, length=length, tokens=each, observed=count))
+    return windows
 
 
-def _observed(name: str, calibration: CalibrationSettings) -> int:
-    """Return how many of a text's first rows calibration may have observed."""
-    observed = name == "calibration" or (name == "bundled" and calibration.source == "bundled")
-    return calibration.size if observed else 0
-
-
-def _source(
-    name: str, inputs: Mapping[str, Path], wanted: FidelitySettings, calibration: CalibrationSettings
-) -> Callable[[], Iterable[str]]:
+def _source(name: str, inputs: Mapping[str, Path], stage: Fidelity | FidelityServed) -> Callable[[], Iterable[str]]:
     from pipelines.compress.texts import DEFAULT_COLUMN, load_texts
 
     if name == "calibration":
-        return lambda: texts_of(calibration, inputs)
-    column = wanted.column if name == "user" else DEFAULT_COLUMN
+        return lambda: texts_of(stage.calibration, inputs)
+    column = stage.fidelity.column if name == "user" else DEFAULT_COLUMN
     return lambda: load_texts(inputs[TEXTS[name]], column=column, render=ChatRenderer(inputs["model"]))
+
+
+# Bounds on the fidelity of a served model: 16-bit engine and a server in, bounds on the divergence out.
+
+
+@dataclass(frozen=True)
+class FidelityServed:
+    """Engine folder of the 16-bit model, tokenizer and texts in, `bounds.json` of a server that runs already out.
+
+    Being a measurement of something that may change, it is never cached. What the server answered is kept beside the
+    runs until the result is written, so that a run that was stopped goes on where it was.
+
+    Attributes:
+        engine: by name, see `pipelines.engines.registry`.
+        options: the engine's own settings; None where it has none.
+        eval: where the server is, and how it is asked.
+        fidelity: windows, and how many log probabilities are asked for.
+        tokens: predicted tokens of all texts together.
+        calibration: where the calibration text is, and how much of it is left out if the rest is enough.
+        model: label of the 16-bit model.
+        answers: folder for answers of unfinished runs.
+        libraries: of the engine.
+        needs: packages.
+    """
+
+    engine: str
+    options: EngineOptions | None
+    eval: EvalSettings
+    fidelity: FidelitySettings
+    tokens: int
+    calibration: CalibrationSettings
+    model: str
+    answers: Path
+    libraries: tuple[str, ...]
+    needs: tuple[str, ...]
+    name = "bounds"
+    version = "1"
+    measures = True
+
+    def identity(self) -> dict[str, Any]:
+        """Return what is read, with which arithmetic, the server, and the label, because it appears in the result."""
+        server = {"url": self.eval.url, "served_model": self.eval.model}
+        return {**_reading(self, {"window", "top_logprobs"}), **server}
+
+    def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
+        """Ask the server about every window that it was not asked before, and read them with the engine."""
+        from eval.adapter import load_tokenizer
+        from eval.fidelity.bounds import RESULT, ROUNDING, BoundsResult, measure_served
+
+        server = server_of(self.eval, self.identity(), self.answers / f"{self.model}-fidelity", progress)
+        side = _side(self, inputs["engine"], f"{self.model} in 16 bit")
+        limits = side.session.limits
+        longest = min(limits.max_input_len, limits.max_seq_len - 1)  # a server adds a token to what it scores
+        texts = _windows_of(self, inputs, load_tokenizer(inputs["model"]), longest)
+        measured = measure_served(side, server, texts, self.fidelity.top_logprobs, progress)
+        result = BoundsResult(
+            model=self.model,
+            url=server.url,
+            served_model=server.model,
+            arithmetic=measured.arithmetic,
+            window=len(texts[0].rows[0]),
+            vocabulary=side.session.vocabulary,
+            top_logprobs=self.fidelity.top_logprobs,
+            rounding=ROUNDING,
+            overall=measured.overall,
+            texts=measured.texts,
+        )
+        result.save(out_dir / RESULT)
+        server.answers.remove()
+        return {name: getattr(result.overall, name) for name in ("kl_mean_at_least", "top1_agreement", "tokens")}
