@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -76,6 +76,21 @@ class AnswerLog:
 
 def _key(request: Request) -> str:
     return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class AskedEngine:
+    """One of two engines that are asked in turns.
+
+    Attributes:
+        qformat: how its model was compressed, for the result.
+        opened: opens it; at any time only one of the two is open.
+        answers: file of the answers that it gave before, and of new ones.
+    """
+
+    qformat: str
+    opened: Callable[[], AbstractContextManager[Session]]
+    answers: Path
 
 
 SCORED_AT_ONCE = 512

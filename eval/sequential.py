@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -11,28 +10,12 @@ from typing import Any, Unpack
 from eval.adapter import OnOneBar
 from eval.exact import SEED, Answered, Evidence, PlannedInterim, planned_interims
 from eval.harness import Labels, ask, note_truncated
-from eval.kept import AnswerLog, KeptSession
+from eval.kept import AnswerLog, AskedEngine, KeptSession
 from eval.metric import Questions
 from eval.results import EvalResult, Sequential, answers_of, compare_pair
 from eval.verdict import Criteria, Verdict, judge
 from pipelines.document.show import count
 from pipelines.domain.progress import Progress
-from pipelines.engines.port import Session
-
-
-@dataclass(frozen=True, slots=True)
-class AskedEngine:
-    """One of the two engines.
-
-    Attributes:
-        qformat: how its model was compressed, for the result.
-        opened: opens it; at any time only one of the two is open.
-        answers: file of the answers that it gave before, and of new ones.
-    """
-
-    qformat: str
-    opened: Callable[[], AbstractContextManager[Session]]
-    answers: Path
 
 
 @dataclass(frozen=True, slots=True)

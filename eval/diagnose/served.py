@@ -188,28 +188,28 @@ Found = tuple[list[Finding], int]
 
 
 def examine_triton(served: Servers, expected: RightAnswers, progress: Progress) -> StageResult:
-    """Ask the models of a Triton server one by one, the first wrong one ends it."""
+    """Ask the models of a Triton server one by one; the first wrong one ends it."""
     assert served.triton is not None
-    asked = TritonModels(served.triton, served.text_model)
+    client = TritonModels(served.triton, served.text_model)
     steps = [_preprocessing, _engine_model, _postprocessing] if served.whole else []
-    return _examined(Place.TRITON, [*steps, _text_model, _stop_word], asked, expected.of_texts(), progress)
+    return _examined(Place.TRITON, [*steps, _text_model, _stop_word], client, expected.of_texts(), progress)
 
 
 def examine_openai(served: Servers, expected: RightAnswers, progress: Progress) -> StageResult:
     """Ask an OpenAI-compatible server from outside."""
     assert served.openai is not None
-    asked = OpenAiService(served.openai, served.model)
-    return _examined(Place.OPENAI, [_text_model, _stop_word], asked, expected, progress)
+    client = OpenAiService(served.openai, served.model)
+    return _examined(Place.OPENAI, [_text_model, _stop_word], client, expected, progress)
 
 
 def _examined(
-    place: Place, steps: Sequence[Any], asked: Any, expected: RightAnswers, progress: Progress
+    place: Place, steps: Sequence[Any], client: Any, expected: RightAnswers, progress: Progress
 ) -> StageResult:
     findings: list[Finding] = []
     ties = 0
     with progress.task(f"asking {place}", len(steps), "steps") as advance:
         for step in steps:
-            found, near = step(asked, expected)
+            found, near = step(client, expected)
             ties += near
             findings += found
             advance(1)
@@ -227,11 +227,11 @@ def _examined(
     )
 
 
-def _preprocessing(asked: TritonModels, expected: RightAnswers) -> Found:
+def _preprocessing(client: TritonModels, expected: RightAnswers) -> Found:
     """Compare the token ids that the repository makes of each text."""
     wrong: list[tuple[Item, list[int]]] = []
     for item in expected.items:
-        outputs = asked.ask(
+        outputs = client.ask(
             "preprocessing",
             [InputTensor("QUERY", "BYTES", (item.text,)), InputTensor("REQUEST_OUTPUT_LEN", "INT32", (1,))],
         )
@@ -248,10 +248,10 @@ def _preprocessing(asked: TritonModels, expected: RightAnswers) -> Found:
     return [Finding(None, "preprocessing INPUT_ID", figure, ids_cause(wrong, expected), BESIDE)], 0
 
 
-def _engine_model(asked: TritonModels, expected: RightAnswers) -> Found:
+def _engine_model(client: TritonModels, expected: RightAnswers) -> Found:
     """Compare what the served engine continues token ids with."""
-    answers = [asked.continued(item.ids, expected) for item in expected.items]
-    return _answers_differ(answers, expected, "tensorrt_llm output_ids", asked.continued)
+    answers = [client.continued(item.ids, expected) for item in expected.items]
+    return _answers_differ(answers, expected, "tensorrt_llm output_ids", client.continued)
 
 
 def _answers_differ(given: Sequence[Sequence[int]], expected: RightAnswers, tensor: str, again: Any) -> Found:
@@ -269,14 +269,14 @@ def _answers_differ(given: Sequence[Sequence[int]], expected: RightAnswers, tens
     return [Finding(None, tensor, figure, answers_cause(wrong, expected, again), BESIDE)], ties
 
 
-def _postprocessing(asked: TritonModels, expected: RightAnswers) -> Found:
+def _postprocessing(client: TritonModels, expected: RightAnswers) -> Found:
     """Compare the texts that the repository makes of token ids."""
     wrong = []
     for item, answer in zip(expected.items, expected.answers, strict=True):
         ids = [*answer, *expected.ends[:1]]
         if not answer:
             continue
-        given = asked.text_of(ids)
+        given = client.text_of(ids)
         right = expected.text(item, ids)
         if given != right and not (given == right + "\ufffd" or "\ufffd" in right):
             wrong.append((item, ids, right, given))
@@ -287,11 +287,11 @@ def _postprocessing(asked: TritonModels, expected: RightAnswers) -> Found:
     ], 0
 
 
-def _text_model(asked: Any, expected: RightAnswers) -> Found:
+def _text_model(client: Any, expected: RightAnswers) -> Found:
     """Compare prompts as text with answers as text."""
     wrong, ties = [], 0
     for item, answer in zip(expected.items, expected.answers, strict=True):
-        each = Wrong(item, answer, expected.text(item, answer), asked.written(item, expected))
+        each = Wrong(item, answer, expected.text(item, answer), client.written(item, expected))
         if each.reply.text == each.right and not each.extra and _same_length(each, expected):
             continue
         if not each.extra and _parts_at_a_tie(each, expected):
@@ -301,8 +301,8 @@ def _text_model(asked: Any, expected: RightAnswers) -> Found:
     if not wrong:
         return [], ties
     figure = f"{len(wrong)} of {len(expected.items)} answers differ"
-    what, cause = written_cause(wrong, expected, lambda item: asked.written(item, expected))
-    return [Finding(None, f"{asked.text_model} {what}", figure, cause, SERVER)], ties
+    what, cause = written_cause(wrong, expected, lambda item: client.written(item, expected))
+    return [Finding(None, f"{client.text_model} {what}", figure, cause, SERVER)], ties
 
 
 def _same_length(each: Wrong, expected: RightAnswers) -> bool:
@@ -321,21 +321,21 @@ def _parts_at_a_tie(each: Wrong, expected: RightAnswers) -> bool:
     return False
 
 
-def _stop_word(asked: Any, expected: RightAnswers) -> Found:
+def _stop_word(client: Any, expected: RightAnswers) -> Found:
     """Compare where stop words end answers."""
     for item, answer in zip(expected.items, expected.answers, strict=True):
         text = expected.text(item, answer)
         stops = _stop_words(text, answer, expected.tokenizer) if item.messages is None else []
-        if not stops or asked.written(item, expected).text != text:  # at a near tie the words may not come
+        if not stops or client.written(item, expected).text != text:  # at a near tie the words may not come
             continue
         for stop in stops:
-            right, given = text[: text.index(stop)], asked.written(item, expected, stop=stop).text
+            right, given = text[: text.index(stop)], client.written(item, expected, stop=stop).text
             if given in (right, right + stop):  # Triton's models keep the stop word
                 continue
             early = (right + stop).startswith(given)
             cause = "end answers too early" if early else "do not end answers where they should"
             said = f"stop words {cause}: {stop!r} gives {given[-20:]!r} instead of {right[-20:]!r}"
-            return [Finding(None, f"{asked.text_model} stop words", f"{stop!r} differs", said, SERVER)], 0
+            return [Finding(None, f"{client.text_model} stop words", f"{stop!r} differs", said, SERVER)], 0
     return [], 0
 
 

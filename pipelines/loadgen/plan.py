@@ -282,13 +282,10 @@ class LevelPlan:
             return [0] * (self._settings.num_requests or 0)
         stream = offsets(self.load.arrival, self.load.request_rate or 1.0, self._workload.cv, self._rng)
         begin = self._begin()
-        before = []
-        for due in stream:
-            if due >= begin:
-                break
+        before, due = [], next(stream)
+        while due < begin:
             before.append(due)
-        else:  # pragma: no cover - the stream has no end
-            due = begin
+            due = next(stream)
         least = min(self._settings.min_requests, self._settings.num_requests or self._settings.min_requests)
         first = [due, *islice(stream, least - 1)]
         end = begin + round((self._seconds() or 1e9) * SECOND)

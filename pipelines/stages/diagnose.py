@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from eval.diagnose.result import RESULT, Place
 from pipelines.domain.progress import Progress
 from pipelines.engines.config import EngineOptions, all_options
 from pipelines.serving.config import ServingSettings
@@ -76,7 +77,6 @@ class Diagnose:
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Compare every stage with the one before it."""
-        from eval.diagnose.result import RESULT
         from eval.diagnose.run import Deployment, diagnose
 
         served = self.url is not None or ("repository" in inputs and self.asked.serve)
@@ -107,8 +107,6 @@ class Diagnose:
 
     def _not_run(self, inputs: Mapping[str, Path], *, served: bool) -> dict[str, str]:
         """Return why stages are not run, by stage."""
-        from eval.diagnose.result import Place
-
         found = {Place.GPU_ENGINE: "its logits are not read by this project; diagnose the same checkpoint on the CPU"}
         if self._why_not_simulated:
             found[Place.MODELOPT] = self._why_not_simulated

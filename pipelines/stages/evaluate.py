@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from eval.config import EvalSettings
 from eval.harness import evaluate, load_questions, write_hub, write_lm_eval
-from eval.kept import AnswerLog
+from eval.kept import AnswerLog, AskedEngine
 from eval.perplexity import RESULT as PERPLEXITY
 from eval.perplexity import PerplexityResult
 from eval.results import BASELINE, RESULT, EvalResult
@@ -27,7 +27,6 @@ from pipelines.store.manifest import read_manifest
 from pipelines.store.store import fingerprint
 
 if TYPE_CHECKING:
-    from eval.sequential import AskedEngine
     from eval.server import OpenAiServer
 
 SERVED_ELSEWHERE = "served"
@@ -153,8 +152,6 @@ class EvaluateSequentially(Evaluate):
 
     def _side(self, variant: str, folder: Path) -> AskedEngine:
         """Return one of the two, with the file of its answers: token ids in, scores or token ids out."""
-        from eval.sequential import AskedEngine
-
         content = {
             "engine": self.engine,
             **options_of_scores(self.options),

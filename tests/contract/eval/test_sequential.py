@@ -12,8 +12,9 @@ from tokenizers import Tokenizer
 
 from eval.compare import loss_rows, loss_table
 from eval.harness import evaluate, load_questions
+from eval.kept import AskedEngine
 from eval.results import EvalResult
-from eval.sequential import Asked, AskedEngine, ask_in_turns
+from eval.sequential import Asked, ask_in_turns
 from eval.spec import EvalSpec
 from eval.verdict import Criteria
 from pipelines.domain.progress import Progress, SilentProgress
