@@ -9,7 +9,6 @@ from typing import Any
 from pipelines.document.blocks import Table, left, right
 from pipelines.domain.errors import JsonFile, UserError
 
-RESULT = "perplexity.json"
 NO_VERDICT = (
     "Perplexity: exp of the mean negative log likelihood per word of the text. Ratio: over the baseline's; above 1, "
     "the text became less likely. It has no verdict: a text is neither right nor wrong, so that no loss of answers "
@@ -36,6 +35,7 @@ class PerplexityResult(JsonFile):
         bits_per_byte: binary logarithm of that.
     """
 
+    FILE = "perplexity.json"
     WHAT = "a result of perplexity"
     TODO = "Evaluate again with this version."
 

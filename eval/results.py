@@ -103,6 +103,7 @@ class EvalResult(JsonFile):
         system_instruction: the user's, before the task's own description; None without one.
     """
 
+    FILE = RESULT
     WHAT = "an evaluation result"
     TODO = "Evaluate again with this version."
 

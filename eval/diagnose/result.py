@@ -10,8 +10,6 @@ from typing import Any, Self
 from pipelines.domain.errors import JsonFile
 from pipelines.host.screen import table, wrapped
 
-RESULT = "diagnosis.json"
-
 
 class Place(StrEnum):
     """The stages of a deployment, in the order in which a model passes through them."""
@@ -89,6 +87,7 @@ class StageDiagnosis(JsonFile):
         stages: results in the order of the stages.
     """
 
+    FILE = "diagnosis.json"
     WHAT = "a diagnosis"
     TODO = "Run again: make diagnose"
     INDENT = 1

@@ -183,8 +183,6 @@ class BoundFigures:
 #
 # The 16-bit model is read by an engine here, which gives the logits of the whole vocabulary.
 
-RESULT = "bounds.json"
-
 
 class LikelyTokens(Protocol):
     """A server that gives log probabilities; see `eval.server.OpenAiServer`."""
@@ -222,6 +220,7 @@ class BoundsResult(JsonFile):
         texts: figures of each text.
     """
 
+    FILE = "bounds.json"
     WHAT = "a result of fidelity bounds"
     TODO = "Measure again: make fidelity"
 

@@ -164,8 +164,6 @@ class Figures:
 
 # Result of one fidelity measurement, as a JSON file.
 
-RESULT = "fidelity.json"
-
 
 @dataclass(frozen=True, slots=True)
 class TextFidelity:
@@ -246,6 +244,7 @@ class FidelityResult(JsonFile):
         layers: errors by layer, if they were asked for.
     """
 
+    FILE = "fidelity.json"
     WHAT = "a fidelity result"
     TODO = "Measure again: make fidelity"
 

@@ -125,12 +125,14 @@ class JsonFile:
     """A frozen dataclass that is stored as one JSON file.
 
     Attributes:
+        FILE: usual name of the file.
         WHAT: the record in words: "a fidelity result".
         TODO: how to make another one.
         INDENT: of the file.
     """
 
     __slots__ = ()
+    FILE: ClassVar[str]
     WHAT: ClassVar[str]
     TODO: ClassVar[str]
     INDENT: ClassVar[int | None] = None

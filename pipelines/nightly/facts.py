@@ -169,13 +169,13 @@ def _accuracy(artifacts: Artifacts) -> dict[str, Any] | None:
 
     None if no questions were asked.
     """
-    from eval.perplexity import RESULT as PERPLEXITY
+    from eval.perplexity import PerplexityResult
     from eval.results import RESULT, EvalResult, compare_pair
     from pipelines.stages.evaluate import baseline_of
 
     if "evaluate" not in artifacts:
         return None
-    if (artifacts["evaluate"] / PERPLEXITY).is_file():
+    if (artifacts["evaluate"] / PerplexityResult.FILE).is_file():
         raise UserError(
             "The task of this cell measures perplexity; a night judges answers.", todo="Choose another task with eval=."
         )

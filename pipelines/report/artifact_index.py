@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
-from eval.perplexity import RESULT as PERPLEXITY
+from eval.perplexity import PerplexityResult
 from pipelines.domain.errors import UserError
 from pipelines.host.screen import warn
 from pipelines.report.data import ArtifactInput, ReportedArtifact
@@ -130,7 +130,7 @@ def _piece(place: str, manifest: Mapping[str, Any], by_digest: Mapping[str, list
         made_from = manifest["made_from"]
         paths = manifest["input_paths"]
         return ReportedArtifact(
-            stage=READ if PERPLEXITY in manifest["files"] else str(manifest["stage"]),
+            stage=READ if PerplexityResult.FILE in manifest["files"] else str(manifest["stage"]),
             label=str(manifest["label"]),
             place=place,
             digest=str(manifest["digest"]),

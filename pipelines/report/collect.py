@@ -8,11 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from eval.compare import change_row, loss_rows
-from eval.fidelity.bounds import RESULT as BOUNDS
 from eval.fidelity.bounds import BoundsResult
-from eval.fidelity.divergence import RESULT as FIDELITY
 from eval.fidelity.divergence import FidelityResult
-from eval.perplexity import RESULT as PERPLEXITY
 from eval.perplexity import PerplexityResult, same_texts
 from eval.results import BASELINE as IN_TURNS
 from eval.results import RESULT, EvalResult, flips
@@ -229,7 +226,7 @@ def _perplexities(index: ArtifactIndex, label: Label, engines: set[str]) -> tupl
     """Return the newest perplexity of these engines for each task, with the newest baseline that read the same."""
     found: dict[str, ReportedPerplexity] = {}
     read = {
-        artifact.place: index.read(artifact, PERPLEXITY, PerplexityResult.from_json)
+        artifact.place: index.read(artifact, PerplexityResult.FILE, PerplexityResult.from_json)
         for artifact in index.of(READ)
         if (_label(artifact) or label)[0] == label[0]
     }
@@ -255,7 +252,8 @@ def _fidelity(
         if _label(artifact) == label and artifact.input_digest("engine") in engines:
             baseline = evaluations.get(accuracy.baseline or "") if accuracy else None
             changed = flips(baseline, accuracy.result) if baseline and accuracy else None
-            return ReportedFidelity(artifact, index.read(artifact, FIDELITY, FidelityResult.from_json), changed)
+            result = index.read(artifact, FidelityResult.FILE, FidelityResult.from_json)
+            return ReportedFidelity(artifact, result, changed)
     return None
 
 
@@ -263,7 +261,7 @@ def _bounds(index: ArtifactIndex, models: set[str]) -> tuple[ReportedBounds, ...
     """Return the newest comparison of each server with one of these models in 16 bit."""
     found: dict[tuple[str, ...], ReportedBounds] = {}
     for artifact in index.of("bounds"):
-        result = index.read(artifact, BOUNDS, BoundsResult.from_json)
+        result = index.read(artifact, BoundsResult.FILE, BoundsResult.from_json)
         if result.model in models:
             found.setdefault((result.model, result.url, result.served_model), ReportedBounds(artifact, result))
     return tuple(found.values())

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eval.compare import alone_rows, alone_table, loss_rows, loss_table, published_table, reference_rows
 from eval.config import EvalSettings
+from eval.diagnose.result import StageDiagnosis, diagnosis_text
+from eval.perplexity import PerplexityResult, perplexity_rows, perplexity_table
 from eval.results import BASELINE, RESULT, EvalResult, Flips, flips
-from eval.verdict import UNMEASURED, WHAT_MEASURES, Verdict
+from eval.verdict import UNMEASURED, WHAT_MEASURES, Criteria, Verdict
 from pipelines.document.show import count
 from pipelines.document.terminal import render_text
 from pipelines.domain.benchmark import RESULT as BENCHMARK
@@ -231,24 +234,19 @@ def unasked_table(labels: Sequence[tuple[str, str]]) -> ResultTable:
 
 def fidelity_table(outcome: StepOutcome, store: Store) -> str:
     """Render how far predictions are from the 16-bit model's, with flips where both answered the same questions."""
-    from eval.fidelity.bounds import RESULT as BOUNDS
     from eval.fidelity.bounds import BoundsResult
-    from eval.fidelity.divergence import RESULT as FIDELITY
     from eval.fidelity.divergence import FidelityResult
     from eval.fidelity.fidelity_text import bounds_table, fidelity_text
 
     if isinstance(outcome.node.stage, FidelityServed):
-        return render_text([bounds_table(BoundsResult.load(outcome.artifact.path / BOUNDS))])
-    result = FidelityResult.load(outcome.artifact.path / FIDELITY)
+        return render_text([bounds_table(BoundsResult.load(outcome.artifact.path / BoundsResult.FILE))])
+    result = FidelityResult.load(outcome.artifact.path / FidelityResult.FILE)
     return fidelity_text(result, stored_flips(outcome.artifact, store))
 
 
 def diagnosis(outcome: StepOutcome) -> str:
     """Render a diagnosis: one row per stage, and the outcome in a sentence."""
-    from eval.diagnose.result import RESULT as DIAGNOSIS
-    from eval.diagnose.result import StageDiagnosis, diagnosis_text
-
-    return diagnosis_text(StageDiagnosis.load(outcome.artifact.path / DIAGNOSIS))
+    return diagnosis_text(StageDiagnosis.load(outcome.artifact.path / StageDiagnosis.FILE))
 
 
 def measured_table(outcome: StepOutcome) -> str:
@@ -264,9 +262,7 @@ def comparison(pairs: Sequence[tuple[Path | None, Path]], settings: EvalSettings
     Results whose baseline was skipped follow in a table of accuracies alone, and perplexities, which have no verdict,
     in one of their own.
     """
-    from eval.perplexity import RESULT as PERPLEXITY
-
-    texts = [pair for pair in pairs if (pair[1] / PERPLEXITY).is_file()]
+    texts = [pair for pair in pairs if (pair[1] / PerplexityResult.FILE).is_file()]
     questions = [pair for pair in pairs if pair not in texts]
     tables = [_accuracies(questions, settings)] if questions or not texts else []
     tables += [_perplexities(texts)] if texts else []
@@ -274,13 +270,10 @@ def comparison(pairs: Sequence[tuple[Path | None, Path]], settings: EvalSettings
 
 
 def _perplexities(pairs: Sequence[tuple[Path | None, Path]]) -> ResultTable:
-    from eval.perplexity import RESULT as PERPLEXITY
-    from eval.perplexity import PerplexityResult, perplexity_rows, perplexity_table
-
     read = [
         (
-            None if before is None or before == after else PerplexityResult.load(before / PERPLEXITY),
-            PerplexityResult.load(after / PERPLEXITY),
+            None if before is None or before == after else PerplexityResult.load(before / PerplexityResult.FILE),
+            PerplexityResult.load(after / PerplexityResult.FILE),
         )
         for before, after in pairs
     ]
@@ -289,10 +282,6 @@ def _perplexities(pairs: Sequence[tuple[Path | None, Path]]) -> ResultTable:
 
 
 def _accuracies(pairs: Sequence[tuple[Path | None, Path]], settings: EvalSettings) -> ResultTable:
-    from eval.compare import alone_rows, alone_table, loss_rows, loss_table, published_table, reference_rows
-    from eval.results import EvalResult
-    from eval.verdict import Criteria
-
     if settings.baseline == "reference":
         results = [EvalResult.load(after) for _, after in pairs]
         return ResultTable(reference_rows(results), render_text(published_table([each]) for each in results))

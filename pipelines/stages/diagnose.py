@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from eval.diagnose.result import RESULT, Place
+from eval.diagnose.result import Place
 from pipelines.domain.progress import Progress
 from pipelines.engines.config import EngineOptions, all_options
 from pipelines.serving.config import ServingSettings
@@ -101,7 +101,7 @@ class Diagnose:
             new_tokens=self.asked.new_tokens,
             progress=progress,
         )
-        result.save(out_dir / RESULT)
+        result.save(out_dir / result.FILE)
         accused = result.accused
         return {"accused": str(accused.stage) if accused else None, "sentence": result.sentence()}
 

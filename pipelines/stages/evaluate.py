@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from eval.config import EvalSettings
 from eval.harness import evaluate, load_questions, write_hub, write_lm_eval
 from eval.kept import AnswerLog, AskedEngine
-from eval.perplexity import RESULT as PERPLEXITY
 from eval.perplexity import PerplexityResult
 from eval.results import BASELINE, RESULT, EvalResult
 from eval.spec import EvalSpec
@@ -323,7 +322,7 @@ def _questions_of(settings: EvalSettings) -> dict[str, Any]:
 def _kept(result: EvalResult | PerplexityResult, settings: EvalSettings, out_dir: Path) -> dict[str, Any]:
     """Write a result, for the Hub too if all questions of a data set there were asked; return its figures."""
     if isinstance(result, PerplexityResult):
-        result.save(out_dir / PERPLEXITY)
+        result.save(out_dir / result.FILE)
         return {"word_perplexity": result.word_perplexity, "documents": result.documents}
     result.save(out_dir / RESULT)
     stopped = result.sequential is not None and result.questions < result.sequential.available

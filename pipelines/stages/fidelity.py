@@ -70,7 +70,7 @@ class Fidelity:
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Load both engines and let them read the same texts."""
-        from eval.fidelity.divergence import RESULT, FidelityResult
+        from eval.fidelity.divergence import FidelityResult
         from eval.fidelity.measure import check_sides, greedy, layer_errors, measure
 
         theirs = f"{self.reference} in 16 bit"
@@ -98,7 +98,7 @@ class Fidelity:
             greedy=answers,
             layers=layers,
         )
-        result.save(out_dir / RESULT)
+        result.save(out_dir / result.FILE)
         return {name: getattr(result.overall, name) for name in ("kl_mean", "top1_agreement", "tokens")}
 
     def _texts(self, inputs: Mapping[str, Path], longest: int) -> list[Windows]:
@@ -207,7 +207,7 @@ class FidelityServed:
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Ask the server about every window that it was not asked before, and read them with the engine."""
         from eval.adapter import load_tokenizer
-        from eval.fidelity.bounds import RESULT, ROUNDING, BoundsResult, measure_served
+        from eval.fidelity.bounds import ROUNDING, BoundsResult, measure_served
 
         server = server_of(self.eval, self.identity(), self.answers / f"{self.model}-fidelity", progress)
         side = _side(self, inputs["engine"], f"{self.model} in 16 bit")
@@ -227,6 +227,6 @@ class FidelityServed:
             overall=measured.overall,
             texts=measured.texts,
         )
-        result.save(out_dir / RESULT)
+        result.save(out_dir / result.FILE)
         server.answers.remove()
         return {name: getattr(result.overall, name) for name in ("kl_mean_at_least", "top1_agreement", "tokens")}
