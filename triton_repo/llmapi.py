@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from pipelines import __version__
@@ -104,8 +105,6 @@ class LlmArgs(Group):
 
     def to_yaml(self) -> str:
         """Return the file that `trtllm-serve --extra_llm_api_options` and the llmapi model read."""
-        import yaml
-
         text: str = yaml.safe_dump(self.as_dict(), sort_keys=False)
         return text
 
@@ -120,8 +119,6 @@ class LlmArgs(Group):
         Raises:
             UserError: it is not a mapping, or holds an argument that is unknown or out of range.
         """
-        import yaml
-
         try:
             return cls.model_validate(yaml.safe_load(text))
         except yaml.YAMLError as error:
@@ -276,8 +273,6 @@ def write_llmapi(
     Raises:
         UserError: the folder was not written by `make build engine=tensorrt_llm_llmapi`, or is for other ranks.
     """
-    import yaml
-
     checkpoint, options = engine_dir / CHECKPOINT, engine_dir / OPTIONS
     if not (checkpoint / "config.json").is_file() or not options.is_file():
         raise UserError(
@@ -337,8 +332,6 @@ def _rank_faults(arguments: LlmArgs, spec: RepositorySpec) -> list[Fault]:
 
 def llmapi_faults(folder: Path) -> list[Fault]:
     """Find everything that would stop the LLM API from loading this repository."""
-    import yaml
-
     path = folder / TENSORRT_LLM / "1" / MODEL_YAML
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict):

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.checkpoint.config_json import MIXED
-from pipelines.checkpoint.packings import PRE_QUANT_SCALE
 from pipelines.checkpoint.tensors import read_header
-from pipelines.checkpoint.unified import FUSED, quantization_block, quantization_producer
+from pipelines.checkpoint.unified import FUSED, PRE_QUANT_SCALE, quantization_block, quantization_producer
 from pipelines.domain.errors import Fault, UserError, shown
 from pipelines.domain.formats import BY_QUANT_ALGO, FORMATS, UNIFORM, QFormat
 from pipelines.host.files import parse_json

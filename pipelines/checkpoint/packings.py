@@ -30,17 +30,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+
+from pipelines.checkpoint.unified import PRE_QUANT_SCALE
 from pipelines.domain.errors import UserError
 
-if TYPE_CHECKING:
-    import numpy as np
+Array = np.ndarray[Any, Any]
 
-    Array = np.ndarray[Any, Any]
-
-PRE_QUANT_SCALE = "pre_quant_scale"
-"""Tensor of a linear in ModelOpt's folders; absent where it was folded into the norm or linear before it."""
 _MODELOPT = {
     "weight": "weight",
     "weights_scaling_factor": "weight_scale",
@@ -115,8 +113,6 @@ def fused_fp8(parts: Sequence[Fp8Linear]) -> Fp8Linear:
     A part with another scale is rounded anew, as its values have to be multiples of the common scale.
     Source: `tensorrt_llm/_torch/modules/linear.py`, `rescale_fused_weights`.
     """
-    import numpy as np
-
     scale = max(part.scale for part in parts)
     weights = [
         part.weight
@@ -143,8 +139,6 @@ def decode_modelopt(
     Raises:
         UserError: a tensor is missing or has another shape, or linears differ in a scale that they must share.
     """
-    import numpy as np
-
     found = {}
     for leaf, (dtype, shape) in expected.items():
         of = _MODELOPT[leaf]
@@ -254,8 +248,6 @@ def decode_int4(tensors: Mapping[str, Array], name: str, packing: str, group_siz
 
 def _in_groups(linear: Int4Linear, parts: int) -> Int4Linear:
     """Divide each group into so many with the same scale and zero point."""
-    import numpy as np
-
     return Int4Linear(linear.codes, np.repeat(linear.scales, parts, 1), np.repeat(linear.points, parts, 1))
 
 
@@ -276,8 +268,6 @@ class _Leaves:
 
 def _gptq(find: _Leaves) -> Int4Linear:
     """Version 1: see the note on 0x11111111 at the top."""
-    import numpy as np
-
     return _gptq_with(find, find["qzeros"].view(np.uint32) + np.uint32(0x11111111))
 
 
@@ -295,8 +285,6 @@ def _awq(find: _Leaves) -> Int4Linear:
 
 
 def _compressed(find: _Leaves) -> Int4Linear:
-    import numpy as np
-
     codes, scales = _nibbles(find["weight_packed"]), find["weight_scale"]
     if "weight_zero_point" in find:
         points = _nibbles(find["weight_zero_point"].T).T
@@ -314,16 +302,12 @@ _UNPACKED: dict[str, Callable[[_Leaves], Int4Linear]] = {
 
 
 def _linear(codes: Array, scales: Array, points: Array) -> Int4Linear:
-    import numpy as np
-
     signed = np.ascontiguousarray(codes).astype(np.int8) - np.int8(SYMMETRIC)
     return Int4Linear(signed, np.ascontiguousarray(scales.astype(np.float32)), points)
 
 
 def _nibbles(packed: Array) -> Array:
     """Unpack int32 [R, C] to eight values each, the first from the lowest bits: uint8 [R, 8 C]."""
-    import numpy as np
-
     words = np.ascontiguousarray(packed).view(np.uint32)[..., None]
     found: Array = ((words >> np.arange(0, 32, 4, dtype=np.uint32)) & 15).astype(np.uint8)
     return found.reshape(packed.shape[0], -1)
@@ -331,8 +315,6 @@ def _nibbles(packed: Array) -> Array:
 
 def _in_order(values: Array) -> Array:
     """Put values as AutoAWQ packs them, eight by eight, in the order of outputs."""
-    import numpy as np
-
     eights = values.reshape(len(values), -1, 8)
     found: Array = eights[..., np.argsort(_AWQ_ORDER)].reshape(values.shape)
     return found

@@ -12,16 +12,15 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.domain.errors import UserError
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
+Array = np.ndarray[Any, Any]
 
 _LAYER = re.compile(r"transformer\.layers\.(\d+)\.(.+)")
 
@@ -106,8 +105,6 @@ class Checkpoint:
         Raises:
             UserError: the checkpoint has no such tensor, or ranks disagree about a shared scale.
         """
-        import numpy as np
-
         files, stored = self._place(name)
         parts = [file[stored] for file in files]
         axis = split_axis(name, parts[0].shape)
@@ -159,8 +156,6 @@ class Checkpoint:
                 )
 
     def _check_same(self, name: str, parts: list[Array]) -> None:
-        import numpy as np
-
         for rank, part in enumerate(parts[1:], start=1):
             if not np.array_equal(parts[0], part):
                 raise UserError(
@@ -198,8 +193,6 @@ class Checkpoint:
         return 2 * kv_rows * (self.config.tp_size - self.config.tp_size // self._kv_repeat)
 
     def _merge_qkv(self, parts: list[Array]) -> Array:
-        import numpy as np
-
         q, kv = self._qkv_rows(len(parts[0]))
         owners = parts[:: self._kv_repeat]
         blocks = [part[:q] for part in parts] + [part[q : q + kv] for part in owners]
@@ -239,8 +232,6 @@ def unpack_int4(packed: Array) -> Array:
 
     A byte holds two neighbouring *output* channels: row 2o in the low nibble, row 2o + 1 in the high one.
     """
-    import numpy as np
-
     raw = packed.view(np.uint8)
     codes = np.stack([raw & 0x0F, raw >> 4], axis=1).reshape(2 * raw.shape[0], raw.shape[1])
     signed: Array = (codes ^ 8).astype(np.int8) - np.int8(8)  # (c ^ 8) - 8 sign-extends 4 bits
@@ -253,8 +244,6 @@ def zero_points(checkpoint: Checkpoint, module: str) -> Array | None:
     With the code q = 0..15 of a weight and the zero point z, code = q - 8 is stored, and zero = (8 - z) * scale.
     Source: TensorRT-LLM `quantization/layers.py` (WeightOnlyGroupwiseQuantLinear).
     """
-    import numpy as np
-
     name = f"{module}.zero"
     return checkpoint.tensor(name).astype(np.float32).T if name in checkpoint else None
 
@@ -269,8 +258,6 @@ def quantize_weight_only(weight: Array, bits: int) -> tuple[Array, Array]:
     Returns:
         codes int8 [O, I] and scales [O] in the dtype of `weight`.
     """
-    import numpy as np
-
     bound = 2 ** (bits - 1)
     values = weight.astype(np.float32)
     scale = np.abs(values).max(axis=1) / np.float32(bound)

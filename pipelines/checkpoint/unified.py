@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.checkpoint.packings import PRE_QUANT_SCALE
 from pipelines.checkpoint.tensors import TensorFile, TensorInfo
 from pipelines.checkpoint.verify import Expected, Tensors, value_faults
 from pipelines.domain.errors import Fault, UserError
@@ -37,6 +36,9 @@ _ONE = Expected("F32", ())
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 FUSED = (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj"))
 """Linears of a layer that TensorRT-LLM computes together."""
+
+PRE_QUANT_SCALE = "pre_quant_scale"
+"""Tensor of a linear in ModelOpt's folders; absent where it was folded into the norm or linear before it."""
 
 _LAYER_PARTS = (".self_attn.", ".mlp.", ".block_sparse_moe.")
 

@@ -18,7 +18,7 @@ from pipelines.domain.progress import Progress
 from pipelines.domain.units import MIB, show_bytes, show_seconds
 from pipelines.engines.port import BuildLimits, EngineFacts, OnGpu, Session
 from pipelines.engines.tensorrt_llm.config import BuildSettings
-from pipelines.engines.tensorrt_llm.folder import PROGRAM, BuildPaths, BuiltOn, command, read_back
+from pipelines.engines.tensorrt_llm.folder import PROGRAM, BuildPaths, BuiltOn, command, fit_faults, read_back
 from pipelines.host.files import replacing
 from pipelines.host.kept import KeptProcess
 
@@ -348,7 +348,6 @@ class TensorRtEngine:
         Raises:
             UserError: the engine belongs to another GPU or other versions.
         """
-        from pipelines.engines.tensorrt_llm.folder import fit_faults
         from pipelines.engines.tensorrt_llm.runtime import TensorRtSession
 
         if faults := fit_faults(engine_dir):
