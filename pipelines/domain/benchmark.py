@@ -46,6 +46,12 @@ class Slo:
     itl_ms: float | None = None
     e2e_ms: float | None = None
 
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that there are, ms, by metric: "ttft", "itl", "e2e"."""
+        limits = {"ttft": self.ttft_ms, "itl": self.itl_ms, "e2e": self.e2e_ms}
+        return {name: limit for name, limit in limits.items() if limit is not None}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import yaml
+
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.units import GIB
 from pipelines.engines.config import HardwareSettings
@@ -84,8 +86,6 @@ class GpuSpec:
 @cache
 def rows() -> tuple[HardwareSettings, ...]:
     """Read all files of conf/hardware."""
-    import yaml
-
     files = sorted((CONF / "hardware").glob("*.yaml"))
     return tuple(HardwareSettings.model_validate(yaml.safe_load(file.read_text(encoding="utf-8"))) for file in files)
 

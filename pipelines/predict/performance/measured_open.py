@@ -16,6 +16,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.errors import UserError
 from pipelines.predict.performance.measured import KEPT_UP, Measured, MeasuredLevel, ResultFile, Served
@@ -199,8 +201,6 @@ def inference_perf(data: Any, source: str) -> Measured:
 
 
 def _config(stage: Path) -> Any:
-    import yaml
-
     try:
         return yaml.safe_load(stage.with_name("config.yaml").read_text())
     except (OSError, yaml.YAMLError):

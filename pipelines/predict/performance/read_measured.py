@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from pipelines.domain.benchmark import RESULT, BenchmarkResult, Distribution, Level
 from pipelines.domain.errors import UserError
@@ -109,8 +110,6 @@ def _read(path: Path) -> list[Measured]:
 
 def _parsed(text: str, path: Path) -> list[Any]:
     if path.suffix in (".yaml", ".yml"):
-        import yaml
-
         try:
             return [yaml.safe_load(text)]
         except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.progress import Progress
 
 from pipelines.domain.errors import UserError
 from pipelines.host.files import replacing
@@ -247,9 +249,6 @@ class _bar:  # noqa: N801
     """Show a progress bar on stderr if that is a terminal."""
 
     def __init__(self, total: int) -> None:
-        from rich.console import Console
-        from rich.progress import Progress
-
         self.progress = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
         self.task = self.progress.add_task("simulating", total=total)
 

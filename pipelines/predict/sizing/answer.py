@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pipelines.document.show import count
-from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, proposed
 from pipelines.predict.performance.performance import Costed, Setup, runnable
@@ -186,20 +185,17 @@ def interval(loaded: InstanceUnderLoad, found: Capacity) -> tuple[float | None, 
     rates: list[float | None] = []
     for side in (+1, -1):
         off = {name: math.exp(side * WITHIN * spread[name]) for name in ("throughput", "ttft", "itl")}
-        slo = stretched(loaded.question.slo, {name: off[name] / off["throughput"] for name in ("ttft", "itl")})
+        slo = loaded.question.slo
+        stretched = {
+            f"{name}_ms": limit / (off[name] / off["throughput"]) for name, limit in slo.limits.items() if name in off
+        }
+        slo = replace(slo, **stretched)  # type: ignore[arg-type]
         try:
             rates.append(loaded.capacity(slo, slower=off["throughput"]).rate)
         except OutOfReachError:
             rates.append(None)
     low, high = rates
     return low, max(found.rate, high or found.rate)
-
-
-def stretched(slo: Slo, factors: Mapping[str, float]) -> Slo:
-    """Divide the limits of TTFT and ITL by a factor."""
-    ttft = None if slo.ttft_ms is None else slo.ttft_ms / factors["ttft"]
-    itl = None if slo.itl_ms is None else slo.itl_ms / factors["itl"]
-    return replace(slo, ttft_ms=ttft, itl_ms=itl)
 
 
 def ladder(question: Question, found: FleetOption) -> tuple[LoadOutcome, ...]:

@@ -219,10 +219,9 @@ def _missed(curve: LoadCurve, load: float, wait: float, slo: Slo) -> float:
 
 def _rung(curve: LoadCurve, rung: int, wait: float, slo: Slo) -> float:
     late = False
-    pairs = ((slo.ttft_ms, curve.ttft, wait), (slo.itl_ms, curve.itl, 0.0), (slo.e2e_ms, curve.e2e, wait))
-    for limit, values, extra in pairs:
-        if limit is not None:
-            late = late | (values[rung] + extra > limit / 1000)  # NaN counts as meeting every limit
+    for name, limit in slo.limits.items():
+        extra = 0.0 if name == "itl" else wait
+        late = late | (getattr(curve, name)[rung] + extra > limit / 1000)  # NaN counts as meeting every limit
     return float(late.mean()) if late is not False else 0.0  # type: ignore[attr-defined]
 
 

@@ -228,8 +228,7 @@ def strain(seen: LoadOutcome, slo: Slo, percentile: float) -> tuple[str, float]:
     if not seen.steady:
         return "queue", math.inf
     values = seen.at(percentile)
-    limits = {"ttft": slo.ttft_ms, "itl": slo.itl_ms, "e2e": slo.e2e_ms}
-    over = {name: values[name] / (limit / 1000) for name, limit in limits.items() if limit is not None}
+    over = {name: values[name] / (limit / 1000) for name, limit in slo.limits.items()}
     known = {name: share for name, share in over.items() if not math.isnan(share)}
     worst = max(known, key=lambda name: known[name], default="")
     return worst, known.get(worst, 0.0)

@@ -15,6 +15,7 @@ from pipelines.host.screen import table, wrapped
 from pipelines.predict.performance.gpus import TELL, resolved, told, with_gpus
 from pipelines.predict.performance.measured import Measured, MeasuredLevel, Served
 from pipelines.predict.performance.read_measured import read_measured
+from pipelines.predict.sizing.answer import WORDS
 from pipelines.predict.sizing.fleet import Cost, Layout, PeakFleet, cost, fleet
 from pipelines.predict.sizing.question import Demand, demand_of
 from pipelines.predict.sizing.words import NO_PRICES, cost_texts, fleet_text, load_text, pair, whole
@@ -106,11 +107,8 @@ def value(distribution: Distribution, percentile: float) -> float | None:
 
 def _missed(level: MeasuredLevel, slo: Slo, percentile: float) -> str:
     wrong = []
-    pairs = (("TTFT", slo.ttft_ms, level.ttft_s), ("ITL", slo.itl_ms, level.itl_s), ("E2E", slo.e2e_ms, level.e2e_s))
-    for name, limit, distribution in pairs:
-        if limit is None:
-            continue
-        seconds = value(distribution, percentile)
+    for metric, limit in slo.limits.items():
+        name, seconds = WORDS[metric], value(getattr(level, f"{metric}_s"), percentile)
         if seconds is None:
             raise UserError(
                 f"The benchmark has no P{percentile:g} of {name} at {level.load}, but a limit is set for it.",

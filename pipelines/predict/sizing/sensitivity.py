@@ -133,12 +133,11 @@ def _arithmetic(question: Question, option: FleetOption) -> Iterator[Change]:
 
 def _limits(question: Question) -> Iterator[tuple[str, Question]]:
     """Changes that keep the instance's setup."""
-    for name, word in (("ttft_ms", "TTFT"), ("itl_ms", "ITL"), ("e2e_ms", "E2E")):
-        limit = getattr(question.slo, name)
-        for side, sign in ((LESS, -1), (MORE, 1)) if limit is not None else ():
+    for name, limit in question.slo.limits.items():
+        for side, sign in ((LESS, -1), (MORE, 1)):
             value = limit * (1 + sign * LIMIT)
-            slo = replace(question.slo, **{name: value})
-            yield f"{word} limit {side}{100 * LIMIT:g} % ({value:g} ms)", replace(question, slo=slo)
+            slo = replace(question.slo, **{f"{name}_ms": value})  # type: ignore[arg-type]
+            yield f"{WORDS[name]} limit {side}{100 * LIMIT:g} % ({value:g} ms)", replace(question, slo=slo)
 
 
 def _lengths(question: Question) -> Iterator[tuple[str, Question]]:

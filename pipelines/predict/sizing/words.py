@@ -64,9 +64,7 @@ def length_text(values: Sequence[int]) -> str:
 def limits_text(question: Question) -> str:
     """Describe the limits."""
     slo = question.slo
-    pairs = (("TTFT", slo.ttft_ms), ("ITL", slo.itl_ms), ("E2E", slo.e2e_ms))
-    given = ", ".join(f"{name} {limit:g} ms" for name, limit in pairs if limit is not None)
-    if given:
+    if given := ", ".join(f"{WORDS[name]} {limit:g} ms" for name, limit in slo.limits.items()):
         preset = "" if slo.name in ("none", "given") else f" ({slo.name})"
         return f"{given} at P{question.percentile:g}{preset}"
     if question.mode == "offline":
