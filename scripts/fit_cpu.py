@@ -209,7 +209,7 @@ def markdown(rows: Sequence[Sequence[FittedLevel]], settings: Settings, command:
     found, apart = medians(flat), repeatability(rows)
     table = comparison(flat)
     lines = [
-        f"`{command}`: {settings.model.label} {settings.variant}, engine openvino on one thread, TP 1, {machine},"
+        f"`{command}`: {settings.model.label} {settings.variant.label}, engine openvino on one thread, TP 1, {machine},"
         f" {when}. Fitted to"
         f" {len(FITTED)} loads, {len(UNSEEN)} others predicted; a row is the mean of {len(rows[0])} rounds.",
         "",
@@ -242,7 +242,7 @@ def serve_and_measure(arguments: argparse.Namespace) -> tuple[Settings, list[Mea
         )
     labels = {
         "model": settings.model.label,
-        "precision": settings.variant,
+        "precision": settings.variant.label,
         "engine": "openvino",
         "machine": machine.to_json(),
         "versions": library_versions(("openvino", "openvino-genai")),

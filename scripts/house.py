@@ -17,6 +17,8 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import get_args
 
 import grimp
@@ -141,6 +143,47 @@ def _keys(group: type[BaseModel]) -> Iterator[str]:
         yield from _keys(inner[0]) if inner else (name,)
 
 
+def settings_traffic(target: str) -> tuple[int, int, int]:
+    """Count what the settings pass through while `quant=fp8` is planned, and how often they are made anew.
+
+    Returns:
+        functions that take the settings, or a record that holds them, as an argument (methods of these records do not
+        count, nor generated constructors); modules of these functions; copies of the settings with other values.
+    """
+    from pipelines.host.machine import gather
+    from pipelines.plan.plan import make_plan
+    from pipelines.plan.targets import Goal
+    from pipelines.settings.compose import load
+    from pipelines.settings.root import Settings
+    from pipelines.store.store import Store
+
+    taken: set[tuple[str, str]] = set()
+    copies = 0
+
+    def watch(frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal copies
+        code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
+        if event != "call":
+            return
+        if code.co_name == "model_copy" and isinstance(frame.f_locals["self"], Settings):
+            copies += 1
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        held = any(isinstance(frame.f_locals.get(name), Settings | Goal) for name in names if name != "self")
+        if held and module.startswith(PACKAGES) and not code.co_name.startswith(("<", "__")):
+            taken.add((module, code.co_qualname))
+
+    with TemporaryDirectory() as folder:
+        words = ["quant=fp8", f"paths.store={folder}/store", f"paths.runs={folder}/runs"]
+        settings = load(words)
+        before = sys.getprofile()
+        sys.setprofile(watch)
+        try:
+            make_plan(settings, target, Store(settings.paths.store), gather())  # type: ignore[arg-type]
+        finally:
+            sys.setprofile(before)
+    return len(taken), len({module for module, _ in taken}), copies
+
+
 def _lines(node: ast.AST) -> range:
     if isinstance(node, ast.Module):
         return range(1, (node.body[-1].end_lineno or 0) + 1) if node.body else range(0)
@@ -172,6 +215,12 @@ def measure(tree: Path) -> list[tuple[str, str]]:
         ("import cycles between modules", str(len(circles(modules)))),
         ("imports between rooms to remove to break all cycles", str(len(breakers))),
     ]
+    for target in ("build", "all"):
+        functions, in_modules, copies = settings_traffic(target)
+        rows += [
+            (f"functions (modules) that take the settings while `{target}` is planned", f"{functions} ({in_modules})"),
+            (f"copies of the settings while `{target}` is planned", str(copies)),
+        ]
     files = recipe_files(tree / "docs" / "develop.md")
     return rows + [(f"files to add {what}", str(count)) for what, count in files.items()]
 

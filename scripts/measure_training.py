@@ -46,7 +46,7 @@ def one(model: Path, training: str) -> None:
     from pipelines.domain.progress import SilentProgress
     from pipelines.host.machine import gather
     from pipelines.plan.plan import make_plan
-    from pipelines.plan.recovery_checks import training_memory_bytes
+    from pipelines.plan.weights_checks import training_memory_bytes
     from pipelines.settings.compose import load
     from pipelines.settings.model import BUNDLED
     from pipelines.store.store import Store
@@ -80,7 +80,7 @@ def one(model: Path, training: str) -> None:
         "tokens_s": spec.batch_size * spec.accumulation * spec.seq_len / step,
         "where": "GPU" if on_gpu else "resident",
         "peak": torch.cuda.max_memory_reserved() if on_gpu else 1024 * int(resident.split()[1]),
-        "planned": training_memory_bytes(made.shape, made.settings),  # type: ignore[arg-type]
+        "planned": training_memory_bytes(made.deployment.shape, made.settings),  # type: ignore[arg-type]
         "losses": [facts["loss_before"], facts["loss_after"]],
     }
     sys.stdout.write(json.dumps(found) + "\n")

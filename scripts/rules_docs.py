@@ -20,7 +20,8 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.registry import ENGINES, LLM_API, OPENVINO, TENSORRT_LLM, choose
 from pipelines.host.files import write_text
 from pipelines.host.machine import Machine
-from pipelines.plan.user_inputs import Found, deployment
+from pipelines.plan.deployment import Deployment
+from pipelines.plan.user_inputs import Found
 from pipelines.rules.record import BrokenRule, DeploymentFacts, Rule, Severity
 from pipelines.rules.rulebook import RULES, check
 from pipelines.settings.compose import compose_config, to_raw
@@ -128,7 +129,7 @@ class Composer:
         """Return the configuration with some features as the record that the rules read."""
         settings = validate(self.raw(features))
         found = Found(adapters=dict.fromkeys(settings.lora.adapters, ADAPTER))
-        return deployment(settings, SMALL, choose(settings.engine.name, NOWHERE).engine, NOWHERE, found)
+        return Deployment(settings, "all", choose(settings.engine.name, NOWHERE).engine, NOWHERE, found, SMALL).facts
 
 
 def _layer(file: Path) -> Any:

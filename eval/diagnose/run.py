@@ -63,7 +63,7 @@ class Simulation:
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
+class DiagnosedFolders:
     """Where the stages are; None for what does not exist or cannot run here.
 
     Attributes:
@@ -94,7 +94,7 @@ class Deployment:
 
 
 def diagnose(
-    given: Deployment, *, model: str, variant: str, seed: int, new_tokens: int, progress: Progress
+    given: DiagnosedFolders, *, model: str, variant: str, seed: int, new_tokens: int, progress: Progress
 ) -> StageDiagnosis:
     """Compare each stage with the one before it, until one is accused.
 
@@ -120,7 +120,7 @@ def diagnose(
     return StageDiagnosis(model, variant, said, tuple(_with_others(results, given)))
 
 
-def _with_others(results: Sequence[StageResult], given: Deployment) -> list[StageResult]:
+def _with_others(results: Sequence[StageResult], given: DiagnosedFolders) -> list[StageResult]:
     """Return the results of all stages in order, those that were not judged as well."""
     found, accused = (
         {each.stage: each for each in results},
@@ -137,7 +137,7 @@ def _with_others(results: Sequence[StageResult], given: Deployment) -> list[Stag
 class _Work:
     """One diagnosis."""
 
-    given: Deployment
+    given: DiagnosedFolders
     seed: int
     new_tokens: int
     progress: Progress

@@ -55,11 +55,6 @@ class PruningSettings(Group):
         names = ("mlp", "heads", "kv_heads", "layers")
         return {name: size for name in names if (size := getattr(self, name)) is not None}
 
-    @property
-    def word(self) -> str:
-        """The pruning as one word: "mlp_512_heads_2", "layers_3"; empty without pruning."""
-        return "_".join(f"{name.replace('_', '')}_{size}" for name, size in self.sizes.items())
-
     @model_validator(mode="after")
     def _goes_together(self) -> PruningSettings:
         read = self.SIZES[self.method]
@@ -147,11 +142,6 @@ class RecoverSettings(Group):
     def trains(self) -> bool:
         """Whether anything is trained."""
         return self.method != "none"
-
-    @property
-    def word(self) -> str:
-        """What is trained, as part of a variant's name: "distill", or "finetune_lora_16"."""
-        return self.method if self.lora_rank is None else f"{self.method}_lora_{self.lora_rank}"
 
     @property
     def alpha(self) -> float | None:

@@ -326,7 +326,7 @@ def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> S
     else:
         # raises if it cannot be built
         planned = make_plan(settings, "repository", Store(settings.paths.store), machine)
-        label = f"{settings.model.label}-{planned.settings.variant}"
+        label = f"{settings.model.label}-{planned.settings.variant.label}"
         world, nodes = settings.build.tp_size * settings.build.pp_size, settings.triton.num_nodes
     workers = min(world, settings.hardware.gpus_per_server or world)
     return ScriptTarget(

@@ -30,8 +30,8 @@ from pipelines.engines.registry import ENGINES, EngineDescription
 from pipelines.host.disk import why_no_folder
 from pipelines.host.machine import CGROUP, Machine, cpu_quota, gather, library_versions, native_bf16
 from pipelines.plan import checks
+from pipelines.plan.deployment import Deployment
 from pipelines.plan.plan import make_plan
-from pipelines.plan.user_inputs import Found
 from pipelines.settings.compose import load
 from pipelines.settings.groups import CONF, choices
 from pipelines.settings.model import ModelSettings
@@ -276,7 +276,7 @@ def _judge(
     if lacking := _missing(engine, machine, settings.build.tp_size * settings.build.pp_size):
         return verdict(*lacking)
     try:
-        faults = checks.check(asked, shape, engine, machine, "build", Found()).faults
+        faults = checks.check(Deployment(asked, "build", engine, machine, shape=shape)).faults
     except UserError as error:
         faults = list(error.faults)
     return verdict(faults[0].message, f"{faults[0].allowed} {faults[0].todo}".strip()) if faults else verdict()

@@ -187,7 +187,7 @@ def _cell(night: Night, cell: NightlyCell, own: Settings, number: int, count: in
         commit=night.commit,
         overrides=cell.overrides,
         model=own.model.label,
-        precision=own.variant,
+        precision=own.variant.label,
         engine=choose(own.engine.name, night.machine, own.hardware.name).engine.name,
         tp_size=own.build.tp_size,
         protocol=facts.protocol(own),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 from pipelines.domain.errors import UserError
@@ -12,10 +13,9 @@ from pipelines.engines.registry import LLM_API, TENSORRT_LLM, EngineDescription,
 from pipelines.engines.tensorrt_llm.config import LIMITS_FOR_LOAD
 from pipelines.host.machine import Machine
 from pipelines.plan import serving_checks
-from pipelines.plan.checks import with_changes
-from pipelines.plan.engine_flow import tune
-from pipelines.plan.user_inputs import Found, deployment
-from pipelines.predict.performance.limits import ChosenLimits, with_limits
+from pipelines.plan.deployment import Deployment
+from pipelines.plan.user_inputs import Found
+from pipelines.predict.performance.limits import ChosenLimits
 from pipelines.predict.performance.performance import Setup
 from pipelines.predict.performance.placement import Judge
 from pipelines.rules.rulebook import check, refused
@@ -32,12 +32,11 @@ def judge_of(settings: Settings, machine: Machine) -> Judge:
         return Found(rotary=None if folder is None else Rotary.of(model_config(folder)))
 
     def judge(setup: Setup, limits: ChosenLimits | None) -> None:
-        engine = _engine(settings, setup.model)
-        candidate = with_changes(settings, _changes(settings, setup, limits))
-        candidate = with_limits(tune(candidate, engine, setup.model, machine), limits)
-        shape = setup.model if setup.model.architecture in FAMILIES else None  # no rule knows other families
-        facts = deployment(candidate, shape, engine, machine, found())
-        faults = refused(check(facts)) + serving_checks.check(candidate, shape, engine, "serve", None)
+        plain = Deployment(settings, "serve", _engine(settings, setup.model), machine, found(), setup.model, limits)
+        candidate = plain.changed(_changes(settings, setup, limits)).tuned.limited
+        if setup.model.architecture not in FAMILIES:  # no rule knows other families
+            candidate = replace(candidate, shape=None)
+        faults = refused(check(candidate.facts)) + serving_checks.check(candidate)
         if faults:
             raise UserError.of(faults)
 

@@ -4,50 +4,42 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
-from eval.dataset import LAYOUT, complete_subjects
-from eval.spec import BUNDLED, JSON_VALIDITY, MMLU, TASK_SIZES, WRITTEN, task_fault
+from pipelines.compress.config import ABOUT, CalibrationSettings
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault
-from pipelines.domain.formats import (
-    QFormat,
-    formats_for,
-    group_instead,
-    mix_faults,
-    proposed,
-    scale_faults,
-    version_faults,
-)
-from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.formats import QFormat, formats_for, mix_faults, proposed, scale_faults, version_faults
 from pipelines.domain.units import show_bytes
 from pipelines.engines.config import HardwareSettings
 from pipelines.engines.openvino.memory import unheard
-from pipelines.engines.registry import EngineDescription
+from pipelines.engines.registry import OPENVINO
 from pipelines.host.machine import Machine, library_versions
 from pipelines.plan import host_memory, memory_checks, serving_checks
-from pipelines.plan.accuracy_checks import chat_fault, few_questions, nothing_to_do, sequential_notes, unknown_reference
-from pipelines.plan.engine_flow import tune
-from pipelines.plan.given_checks import given_faults, is_given
-from pipelines.plan.neighbours import baseline_faults, draft_faults, neighbours
-from pipelines.plan.pruning_checks import pruning_faults, pruning_notes
-from pipelines.plan.recovery_checks import recovery_faults, recovery_notes
-from pipelines.plan.targets import (
-    COMPARED,
-    EVALUATED,
-    SERVED,
-    STARTED,
-    Target,
-    compares_server,
-    has_baseline,
-    has_fidelity,
-    is_elsewhere,
+from pipelines.plan.accuracy_checks import (
+    few_questions,
+    nothing_to_do,
+    question_faults,
+    sequential_notes,
+    unknown_reference,
 )
-from pipelines.plan.user_inputs import ENOUGH_TEXTS, Found, deployment, text_notes
+from pipelines.plan.deployment import Deployment
+from pipelines.plan.neighbours import baseline_faults, draft_faults, neighbours
+from pipelines.plan.targets import COMPARED, EVALUATED, SERVED, STARTED, Goal
+from pipelines.plan.user_inputs import ENOUGH_TEXTS, calibrates
+from pipelines.plan.weights_checks import (
+    given_faults,
+    is_given,
+    pruning_faults,
+    pruning_notes,
+    recovery_faults,
+    recovery_notes,
+)
 from pipelines.predict.performance import gpus
 from pipelines.predict.performance.gpus import usable_bytes
-from pipelines.predict.performance.limits import ChosenLimits
+from pipelines.predict.performance.limits import request_tokens
 from pipelines.rules.record import BrokenRule, Severity
 from pipelines.rules.rulebook import check as check_table
 from pipelines.rules.rulebook import check_checkpoint, refused, refused_whatever_format, warned
@@ -74,94 +66,82 @@ class Checked:
     warnings: tuple[Fault, ...] = ()
 
 
-def check(
-    settings: Settings,
-    shape: ModelShape | None,
-    engine: EngineDescription,
-    machine: Machine,
-    target: Target,
-    found: Found,
-    limits: ChosenLimits | None = None,
-    on_gpu: Settings | None = None,
-) -> Checked:
-    """Apply every rule that does not need the model's files.
-
-    Args:
-        settings: the configuration.
-        shape: of the model, where known.
-        engine: the chosen engine.
-        machine: facts of this machine.
-        target: of the command.
-        found: what the user has on disk; with an engine already built, nothing is compressed or built.
-        limits: of an engine on the GPU, where they were chosen for the load.
-        on_gpu: the configuration with these limits, whatever the engine.
-    """
-    served = _served(settings, shape, engine, machine, target, found)
-    if found.built is not None or is_elsewhere(settings, target):
+def check(d: Deployment) -> Checked:
+    """Apply every rule that does not need the model's files; an engine already built is only served."""
+    served = _served(d)
+    if not d.on_model:
         return Checked(served)
+    settings = d.settings
     checked = Checked()
-    findings = check_table(deployment(settings, shape, engine, machine, found))
-    if settings.model.folder is None or "model" in found.sources:  # what cannot be read has been named already
-        checked.faults += given_faults(settings, engine, target)
+    findings = check_table(d.facts)
+    if settings.model.folder is None or "model" in d.sources:  # what cannot be read has been named already
+        checked.faults += given_faults(d)
     checked.faults += [*_quant(settings), *refused(findings)]
-    checked.warnings = (*warned(findings), *_few_texts(settings, found), *few_questions(settings, target))
-    checked.faults += [*_baseline(settings, shape, engine, machine, target, found, findings), *_draft(settings, found)]
-    checked.faults += unknown_reference(settings, target)
-    if not is_for_a_named_gpu(settings, engine):
-        checked.faults += check_memory(settings, shape, engine, machine, target)
-    checked.faults += pruning_faults(settings, shape, engine, machine.memory_bytes)
-    checked.faults += recovery_faults(settings, shape, engine, machine)
+    checked.warnings = (*warned(findings), *_few_texts(settings.calibration, d.found.few_texts), *few_questions(d))
+    checked.faults += [*_baseline(d, findings), *_draft(d), *unknown_reference(d)]
+    if not d.is_for_a_named_gpu:
+        checked.faults += check_memory(d)
+    checked.faults += [*pruning_faults(d), *recovery_faults(d)]
     of_server = f"{settings.eval.url} is compared: its format is its own, and only the 16-bit model is built"
     checked.notes += (
-        *sequential_notes(settings, target),
-        *((of_server,) if compares_server(settings, target) else ()),
-        *text_notes(settings, target, engine),
-        *pruning_notes(settings, shape),
-        *recovery_notes(settings, shape, machine),
+        *sequential_notes(d),
+        *((of_server,) if d.compares_server else ()),
+        *_text_notes(d),
+        *pruning_notes(d),
+        *recovery_notes(d),
     )
-    known = {finding.rule.name for finding in findings if finding.rule.severity is Severity.REFUSE}
-
-    def allowed(change: str) -> bool:
-        """Return whether a change of the settings breaks no further rule, and another format none on formats."""
-        changed = tune(with_changes(settings, change), engine, shape, machine)
-        facts = deployment(changed, shape, engine, machine, found)
-        least = refused_whatever_format(facts) & known if "quant=" in change else known
-        return {
-            finding.rule.name for finding in check_table(facts) if finding.rule.severity is Severity.REFUSE
-        } <= least
-
-    _gpu_memory(on_gpu or settings, shape, machine, target, found, checked, limits, allowed)
-    _host_memory(settings, shape, engine, machine, target, checked)
+    _gpu_memory(d if d.engine.needs_gpu else d.limited, checked, partial(_is_allowed, d, _refusing(findings)))
+    _host_memory(d, checked)
     checked.faults += served
     return checked
 
 
-def _served(
-    settings: Settings, shape: ModelShape | None, engine: EngineDescription, machine: Machine, target: Target,
-    found: Found,
-) -> list[Fault]:  # fmt: skip
+def _is_allowed(d: Deployment, broken: set[str], change: str) -> bool:
+    """Return whether a change breaks no rule besides those broken, and another format none on formats."""
+    facts = d.changed(change).tuned.facts
+    least = refused_whatever_format(facts) & broken if "quant=" in change else broken
+    return _refusing(check_table(facts)) <= least
+
+
+def _refusing(findings: Iterable[BrokenRule]) -> set[str]:
+    return {finding.rule.name for finding in findings if finding.rule.severity is Severity.REFUSE}
+
+
+def _text_notes(d: Deployment) -> tuple[str, ...]:
+    """Name the texts that are observed, and those that predictions are compared on."""
+    calibration, fidelity = d.settings.calibration, d.settings.fidelity
+    notes = []
+    if calibrates(d):
+        elsewhere = calibration.path or f"{calibration.dataset} on the Hub"
+        notes.append(f"calibration text: {ABOUT.get(calibration.source, elsewhere)}")
+    if d.has_fidelity or d.compares_server:
+        names = [name for name in fidelity.texts or () if name != "calibration" or not calibration.shipped]
+        notes.append(f"fidelity text: {', '.join([*names, *([str(fidelity.path)] if fidelity.path else [])])}")
+    return tuple(notes)
+
+
+def _served(d: Deployment) -> list[Fault]:
     """Return the faults that count with an engine already built too."""
     return [
-        *serving_checks.check(settings, shape, engine, target, found.built),
-        *(_questions(settings, target, found) if target in EVALUATED else ()),
-        *nothing_to_do(settings, target, compares=_compares(settings, shape, engine, machine, target)),
-        *_logged(settings, target),
+        *serving_checks.check(d),
+        *(question_faults(d) if d.target in EVALUATED else ()),
+        *nothing_to_do(d, compares=d.has_fidelity and not memory_checks.two_models(d)),
+        *(_logged(d.settings.report.mlflow) if d.target == "all" else ()),
     ]
 
 
-def _host_memory(
-    settings: Settings, shape: ModelShape | None, engine: EngineDescription, machine: Machine, target: Target,
-    checked: Checked,
-) -> None:  # fmt: skip
+def _host_memory(d: Deployment, checked: Checked) -> None:
     """Add what an engine that computes in this process needs of the host's memory."""
-    if shape is None or engine.memory_model != "process":
+    if d.shape is None or d.engine.memory_model != "process":
         return
-    checked.notes += memory_checks.cpu_note(settings, shape)
-    checked.notes += (note,) if (note := unheard(settings.engine.openvino)) else ()
-    if has_fidelity(settings, target, engine):
-        _two_models(settings, shape, machine, target, checked)
-    if target in (*EVALUATED, *STARTED, *COMPARED):
-        fit = memory_checks.check_cpu(settings, shape, machine.memory_bytes)
+    memory = memory_checks.cpu_predicted(d.settings, d.shape)
+    if memory is not None:
+        checked.notes += memory_checks.cpu_notes(memory, request_tokens(d.settings))
+    checked.notes += (note,) if (note := unheard(d.settings.engine.openvino)) else ()
+    if d.has_fidelity:
+        _two_models(d, checked)
+    if memory is not None and d.target in (*EVALUATED, *STARTED, *COMPARED):
+        fit = memory_checks.check_cpu(d.settings, memory, d.machine.memory_bytes)
         checked.faults += fit.faults
         checked.warnings += fit.warnings
 
@@ -172,124 +152,53 @@ def _quant(settings: Settings) -> list[Fault]:
     faults = mix_faults(quant.formats, quant.effective_bits) if quant.effective_bits is not None else []
     faults += scale_faults(quant.qformat, quant.int4_scales, quant.fp4_inputs)
     version = library_versions(("nvidia-modelopt",))["nvidia-modelopt"]
-    if version == "absent" or is_given(settings):  # another check says where it is needed
+    if version == "absent" or is_given(settings.model):  # another check says where it is needed
         return faults
     wanted = {(qformat, quant.int4_scales, quant.fp4_inputs) for qformat in quant.formats}
     wanted |= {(drafts, "max", "max")} if drafts else set()
     return faults + [fault for qformat, *ways in sorted(wanted) for fault in version_faults(qformat, version, *ways)]
 
 
-def _logged(settings: Settings, target: Target) -> list[Fault]:
+def _logged(mlflow: str | None) -> list[Fault]:
     """Refuse to log results that nothing could log, before hours are spent on them."""
-    if target != "all" or settings.report.mlflow is None:
+    if mlflow is None:
         return []
     from pipelines.report.mlflow_runs import mlflow_fault  # imports all that a report is made of
 
-    return [fault] if (fault := mlflow_fault(settings.report.mlflow)) else []
+    return [fault] if (fault := mlflow_fault(mlflow)) else []
 
 
-def _compares(
-    settings: Settings, shape: ModelShape | None, engine: EngineDescription, machine: Machine, target: Target
-) -> bool:
-    """Return whether predictions are compared, and this machine has the memory for it."""
-    return has_fidelity(settings, target, engine) and not memory_checks.two_models(
-        settings, shape, machine.memory_bytes
-    )
-
-
-def _two_models(settings: Settings, shape: ModelShape, machine: Machine, target: Target, checked: Checked) -> None:
+def _two_models(d: Deployment, checked: Checked) -> None:
     """Check the memory of two models at a time: `fidelity` is refused without it, and `all` leaves that part out."""
-    why = memory_checks.two_models(settings, shape, machine.memory_bytes)
-    if why and target == "fidelity":
+    why = memory_checks.two_models(d)
+    if why and d.target == "fidelity":
         checked.faults.append(Fault(why, todo="Use a smaller model, or a machine with more memory."))
     elif why:
         checked.notes += (f"left out: {why}",)
 
 
-def _questions(settings: Settings, target: Target, found: Found) -> list[Fault]:
-    """Check that the task is known and that its questions can be had."""
-    asked = settings.eval
-    if asked.url is not None and target != "evaluate":
-        return [
-            Fault(
-                f"eval.url='{asked.url}' only works with `make evaluate`, `make fidelity` and `make diagnose`.",
-                todo="Leave eval.url out.",
-            )
-        ]
-    if asked.url is not None and asked.baseline == "hugging_face":
-        return [
-            Fault(
-                "eval.baseline=hugging_face is not evaluated beside a server (eval.url).",
-                todo="Evaluate it by itself, without eval.url.",
-            )
-        ]
-    if asked.guided and asked.task != JSON_VALIDITY:
-        return [
-            Fault(
-                f"eval.guided=true has no effect on eval.task='{asked.task}', whose questions have no JSON schema.",
-                todo="Leave it out, or set eval=json_validity.",
-            )
-        ]
-    if asked.baseline == "hugging_face" and asked.task in WRITTEN:
-        return [
-            Fault(
-                f"eval.baseline=hugging_face scores choices; the answers of eval.task='{asked.task}' are written.",
-                todo="Leave eval.baseline out.",
-            )
-        ]
-    if asked.is_auto:
-        return []
-    if fault := task_fault(asked.task) or chat_fault(asked, found):
-        return [fault]
-    if asked.task == MMLU and asked.dataset_path is not None:
-        subjects, complete = TASK_SIZES[MMLU][0], complete_subjects(asked.dataset_path.expanduser())
-        if complete < subjects:
-            what = (
-                f"eval.dataset_path='{asked.dataset_path}' has {complete} subjects with questions; mmlu has {subjects}."
-            )
-            return [Fault(what, LAYOUT, "Give a complete copy, or set eval= to the task whose questions it has.")]
-    if asked.task in BUNDLED or asked.dataset or asked.dataset_path or asked.path:
-        return []
-    return [
-        Fault(
-            f"eval.task='{asked.task}' has no data: eval.dataset and eval.dataset_path are null.",
-            todo="Set eval.dataset to the task's data set on the Hub, or eval.dataset_path to a copy of it.",
-        )
-    ]
-
-
-def _baseline(
-    settings: Settings,
-    shape: ModelShape | None,
-    engine: EngineDescription,
-    machine: Machine,
-    target: Target,
-    found: Found,
-    known: Sequence[BrokenRule],
-) -> list[Fault]:
+def _baseline(d: Deployment, known: Sequence[BrokenRule]) -> list[Fault]:
     """Apply the rules to the 16-bit baseline, which is built and evaluated but not served."""
-    if not has_baseline(settings, target):
+    if not d.has_baseline:
         return []
-    original = shape.unpruned if shape else None
-    alone = settings.baseline().model_copy(update={"triton": TritonSettings(num_nodes=settings.triton.num_nodes)})
-    findings = check_table(deployment(tune(alone, engine, original, machine), original, engine, machine, found))
-    told = {finding.rule.name for finding in known}
-    new = refused([finding for finding in findings if finding.rule.name not in told])
-    ranks = settings.eval.baseline_tp_size
+    unserved = TritonSettings(num_nodes=d.settings.triton.num_nodes)
+    alone = d.baseline.with_groups(triton=unserved).tuned
+    known_names = {finding.rule.name for finding in known}
+    new = refused([finding for finding in check_table(alone.facts) if finding.rule.name not in known_names])
+    ranks = d.settings.eval.baseline_tp_size
     what = f"The 16-bit baseline{f' (eval.baseline_tp_size={ranks})' if ranks else ''}"
     return [Fault(f"{what}: {fault.message}", fault.allowed, fault.todo) for fault in new]
 
 
-def _few_texts(settings: Settings, found: Found) -> list[Fault]:
+def _few_texts(calibration: CalibrationSettings, few: int | None) -> list[Fault]:
     """Warn of calibration data with fewer texts than activations should be observed on."""
-    if found.few_texts is None:
+    if few is None:
         return []
-    texts = count(found.few_texts, "text")
     return [
         Fault(
-            f"calibration.path='{settings.calibration.path}' holds {texts}: the observed ranges of activations depend "
-            f"on so few.",
-            f"At least {ENOUGH_TEXTS} are advisable; calibration.size={settings.calibration.size} would be used.",
+            f"calibration.path='{calibration.path}' holds {count(few, 'text')}: the observed ranges of activations "
+            f"depend on so few.",
+            f"At least {ENOUGH_TEXTS} are advisable; calibration.size={calibration.size} would be used.",
             "Add texts, or use calibration=real_text.",
         )
     ]
@@ -312,15 +221,12 @@ def _pinned(settings: Settings, machine: Machine) -> list[Fault]:
     ]
 
 
-def _draft(settings: Settings, found: Found) -> list[Fault]:
+def _draft(d: Deployment) -> list[Fault]:
     """Check the draft model's format and split; it runs on the GPUs of its target."""
-    guess = settings.speculative
-    if guess.draft is None or guess.draft_qformat is None:
+    guess, shape = d.settings.speculative, d.draft_shape
+    if guess.draft is None or guess.draft_qformat is None or shape is None:
         return []
-    shape = found.draft or guess.draft_shape
-    if shape is None:
-        return []
-    quant, build = settings.quant, settings.build
+    quant, build = d.settings.quant, d.settings.build
     if guess.draft_qformat is QFormat.AUTO and not quant.mixed:
         todo = f"Set quant=auto, or speculative.draft_qformat={quant.qformat}."
         return [Fault("speculative.draft_qformat=auto takes the candidates of quant=auto.", todo=todo)]
@@ -334,39 +240,32 @@ def _draft(settings: Settings, found: Found) -> list[Fault]:
             group_size=quant.group_size,
             tp_size=build.tp_size,
             pp_size=build.pp_size,
-            positions=found.draft_rotary,
+            positions=d.found.draft_rotary,
         )
     ]
     return [Fault(f"speculative.draft: {fault.message}", fault.allowed, fault.todo) for fault in faults]
 
 
-def check_machine(
-    engine: EngineDescription,
-    machine: Machine,
-    stages: Sequence[Stage],
-    wanted: HardwareSettings,
-    on_cpu: Callable[[], bool],
-) -> list[Fault]:
+def check_machine(d: Deployment, stages: Sequence[Stage]) -> list[Fault]:
     """Find what keeps an engine from being built and evaluated on this machine; `plan` can still describe it.
 
     Args:
-        engine: the chosen engine.
-        machine: facts of this machine.
+        d: the deployment.
         stages: that would run.
-        wanted: the GPU that was planned for.
-        on_cpu: whether the CPU engine takes the same configuration here.
     """
+    engine = d.engine
     used = any(stage.name in ("convert", "vision", "build", "evaluate") for stage in stages)
     if not engine.builder or not used:
         return []
-    lacks = engine.lacks(machine)
+    lacks = engine.lacks(d.machine)
     if not lacks:
-        return _other_gpu(machine, wanted)
+        return _other_gpu(d.machine, d.settings.hardware)
+    on_cpu = replace(d, engine=OPENVINO, limits=None).tuned
     return [
         Fault(
             f"engine={engine.setting} cannot run here: {'; '.join(lacks)}.",
             engine.place,
-            f"Run the same command there (make shell); {CPU_WAY if on_cpu() else ''}"
+            f"Run the same command there (make shell); {'' if check(on_cpu).faults else CPU_WAY}"
             f"or serve an engine that is already built with engine.path=/its/folder.",
         )
     ]
@@ -385,84 +284,50 @@ def _other_gpu(machine: Machine, wanted: HardwareSettings) -> list[Fault]:
     ]
 
 
-def is_for_a_named_gpu(settings: Settings, engine: EngineDescription) -> bool:
-    """Return whether a GPU is planned for by name, which may be in another machine."""
-    return bool(engine.builder) and settings.hardware.name != "auto"
-
-
-def check_memory(
-    settings: Settings, shape: ModelShape | None, engine: EngineDescription, machine: Machine, target: Target
-) -> list[Fault]:
+def check_memory(d: Deployment) -> list[Fault]:
     """Check the memory of this machine, where the engine is built here: on a machine without a GPU it is not."""
-    faults = []
-    if not engine.builder or machine.gpus:
-        faults += host_memory.check(settings, shape, machine, target)
-    return faults + (_pinned(settings, machine) if engine.needs_gpu and machine.gpus else [])
+    faults = host_memory.check(d) if not d.engine.builder or d.machine.gpus else []
+    return faults + (_pinned(d.settings, d.machine) if d.engine.needs_gpu and d.machine.gpus else [])
 
 
-def with_changes(settings: Settings, change: str) -> Settings:
-    """Return the settings with overrides such as "build.tp_size=2 quant=fp8", as messages propose them."""
-    for word in change.split():
-        key, _, value = word.partition("=")
-        group, _, name = key.partition(".")
-        held = getattr(settings, group)
-        name = name or {"quant": "qformat", "kv_cache": "dtype"}[group]
-        values = held.model_dump(by_alias=True, exclude_none=True, exclude_unset=True) | {name: value}
-        if name == "qformat":  # as the file of the other format does
-            values["group_size"] = group_instead(held.qformat, held.group_size, QFormat(value))
-            values = {key: given for key, given in values.items() if key not in held.SEARCH}
-        changed = type(held).judged(values, f"{group}.")
-        settings = settings.model_copy(update={group: changed})
-    return settings
-
-
-def _gpu_memory(
-    settings: Settings,
-    shape: ModelShape | None,
-    machine: Machine,
-    target: Target,
-    found: Found,
-    checked: Checked,
-    limits: ChosenLimits | None,
-    allowed: Callable[[str], bool],
-) -> None:
+def _gpu_memory(d: Deployment, checked: Checked, allowed: Callable[[str], bool]) -> None:
     """Check every engine of the plan against the memory of the GPU."""
-    gpu = gpus.resolved(settings.hardware, machine)
-    if about := gpus.describe(settings.hardware, machine):
+    gpu, settings = d.gpu, d.settings
+    if about := gpus.describe(settings.hardware, d.machine):
         checked.notes += (about,)
-    if shape is None or not gpu.memory_gb:
+    if d.shape is None or not gpu.memory_gb:
         return
-    if limits is not None:
-        checked.notes += tuple(f"chosen for the load: build.{line}" for line in limits.lines())
-    chosen = () if limits is None else tuple(limits.reasons)
+    if d.limits is not None:
+        checked.notes += tuple(f"chosen for the load: build.{line}" for line in d.limits.lines())
+    chosen = () if d.limits is None else tuple(d.limits.reasons)
     total, name = usable_bytes(gpu), memory_checks.gpu_name(gpu)
-    alone = draft_faults(settings, target, found, total, name)
-    beside = [] if alone else neighbours(settings, target, found)
-    fit = memory_checks.check(settings, shape, gpu, proposed(formats_for(gpu.sm or 0)), beside, allowed, chosen)
-    checked.faults += [*fit.faults, *alone]
-    checked.faults += baseline_faults(settings, target, shape, total, name, gpu.gpus_per_server)
+    alone = draft_faults(d, total, name)
+    beside = [] if alone else neighbours(d)
+    formats = proposed(formats_for(gpu.sm or 0))
+    fit = memory_checks.check(settings, d.shape, gpu, formats, beside, allowed, chosen)
+    checked.faults += [*fit.faults, *alone, *baseline_faults(d, total, name)]
     checked.notes += fit.notes
     checked.warnings += fit.warnings
-    if settings.multimodal.model_type != "none" and target in SERVED and not found.vision_bytes:
+    if settings.multimodal.model_type != "none" and d.target in SERVED and not d.found.vision_bytes:
         checked.notes += ("the vision encoder's memory is not known: its folder has no weights of one in safetensors",)
-    if settings.speculative.heads_path is not None and target in SERVED and not found.heads_bytes:
+    if settings.speculative.heads_path is not None and d.target in SERVED and not d.found.heads_bytes:
         checked.notes += ("the memory of the draft heads is not known: speculative.heads_path has no weights",)
 
 
-def check_installed(settings: Settings, target: Target, stages: Sequence[Stage], only: str | None) -> tuple[Fault, ...]:
+def check_installed(goal: Goal, stages: Sequence[Stage], only: str | None) -> tuple[Fault, ...]:
     """Check that the packages are installed that the stages that will run need, and a server where one is started.
 
     A server that is given by its path is a setting like others, and is judged with them.
 
     Args:
-        settings: the configuration.
-        target: of the command.
+        goal: of the command.
         stages: that will run.
         only: the stage that is wanted, if not the whole plan.
     """
     packages = [_missing(package, stages) for package in sorted(_absent(stages))]
-    starts = target in STARTED and only in (None, "benchmark") and not is_elsewhere(settings, target)
-    server = why_no_server(settings.serving) if starts and settings.serving.tritonserver is None else None
+    starts, serving = goal.target in STARTED and only in (None, "benchmark"), goal.settings.serving
+    starts = starts and not goal.is_elsewhere and serving.tritonserver is None
+    server = why_no_server(serving) if starts else None
     return (*packages, *([server] if server else ()))
 
 
@@ -478,17 +343,16 @@ def _missing(package: str, stages: Sequence[Stage]) -> Fault:
     )
 
 
-def output_folders(settings: Settings, target: Target, store: Path, *, makes: bool) -> dict[str, Path]:
+def output_folders(goal: Goal, store: Path, *, makes: bool) -> dict[str, Path]:
     """Return the folders that a run writes to, by the setting that names each.
 
     Args:
-        settings: the configuration.
-        target: of the command.
+        goal: of the command.
         store: of artifacts.
         makes: whether an artifact is made.
     """
     folders = {"paths.store": store} if makes else {}
-    folders["paths.runs"] = settings.paths.runs
-    if target == "all":
-        folders |= settings.report.written
+    folders["paths.runs"] = goal.settings.paths.runs
+    if goal.target == "all":
+        folders |= goal.settings.report.written
     return folders

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
+from graphlib import TopologicalSorter
 from typing import Any
 
 from eval.fidelity.config import ALONE, AMONG_OTHERS
 from eval.spec import PASSKEY
 from pipelines.domain.errors import UserError, did_you_mean
-from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.registry import EngineDescription, ServerBackend
-from pipelines.host.machine import Machine, torch_device
 from pipelines.plan.accuracy_checks import asked_questions
-from pipelines.plan.engine_flow import EngineFlow, Node, unpruned
-from pipelines.plan.memory_checks import cpu_reached, two_models
-from pipelines.plan.targets import (
-    MEASURED,
-    SERVED,
-    Target,
-    asks,
-    compares_server,
-    has_baseline,
-    has_fidelity,
-    has_reference,
-    is_elsewhere,
-    is_sequential,
+from pipelines.plan.deployment import Deployment
+from pipelines.plan.engine_nodes import (
+    Input,
+    Node,
+    calibration_text,
+    checkpoint_nodes,
+    draft_nodes,
+    engine,
+    engine_nodes,
+    model,
+    model_download,
+    quantize,
+    vision_nodes,
 )
+from pipelines.plan.memory_checks import cpu_reached, two_models
+from pipelines.plan.targets import MEASURED, SERVED
 from pipelines.settings.features import MultimodalSettings
-from pipelines.settings.model import ModelSettings
-from pipelines.settings.root import Settings
 from pipelines.stages.benchmark import Benchmark
 from pipelines.stages.diagnose import Diagnose
+from pipelines.stages.download import Download
 from pipelines.stages.evaluate import (
     REFERENCE,
     SERVED_ELSEWHERE,
@@ -44,60 +44,73 @@ from pipelines.stages.evaluate import (
 from pipelines.stages.fidelity import TEXTS as FIDELITY_TEXTS
 from pipelines.stages.fidelity import Fidelity, FidelityServed
 from pipelines.stages.repository import WriteRepository
-from pipelines.store.sources import BuiltEngine, InputSource
 from pipelines.store.space import ANSWERS
 from triton_repo.parameters import ImageSpec
 
 
-def nodes(
-    settings: Settings,
-    target: Target,
-    engine: EngineDescription,
-    sources: Mapping[str, InputSource],
-    shape: ModelShape | None,
-    machine: Machine,
-    built: BuiltEngine | None = None,
-    draft_shape: ModelShape | None = None,
-    reference_shape: ModelShape | None = None,
-) -> list[Node]:
-    """List the stages of a target in the order they run.
+def nodes(d: Deployment) -> list[Node]:
+    """List the stages of a deployment's target in the order they run."""
+    return in_order([*model_download(d), *_questions_download(d), *_nodes(d)])
 
-    Args:
-        settings: the configuration.
-        target: how far to go.
-        engine: the chosen engine.
-        sources: what the user has on disk: model, calibration, dataset, engine.
-        shape: of the model, where known.
-        machine: facts of this machine.
-        built: facts of the engine among the sources.
-        draft_shape: of the draft model, where known.
-        reference_shape: of another model to compare predictions with.
-    """
-    flow = _Flow(settings, target, engine, shape, machine, built, draft_shape, dict(sources))
-    flow.downloads()
-    if is_elsewhere(settings, target):
-        (flow.ask_server if target == "evaluate" else flow.measure)(settings)
-        return flow.nodes
-    if target == "diagnose":
-        flow.diagnose(settings)
-        return flow.nodes
-    if has_baseline(settings, target):
-        flow.baseline(settings)
-    if has_reference(settings, target):
-        flow.reference(settings)
-    flow.reference_engine(settings, reference_shape)
-    flow.engine(settings, "")
-    if asks(settings, target):
-        flow.accuracy(settings)
-    flow.fidelity(settings)
-    if target == "build" or target in SERVED:
-        flow.draft(settings)
-        flow.vision(settings)
-    if target in SERVED:
-        flow.repository(settings)
-    if target in MEASURED:
-        flow.measure(settings)
-    return flow.nodes
+
+def _nodes(d: Deployment) -> list[Node]:
+    """List the stages after the downloads; what several of them read may be listed more than once."""
+    if d.is_elsewhere:
+        return [_ask_server(d) if d.target == "evaluate" else _benchmark(d)]
+    if d.target == "diagnose":
+        return _diagnose(d)
+    compares = d.has_fidelity and not two_models(d)
+    made = _compared_with(d, compares=compares) + engine_nodes(d)
+    if d.asks:
+        made.append(_evaluate_in_turns(d) if d.is_sequential else _evaluate(d))
+    if d.compares_server:
+        made += _fidelity_of_server(d)
+    elif compares:
+        made += _fidelity(d)
+    return made + _served(d)
+
+
+def _compared_with(d: Deployment, *, compares: bool) -> list[Node]:
+    """Return what the engine is compared with; compares: whether predictions are, too."""
+    made = engine_nodes(d.baseline) if d.has_baseline else []
+    if d.has_baseline and d.asks and not d.is_sequential:
+        made.append(_evaluate(d.baseline))
+    if d.has_reference:
+        made.append(_evaluate_reference(d))
+    if compares and d.settings.fidelity.reference_path is not None:
+        made += engine_nodes(d.reference)
+    return made
+
+
+def _served(d: Deployment) -> list[Node]:
+    """Return the engines besides the model's own, the repository and the benchmark, as far as the target goes."""
+    made = [*draft_nodes(d), *vision_nodes(d)] if d.target == "build" or d.target in SERVED else []
+    if d.target in SERVED:
+        made.append(_repository(d))
+    if d.target in MEASURED:
+        made.append(_benchmark(d))
+    return made
+
+
+def in_order(made: Iterable[Node]) -> list[Node]:
+    """Return each node once, after what it reads, and otherwise in the order given."""
+    by_id: dict[str, Node] = {}
+    for node in made:
+        by_id.setdefault(node.id, node)
+    place = {name: number for number, name in enumerate(by_id)}
+    sorter = TopologicalSorter({name: _before(node) for name, node in by_id.items()})
+    sorter.prepare()
+    found: list[Node] = []
+    ready: list[str] = []
+    while sorter.is_active():
+        ready = sorted((*ready, *sorter.get_ready()), key=place.__getitem__)
+        sorter.done(first := ready.pop(0))
+        found.append(by_id[first])
+    return found
+
+
+def _before(node: Node) -> list[str]:
+    return [given for given in node.inputs.values() if isinstance(given, str)]
 
 
 def needed_for(made: list[Node], name: str) -> list[Node]:
@@ -116,285 +129,282 @@ def needed_for(made: list[Node], name: str) -> list[Node]:
     needed = {name}
     for node in reversed(made):  # inputs are made before
         if node.id in needed:
-            needed |= {given for given in node.inputs.values() if isinstance(given, str)}
+            needed.update(_before(node))
     return [node for node in made if node.id in needed]
 
 
-class _Flow(EngineFlow):
-    """The flow from the engine on: evaluation, repository, benchmark."""
-
-    def baseline(self, settings: Settings) -> None:
-        """Add the 16-bit engine, and its evaluation unless it is asked in turns with the other."""
-        alone = self.tuned(settings.baseline(), unpruned(self.shape))
-        self.engine(alone, "baseline.")
-        self.given |= {"baseline": self.given["engine"], "reference": self.given["engine"]}
-        if asks(settings, self.target) and not is_sequential(settings, self.target):
-            self._accuracy_alone(alone, "baseline.")
-
-    def accuracy(self, settings: Settings) -> None:
-        """Add the evaluation of the engine, alone or in turns with the 16-bit one."""
-        if is_sequential(settings, self.target):
-            self._accuracy_in_turns(settings)
-        else:
-            self._accuracy_alone(settings, "")
-
-    def _accuracy_alone(self, settings: Settings, prefix: str) -> None:
-        stage = Evaluate(
-            self.chosen.name,
-            self.chosen.options_of(settings.engine),
-            settings.eval,
-            settings.model.label,
-            settings.variant,
-            *self._harness(),
-            warns=self._warns(),
-        )
-        inputs = {"engine": "engine", "model": "model", "dataset": "dataset"}
-        self.add(prefix + "evaluate", stage, self.label(settings), inputs)
-
-    def _accuracy_in_turns(self, settings: Settings) -> None:
-        stage = EvaluateSequentially(
-            self.chosen.name,
-            self.chosen.options_of(settings.engine),
-            settings.eval,
-            settings.model.label,
-            settings.variant,
-            *self._harness(),
-            warns=self._warns(),
-            answers=settings.paths.store.absolute() / ANSWERS,
-        )
-        inputs = {name: name for name in ("engine", "baseline", "model", "dataset")}
-        self.add("evaluate", stage, self.label(settings), inputs)
-
-    def _warns(self) -> bool:
-        """Return whether a verdict follows, and only the evaluation learns whether the questions are too few for it."""
-        judged = has_baseline(self.settings, self.target) or has_reference(self.settings, self.target)
-        return judged and asked_questions(self.settings) is None
-
-    def _harness(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the libraries and the packages of an evaluation."""
-        libraries = (*self.chosen.run_libraries, "lm-eval", "transformers", "tokenizers")
-        return libraries, (*self.chosen.packages, "lm_eval", "transformers")
-
-    def reference(self, settings: Settings) -> None:
-        """Add the evaluation of the model itself, in Transformers."""
-        build = settings.build
-        positions = self.shape.max_position_embeddings if self.shape else None
-        longest = build.max_seq_len or positions
-        limit = None if longest is None else longest_scored(self.chosen.name, longest, build.max_num_tokens)
-        stage = EvaluateReference(settings.eval, settings.model.label, limit, torch_device(self.machine), self._warns())
-        self.add("reference", stage, f"{settings.model.label}-{REFERENCE}", {"model": "model", "dataset": "dataset"})
-
-    def reference_engine(self, settings: Settings, shape: ModelShape | None) -> None:
-        """Add the 16-bit engine of another model to compare with; afterwards it is `given["reference"]`."""
-        if settings.fidelity.reference_path is None or not self._compares(settings):
-            return
-        model, chosen = self.given["model"], _reference_model(settings)
-        self.given["model"] = self.given["reference_model"]
-        baseline = settings.baseline().model_copy(update={"model": chosen})
-        self.engine(self.tuned(baseline, shape), "reference.")
-        self.given |= {"model": model, "reference": self.given["engine"]}
-
-    def fidelity(self, settings: Settings) -> None:
-        """Add the comparison of predictions with those of the reference, if the target has one."""
-        if compares_server(settings, self.target):
-            self._fidelity_of_server(settings)
-            return
-        if not self._compares(settings):
-            return
-        wanted = settings.fidelity
-        stage = Fidelity(
-            self.chosen.name,
-            self.chosen.options_of(settings.engine),
-            wanted,
-            wanted.tokens or (ALONE if self.target == "fidelity" else AMONG_OTHERS),
-            settings.calibration,
-            settings.quant,
-            settings.model.label,
-            settings.variant,
-            _reference_model(settings).label,
-            (*self.chosen.run_libraries, "numpy", "transformers", "tokenizers"),
-            (*self.chosen.packages, "transformers"),
-        )
-        beside = [name for name in ("reference_model",) if name in self.given]
-        inputs = {name: name for name in ("engine", "reference", "model", *beside, *self._texts(settings))}
-        self.add("fidelity", stage, self.label(settings), inputs)
-
-    def _fidelity_of_server(self, settings: Settings) -> None:
-        stage = FidelityServed(
-            self.chosen.name,
-            self.chosen.options_of(settings.engine),
-            settings.eval,
-            settings.fidelity,
-            settings.fidelity.tokens or ALONE,
-            settings.calibration,
-            settings.model.label,
-            settings.paths.runs.absolute() / ".answers",
-            (*self.chosen.run_libraries, "numpy", "transformers", "tokenizers"),
-            (*self.chosen.packages, "transformers"),
-        )
-        inputs = {name: name for name in ("engine", "model", *self._texts(settings))}
-        self.add("fidelity", stage, f"{settings.model.label}-{SERVED_ELSEWHERE}", inputs)
-
-    def _texts(self, settings: Settings) -> list[str]:
-        """Return the names of the texts that predictions are compared on."""
-        texts, calibration = settings.fidelity.texts, settings.calibration
-        names: list[str] = [name for name in FIDELITY_TEXTS.values() if name in self.given and name != "calibration"]
-        if "calibration" in (texts or ()) and not (calibration.shipped and settings.fidelity.shipped):
-            self._calibration_text()
-            names.append("calibration")
-        return names
-
-    def _compares(self, settings: Settings) -> bool:
-        """Return whether the target has a fidelity, and this machine the memory for it."""
-        fits = not two_models(settings, self.shape, self.machine.memory_bytes)
-        return has_fidelity(settings, self.target, self.chosen) and fits
-
-    def diagnose(self, settings: Settings) -> None:
-        """Add the diagnosis of what is given, or of what this configuration makes as far as it runs here."""
-        # activations that the engine rounds by itself would look like a fault of it
-        settings = settings.model_copy(update={"engine": settings.engine.with_checkpoints_arithmetic()})
-        asked, elsewhere = settings.diagnose, settings.eval.url is not None
-        quantize, _ = self._compression(settings)
-        if not asked.given:
-            self._made_here(settings, serve=asked.serve and not elsewhere)
-        names = ["compressed", "checkpoint", "engine", "repository"]
-        if not asked.given and asked.simulate and quantize.calibrated:
-            names.append("calibration")
-        stage = Diagnose(
-            asked,
-            None if asked.given else quantize,
-            settings.eval.url,
-            settings.eval.model,
-            settings.serving,
-            self.chosen.name,
-            self.chosen.options_of(settings.engine),
-            settings.model.label,
-            "given" if asked.given else self.variant(settings),
-            settings.paths.runs.absolute(),
-            self.chosen.gives_logits,
-            (*self.chosen.run_libraries, "numpy", "torch", "transformers", "tokenizers"),
-            ("torch", "transformers", *(self.chosen.packages if self.chosen.gives_logits else ())),
-        )
-        inputs = {name: name for name in ("model", "text.bundled", *names) if name in self.given}
-        if "pruned" in self.given:  # a diagnosis compares layer by layer, so with a model of the same sizes
-            inputs["model"] = "pruned"
-        self.add("diagnose", stage, self.label(settings), inputs)
-
-    def _made_here(self, settings: Settings, *, serve: bool) -> None:
-        if not self.chosen.gives_logits:  # its engine is built and run on a GPU machine
-            self.checkpoint(settings, "")
-            return
-        self.engine(settings, "")
-        if serve:
-            self.draft(settings)
-            self.repository(settings)
-
-    def ask_server(self, settings: Settings) -> None:
-        """Add the evaluation of a model on a server that runs already."""
-        positions = self.shape.max_position_embeddings if self.shape else None
-        stage = EvaluateServed(
-            settings.eval,
-            settings.model.label,
-            settings.build.max_seq_len or positions,
-            settings.paths.runs.absolute() / ".answers",
-            settings.build.max_input_len if settings.eval.task == PASSKEY else None,
-        )
-        label = f"{settings.model.label}-{SERVED_ELSEWHERE}"
-        self.add("evaluate", stage, label, {"model": "model", "dataset": "dataset"})
-
-    def repository(self, settings: Settings) -> None:
-        """Add the Triton repository of the engine."""
-        adapters = [name for name in self.given if name.startswith("lora.")]
-        stage = WriteRepository(
-            self.chosen.name,
-            settings.triton,
-            self.chosen.options_of(settings.engine),
-            settings.kv_cache.enable_block_reuse,
-            settings.runtime.enable_chunked_context,
-            settings.model.label,
-            self.variant(settings),
-            *self._ranks(settings),
-            num_draft_tokens=settings.speculative.num_draft_tokens if "draft_engine" in self.given else None,
-            images=_images(settings.multimodal) if "vision_engine" in self.given else None,
-            lora_tasks=tuple(sorted(int(name.removeprefix("lora.")) for name in adapters)),
-        )
-        beside = [*(name for name in ("draft_engine", "vision_engine") if name in self.given), *adapters]
-        inputs = {"engine": "engine", "model": "model", **{name: name for name in beside}}
-        self.add("repository", stage, self.label(settings), inputs)
-        self.given["repository"] = "repository"
-
-    def measure(self, settings: Settings) -> None:
-        """Add the benchmark of the server."""
-        elsewhere = is_elsewhere(settings, self.target)
-        libraries = ("tritonclient", *(() if elsewhere else self.chosen.run_libraries))
-        stage = Benchmark(
-            settings.workload,
-            settings.benchmark,
-            settings.serving,
-            self._labels(settings, elsewhere),
-            self.machine.to_json(),
-            settings.paths.runs.absolute(),
-            libraries,
-            self._predicted(settings, elsewhere),
-        )
-        label = f"{settings.model.label}-elsewhere" if elsewhere else self.label(settings)
-        inputs = {"model": "model"} if elsewhere else {"repository": "repository", "model": "model"}
-        self.add("benchmark", stage, label, inputs)
-
-    def _predicted(self, settings: Settings, elsewhere: bool) -> dict[str, float]:
-        """Return the modelled memory of the engine's process under this load; empty where there is no model."""
-        if elsewhere or self.built is not None or self.chosen.memory_model != "process":
-            return {}
-        memory = cpu_reached(settings, self.shape)
-        return {"total": memory.total, **asdict(memory)} if memory else {}
-
-    def _labels(self, settings: Settings, elsewhere: bool) -> dict[str, Any]:
-        """Return the labels of the result; of a server elsewhere, only what the user states is known."""
-        if elsewhere:
-            said = settings.benchmark
-            return {
-                "model": settings.model.label,
-                "precision": said.precision or "unknown",
-                "engine": "unknown",
-                "tp_size": said.tp_size or 1,
-                "world_size": said.tp_size or 1,
-            }
-        tp_size, pp_size = self._ranks(settings)
-        return {
-            "model": settings.model.label,
-            "precision": self.variant(settings),
-            "engine": self.chosen.name,
-            "tp_size": tp_size,
-            "world_size": tp_size * pp_size,
-            "gpu_count": self._gpu_count(settings, tp_size * pp_size),
-        }
-
-    def _gpu_count(self, settings: Settings, world_size: int) -> int:
-        """Return the GPUs of all instances together, and of a draft model that has its own."""
-        triton = settings.triton
-        if self.chosen.server is not ServerBackend.TENSORRTLLM:
-            return world_size
-        groups = list(triton.gpu_device_ids or (range(world_size),))
-        if "draft_engine" in self.given:
-            groups += triton.draft_gpu_device_ids or ()
-        return len({gpu for group in groups for gpu in group})
-
-    def _ranks(self, settings: Settings) -> tuple[int, int]:
-        """Return (tp_size, pp_size) of the running engine."""
-        if not self.chosen.keeps_ranks:
-            return 1, 1
-        if self.built is not None:
-            return self.built.tp_size, self.built.pp_size
-        return settings.build.tp_size, settings.build.pp_size
+def _questions_download(d: Deployment) -> list[Node]:
+    """Return the download of the questions from the Hub, which all variants share; no node for those at hand."""
+    if not d.asks or "dataset" in d.sources:
+        return []
+    asked = d.settings.eval
+    stage = Download(str(asked.dataset), asked.revision or "main", "dataset", copy_setting="eval.dataset_path")
+    return [Node("download.eval", stage, asked.task, {})]
 
 
-def _reference_model(settings: Settings) -> ModelSettings:
-    """Return the model that is compared with in 16 bit."""
-    path = settings.fidelity.reference_path
-    return settings.model if path is None else settings.model.model_copy(update={"path": path})
+def _asked(d: Deployment) -> dict[str, Input]:
+    """Return the inputs of an evaluation besides the engine."""
+    return {"model": model(d), "dataset": d.sources.get("dataset", "download.eval")}
+
+
+def _evaluate(d: Deployment) -> Node:
+    """Return the evaluation of an engine by itself."""
+    settings = d.settings
+    options, name = d.engine.options_of(settings.engine), settings.model.label
+    needed = _harness(d.engine)
+    stage = Evaluate(d.engine.name, options, settings.eval, name, settings.variant.label, *needed, warns=_warns(d))
+    return Node(f"{d.prefix}evaluate", stage, d.label, {"engine": engine(d), **_asked(d)})
+
+
+def _evaluate_in_turns(d: Deployment) -> Node:
+    """Return the evaluation of the engine in turns with the 16-bit one."""
+    settings = d.settings
+    stage = EvaluateSequentially(
+        d.engine.name,
+        d.engine.options_of(settings.engine),
+        settings.eval,
+        settings.model.label,
+        settings.variant.label,
+        *_harness(d.engine),
+        warns=_warns(d),
+        answers=settings.paths.store.absolute() / ANSWERS,
+    )
+    return Node("evaluate", stage, d.label, {"engine": engine(d), "baseline": engine(d.baseline), **_asked(d)})
+
+
+def _warns(d: Deployment) -> bool:
+    """Return whether a verdict follows, and only the evaluation learns whether the questions are too few for it."""
+    return (d.has_verdict or bool(d.prefix)) and asked_questions(d.settings.eval) is None
+
+
+def _harness(chosen: EngineDescription) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the libraries and the packages of an evaluation."""
+    libraries = (*chosen.run_libraries, "lm-eval", "transformers", "tokenizers")
+    return libraries, (*chosen.packages, "lm_eval", "transformers")
+
+
+def _evaluate_reference(d: Deployment) -> Node:
+    """Return the evaluation of the model itself, in Transformers."""
+    build, name = d.settings.build, d.settings.model.label
+    longest = build.max_seq_len or d.positions
+    limit = None if longest is None else longest_scored(d.engine.name, longest, build.max_num_tokens)
+    stage = EvaluateReference(d.settings.eval, name, limit, d.device, _warns(d))
+    return Node("reference", stage, f"{name}-{REFERENCE}", _asked(d))
+
+
+def _ask_server(d: Deployment) -> Node:
+    """Return the evaluation of a model on a server that runs already."""
+    settings, build = d.settings, d.settings.build
+    stage = EvaluateServed(
+        settings.eval,
+        settings.model.label,
+        build.max_seq_len or d.positions,
+        settings.paths.runs.absolute() / ".answers",
+        build.max_input_len if settings.eval.task == PASSKEY else None,
+    )
+    return Node("evaluate", stage, f"{settings.model.label}-{SERVED_ELSEWHERE}", _asked(d))
+
+
+def _fidelity(d: Deployment) -> list[Node]:
+    """Return the comparison of predictions with those of the reference, after its texts."""
+    settings, wanted = d.settings, d.settings.fidelity
+    stage = Fidelity(
+        d.engine.name,
+        d.engine.options_of(settings.engine),
+        wanted,
+        wanted.tokens or (ALONE if d.target == "fidelity" else AMONG_OTHERS),
+        settings.calibration,
+        settings.quant,
+        settings.model.label,
+        settings.variant.label,
+        d.reference_model.label,
+        (*d.engine.run_libraries, "numpy", "transformers", "tokenizers"),
+        (*d.engine.packages, "transformers"),
+    )
+    before, texts = _texts(d)
+    beside: dict[str, Input] = {name: d.sources[name] for name in ("reference_model",) if name in d.sources}
+    inputs = {"engine": engine(d), "reference": engine(d.reference), "model": model(d), **beside, **texts}
+    return [*before, Node("fidelity", stage, d.label, inputs)]
+
+
+def _fidelity_of_server(d: Deployment) -> list[Node]:
+    """Return the comparison of a server's predictions with those of the 16-bit engine, after its texts."""
+    settings = d.settings
+    stage = FidelityServed(
+        d.engine.name,
+        d.engine.options_of(settings.engine),
+        settings.eval,
+        settings.fidelity,
+        settings.fidelity.tokens or ALONE,
+        settings.calibration,
+        settings.model.label,
+        settings.paths.runs.absolute() / ".answers",
+        (*d.engine.run_libraries, "numpy", "transformers", "tokenizers"),
+        (*d.engine.packages, "transformers"),
+    )
+    before, texts = _texts(d)
+    inputs = {"engine": engine(d), "model": model(d), **texts}
+    return [*before, Node("fidelity", stage, f"{settings.model.label}-{SERVED_ELSEWHERE}", inputs)]
+
+
+def _texts(d: Deployment) -> tuple[list[Node], dict[str, Input]]:
+    """Return the texts that predictions are compared on, and the download of one that is not here."""
+    fidelity = d.settings.fidelity
+    names = [name for name in FIDELITY_TEXTS.values() if name in d.sources and name != "calibration"]
+    texts: dict[str, Input] = {name: d.sources[name] for name in names}
+    if "calibration" in (fidelity.texts or ()) and not (d.settings.calibration.shipped and fidelity.shipped):
+        before, text = calibration_text(d)
+        return before, texts | text
+    return [], texts
+
+
+def _diagnose(given: Deployment) -> list[Node]:
+    """Return the diagnosis of what is given, or of what this configuration makes as far as it runs here."""
+    # activations that the engine rounds by itself would look like a fault of it
+    d = given.with_groups(engine=given.settings.engine.with_checkpoints_arithmetic())
+    settings, asked, quantized = d.settings, d.settings.diagnose, quantize(d)
+    made, inputs = (list[Node](), _given(d)) if asked.given else _made_here(d)
+    if not asked.given and asked.simulate and quantized.calibrated:
+        before, text = calibration_text(d)
+        made, inputs = [*made, *before], inputs | text
+    stage = Diagnose(
+        asked,
+        None if asked.given else quantized,
+        settings.eval.url,
+        settings.eval.model,
+        settings.serving,
+        d.engine.name,
+        d.engine.options_of(settings.engine),
+        settings.model.label,
+        "given" if asked.given else d.variant.label,
+        settings.paths.runs.absolute(),
+        d.engine.gives_logits,
+        (*d.engine.run_libraries, "numpy", "torch", "transformers", "tokenizers"),
+        ("torch", "transformers", *(d.engine.packages if d.engine.gives_logits else ())),
+    )
+    # it compares layer by layer, so with a model of the same sizes
+    pruned = any(node.id == "prune_model" for node in made)
+    inputs = {"model": "prune_model" if pruned else model(d), "text.bundled": d.sources["text.bundled"], **inputs}
+    return [*made, Node("diagnose", stage, d.label, inputs)]
+
+
+def _given(d: Deployment) -> dict[str, Input]:
+    return {name: d.sources[name] for name in ("checkpoint", "engine", "repository") if name in d.sources}
+
+
+def _made_here(d: Deployment) -> tuple[list[Node], dict[str, Input]]:
+    """Return what is made to be diagnosed, by the names under which the diagnosis reads it."""
+    asked = d.settings.diagnose
+    made = engine_nodes(d) if d.engine.gives_logits else checkpoint_nodes(d)  # other engines run on a GPU machine
+    inputs: dict[str, Input] = {"checkpoint": "quantize"}
+    for changing in ("prune_model", "sparsify", "recover"):
+        if any(node.id == changing for node in made):
+            inputs = {"compressed": changing, "checkpoint": "quantize"}
+    if d.engine.gives_logits:
+        inputs["engine"] = "build"
+        if asked.serve and d.settings.eval.url is None:
+            made = [*made, *draft_nodes(d), _repository(d)]
+            inputs["repository"] = "repository"
+    return made, inputs
+
+
+def _repository(d: Deployment) -> Node:
+    """Return the Triton repository of the engine."""
+    settings = d.settings
+    beside = _beside(d)
+    adapters: dict[str, Input] = {name: given for name, given in d.sources.items() if name.startswith("lora.")}
+    stage = WriteRepository(
+        d.engine.name,
+        settings.triton,
+        d.engine.options_of(settings.engine),
+        settings.kv_cache.enable_block_reuse,
+        settings.runtime.enable_chunked_context,
+        settings.model.label,
+        d.variant.label,
+        *_ranks(d),
+        num_draft_tokens=settings.speculative.num_draft_tokens if "draft_engine" in beside else None,
+        images=_images(settings.multimodal) if "vision_engine" in beside else None,
+        lora_tasks=tuple(sorted(int(name.removeprefix("lora.")) for name in adapters)),
+    )
+    return Node("repository", stage, d.label, {"engine": engine(d), "model": model(d), **beside, **adapters})
+
+
+def _beside(d: Deployment) -> dict[str, Input]:
+    """Return the engines besides the model's own that are served."""
+    beside: dict[str, Input] = {"draft_engine": "draft.build"} if draft_nodes(d) else {}
+    vision = d.target != "diagnose" and vision_nodes(d)
+    return beside | ({"vision_engine": "vision"} if vision else {})
 
 
 def _images(wanted: MultimodalSettings) -> ImageSpec | None:
     if wanted.model_type == "none":
         return None
     return ImageSpec(wanted.model_type, str(wanted.path), wanted.images_per_request)
+
+
+def _benchmark(d: Deployment) -> Node:
+    """Return the benchmark of the server."""
+    settings = d.settings
+    libraries = ("tritonclient", *(() if d.is_elsewhere else d.engine.run_libraries))
+    stage = Benchmark(
+        settings.workload,
+        settings.benchmark,
+        settings.serving,
+        _labels(d),
+        d.machine.to_json(),
+        settings.paths.runs.absolute(),
+        libraries,
+        _predicted(d),
+    )
+    if d.is_elsewhere:
+        return Node("benchmark", stage, f"{settings.model.label}-elsewhere", {"model": model(d)})
+    return Node("benchmark", stage, d.label, {"repository": "repository", "model": model(d)})
+
+
+def _predicted(d: Deployment) -> dict[str, float]:
+    """Return the modelled memory of the engine's process under this load; empty where there is no model."""
+    if not d.on_model or d.engine.memory_model != "process":
+        return {}
+    memory = cpu_reached(d.settings, d.shape)
+    return {"total": memory.total, **asdict(memory)} if memory else {}
+
+
+def _labels(d: Deployment) -> dict[str, Any]:
+    """Return the labels of the result; of a server elsewhere, only what the user states is known."""
+    if d.is_elsewhere:
+        stated = d.settings.benchmark
+        return {
+            "model": d.settings.model.label,
+            "precision": stated.precision or "unknown",
+            "engine": "unknown",
+            "tp_size": stated.tp_size or 1,
+            "world_size": stated.tp_size or 1,
+        }
+    tp_size, pp_size = _ranks(d)
+    return {
+        "model": d.settings.model.label,
+        "precision": d.variant.label,
+        "engine": d.engine.name,
+        "tp_size": tp_size,
+        "world_size": tp_size * pp_size,
+        "gpu_count": _gpu_count(d, tp_size * pp_size),
+    }
+
+
+def _gpu_count(d: Deployment, world_size: int) -> int:
+    """Return the GPUs of all instances together, and of a draft model that has its own."""
+    triton = d.settings.triton
+    if d.engine.server is not ServerBackend.TENSORRTLLM:
+        return world_size
+    groups = list(triton.gpu_device_ids or (range(world_size),))
+    if "draft_engine" in _beside(d):
+        groups += triton.draft_gpu_device_ids or ()
+    return len({gpu for group in groups for gpu in group})
+
+
+def _ranks(d: Deployment) -> tuple[int, int]:
+    """Return (tp_size, pp_size) of the running engine."""
+    if not d.engine.keeps_ranks:
+        return 1, 1
+    by = d.built or d.settings.build
+    return by.tp_size, by.pp_size

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pipelines.domain.errors import Fault
 from pipelines.domain.formats import QFormat, calibrates
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
-from pipelines.host.machine import Machine, torch_device
-from pipelines.plan.targets import Target, has_reference
+from pipelines.plan.deployment import Deployment
 from pipelines.predict.performance.memory import checkpoint_bytes, weight_bytes
 from pipelines.settings.root import Settings
-from pipelines.stages import Stage
 
 LINEAR_COPIES = 4
 """Bytes of the largest linear in 16 bit that copying a checkpoint holds at most, as a multiple of them (measured)."""
@@ -22,51 +20,46 @@ LAYER_COPIES = 7
 """Bytes of a layer in 16 bit that compressing holds at most, as a multiple of them (measured for quantizing)."""
 
 
-def check(settings: Settings, shape: ModelShape | None, machine: Machine, target: Target) -> list[Fault]:
+def check(d: Deployment) -> list[Fault]:
     """Check host memory of everything before the engine."""
-    return _compressing(settings, shape, machine) + _reference(settings, shape, machine, target)
+    return check_compressing(d) + _reference(d)
 
 
-def check_stages(
-    settings: Settings, shape: ModelShape | None, machine: Machine, stages: Sequence[Stage]
-) -> list[Fault]:
-    """Check host memory for stages that run on this machine whether or not the engine is built here."""
-    return _compressing(settings, shape, machine) if any(stage.name == "quantize" for stage in stages) else []
-
-
-def _compressing(settings: Settings, shape: ModelShape | None, machine: Machine) -> list[Fault]:
+def check_compressing(d: Deployment) -> list[Fault]:
     """Check host memory of quantizing and sparsifying."""
-    if shape is None:
+    if d.shape is None:
         return []
     faults = []
-    if (needed := quantize_memory_bytes(shape, settings)) > machine.memory_bytes:
-        faults.append(_too_large(settings, machine, needed, _doing(settings), _held(shape, settings)))
-    method = settings.sparsity.method
-    if method != "none" and (needed := sparsify_memory_bytes(shape, method)) > machine.memory_bytes:
-        faults.append(_too_large(settings, machine, needed, "sparsifying", "one layer at a time"))
+    quantizing = Quantizing.of(d.settings, d.shape)
+    if quantizing.bytes > d.machine.memory_bytes:
+        faults.append(_too_large(d, quantizing.bytes, quantizing.doing, quantizing.held))
+    method = d.settings.sparsity.method
+    if method != "none" and (needed := sparsify_memory_bytes(d.shape, method)) > d.machine.memory_bytes:
+        faults.append(_too_large(d, needed, "sparsifying", "one layer at a time"))
     return faults
 
 
-def _too_large(settings: Settings, machine: Machine, needed: float, doing: str, what: str) -> Fault:
+def _too_large(d: Deployment, needed: float, doing: str, what: str) -> Fault:
     return Fault(
-        f"{settings.model.label} needs about {show_bytes(needed)} of memory while {doing} ({what}; modelled); "
-        f"this machine has {show_bytes(machine.memory_bytes)}.",
+        f"{d.settings.model.label} needs about {show_bytes(needed)} of memory while {doing} ({what}; modelled); "
+        f"this machine has {show_bytes(d.machine.memory_bytes)}.",
         todo=f"Use a smaller model, or a machine with more memory for {doing}.",
     )
 
 
-def _reference(settings: Settings, shape: ModelShape | None, machine: Machine, target: Target) -> list[Fault]:
+def _reference(d: Deployment) -> list[Fault]:
     """Check the memory of the model in float32, which the engine is compared with."""
-    if shape is None or not has_reference(settings, target):
+    shape, machine = d.shape, d.machine
+    if shape is None or not d.has_reference:
         return []
     needed, where, held = 2 * weight_bytes(shape.unpruned, QFormat.NONE) + 2 * GIB, "this machine", machine.memory_bytes
-    if torch_device(machine) == "cuda" and machine.gpus[0].memory_bytes < held:
+    if d.device == "cuda" and machine.gpus[0].memory_bytes < held:
         where, held = f"one {machine.gpus[0].name}", machine.gpus[0].memory_bytes
     if needed <= held:
         return []
     return [
         Fault(
-            f"eval.baseline=hugging_face evaluates {settings.model.label} in float32, which takes about "
+            f"eval.baseline=hugging_face evaluates {d.settings.model.label} in float32, which takes about "
             f"{show_bytes(needed)} (modelled); {where} has {show_bytes(held)}.",
             todo="Use eval.baseline=build, or evaluate on a larger machine.",
         )
@@ -81,43 +74,38 @@ def one_layer_bytes(shape: ModelShape) -> float:
     return LAYER_COPIES * 2 * shape.linear_params / shape.num_hidden_layers + GIB
 
 
-def quantize_memory_bytes(shape: ModelShape, settings: Settings) -> float:
-    """Return the host memory of quantizing in bytes; in one piece, the model is held as a whole, then its copy too."""
-    if _copied(settings):
-        widest = max(shape.hidden_size, shape.num_attention_heads * shape.head_dim, shape.intermediate_size)
-        return LINEAR_COPIES * 2.0 * shape.hidden_size * widest + COPYING_BYTES
-    if quantized_whole(shape, settings):
-        written = checkpoint_bytes(shape, settings.quant.qformat, settings.quant.mean_bits)
-        return weight_bytes(shape, QFormat.NONE) + written + 2 * GIB
-    return one_layer_bytes(shape)
+@dataclass(frozen=True, slots=True)
+class Quantizing:
+    """The host memory of quantizing.
 
+    Attributes:
+        bytes: at most.
+        doing: what is done.
+        held: what is held at a time.
+    """
 
-def quantized_whole(shape: ModelShape, settings: Settings) -> bool:
-    """Return whether quantizing holds the whole model: to search a mix, and for a mixture of experts."""
-    return settings.quant.mean_bits is not None or shape.num_experts > 1
+    bytes: float
+    doing: str
+    held: str
 
+    @classmethod
+    def of(cls, settings: Settings, shape: ModelShape) -> Quantizing:
+        """Return what the settings need for a model: held as a whole to search a mix, and for a mixture of experts."""
+        quant = settings.quant
+        # without quantization the checkpoint is the model's tensors under other names; the LLM API reads the model
+        if not calibrates(quant.formats, settings.kv_cache.dtype):
+            widest = max(shape.hidden_size, shape.num_attention_heads * shape.head_dim, shape.intermediate_size)
+            needed = LINEAR_COPIES * 2.0 * shape.hidden_size * widest + COPYING_BYTES
+            return cls(needed, "writing the checkpoint", "one tensor at a time")
+        if quant.mean_bits is not None or shape.num_experts > 1:
+            written = checkpoint_bytes(shape, quant.qformat, quant.mean_bits)  # beside the model
+            return cls(weight_bytes(shape, QFormat.NONE) + written + 2 * GIB, "quantizing", "the whole model")
+        return cls(one_layer_bytes(shape), "quantizing", "one layer at a time")
 
-def quantize_note(shape: ModelShape | None, settings: Settings) -> tuple[str, ...]:
-    """Say what memory quantizing needs on this machine."""
-    if shape is None:
-        return ()
-    needed = show_bytes(quantize_memory_bytes(shape, settings))
-    return (f"{_doing(settings)} needs about {needed} of memory, {_held(shape, settings)} (modelled)",)
-
-
-def _copied(settings: Settings) -> bool:
-    """Return whether the checkpoint is the model's tensors under other names; the LLM API reads the model itself."""
-    return not calibrates(settings.quant.formats, settings.kv_cache.dtype)
-
-
-def _doing(settings: Settings) -> str:
-    return "writing the checkpoint" if _copied(settings) else "quantizing"
-
-
-def _held(shape: ModelShape, settings: Settings) -> str:
-    if _copied(settings):
-        return "one tensor at a time"
-    return "the whole model" if quantized_whole(shape, settings) else "one layer at a time"
+    @property
+    def note(self) -> str:
+        """The line of the plan."""
+        return f"{self.doing} needs about {show_bytes(self.bytes)} of memory, {self.held} (modelled)"
 
 
 def sparsify_memory_bytes(shape: ModelShape, method: str) -> float:

@@ -15,6 +15,7 @@ from pipelines.engines.openvino.blocks import blocks_of
 from pipelines.engines.openvino.memory import CpuMemory, CpuSizes, cpu_memory, inference_precision, kv_blocks
 from pipelines.host.machine import has_avx512
 from pipelines.loadgen.config import DEFAULT_CONCURRENCY
+from pipelines.plan.deployment import Deployment
 from pipelines.plan.neighbours import DRAFT, Neighbour
 from pipelines.predict.performance.gpus import usable_bytes
 from pipelines.predict.performance.limits import (
@@ -267,14 +268,13 @@ def cpu_predicted(settings: Settings, shape: ModelShape | None) -> CpuMemory | N
     return cpu_memory(sizes) if sizes is not None else None
 
 
-def check_cpu(settings: Settings, shape: ModelShape, memory_bytes: float) -> MemoryFit:
+def check_cpu(settings: Settings, memory: CpuMemory, memory_bytes: float) -> MemoryFit:
     """Check the CPU engine against the memory of this machine, on which it evaluates and serves.
 
     Weights and KV pool are refused if they do not fit; iterations may stay smaller than the limits allow, so they only
     cause a warning.
     """
-    memory = cpu_predicted(settings, shape)
-    if memory is None or memory.own <= memory_bytes:
+    if memory.own <= memory_bytes:
         return MemoryFit()
     what = f"{settings.model.label} in {settings.quant.qformat} with engine=openvino"
     has = f"this machine has {show_bytes(memory_bytes)} (modelled)."
@@ -299,13 +299,14 @@ def check_cpu(settings: Settings, shape: ModelShape, memory_bytes: float) -> Mem
     return MemoryFit(faults=(Fault(f"{what} needs {show_bytes(held)}; {has}", f"It is {parts}.", todo),))
 
 
-def two_models(settings: Settings, shape: ModelShape | None, memory_bytes: float) -> str:
+def two_models(d: Deployment) -> str:
     """Explain why the models that fidelity loads at a time do not fit; empty if they do.
 
     These are the 16-bit model and the compressed one; then, for the noise, the 16-bit model and a head, in float32 at
     most; and with fidelity.by_layer the 16-bit model twice.
     """
-    reference = cpu_predicted(settings.baseline(), shape.unpruned) if shape is not None else None
+    settings, shape, memory_bytes = d.settings, d.shape, d.machine.memory_bytes
+    reference = cpu_predicted(d.baseline.settings, d.unpruned)
     if shape is None or reference is None:
         return ""
     other = cpu_predicted(settings, shape) or reference
@@ -341,12 +342,8 @@ def cpu_reached(settings: Settings, shape: ModelShape | None) -> CpuMemory | Non
     )
 
 
-def cpu_note(settings: Settings, shape: ModelShape) -> tuple[str, ...]:
-    """Describe what the CPU engine will need and hold."""
-    memory = cpu_predicted(settings, shape)
-    if memory is None:
-        return ()
-    tokens = request_tokens(settings)
+def cpu_notes(memory: CpuMemory, tokens: int | None) -> tuple[str, ...]:
+    """Describe what the CPU engine will need and hold, in all and for requests of so many tokens."""
     parts = (
         ("process", memory.process),
         ("weights", memory.weights),

@@ -45,7 +45,7 @@ def _download(plan: Plan, todo: list[PlannedStep]) -> str:
 
 def _disk(plan: Plan, todo: list[PlannedStep]) -> str:
     """Say how much disk the finished stages take; a Triton repository is made of hard links."""
-    if not plan.choice.engine.needs_gpu:
+    if not plan.deployment.engine.needs_gpu:
         return ""
     sizes: dict[str, float] = {}
     for step in todo:
@@ -61,7 +61,7 @@ def _disk(plan: Plan, todo: list[PlannedStep]) -> str:
 def _stored(plan: Plan, step: PlannedStep) -> tuple[str, float | None]:
     """Return what a step writes and its modelled size; None where there is no model, or nothing large is written."""
     stage, draft = step.node.stage, "draft" in step.node.id.split(".")
-    shape = plan.settings.speculative.draft_shape if draft else plan.shape
+    shape = plan.settings.speculative.draft_shape if draft else plan.deployment.shape
     if shape is not None and (step.node.id.startswith(("baseline.", "reference.")) or isinstance(stage, Download)):
         shape = shape.unpruned
     if shape is None or step.node.id == "vision" or (isinstance(stage, Download) and stage.repo_type != "model"):
@@ -95,13 +95,13 @@ def _format(plan: Plan, step: PlannedStep) -> tuple[QFormat, float | None]:
 def _time(plan: Plan, todo: list[PlannedStep]) -> str:
     """Say roughly how long the builds take, if a published log covers such ranks, and what nobody knows."""
     builds = [step for step in todo if isinstance(step.node.stage, Build)]
-    if not plan.choice.engine.needs_gpu or plan.shape is None:
+    if not plan.deployment.engine.needs_gpu or plan.deployment.shape is None:
         return ""
     if not builds:
         return "time: unknown" if any(isinstance(step.node.stage, Quantize) for step in todo) else ""
     ranks = plan.settings.build.tp_size * plan.settings.build.pp_size
     rounds = -(-ranks // plan.settings.build.workers)
-    if plan.shape.num_params / ranks > BUILD_PARAMETERS:
+    if plan.deployment.shape.num_params / ranks > BUILD_PARAMETERS:
         return "time: unknown; no build of a rank this large is published"
     minutes = BUILD_MINUTES * rounds
     return (

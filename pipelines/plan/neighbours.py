@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 
 from pipelines.domain.errors import Fault
 from pipelines.domain.formats import QFormat
-from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import show_bytes
-from pipelines.plan.targets import SERVED, Target, has_baseline
-from pipelines.plan.user_inputs import Found
+from pipelines.plan.deployment import Deployment
+from pipelines.plan.targets import SERVED
 from pipelines.predict.performance.limits import engine_sizes, request_tokens
 from pipelines.predict.performance.memory import EngineSizes, device_memory, fits
 from pipelines.rules.rulebook import check_checkpoint
@@ -34,12 +33,13 @@ class Neighbour:
     usual: float
 
 
-def neighbours(settings: Settings, target: Target, found: Found) -> list[Neighbour]:
+def neighbours(d: Deployment) -> list[Neighbour]:
     """List what shares the GPUs of the served engine."""
-    if target not in SERVED:
+    settings, found = d.settings, d.found
+    if d.target not in SERVED:
         return []
     beside = []
-    sizes = draft_sizes(settings, found)
+    sizes = draft_sizes(d)
     if sizes is not None and not _draft_is_apart(settings):
         one, usual = device_memory(replace(sizes, max_batch_size=1), 0), device_memory(sizes, 0)
         kv = sizes.kv_request_bytes(_tokens(settings, sizes))
@@ -53,10 +53,9 @@ def neighbours(settings: Settings, target: Target, found: Found) -> list[Neighbo
     return beside
 
 
-def draft_sizes(settings: Settings, found: Found) -> EngineSizes | None:
+def draft_sizes(d: Deployment) -> EngineSizes | None:
     """Return the sizes of the draft model's engine; None without one, or while its shape is unknown."""
-    guess = settings.speculative
-    shape = found.draft or guess.draft_shape
+    settings, shape, guess = d.settings, d.draft_shape, d.settings.speculative
     if guess.mode != "draft_target" or guess.draft_qformat is None or shape is None:
         return None
     quant = settings.quant.model_copy(update={"qformat": guess.draft_qformat})
@@ -81,12 +80,12 @@ def _tokens(settings: Settings, sizes: EngineSizes) -> int:
     return min(request_tokens(settings) or sizes.max_seq_len, sizes.max_seq_len)
 
 
-def draft_faults(settings: Settings, target: Target, found: Found, total: float, name: str) -> list[Fault]:
+def draft_faults(d: Deployment, total: float, name: str) -> list[Fault]:
     """Check the draft model's engine alone against a GPU of `total` bytes."""
-    sizes = draft_sizes(settings, found) if target == "build" or target in SERVED else None
-    if sizes is None or _one_fits(sizes, settings, total):
+    sizes = draft_sizes(d) if d.target == "build" or d.target in SERVED else None
+    if sizes is None or _one_fits(sizes, _tokens(d.settings, sizes), total):
         return []
-    draft = settings.speculative.draft
+    draft = d.settings.speculative.draft
     assert draft is not None
     return [
         Fault(
@@ -102,47 +101,37 @@ def _takes(sizes: EngineSizes) -> str:
     return f"needs {show_bytes(memory.weights)} of weights and {show_bytes(memory.activations)} of activations per GPU"
 
 
-def baseline_faults(
-    settings: Settings, target: Target, shape: ModelShape, total: float, name: str, gpus: int | None
-) -> list[Fault]:
-    """Check the 16-bit baseline against a GPU of `total` bytes, and offer settings with which the plan works.
-
-    Args:
-        settings: the configuration.
-        target: of the command.
-        shape: of the model.
-        total: memory of the GPU, bytes.
-        name: of the GPU.
-        gpus: in one server, if known.
-    """
-    if not has_baseline(settings, target):
+def baseline_faults(d: Deployment, total: float, name: str) -> list[Fault]:
+    """Check the 16-bit baseline against a GPU of `total` bytes, and offer settings with which the plan works."""
+    if d.unpruned is None or not d.has_baseline:
         return []
-    sizes = engine_sizes(settings.baseline(), shape.unpruned)
-    if sizes.shape.num_attention_heads % sizes.tp_size or _one_fits(sizes, settings, total):
+    sizes = engine_sizes(d.baseline.settings, d.unpruned)
+    tokens = _tokens(d.settings, sizes)
+    if sizes.shape.num_attention_heads % sizes.tp_size or _one_fits(sizes, tokens, total):
         return []
-    ranks = _enough_ranks(sizes, settings, total, gpus)
+    ranks = _enough_ranks(sizes, tokens, total, d.gpu.gpus_per_server)
     ways = [f"eval.baseline_tp_size={ranks}"] if ranks else []
     ways.append("eval.baseline=skip (then no loss of accuracy is stated)")
     return [
         Fault(
-            f"The 16-bit baseline of {settings.model.label} {_takes(sizes)}; one {name} has {show_bytes(total)} "
+            f"The 16-bit baseline of {d.settings.model.label} {_takes(sizes)}; one {name} has {show_bytes(total)} "
             f"(modelled).",
             todo=f"Add {', or '.join(ways)}.",
         )
     ]
 
 
-def _one_fits(sizes: EngineSizes, settings: Settings, total: float) -> bool:
-    return fits(replace(sizes, max_batch_size=1), total, _tokens(settings, sizes))
+def _one_fits(sizes: EngineSizes, tokens: int, total: float) -> bool:
+    return fits(replace(sizes, max_batch_size=1), total, tokens)
 
 
-def _enough_ranks(sizes: EngineSizes, settings: Settings, total: float, gpus: int | None) -> int | None:
+def _enough_ranks(sizes: EngineSizes, tokens: int, total: float, gpus: int | None) -> int | None:
     """Return the fewest ranks with which the baseline fits; None if there are none."""
     for ranks in MORE_RANKS:
         more = replace(sizes, tp_size=ranks)
         if ranks <= sizes.tp_size or ranks * sizes.pp_size > (gpus or MORE_RANKS[-1]):
             continue
         refused = check_checkpoint(sizes.shape, QFormat.NONE, tp_size=ranks, pp_size=sizes.pp_size)
-        if not refused and _one_fits(more, settings, total):
+        if not refused and _one_fits(more, tokens, total):
             return ranks
     return None

@@ -6,8 +6,8 @@ not bundled: whether it has the questions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.util import find_spec
@@ -15,19 +15,19 @@ from typing import Any, Literal
 
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.model_shape import ModelShape
-from pipelines.engines.registry import OPENVINO, EngineChoice, EngineDescription, choose
+from pipelines.engines.registry import choose
 from pipelines.host.disk import no_folders, relative_to_cwd, unwritable_folders
 from pipelines.host.machine import Machine, library_versions
 from pipelines.plan import checks, host_memory
 from pipelines.plan.accuracy_checks import WITHOUT_QUESTIONS
-from pipelines.plan.engine_flow import Node, tune, tuning_notes
+from pipelines.plan.deployment import Deployment
+from pipelines.plan.engine_nodes import Node
 from pipelines.plan.flow import needed_for, nodes
-from pipelines.plan.targets import EVALUATED, Target, compares_server, has_baseline, is_elsewhere, is_unasked
+from pipelines.plan.targets import EVALUATED, Goal, Target
 from pipelines.plan.user_inputs import Found, look
-from pipelines.predict.performance.gpus import resolved
-from pipelines.predict.performance.limits import ChosenLimits, with_limits
+from pipelines.predict.performance.limits import ChosenLimits
+from pipelines.settings.model import ModelSettings
 from pipelines.settings.root import Settings
-from pipelines.stages import Stage
 from pipelines.stages.download import Download
 from pipelines.stages.prune_model import pruning_spec
 from pipelines.store.manifest import DamagedError
@@ -61,16 +61,18 @@ class Plan:
     """Everything a run needs to know before it starts.
 
     Attributes:
+        deployment: what will run.
+        reason: why this engine was chosen.
+        steps: in the order they run.
+        notes: what fits where, and what was chosen.
+        warnings: valid, but perhaps not what the user meant.
         not_here: what keeps it from running on this machine; it can still be described.
         missing: likewise, what this machine could have: packages, and a tritonserver.
         only: the stage that is wanted, if the plan holds no more than this stage and what it needs.
     """
 
-    settings: Settings
-    target: Target
-    machine: Machine
-    choice: EngineChoice
-    shape: ModelShape | None
+    deployment: Deployment
+    reason: str
     steps: tuple[PlannedStep, ...]
     notes: tuple[str, ...]
     warnings: tuple[Fault, ...] = ()
@@ -79,9 +81,14 @@ class Plan:
     only: str | None = None
 
     @property
+    def settings(self) -> Settings:
+        """The settings as resolved."""
+        return self.deployment.settings
+
+    @property
     def command(self) -> str:
         """Command that runs this plan."""
-        return self.target if self.only is None else "stage"
+        return self.deployment.target if self.only is None else "stage"
 
     @property
     def refusals(self) -> tuple[Fault, ...]:
@@ -107,91 +114,71 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     Raises:
         UserError: every fault found, at once.
     """
-    faults = no_folders(checks.output_folders(settings, target, store.root, makes=True))
-    shape = settings.model.shape.to_shape() if settings.model.shape else None
-    found = Found()
-    settings, questions = with_questions(settings, target, store)
-    try:
-        found = look(settings, target, store.hashes)
-        if found.shape and shape and found.shape != shape:
-            faults.append(_wrong_shape(settings, shape, found.shape))
-        shape = found.shape or shape
-    except UserError as error:
-        faults.extend(error.faults)
-    if compares_server(settings, target):  # its format is its own
-        settings = settings.baseline()
-    with collecting(faults):
-        shape = _pruned(settings, shape, from_model=found.built is None and not is_elsewhere(settings, target))
-    choice = choose(found.built.flavour if found.built else settings.engine.name, machine, settings.hardware.name)
-    settings, tuning = _tuned(settings, choice.engine, shape, machine, target, found)
-    limits = None
-    if found.built is None:
-        with collecting(faults):
-            limits = _limits(settings, shape, machine)
-    on_gpu = with_limits(settings, limits)
-    settings = on_gpu if choice.engine.needs_gpu else settings
-    checked = checks.check(settings, shape, choice.engine, machine, target, found, limits, on_gpu)
+    goal = Goal(settings, target)
+    faults = no_folders(checks.output_folders(goal, store.root, makes=True))
+    goal, questions = with_questions(goal, store)
+    deployment, reason, tuning = _resolved(goal, store, machine, faults)
+    checked = checks.check(deployment)
     faults.extend(checked.faults)
     if faults:
         raise UserError.of(faults)
-    draft = found.draft or settings.speculative.draft_shape
-    made = nodes(settings, target, choice.engine, found.sources, shape, machine, found.built, draft, found.reference)
+    made = nodes(deployment)
     if only is not None:
         made = needed_for(made, only)
     steps = _resolve(made, store)
     todo = [step.node.stage for step in steps if step.state != "cached"]
-    unwritable = unwritable_folders(checks.output_folders(settings, target, store.root, makes=bool(todo)))
-    if only is not None and (faults := host_memory.check_stages(settings, shape, machine, todo)):
+    unwritable = unwritable_folders(checks.output_folders(goal, store.root, makes=bool(todo)))
+    quantizes = any(stage.name == "quantize" for stage in todo)
+    if only is not None and quantizes and (faults := host_memory.check_compressing(deployment)):
         raise UserError.of(faults)
     store.hashes.save()
-    on_model = found.built is None and not is_elsewhere(settings, target)
-    not_here = _not_here(settings, shape, choice.engine, machine, target, found, todo, on_model=on_model)
-    memory = host_memory.quantize_note(shape, settings) if any(stage.name == "quantize" for stage in todo) else ()
+    not_here = checks.check_machine(deployment, todo)
+    if not not_here and deployment.on_model and deployment.is_for_a_named_gpu:
+        not_here = checks.check_memory(deployment)
+    shape = deployment.shape
+    memory = (host_memory.Quantizing.of(deployment.settings, shape).note,) if quantizes and shape else ()
     # what cannot run here at all runs where the rest is, too
-    missing = () if not_here else checks.check_installed(settings, target, todo, only)
+    missing = () if not_here else checks.check_installed(goal, todo, only)
     notes, warnings = (*questions, *checked.notes, *memory, *tuning), (*checked.warnings, *unwritable)
-    findings = notes, warnings, (*not_here, *unwritable), missing
-    return Plan(settings, target, machine, choice, shape, steps, *findings, only)
+    return Plan(deployment, reason, steps, notes, warnings, (*not_here, *unwritable), missing, only)
 
 
-def _tuned(
-    settings: Settings, engine: EngineDescription, shape: ModelShape | None, machine: Machine, target: Target,
-    found: Found,
-) -> tuple[Settings, tuple[str, ...]]:  # fmt: skip
-    """Return the tuned settings and the plan's notes on them; with a built engine only the server is left to tune."""
-    tuned = tune(settings, engine, shape, machine)
-    if found.built is not None:
-        return settings.model_copy(update={"triton": tuned.triton}), ()
-    return tuned, tuning_notes(tuned, engine, shape, machine, baseline=has_baseline(tuned, target))
+def _resolved(
+    goal: Goal, store: Store, machine: Machine, faults: list[Fault]
+) -> tuple[Deployment, str, tuple[str, ...]]:
+    """Return what will run, why its engine was chosen, and the plan's notes on what is tuned; faults are added."""
+    settings, found = goal.settings, Found()
+    shape = settings.model.shape.to_shape() if settings.model.shape else None
+    with collecting(faults):
+        found = look(goal, store.hashes)
+    if found.shape and shape and found.shape != shape:
+        faults.append(_wrong_shape(settings.model, shape, found.shape))
+    shape = found.shape or shape
+    if goal.compares_server:  # its format is its own
+        settings = settings.baseline()
+    if settings.prune.prunes and shape is not None and found.built is None and not goal.is_elsewhere:
+        with collecting(faults):  # every later stage sees the shape that is left
+            shape = pruning_spec(settings.prune).applied(shape)
+    choice = choose(found.built.flavour if found.built else settings.engine.name, machine, settings.hardware.name)
+    given = Deployment(settings, goal.target, choice.engine, machine, found, shape)
+    tuned = given.tuned
+    if found.built is not None:  # only the server is left to tune
+        return given.with_groups(triton=tuned.settings.triton), choice.reason, ()
+    limits = None
+    with collecting(faults):
+        limits = _limits(tuned)
+    limited = replace(tuned, limits=limits)
+    return limited.limited if choice.engine.needs_gpu else limited, choice.reason, tuned.tuning_notes
 
 
-def _not_here(
-    settings: Settings, shape: ModelShape | None, engine: EngineDescription, machine: Machine, target: Target,
-    found: Found, todo: Sequence[Stage], *, on_model: bool,
-) -> list[Fault]:  # fmt: skip
-    """Return why this machine cannot run it; on_model: compression and build are part of it."""
-    not_here = checks.check_machine(
-        engine,
-        machine,
-        todo,
-        settings.hardware,
-        on_cpu=lambda: (
-            not checks.check(tune(settings, OPENVINO, shape, machine), shape, OPENVINO, machine, target, found).faults
-        ),
-    )
-    if not not_here and on_model and checks.is_for_a_named_gpu(settings, engine):
-        not_here = checks.check_memory(settings, shape, engine, machine, target)
-    return not_here
-
-
-def with_questions(settings: Settings, target: Target, store: Store) -> tuple[Settings, tuple[str, ...]]:
-    """Return the settings with the questions that eval=auto stands for, and a line for the plan.
+def with_questions(goal: Goal, store: Store) -> tuple[Goal, tuple[str, ...]]:
+    """Return the goal with the questions that eval=auto stands for, and a line for the plan.
 
     Where there are none the task remains `auto`. A bundled model's were chosen when the settings were read.
     """
-    asked = settings.eval
-    if target not in EVALUATED or not asked.is_auto:
-        return settings, ()
+    settings, asked = goal.settings, goal.settings.eval
+    if goal.target not in EVALUATED or not asked.is_auto:
+        return goal, ()
     real = asked.as_mmlu()
     data = Download(str(real.dataset), str(real.revision), "dataset")
     # a model from the Hub comes with the same connection
@@ -199,10 +186,10 @@ def with_questions(settings: Settings, target: Target, store: Store) -> tuple[Se
     if not (why := "" if known else _not_on_hub(data.repo_id, data.revision)):
         compared = " and fidelity" if real.fidelity else ""
         note = f"questions: mmlu{compared}, as for every model that is not bundled, unless eval= says otherwise"
-        return settings.model_copy(update={"eval": real}), (note,)
-    settings = settings.model_copy(update={"eval": asked.with_fidelity()})
-    verdict = ", and the verdict is NOT MEASURED" if is_unasked(settings, target) else ""
-    return settings, (f"questions: none{verdict}, because there is no mmlu here: {why} {WITHOUT_QUESTIONS}",)
+        return goal.with_groups(eval=real), (note,)
+    goal = goal.with_groups(eval=asked.with_fidelity())
+    verdict = ", and the verdict is NOT MEASURED" if goal.is_unasked else ""
+    return goal, (f"questions: none{verdict}, because there is no mmlu here: {why} {WITHOUT_QUESTIONS}",)
 
 
 def _in_store(data: Download, store: Store) -> bool:
@@ -223,27 +210,15 @@ def _not_on_hub(repo_id: str, revision: str) -> str:
     return why_not(HubSource(repo_id, revision, "dataset"))
 
 
-def _pruned(settings: Settings, shape: ModelShape | None, *, from_model: bool) -> ModelShape | None:
-    """Return the shape that every later stage sees, where the model's is known.
-
-    Raises:
-        UserError: the model cannot be pruned to these sizes.
-    """
-    if not settings.prune.prunes or shape is None or not from_model:
-        return shape
-    return pruning_spec(settings.prune).applied(shape)
-
-
-def _limits(settings: Settings, shape: ModelShape | None, machine: Machine) -> ChosenLimits | None:
+def _limits(d: Deployment) -> ChosenLimits | None:
     """Choose the limits of an engine on the GPU that is named or found, if its speed is known."""
-    hardware = resolved(settings.hardware, machine)
-    if hardware.mem_bw_gb_s is None:
+    if d.gpu.mem_bw_gb_s is None:
         return None
     # the performance model needs numpy, which takes a while to load
     from pipelines.predict.performance.deployment import costs
     from pipelines.predict.performance.placement import limits_for_load
 
-    return limits_for_load(settings, shape, hardware, costs(settings))
+    return limits_for_load(d.settings, d.shape, d.gpu, costs(d.settings))
 
 
 def node_key(node: Node, digests: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
@@ -268,11 +243,11 @@ def node_key(node: Node, digests: Mapping[str, str]) -> tuple[str, dict[str, Any
     return fingerprint(parts), parts
 
 
-def _wrong_shape(settings: Settings, wanted: ModelShape, found: ModelShape) -> Fault:
+def _wrong_shape(model: ModelSettings, wanted: ModelShape, found: ModelShape) -> Fault:
     first = wanted.differences(found)[0]
     return Fault(
-        f"model.path='{settings.model.folder}' is not a {settings.model.name}: "
-        f"its {first} is {getattr(found, first)}, model={settings.model.name} says {getattr(wanted, first)}.",
+        f"model.path='{model.folder}' is not a {model.name}: "
+        f"its {first} is {getattr(found, first)}, model={model.name} says {getattr(wanted, first)}.",
         todo="Leave out model=... to use the folder as it is.",
     )
 

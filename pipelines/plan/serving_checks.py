@@ -6,68 +6,72 @@ from collections.abc import Sequence
 from random import Random
 from typing import get_args
 
+from eval.config import EvalSettings
+from eval.fidelity.config import FidelitySettings
 from pipelines.domain.errors import Fault, collecting
-from pipelines.domain.model_shape import ModelShape
+from pipelines.engines.config import EngineSettings
 from pipelines.engines.registry import ENGINES, EngineDescription, ServerBackend
-from pipelines.loadgen.config import load_faults
+from pipelines.engines.tensorrt_llm.config import BuildSettings
+from pipelines.loadgen.config import WorkloadSettings, load_faults
 from pipelines.loadgen.plan import read_trace, sampler
-from pipelines.plan.targets import EVALUATED, MEASURED, SERVED, STARTED, Target, is_elsewhere
+from pipelines.plan.deployment import Deployment
+from pipelines.plan.targets import EVALUATED, MEASURED, SERVED, STARTED, Target
 from pipelines.rules.cpu import DRAFTING
+from pipelines.serving.config import ServingSettings
 from pipelines.serving.locate import why_no_server
 from pipelines.serving.ports import privileged_ports
-from pipelines.settings.root import Settings
 from pipelines.store.sources import BuiltEngine
 from triton_repo.config import TritonSettings
 from triton_repo.parameters import SPECULATION, setting_faults
 
 
-def check(
-    settings: Settings, shape: ModelShape | None, engine: EngineDescription, target: Target, built: BuiltEngine | None
-) -> list[Fault]:
-    """Apply every rule about serving.
-
-    Args:
-        settings: the configuration.
-        shape: of the model, where known.
-        engine: the chosen engine.
-        target: of the command.
-        built: the engine given with engine.path, if any.
-    """
-    faults = [*load_faults(settings.workload, settings.benchmark), *_files(settings)] if target in MEASURED else []
-    if is_elsewhere(settings, target):
+def check(d: Deployment) -> list[Fault]:
+    """Apply every rule about serving and measuring."""
+    settings, target, engine = d.settings, d.target, d.engine
+    work, load = settings.workload, settings.benchmark
+    faults = [*load_faults(work, load), *_files(work)] if target in MEASURED else []
+    if d.is_elsewhere:
         return faults
-    if target in MEASURED:
-        faults += _streaming(settings)
-    faults += _program(settings) if target in STARTED else []
+    if target in MEASURED and load.streaming and not settings.triton.decoupled_mode:
+        faults.append(_STREAMING)
+    faults += _program(settings.serving) if target in STARTED else []
     if target in SERVED and engine.server is None:
-        faults.append(_not_served(settings, target, engine))
+        faults.append(_not_served(d))
     elif target in SERVED:
-        faults += setting_faults(_asked(settings, engine, built), engine)
-        faults += _devices(settings, built) if engine.server is ServerBackend.TENSORRTLLM else []
-    if built is not None:
-        return faults + _built(settings, built, target)
+        faults += setting_faults(_asked(d), engine)
+        faults += _devices(d) if engine.server is ServerBackend.TENSORRTLLM else []
+    if d.built is not None:
+        return faults + _built(settings.engine, d.built, target)
     if not engine.evaluates and target in EVALUATED:
-        faults.append(_not_evaluated(settings, engine, target))
-    more = {"fidelity": _not_compared, "diagnose": _not_diagnosed}.get(target)
-    if more is not None:
-        faults += more(settings, engine)
+        faults.append(_not_evaluated(d))
+    if target == "fidelity":
+        faults += _not_compared(d)
+    elif target == "diagnose":
+        faults += _not_diagnosed(d)
     if target in MEASURED:
-        faults += _load_fits(settings, shape)
+        faults += _load_fits(work, settings.build, d.positions)
     return faults
 
 
-def _program(settings: Settings) -> list[Fault]:
+_STREAMING = Fault(
+    "benchmark.streaming=true needs a model that sends several responses per request; "
+    "triton.decoupled_mode=false sends one.",
+    todo="Set benchmark.streaming=false (TTFT and ITL then have no value), or triton.decoupled_mode=true.",
+)
+
+
+def _program(serving: ServingSettings) -> list[Fault]:
     """Check the ports and the program of a server that is started here."""
-    faults = privileged_ports(settings.serving)
-    if settings.serving.tritonserver is not None and (fault := why_no_server(settings.serving)):
+    faults = privileged_ports(serving)
+    if serving.tritonserver is not None and (fault := why_no_server(serving)):
         faults.append(fault)
     return faults
 
 
-def _devices(settings: Settings, built: BuiltEngine | None) -> list[Fault]:
+def _devices(d: Deployment) -> list[Fault]:
     """Check that every instance of the model has one GPU and one process per rank of the engine."""
-    triton, most, faults = settings.triton, settings.hardware.gpus_per_server, list[Fault]()
-    by = built or settings.build
+    triton, hardware, faults = d.settings.triton, d.settings.hardware, list[Fault]()
+    by, most = d.built or d.settings.build, hardware.gpus_per_server
     ranks = by.tp_size * by.pp_size
     for key in ("gpu_device_ids", "draft_gpu_device_ids", "participant_ids"):
         groups = getattr(triton, key) or ()
@@ -85,7 +89,7 @@ def _devices(settings: Settings, built: BuiltEngine | None) -> list[Fault]:
         elif key != "participant_ids" and most and any(gpu >= most for group in groups for gpu in group):
             faults.append(
                 Fault(
-                    f"{shown} names a GPU that a server with {settings.hardware.name} does not have.",
+                    f"{shown} names a GPU that a server with {hardware.name} does not have.",
                     f"hardware.gpus_per_server={most}, numbered from 0.",
                     f"Change triton.{key}, or set hardware.gpus_per_server.",
                 )
@@ -93,9 +97,9 @@ def _devices(settings: Settings, built: BuiltEngine | None) -> list[Fault]:
     return faults
 
 
-def _files(settings: Settings) -> list[Fault]:
+def _files(work: WorkloadSettings) -> list[Fault]:
     """Read the files of the workload: its trace, and lengths given as a file."""
-    work, faults = settings.workload, list[Fault]()
+    faults = list[Fault]()
     if work.trace is not None:
         with collecting(faults):
             read_trace(work.trace, work.trace_speed)
@@ -105,34 +109,20 @@ def _files(settings: Settings) -> list[Fault]:
     return faults
 
 
-def _streaming(settings: Settings) -> list[Fault]:
-    """Refuse to stream from a model that gives one response per request."""
-    if not settings.benchmark.streaming or settings.triton.decoupled_mode:
-        return []
-    return [
-        Fault(
-            "benchmark.streaming=true needs a model that sends several responses per request; "
-            "triton.decoupled_mode=false sends one.",
-            todo="Set benchmark.streaming=false (TTFT and ITL then have no value), or triton.decoupled_mode=true.",
-        )
-    ]
-
-
-def _asked(settings: Settings, engine: EngineDescription, built: BuiltEngine | None) -> TritonSettings:
+def _asked(d: Deployment) -> TritonSettings:
     """Return the Triton parameters to check, without those of a kind of speculation that is refused anyway."""
-    mode = settings.speculative.mode
-    if engine.server is not ServerBackend.PYTHON or built is not None or mode in DRAFTING:
-        return settings.triton
-    names = (*SPECULATION, "decoding_mode") if settings.triton.decoding_mode == mode else SPECULATION
-    usual = {name: TritonSettings.model_fields[name].default for name in names}
-    return settings.triton.model_copy(update=usual)
+    mode, triton = d.settings.speculative.mode, d.settings.triton
+    if d.engine.server is not ServerBackend.PYTHON or d.built is not None or mode in DRAFTING:
+        return triton
+    names = (*SPECULATION, "decoding_mode") if triton.decoding_mode == mode else SPECULATION
+    return triton.model_copy(update={name: TritonSettings.model_fields[name].default for name in names})
 
 
-def _not_served(settings: Settings, target: Target, engine: EngineDescription) -> Fault:
+def _not_served(d: Deployment) -> Fault:
     """Refuse targets that serve, for an engine that Triton cannot serve here."""
     return Fault(
-        f"engine={settings.engine.name} cannot {target}: Triton does not serve it here.",
-        _goes_with(SERVED, engine),
+        f"engine={d.settings.engine.name} cannot {d.target}: Triton does not serve it here.",
+        _goes_with(SERVED, d.engine),
         "Use one of these, or serve the same checkpoint with engine=openvino.",
     )
 
@@ -143,18 +133,18 @@ def _goes_with(refused: Sequence[Target], engine: EngineDescription) -> str:
     return f"It goes with {', '.join(each for each in left if each != 'fidelity' or engine.gives_logits)}."
 
 
-def _not_evaluated(settings: Settings, engine: EngineDescription, target: Target) -> Fault:
+def _not_evaluated(d: Deployment) -> Fault:
     """The engine's accuracy cannot be measured from here."""
     return Fault(
-        f"engine={settings.engine.name} cannot {target}: its model runs only inside {engine.title}.",
-        _goes_with(EVALUATED, engine),
+        f"engine={d.settings.engine.name} cannot {d.target}: its model runs only inside {d.engine.title}.",
+        _goes_with(EVALUATED, d.engine),
         "Evaluate the same format with engine=openvino, or on the GPU machine with trtllm-eval.",
     )
 
 
-def _not_compared(settings: Settings, engine: EngineDescription) -> list[Fault]:
+def _not_compared(d: Deployment) -> list[Fault]:
     """Refuse to compare predictions where an engine does not give them, or with nothing."""
-    faults = []
+    settings, engine, faults = d.settings, d.engine, list[Fault]()
     if not engine.gives_logits:
         faults.append(
             Fault(
@@ -165,8 +155,8 @@ def _not_compared(settings: Settings, engine: EngineDescription) -> list[Fault]:
             )
         )
     if settings.eval.url is not None:
-        return faults + _not_bounded(settings)
-    if settings.fidelity.reference_path is None and settings.baseline().variant == settings.variant:
+        return faults + _not_bounded(settings.eval, settings.fidelity)
+    if settings.fidelity.reference_path is None and not settings.is_compressed:
         faults.append(
             Fault(
                 "quant=none is the 16-bit model itself, so there is nothing to compare it with.",
@@ -176,11 +166,10 @@ def _not_compared(settings: Settings, engine: EngineDescription) -> list[Fault]:
     return faults
 
 
-def _not_bounded(settings: Settings) -> list[Fault]:
+def _not_bounded(server: EvalSettings, asked: FidelitySettings) -> list[Fault]:
     """Refuse what is not known of a server's predictions."""
-    asked, url = settings.fidelity, settings.eval.url
-    faults = []
-    if settings.eval.asks_triton:
+    url, faults = server.url, []
+    if server.asks_triton:
         faults.append(
             Fault(
                 f"eval.url='{url}' is a Triton server's; fidelity asks for log probabilities over /v1/completions.",
@@ -205,9 +194,9 @@ def _not_bounded(settings: Settings) -> list[Fault]:
     return faults
 
 
-def _not_diagnosed(settings: Settings, engine: EngineDescription) -> list[Fault]:
+def _not_diagnosed(d: Deployment) -> list[Fault]:
     """Refuse to diagnose what has no TensorRT-LLM checkpoint, or a server that cannot be started."""
-    asked, faults = settings.diagnose, []
+    settings, engine, asked, faults = d.settings, d.engine, d.settings.diagnose, list[Fault]()
     if not engine.writes_engine and not asked.given:
         faults.append(
             Fault(
@@ -238,21 +227,20 @@ def _not_diagnosed(settings: Settings, engine: EngineDescription) -> list[Fault]
     return faults
 
 
-def _built(settings: Settings, built: BuiltEngine, target: Target) -> list[Fault]:
+def _built(asked: EngineSettings, built: BuiltEngine, target: Target) -> list[Fault]:
     """Refuse what cannot be done with an engine that is already built."""
     faults = []
-    if settings.engine.name not in ("auto", built.flavour):
+    if asked.name not in ("auto", built.flavour):
         faults.append(
             Fault(
-                f"engine={settings.engine.name} was asked for; engine.path='{settings.engine.path}' is an engine of "
-                f"{built.flavour}.",
+                f"engine={asked.name} was asked for; engine.path='{asked.path}' is an engine of {built.flavour}.",
                 todo=f"Give engine={built.flavour}.",
             )
         )
     if target in ("build", "fidelity", "diagnose") or target in EVALUATED:
         faults.append(
             Fault(
-                f"engine.path='{settings.engine.path}' is already built; `{target}` starts from a model.",
+                f"engine.path='{asked.path}' is already built; `{target}` starts from a model.",
                 "It goes with repository, serve and benchmark.",
                 "Leave out engine.path, or use one of these.",
             )
@@ -260,18 +248,17 @@ def _built(settings: Settings, built: BuiltEngine, target: Target) -> list[Fault
     return faults
 
 
-def _load_fits(settings: Settings, shape: ModelShape | None) -> list[Fault]:
+def _load_fits(work: WorkloadSettings, build: BuildSettings, positions: int | None) -> list[Fault]:
     """Check the longest request of the workload against the engine's limits; unbounded lengths pass."""
-    work, build = settings.workload, settings.build
     isl, osl = work.isl.longest, work.osl.longest
     if isl is None or osl is None or work.arrival == "trace":
         return []
     prompt = work.turns * isl + (work.turns - 1) * osl
-    limit = build.max_seq_len or (shape.max_position_embeddings if shape else None)
+    limit = build.max_seq_len or positions
     words = f"workload={work.name} asks for prompts of up to {prompt} token{'' if prompt == 1 else 's'}"
     words += f" in {work.turns} turns" if work.turns > 1 else ""
     if limit is not None and prompt + osl > limit:
-        longer = shape is None or prompt + osl <= shape.max_position_embeddings
+        longer = positions is None or prompt + osl <= positions
         todo = "Shorten workload.isl or workload.osl"
         todo += f", or set build.max_seq_len={prompt + osl} or more." if longer else ": the model reads no more."
         return [Fault(f"{words} and {osl} of output; the engine holds max_seq_len={limit}.", todo=todo)]

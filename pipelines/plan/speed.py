@@ -23,7 +23,7 @@ from pipelines.predict.performance.deployment import (
     known,
     processor,
 )
-from pipelines.predict.performance.gpus import data_sheet, resolved
+from pipelines.predict.performance.gpus import data_sheet
 from pipelines.predict.performance.modelled import ModelledDeployment, run_trial
 from pipelines.predict.performance.performance import origin
 from pipelines.predict.simulate.case import SimulationCase
@@ -69,11 +69,11 @@ def model_of(plan: Plan, fits: Sequence[FittedModel]) -> PredictedDeployment | N
         UserError: a setting changes the speed in a way that is not modelled, or the model does not fit.
     """
     settings, build = plan.settings, plan.settings.build
-    engine, hardware = plan.choice.engine, resolved(plan.settings.hardware, plan.machine)
+    engine, hardware = plan.deployment.engine, plan.deployment.gpu
     on_cpu = not engine.needs_gpu
-    where = {processor(plan.machine.to_json()) or ""} if on_cpu else {hardware.name, *hardware.nvidia_smi}
+    where = {processor(plan.deployment.machine.to_json()) or ""} if on_cpu else {hardware.name, *hardware.nvidia_smi}
     found = fitted_deployment(
-        fits, model=settings.model.label, precision=settings.variant, engine=engine.name, tp=build.tp_size,
+        fits, model=settings.model.label, precision=settings.variant.label, engine=engine.name, tp=build.tp_size,
         world=build.tp_size * build.pp_size, where=where,
     )  # fmt: skip
     if found is not None:
@@ -86,13 +86,13 @@ def model_of(plan: Plan, fits: Sequence[FittedModel]) -> PredictedDeployment | N
             f"sizing.fit={settings.sizing.fit} is not a fit of what is planned: it is of {fitted.model},"
             f" {fitted.precision or 'an unknown format'}, engine {fitted.engine or 'unknown'}, TP {fitted.tp}, on"
             f" {fitted.gpu or fitted.cpu or 'an unknown machine'}.",
-            allowed=f"A fit of {settings.model.label}, {settings.variant}, engine {engine.name}, TP {build.tp_size}, on"
-            f" {next(iter(where)) or 'this machine'}.",
+            allowed=f"A fit of {settings.model.label}, {settings.variant.label}, engine {engine.name},"
+            f" TP {build.tp_size}, on {next(iter(where)) or 'this machine'}.",
             todo="Fit this deployment with `make calibrate`, or leave sizing.fit out.",
         )
-    if on_cpu or plan.shape is None or hardware.mem_bw_gb_s is None:
+    if on_cpu or plan.deployment.shape is None or hardware.mem_bw_gb_s is None:
         return None  # nothing is known about a GPU without a data sheet
-    model = replace(plan.shape, name=settings.model.label)
+    model = replace(plan.deployment.shape, name=settings.model.label)
     return gpu_model(settings, model, data_sheet(hardware), costs(settings))
 
 

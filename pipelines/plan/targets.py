@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, Self
 
 from eval.spec import LARGE, known_questions
-from pipelines.engines.registry import EngineDescription, with_setting
+from pipelines.engines.registry import with_setting
+from pipelines.settings.base import Group
 from pipelines.settings.root import Settings
 
 Target = Literal["build", "evaluate", "repository", "serve", "benchmark", "fidelity", "diagnose", "all"]
@@ -17,58 +20,70 @@ COMPARED: tuple[Target, ...] = ("fidelity", "all")
 """Targets that evaluate, write a repository, run a server, measure, and compare predictions with the 16-bit model's."""
 
 
-def is_elsewhere(settings: Settings, target: Target) -> bool:
-    """Return whether a server running elsewhere is measured or asked, so that nothing is built."""
-    urls = {"benchmark": settings.benchmark.url, "evaluate": settings.eval.url}
-    return urls.get(target) is not None
+@dataclass(frozen=True)
+class Goal:
+    """A configuration, and how far to go with it."""
 
+    settings: Settings
+    target: Target
 
-def compares_server(settings: Settings, target: Target) -> bool:
-    """Return whether predictions of a server running elsewhere are compared; only the 16-bit model is built then."""
-    return target == "fidelity" and settings.eval.url is not None
+    def with_groups(self, **groups: Group) -> Self:
+        """Return the same with other groups of settings."""
+        return replace(self, settings=self.settings.model_copy(update=groups))
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether a server running elsewhere is measured or asked, so that nothing is built."""
+        urls = {"benchmark": self.settings.benchmark.url, "evaluate": self.settings.eval.url}
+        return urls.get(self.target) is not None
 
-def asks(settings: Settings, target: Target) -> bool:
-    """Return whether questions are asked; a model that is not bundled may have none."""
-    return target in EVALUATED and not settings.eval.is_auto
+    @property
+    def compares_server(self) -> bool:
+        """Whether predictions of a server running elsewhere are compared; only the 16-bit model is built then."""
+        return self.target == "fidelity" and self.settings.eval.url is not None
 
+    @property
+    def asks(self) -> bool:
+        """Whether questions are asked; a model that is not bundled may have none."""
+        return self.target in EVALUATED and not self.settings.eval.is_auto
 
-def is_unasked(settings: Settings, target: Target) -> bool:
-    """Return whether a loss was to be judged, and there are no questions."""
-    return target in EVALUATED and settings.eval.is_auto and has_baseline(settings, target)
+    @property
+    def is_unasked(self) -> bool:
+        """Whether a loss was to be judged, and there are no questions."""
+        return self.target in EVALUATED and self.settings.eval.is_auto and self.has_baseline
 
+    @cached_property
+    def has_baseline(self) -> bool:
+        """Whether the 16-bit model is built beside the compressed one, and evaluated where the target evaluates."""
+        if self.is_elsewhere or self.target not in (*EVALUATED, *COMPARED):
+            return False
+        fidelity, baseline = self.settings.fidelity, self.settings.eval.baseline
+        wanted = fidelity.reference_path is None if self.target == "fidelity" else baseline == "build"
+        return wanted and self.settings.is_compressed
 
-def has_baseline(settings: Settings, target: Target) -> bool:
-    """Return whether the 16-bit model is built, and evaluated where the target evaluates, beside the compressed one."""
-    if is_elsewhere(settings, target):
-        return False
-    wanted = settings.fidelity.reference_path is None if target == "fidelity" else settings.eval.baseline == "build"
-    return target in (*EVALUATED, *COMPARED) and wanted and settings.baseline().variant != settings.variant
+    @property
+    def has_reference(self) -> bool:
+        """Whether the model is also evaluated in Transformers, to compare the engine with it."""
+        return self.asks and self.settings.eval.baseline == "hugging_face"
 
+    @property
+    def has_verdict(self) -> bool:
+        """Whether there is something that an evaluation is judged by."""
+        return self.has_baseline or self.has_reference
 
-def is_sequential(settings: Settings, target: Target) -> bool:
-    """Return whether both models are asked in turns, and asking stops as soon as the verdict is known."""
-    wanted = settings.eval
-    if not asks(settings, target) or not has_baseline(settings, target):
-        return False
-    large = (known_questions(wanted.task, wanted.limit) or 0) >= LARGE or wanted.max_questions is not None
-    return large if wanted.sequential is None else wanted.sequential
+    @property
+    def is_sequential(self) -> bool:
+        """Whether both models are asked in turns, and asking stops as soon as the verdict is known."""
+        wanted = self.settings.eval
+        if not self.asks or not self.has_baseline:
+            return False
+        large = (known_questions(wanted.task, wanted.limit) or 0) >= LARGE or wanted.max_questions is not None
+        return large if wanted.sequential is None else wanted.sequential
 
-
-def compares(settings: Settings, target: Target) -> bool:
-    """Return whether a target compares predictions, if the engine can and the 16-bit model is built."""
-    return target in COMPARED or (target == "evaluate" and settings.eval.fidelity)
-
-
-def has_fidelity(settings: Settings, target: Target, engine: EngineDescription) -> bool:
-    """Return whether predictions are compared with the 16-bit model's; within `all`, where that is built anyway."""
-    reference = has_baseline(settings, target) or settings.fidelity.reference_path is not None
-    return compares(settings, target) and engine.gives_logits and reference
-
-
-def has_reference(settings: Settings, target: Target) -> bool:
-    """Return whether the model is also evaluated in Transformers, to compare the engine with it."""
-    return asks(settings, target) and settings.eval.baseline == "hugging_face"
+    @property
+    def compares(self) -> bool:
+        """Whether the target compares predictions, if the engine can and the 16-bit model is built."""
+        return self.target in COMPARED or (self.target == "evaluate" and self.settings.eval.fidelity)
 
 
 def farthest(settings: Settings) -> Target:

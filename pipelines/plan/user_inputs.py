@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -13,20 +13,14 @@ from eval.spec import BUNDLED as BUNDLED_TASKS
 from pipelines.checkpoint.tensors import read_header
 from pipelines.checkpoint.tokenizer import tokens_of
 from pipelines.checkpoint.tokenizer_folder import TOKENIZER
-from pipelines.compress.config import ABOUT
 from pipelines.compress.texts import load_texts
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.formats import FORMATS, KvFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
-from pipelines.engines.registry import EngineDescription
-from pipelines.host.machine import Machine
-from pipelines.plan.targets import EVALUATED, Target, compares, compares_server, has_fidelity, is_elsewhere
-from pipelines.predict.performance.gpus import resolved
-from pipelines.rules.record import DeploymentFacts, Images
+from pipelines.plan.targets import EVALUATED, Goal
 from pipelines.settings.paths import PROJECT_ROOT
-from pipelines.settings.root import Settings
 from pipelines.store.adapters import adapter_source
 from pipelines.store.hash_cache import HashCache
 from pipelines.store.links import check_links
@@ -40,7 +34,6 @@ from pipelines.store.sources import (
     model_config,
     model_source,
 )
-from triton_repo.tensors import BLS
 
 
 @dataclass(frozen=True)
@@ -78,30 +71,31 @@ class Found:
     reference: ModelShape | None = None
 
 
-def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
+def look(goal: Goal, hashes: HashCache) -> Found:
     """Inspect every folder and file that the configuration names.
 
     Raises:
         UserError: some are missing or wrong; all of them are named at once.
     """
+    settings = goal.settings
     sources: dict[str, InputSource] = {}
     adapters: dict[int, Adapter] = {}
     shape, rotary, built, draft, draft_rotary, same, vision, few = None, None, None, None, None, None, None, None
     reference: ModelShape | None = None
     faults: list[Fault] = []
-    elsewhere = is_elsewhere(settings, target)
+    elsewhere = goal.is_elsewhere
     if folder := settings.model.folder:
         with collecting(faults):
             weights = settings.engine.path is None and not elsewhere
             sources["model"], shape = model_source(folder, hashes, weights=weights)
             rotary = Rotary.of(model_config(folder))
-        if folder.is_dir() and _reads_text(settings, target):
+        if folder.is_dir() and (goal.target != "build" or calibrates(goal)):  # a stage needs the tokenizer
             with collecting(faults):
                 check_tokenizer(folder, "model.path")
     if settings.engine.path is not None:
         with collecting(faults):
             sources["engine"], built = engine_source(settings.engine.path, hashes)
-    for name, (key, path) in _places(settings, target).items():
+    for name, (key, path) in _places(goal).items():
         with collecting(faults):
             sources[name] = _source(name, path, hashes, key)
     if settings.speculative.draft and settings.speculative.draft.folder and not elsewhere:
@@ -111,7 +105,7 @@ def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
             draft_rotary = Rotary.of(model_config(folder))
             same = same_vocabulary(settings.model.folder, folder)
     with collecting(faults):
-        reference = _reference(settings, target, sources, hashes)
+        reference = _reference(goal, sources, hashes)
     if settings.multimodal.path is not None and "vision" in sources:
         with collecting(faults):
             vision = vision_bytes(sources["vision"].path)
@@ -119,7 +113,7 @@ def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
         with collecting(faults):
             sources[f"lora.{task}"], adapters[task] = adapter_source(folder, hashes, f"lora.adapters.{task}")
     with collecting(faults):
-        few = _read_texts(settings, target, sources)
+        few = _read_texts(goal, sources)
     if settings.eval.path is not None and "dataset" in sources:
         with collecting(faults):
             read_own(sources["dataset"].path, settings.eval)
@@ -129,12 +123,10 @@ def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
     return Found(sources, shape, built, draft, same, *heads, adapters, vision, rotary, draft_rotary, few, reference)
 
 
-def _reference(
-    settings: Settings, target: Target, sources: dict[str, InputSource], hashes: HashCache
-) -> ModelShape | None:
+def _reference(goal: Goal, sources: dict[str, InputSource], hashes: HashCache) -> ModelShape | None:
     """Add another model to compare predictions with to the sources, and return its shape; None without one."""
-    path, key = settings.fidelity.reference_path, "fidelity.reference_path"
-    if path is None or not compares(settings, target):
+    path, key = goal.settings.fidelity.reference_path, "fidelity.reference_path"
+    if path is None or not goal.compares:
         return None
     folder = path.absolute()
     sources["reference_model"], shape = model_source(folder, hashes, key)
@@ -142,12 +134,12 @@ def _reference(
     return shape
 
 
-def _read_texts(settings: Settings, target: Target, sources: Mapping[str, InputSource]) -> int | None:
+def _read_texts(goal: Goal, sources: Mapping[str, InputSource]) -> int | None:
     """Read the beginnings of the user's texts; return what `few_texts` says of the calibration data."""
     if "text.user" in sources:
-        few_texts(sources["text.user"].path, settings.fidelity.column)
-    given = settings.calibration
-    if given.source != "local" or "calibration" not in sources or not _calibrates(settings, target):
+        few_texts(sources["text.user"].path, goal.settings.fidelity.column)
+    given = goal.settings.calibration
+    if given.source != "local" or "calibration" not in sources or not calibrates(goal):
         return None
     return few_texts(sources["calibration"].path, given.column, given.size)
 
@@ -166,9 +158,10 @@ def few_texts(source: Path, column: str, size: int = 0) -> int | None:
     return count if count < ENOUGH_TEXTS else None
 
 
-def _calibrates(settings: Settings, target: Target) -> bool:
+def calibrates(goal: Goal) -> bool:
     """Return whether texts are observed: by quantization of model or draft, by pruning, SparseGPT or training."""
-    if settings.engine.path is not None or is_elsewhere(settings, target):
+    settings = goal.settings
+    if settings.engine.path is not None or goal.is_elsewhere:
         return False
     formats = [*settings.quant.formats, settings.speculative.draft_qformat]
     return (
@@ -178,24 +171,6 @@ def _calibrates(settings: Settings, target: Target) -> bool:
         or settings.prune.prunes
         or settings.recover.trains
     )
-
-
-def text_notes(settings: Settings, target: Target, engine: EngineDescription) -> tuple[str, ...]:
-    """Name the texts that are observed, and those that predictions are compared on."""
-    calibration, fidelity = settings.calibration, settings.fidelity
-    notes = []
-    if _calibrates(settings, target):
-        elsewhere = calibration.path or f"{calibration.dataset} on the Hub"
-        notes.append(f"calibration text: {ABOUT.get(calibration.source, elsewhere)}")
-    if has_fidelity(settings, target, engine) or compares_server(settings, target):
-        names = [name for name in fidelity.texts or () if name != "calibration" or not calibration.shipped]
-        notes.append(f"fidelity text: {', '.join([*names, *([str(fidelity.path)] if fidelity.path else [])])}")
-    return tuple(notes)
-
-
-def _reads_text(settings: Settings, target: Target) -> bool:
-    """Return whether a stage needs the model's tokenizer."""
-    return target != "build" or _calibrates(settings, target)
 
 
 VISION = ("vision_tower", "projector")
@@ -232,11 +207,6 @@ def _heads_bytes(heads: Path | None) -> int | None:
     return sum(path.stat().st_size for path in files) or None
 
 
-def _places(settings: Settings, target: Target) -> dict[str, tuple[str, Path]]:
-    """Map each input name to (the setting that names it, its path)."""
-    return {name: (key, path) for name, key, path in _named(settings, target) if path is not None}
-
-
 FOREIGN = ("heads", "vision")
 """Inputs that others have made, besides models and adapters; texts and questions are the user's own."""
 
@@ -247,27 +217,31 @@ def _source(name: str, path: Path, hashes: HashCache, key: str) -> InputSource:
     return files_source(path, hashes, key, texts=name in ("calibration", "text.user"))
 
 
-def _named(settings: Settings, target: Target) -> Iterator[tuple[str, str, Path | None]]:
-    calibration, evaluated = settings.calibration, target in EVALUATED
+def _places(goal: Goal) -> dict[str, tuple[str, Path]]:
+    """Map each input name to (the setting that names it, its path)."""
+    settings, calibration = goal.settings, goal.settings.calibration
     shipped = calibration.shipped
-    yield "calibration", "calibration" if shipped else "calibration.path", shipped or calibration.path
-    yield "teacher", "recover.teacher", settings.recover.teacher
-    if evaluated and settings.eval.dataset_path is None and settings.eval.task in BUNDLED_TASKS:
-        yield "dataset", "eval", PROJECT_ROOT / "eval" / "mini_mmlu" / "data"
-    elif evaluated and settings.eval.path is not None:
-        yield "dataset", "eval.path", settings.eval.path
-    elif evaluated:
-        yield "dataset", "eval.dataset_path", settings.eval.dataset_path
-    if compares(settings, target):
-        for name, path in settings.fidelity.shipped.items():
-            yield f"text.{name}", "fidelity", path
-        yield "text.user", "fidelity.path", settings.fidelity.path
-    if target == "diagnose":
-        yield "text.bundled", "diagnose", TEXTS["bundled" if settings.model.is_bundled else "prose"]
-        for name, path in settings.diagnose.given.items():
-            yield name, f"diagnose.{name}", path
-    yield "heads", "speculative.heads_path", settings.speculative.heads_path
-    yield "vision", "multimodal.path", settings.multimodal.path
+    places: dict[str, tuple[str, Path | None]] = {
+        "calibration": ("calibration" if shipped else "calibration.path", shipped or calibration.path),
+        "teacher": ("recover.teacher", settings.recover.teacher),
+    }
+    if goal.target in EVALUATED:
+        asked = settings.eval
+        if asked.dataset_path is None and asked.task in BUNDLED_TASKS:
+            places["dataset"] = "eval", PROJECT_ROOT / "eval" / "mini_mmlu" / "data"
+        elif asked.path is not None:
+            places["dataset"] = "eval.path", asked.path
+        else:
+            places["dataset"] = "eval.dataset_path", asked.dataset_path
+    if goal.compares:
+        places |= {f"text.{name}": ("fidelity", path) for name, path in settings.fidelity.shipped.items()}
+        places["text.user"] = "fidelity.path", settings.fidelity.path
+    if goal.target == "diagnose":
+        places["text.bundled"] = "diagnose", TEXTS["bundled" if settings.model.is_bundled else "prose"]
+        places |= {name: (f"diagnose.{name}", path) for name, path in settings.diagnose.given.items()}
+    places["heads"] = "speculative.heads_path", settings.speculative.heads_path
+    places["vision"] = "multimodal.path", settings.multimodal.path
+    return {name: (key, path) for name, (key, path) in places.items() if path is not None}
 
 
 def same_vocabulary(target: Path | None, draft: Path) -> bool | None:
@@ -277,46 +251,3 @@ def same_vocabulary(target: Path | None, draft: Path) -> bool | None:
     if not all((folder / TOKENIZER).is_file() for folder in (target, draft)):
         return None
     return tokens_of(target) == tokens_of(draft)
-
-
-# Turn settings into the record that the rules judge.
-
-
-def deployment(
-    settings: Settings, shape: ModelShape | None, engine: EngineDescription, machine: Machine, found: Found
-) -> DeploymentFacts:
-    """Return the facts of the planned deployment, for the rules."""
-    target = resolved(settings.hardware, machine)
-    guess, images = settings.speculative, settings.multimodal
-    return DeploymentFacts(
-        needs_gpu=engine.needs_gpu,
-        writes_engine=engine.writes_engine,
-        label=settings.model.label,
-        shape=shape,
-        qformat=settings.quant.qformat,
-        candidates=settings.quant.mixed,
-        dtype=settings.quant.dtype,
-        kv_format=settings.kv_cache.dtype,
-        group_size=settings.quant.group_size,
-        sparsity=settings.sparsity.method,
-        sm=target.sm,
-        gpus_per_server=target.gpus_per_server,
-        kv_reuse=settings.kv_cache.enable_block_reuse,
-        chunked_context=settings.runtime.enable_chunked_context,
-        build=settings.build,
-        triton=settings.triton,
-        dynamic_quantization=settings.engine.openvino.dynamic_quantization,
-        through_bls=settings.benchmark.model_name == BLS,
-        speculation=guess.mode,
-        draft=found.draft or guess.draft_shape,
-        draft_depth=guess.num_heads or guess.num_layers,
-        same_vocabulary=found.same_vocabulary,
-        pickled_heads=found.pickled_heads,
-        adapters=found.adapters,
-        images=(
-            Images(images.model_type, images.visual_tokens, images.images_per_request)
-            if images.visual_tokens is not None and images.model_type != "none"
-            else None
-        ),
-        rotary=found.rotary,
-    )

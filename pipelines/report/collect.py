@@ -19,6 +19,7 @@ from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.formats import QFormat
 from pipelines.domain.summary import RequestTiming, from_columns
+from pipelines.domain.variant import Variant
 from pipelines.report.artifact_index import READ, STAGES, ArtifactIndex
 from pipelines.report.data import (
     BASELINE,
@@ -33,7 +34,6 @@ from pipelines.report.data import (
     group_runs,
     run_key,
 )
-from pipelines.settings.root import overrides_of
 from pipelines.store.store import Store
 
 Label = tuple[str, str]
@@ -164,7 +164,7 @@ def _choose(
             f"There is no artifact of {model or 'any model'} in the format {', '.join(missing)} in {store.root}.",
             allowed=f"It contains {', '.join(known)}.",
             todo="Make it:",
-            command=("make", "evaluate", *overrides_of(missing[0])),
+            command=("make", "evaluate", *Variant.of(missing[0]).overrides),
         )
     order = list(dict.fromkeys(variants))
     return sorted((label for label in chosen if label[1] in order), key=lambda label: (label[0], order.index(label[1])))

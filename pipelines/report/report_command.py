@@ -16,6 +16,7 @@ from pipelines.domain.benchmark import Summary
 from pipelines.domain.errors import UserError
 from pipelines.domain.metrics import COMPARED
 from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.variant import Variant
 from pipelines.engines.registry import ENGINES, runs_on_cpu
 from pipelines.engines.tuning import tuned
 from pipelines.host.disk import check_folders, relative_to_cwd
@@ -23,7 +24,6 @@ from pipelines.host.machine import GpuFacts
 from pipelines.host.screen import say, table, wrapped
 from pipelines.loadgen.config import WorkloadSettings
 from pipelines.predict.performance.deployment import (
-    Compression,
     FittedModel,
     costs,
     fitted_deployment,
@@ -145,8 +145,8 @@ def _modelled_run(
         world=result.world_size, where=where,
     )  # fmt: skip
     engine = ENGINES.get(result.engine)
-    form, gpu = Compression.of(result.precision), gpu_of_result(result.machine)
-    if model is None and engine is not None and engine.builder and shape and form and gpu:
+    form, gpu = Variant.of(result.precision), gpu_of_result(result.machine)
+    if model is None and engine is not None and engine.builder and shape and form.formats and gpu:
         with suppress(UserError):  # without a prediction there is nothing to show
             spec = replace(shape, name=result.model)
             sent = settings.model_copy(update={"workload": WorkloadSettings.judged(result.workload, "workload.")})

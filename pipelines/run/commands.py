@@ -12,7 +12,7 @@ from pipelines.host.disk import check_folders
 from pipelines.host.files import link_to
 from pipelines.host.machine import gather
 from pipelines.host.screen import complain, say
-from pipelines.plan.targets import Target, farthest, has_baseline
+from pipelines.plan.targets import Target, farthest
 from pipelines.predict.config import fit_files
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
@@ -136,9 +136,9 @@ def run_all(overrides: Sequence[str]) -> int:
 
     plan, store, ran = _run("all", overrides)
     if (code := _code(ran.outcomes)) != INTERRUPTED:
-        variants = [plan.settings.variant]
-        if has_baseline(plan.settings, plan.target):
-            variants.insert(0, plan.settings.baseline().variant)
+        variants = [plan.settings.variant.label]
+        if plan.deployment.has_baseline:
+            variants.insert(0, plan.settings.baseline().variant.label)
         write(plan.settings, store, plan.settings.model.label, variants)
     return code or ran.exit_code
 
@@ -159,7 +159,7 @@ def plan(overrides: Sequence[str]) -> int:
     settings = load(overrides)
     made, _ = _plan(settings, settings.plan.target or farthest(settings))
     text = plan_text(made, overrides)
-    if made.choice.engine.needs_gpu or settings.sizing.fit or any(fit_files(settings.paths.store)):
+    if made.deployment.engine.needs_gpu or settings.sizing.fit or any(fit_files(settings.paths.store)):
         from pipelines.plan.speed import modelled_text  # imports numpy, which a plan without a model does not need
 
         text += modelled_text(made)

@@ -92,9 +92,9 @@ def plan_text(plan: Plan, overrides: Sequence[str] = ()) -> str:
     """
     from pipelines.run.gpu_commands import gpu_commands  # a run shows none
 
-    lines = [wrapped(f"engine: {plan.choice.engine.name} ({plan.choice.reason})", 8)]
-    if plan.shape is not None:
-        lines.append(f"model:  {plan.settings.model.label}, {plan.shape.num_params / 1e6:,.1f} M parameters")
+    lines = [wrapped(f"engine: {plan.deployment.engine.name} ({plan.reason})", 8)]
+    if plan.deployment.shape is not None:
+        lines.append(f"model:  {plan.settings.model.label}, {plan.deployment.shape.num_params / 1e6:,.1f} M parameters")
     lines += [wrapped(note, 8) for note in plan.notes]
     lines += [
         wrapped(f"warning: {warning}", 9).replace("warning", screen.styled("warning", sys.stdout), 1)
@@ -134,8 +134,8 @@ def _cost(plan: Plan) -> str:
 def plan_json(plan: Plan) -> dict[str, Any]:
     """Return the plan as JSON."""
     return {
-        "engine": plan.choice.engine.name,
-        "reason": plan.choice.reason,
+        "engine": plan.deployment.engine.name,
+        "reason": plan.reason,
         "warnings": [str(warning) for warning in plan.warnings],
         "not_run_here": [str(fault) for fault in plan.refusals],
         "steps": [

@@ -62,12 +62,12 @@ def gpu_commands(plan: Plan, overrides: Sequence[str] = ()) -> Lines:
         plan: the plan.
         overrides: that it was made from.
     """
-    if not plan.choice.engine.needs_gpu:
+    if not plan.deployment.engine.needs_gpu:
         return []
     blocks = list(_ByHand(plan, tuple(overrides)).blocks())
     if not blocks:
         return []
-    why = "; ".join(plan.choice.engine.lacks(plan.machine))
+    why = "; ".join(plan.deployment.engine.lacks(plan.deployment.machine))
     if plan.not_here:
         message = plan.not_here[0].message
         why = (message.partition(": ")[2] or message).rstrip(".")
@@ -96,8 +96,8 @@ class _ByHand:
             return
         made = [*self._built(), *self._repository(), *self._evaluated()]
         served = list(self._served())
-        if (made or served) and self.plan.choice.engine.lacks(self.plan.machine):
-            if self.plan.choice.engine.builder:  # else the folders are made on any machine, and served elsewhere
+        if (made or served) and self.plan.deployment.engine.lacks(self.plan.deployment.machine):
+            if self.plan.deployment.engine.builder:  # else the folders are made on any machine, and served elsewhere
                 yield "container, in which the rest is typed", self._own_container()
             elif served:
                 inside = _nvidias_container(self.plan.settings.image.base_llm_api)
@@ -162,7 +162,7 @@ class _ByHand:
 
     def _own_container(self) -> Lines:
         about = [word for word in self.overrides if word.startswith(OF_THE_IMAGE)]
-        words = [f"engine={self.plan.choice.engine.setting}", *about]
+        words = [f"engine={self.plan.deployment.engine.setting}", *about]
         return [*_command(["make", "image", *words]), *_command(["make", "shell", *words])]
 
     def _words(self) -> list[str]:
@@ -199,7 +199,7 @@ class _ByHand:
         """Return the timing cache to start from: the one of the build before, or of this machine's builds."""
         if later:
             return TIMING_CACHE
-        if not self.plan.machine.gpus or stage.on_gpu is None:
+        if not self.plan.deployment.machine.gpus or stage.on_gpu is None:
             return None
         cache = stage.on_gpu.timing_caches / f"{BuiltOn.here(stage.on_gpu.gpu, stage.on_gpu.sm or 0.0).file_name}.cache"
         return relative_to_cwd(cache) if cache.is_file() else None

@@ -20,7 +20,7 @@ from pipelines.domain.units import show_seconds
 from pipelines.host.disk import disk_errors, relative_to_cwd
 from pipelines.host.git import git
 from pipelines.host.screen import say, warn
-from pipelines.plan.engine_flow import Node
+from pipelines.plan.engine_nodes import Node
 from pipelines.plan.plan import Plan, PlannedStep, node_key
 from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.store import store as measurements
@@ -148,7 +148,7 @@ def provenance(plan: Plan, overrides: Sequence[str]) -> dict[str, Any]:
         "settings": plan.settings.model_dump(mode="json"),
         "pipelines_version": __version__,
         "git_commit": git_commit(),
-        "machine": plan.machine.to_json(),
+        "machine": plan.deployment.machine.to_json(),
     }
 
 

@@ -11,7 +11,6 @@ from pipelines.host.disk import disk_errors
 from pipelines.host.files import write_json
 from pipelines.host.screen import ScreenProgress, say, warn
 from pipelines.plan.plan import Plan
-from pipelines.plan.targets import is_unasked
 from pipelines.run import console, runner
 from pipelines.settings.root import as_yaml
 from pipelines.store.run_folder import run_folder
@@ -41,7 +40,7 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> FinishedRu
         raise UserError.of(plan.refusals)
     runs, config = plan.settings.paths.runs, as_yaml(plan.settings)
     with run_folder(plan.command, runs, config, overrides) as folder, disk_errors("The run", store.root):
-        say(f"engine: {plan.choice.engine.name} ({plan.choice.reason})")
+        say(f"engine: {plan.deployment.engine.name} ({plan.reason})")
         for note in plan.notes:
             say(note)
         for warning in plan.warnings:
@@ -68,8 +67,8 @@ def judged(plan: Plan, outcomes: Sequence[runner.StepOutcome]) -> console.Result
     """Return the verdict on the loss of accuracy, or that there were no questions; None where none was wanted."""
     if any(outcome.node.id == "evaluate" for outcome in outcomes):
         return console.accuracy_table(outcomes, plan.settings.eval)
-    if plan.only is None and is_unasked(plan.settings, plan.target):
-        return console.unasked_table([(plan.settings.model.label, plan.settings.variant)])
+    if plan.only is None and plan.deployment.is_unasked:
+        return console.unasked_table([(plan.settings.model.label, plan.settings.variant.label)])
     return None
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from enum import Enum
 from functools import cache, partial
 from pathlib import Path
@@ -325,13 +326,28 @@ class ChoosingGroup(Group):
         return self.without(name for name in self.CHOSEN if not self.given(name))
 
 
+FEW_KEYS = 12
+FOLDERS = dict.fromkeys(("store", "paths"), "The folder of the store is paths.store.")
+"""Group -> the key that is usually meant where its keys do not say so."""
+
+
+def keys_of(group: str, names: Sequence[str], given: str) -> str:
+    """List the keys of a group: all, or of many the nearest three to what was given."""
+    if len(names) <= FEW_KEYS:
+        return f"Keys of {group}: {', '.join(names)}."
+    near = sorted(names, key=lambda name: -SequenceMatcher(None, given, name).ratio())[:3]
+    return f"Nearest keys of {group}: {', '.join(near)}; `make config` prints all of them."
+
+
 def _fault(group: type[Group], prefix: str, item: Mapping[str, Any]) -> Fault:
     """Turn one pydantic error into a fault with our four parts."""
     key = prefix + ".".join(str(part) for part in item["loc"])
     given = "null" if item.get("input") is None else item["input"]
     if item["type"] == "extra_forbidden":
-        near = did_you_mean(str(item["loc"][-1]), _siblings(group, item["loc"]))
-        return Fault(f"{key} is not a known key.", near)
+        name, names = str(item["loc"][-1]), _keys_at(group, item["loc"][:-1])
+        place = key.rpartition(".")[0]
+        hint = did_you_mean(name, names) or FOLDERS.get(place, "")
+        return Fault(f"{key} is not a known key.", hint, keys_of(place, names, name) if place else "")
     if item["type"] == "value_error":
         said = str(item["ctx"]["error"])
         return Fault(f"{key} {said}" if said.endswith("?") else f"{key} {said}.")
@@ -344,9 +360,9 @@ def _fault(group: type[Group], prefix: str, item: Mapping[str, Any]) -> Fault:
     if item["type"] == "missing":
         return Fault(f"{key} must be given.", todo=f"Add {key}=...")
     if item["type"] == "model_type":
-        return Fault(
-            f"{key}='{given}' is not valid: {key} is a group of settings.", todo=f"Set its keys: {key}.KEY=..."
-        )
+        names = _keys_at(group, item["loc"])
+        what = f"{key}='{given}' is not valid: {key} is a group of settings."
+        return Fault(what, FOLDERS.get(key, ""), keys_of(key, names, str(given)))
     return Fault(f"{key}='{given}' is not valid: {item['msg'][:1].lower() + item['msg'][1:]}.")
 
 
@@ -394,9 +410,9 @@ def _wanted(item: Mapping[str, Any]) -> str:
     return said.removeprefix("Input should be ").split(", ")[0]
 
 
-def _siblings(group: type[Group], loc: tuple[Any, ...]) -> list[str]:
-    """List the fields of the group in which a key was found."""
-    for part in loc[:-1]:
+def _keys_at(group: type[Group], loc: tuple[Any, ...]) -> list[str]:
+    """List the keys of the group, or of the mapping of options, at a path."""
+    for part in loc:
         if table := OptionTable.of(group.model_fields[part]):
             return list(table.kinds)
         annotation = group.model_fields[part].annotation

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from pipelines.domain.errors import Fault, UserError, did_you_mean
-from pipelines.settings.base import Group, OptionTable
+from pipelines.settings.base import FOLDERS, Group, OptionTable, keys_of
 from pipelines.settings.groups import choices, groups, hydra_on_conf
 from pipelines.settings.root import Settings
 
@@ -200,10 +201,17 @@ def _unknown_key(key: str, value: str, known: set[str]) -> Fault:
         return Fault(message, f"It is now '{RENAMED[key]}'.")
     if moved := _moved(key, value):
         return Fault(message, *moved)
+    group, _, leaf = key.rpartition(".")
+    if names := sorted(name.rpartition(".")[2] for name in known if group and name.rpartition(".")[0] == group):
+        own = [f"{group}.{name}" for name in get_close_matches(leaf, names, n=1, cutoff=0.5)]
+        same = [] if group in FOLDERS else sorted(name for name in known if name.endswith(f".{leaf}"))
+        near = next(iter(same or own), "")
+        hint = f"Did you mean '{near}'?" if near else FOLDERS.get(group, "")
+        return Fault(message, hint, keys_of(group, names, leaf))
     near = did_you_mean(key, known | set(groups()))
-    if not near:  # the right leaf in another group: max_batch_size -> build.max_batch_size
-        near = did_you_mean(key.split(".")[-1], {k.split(".")[-1]: k for k in known})
-        near = near and f"Did you mean '{next(k for k in sorted(known) if k.split('.')[-1] in near)}'?"
+    if not near:  # the right leaf without its group: max_batch_size -> build.max_batch_size
+        near = did_you_mean(leaf, {name.rpartition(".")[2] for name in known})
+        near = near and f"Did you mean '{next(k for k in sorted(known) if k.rpartition('.')[2] in near)}'?"
     return Fault(message, near, "`make config` prints all of them.")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -21,6 +20,7 @@ from pipelines.compress.config import (
 from pipelines.deploy.config import ClusterSettings, ImageSettings, ManifestSettings
 from pipelines.doctor.config import DoctorSettings
 from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.domain.variant import Variant
 from pipelines.engines.config import EngineSettings, HardwareSettings, RuntimeSettings
 from pipelines.engines.tensorrt_llm.config import NOT_SPECULATING, BuildSettings
 from pipelines.loadgen.config import BenchmarkSettings, WorkloadSettings
@@ -53,12 +53,6 @@ class TuningSettings(Group):
     """
 
     name: Literal["recommended", "plain"]
-
-
-TRAINING = re.compile(r"(finetune|distill)(?:_lora_(\d+))?$")
-"""What `RecoverSettings.word` returns."""
-SIZE = re.compile(r"(mlp|kvheads|heads|layers)_(\d+)")
-"""One size in what `PruningSettings.word` returns."""
 
 
 class Settings(Group):
@@ -119,18 +113,16 @@ class Settings(Group):
         return self.model_dump(mode="json") | {"build": self.build.every()}
 
     @property
-    def variant(self) -> str:
-        """The compression as one word: "fp8", "mlp_512-magnitude_2_4-distill-int8_sq", "fp8-kv_int8", "none"."""
-        parts = [self.prune.word] if self.prune.prunes else []
-        if self.sparsity.method != "none":
-            parts.append(f"{self.sparsity.method}_2_4")
-        if self.recover.trains:
-            parts.append(self.recover.word)
-        if self.quant.qformat != QFormat.NONE or not parts:
-            parts.append(self.quant.qformat.value)
-        if self.kv_cache.dtype != KvFormat.AUTO:
-            parts.append(f"kv_{self.kv_cache.dtype.value}")
-        return "-".join(parts)
+    def variant(self) -> Variant:
+        """The compression."""
+        sizes, recover = tuple(self.prune.sizes.items()), self.recover
+        formats = self.quant.qformat.value, self.kv_cache.dtype.value
+        return Variant(sizes, self.sparsity.method, recover.method, recover.lora_rank, *formats)
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether the model differs from its 16-bit baseline."""
+        return self.variant != Variant()
 
     def baseline(self) -> Settings:
         """Return the settings of the accuracy baseline: the same model, uncompressed, without speculative decoding."""
@@ -156,32 +148,6 @@ def as_yaml(settings: Settings) -> str:
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     text: str = yaml.dump(settings.model_dump(mode="json"), Dumper=dumper, sort_keys=False)
     return text
-
-
-def compression_of(variant: str) -> dict[str, str]:
-    """Split `Settings.variant` by group: "magnitude_2_4-distill-fp8-kv_fp8" has sparsity, recover, quant and kv_cache.
-
-    "mlp_512" or "layers_3" at its start is pruning. Parts of another tool's word stay together in quant.
-    """
-    found: dict[str, str] = {}
-    for part in variant.split("-"):
-        group = "kv_cache" if part.startswith("kv_") else "sparsity" if part.endswith("_2_4") else "quant"
-        group = "recover" if TRAINING.match(part) else group
-        group = "prune" if SIZE.match(part) else group
-        name = part.removeprefix("kv_")
-        found[group] = f"{found[group]}-{name}" if group in found else name
-    return found
-
-
-def overrides_of(variant: str) -> list[str]:
-    """Return the overrides that make a variant: "mlp_512-fp8" is prune=width prune.mlp=512 quant=fp8."""
-    found = compression_of(variant)
-    sizes = [(name.replace("kvheads", "kv_heads"), size) for name, size in SIZE.findall(found.pop("prune", ""))]
-    method = ["prune=depth" if sizes[0][0] == "layers" else "prune=width"] if sizes else []
-    if training := TRAINING.match(found.pop("recover", "")):
-        method_of_training, rank = training.groups()
-        found |= {"recover": method_of_training} | ({"recover.lora_rank": rank} if rank else {})
-    return [*method, *(f"prune.{name}={size}" for name, size in sizes), *(f"{k}={v}" for k, v in found.items())]
 
 
 def validate(raw: Mapping[str, Any]) -> Settings:

@@ -77,10 +77,10 @@ class Diagnose:
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Compare every stage with the one before it."""
-        from eval.diagnose.run import Deployment, diagnose
+        from eval.diagnose.run import DiagnosedFolders, diagnose
 
         served = self.url is not None or ("repository" in inputs and self.asked.serve)
-        deployment = Deployment(
+        deployment = DiagnosedFolders(
             model=inputs["model"],
             source=inputs.get("compressed", inputs["model"]),
             texts=inputs["text.bundled"],

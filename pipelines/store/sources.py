@@ -14,10 +14,11 @@ from pipelines.checkpoint.tensors import read_header
 from pipelines.checkpoint.tokenizer import check_files, tokens_of
 from pipelines.checkpoint.tokenizer_folder import MOST_TOKENIZER_BYTES, TOKENIZER
 from pipelines.domain.errors import Fault, UserError, collecting, shown
-from pipelines.domain.formats import BY_QUANT_ALGO, stored_as
+from pipelines.domain.formats import BY_QUANT_ALGO, KvFormat, stored_as
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import rope_as_read
 from pipelines.domain.units import MIB
+from pipelines.domain.variant import Variant
 from pipelines.host.files import parse_json, small_text
 from pipelines.store.hash_cache import HashCache
 from pipelines.store.links import check_links
@@ -100,13 +101,13 @@ class BuiltEngine:
 
     Attributes:
         flavour: "openvino" or "tensorrt_llm".
-        variant: its compression as one word, e.g. "fp8-kv_fp8".
+        variant: its compression.
         tp_size: tensor-parallel ranks.
         pp_size: pipeline stages.
     """
 
     flavour: str
-    variant: str
+    variant: Variant
     tp_size: int
     pp_size: int
 
@@ -140,7 +141,7 @@ def _built(raw: Any, config: Path) -> BuiltEngine:
     return BuiltEngine(flavour, variant, tp_size, pp_size)
 
 
-def _variant(quantization: Mapping[str, Any], config: Path) -> str:
+def _variant(quantization: Mapping[str, Any], config: Path) -> Variant:
     quant_algo, kv_algo = quantization.get("quant_algo"), quantization.get("kv_cache_quant_algo")
     if quant_algo not in BY_QUANT_ALGO:
         raise UserError(
@@ -148,7 +149,7 @@ def _variant(quantization: Mapping[str, Any], config: Path) -> str:
             allowed=f"Supported: {', '.join(str(algo) for algo in BY_QUANT_ALGO)}.",
         )
     qformat = stored_as(quant_algo, bool(quantization.get("pre_quant_scale")))
-    return qformat.value + (f"-kv_{kv_algo.lower()}" if kv_algo else "")
+    return Variant(quant=qformat.value, kv_cache=kv_algo.lower() if kv_algo else KvFormat.AUTO.value)
 
 
 def model_source(

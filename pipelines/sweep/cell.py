@@ -74,10 +74,10 @@ def _run(cell: SweepCell, machine: Machine) -> SweepCell:
     from pipelines.run.session import run_target
 
     settings = load(cell.overrides)
-    cell = replace(cell, model=settings.model.label, variant=settings.variant)
+    cell = replace(cell, model=settings.model.label, variant=settings.variant.label)
     store = Store(settings.paths.store)
     plan = make_plan(settings, cell.target, store, machine)
-    cell = replace(cell, variant=plan.settings.variant)
+    cell = replace(cell, variant=plan.settings.variant.label)
     outcomes = run_target(plan, store, cell.overrides).outcomes
     cell = replace(cell, artifacts={outcome.node.id: str(outcome.artifact.path) for outcome in outcomes})
     facts = outcomes[-1].artifact.facts

@@ -26,11 +26,11 @@ from pipelines.host.files import write_json
 from pipelines.host.machine import Machine, gather
 from pipelines.host.screen import say
 from pipelines.plan.plan import make_plan, with_questions
-from pipelines.plan.targets import Target, has_baseline, is_sequential
+from pipelines.plan.targets import Goal, Target
 from pipelines.settings.compose import compose
 from pipelines.settings.diagnose import diagnose, unexplained
 from pipelines.settings.groups import hydra_on_conf
-from pipelines.settings.root import Settings, validate
+from pipelines.settings.root import validate
 from pipelines.store.store import Store, fingerprint
 from pipelines.sweep.cells import RunCell, SweepCell, Watch, cells_of
 from pipelines.sweep.launchers import BASIC, SLURM, Sweep, check_launcher, launcher_faults
@@ -192,22 +192,22 @@ def _of_hydra(word: Any) -> bool:
 
 def _together(cells: Sequence[SweepCell], store: Store) -> list[SweepCell]:
     """Tell each cell that may stop asking early how many are judged with it, so that its verdict holds in the table."""
-    settings = {cell.number: found for cell in cells if (found := _valid(cell, store)) is not None}
-    judged = Counter(each.model.label for each in settings.values() if has_baseline(each, cells[0].target))
+    goals = {cell.number: goal for cell in cells if (goal := _valid(cell, store)) is not None}
+    judged = Counter(goal.settings.model.label for goal in goals.values() if goal.has_baseline)
     told = []
     for cell in cells:
-        own = settings.get(cell.number)
-        number = judged[own.model.label] if own is not None and is_sequential(own, cell.target) else 1
+        own = goals.get(cell.number)
+        number = judged[own.settings.model.label] if own is not None and own.is_sequential else 1
         given = any(word.startswith(TOGETHER) for word in cell.overrides)
         more = (f"{TOGETHER}{number}",) if number > 1 and not given else ()
         told.append(replace(cell, overrides=(*cell.overrides, *more)))
     return told
 
 
-def _valid(cell: SweepCell, store: Store) -> Settings | None:
-    """Return the settings of a cell with its questions; None if they are refused, which is said when it is planned."""
+def _valid(cell: SweepCell, store: Store) -> Goal | None:
+    """Return what a cell asks for, with its questions; None if it is refused, which is said when it is planned."""
     try:
-        return with_questions(validate(compose(cell.overrides)), cell.target, store)[0]
+        return with_questions(Goal(validate(compose(cell.overrides)), cell.target), store)[0]
     except UserError:
         return None
 
@@ -239,14 +239,14 @@ def _judged(cell: SweepCell, raw: dict[str, Any], store: Store, machine: Machine
         settings = validate(raw)
     except UserError as error:
         return cell.failed(str(error))
-    cell = replace(cell, model=settings.model.label, variant=settings.variant)
+    cell = replace(cell, model=settings.model.label, variant=settings.variant.label)
     if machine is None:
         return cell
     try:
         plan = make_plan(settings, cell.target, store, machine)
     except UserError as error:
         return cell.failed(str(error)) if here else cell
-    cell = replace(cell, variant=plan.settings.variant)
+    cell = replace(cell, variant=plan.settings.variant.label)
     if here and plan.refusals:
         return cell.failed(str(UserError.of(plan.refusals)))
     if not plan.is_done:

@@ -16,7 +16,7 @@ from pipelines.domain.units import show_bytes
 from pipelines.host.files import write_json
 from pipelines.host.screen import say, table
 from pipelines.plan.plan import with_questions
-from pipelines.plan.targets import has_baseline
+from pipelines.plan.targets import Goal
 from pipelines.run.console import comparison
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
@@ -150,13 +150,14 @@ def _check(settings: Settings, overrides: Sequence[str]) -> None:
         )
     if given := next((word for word in overrides if word.lstrip("+").startswith(f"{BITS}=")), None):
         raise UserError(f"{given} is what this command looks for.", todo="Leave it out, or use make evaluate.")
-    if not has_baseline(settings, "evaluate"):
+    goal = Goal(settings, "evaluate")
+    if not goal.has_baseline:
         raise UserError(
             f"eval.baseline={settings.eval.baseline} gives no verdict on what a mix loses.",
             allowed="eval.baseline=build, the usual one.",
         )
-    asked, notes = with_questions(settings, "evaluate", Store(settings.paths.store))
-    if asked.eval.is_auto:
+    asked, notes = with_questions(goal, Store(settings.paths.store))
+    if asked.settings.eval.is_auto:
         raise UserError(f"This command needs a verdict on each mix. {' '.join(notes)}")
 
 

@@ -13,8 +13,10 @@ from pipelines.engines.registry import choose
 from pipelines.engines.tensorrt_llm.config import DECIDED, OF_A_FORMAT, OPTIONS, TABLE_OF_OTHERS, key_of
 from pipelines.engines.tensorrt_llm.folder import NO_BYTES
 from pipelines.host.machine import GpuFacts, Machine
+from pipelines.plan.deployment import Deployment
 from pipelines.plan.flow import nodes
 from pipelines.plan.plan import node_key
+from pipelines.plan.user_inputs import Found
 from pipelines.settings.base import Group
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
@@ -244,7 +246,8 @@ def keys(configured: Settings, digests=None, machine=MACHINE) -> dict[str, str]:
         name: InputSource(source.path, (digests or {}).get(name, source.digest)) for name, source in SOURCES.items()
     }
     found: dict[str, str] = {}
-    for node in nodes(configured, "all", choose(configured.engine.name, machine).engine, sources, None, machine):
+    engine = choose(configured.engine.name, machine).engine
+    for node in nodes(Deployment(configured, "all", engine, machine, Found(sources))):
         if node.stage.measures:
             continue
         inputs = {name: src.digest if isinstance(src, InputSource) else found[src] for name, src in node.inputs.items()}
@@ -533,7 +536,7 @@ def test_what_only_quantizing_reads_trains_nothing_anew(key, value):
 
 
 def test_gpus_that_share_a_batch_make_other_weights(monkeypatch):
-    for module in ("engine_flow", "recovery_checks"):
+    for module in ("deployment", "weights_checks"):
         monkeypatch.setattr(f"pipelines.plan.{module}.torch_device", lambda _machine: "cuda")
     start = load(["recover=distill", "sparsity=magnitude_2_4", "quant=none", "engine=openvino"])
     gpu = GpuFacts("NVIDIA H100 80GB HBM3", 9.0, 81559 * 2**20)

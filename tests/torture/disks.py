@@ -22,11 +22,12 @@ from typing import Any
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress, SilentProgress
-from pipelines.engines.registry import choose
+from pipelines.engines.registry import OPENVINO
 from pipelines.host.disk import disk_errors
 from pipelines.host.hashing import sha256_file
 from pipelines.host.machine import Machine
-from pipelines.plan.engine_flow import Node
+from pipelines.plan.deployment import Deployment
+from pipelines.plan.engine_nodes import Node
 from pipelines.plan.plan import Plan, _resolve
 from pipelines.run.runner import run as run_plan
 from pipelines.settings.compose import load
@@ -110,7 +111,7 @@ class Campaign:
 
     def __init__(self, seed: int, folder: Path) -> None:
         self.chance, self.folder = random.Random(seed), folder
-        self.settings, self.choice = load(["engine=openvino"]), choose("openvino", MACHINE)
+        self.settings = load(["engine=openvino"])
         healthy = folder / "healthy"
         start = time.monotonic()
         self._await(self._start(healthy))
@@ -196,7 +197,7 @@ class Campaign:
         for name in STAGES:
             nodes.append(Node(name, Files(name), "label", {"given": before}))
             before = name
-        return Plan(self.settings, "repository", MACHINE, self.choice, None, _resolve(nodes, store), ())
+        return Plan(Deployment(self.settings, "repository", OPENVINO, MACHINE), "", _resolve(nodes, store), ())
 
     def _await(self, pid: int) -> tuple[int, str]:
         """Wait for a run; return its exit code and what it said."""

@@ -21,10 +21,11 @@ from typing import Any
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress, SilentProgress
-from pipelines.engines.registry import choose
+from pipelines.engines.registry import OPENVINO
 from pipelines.host.files import write_json
 from pipelines.host.machine import Machine
-from pipelines.plan.engine_flow import Node
+from pipelines.plan.deployment import Deployment
+from pipelines.plan.engine_nodes import Node
 from pipelines.plan.plan import Plan, _resolve
 from pipelines.report.collect import collect
 from pipelines.run.commands import serve
@@ -131,7 +132,7 @@ def _plan(store: Store) -> Plan:
     for name in KINDS:
         nodes.append(Node(name, _Writes(name), "tiny", dict(given)))
         given = {name: name}
-    return Plan(_settings(), "build", MACHINE, choose("openvino", MACHINE), None, _resolve(nodes, store), ())
+    return Plan(Deployment(_settings(), "build", OPENVINO, MACHINE), "", _resolve(nodes, store), ())
 
 
 @cache

@@ -10,12 +10,13 @@ from pathlib import Path
 from statistics import median
 
 from pipelines.domain.errors import UserError
+from pipelines.domain.variant import Variant
 from pipelines.engines.registry import ENGINES, TENSORRT_LLM, runs_on_cpu
 from pipelines.engines.tensorrt_llm.config import LIMITS_FOR_LOAD
 from pipelines.host.machine import Machine, gather, library_versions
 from pipelines.host.screen import table
 from pipelines.predict.config import FITS
-from pipelines.predict.performance.deployment import Compression, FittedModel, fitted_model, gpu_model
+from pipelines.predict.performance.deployment import FittedModel, fitted_model, gpu_model
 from pipelines.predict.performance.fit import FitResult, FittedLevel, fit
 from pipelines.predict.performance.gpus import data_sheet, ranks, resolved, with_gpus
 from pipelines.predict.performance.measured import Measured
@@ -107,7 +108,7 @@ def labelled(measured: Measured, settings: Settings) -> Measured:
     return replace(
         measured,
         model=known_model(settings).name,
-        precision=settings.variant,
+        precision=settings.variant.label,
         engine=measured.engine or TENSORRT_LLM.name,
         gpu=settings.hardware.name,
     )
@@ -197,5 +198,5 @@ def start_of_gpu(settings: Settings, machine: Machine, measured: Measured) -> Mo
     # of an engine that was measured, nothing is chosen: its limits are those reported, or else trtllm-build's defaults
     limits = {name: measured.limits.get(name, getattr(settings.build, name)) for name in LIMITS_FOR_LOAD}
     built = settings.model_copy(update={"build": settings.build.model_copy(update=limits)})
-    form = Compression.of(measured.precision or "") if measured.tool == OURS else None  # as it was tuned
+    form = Variant.of(measured.precision or "") if measured.tool == OURS else None  # as it was tuned
     return gpu_model(built, known_model(built), gpu, PerformanceModel.load().cost, form=form, tp=tp, pp=pp).deployment

@@ -18,6 +18,7 @@ from pipelines.document.show import count
 from pipelines.domain.errors import UserError, read_record
 from pipelines.domain.formats import UNIFORM, KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.variant import Variant
 from pipelines.engines.config import HardwareSettings
 from pipelines.engines.registry import TENSORRT_LLM, with_setting
 from pipelines.engines.tuning import tuned
@@ -31,7 +32,7 @@ from pipelines.predict.performance.measured import Measured
 from pipelines.predict.performance.modelled import ModelledDeployment
 from pipelines.predict.performance.performance import Costed, PerformanceModel, Provenance, Setup
 from pipelines.predict.performance.placement import EngineTerms, place
-from pipelines.settings.root import Settings, compression_of
+from pipelines.settings.root import Settings
 
 # Cost of an iteration, as the settings choose it.
 
@@ -243,27 +244,6 @@ class PredictedDeployment:
     limits: ChosenLimits | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Compression:
-    """Parse the compression from a word such as "magnitude_2_4-fp8-kv_fp8"."""
-
-    qformat: QFormat
-    kv_format: KvFormat
-    sparse: bool
-
-    @classmethod
-    def of(cls, variant: str) -> Compression | None:
-        """Parse `Settings.variant`; None for the word of another tool, and for a pruned model of other sizes."""
-        found = compression_of(variant)
-        if "prune" in found:
-            return None
-        try:
-            qformat, kv_format = QFormat(found.get("quant", "none")), KvFormat(found.get("kv_cache", "auto"))
-        except ValueError:
-            return None
-        return cls(qformat, kv_format, "sparsity" in found)
-
-
 def known(settings: Settings) -> list[FittedModel]:
     """Return the fits to search: the named one, or else those of the store, skipping files of other versions.
 
@@ -292,9 +272,11 @@ def fitted_deployment(
 
 def gpu_model(
     settings: Settings, model: ModelShape, gpu: GpuSpec, cost: Callable[[Setup], Costed], *,
-    form: Compression | None = None, tp: int | None = None, pp: int | None = None,
+    form: Variant | None = None, tp: int | None = None, pp: int | None = None,
 ) -> PredictedDeployment:  # fmt: skip
     """Model the iterations of the deployment that the settings describe; `form`, `tp` and `pp` replace theirs.
+
+    A `form` of another tool, or of a pruned model, is left out.
 
     Raises:
         UserError: the GPU does not support it, the model leaves no room for a KV cache, or a setting changes the speed
@@ -304,8 +286,9 @@ def gpu_model(
         raise UserError.of(faults)
     setup = Setup.of(settings, model, gpu)
     setup = replace(setup, tp=tp or setup.tp, pp=pp or setup.pp)
-    if form is not None:
-        setup = replace(setup, qformat=form.qformat, kv_format=form.kv_format, sparse=form.sparse)
+    if form is not None and form.formats is not None:
+        qformat, kv_format = form.formats
+        setup = replace(setup, qformat=qformat, kv_format=kv_format, sparse=form.sparsity != "none")
     costed = cost(setup)
     placed = place(setup, costed.cost, EngineTerms.of(settings, model), known_lengths(settings))
     if not placed.engine.kv_blocks:

@@ -129,7 +129,7 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings, judge: Judge) ->
     case = _deployed(
         settings,
         found.deployment,
-        what=f"{model.name} {settings.variant} on {hardware.name}, TP {settings.build.tp_size}",
+        what=f"{model.name} {settings.variant.label} on {hardware.name}, TP {settings.build.tp_size}",
         reason=origin(found.provenance, found.why),
         kv_source="modelled",
     )

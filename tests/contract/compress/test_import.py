@@ -524,15 +524,17 @@ def test_a_folder_of_another_kind_gives_the_checkpoint_of_a_gptq_folder(
 
 def test_a_plan_says_what_to_set(models, tmp_path) -> None:
     from pipelines.engines.registry import ENGINES
-    from pipelines.plan.given_checks import given_faults
+    from pipelines.plan.deployment import Deployment
+    from pipelines.plan.weights_checks import given_faults
     from pipelines.settings.compose import load
+    from tests.unit.core.test_machine import MACHINE
 
     folder = write_gptq(models["llama"], tmp_path / "given", group=64)
     words = [f"model.path={folder}", "quant=int4_gptq", "quant.group_size=64"]
     engines = {name: ENGINES[name] for name in ENGINES}
     build = next(engine for engine in engines.values() if engine.writes_engine)
-    assert given_faults(load(words), build, "build") == []
-    (fault,) = given_faults(load(words), build, "evaluate")
+    assert given_faults(Deployment(load(words), "build", build, MACHINE)) == []
+    (fault,) = given_faults(Deployment(load(words), "evaluate", build, MACHINE))
     assert "the 16-bit model to compare it with is not known" in str(fault)
-    assert given_faults(load([*words, "eval.baseline=skip"]), build, "evaluate") == []
+    assert given_faults(Deployment(load([*words, "eval.baseline=skip"]), "evaluate", build, MACHINE)) == []
     shutil.rmtree(folder)

@@ -12,7 +12,7 @@ import pytest
 import transformers
 
 from eval.adapter import ChatPrompts, EngineLM, load_tokenizer
-from eval.diagnose.run import Deployment, _Work
+from eval.diagnose.run import DiagnosedFolders, _Work
 from eval.diagnose.servers import MESSAGES, Item, make_items
 from pipelines.checkpoint.tokenizer_folder import TokenizerFaultError, TokenizerFolder
 from pipelines.compress.loading import load_tokenizer as for_calibration
@@ -281,7 +281,7 @@ def test_diagnosis_evaluation_and_service_ask_the_same(tmp_path, plain):
     folder = changed(tmp_path, *ENDS_OF_THE_MODEL, edit(chat_template=named))
     served, prompts = ServedTokenizer(folder, adds_special=True), ChatPrompts(folder, SilentProgress())
     lm = EngineLM(None, load_tokenizer(folder), 1024, SilentProgress(), chat=prompts)
-    diagnosed = _Work(Deployment(folder, folder, BUNDLED / "corpus.jsonl"), 1, 8, SilentProgress())
+    diagnosed = _Work(DiagnosedFolders(folder, folder, BUNDLED / "corpus.jsonl"), 1, 8, SilentProgress())
     assert diagnosed.ends == lm._ends == served.end_ids == (13, 1767)
     found = chats(folder)
     for text, item in zip(MESSAGES, found, strict=True):

@@ -205,7 +205,7 @@ def test_an_engine_that_is_built_already_needs_only_a_repository(tmp_path, model
     (model / "model.safetensors").unlink()
     made = plan(tmp_path, [f"model.path={model}", f"engine.path={engine}"], "repository")
     (step,) = made.steps
-    assert (made.choice.engine.name, step.node.label) == ("tensorrt_llm", "my_llama-fp8-kv_fp8")
+    assert (made.deployment.engine.name, step.node.label) == ("tensorrt_llm", "my_llama-fp8-kv_fp8")
     assert (step.node.stage.tp_size, step.node.stage.pp_size) == (2, 1)
 
 
@@ -478,10 +478,10 @@ def test_a_gpu_by_name_is_planned_for_and_not_built_on_another_machine(tmp_path,
     """`hardware=a10` alone means a TensorRT engine for an A10, even where there is no GPU."""
     words = [f"model.path={model}", "quant=int4_wo", "hardware=a10"]
     made = plan(tmp_path, words)
-    assert made.choice.engine.name == "tensorrt_llm"
-    assert made.choice.reason == "engine=auto: planned for hardware=a10; engine=openvino plans for this machine's CPU"
+    assert made.deployment.engine.name == "tensorrt_llm"
+    assert made.reason == "engine=auto: planned for hardware=a10; engine=openvino plans for this machine's CPU"
     assert "there is no NVIDIA GPU" in str(made.not_here[0])
-    assert plan(tmp_path, [*words, "engine=openvino"]).choice.engine.name == "openvino"
+    assert plan(tmp_path, [*words, "engine=openvino"]).deployment.engine.name == "openvino"
 
 
 def test_a_machine_with_another_gpu_does_not_build_for_the_one_named(tmp_path, model, monkeypatch):

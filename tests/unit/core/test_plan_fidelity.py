@@ -9,8 +9,10 @@ import pytest
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
+from pipelines.engines.registry import OPENVINO
 from pipelines.host.hashing import sha256_file
 from pipelines.plan.checks import Checked, _two_models
+from pipelines.plan.deployment import Deployment
 from pipelines.plan.memory_checks import two_models
 from pipelines.plan.plan import make_plan
 from pipelines.report.data import ArtifactInput, place_of
@@ -148,14 +150,15 @@ def test_two_models_must_fit_into_memory(tmp_path, model):
     small = replace(MACHINE, memory_bytes=16 * 2**30)
     shape = ModelShape.from_hf_config(large, "config.json")
     settings = load([f"model.path={model}"])
-    why = two_models(settings, shape, small.memory_bytes)
+    deployment = Deployment(settings, "fidelity", OPENVINO, small, shape=shape)
+    why = two_models(deployment)
     assert "fidelity loads the 16-bit my_llama and a second model, which takes about" in why
-    assert two_models(settings, shape, 400 * 2**30) == ""
+    assert two_models(replace(deployment, machine=replace(MACHINE, memory_bytes=400 * 2**30))) == ""
     tight = replace(MACHINE, memory_bytes=int(0.3 * 2**30))
     checked = Checked()
-    _two_models(settings, shape, tight, "fidelity", checked)
+    _two_models(replace(deployment, machine=tight), checked)
     assert "this machine has 307.2 MiB" in checked.faults[0].message
-    _two_models(settings, shape, tight, "all", checked)
+    _two_models(replace(deployment, machine=tight, target="all"), checked)
     assert len(checked.faults) == 1
     assert checked.notes[0].startswith("left out: fidelity loads the 16-bit my_llama and a second model")
 
@@ -166,7 +169,8 @@ def test_a_format_that_takes_less_needs_less_memory_unless_layers_are_compared(t
     shape = ModelShape.from_hf_config(large, "config.json")
 
     def needed(*words):
-        why = two_models(load([f"model.path={model}", *words]), shape, 2**30)
+        settings = load([f"model.path={model}", *words])
+        why = two_models(Deployment(settings, "fidelity", OPENVINO, replace(MACHINE, memory_bytes=2**30), shape=shape))
         return float(re.search(r"takes about ([\d.]+) GiB", why)[1])
 
     whole, packed = needed("quant=none"), needed("quant=int4_awq")

@@ -6,10 +6,10 @@ import pytest
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.variant import Variant
 from pipelines.host.machine import GpuFacts
 from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
-from pipelines.settings.root import compression_of, overrides_of
 from pipelines.store.store import Store
 from tests.unit.core.test_plan_fidelity import MACHINE
 
@@ -50,8 +50,9 @@ def test_recovery_goes_with_pruning_alone(tmp_path):
 def test_later_stages_see_the_smaller_sizes(tmp_path):
     whole = plan(tmp_path, HERE, "model=tiny_llama", "quant=none")
     made = plan(tmp_path, HERE, *WIDTH, "quant=none")
-    assert (made.shape.intermediate_size, made.shape.num_attention_heads, made.shape.num_key_value_heads) == (512, 2, 2)
-    assert made.shape.unpruned == whole.shape
+    pruned = made.deployment.shape
+    assert (pruned.intermediate_size, pruned.num_attention_heads, pruned.num_key_value_heads) == (512, 2, 2)
+    assert pruned.unpruned == whole.deployment.shape
     note = next(note for note in made.notes if "pruning leaves" in note)
     assert "3,016,960 of 4,065,536 parameters (74.2 %)" in note
     assert next(n for n in made.notes if "full load" in n) != next(n for n in whole.notes if "full load" in n)
@@ -75,7 +76,7 @@ def test_a_model_of_the_hub_is_downloaded_whole(tmp_path):
     words = ("model=llama_3_2_1b", "prune=depth", "prune.layers=12", "quant=fp8", HERE)
     made = plan(tmp_path, *words, target="build")
     assert nodes(made)["download"].stage.shape.num_hidden_layers == 16
-    assert made.shape.num_hidden_layers == 12
+    assert made.deployment.shape.num_hidden_layers == 12
 
 
 def test_a_diagnosis_compares_with_the_pruned_model(tmp_path):
@@ -121,10 +122,10 @@ def test_a_model_that_does_not_fit_while_layers_are_tried_is_refused(tmp_path):
 @pytest.mark.parametrize("words", [WIDTH, DEPTH, (*WIDTH, "prune.kv_heads=1", "sparsity=magnitude_2_4")])
 def test_the_word_of_a_variant_says_how_to_make_it(words):
     settings = load([*words, "quant=fp8"])
-    again = load(["model=tiny_llama", *overrides_of(settings.variant)])
+    again = load(["model=tiny_llama", *Variant.of(settings.variant.label).overrides])
     assert again.prune == settings.prune
     assert again.variant == settings.variant
-    assert "prune" in compression_of(settings.variant)
+    assert Variant.of(settings.variant.label) == settings.variant
     assert not settings.baseline().prune.prunes
 
 

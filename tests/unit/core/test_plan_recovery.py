@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from pipelines.domain.errors import UserError
+from pipelines.domain.variant import Variant
 from pipelines.host.machine import GpuFacts
 from pipelines.plan.plan import make_plan
-from pipelines.plan.recovery_checks import training_memory_bytes
+from pipelines.plan.weights_checks import training_memory_bytes
 from pipelines.settings.compose import load
-from pipelines.settings.root import compression_of, overrides_of
 from pipelines.store.store import Store
 from tests.unit.core.test_plan_fidelity import MACHINE
 
@@ -49,7 +49,7 @@ def test_memory_of_low_rank_is_that_of_what_it_trains(tmp_path, words):
     """All weights take 16 bytes each; with low rank, 4, and 16 for each number of the matrices."""
     whole, low = (plan(tmp_path, *ROUNDED, *words, *more) for more in ((), ("recover.lora_rank=16",)))
     numbers = 4 * 16 * (512 + 384 + 384 + 512 + 1024 + 1024 + 1024)
-    needed = [training_memory_bytes(made.shape, made.settings) for made in (whole, low)]
+    needed = [training_memory_bytes(made.deployment.shape, made.settings) for made in (whole, low)]
     assert needed[0] - needed[1] == 12 * 4_065_536 - 16 * numbers
 
 
@@ -57,14 +57,14 @@ def test_rounded_weights_are_counted_where_they_are_held(tmp_path):
     """One float32 for each weight of the linears, of one layer where activations are checkpointed."""
     words = ("engine=openvino", "model=tiny_llama", "recover=distill", "sparsity=magnitude_2_4")
     plain, rounded = (plan(tmp_path, *words, f"quant={qformat}") for qformat in ("none", "int4_rtn"))
-    linears = plain.shape.linear_params
-    needed = [training_memory_bytes(made.shape, made.settings) for made in (plain, rounded)]
+    linears = plain.deployment.shape.linear_params
+    needed = [training_memory_bytes(made.deployment.shape, made.settings) for made in (plain, rounded)]
     assert needed[1] - needed[0] == 4 * linears
     checkpointed = [
         plan(tmp_path, *words, f"quant={qformat}", "recover.gradient_checkpointing=true").settings
         for qformat in ("none", "int4_rtn")
     ]
-    needed = [training_memory_bytes(plain.shape, settings) for settings in checkpointed]
+    needed = [training_memory_bytes(plain.deployment.shape, settings) for settings in checkpointed]
     assert needed[1] - needed[0] == linears
 
 
@@ -89,7 +89,7 @@ def test_a_model_that_does_not_fit_names_what_would_help(tmp_path):
 
 
 def test_gpus_share_a_batch_as_far_as_they_divide_it(tmp_path, monkeypatch):
-    for module in ("engine_flow", "recovery_checks"):
+    for module in ("deployment", "weights_checks"):
         monkeypatch.setattr(f"pipelines.plan.{module}.torch_device", lambda _machine: "cuda")
     gpu = GpuFacts("NVIDIA H100 80GB HBM3", 9.0, 81559 * 2**20)
     for count, used in ((1, 1), (3, 2), (4, 4), (8, 8)):
@@ -108,7 +108,7 @@ def test_a_part_of_the_model_is_what_a_process_needs_memory_for(tmp_path):
     assert stage(parts).spec.sharding == "full"
     assert "its part of the model, in each of 2 processes" in notes(parts)[0]
     linear, others = 3_145_728, 4_065_536 - 3_145_728
-    needed = [training_memory_bytes(made.shape, made.settings, 2) for made in (whole, parts)]
+    needed = [training_memory_bytes(made.deployment.shape, made.settings, 2) for made in (whole, parts)]
     held = 16 * (linear + others) + 4 * (linear + others) + linear  # of the model, its teacher, and masks
     exchanged = 4 * (linear + others)
     collected = 4 * (others + 2 * linear / 4) + 8 * (others + linear / 4)
@@ -116,7 +116,7 @@ def test_a_part_of_the_model_is_what_a_process_needs_memory_for(tmp_path):
 
 
 def test_what_does_not_fit_one_gpu_fits_several_that_share_it(tmp_path, monkeypatch):
-    for module in ("engine_flow", "recovery_checks"):
+    for module in ("deployment", "weights_checks"):
         monkeypatch.setattr(f"pipelines.plan.{module}.torch_device", lambda _machine: "cuda")
     machine = replace(MACHINE, gpus=(GpuFacts("NVIDIA H100 80GB HBM3", 9.0, 81559 * 2**20),) * 8)
     words = (*LARGE, *SMALL_SHAPE, "recover.gradient_checkpointing=true")
@@ -190,8 +190,8 @@ def test_low_rank_without_peft_does_not_run_here(tmp_path, monkeypatch):
 @pytest.mark.parametrize("words", [(), ("recover.lora_rank=16",)])
 def test_the_word_of_a_variant_says_how_to_train_it(words):
     settings = load([*SPARSE, "quant=int4_rtn", *words])
-    assert settings.variant == f"magnitude_2_4-distill{'_lora_16' if words else ''}-int4_rtn"
-    again = load(["model=tiny_llama", *overrides_of(settings.variant)])
+    assert settings.variant.label == f"magnitude_2_4-distill{'_lora_16' if words else ''}-int4_rtn"
+    again = load(["model=tiny_llama", *Variant.of(settings.variant.label).overrides])
     assert again.recover == settings.recover
     assert again.variant == settings.variant
-    assert "recover" in compression_of(settings.variant)
+    assert Variant.of(settings.variant.label) == settings.variant

@@ -124,7 +124,7 @@ def test_size_and_simulate_count_with_the_same_kv_cache(tmp_path, quant):
     (setup,) = ask(settings, NO_GPU).setups()
     tuned = planned(tmp_path, *words, "engine=tensorrt_llm").settings
     assert setup.kv_format == tuned.kv_cache.dtype
-    assert f" {tuned.variant} on" in make_case(settings, NO_GPU).what
+    assert f" {tuned.variant.label} on" in make_case(settings, NO_GPU).what
 
 
 def test_each_format_that_is_sized_has_its_own_kv_cache():

@@ -15,8 +15,9 @@ import pytest
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
-from pipelines.engines.registry import choose
-from pipelines.plan.engine_flow import Node
+from pipelines.engines.registry import OPENVINO
+from pipelines.plan.deployment import Deployment
+from pipelines.plan.engine_nodes import Node
 from pipelines.plan.plan import Plan, _resolve, explain
 from pipelines.run.runner import run
 from pipelines.settings.compose import load
@@ -59,7 +60,7 @@ def plan_of(store, *stages):
         found.append(Node(stage.name, stage, "label", {"given": before}))
         before = stage.name
     settings = load(["engine=openvino"])
-    return Plan(settings, "build", MACHINE, choose("openvino", MACHINE), None, _resolve(found, store), ())
+    return Plan(Deployment(settings, "build", OPENVINO, MACHINE), "", _resolve(found, store), ())
 
 
 def execute(store, *stages):

@@ -8,16 +8,18 @@ import pytest
 
 from pipelines.engines import registry
 from pipelines.engines.registry import OPENVINO, TENSORRT_LLM
+from pipelines.plan.deployment import Deployment
 from pipelines.plan.serving_checks import check
 from pipelines.plan.targets import Target, farthest
 from pipelines.settings.compose import load
+from tests.unit.core.test_machine import MACHINE
 
 UNSERVED = replace(OPENVINO, server=None)
 
 
 @pytest.mark.parametrize("target", ["repository", "serve", "benchmark", "all"])
 def test_an_engine_that_triton_does_not_serve_is_not_served(target: Target) -> None:
-    found = [str(fault) for fault in check(load(["engine=openvino"]), None, UNSERVED, target, None)]
+    found = [str(fault) for fault in check(Deployment(load(["engine=openvino"]), target, UNSERVED, MACHINE))]
     assert any(f"engine=openvino cannot {target}: Triton does not serve it" in text for text in found)
     assert any("It goes with build, evaluate, fidelity, diagnose." in text for text in found)
 

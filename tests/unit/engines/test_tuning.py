@@ -13,7 +13,7 @@ from pipelines.engines.registry import ENGINES, LLM_API, OPENVINO, TENSORRT_LLM
 from pipelines.engines.tensorrt_llm.build_tuning import ROWS
 from pipelines.engines.tensorrt_llm.config import TUNED, BuildSettings
 from pipelines.engines.tuning import advice, tuned
-from pipelines.plan.user_inputs import Found, deployment
+from pipelines.plan.deployment import Deployment
 from pipelines.rules.record import Severity
 from pipelines.rules.rulebook import check
 from pipelines.settings.base import ChoosingGroup
@@ -193,9 +193,9 @@ def test_the_baseline_of_sparse_weights_gets_the_gemm_plugin():
 
 
 def test_the_variant_names_the_kv_cache_that_was_chosen():
-    assert tune(load(*LLAMA_70B, "quant=fp8")).variant == "fp8-kv_fp8"
-    assert tune(load(*LLAMA_70B, "quant=fp8", "kv_cache=auto")).variant == "fp8"
-    assert tune(load(*LLAMA_70B, "quant=none")).variant == "none"
+    assert tune(load(*LLAMA_70B, "quant=fp8")).variant.label == "fp8-kv_fp8"
+    assert tune(load(*LLAMA_70B, "quant=fp8", "kv_cache=auto")).variant.label == "fp8"
+    assert tune(load(*LLAMA_70B, "quant=none")).variant.label == "none"
 
 
 def test_every_advice_names_its_effect_and_a_public_source():
@@ -234,7 +234,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
 
 def found_by_rules(settings: Settings) -> tuple[set[str], set[str]]:
     """What refuses, and all that is said."""
-    findings = check(deployment(settings, shape_of(settings), TENSORRT_LLM, NO_GPU, Found()))
+    findings = check(Deployment(settings, "build", TENSORRT_LLM, NO_GPU, shape=shape_of(settings)).facts)
     refusing = {each.rule.name for each in findings if each.rule.severity is Severity.REFUSE}
     return refusing, {each.rule.name for each in findings}
 

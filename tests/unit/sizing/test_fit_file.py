@@ -11,8 +11,9 @@ from pipelines.cli.commands import COMMANDS
 from pipelines.domain.benchmark import RESULT
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
+from pipelines.domain.variant import Variant
 from pipelines.predict.config import FITS
-from pipelines.predict.performance.deployment import Compression, costs, fitted_deployment, gpu_model, known, load_fit
+from pipelines.predict.performance.deployment import costs, fitted_deployment, gpu_model, known, load_fit
 from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.performance import PerformanceModel, Setup
@@ -131,14 +132,16 @@ def test_without_a_benchmark_there_is_nothing_to_fit_to():
 
 @pytest.mark.parametrize("variant", ["none", "fp8", "magnitude_2_4-int8_sq", "fp8-kv_fp8", "sparsegpt_2_4-fp8-kv_int8"])
 def test_the_word_of_a_compression_is_read_back(variant):
-    form = Compression.of(variant)
-    assert form.sparse == ("_2_4" in variant)
-    assert form.kv_format.value == (variant.rpartition("kv_")[2] if "kv_" in variant else "auto")
-    assert form.qformat.value in variant
+    form = Variant.of(variant)
+    qformat, kv_format = form.formats
+    assert form.label == variant
+    assert (form.sparsity != "none") == ("_2_4" in variant)
+    assert kv_format.value == (variant.rpartition("kv_")[2] if "kv_" in variant else "auto")
+    assert qformat.value in variant
 
 
 def test_a_word_of_another_tool_is_no_compression_of_ours():
-    assert Compression.of("awq-marlin") is None
+    assert Variant.of("awq-marlin").formats is None
 
 
 def test_the_report_shows_modelled_beside_measured_only_where_there_is_a_model(tmp_path, capsys, ours):

@@ -1,0 +1,100 @@
+"""How a model is compressed: one record, and the word that artifacts, results and tables name it by."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from pipelines.domain.formats import KvFormat, QFormat
+
+_TRAINING = re.compile(r"(finetune|distill)(?:_lora_(\d+))?$")
+_SIZE = re.compile(r"(mlp|kvheads|heads|layers)_(\d+)")
+_SPARSE = "_2_4"
+_KV = "kv_"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The compression of a model.
+
+    Attributes:
+        pruned: sizes that pruning leaves, by the setting of each, e.g. (("mlp", 512),).
+        sparsity: method of 2:4 sparsity.
+        training: method of recovery training.
+        lora_rank: of recovery training; None if all weights are trained.
+        quant: weight format, or the word of another tool.
+        kv_cache: format of the KV cache.
+    """
+
+    pruned: tuple[tuple[str, int], ...] = ()
+    sparsity: str = "none"
+    training: str = "none"
+    lora_rank: int | None = None
+    quant: str = QFormat.NONE.value
+    kv_cache: str = KvFormat.AUTO.value
+
+    @classmethod
+    def of(cls, label: str) -> Variant:
+        """Parse a label: "magnitude_2_4-distill-fp8-kv_fp8". Parts of another tool's word stay together in quant."""
+        found: dict[str, str] = {}
+        for part in label.split("-"):
+            if _SIZE.match(part):
+                name = "pruned"
+            elif _TRAINING.match(part):
+                name = "training"
+            elif part.startswith(_KV):
+                name = "kv_cache"
+            else:
+                name = "sparsity" if part.endswith(_SPARSE) else "quant"
+            found[name] = f"{found[name]}-{part}" if name in found else part
+        sizes = [
+            (name.replace("kvheads", "kv_heads"), int(size)) for name, size in _SIZE.findall(found.get("pruned", ""))
+        ]
+        training = _TRAINING.match(found.get("training", ""))
+        method, rank = training.groups() if training else ("none", None)
+        return cls(
+            pruned=tuple(sizes),
+            sparsity=found.get("sparsity", "none").removesuffix(_SPARSE),
+            training=method,
+            lora_rank=None if rank is None else int(rank),
+            quant=found.get("quant", QFormat.NONE.value),
+            kv_cache=found.get("kv_cache", KvFormat.AUTO.value).removeprefix(_KV),
+        )
+
+    @property
+    def label(self) -> str:
+        """The compression as one word: "fp8", "mlp_512-magnitude_2_4-distill-int8_sq", "fp8-kv_int8", "none"."""
+        parts = ["_".join(f"{name.replace('_', '')}_{size}" for name, size in self.pruned)] if self.pruned else []
+        if self.sparsity != "none":
+            parts.append(self.sparsity + _SPARSE)
+        if self.training != "none":
+            parts.append(self.training if self.lora_rank is None else f"{self.training}_lora_{self.lora_rank}")
+        if self.quant != QFormat.NONE or not parts:
+            parts.append(self.quant)
+        if self.kv_cache != KvFormat.AUTO:
+            parts.append(_KV + self.kv_cache)
+        return "-".join(parts)
+
+    @property
+    def overrides(self) -> list[str]:
+        """The overrides that make it: prune=width prune.mlp=512 quant=fp8."""
+        words = []
+        if self.pruned:
+            words = ["prune=depth" if self.pruned[0][0] == "layers" else "prune=width"]
+            words += [f"prune.{name}={size}" for name, size in self.pruned]
+        words += [] if self.sparsity == "none" else [f"sparsity={self.sparsity}{_SPARSE}"]
+        if self.quant != QFormat.NONE or not (words or self.training != "none"):
+            words.append(f"quant={self.quant}")
+        words += [] if self.kv_cache == KvFormat.AUTO else [f"kv_cache={self.kv_cache}"]
+        words += [] if self.training == "none" else [f"recover={self.training}"]
+        return words + ([] if self.lora_rank is None else [f"recover.lora_rank={self.lora_rank}"])
+
+    @property
+    def formats(self) -> tuple[QFormat, KvFormat] | None:
+        """The formats of weights and KV cache; None for another tool's word, and for a pruned model of other sizes."""
+        if self.pruned:
+            return None
+        try:
+            return QFormat(self.quant), KvFormat(self.kv_cache)
+        except ValueError:
+            return None

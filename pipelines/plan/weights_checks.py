@@ -1,0 +1,355 @@
+"""What must hold for the weights before anything is spent on them: taken over as they are, pruned, or trained."""
+
+from __future__ import annotations
+
+from math import lcm
+
+from pipelines.checkpoint.declarations import quantization_of
+from pipelines.checkpoint.given import import_faults
+from pipelines.compress.config import CalibrationSettings, PruningSettings, QuantSettings, RecoverSettings
+from pipelines.domain.adapter import linear_widths
+from pipelines.domain.errors import Fault
+from pipelines.domain.formats import FORMATS, UNIFORM, QFormat, rounding_is_known
+from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.units import GIB, show_bytes
+from pipelines.host.machine import Machine, torch_device
+from pipelines.plan.deployment import Deployment
+from pipelines.plan.host_memory import one_layer_bytes
+from pipelines.predict.performance.memory import weight_bytes
+from pipelines.settings.features import HEADS
+from pipelines.settings.model import ModelSettings
+from pipelines.settings.root import Settings
+from pipelines.store.sources import model_config
+
+# A local model folder that is already quantized: whether the configuration takes it over as it is.
+
+
+def is_given(model: ModelSettings) -> bool:
+    """Return whether the model is a local folder whose weights are already quantized."""
+    folder = model.folder
+    return folder is not None and quantization_of(folder, model_config(folder)) is not None
+
+
+def given_faults(d: Deployment) -> list[Fault]:
+    """Return why such a folder cannot be used like that; none for a folder in 16 bit."""
+    settings, engine = d.settings, d.engine
+    folder, build = settings.model.folder, settings.build
+    if folder is None:
+        return []
+    faults = import_faults(
+        folder,
+        model_config(folder),
+        qformat=settings.quant.qformat,
+        group_size=settings.quant.group_size,
+        kv_cache=settings.kv_cache.dtype,
+        world_size=build.tp_size * build.pp_size,
+        effective_bits=settings.quant.effective_bits,
+        candidates=settings.quant.mixed,
+    )
+    if faults or not is_given(settings.model):
+        return faults
+    what = f"model.path='{folder}' is already quantized"
+    if not engine.writes_engine:
+        faults.append(Fault(f"{what}; engine={engine.setting} takes models in 16 bit.", todo="Use another engine."))
+    for name in ("smoothquant_alpha", "awq_alpha_step", "fp4_inputs"):
+        if (value := getattr(settings.quant, name)) not in (None, "max"):
+            faults.append(Fault(f"{what}; quant.{name}={value} has no effect.", todo=f"Leave quant.{name} out."))
+    changing = {
+        "prune": settings.prune.method,
+        "sparsity": settings.sparsity.method,
+        "recover": settings.recover.method,
+    }
+    for group, method in changing.items():
+        if method != "none":
+            faults.append(Fault(f"{what}, so {group}={method} cannot change its weights.", todo=f"Set {group}=none."))
+    if d.has_baseline:
+        faults.append(
+            Fault(
+                f"{what}: the 16-bit model to compare it with is not known.",
+                todo="Set eval.baseline=skip, which measures without a verdict"
+                " (make fidelity: fidelity.reference_path=/the/original).",
+            )
+        )
+    return faults
+
+
+# Pruning.
+
+PRUNING_LOGITS_HELD = 4
+"""Arrays of the size of a batch's logits that the loss holds, in float32."""
+
+
+def pruning_faults(d: Deployment) -> list[Fault]:
+    """Return why the pruning that is asked for cannot be; sizes alone are checked where the shape is made."""
+    settings, engine, shape, pruning = d.settings, d.engine, d.shape, d.settings.prune
+    if not pruning.prunes:
+        return []
+    asked, faults = f"prune={pruning.method}", []
+    if not engine.writes_engine or settings.speculative.mode in HEADS:
+        what = f"engine={engine.name}" if not engine.writes_engine else f"speculative={settings.speculative.mode}"
+        faults.append(
+            Fault(f"{asked} does not go with {what}, which takes the model as it is.", todo="Set prune=none.")
+        )
+    if settings.lora.adapters:
+        faults.append(
+            Fault(
+                f"{asked} does not go with lora.adapters, which were trained for the sizes of the whole model.",
+                todo="Set prune=none, or leave lora out.",
+            )
+        )
+    if settings.fidelity.by_layer:
+        faults.append(
+            Fault(
+                f"{asked} does not go with fidelity.by_layer=true: layers of different sizes cannot be compared.",
+                todo="Leave fidelity.by_layer out.",
+            )
+        )
+    if shape is None or shape.pruned_from is None:
+        return faults
+    faults += _divided(settings, shape)
+    needed = pruning_memory_bytes(shape.unpruned, pruning, settings.calibration)
+    if needed > d.machine.memory_bytes:
+        faults.append(
+            Fault(
+                f"{settings.model.label} needs about {show_bytes(needed)} of memory while pruning (modelled); this"
+                f" machine has {show_bytes(d.machine.memory_bytes)}.",
+                todo="Set prune=width, which holds one layer at a time, or take a smaller model.",
+            )
+        )
+    return faults
+
+
+def _divided(settings: Settings, shape: ModelShape) -> list[Fault]:
+    """Name the numbers of MLP channels that ranks and groups divide, where the model's own is one of them."""
+    size, has = settings.prune.mlp, shape.unpruned.intermediate_size
+    group = max((FORMATS[each].weights.group_size(settings.quant.group_size) or 1) for each in settings.quant.formats)
+    sparse = {"none": 1, "magnitude": 16, "sparsegpt": 4}[settings.sparsity.method]
+    multiple = settings.build.tp_size * lcm(group, sparse)
+    if size is None or size % multiple == 0 or has % multiple:
+        return []
+    works = [near for near in (size // multiple * multiple, (size // multiple + 1) * multiple) if 0 < near < has]
+    return [
+        Fault(
+            f"prune.mlp={size} does not go with build.tp_size={settings.build.tp_size},"
+            f" quant={settings.quant.qformat} and sparsity={settings.sparsity.method}: it is not a"
+            f" multiple of {multiple}.",
+            f"Nearest: prune.mlp={' or prune.mlp='.join(map(str, works))}." if works else "",
+        )
+    ]
+
+
+def pruning_notes(d: Deployment) -> tuple[str, ...]:
+    """Say what pruning leaves of the model, and what memory it needs."""
+    shape, pruning = d.shape, d.settings.prune
+    if not pruning.prunes or shape is None or shape.pruned_from is None:
+        return ()
+    before, after = shape.unpruned.num_params, shape.num_params
+    needed = show_bytes(pruning_memory_bytes(shape.unpruned, pruning, d.settings.calibration))
+    held = "the whole model" if pruning.method == "depth" else "one layer at a time"
+    return (
+        f"pruning leaves {after:,} of {before:,} parameters ({100 * after / before:.1f} %), and needs about {needed} of"
+        f" memory, {held} (modelled)",
+    )
+
+
+def pruning_memory_bytes(shape: ModelShape, pruning: PruningSettings, text: CalibrationSettings) -> float:
+    """Return the host memory of pruning a model of this shape, in bytes."""
+    if pruning.method == "width":
+        return one_layer_bytes(shape)
+    logits = PRUNING_LOGITS_HELD * 4 * text.batch_size * text.seq_len * shape.vocab_size
+    return weight_bytes(shape, QFormat.NONE) + logits + GIB
+
+
+# Recovery training.
+
+WEIGHT_BYTES, LEARNED_BYTES = 4, 12
+"""Of a weight in float32, and of gradient and Adam's two moments of each weight that training changes."""
+TRAINING_LOGITS_HELD = 6
+"""Arrays of the size of a batch's logits, in float32: of student and teacher, their logarithms and gradients."""
+
+
+def recovery_faults(d: Deployment) -> list[Fault]:
+    """Return why the training that is asked for cannot be, or would win back nothing."""
+    settings, engine, shape = d.settings, d.engine, d.shape
+    recover, qformat = settings.recover, settings.quant.qformat
+    if not recover.trains:
+        return []
+    asked = f"recover={recover.method}"
+    faults = []
+    if not engine.writes_engine or settings.speculative.mode in HEADS:
+        what = f"engine={engine.name}" if not engine.writes_engine else f"speculative={settings.speculative.mode}"
+        faults.append(Fault(f"{asked} does not go with {what}: it takes the model as it is.", todo="Set recover=none."))
+    if settings.sparsity.method == "none" and not settings.prune.prunes and not _sees_rounding(settings.quant):
+        scales = " quant.int4_scales=mse" if FORMATS[qformat].rounds_alone else ""
+        seen = [name for name in UNIFORM if FORMATS[name].rounds_alone]
+        faults.append(
+            Fault(
+                f"{asked} with prune=none, sparsity=none and quant={qformat}{scales} has nothing to win back: training"
+                " sees what pruning and 2:4 sparsity removed and the rounding of weights, and here is none of it.",
+                f"It goes with prune=..., sparsity=..., or with quant={' or quant='.join(seen)}.",
+                "Set recover=none.",
+            )
+        )
+    if recover.sharding != "none" and training_processes(recover, d.machine) == 1:
+        faults.append(
+            Fault(
+                f"recover.sharding={recover.sharding} needs recover.processes >= 2: one process trains.",
+                f"It goes with recover.processes of 2 or more that divides recover.batch_size={recover.batch_size}, on"
+                " GPUs one for each.",
+                "Set recover.processes=2, or recover.sharding=none.",
+            )
+        )
+    if shape is None:
+        return faults
+    if shape.num_experts > 1:
+        faults.append(Fault(f"{asked} does not train a mixture of experts.", todo="Set recover=none."))
+    positions = shape.max_position_embeddings
+    if recover.seq_len is not None and recover.seq_len > positions:
+        faults.append(Fault(f"recover.seq_len={recover.seq_len} is longer than the model's {positions} positions."))
+    return faults + _rank_faults(recover, shape) + _machine_faults(d, shape)
+
+
+def _sees_rounding(quant: QuantSettings) -> bool:
+    return rounding_is_known(quant.qformat, quant.int4_scales)
+
+
+def _rank_faults(recover: RecoverSettings, shape: ModelShape) -> list[Fault]:
+    """Return which linears are smaller than the rank of what is trained beside them."""
+    rank = recover.lora_rank
+    if rank is None:
+        return []
+    sizes = _targets(recover, shape)
+    smallest = min(sizes, key=lambda name: min(sizes[name]))
+    inputs, out = sizes[smallest]
+    if rank <= min(out, inputs):
+        return []
+    return [
+        Fault(
+            f"recover.lora_rank={rank} is larger than the weight of {smallest}, which is {out} x {inputs}.",
+            f"At most {min(out, inputs)}; usually 8 to 64.",
+            "Set a smaller recover.lora_rank, or recover.lora_rank=null, which trains all weights.",
+        )
+    ]
+
+
+def _machine_faults(d: Deployment, shape: ModelShape) -> list[Fault]:
+    """Return what of the training does not fit this machine."""
+    machine, recover = d.machine, d.settings.recover
+    on_gpu, processes = d.device == "cuda", training_processes(recover, machine)
+    if on_gpu and processes > len(machine.gpus):
+        return [
+            Fault(
+                f"recover.processes={processes} is more than the {len(machine.gpus)} GPUs of this machine.",
+                "Each process trains on a GPU of its own.",
+                "Leave recover.processes out.",
+            )
+        ]
+    needed = training_memory_bytes(shape, d.settings, processes) * (1 if on_gpu else processes)
+    has = machine.gpus[0].memory_bytes if on_gpu else machine.memory_bytes
+    if needed <= has:
+        return []
+    where = "each GPU has" if on_gpu else "this machine has"
+    return [
+        Fault(
+            f"{d.settings.model.label} needs about {show_bytes(needed)} of memory while training (modelled); {where}"
+            f" {show_bytes(has)}.",
+            todo=f"Set {_smaller(recover, processes, on_gpu)}take a smaller model, or recover=none.",
+        )
+    ]
+
+
+def _smaller(recover: RecoverSettings, processes: int, on_gpu: bool) -> str:
+    """List the settings that would lower the memory, of those that do not have that value."""
+    could = {
+        "recover.lora_rank=16": recover.lora_rank is None,
+        "recover.batch_size=1": recover.batch_size != 1 and (on_gpu or processes == 1),
+        "recover.processes=1": processes > 1 and not on_gpu and recover.sharding == "none",
+        "recover.sharding=full": processes > 1 and on_gpu and recover.sharding == "none",
+        "recover.gradient_checkpointing=true": not recover.gradient_checkpointing,
+    }
+    return "".join(f"{change}, " for change, helps in could.items() if helps)
+
+
+def recovery_notes(d: Deployment) -> tuple[str, ...]:
+    """Say what training needs, and what of the compression it does not see."""
+    settings, shape = d.settings, d.shape
+    recover, qformat = settings.recover, settings.quant.qformat
+    if not recover.trains or shape is None:
+        return ()
+    processes = training_processes(recover, d.machine)
+    needed = show_bytes(training_memory_bytes(shape, settings, processes))
+    what = "the whole model" if recover.sharding == "none" else "its part of the model"
+    each = f", in each of {processes} processes" if processes > 1 else ""
+    notes = [f"training needs about {needed} of memory, {what}{each} (modelled)"]
+    if recover.lora_rank is not None:
+        notes.append(
+            f"of {shape.num_params:,} weights none is trained itself: {_learned(shape, recover):,} of rank"
+            f" {recover.lora_rank} are, and are added to them"
+        )
+    if qformat is not QFormat.NONE and not _sees_rounding(settings.quant):
+        notes.append(f"training does not see the rounding of quant={qformat}, only what pruning and sparsity removed")
+    elif qformat is not QFormat.NONE and FORMATS[qformat].activation != "16bit":
+        notes.append(f"training sees the rounding of weights of quant={qformat}, not that of activations")
+    if settings.build.tp_size > 1 and FORMATS[qformat].weights.at_build:
+        notes.append(
+            f"training rounds the rows of o_proj and down_proj as a whole; with build.tp_size={settings.build.tp_size},"
+            " trtllm-build gives the part of each GPU a scale of its own"
+        )
+    return tuple(notes)
+
+
+def training_processes(recover: RecoverSettings, machine: Machine) -> int:
+    """Return how many processes share each batch on this machine."""
+    return recover.sharing(len(machine.gpus) if torch_device(machine) == "cuda" else 1)
+
+
+def training_memory_bytes(shape: ModelShape, settings: Settings, processes: int = 1) -> float:
+    """Return the memory of one process while training, in bytes.
+
+    Weights, gradients and moments; a teacher; the weights that linears compute with where these are others; logits and
+    activations of its part of a batch.
+    """
+    recover, sparse = settings.recover, settings.sparsity.method != "none"
+    weights, learned = weight_bytes(shape, QFormat.NONE) / 2, _learned(shape, recover)
+    if recover.lora_rank is not None:
+        weights += learned
+    sharded = recover.sharding != "none"
+    shared = WEIGHT_BYTES * learned if processes > 1 and not sharded else 0  # gradients again, while they are exchanged
+    teacher = 2 * weight_bytes(shape.unpruned, QFormat.NONE) if recover.method == "distill" else 0
+    layers = 1 if recover.gradient_checkpointing else shape.num_hidden_layers
+    summed = sparse and recover.lora_rank is not None  # then the mask belongs to what is computed
+    each = (WEIGHT_BYTES if _sees_rounding(settings.quant) or summed else 0) + summed
+    computed = each * shape.linear_params * layers / shape.num_hidden_layers
+    masks = shape.linear_params if sparse and not summed else 0
+    tokens = -(-(recover.batch_size or 1) // processes) * (recover.seq_len or 1)
+    logits = TRAINING_LOGITS_HELD * 4 * tokens * shape.vocab_size
+    activations = 4 * tokens * layers * (10 * shape.hidden_size + 4 * shape.intermediate_size)
+    held = WEIGHT_BYTES * weights + LEARNED_BYTES * learned + shared + teacher + masks
+    if sharded:
+        held = held / processes + _collected(shape, recover)
+    return held + computed + logits + activations + GIB
+
+
+def _collected(shape: ModelShape, recover: RecoverSettings) -> float:
+    """Return the bytes that a process with a part of the model has of whole weights and gradients at a time.
+
+    They are those of the embedding and the output head, of the layer that computes and of the next, which is on its
+    way; gradients of the first three, twice while they are exchanged.
+    """
+    others, layer = shape.num_params - shape.linear_params, shape.linear_params / shape.num_hidden_layers
+    gradients = 0 if recover.lora_rank is not None else 2 * (others + layer)
+    return WEIGHT_BYTES * (others + 2 * layer + gradients)
+
+
+def _learned(shape: ModelShape, recover: RecoverSettings) -> int:
+    """Return how many numbers training changes: all weights, or those of low rank."""
+    rank = recover.lora_rank
+    if rank is None:
+        return shape.num_params
+    return shape.num_hidden_layers * rank * sum(sum(size) for size in _targets(recover, shape).values())
+
+
+def _targets(recover: RecoverSettings, shape: ModelShape) -> dict[str, tuple[int, int]]:
+    """Return (inputs, outputs) of each linear of a layer that is trained with low rank."""
+    widths = linear_widths(shape)
+    return {name: widths[name] for name in recover.targets}
