@@ -113,13 +113,9 @@ def start_commands(settings: TritonSettings, spec: RepositorySpec) -> dict[str, 
         lines = _tensorrt_llm(settings, spec.world_size, models)
         needs = "NVIDIA's Triton container with the TensorRT-LLM that built the engine."
     if spec.images is not None:
-        lines = {name: f"{_code_of_nvidia()} && {line}" for name, line in lines.items()}
+        once = " && ".join(f"cp -r {source}/{name}/1/. {name}/1/" for name, source in OF_NVIDIA.items())
+        lines = {name: f"{once} && {line}" for name, line in lines.items()}
     return {"inside": "the folder of this file", "needs": needs, "commands": lines}
-
-
-def _code_of_nvidia() -> str:
-    """Return the commands to run once in NVIDIA's container, which has the Python models for images."""
-    return " && ".join(f"cp -r {source}/{name}/1/. {name}/1/" for name, source in OF_NVIDIA.items())
 
 
 def _tensorrt_llm(settings: TritonSettings, world_size: int, models: list[str]) -> dict[str, str]:

@@ -275,6 +275,10 @@ class CheckpointConfig:
         read = _Reader(raw, source)
         heads, hidden = read.integer("num_attention_heads"), read.integer("hidden_size")
         mapping, quantization = read.block("mapping"), Quantization.parse(read.block("quantization"), source)
+        layers = None
+        if quantization.quant_algo == MIXED and folder:
+            blocks, file = read_layers(folder, quantization.kv_cache_quant_algo), str(folder / LAYERS_FILE)
+            layers = {name: Quantization.parse(block, file) for name, block in blocks.items()}
         config = cls(
             architecture=read.text("architecture"),
             dtype=read.text("dtype"),
@@ -294,16 +298,11 @@ class CheckpointConfig:
             tp_size=_Reader(mapping, f"{source} mapping").integer("tp_size", 1),
             pp_size=_Reader(mapping, f"{source} mapping").integer("pp_size", 1),
             quantization=quantization,
-            layers=_layers(folder, quantization) if quantization.quant_algo == MIXED and folder else None,
+            layers=layers,
             raw=raw,
         )
         _check(config, source)
         return config
-
-
-def _layers(folder: Path, whole: Quantization) -> dict[str, Quantization]:
-    layers, source = read_layers(folder, whole.kv_cache_quant_algo), str(folder / LAYERS_FILE)
-    return {name: Quantization.parse(block, source) for name, block in layers.items()}
 
 
 def _check(config: CheckpointConfig, source: str) -> None:

@@ -76,16 +76,15 @@ def _checked(block: Any, key: str, file: Path, is_mlx: bool) -> dict[str, Any] |
     if not isinstance(block, Mapping):
         raise UserError(f"{file} has {key}={shown(block)}.", allowed="It must be an object.")
     method = {"quant_method": "compressed-tensors"} if key == "compression_config" else {}
-    usual = {"quant_method": "mlx"} if is_mlx else {"quant_method": "bitsandbytes"} if _is_bitsandbytes(block) else {}
+    usual = {}
+    if is_mlx:
+        usual = {"quant_method": "mlx"}
+    elif "quant_method" not in block and any(str(key).startswith("load_in_") for key in block):
+        usual = {"quant_method": "bitsandbytes"}  # before Transformers 4.32, where it named no method
     found = {**usual, **method, **block}
     if found.get("quant_method") in ("intel/auto-round", "auto_round"):  # names of older versions
         found["quant_method"] = "auto-round"
     return found or None
-
-
-def _is_bitsandbytes(block: Mapping[str, Any]) -> bool:
-    """Return whether bitsandbytes before Transformers 4.32 wrote it, which named no method."""
-    return "quant_method" not in block and any(str(key).startswith("load_in_") for key in block)
 
 
 def _mended(block: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -25,23 +25,8 @@ def wanted(d: DeploymentFacts) -> Cases:
     return ({"lost": lost, "without": " ".join(off for _, on, off in asked if on)},)
 
 
-def _kv_format_takes_away(d: DeploymentFacts) -> Cases:
-    """Return the words if the KV format rules out such features: INT8 always, FP8 without FP8 context attention."""
-    return wanted(d) if rules_out_reuse(d.kv_format, d.qformat) else ()
-
-
 def _switched_off(d: DeploymentFacts, option: str) -> Cases:
     return wanted(d) if d.build[option] == "disable" else ()
-
-
-def _not_paged(d: DeploymentFacts) -> bool:
-    return d.build.kv_cache_type != "paged" and (
-        d.kv_reuse or d.chunked_context or d.triton.batching_strategy in IN_FLIGHT
-    )
-
-
-def _windows(d: DeploymentFacts) -> str:
-    return listed(d.triton.max_attention_window_size or ())
 
 
 def _own_window(d: DeploymentFacts) -> Cases:
@@ -87,7 +72,8 @@ RULES = (
         name="kv-format-takes-reuse-and-chunks",
         topic=TOPIC,
         engines=BUILT,
-        when=_kv_format_takes_away,
+        # INT8 always does, FP8 without FP8 context attention.
+        when=lambda d: wanted(d) if rules_out_reuse(d.kv_format, d.qformat) else (),
         failed="kv_cache={d.kv_format} with quant={d.qformat} rules out {lost}: TensorRT-LLM's builder switches paged"
         " context attention off.",
         allowed="They work with {kv_caches}{quants:, or with }.",
@@ -143,7 +129,10 @@ RULES = (
         name="features-need-a-paged-kv-cache",
         topic=TOPIC,
         engines=GPU,
-        when=_not_paged,
+        when=lambda d: (
+            d.build.kv_cache_type != "paged"
+            and (d.kv_reuse or d.chunked_context or d.triton.batching_strategy in IN_FLIGHT)
+        ),
         failed="build.kv_cache_type={d.build.kv_cache_type} has no blocks, but in-flight batching, KV-cache reuse and"
         " chunked context need them.",
         todo="Set build.kv_cache_type=paged.",
@@ -215,7 +204,11 @@ RULES = (
         topic=TOPIC,
         severity=Severity.WARN,
         engines=GPU,
-        when=lambda d: d.triton.max_attention_window_size is not None and d.kv_reuse and [{"windows": _windows(d)}],
+        when=lambda d: (
+            (windows := d.triton.max_attention_window_size) is not None
+            and d.kv_reuse
+            and [{"windows": listed(windows)}]
+        ),
         failed="triton.max_attention_window_size=[{windows}] with KV-cache reuse: requests that grow longer than the"
         " smallest window overwrite their own prefix, and TensorRT-LLM does not reuse it.",
         todo="Keep shared prefixes within the window, or remove the window.",

@@ -50,11 +50,6 @@ NOT_LISTED: dict[QFormat, tuple[str, ...]] = {
 """Families that NVIDIA's matrix does not list for a format."""
 
 
-def _too_new(d: DeploymentFacts) -> bool:
-    limit = FORMATS[d.qformat].llm_api_below
-    return limit is not None and sm(d) >= limit
-
-
 def _options(d: DeploymentFacts) -> Cases:
     """Return the trtllm-build options that were set by hand."""
     spared = {*READ, *HOW_BUILT}
@@ -86,7 +81,7 @@ RULES = (
         topic=TOPIC,
         engines=LLM_API,
         needs=("sm",),
-        when=lambda d: _too_new(d),
+        when=lambda d: (limit := FORMATS[d.qformat].llm_api_below) is not None and sm(d) >= limit,
         failed="engine=tensorrt_llm_llmapi does not support quant={d.qformat} on compute capability {d.sm}.",
         allowed="The PyTorch backend runs AWQ on Hopper (9.0) and older. Supported here: {quants}.",
         source=f"{LLM_FORMATS}@09d4c79: Hardware Support Matrix (no AWQ on sm100, sm103, sm120)",

@@ -22,24 +22,12 @@ def _each(d: DeploymentFacts) -> Iterator[tuple[dict[str, object], Adapter]]:
         yield {"task": task, "place": adapter.place, "adapter": adapter}, adapter
 
 
-def _half(d: DeploymentFacts) -> bool:
-    return bool(d.build["lora_plugin"] == "disable") != (d.build["lora_target_modules"] is None)
-
-
-def _ranks(d: DeploymentFacts) -> Cases:
-    return [words for words, adapter in _each(d) if adapter.rank > d.build["max_lora_rank"]]
-
-
 def _missing(d: DeploymentFacts) -> Cases:
     served = set(d.build["lora_target_modules"] or ())
     found = [(words, [m for m in adapter.trtllm_modules if m not in served]) for words, adapter in _each(d)]
     return [
         {**words, "missing": listed(missing), "served": listed(sorted(served))} for words, missing in found if missing
     ]
-
-
-def _layers(d: DeploymentFacts) -> Cases:
-    return [words for words, adapter in _each(d) if adapter.layers > shape(d).num_hidden_layers]
 
 
 def _widths(d: DeploymentFacts) -> Cases:
@@ -67,7 +55,7 @@ RULES = (
         name="lora-plugin-and-modules-together",
         topic=TOPIC,
         engines=GPU,
-        when=_half,
+        when=lambda d: (d.build["lora_plugin"] == "disable") != (d.build["lora_target_modules"] is None),
         failed="build.trtllm.lora_plugin={d.build[lora_plugin]} and build.trtllm.lora_target_modules="
         "{d.build[lora_target_modules]} go together only.",
         todo="Use lora=adapters, which sets both, or set neither.",
@@ -115,7 +103,7 @@ RULES = (
         name="adapter-rank-fits",
         topic=TOPIC,
         engines=BUILT,
-        when=_ranks,
+        when=lambda d: [words for words, adapter in _each(d) if adapter.rank > d.build["max_lora_rank"]],
         failed="lora.adapters.{task}='{place}' has rank {adapter.rank}, more than"
         " lora.max_rank={d.build[max_lora_rank]}.",
         todo="Set lora.max_rank={adapter.rank}.",
@@ -146,7 +134,7 @@ RULES = (
         topic=TOPIC,
         engines=BUILT,
         needs=("shape",),
-        when=_layers,
+        when=lambda d: [words for words, adapter in _each(d) if adapter.layers > shape(d).num_hidden_layers],
         failed="lora.adapters.{task}='{place}' was trained for another model: it changes layers of a model that has at"
         " least {adapter.layers}; {d.label} has {d.shape.num_hidden_layers}.",
         todo="Use an adapter for this model.",

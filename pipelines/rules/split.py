@@ -68,11 +68,6 @@ def _rank_inputs(d: DeploymentFacts) -> Iterator[tuple[str, int]]:
         yield name, width // ranks if name in INPUT_SPLIT and width % ranks == 0 else width
 
 
-def _rank_outputs(d: DeploymentFacts) -> Iterator[tuple[str, int]]:
-    for name, (rows, _) in shape(d).linear_shapes.items():
-        yield name, rows if name in INPUT_SPLIT else rows // d.build.tp_size
-
-
 def _per_rank(name: str, d: DeploymentFacts) -> str:
     return f" per rank (tp_size={d.build.tp_size})" if d.build.tp_size > 1 and name in INPUT_SPLIT else ""
 
@@ -128,7 +123,11 @@ def _working_groups(d: DeploymentFacts) -> str:
 def _odd_rows(d: DeploymentFacts) -> Cases:
     if not FORMATS[d.qformat].weights.pairs_outputs:
         return ()
-    odd = [f"{name} ({rows})" for name, rows in _rank_outputs(d) if rows % 2]
+    sizes = {
+        name: rows if name in INPUT_SPLIT else rows // d.build.tp_size
+        for name, (rows, _) in shape(d).linear_shapes.items()
+    }
+    odd = [f"{name} ({rows})" for name, rows in sizes.items() if rows % 2]
     return ({"odd": listed(odd)},) if odd else ()
 
 

@@ -147,7 +147,8 @@ class GraphBuilder:
         hidden = op.convert(op.gather(embedding, ids, np.int64(0)), "f32")
         if FAMILIES[self._config.architecture].scales_embedding:
             # by sqrt(hidden) rounded to the model's own type, as Transformers does
-            normalizer = np.array(self._config.hidden_size**0.5).astype(_model_dtype(self._config.dtype))
+            stored = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}[self._config.dtype]
+            normalizer = np.array(self._config.hidden_size**0.5).astype(numpy_dtype(stored))
             hidden = op.multiply(hidden, normalizer.astype(np.float32))
         return named(hidden, "model.embed_tokens")
 
@@ -322,10 +323,6 @@ def _input(name: str, shape: list[int], element_type: ov.Type) -> ov.Node:
 def _dims(node: ov.Node, axis: int) -> ov.Node:
     """Return the size of one dimension as a vector of length 1, i64."""
     return op.gather(op.shape_of(node), np.array([axis], dtype=np.int64), np.int64(0))
-
-
-def _model_dtype(dtype: str) -> np.dtype[np.generic]:
-    return numpy_dtype({"bfloat16": "BF16", "float16": "F16", "float32": "F32"}[dtype])
 
 
 def _rotate(x: ov.Node, shared: _Inputs) -> ov.Node:

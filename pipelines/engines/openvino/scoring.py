@@ -206,7 +206,8 @@ class Scorer:
         for groups in together(plan(pairs), self._tokens_at_once, count):
             made = batches(groups, self._tokens_at_once, count)
             past = self._start(groups)
-            saved = self._save() if len(made) > 1 and past.any() else []
+            states = self._request.query_state() if len(made) > 1 and past.any() else ()
+            saved = [np.array(state.state.data, copy=True) for state in states]
             for index, batch in enumerate(made):
                 if index:
                     self._restore(saved)
@@ -298,9 +299,6 @@ class Scorer:
         }
         logits: Array = self._request.infer(inputs, share_outputs=True)["logits"][0]
         return logits
-
-    def _save(self) -> list[Array]:
-        return [np.array(state.state.data, copy=True) for state in self._request.query_state()]
 
     def _restore(self, saved: list[Array]) -> None:
         """Go back to a saved state, or to the empty one, whose tensors cannot be set."""

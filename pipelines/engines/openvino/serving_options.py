@@ -123,7 +123,8 @@ class _Parameters:
     def word(self, name: str, default: str, known: tuple[str, ...]) -> str:
         word = self.text(name, default)
         if word not in known:
-            raise UserError(f"Parameter {name}='{word}' is not supported by the CPU engine.", allowed=_one_of(known))
+            allowed = f"Choose one of {', '.join(filter(None, known))}."
+            raise UserError(f"Parameter {name}='{word}' is not supported by the CPU engine.", allowed=allowed)
         return word
 
     def flag(self, name: str, *, default: bool) -> bool:
@@ -190,7 +191,3 @@ def _refuse(given: _Parameters) -> None:
             raise UserError(
                 f"Parameter {name}='{given.text(name, '')}' is not supported by the CPU engine.", todo="Leave it out."
             )
-
-
-def _one_of(known: tuple[str, ...]) -> str:
-    return f"Choose one of {', '.join(word for word in known if word)}."

@@ -222,22 +222,17 @@ def build_engine(
     out_dir.mkdir(parents=True, exist_ok=True)
     built_on = BuiltOn.here(on_gpu.gpu, on_gpu.sm or 0.0)
     cache = on_gpu.timing_caches / f"{built_on.file_name}.cache"
-    parts = command(build, limits, _places(checkpoint, out_dir, cache))
+    warm = cache.is_file()  # of a cache that does not exist yet, trtllm-build would warn
+    places = BuildPaths(str(checkpoint), str(out_dir), str(cache) if warm else None, str(out_dir / TIMING))
+    parts = command(build, limits, places)
     log = _run([program, *(word for part in parts[1:] for word in part)], out_dir, config.world_size, on_gpu, progress)
     if faults := read_back(out_dir, build, limits, config):
         _keep_log(out_dir, on_gpu)
         raise UserError.of(faults)
-    warm = cache.is_file()
     _keep_timing(out_dir / TIMING, cache)
     built_on.save(out_dir)
-    return EngineFacts(
-        _engine_bytes(out_dir), {**_details(parts, built_on), "timing_cache_reused": warm, **log.facts()}
-    )
-
-
-def _places(checkpoint: Path, out_dir: Path, cache: Path) -> BuildPaths:
-    """Return the build paths, without a timing cache that does not exist yet, as trtllm-build would warn about it."""
-    return BuildPaths(str(checkpoint), str(out_dir), str(cache) if cache.is_file() else None, str(out_dir / TIMING))
+    size = sum(path.stat().st_size for path in out_dir.glob("rank*.*"))
+    return EngineFacts(size, {**_details(parts, built_on), "timing_cache_reused": warm, **log.facts()})
 
 
 def _run(words: list[str], out_dir: Path, world_size: int, on_gpu: OnGpu, progress: Progress) -> BuildLog:
@@ -304,10 +299,6 @@ def _keep_timing(made: Path, cache: Path) -> None:
     with replacing(cache) as fresh:
         shutil.copyfile(made, fresh)
     made.unlink()
-
-
-def _engine_bytes(out_dir: Path) -> int:
-    return sum(path.stat().st_size for path in out_dir.glob("rank*.*"))
 
 
 def _details(parts: list[tuple[str, ...]], built_on: BuiltOn) -> dict[str, Any]:
