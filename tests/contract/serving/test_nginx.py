@@ -208,11 +208,13 @@ def test_without_a_service_behind_the_answer_is_unavailable() -> None:
     assert program is not None
     found = another_port("127.0.0.1", {})
     one = Nginx(program, "127.0.0.1", found, LIMITS, drain_s=1)
-    one.start()
-    answer, _ = talk(found, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    try:
+        one.start()
+        answer, _ = talk(found, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    finally:
+        one.drain()
+        one.close()
     assert (answer[:12], error_of(answer)["code"]) == (b"HTTP/1.1 503", "unavailable")
-    one.drain()
-    one.close()
 
 
 @pytest.fixture
