@@ -14,8 +14,7 @@ from typing import Any
 
 import yaml
 
-from pipelines.settings.groups import CONF, DEFAULTS
-from pipelines.settings.resolvers import RESOLVERS
+from pipelines.settings.groups import CONF, DEFAULTS, RESOLVERS
 from pipelines.settings.root import Settings
 
 KEY = r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*"
