@@ -5,6 +5,7 @@ import shlex
 
 from pipelines.cli.main import main
 from tests.conftest import ROOT
+from tests.unit.conftest import PLACEHOLDER
 
 PAGE = ROOT / "docs" / "sizing.md"
 STEP = re.compile(
@@ -14,7 +15,8 @@ LAST = re.compile(r"^  +rests on|^rests on", re.M)
 """What follows it on the screen is explained in docs/sizing.md."""
 
 
-def test_every_command_of_the_course_prints_what_the_page_shows(tmp_path, capsys, request):
+def test_every_command_of_the_course_prints_what_the_page_shows(tmp_path, capsys, request, monkeypatch):
+    monkeypatch.setattr("pipelines.document.canvas._saved", lambda _, form: PLACEHOLDER[form])
     folders = [f"paths.runs={tmp_path}/runs", f"paths.store={tmp_path}/store"]
 
     def run_again(step: re.Match[str]) -> str:

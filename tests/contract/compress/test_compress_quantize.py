@@ -35,7 +35,9 @@ EXPORTED = [
 SIMULATED = [QFormat.FP8, QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.W4A8_AWQ]
 
 
-@pytest.mark.parametrize("kind", ["llama", "tied", "gemma"])
+@pytest.mark.parametrize(
+    "kind", ["llama", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("tied", "gemma"))]
+)
 @pytest.mark.parametrize("qformat", EXPORTED)
 def test_every_format_exports_a_sound_checkpoint(kind, qformat, models, texts, tmp_path) -> None:
     """Names, dtypes, shapes and values follow the rules the measured exports follow."""

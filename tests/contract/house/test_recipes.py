@@ -83,7 +83,7 @@ def place(tree: ast.Module, name: str, lines: list[str], code: str) -> tuple[int
 @pytest.mark.parametrize("title", RECIPES)
 def test_a_recipe_works_as_it_stands(title: str, tmp_path: Path) -> None:
     for name in FOLDERS:
-        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True)  # with bytecode, which is valid there too
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for name, code in steps(recipe(title)):
         put(tmp_path, name, code)
