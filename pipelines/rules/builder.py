@@ -17,6 +17,7 @@ from pipelines.rules.split import (
     PLUGIN,
     REUSE,
     STREAMING,
+    SWIGLU_PLUGINS,
     gpu_groups,
 )
 from pipelines.settings.features import WITHOUT_REDUCE_FUSION
@@ -26,7 +27,6 @@ PLUGINS = "Plugins and fusions"
 INTEGERS = "INT8 and INT4 weights"
 WEIGHTS = "Sparse and streamed weights"
 NO_SPEED_UP = "issues #1559, #1802, #1731, #1913, #2670; NVIDIA/Model-Optimizer issues #36, #1974"
-SWIGLU_PLUGINS = ("gemm_swiglu_plugin", "low_latency_gemm_swiglu_plugin")
 FP8_PLUGINS = ("gemm_swiglu_plugin", "low_latency_gemm_plugin", "low_latency_gemm_swiglu_plugin")
 
 

@@ -8,10 +8,9 @@ from pipelines.domain.adapter import Adapter, linear_widths
 from pipelines.domain.formats import QFormat
 from pipelines.engines.tensorrt_llm.config import key_of
 from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, listed, shape
-from pipelines.rules.split import COMBINATIONS, COMMAND, LAYERS, LORA, MLP, MODEL_CONFIG
+from pipelines.rules.split import COMBINATIONS, COMMAND, LAYERS, LORA, MLP, MODEL_CONFIG, SWIGLU_PLUGINS
 
 TOPIC = "LoRA"
-SWIGLU_PLUGINS = ("gemm_swiglu_plugin", "low_latency_gemm_swiglu_plugin")
 INSIDE_SWIGLU = ("mlp_h_to_4h", "mlp_gate")
 MANAGER = "tensorrt_llm/lora_manager.py"
 
