@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from pipelines.domain.benchmark import RESULT, BenchmarkResult
-from pipelines.predict.performance.deployment import METRICS, load_fit
+from pipelines.predict.performance.calibrate_command import METRICS
+from pipelines.predict.performance.deployment import load_fit
 from pipelines.predict.performance.fit import FittedLevel
 from pipelines.predict.performance.modelled import run_trial, trial
 from pipelines.predict.performance.read_measured import read_measured

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eval.diagnose.run import Deployment, Simulation
+from eval.diagnose.run import DiagnosedFolders, Simulation
 from eval.diagnose.servers import Servers
 from pipelines.compress import CalibrationSpec, QuantSpec, load_texts, quantize
 from pipelines.compress.simulating import simulated_from_trace
@@ -115,9 +115,9 @@ class Places:
     repository: Path | None = None
     chat_template: Path | None = None
 
-    def deployment(self, log: Path) -> Deployment:
+    def deployment(self, log: Path) -> DiagnosedFolders:
         """Return what is diagnosed."""
-        return Deployment(
+        return DiagnosedFolders(
             self.model,
             self.model,
             TEXTS,
