@@ -25,8 +25,8 @@ from pipelines.plan.accuracy_checks import (
     sequential_notes,
     unknown_reference,
 )
+from pipelines.plan.colocated import baseline_faults, colocated, draft_faults
 from pipelines.plan.deployment import Deployment
-from pipelines.plan.neighbours import baseline_faults, draft_faults, neighbours
 from pipelines.plan.targets import COMPARED, EVALUATED, SERVED, STARTED, Goal
 from pipelines.plan.user_inputs import ENOUGH_TEXTS, calibrates
 from pipelines.plan.weights_checks import (
@@ -302,7 +302,7 @@ def _gpu_memory(d: Deployment, checked: Checked, allowed: Callable[[str], bool])
     chosen = () if d.limits is None else tuple(d.limits.reasons)
     total, name = usable_bytes(gpu), memory_checks.gpu_name(gpu)
     alone = draft_faults(d, total, name)
-    beside = [] if alone else neighbours(d)
+    beside = [] if alone else colocated(d)
     formats = proposed(formats_for(gpu.sm or 0))
     fit = memory_checks.check(settings, d.shape, gpu, formats, beside, allowed, chosen)
     checked.faults += [*fit.faults, *alone, *baseline_faults(d, total, name)]

@@ -15,8 +15,8 @@ from pipelines.engines.openvino.blocks import blocks_of
 from pipelines.engines.openvino.memory import CpuMemory, CpuSizes, cpu_memory, inference_precision, kv_blocks
 from pipelines.host.machine import has_avx512
 from pipelines.loadgen.config import DEFAULT_CONCURRENCY
+from pipelines.plan.colocated import DRAFT, ColocatedEngine
 from pipelines.plan.deployment import Deployment
-from pipelines.plan.neighbours import DRAFT, Neighbour
 from pipelines.predict.performance.gpus import usable_bytes
 from pipelines.predict.performance.limits import (
     BATCHES,
@@ -55,7 +55,7 @@ def check(
     shape: ModelShape,
     hardware: HardwareSettings,
     formats: list[QFormat],
-    beside: Sequence[Neighbour] = (),
+    beside: Sequence[ColocatedEngine] = (),
     allowed: Callable[[str], bool] = lambda _change: True,
     chosen: Collection[str] = (),
 ) -> MemoryFit:
@@ -105,7 +105,7 @@ def _few_requests(
     tokens: int,
     formats: list[QFormat],
     allowed: Callable[[str], bool],
-    beside: Sequence[Neighbour],
+    beside: Sequence[ColocatedEngine],
 ) -> tuple[Fault, ...]:
     """Warn of a KV cache that hardly holds a batch; `changed` is what proposals start from."""
     found = int(memory.kv_pool / sizes.kv_request_bytes(tokens))
@@ -159,14 +159,14 @@ def gpu_name(hardware: HardwareSettings) -> str:
     return str(hardware.gpu if hardware.name == "auto" else hardware.name)
 
 
-def _without(beside: Sequence[Neighbour]) -> str:
+def _without(beside: Sequence[ColocatedEngine]) -> str:
     """Return the advice when no setting of the engine alone helps."""
     if any(other.what == DRAFT for other in beside):
         return "Choose a smaller draft model, or give it GPUs of its own with triton.draft_gpu_device_ids."
     return "Use a larger GPU, or more GPUs."
 
 
-def _has(whole: float, beside: Sequence[Neighbour]) -> str:
+def _has(whole: float, beside: Sequence[ColocatedEngine]) -> str:
     """Describe the memory of a GPU and what other engines take of it."""
     others = "".join(f", of which {other.what} takes {show_bytes(other.least)}" for other in beside)
     return show_bytes(whole) + others
@@ -180,7 +180,9 @@ def gpu_predicted(settings: Settings, shape: ModelShape | None) -> dict[str, flo
     return {"weights": memory.weights + memory.streamed, "activations": memory.activations}
 
 
-def _no_room(settings: Settings, memory: DeviceMemory, whole: float, name: str, beside: Sequence[Neighbour]) -> str:
+def _no_room(
+    settings: Settings, memory: DeviceMemory, whole: float, name: str, beside: Sequence[ColocatedEngine]
+) -> str:
     what = f"{settings.model.label} in {settings.quant.qformat}"
     if memory.weights > memory.total:
         return (
@@ -200,7 +202,7 @@ def _buffers(
     whole: float,
     name: str,
     fixes: list[str],
-    beside: Sequence[Neighbour],
+    beside: Sequence[ColocatedEngine],
 ) -> Fault:
     return Fault(
         f"{settings.model.label} in {settings.quant.qformat} may not load on {name} of {_has(whole, beside)}: "
@@ -211,7 +213,7 @@ def _buffers(
     )
 
 
-def _parts(sizes: EngineSizes, memory: DeviceMemory, whole: float, name: str, beside: Sequence[Neighbour]) -> str:
+def _parts(sizes: EngineSizes, memory: DeviceMemory, whole: float, name: str, beside: Sequence[ColocatedEngine]) -> str:
     each = " per GPU" if sizes.tp_size * sizes.pp_size > 1 else ""
     parts = (
         ("weights", memory.weights),

@@ -24,7 +24,7 @@ from pipelines.plan.deployment import Deployment
 from pipelines.plan.engine_nodes import Node
 from pipelines.plan.flow import needed_for, nodes
 from pipelines.plan.targets import EVALUATED, Goal, Target
-from pipelines.plan.user_inputs import Found, look
+from pipelines.plan.user_inputs import Found, inspect_inputs
 from pipelines.predict.performance.limits import ChosenLimits
 from pipelines.settings.model import ModelSettings
 from pipelines.settings.root import Settings
@@ -150,7 +150,7 @@ def _resolved(
     settings, found = goal.settings, Found()
     shape = settings.model.shape.to_shape() if settings.model.shape else None
     with collecting(faults):
-        found = look(goal, store.hashes)
+        found = inspect_inputs(goal, store.hashes)
     if found.shape and shape and found.shape != shape:
         faults.append(_wrong_shape(settings.model, shape, found.shape))
     shape = found.shape or shape

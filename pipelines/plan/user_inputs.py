@@ -71,7 +71,7 @@ class Found:
     reference: ModelShape | None = None
 
 
-def look(goal: Goal, hashes: HashCache) -> Found:
+def inspect_inputs(goal: Goal, hashes: HashCache) -> Found:
     """Inspect every folder and file that the configuration names.
 
     Raises:

@@ -4,8 +4,8 @@ import pytest
 
 from pipelines.domain.formats import QFormat
 from pipelines.domain.units import GIB
+from pipelines.plan.colocated import DRAFT, ColocatedEngine
 from pipelines.plan.memory_checks import check, cpu_predicted, cpu_reached, gpu_predicted, request_tokens
-from pipelines.plan.neighbours import DRAFT, Neighbour
 from pipelines.settings.compose import load
 
 
@@ -51,7 +51,7 @@ def test_few_requests_beside_a_draft_model_are_its_fault():
     """The same advice as where nothing fits at all: of 22.5 GiB the draft model takes 11."""
     words = ["model=llama_3_8b", "quant=fp8", "hardware=l4", "build.max_batch_size=8", "build.max_num_tokens=2048"]
     settings = load([*words, "build.max_seq_len=8192", "workload.isl=4000", "workload.osl=2000"])
-    beside = [Neighbour(DRAFT, 11 * GIB, 11 * GIB)]
+    beside = [ColocatedEngine(DRAFT, 11 * GIB, 11 * GIB)]
     found = check(settings, settings.model.shape.to_shape(), settings.hardware, [], beside, lambda _change: False)
     (warning,) = found.warnings
     assert "The KV cache holds only 2 requests of 6,000 tokens" in warning.message

@@ -12,7 +12,7 @@ import pytest
 from pipelines.domain.errors import UserError
 from pipelines.plan.plan import Plan, make_plan
 from pipelines.plan.targets import Goal
-from pipelines.plan.user_inputs import look, same_vocabulary
+from pipelines.plan.user_inputs import inspect_inputs, same_vocabulary
 from pipelines.run.gpu_commands import gpu_commands
 from pipelines.settings.compose import load
 from pipelines.settings.model import BUNDLED
@@ -237,7 +237,7 @@ def test_what_is_not_on_disk_is_not_compared(tmp_path: Path) -> None:
 
 def test_a_server_elsewhere_needs_no_feature_of_ours(tmp_path: Path) -> None:
     settings = load(["benchmark.url=host:8001", "lora=adapters", "lora.adapters={1:/no/such}"])
-    assert look(Goal(settings, "benchmark"), hashes(tmp_path)).adapters == {}
+    assert inspect_inputs(Goal(settings, "benchmark"), hashes(tmp_path)).adapters == {}
 
 
 @pytest.mark.parametrize(

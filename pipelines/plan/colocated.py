@@ -19,7 +19,7 @@ DRAFT, HEADS, VISION = "the draft model", "its draft heads", "the vision encoder
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbour:
+class ColocatedEngine:
     """Another engine on the same GPUs, or heads within the engine.
 
     Attributes:
@@ -33,7 +33,7 @@ class Neighbour:
     usual: float
 
 
-def neighbours(d: Deployment) -> list[Neighbour]:
+def colocated(d: Deployment) -> list[ColocatedEngine]:
     """List what shares the GPUs of the served engine."""
     settings, found = d.settings, d.found
     if d.target not in SERVED:
@@ -44,12 +44,12 @@ def neighbours(d: Deployment) -> list[Neighbour]:
         one, usual = device_memory(replace(sizes, max_batch_size=1), 0), device_memory(sizes, 0)
         kv = sizes.kv_request_bytes(_tokens(settings, sizes))
         least = one.weights + one.activations + one.buffers + kv
-        beside.append(Neighbour(DRAFT, least, usual.weights + usual.activations + usual.buffers + kv))
+        beside.append(ColocatedEngine(DRAFT, least, usual.weights + usual.activations + usual.buffers + kv))
     if found.heads_bytes:
         heads = found.heads_bytes / settings.build.tp_size  # they are linears, which every rank has its part of
-        beside.append(Neighbour(HEADS, heads, heads))
+        beside.append(ColocatedEngine(HEADS, heads, heads))
     if settings.multimodal.model_type != "none" and found.vision_bytes:
-        beside.append(Neighbour(VISION, found.vision_bytes, found.vision_bytes))
+        beside.append(ColocatedEngine(VISION, found.vision_bytes, found.vision_bytes))
     return beside
 
 
