@@ -18,6 +18,7 @@ from pipelines.domain.progress import SilentProgress
 from pipelines.engines.registry import OPENVINO
 from pipelines.plan.deployment import Deployment
 from pipelines.plan.engine_nodes import Node
+from pipelines.plan.flow import in_order
 from pipelines.plan.plan import Plan, _resolve, explain
 from pipelines.run.runner import run
 from pipelines.settings.compose import load
@@ -215,3 +216,11 @@ def test_what_a_run_reads_is_in_use_until_it_ends(store):
     execute(store, Write("one"), Looks("two"))
     assert seen == [{cached.name}]
     assert store.leases.all() == []
+
+
+def test_nodes_are_ordered_by_what_they_read_and_otherwise_as_given():
+    """Each once: what several stages read may be listed before each of them."""
+    after, read = (Node(name, Write(name), "label", inputs) for name, inputs in (("a", {"given": "c"}), ("c", {})))
+    other = Node("b", Write("b"), "label", {"given": InputSource(Path("/input"), "digest")})
+    assert [node.id for node in in_order([after, other, read, read])] == ["b", "c", "a"]
+    assert [node.id for node in in_order([read, after, other])] == ["c", "a", "b"]
