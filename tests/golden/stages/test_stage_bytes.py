@@ -58,8 +58,11 @@ pytest.importorskip("openvino_genai")
 pytest.importorskip("lm_eval")
 
 GOLDEN = Path(__file__).parent / "stage_bytes.json"
-TOLERANCE = 1e-2
-"""Of a tensor's numbers, as a part of its root mean square; one code in twenty may be its neighbour."""
+TOLERANCE, IN_FIRST_LAYER = 1e-2, 2.5e-3
+"""Of a tensor's numbers, as a part of its root mean square; the second layer observes what the first made differently.
+
+Measured with instructions up to SSE 4.2: 0.0037 and 0.0015, both of GPTQ; up to AVX2: 0.0001.
+"""
 
 CALIBRATION = CalibrationSettings(source="bundled", size=4, seq_len=32, batch_size=2)
 OPENVINO = OpenVinoSettings(inference_precision="f32", num_threads=1)
@@ -229,13 +232,14 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     old, new = before.get("numbers", {}), now.get("numbers", {})
     if old.keys() != new.keys():
         return [*found, *sorted(old.keys() ^ new.keys())]
-    return found + [f"{name}: {old[name]} -> {new[name]}" for name in old if not close(old[name], new[name])]
+    return found + [f"{name}: {old[name]} -> {new[name]}" for name in old if not close(name, old[name], new[name])]
 
 
-def close(before: list[float] | float, now: list[float] | float) -> bool:
+def close(name: str, before: list[float] | float, now: list[float] | float) -> bool:
     """Whether a tensor's size and its mean with signs agree, or a single number does."""
     if isinstance(before, list) and isinstance(now, list):
-        return all(abs(a - b) <= TOLERANCE * before[0] for a, b in zip(before, now, strict=True))
+        bound = IN_FIRST_LAYER if "layers.0." in name else TOLERANCE
+        return all(abs(a - b) <= bound * before[0] for a, b in zip(before, now, strict=True))
     return now == pytest.approx(before, rel=TOLERANCE, abs=1e-3)
 
 
