@@ -18,7 +18,7 @@ from pipelines.serving.openai.errors import ApiError, from_triton
 from pipelines.serving.openai.generation import Completion, Prompt, StopFilter, TokenPart, collect_all
 from pipelines.serving.openai.inputs import InputTensor, ServedEngine, engine_inputs
 from pipelines.serving.openai.prompts import ChatTemplate
-from pipelines.serving.openai.responses import ResponseRequest
+from pipelines.serving.openai.responses import ResponseRequest, in_its_words
 from pipelines.serving.openai.schema import ChatRequest, CompletionRequest
 from pipelines.serving.openai.tokenizer import ServedTokenizer, TextStream
 from pipelines.serving.repository import ModelRepository
@@ -289,3 +289,10 @@ def test_when_one_answer_fails_the_others_are_cancelled() -> None:
     choices = [Completion(number, Prompt((token,), "p"), 9, ENGINE) for number, token in enumerate((8, 9))]
     with pytest.raises(ApiError, match="full"):
         asyncio.run(collect_all(choices, source, CompletionRequest(model="m", prompt="p")))
+
+
+def test_an_error_of_a_chat_has_the_names_of_responses():
+    error = ApiError(400, "'messages' has 300 tokens.", kind="x", param="messages", code="context_length_exceeded")
+    assert in_its_words(error).body()["error"] == {
+        "message": "'input' has 300 tokens.", "type": "x", "param": "input", "code": "context_length_exceeded"
+    }  # fmt: skip

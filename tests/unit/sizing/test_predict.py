@@ -5,10 +5,13 @@ from __future__ import annotations
 import csv
 import math
 
+import numpy as np
 import pytest
 
-from pipelines.predict.published.cases import COLUMNS, PUBLISHED, read_rows
-from pipelines.predict.published.predict import main, predict
+from pipelines.predict.performance.performance import PerformanceModel
+from pipelines.predict.published.bench import StackedCases
+from pipelines.predict.published.cases import COLUMNS, PUBLISHED, case_of, read_rows
+from pipelines.predict.published.predict import main, predict, values_of
 
 ROWS = [row for row in read_rows(PUBLISHED) if row["mode"] in ("static_batch", "inflight_maxload")]
 CLOSED = next(row for row in read_rows(PUBLISHED) if row["source"] == "nim-docs")
@@ -115,3 +118,13 @@ def test_more_users_wait_longer():
     ask = [{**CLOSED, "concurrency": users, "metric": metric} for users in ("4", "64") for metric in metrics]
     few, many = (found[index : index + 3] for found in [predict(ask)] for index in (0, 3))
     assert all(high.value > low.value for low, high in zip(few, many, strict=True))
+
+
+def test_the_times_of_a_static_batch_add_up():
+    """A prompt and then a token an iteration: e2e = TTFT + (osl - 1) x TPOT, and each request gets osl tokens in it."""
+    row = next(row for row in ROWS if row["mode"] == "static_batch")
+    cases = [case_of(row | {"metric": metric}) for metric in ("ttft_ms", "tpot_ms", "e2e_ms", "output_tok_s")]
+    bench = StackedCases(cases)
+    ttft, tpot, e2e, rate = np.exp(bench.log_predicted(values_of(bench, PerformanceModel.load().parameters)))
+    assert e2e == pytest.approx(ttft + (cases[0].osl - 1) * tpot)
+    assert rate == pytest.approx(1e3 * cases[0].batch * cases[0].osl / e2e)
