@@ -1,6 +1,7 @@
 """Limits of an engine are chosen for its load, unless they are given, and alike by `plan`, `size` and `simulate`."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,7 @@ from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.limits import BATCHES, LoadLengths, WantedLimits, known_lengths
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.performance import PerformanceModel
-from pipelines.predict.performance.placement import limits_for_load
+from pipelines.predict.performance.placement import full_load_rate, limits_for_load
 from pipelines.predict.simulate.case import make_case
 from pipelines.predict.sizing.answer import answer
 from pipelines.predict.sizing.instance import InstanceUnderLoad, instance
@@ -226,3 +227,10 @@ def test_the_experiment_for_an_a10_is_planned_whole(tmp_path, quant):
     plan = planned(tmp_path, "experiment=a10_gemma_2b", f"quant={quant}", target="all")
     assert {"build", "evaluate", "repository", "benchmark"} <= {step.node.stage.name for step in plan.steps}
     assert not [each for each in plan.warnings if "KV cache" in each.message or "runtime and decoder" in each.message]
+
+
+@pytest.mark.parametrize(("isl", "osl", "busy"), [(100, 400, 64), (1000, 10, 10 * (2048 - 64) / 1000)])
+def test_a_full_engine_has_as_many_busy_slots_as_prompts_fit_beside_them(isl, osl, busy):
+    """A second per iteration, so that the rate is the number of busy slots: all, or what 1,984 prompt tokens feed."""
+    cost = SimpleNamespace(window=0, seconds=lambda *_, **__: 1.0)
+    assert full_load_rate(cost, isl, osl, 64, 2048) == pytest.approx(busy)
