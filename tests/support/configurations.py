@@ -148,7 +148,7 @@ def _forms(value: object) -> tuple[str, ...]:
 def wrong_values(leaf: Leaf) -> list[tuple[str, tuple[str, ...]]]:
     """Return values that the schema forbids, as they are typed, each with its spellings in a message."""
     found: list[tuple[str, tuple[str, ...]]] = []
-    if not leaf.nullable and leaf.name not in NULL_IS_CHOSEN:
+    if not leaf.nullable and leaf.name not in NULL_IS_CHOSEN and not leaf.name.startswith("build.trtllm."):
         found.append(("null", ("null",)))
     if leaf.kind == "choice":
         found += [("no_such_thing", ("no_such_thing",)), ("-17", ("-17",)), ("[1,2]", ("1",))]
@@ -305,7 +305,8 @@ NULL_IS_CHOSEN = {
     *(f"build.{name}" for name in ("max_batch_size", "max_input_len", "max_num_tokens", "max_seq_len")),
     *(f"build.{name}" for name in ("gemm_plugin", "gemm_swiglu_plugin", "multiple_profiles", "reduce_fusion")),
     *("build.user_buffer", "kv_cache.dtype", "kv_cache.enable_block_reuse", "triton.kv_cache_free_gpu_mem_fraction"),
-    *("lora.adapters", "cluster.env", "manifests.env", "manifests.node_selector", "manifests.extra_resources"),
+    *("nightly.expect.accuracy_loss_percent", "nightly.expect.floor_percent", "lora.adapters", "cluster.env"),
+    *("manifests.env", "manifests.node_selector", "manifests.extra_resources"),
 }
 """Keys whose null means "not given"."""
 
