@@ -21,8 +21,10 @@ from typing import Any
 import numpy as np
 
 from eval.adapter import load_tokenizer
-from pipelines.compress import CalibrationSpec, QuantSpec, quantize
-from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.compress.config import CalibrationSettings, QuantSettings
+from pipelines.compress.quantizing import quantize
+from pipelines.compress.specs import QuantSpec
+from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
 from pipelines.engines.openvino.lora import LoraAdapter
@@ -44,8 +46,8 @@ def engine(root: Path, model: str, **limits: int) -> Path:
     name = f"{model}-{limits.get('max_num_tokens', 0)}"
     checkpoint = root / f"checkpoint-{model}"
     if not checkpoint.exists():
-        calibration = CalibrationSpec(size=1, seq_len=16, batch_size=1)
-        quantize(BUNDLED / "models" / model, checkpoint, QuantSpec(QFormat.NONE, KvFormat.AUTO), ["a"], calibration)
+        spec = QuantSpec(QuantSettings(qformat=QFormat.NONE))
+        quantize(BUNDLED / "models" / model, checkpoint, spec, (), CalibrationSettings())
     OpenVinoEngine().build(checkpoint, BuildLimits(**{**LIMITS, **limits}), root / name, SilentProgress())
     return root / name
 

@@ -13,19 +13,19 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-from pipelines.compress import RecoverySpec, recover
-from pipelines.compress.specs import Sharding
+from pipelines.compress.config import RecoverSettings
+from pipelines.compress.specs import RecoverySpec
+from pipelines.compress.training_processes import recover
 
 MIB = 2**20
 SIZES: dict[str, Any] = {"steps": 4, "seq_len": 32, "batch_size": 2, "accumulation": 1, "evaluate_every": 2, "seed": 1}
-SPEC = RecoverySpec("distill", learning_rate=1e-4, patience=9, **SIZES)
+TRAINING = RecoverSettings(method="distill", learning_rate=1e-4, patience=9, **SIZES)
 TOKENIZER = Path(__file__).parent.parent / "pipelines" / "bundled" / "models" / "tiny_llama"
 LIBRARIES = "import pipelines.compress.training_processes"
 
@@ -36,9 +36,8 @@ def main(folder: Path, layers: int) -> None:
     bare = _bare()
     sys.stdout.write(f"{count:,} weights; a process with its libraries has {bare // MIB:,} MiB\n")
     whole = 0.0
-    sharding: Sharding
     for sharding in ("none", "full"):
-        spec = replace(SPEC, processes=2, sharding=sharding)
+        spec = RecoverySpec(TRAINING.model_copy(update={"sharding": sharding}), processes=2)
         with _peaks(str(folder)) as peaks:
             facts = recover(model, model, folder / sharding, spec, [_text()], device="cpu")
         most = max(peaks.values()) - bare

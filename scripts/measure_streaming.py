@@ -46,7 +46,10 @@ import json, resource, sys, time
 from pathlib import Path
 
 import modelopt.torch.export, modelopt.torch.quantization, torch, transformers
-from pipelines.compress import CalibrationSpec, QuantSpec, load_texts, quantize
+from pipelines.compress.quantizing import quantize
+from pipelines.compress.specs import QuantSpec
+from pipelines.compress.texts import load_texts
+from pipelines.compress.config import CalibrationSettings, QuantSettings
 import pipelines.compress.quantizing, pipelines.compress.modelopt_door
 from pipelines.domain.formats import QFormat
 from pipelines.settings.model import BUNDLED
@@ -57,9 +60,10 @@ def peak():
             return int(line.split()[1]) * 1024
 
 imports, begin = peak(), time.monotonic()
-calibration = CalibrationSpec(size=int(sys.argv[4]), seq_len=512)
+calibration = CalibrationSettings(size=int(sys.argv[4]), batch_size=1)
 texts = load_texts(BUNDLED / "corpus.jsonl")
-quantize(Path(sys.argv[1]), Path(sys.argv[2]), QuantSpec(QFormat(sys.argv[3])), texts, calibration)
+spec = QuantSpec(QuantSettings(qformat=QFormat(sys.argv[3])))
+quantize(Path(sys.argv[1]), Path(sys.argv[2]), spec, texts, calibration)
 gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
 print(json.dumps({"seconds": time.monotonic() - begin, "imports": imports, "peak": peak(), "gpu": gpu}))
 """

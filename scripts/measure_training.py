@@ -42,7 +42,8 @@ def one(model: Path, training: str) -> None:
     """Train, and print what was found as JSON."""
     import torch
 
-    from pipelines.compress import load_texts, recover
+    from pipelines.compress.texts import load_texts
+    from pipelines.compress.training_processes import recover
     from pipelines.domain.progress import SilentProgress
     from pipelines.host.machine import gather
     from pipelines.plan.plan import make_plan
@@ -77,7 +78,7 @@ def one(model: Path, training: str) -> None:
     step = sorted(steps)[len(steps) // 2]
     found = {
         "step_s": step,
-        "tokens_s": spec.batch_size * spec.accumulation * spec.seq_len / step,
+        "tokens_s": spec.recover.batch_size * spec.recover.accumulation * spec.recover.seq_len / step,
         "where": "GPU" if on_gpu else "resident",
         "peak": torch.cuda.max_memory_reserved() if on_gpu else 1024 * int(resident.split()[1]),
         "planned": training_memory_bytes(made.deployment.shape, made.settings),  # type: ignore[arg-type]

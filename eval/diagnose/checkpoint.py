@@ -343,9 +343,9 @@ def _linear(
 ) -> None:
     """Compare the weight of one linear, and the scale of its input."""
     layer, part = at
-    name, form, smoothing = f"layers.{layer}.{part}", FORMATS[spec.qformat], simulated.smoothing(layer, part)
+    name, form, smoothing = f"layers.{layer}.{part}", FORMATS[spec.quant.qformat], simulated.smoothing(layer, part)
     source, decoded = model.linear(layer, part), simulated.linear(layer, part)
-    measured, expected = measure(source, decoded, smoothing, form, spec.group_size)
+    measured, expected = measure(source, decoded, smoothing, form, spec.quant.group_size)
     found.saw(f"{name}.weight", measured.ratio)
     if measured.suspicious:
         cause = explain(Suspect(source, decoded, expected), ())

@@ -21,7 +21,7 @@ from eval.diagnose.servers import WORDS, Item, RightAnswers, Servers, make_items
 from eval.fidelity.divergence import compare_logits
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.tokenizer import opened
-from pipelines.compress import trace_checkpoint, trace_model
+from pipelines.compress.traced import TracedModel, trace_checkpoint, trace_model
 from pipelines.document.show import count
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS
@@ -33,7 +33,6 @@ from pipelines.host.files import parse_json
 if TYPE_CHECKING:
     from pipelines.compress.simulating import SimulatedModel
     from pipelines.compress.specs import QuantSpec
-    from pipelines.compress.traced import TracedModel
 
 Array = np.ndarray[Any, Any]
 

@@ -15,7 +15,7 @@ from pipelines.cli.commands import COMMANDS, EXITS, PROGRAM, SECTIONS, Command
 from pipelines.cli.words import check_command, groups_with_keys, overrides_of
 from pipelines.domain.errors import Fault, UserError
 from pipelines.host.disk import disk_error
-from pipelines.host.follow import end_with
+from pipelines.host.lifetimes import end_with
 from pipelines.host.screen import complain, lost_output, outlive_readers, width, wrapped
 from pipelines.settings.groups import choices, groups
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,19 @@ from pipelines.compress import transformers_door
 from pipelines.compress.calibration import (
     CalibrationSet,
     ProgressRecord,
+    calibrated_on,
     calibration_facts,
     new_files_removed,
     stamp,
-    tokens_digest,
 )
 from pipelines.compress.checkpoint_layout import CheckpointLayout, FolderLayout, RanksLayout
-from pipelines.compress.gpu_memory import BATCHES, gpu_memory_named
+from pipelines.compress.config import CalibrationSettings
+from pipelines.compress.contexts import BATCHES, gpu_memory_named, muted
 from pipelines.compress.model_folder import ModelFolder, torch_dtype
 from pipelines.compress.one_layer import LayerSource
 from pipelines.compress.postprocess import correct_export
-from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.simulating import LayerQuantizer, prepared, quantize_layers, simulated
-from pipelines.compress.specs import CalibrationSpec, Layout, QuantSpec
+from pipelines.compress.specs import Layout, QuantSpec
 from pipelines.domain.families import settled
 from pipelines.domain.progress import Progress
 from pipelines.domain.rotary import both_spellings
@@ -81,12 +81,12 @@ class _Exported:
 
 @dataclass(frozen=True, slots=True)
 class QuantizeTask:
-    """What to make of a model; see `pipelines.compress.api.quantize`."""
+    """What to make of a model; see `pipelines.compress.quantizing.quantize`."""
 
     source: ModelFolder
     spec: QuantSpec
     texts: Iterable[str]
-    calibration: CalibrationSpec
+    calibration: CalibrationSettings
     tp_size: int
     pp_size: int
     dtype: str
@@ -99,9 +99,9 @@ def quantize_by_modelopt(asked: QuantizeTask, out_dir: Path, progress: Progress)
     from pipelines.compress import modelopt_door
 
     source, spec = asked.source, asked.spec
-    with muted(), transformers_to_log():
+    with muted():
         # a search compares all linears, and Transformers stores experts under other names than it computes with
-        whole = spec.search is not None or source.shape.num_experts > 1
+        whole = spec.searches or source.shape.num_experts > 1
         way = _whole if whole else _by_layer
         with gpu_memory_named("quantizing", BATCHES):
             done = way(asked, out_dir, progress)
@@ -133,11 +133,11 @@ def _by_layer(asked: QuantizeTask, out_dir: Path, progress: Progress) -> _Export
         if asked.layout == "hugging_face"
         else RanksLayout(layers.layers, asked.tp_size, asked.pp_size)
     )
-    made_with = [asdict(spec), asdict(calibration)]
+    formats = [spec.quant.model_dump(mode="json"), spec.kv_cache]
     identity = {
-        "quantize": [*made_with, asked.tp_size, asked.pp_size, asked.dtype, asked.device, asked.layout],
+        "quantize": [*formats, asked.tp_size, asked.pp_size, asked.dtype, asked.device, asked.layout],
         "model": stamp(source),
-        "tokens": tokens_digest(data),
+        "calibration": calibrated_on(calibration, data),
         "tools": [modelopt_door.VERSION, torch.__version__, transformers_door.VERSION],
     }
     with new_files_removed(out_dir):

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from pipelines.compress.config import CalibrationSettings
 from pipelines.compress.model_folder import ModelFolder, raw
-from pipelines.compress.specs import CalibrationSpec
 from pipelines.compress.texts import token_ids
 from pipelines.domain.errors import ContinuableError, UserError
 from pipelines.domain.progress import PARTIAL, Progress
@@ -43,7 +43,7 @@ class CalibrationSet:
     tokens: int
 
 
-def make_batches(texts: Iterable[str], tokenizer: Any, spec: CalibrationSpec, size: int) -> CalibrationSet:
+def make_batches(texts: Iterable[str], tokenizer: Any, calibration: CalibrationSettings, size: int) -> CalibrationSet:
     """Cut the first `size` texts into sequences of at most `seq_len` tokens and batch those of equal length.
 
     Padding would be counted in every activation statistic, so only sequences of the same length share a batch.
@@ -55,11 +55,11 @@ def make_batches(texts: Iterable[str], tokenizer: Any, spec: CalibrationSpec, si
     sequences = [
         ids
         for text in itertools.islice(kept, size)
-        if (ids := token_ids(tokenizer, text, truncation=True, max_length=spec.seq_len))
+        if (ids := token_ids(tokenizer, text, truncation=True, max_length=calibration.seq_len))
     ]
     if not sequences:
         raise UserError("The calibration data contains no text.", todo="Give at least one non-empty text.")
-    batches = tuple(torch.tensor(group, dtype=torch.int64) for group in _groups(sequences, spec.batch_size))
+    batches = tuple(torch.tensor(group, dtype=torch.int64) for group in _groups(sequences, calibration.batch_size))
     return CalibrationSet(batches, len(sequences), sum(batch.numel() for batch in batches))
 
 
@@ -241,10 +241,10 @@ def stamp(source: ModelFolder) -> list[object]:
     return [source.config, files]
 
 
-def tokens_digest(data: CalibrationSet | None) -> str:
-    """Return a digest of the calibration batches."""
+def calibrated_on(calibration: CalibrationSettings, data: CalibrationSet | None) -> list[Any]:
+    """Return what changes when a calibration does: its settings, and a digest of its batches."""
     digest = hashlib.sha256()
     for batch in data.batches if data is not None else ():
         digest.update(repr(tuple(batch.shape)).encode())
         digest.update(raw(batch))
-    return digest.hexdigest()
+    return [calibration.model_dump(include=set(calibration.BATCHING)), digest.hexdigest()]

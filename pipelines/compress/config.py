@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -80,9 +80,11 @@ class PruningSettings(Group):
 Linear = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """A linear of a decoder layer, by its Hugging Face name."""
 Rate = Annotated[float, Field(gt=0, le=1)]
+UNTRAINED: Any = None
+"""Default of what every training needs: null where nothing is trained, and refused where something is."""
 
 
-class RecoverSettings(Group):
+class RecoverSettings(ChoosingGroup):
     """Training between sparsifying and quantizing.
 
     It reads the texts of the group `calibration` (source, path, dataset, split, column), all of them or `texts`.
@@ -115,22 +117,23 @@ class RecoverSettings(Group):
     TRAINING: ClassVar[tuple[str, ...]] = (
         *("steps", "learning_rate", "seq_len", "batch_size", "accumulation", "evaluate_every", "patience", "seed"),
     )
+    CHOSEN: ClassVar[tuple[str, ...]] = TRAINING
     OPTIONAL: ClassVar[tuple[str, ...]] = (
         *("texts", "precision", "teacher", "lora_rank", "lora_alpha", "lora_targets", "processes"),
     )
 
     method: Literal["none", "finetune", "distill"] = "none"
     texts: Positive | None = None
-    steps: Positive | None = None
-    learning_rate: Rate | None = None
-    seq_len: Tokens | None = None
-    batch_size: Positive | None = None
-    accumulation: Positive | None = None
+    steps: Positive = UNTRAINED
+    learning_rate: Rate = UNTRAINED
+    seq_len: Tokens = UNTRAINED
+    batch_size: Positive = UNTRAINED
+    accumulation: Positive = UNTRAINED
     precision: Literal["float32", "bfloat16"] | None = None
     gradient_checkpointing: bool = False
-    evaluate_every: Positive | None = None
-    patience: Positive | None = None
-    seed: Annotated[int, Field(ge=0)] | None = None
+    evaluate_every: Positive = UNTRAINED
+    patience: Positive = UNTRAINED
+    seed: Annotated[int, Field(ge=0)] = UNTRAINED
     teacher: Path | None = None
     lora_rank: Positive | None = None
     lora_alpha: Annotated[float, Field(gt=0)] | None = None
@@ -153,6 +156,13 @@ class RecoverSettings(Group):
         """Linears of low-rank training, each once."""
         wanted = self.lora_targets or get_args(Linear)
         return tuple(name for name in get_args(Linear) if name in wanted)
+
+    @property
+    def lora(self) -> dict[str, Any] | None:
+        """Rank, scale and linears of low-rank training; None if all weights are trained."""
+        if self.lora_rank is None:
+            return None
+        return {"rank": self.lora_rank, "alpha": self.alpha, "targets": self.targets}
 
     def sharing(self, gpus: int) -> int:
         """Return how many processes train on a machine with so many GPUs that are trained on."""
@@ -197,6 +207,16 @@ class RecoverSettings(Group):
         return self
 
 
+Dtype = Literal["auto", "bfloat16", "float16"]
+"""Element type of unquantized tensors; `auto` is the model's own 16-bit type."""
+Scoring = Literal["gradient", "kl_div"]
+"""How the effect of a format on one linear is judged: from gradients, or from the logits."""
+AWQ_CALIB_CAP = 32
+"""Most texts AWQ calibrates with: its scale search per channel gains nothing from more; quantize.py caps it too."""
+SEARCH_CAP = 4 * AWQ_CALIB_CAP
+"""Most texts that a search calibrates with; ModelOpt gives AWQ a quarter of them."""
+
+
 class QuantSettings(Group):
     """Weights and activations.
 
@@ -219,7 +239,7 @@ class QuantSettings(Group):
     SEARCH: ClassVar[tuple[str, ...]] = ("effective_bits", "candidates", "scoring", "scoring_texts")
 
     qformat: QFormat
-    dtype: Literal["auto", "bfloat16", "float16"] = "auto"
+    dtype: Dtype = "auto"
     group_size: Literal[16, 32, 64, 128, 256] = 128
     smoothquant_alpha: Annotated[float, Field(ge=0, le=1)] | None = None
     awq_alpha_step: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -227,7 +247,7 @@ class QuantSettings(Group):
     fp4_inputs: Literal["max", "headroom"] = "max"
     effective_bits: Annotated[float, Field(gt=0, le=16)] | None = None
     candidates: tuple[QFormat, ...] | None = None
-    scoring: Literal["gradient", "kl_div"] | None = None
+    scoring: Scoring | None = None
     scoring_texts: Positive | None = None
 
     @property
@@ -239,6 +259,20 @@ class QuantSettings(Group):
     def mixed(self) -> tuple[QFormat, ...]:
         """Candidates of a search; none for a single format."""
         return (self.candidates or ()) if self.qformat is QFormat.AUTO else ()
+
+    def of(self, qformat: QFormat) -> QuantSettings:
+        """Return the settings for another format, as far as it reads them: a candidate, a draft model, a baseline."""
+        other, form = self.model_copy(update={"qformat": qformat}), FORMATS[qformat]
+        tunings = {FORMATS[each].tuning for each in other.formats}
+        readers = {
+            "smoothquant_alpha": "smoothquant" in tunings,
+            "awq_alpha_step": "awq" in tunings,
+            "int4_scales": form.searches_scales,
+            "fp4_inputs": form.activation == "fp4",
+            **dict.fromkeys(self.SEARCH, qformat is QFormat.AUTO),
+        }
+        unread = {name: type(self).model_fields[name].default for name, reads in readers.items() if not reads}
+        return other.model_copy(update=unread)
 
     @property
     def mean_bits(self) -> float | None:
@@ -309,6 +343,9 @@ class CalibrationSettings(Group):
         seed: of the choice of sequences.
     """
 
+    BATCHING: ClassVar[frozenset[str]] = frozenset({"size", "seq_len", "batch_size", "seed"})
+    """Fields that say how texts become batches, wherever the texts are from."""
+
     source: Literal["auto", "bundled", "real_text", "hub", "local"] = "auto"
     path: Path | None = None
     dataset: HubName | None = None
@@ -324,6 +361,10 @@ class CalibrationSettings(Group):
     def shipped(self) -> Path | None:
         """The text that ships with the project; None for another."""
         return SHIPPED.get(self.source)
+
+    def sequences_for(self, qformat: QFormat) -> int:
+        """Return how many texts this format is calibrated with."""
+        return min(self.size, AWQ_CALIB_CAP) if FORMATS[qformat].tuning == "awq" else self.size
 
     def for_model(self, model: ModelSettings) -> CalibrationSettings:
         """Return the settings with the text that `auto` stands for."""

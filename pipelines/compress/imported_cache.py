@@ -19,11 +19,12 @@ from pipelines.checkpoint.tensors import TensorFile
 from pipelines.checkpoint.unified import linear_shapes
 from pipelines.compress.calibration import CalibrationSet
 from pipelines.compress.checkpoint_layout import RanksLayout
+from pipelines.compress.config import CalibrationSettings, QuantSettings
+from pipelines.compress.contexts import muted
 from pipelines.compress.model_folder import ModelFolder, ModelWeights
 from pipelines.compress.one_layer import LayerSource
-from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.simulating import LayerQuantizer, prepared, seed_everything
-from pipelines.compress.specs import CalibrationSpec, QuantSpec
+from pipelines.compress.specs import QuantSpec
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import PARTIAL, Progress
 
@@ -79,7 +80,7 @@ def calibrated_scales(
     modules: Mapping[str, tuple[str, ...]],
     spec: QuantSpec,
     texts: Iterable[str],
-    calibration: CalibrationSpec,
+    calibration: CalibrationSettings,
     dtype: str,
     device: str,
     progress: Progress,
@@ -97,12 +98,12 @@ def calibrated_scales(
         device: "cpu" or "cuda".
         progress: shows the layers.
     """
-    cache = QuantSpec(QFormat.NONE, spec.kv_cache)
+    cache = QuantSpec(QuantSettings(qformat=QFormat.NONE), spec.kv_cache)
     scales, folder = {}, out_dir / PARTIAL
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
     folder.mkdir()
     try:
-        with muted(), transformers_to_log():
+        with muted():
             config, data = prepared(source, cache, texts, calibration, device, progress)
             weights = DecodedWeights(source, Checkpoint.open(out_dir), modules)
             layers = LayerSource(source, dtype, device, weights=weights)

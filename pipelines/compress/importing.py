@@ -28,11 +28,12 @@ from pipelines.checkpoint.packings import (
 from pipelines.checkpoint.tensors import TensorFile, numpy_dtype
 from pipelines.checkpoint.verify import IMPORTED, Tensors, expected_tensors
 from pipelines.compress.calibration import calibration_facts
-from pipelines.compress.gpu_memory import BATCHES, gpu_memory_named
+from pipelines.compress.config import CalibrationSettings
+from pipelines.compress.contexts import BATCHES, gpu_memory_named
 from pipelines.compress.model_folder import ModelFolder, TensorWriter, torch_dtype
 from pipelines.compress.postprocess import corrected
 from pipelines.compress.sixteen_bit import LINEARS, NORMS, SixteenBitTensors, checkpoint_config, names_of
-from pipelines.compress.specs import CalibrationSpec, QuantSpec
+from pipelines.compress.specs import QuantSpec
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.progress import Progress
@@ -155,11 +156,10 @@ def import_folder(
     spec: QuantSpec,
     world_size: int,
     dtype: str,
-    progress: Progress,
-    *,
-    texts: Iterable[str] = (),
-    calibration: CalibrationSpec,
+    texts: Iterable[str],
+    calibration: CalibrationSettings,
     device: str,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Write the checkpoint of one rank; texts calibrate a KV cache that the folder has no scales for.
 
@@ -212,12 +212,12 @@ def _refuse_faults(source: ModelFolder, spec: QuantSpec, world_size: int) -> Non
     if faults := import_faults(
         source.folder,
         source.config,
-        qformat=spec.qformat,
-        group_size=spec.group_size,
+        qformat=spec.quant.qformat,
+        group_size=spec.quant.group_size,
         kv_cache=spec.kv_cache,
         world_size=world_size,
-        effective_bits=spec.search.effective_bits if spec.search else None,
-        candidates=spec.search.candidates if spec.search else (),
+        effective_bits=spec.quant.effective_bits,
+        candidates=spec.quant.mixed,
     ):
         raise UserError.of(faults)
     family = source.shape.family
@@ -228,7 +228,7 @@ def _refuse_faults(source: ModelFolder, spec: QuantSpec, world_size: int) -> Non
 def _config(source: ModelFolder, spec: QuantSpec, dtype: str, folder: _Folder) -> dict[str, Any]:
     """Return what ModelOpt would write into config.json, before it is corrected."""
     block = {
-        **_block(spec.qformat, spec.group_size, folder.points),
+        **_block(spec.quant.qformat, spec.quant.group_size, folder.points),
         "kv_cache_quant_algo": None if spec.kv_cache is KvFormat.AUTO else spec.kv_cache.upper(),
         **({} if folder.given.layers else {"exclude_modules": ["lm_head"]}),
     }

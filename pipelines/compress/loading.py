@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from pipelines.checkpoint.tokenizer import opened
-from pipelines.compress.gpu_memory import gpu_memory_named
+from pipelines.compress.contexts import gpu_memory_named, muted
 from pipelines.compress.model_folder import ModelFolder, look_at, pick_device, torch_dtype
-from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.transformers_door import (
     MAJOR,
     AutoConfig,
@@ -131,7 +130,7 @@ class ReferenceModel:
         source = look_at(model_dir)
         self.max_position_embeddings = source.shape.max_position_embeddings
         self._device = pick_device(device)
-        with muted(), transformers_to_log(), gpu_memory_named(IN_FLOAT32, OTHERWISE):
+        with muted(), gpu_memory_named(IN_FLOAT32, OTHERWISE):
             self._model = load_model(source, "float32", self._device)
 
     def loglikelihood(

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from pipelines.checkpoint.tensors import ITEM_BYTES, TensorInfo, read_header
-from pipelines.compress.specs import Dtype
+from pipelines.compress.config import Dtype
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import show_bytes

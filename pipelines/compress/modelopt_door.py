@@ -14,8 +14,8 @@ import torch
 import yaml
 
 from pipelines.checkpoint.unified import fused_with
+from pipelines.compress.config import Scoring
 from pipelines.compress.recipes import Config
-from pipelines.compress.specs import Fp4Inputs, Int4Scales, Scoring
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import Family
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat, version_faults
@@ -63,7 +63,7 @@ KL_DIV_SINCE = (0, 47)
 Forward = Callable[[torch.nn.Module], None]
 
 
-def check_format(qformat: QFormat, device: str, int4_scales: Int4Scales = "max", fp4_inputs: Fp4Inputs = "max") -> None:
+def check_format(qformat: QFormat, device: str, int4_scales: str = "max", fp4_inputs: str = "max") -> None:
     """Reject a format that this ModelOpt does not support on this device, before anything is calibrated.
 
     Raises:

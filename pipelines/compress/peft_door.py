@@ -9,35 +9,37 @@ import torch
 from peft import LoraConfig, get_peft_model, load_peft_weights, set_peft_model_state_dict
 from peft.tuners.lora import Linear
 
-from pipelines.compress.specs import LoraSpec
+from pipelines.compress.config import RecoverSettings
 from pipelines.domain.errors import UserError
 
 _ADAPTER = "default"
 
 
-def with_adapters(model: torch.nn.Module, spec: LoraSpec) -> torch.nn.Module:
+def with_adapters(model: torch.nn.Module, recover: RecoverSettings) -> torch.nn.Module:
     """Freeze a model and add trainable low-rank branches to the linears of its layers; its modules are changed.
 
     Raises:
         UserError: the layers have no such linear, or the rank is larger than one of them.
     """
+    rank = recover.lora_rank
+    assert rank is not None, "nobody asks otherwise"
     linears = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     in_layers = {name: linear for name, linear in linears.items() if ".layers." in f".{name}"}
     known = sorted({name.rpartition(".")[2] for name in in_layers})
-    if missing := [target for target in spec.targets if target not in known]:
+    if missing := [target for target in recover.targets if target not in known]:
         raise UserError(
             f"recover.lora_targets={missing[0]} is not a linear of the model's layers.",
             allowed=f"They are {', '.join(known)}.",
         )
-    targets = {name: linear for name, linear in in_layers.items() if name.rpartition(".")[2] in spec.targets}
+    targets = {name: linear for name, linear in in_layers.items() if name.rpartition(".")[2] in recover.targets}
     for name, linear in targets.items():
-        if spec.rank > min(linear.weight.shape):
+        if rank > min(linear.weight.shape):
             out, inputs = linear.weight.shape
             raise UserError(
-                f"recover.lora_rank={spec.rank} is larger than the weight of '{name}', which is {out} x {inputs}.",
+                f"recover.lora_rank={rank} is larger than the weight of '{name}', which is {out} x {inputs}.",
                 allowed=f"At most {min(linear.weight.shape)} for it.",
             )
-    options: dict[str, Any] = {"r": spec.rank, "lora_alpha": spec.alpha, "target_modules": list(targets)}
+    options: dict[str, Any] = {"r": rank, "lora_alpha": recover.alpha, "target_modules": list(targets)}
     config = LoraConfig(**options, lora_dropout=0.0, bias="none")
     adapted: torch.nn.Module = get_peft_model(model, config)
     return adapted

@@ -124,8 +124,8 @@ def _mapping(exported: Mapping[str, Any]) -> dict[str, Any]:
 def _quantization(exported: Mapping[str, Any], spec: QuantSpec) -> dict[str, Any]:
     """Return the block with known keys only, because TensorRT-LLM's dataclass rejects any other."""
     block = {key: value for key, value in exported.items() if key in _KNOWN_QUANTIZATION_KEYS}
-    if FORMATS[spec.qformat].weights.at_build:
-        block["quant_algo"] = FORMATS[spec.qformat].quant_algo
+    if FORMATS[spec.quant.qformat].weights.at_build:
+        block["quant_algo"] = FORMATS[spec.quant.qformat].quant_algo
     if spec.kv_cache is KvFormat.AUTO:
         block["kv_cache_quant_algo"] = None
     if block.get("exclude_modules"):

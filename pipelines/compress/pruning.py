@@ -10,7 +10,6 @@ Shapes: B sequences, T tokens, I channels of the MLP or of all heads, O outputs,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +19,23 @@ from pipelines.compress import transformers_door
 from pipelines.compress.calibration import (
     CalibrationSet,
     ProgressRecord,
+    calibrated_on,
     make_batches,
     new_files_removed,
     run_batch,
     stamp,
-    tokens_digest,
 )
-from pipelines.compress.gpu_memory import BATCHES, gpu_memory_named
+from pipelines.compress.config import CalibrationSettings, PruningSettings
+from pipelines.compress.contexts import BATCHES, gpu_memory_named, muted
 from pipelines.compress.hidden_states import HiddenStates, run_layer
 from pipelines.compress.loading import load_model, load_tokenizer
 from pipelines.compress.model_folder import ModelFolder, look_at, own_dtype, pick_device
 from pipelines.compress.one_layer import LayerSource
-from pipelines.compress.pruning_spec import PruningSpec
-from pipelines.compress.quiet import muted, transformers_to_log
+from pipelines.compress.pruned_shape import pruned_shape
 from pipelines.compress.simulating import seed_everything
 from pipelines.compress.sparsifying import PrunedFolder
-from pipelines.compress.specs import CalibrationSpec
 from pipelines.domain.model_shape import ModelShape
-from pipelines.domain.progress import Progress
+from pipelines.domain.progress import SILENT, Progress
 
 MLP, HEADS = "mlp.down_proj", "self_attn.o_proj"
 """Linears that read what is pruned: MLP channels, and the outputs of heads."""
@@ -45,31 +43,52 @@ Indexes = dict[str, torch.Tensor]
 """What stays of a layer, int64 and ascending: "mlp" channels, "heads" and "kv_heads"."""
 
 
-def run_prune(
+def prune_model(
     model_dir: Path,
     out_dir: Path,
-    spec: PruningSpec,
+    pruning: PruningSettings,
     texts: Iterable[str],
-    calibration: CalibrationSpec,
+    calibration: CalibrationSettings,
     *,
-    device: str,
-    progress: Progress,
+    device: str = "auto",
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """See `pipelines.compress.api.prune_model`."""
+    """Remove MLP channels, attention heads or layers of a Hugging Face model.
+
+    A stopped run goes on from the last complete layer, or from the last layer that was dropped.
+
+    Args:
+        model_dir: plain Hugging Face folder.
+        out_dir: receives a complete Hugging Face folder whose config.json has the smaller sizes; files that do not
+            change are hard-linked where possible.
+        pruning: the method and the sizes.
+        texts: on which importance is observed.
+        calibration: how many texts to use and how to cut them.
+        device: "cpu", "cuda" or "auto".
+        progress: shows layers.
+
+    Returns:
+        JSON-serializable facts: sizes, parameters and bytes before and after; for width the heads that stay and the
+        share of importance that stays in each layer; for depth the dropped layers in order, and the loss after each.
+
+    Raises:
+        UserError: the model cannot be pruned to these sizes, the texts are empty, a value is not finite.
+    """
+    assert pruning.texts is not None, "checked by the settings"
     source = look_at(model_dir)
-    shape = spec.applied(source.shape)
+    shape = pruned_shape(pruning, source.shape)
     seed_everything(calibration.seed)
     device = pick_device(device)
-    with muted(), transformers_to_log():
-        data = make_batches(texts, load_tokenizer(source), calibration, calibration.size)
+    with muted():
+        data = make_batches(texts, load_tokenizer(source), calibration, pruning.texts)
         with new_files_removed(out_dir), gpu_memory_named("pruning", BATCHES):
-            record = ProgressRecord(out_dir, _identity(source, spec, calibration, data, device))
-            way = _drop_layers if spec.method == "depth" else _narrow
+            record = ProgressRecord(out_dir, _identity(source, pruning, calibration, data, device))
+            way = _drop_layers if pruning.method == "depth" else _narrow
             folder = way(source, shape, data, out_dir, record, device, progress)
             counted, found = folder.finish(shape), dict(record.notes)
             record.close()
     return {
-        "method": spec.method,
+        "method": pruning.method,
         "device": device,
         "calibration": {"sequences": data.sequences, "tokens": data.tokens},
         "sizes_before": _sizes(source.shape),
@@ -89,13 +108,13 @@ def _sizes(shape: ModelShape) -> dict[str, int]:
 
 
 def _identity(
-    source: ModelFolder, spec: PruningSpec, calibration: CalibrationSpec, data: CalibrationSet, device: str
+    source: ModelFolder, pruning: PruningSettings, calibration: CalibrationSettings, data: CalibrationSet, device: str
 ) -> dict[str, Any]:
     """Return everything that determines the bytes of the output."""
     return {
-        "prune": [asdict(spec), asdict(calibration), device],
+        "prune": [pruning.model_dump(), device],
         "model": stamp(source),
-        "tokens": tokens_digest(data),
+        "calibration": calibrated_on(calibration, data),
         "tools": [torch.__version__, transformers_door.VERSION],
     }
 

@@ -8,39 +8,59 @@ from typing import Any
 
 from pipelines.checkpoint.declarations import quantization_of
 from pipelines.checkpoint.stored_linears import undeclared_faults
-from pipelines.compress.calibration import calibration_facts
+from pipelines.compress.config import CalibrationSettings
 from pipelines.compress.model_folder import look_at, pick_device, pick_dtype
-from pipelines.compress.specs import CalibrationSpec, Dtype, Layout, QuantSpec
+from pipelines.compress.specs import Layout, QuantSpec
 from pipelines.domain.errors import UserError
-from pipelines.domain.progress import Progress
+from pipelines.domain.progress import SILENT, Progress
 
 
-def run_quantize(
+def quantize(
     model_dir: Path,
     out_dir: Path,
     spec: QuantSpec,
     texts: Iterable[str],
-    calibration: CalibrationSpec,
+    calibration: CalibrationSettings,
     *,
-    tp_size: int,
-    pp_size: int,
-    dtype: Dtype,
-    device: str,
-    layout: Layout,
-    progress: Progress,
+    tp_size: int = 1,
+    pp_size: int = 1,
+    device: str = "auto",
+    layout: Layout = "tensorrt_llm",
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """See `pipelines.compress.api.quantize`. Each way imports what it needs: ModelOpt and Transformers take seconds."""
+    """Calibrate a Hugging Face model and write a TensorRT-LLM checkpoint.
+
+    The same inputs produce the same bytes. `out_dir` is created and receives config.json and one
+    rank{r}.safetensors per rank (r = pp_rank * tp_size + tp_rank); after an error it may contain only some of them.
+
+    Args:
+        model_dir: plain Hugging Face folder: config.json, tokenizer, *.safetensors.
+        out_dir: where to write; nothing outside it is touched.
+        spec: format of weights, activations and KV cache.
+        texts: calibration texts; only as many as needed are read, and none for formats without calibration.
+        calibration: how many texts to use and how to cut them.
+        tp_size: tensor-parallel ranks of the engine that will be built.
+        pp_size: pipeline stages of the engine that will be built.
+        device: "cpu", "cuda", or "auto" (CUDA if available). CPU and CUDA round differently.
+        layout: "hugging_face" writes ModelOpt's unified checkpoint instead, which has one part and no tokenizer.
+        progress: shows calibration batch by batch.
+
+    Returns:
+        JSON-serializable facts: those of `pipelines.checkpoint.describe` (`unified` for Hugging Face's layout), and
+        the keys `calibration`, `source_bytes`, `tool`.
+
+    Raises:
+        UserError: the model, the format or the split is not supported, the texts are empty, or a value of a layer is
+            not finite.
+    """
     source = look_at(model_dir)
-    picked, device = pick_dtype(source, dtype), pick_device(device)
+    picked, device = pick_dtype(source, spec.quant.dtype), pick_device(device)
     if quantization_of(source.folder, source.config) is not None:
         if layout == "hugging_face":
             raise UserError(f"{model_dir} is already quantized; the PyTorch backend's export takes models in 16 bit.")
         from pipelines.compress.importing import import_folder
 
-        facts = import_folder(
-            source, out_dir, spec, tp_size * pp_size, picked, progress,
-            texts=texts, calibration=calibration, device=device,
-        )  # fmt: skip
+        facts = import_folder(source, out_dir, spec, tp_size * pp_size, picked, texts, calibration, device, progress)
         return {**facts, "source_bytes": source.weight_bytes}
     if faults := [*undeclared_faults(str(model_dir), model_dir)]:
         raise UserError.of(faults)
@@ -48,11 +68,10 @@ def run_quantize(
         from pipelines.compress.sixteen_bit import write_sixteen_bit
 
         facts = write_sixteen_bit(source, out_dir, spec, picked, tp_size, pp_size, progress)
-        facts |= {"calibration": calibration_facts(None, 0.0), "device": "cpu", "tool": {}}
     else:
         from pipelines.compress.by_modelopt import QuantizeTask, quantize_by_modelopt
 
         asked = QuantizeTask(source, spec, texts, calibration, tp_size, pp_size, picked, device, layout)
         facts = quantize_by_modelopt(asked, out_dir, progress)
     # the files do not name the algorithm
-    return {**facts, "qformat": str(spec.qformat), "source_bytes": source.weight_bytes}
+    return {**facts, "qformat": str(spec.quant.qformat), "source_bytes": source.weight_bytes}

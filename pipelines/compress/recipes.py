@@ -14,6 +14,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from pipelines.compress.config import QuantSettings
 from pipelines.compress.specs import QuantSpec
 from pipelines.domain.families import Family
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
@@ -47,15 +48,15 @@ def modelopt_config(spec: QuantSpec, family: Family, preset: Callable[[str], Con
         family: the model's family; some families have their own defaults.
         preset: returns ModelOpt's configuration for a name from `pipelines.domain.formats.FORMATS`.
     """
-    form = FORMATS[spec.qformat]
-    if spec.search is not None or spec.sixteen_bit:
+    form = FORMATS[spec.quant.qformat]
+    if spec.searches or spec.sixteen_bit:
         return None
     config = _all_off(preset) if form.preset is None else copy.deepcopy(preset(form.preset))
-    if group := form.weights.group_size(spec.group_size):
+    if group := form.weights.group_size(spec.quant.group_size):
         _set_group_size(config, group)
     if spec.kv_cache is not KvFormat.AUTO:
         _set(config, _KV_PATTERN, _KV_CACHE[spec.kv_cache])
-    config["algorithm"] = _algorithm(spec, family, config["algorithm"])
+    config["algorithm"] = _algorithm(spec.quant, family, config["algorithm"])
     return config
 
 
@@ -69,7 +70,7 @@ def of_one_layer(config: Config) -> Config:
 
 def candidate_configs(spec: QuantSpec, family: Family, preset: Callable[[str], Config]) -> dict[QFormat, Config]:
     """Return the configuration of every format that a search chooses from."""
-    configs = {qformat: modelopt_config(spec.of(qformat), family, preset) for qformat in spec.formats}
+    configs = {each: modelopt_config(QuantSpec(spec.quant.of(each)), family, preset) for each in spec.quant.mixed}
     return {qformat: config for qformat, config in configs.items() if config is not None}
 
 
@@ -109,19 +110,19 @@ def _set_group_size(config: Config, group_size: int) -> None:
     first["block_sizes"] = {**first["block_sizes"], -1: group_size}
 
 
-def _algorithm(spec: QuantSpec, family: Family, default: Any) -> Any:
+def _algorithm(quant: QuantSettings, family: Family, default: Any) -> Any:
     """Return ModelOpt's calibration algorithm, with the given parameters or those that the family needs."""
-    form = FORMATS[spec.qformat]
+    form = FORMATS[quant.qformat]
     if form.sequential:
         # the columns of a block must be whole groups
-        block = max(GPTQ_BLOCK, spec.group_size)
+        block = max(GPTQ_BLOCK, quant.group_size)
         return {"method": "gptq", "block_size": block, "perc_damp": GPTQ_DAMP, "layerwise": {"enable": True}}
-    given = spec.smoothquant_alpha if form.tuning == "smoothquant" else spec.awq_alpha_step
+    given = quant.smoothquant_alpha if form.tuning == "smoothquant" else quant.awq_alpha_step
     value = family.tuning_default(form) if given is None else given
     if form.tuning == "smoothquant" and value is not None:
         return {"method": "smoothquant", "alpha": value}
     if form.tuning == "awq" and value is not None:
         default = {"method": "awq_lite", "alpha_step": value}
-    if spec.fp4_inputs == "headroom":
+    if quant.fp4_inputs == "headroom":
         return {"method": "nvfp4_act_headroom"}
-    return {"method": "mse"} if spec.int4_scales == "mse" else default
+    return {"method": "mse"} if quant.int4_scales == "mse" else default

@@ -9,9 +9,10 @@ from torch.nn import functional
 
 from pipelines.compress import modelopt_door
 from pipelines.compress.calibration import CalibrationSet, forward_passes, run_batch
-from pipelines.compress.f32_products import f32_products
+from pipelines.compress.config import SEARCH_CAP, QuantSettings
+from pipelines.compress.contexts import f32_products
 from pipelines.compress.recipes import candidate_configs, kv_cache_config
-from pipelines.compress.specs import SEARCH_CAP, QuantSpec, SearchSpec
+from pipelines.compress.specs import QuantSpec
 from pipelines.domain.families import Family
 from pipelines.domain.formats import FORMATS, KvFormat
 from pipelines.domain.progress import Progress
@@ -25,11 +26,14 @@ def search_mix(
     Returns:
         the same model, now simulating the mix, and the record of the search: see `_record`.
     """
-    search = spec.search
-    assert search is not None
+    quant = spec.quant
+    assert quant.scoring is not None, "checked by the settings"
+    assert quant.scoring_texts is not None, "as well"
+    assert quant.effective_bits is not None, "as well"
     per_batch = data.sequences / len(data.batches)
-    cap, scored = max(4, round(SEARCH_CAP / per_batch)), min(len(data.batches), max(1, round(search.texts / per_batch)))
-    runs = _runs(search, model, len(data.batches), cap, scored)
+    cap = max(4, round(SEARCH_CAP / per_batch))
+    scored = min(len(data.batches), max(1, round(quant.scoring_texts / per_batch)))
+    runs = _runs(quant, model, len(data.batches), cap, scored)
     with f32_products():
         with progress.task("searching a format for each linear", runs, "runs") as advance:
 
@@ -44,23 +48,23 @@ def search_mix(
                 [batch.to(device) for batch in data.batches],
                 logits,
                 _loss,
-                effective_bits=search.effective_bits,
-                scoring=search.scoring,
+                effective_bits=quant.effective_bits,
+                scoring=quant.scoring,
                 calibration_steps=cap,
                 scoring_steps=scored,
             )
         if spec.kv_cache is not KvFormat.AUTO:
             config = kv_cache_config(spec.kv_cache, modelopt_door.preset)
             modelopt_door.quantize_kv_cache(quantized, config, forward_passes(data, progress, device))
-    return quantized.eval().requires_grad_(False), _record(search, choices)
+    return quantized.eval().requires_grad_(False), _record(quant, choices)
 
 
-def _runs(search: SearchSpec, model: torch.nn.Module, batches: int, cap: int, scored: int) -> int:
+def _runs(quant: QuantSettings, model: torch.nn.Module, batches: int, cap: int, scored: int) -> int:
     """Return how often the model will be run: for calibration, for which AWQ needs two passes, and for scores."""
-    awq = [FORMATS[qformat].tuning == "awq" for qformat in search.candidates]
+    awq = [FORMATS[qformat].tuning == "awq" for qformat in quant.mixed]
     calibrated = sum(2 * min(batches, cap // 4) if each else min(batches, cap) for each in awq)
     groups = sum(name.endswith(_FIRST) for name, _ in model.named_modules())
-    return calibrated + scored * (1 if search.scoring == "gradient" else 1 + groups * len(search.candidates))
+    return calibrated + scored * (1 if quant.scoring == "gradient" else 1 + groups * len(quant.mixed))
 
 
 _FIRST = (".q_proj", ".o_proj", ".gate_proj", ".down_proj")
@@ -76,7 +80,7 @@ def _loss(logits: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), batch[:, 1:].flatten(), reduction="sum")
 
 
-def _record(search: SearchSpec, choices: list[modelopt_door.LinearChoice]) -> dict[str, Any]:
+def _record(quant: QuantSettings, choices: list[modelopt_door.LinearChoice]) -> dict[str, Any]:
     """Return what the search saw and chose, JSON-serializable.
 
     Keys: candidates, scoring, texts, asked_bits, effective_bits (of the linears of the layers, without scales of
@@ -84,10 +88,10 @@ def _record(search: SearchSpec, choices: list[modelopt_door.LinearChoice]) -> di
     """
     bits = sum(choice.weights * FORMATS[choice.chosen].weights.bits for choice in choices)
     return {
-        "candidates": [qformat.value for qformat in search.candidates],
-        "scoring": search.scoring,
-        "texts": search.texts,
-        "asked_bits": search.effective_bits,
+        "candidates": [qformat.value for qformat in quant.mixed],
+        "scoring": quant.scoring,
+        "texts": quant.scoring_texts,
+        "asked_bits": quant.effective_bits,
         "effective_bits": round(bits / sum(choice.weights for choice in choices), 3),
         "choices": [
             {

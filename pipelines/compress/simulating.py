@@ -25,7 +25,8 @@ from pipelines.compress.calibration import (
     make_batches,
 )
 from pipelines.compress.checkpoint_layout import CheckpointLayout, TensorPlace, copy_vocabulary
-from pipelines.compress.f32_products import f32_products
+from pipelines.compress.config import SEARCH_CAP, CalibrationSettings
+from pipelines.compress.contexts import f32_products, muted
 from pipelines.compress.hidden_states import HiddenStates, true_name
 from pipelines.compress.loading import load_model, load_tokenizer
 from pipelines.compress.model_folder import (
@@ -38,13 +39,12 @@ from pipelines.compress.model_folder import (
     torch_dtype,
 )
 from pipelines.compress.one_layer import LayerSource
-from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.recipes import Config, modelopt_config, of_one_layer
-from pipelines.compress.specs import CalibrationSpec, Dtype, QuantSpec
+from pipelines.compress.specs import QuantSpec
 from pipelines.compress.traced import PARTS, TracedModel
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import Family
-from pipelines.domain.progress import Progress
+from pipelines.domain.progress import SILENT, Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +62,28 @@ class WholeSimulation:
     search: dict[str, Any] | None = None
 
 
-def run_simulate(
+def fake_quantized_model(
     model_dir: Path,
     spec: QuantSpec,
     texts: Iterable[str],
-    calibration: CalibrationSpec,
+    calibration: CalibrationSettings,
     *,
-    dtype: Dtype,
-    device: str,
-    progress: Progress,
+    device: str = "auto",
+    progress: Progress = SILENT,
 ) -> torch.nn.Module:
-    """See `pipelines.compress.api.fake_quantized_model`."""
+    """Return the torch model that computes what the checkpoint of `quantize` computes, simulated by ModelOpt.
+
+    q/k/v and gate/up share their scales as they do in a checkpoint. For int8_wo and int4_wo, whose weights are
+    only quantized when the engine is built, this is the 16-bit model.
+
+    Raises:
+        UserError: as for `quantize`.
+    """
     source = look_at(model_dir)
-    with muted(), transformers_to_log():
+    with muted():
         from pipelines.compress import modelopt_door
 
-        picked = pick_dtype(source, dtype)
+        picked = pick_dtype(source, spec.quant.dtype)
         model = simulated(source, spec, texts, calibration, picked, pick_device(device), progress).model
         modelopt_door.merge_fused_scales(model, source.shape.family, torch_dtype(picked))
     return model.requires_grad_(False)  # again: calibration replaces some weights with new parameters
@@ -87,7 +93,7 @@ def simulated(
     source: ModelFolder,
     spec: QuantSpec,
     texts: Iterable[str],
-    calibration: CalibrationSpec,
+    calibration: CalibrationSettings,
     dtype: str,
     device: str,
     progress: Progress,
@@ -104,7 +110,7 @@ def simulated(
         with f32_products():
             model = modelopt_door.simulate(model, config, forward)
         check_calibrated(model)
-    elif spec.search is not None and data is not None:
+    elif spec.searches and data is not None:
         from pipelines.compress.searching import search_mix
 
         model, search = search_mix(model, spec, source.shape.family, data, progress, device)
@@ -116,7 +122,7 @@ def prepared(
     source: ModelFolder,
     spec: QuantSpec,
     texts: Iterable[str],
-    calibration: CalibrationSpec,
+    calibration: CalibrationSettings,
     device: str,
     progress: Progress,
 ) -> tuple[Config | None, CalibrationSet | None]:
@@ -128,17 +134,18 @@ def prepared(
     from pipelines.compress import modelopt_door
 
     seed_everything(calibration.seed)
-    for qformat in spec.formats:
-        modelopt_door.check_format(qformat, device, spec.int4_scales, spec.fp4_inputs)
-    if spec.search is not None:
-        modelopt_door.check_scoring(spec.search.scoring)
+    quant, size = spec.quant, calibration.sequences_for(spec.quant.qformat)
+    for qformat in quant.formats:
+        modelopt_door.check_format(qformat, device, quant.int4_scales, quant.fp4_inputs)
+    if quant.scoring is not None:
+        modelopt_door.check_scoring(quant.scoring)
     config = modelopt_config(spec, source.shape.family, modelopt_door.preset)
-    if config is None and spec.search is None:
+    if config is None and not spec.searches:
         return None, None
-    most = spec.search.most_texts if spec.search else calibration.size
-    size = min(most, calibration.sequences_for(spec.qformat))
+    if quant.scoring_texts is not None:
+        size = min(size, max(SEARCH_CAP, quant.scoring_texts))
     if device == "cuda":
-        modelopt_door.load_kernels(spec.formats, spec.kv_cache, progress)
+        modelopt_door.load_kernels(quant.formats, spec.kv_cache, progress)
     return config, make_batches(texts, load_tokenizer(source), calibration, size)
 
 
@@ -220,17 +227,16 @@ def simulated_from_trace(
     model_dir: Path,
     spec: QuantSpec,
     texts: Iterable[str],
-    calibration: CalibrationSpec,
+    calibration: CalibrationSettings,
     *,
-    dtype: Dtype,
     progress: Progress,
 ) -> SimulatedModel:
     """Calibrate as `quantize` does, in the same type, and go on in float32.
 
     Raises:
-        UserError: as for `pipelines.compress.api.quantize`.
+        UserError: as for `pipelines.compress.quantizing.quantize`.
     """
-    model = run_simulate(model_dir, spec, texts, calibration, dtype=dtype, device="cpu", progress=progress)
+    model = fake_quantized_model(model_dir, spec, texts, calibration, device="cpu", progress=progress)
     return SimulatedModel(model.float())
 
 

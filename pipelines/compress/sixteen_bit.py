@@ -19,7 +19,7 @@ from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.checkpoint.describe import describe
 from pipelines.checkpoint.unified import linear_shapes
 from pipelines.checkpoint.verify import expected_tensors, has_bias
-from pipelines.compress.calibration import ProgressRecord, new_files_removed, stamp
+from pipelines.compress.calibration import ProgressRecord, calibration_facts, new_files_removed, stamp
 from pipelines.compress.checkpoint_layout import RanksLayout, copy_vocabulary
 from pipelines.compress.model_folder import EMBEDDING, HEAD, NORM, ModelFolder, ModelWeights, TensorWriter, torch_dtype
 from pipelines.compress.postprocess import corrected
@@ -137,7 +137,7 @@ def write_sixteen_bit(
         progress: shows layers.
 
     Returns:
-        the facts of `pipelines.checkpoint.describe`.
+        the facts of `pipelines.checkpoint.describe`, and the keys `calibration`, `device` and `tool`.
 
     Raises:
         UserError: a tensor is missing, has another shape or is not finite, the head contradicts config.json, or the
@@ -152,11 +152,11 @@ def write_sixteen_bit(
         (out_dir / "config.json").write_text(text + "\n", encoding="utf-8")
         config = CheckpointConfig.load(out_dir)
         _check(source, tensors, config)
-        identity = [spec.qformat, tp_size, pp_size, dtype, stamp(source), torch.__version__]
+        identity = [spec.quant.qformat, tp_size, pp_size, dtype, stamp(source), torch.__version__]
         record = ProgressRecord(out_dir, {"sixteen_bit": identity})
         _write(source.shape, tensors, config, out_dir, record, progress)
     record.close()
-    return describe(out_dir)
+    return {**describe(out_dir), "calibration": calibration_facts(None, 0.0), "device": "cpu", "tool": {}}
 
 
 def _write(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,74 +18,96 @@ from pipelines.compress import transformers_door
 from pipelines.compress.calibration import (
     CalibrationSet,
     ProgressRecord,
+    calibrated_on,
     make_batches,
     new_files_removed,
     stamp,
-    tokens_digest,
 )
-from pipelines.compress.gpu_memory import BATCHES, gpu_memory_named
+from pipelines.compress.config import CalibrationSettings, SparsitySettings
+from pipelines.compress.contexts import BATCHES, gpu_memory_named, muted
 from pipelines.compress.hidden_states import HiddenStates, run_layer
 from pipelines.compress.loading import hf_config, load_tokenizer
 from pipelines.compress.model_folder import ModelFolder, TensorWriter, loaded_files, look_at, own_dtype, pick_device
 from pipelines.compress.one_layer import LayerSource
-from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.simulating import seed_everything
 from pipelines.compress.sparsegpt import LINEARS, prune_layer
-from pipelines.compress.specs import CalibrationSpec, SparsitySpec
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
-from pipelines.domain.progress import Progress
+from pipelines.domain.progress import SILENT, Progress
 from pipelines.host.files import MANIFEST, parse_json, write_json
 
 _WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx"})
 
 
-def run_sparsify(
+def sparsify(
     model_dir: Path,
     out_dir: Path,
-    spec: SparsitySpec,
+    sparsity: SparsitySettings,
     texts: Iterable[str],
-    calibration: CalibrationSpec,
+    calibration: CalibrationSettings,
     *,
-    device: str,
-    progress: Progress,
+    device: str = "auto",
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """See `pipelines.compress.api.sparsify`."""
+    """Make a Hugging Face model 2:4 sparse along the input dimension of every layer's linears.
+
+    Embeddings, norms and the output head stay dense. After writing, the zeros are counted again in the files.
+
+    Args:
+        model_dir: plain Hugging Face folder.
+        out_dir: receives a complete Hugging Face folder; small files are hard-linked where possible.
+        sparsity: the method.
+        texts: calibration texts; the method "magnitude" does not read them.
+        calibration: how many texts to use and how to cut them.
+        device: "cpu", "cuda" or "auto".
+        progress: shows calibration and layers.
+
+    Returns:
+        JSON-serializable facts: the number of pruned linears, their weights and zeros as counted in the written
+        files, bytes, and for sparsegpt the remaining output error of each kind of linear.
+
+    Raises:
+        UserError: an input dimension is not a multiple of 4, the texts are empty, a value is not finite.
+    """
     source = look_at(model_dir)
     if source.shape.num_experts > 1:
         raise UserError(
-            f"{model_dir} is a mixture of experts, which sparsity={spec.method}_2_4 does not prune.",
+            f"{model_dir} is a mixture of experts, which sparsity={sparsity.method}_2_4 does not prune.",
             todo="Use sparsity=none.",
         )
     seed_everything(calibration.seed)
     device = pick_device(device)
-    with muted(), transformers_to_log():
+    with muted():
         data = None
         layers = LayerSource(source, own_dtype(source), device)
-        if spec.method == "sparsegpt":
+        if sparsity.method == "sparsegpt":
             data = make_batches(texts, load_tokenizer(source), calibration, calibration.size)
         with new_files_removed(out_dir), gpu_memory_named("sparsifying", BATCHES):
-            record = ProgressRecord(out_dir, _identity(source, spec, calibration, data, device))
+            record = ProgressRecord(out_dir, _identity(source, sparsity, calibration, data, device))
             states = HiddenStates(record.folder, layers, data) if data is not None else None
             pruned = _prune_layers(source, layers, states, out_dir, record, progress)
             link_small_files(model_dir, out_dir)
             errors: dict[str, list[float]] = record.notes.get("errors", {})
             record.close()
     seen = {"sequences": data.sequences, "tokens": data.tokens} if data is not None else {"sequences": 0, "tokens": 0}
-    facts: dict[str, Any] = {"method": spec.method, "device": device, "calibration": seen}
+    facts: dict[str, Any] = {"method": sparsity.method, "device": device, "calibration": seen}
     if errors:
         facts["relative_output_error"] = {name: sum(values) / len(values) for name, values in errors.items()}
     return facts | count_zeros([out_dir / path.name for path in source.weight_files], pruned)
 
 
 def _identity(
-    source: ModelFolder, spec: SparsitySpec, calibration: CalibrationSpec, data: CalibrationSet | None, device: str
+    source: ModelFolder,
+    sparsity: SparsitySettings,
+    calibration: CalibrationSettings,
+    data: CalibrationSet | None,
+    device: str,
 ) -> dict[str, Any]:
     """Return everything that determines the bytes of the output."""
     return {
-        "sparsify": [spec.method, asdict(calibration) if data is not None else None, device],
+        "sparsify": [sparsity.method, device],
         "model": stamp(source),
-        "tokens": tokens_digest(data),
+        "calibration": None if data is None else calibrated_on(calibration, data),
         "tools": [torch.__version__, transformers_door.VERSION],
     }
 

@@ -19,9 +19,9 @@ import torch
 
 from pipelines.checkpoint.dequantize import dequantize
 from pipelines.checkpoint.read import Checkpoint
+from pipelines.compress.contexts import muted
 from pipelines.compress.loading import load_model
 from pipelines.compress.model_folder import look_at
-from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.transformers_door import MAJOR, AutoConfig, AutoModelForCausalLM, DynamicCache
 from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import FLOAT_WEIGHTS, Activation, KvFormat
@@ -59,7 +59,7 @@ class TracedModel:
     """A float32 model of Transformers on the CPU."""
 
     def __init__(self, model: Any, cache: Callable[[], Any] = lambda: None) -> None:
-        """Use `original` or `decoded` instead."""
+        """Use `trace_model` or `trace_checkpoint` instead."""
         self._model, self._cache = model, cache
 
     @property
@@ -178,17 +178,17 @@ class TracedModel:
         return logits
 
 
-def original(model_dir: Path, dtype: str = "float32") -> TracedModel:
+def trace_model(model_dir: Path, dtype: str = "float32") -> TracedModel:
     """Load a Hugging Face folder; with "bfloat16" or "float16", every result is rounded to that type.
 
     Raises:
         UserError: the folder is not a readable model.
     """
-    with muted(), transformers_to_log():
+    with muted():
         return TracedModel(load_model(look_at(model_dir), dtype, "cpu"))
 
 
-def decoded(model_dir: Path, checkpoint: Checkpoint) -> TracedModel:
+def trace_checkpoint(model_dir: Path, checkpoint: Checkpoint) -> TracedModel:
     """Make the model that a checkpoint describes: its weights decoded, its inputs rounded, its own configuration.
 
     Args:
@@ -198,7 +198,7 @@ def decoded(model_dir: Path, checkpoint: Checkpoint) -> TracedModel:
     Raises:
         UserError: the checkpoint lacks a tensor.
     """
-    with muted(), transformers_to_log():
+    with muted():
         config = AutoConfig.from_pretrained(str(model_dir), local_files_only=True)
         model = AutoModelForCausalLM.from_config(_configured(config, checkpoint), dtype=torch.float32)  # type: ignore[no-untyped-call]
     model.eval().requires_grad_(False)

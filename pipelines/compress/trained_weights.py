@@ -18,10 +18,11 @@ from safetensors.torch import load_file
 from pipelines.checkpoint.dequantize import E2M1_VALUES
 from pipelines.checkpoint.tensors import read_header
 from pipelines.checkpoint.unified import fused_with
+from pipelines.compress.config import QuantSettings
 from pipelines.compress.model_folder import ModelFolder, ModelWeights, TensorWriter, pick_dtype, torch_dtype
 from pipelines.compress.sharding import collected, load_weights, owners, shard
 from pipelines.compress.sparsegpt import LINEARS
-from pipelines.compress.specs import RecoverySpec, RoundingSpec
+from pipelines.compress.specs import RecoverySpec
 from pipelines.domain.formats import (
     FORMATS,
     FP4_WEIGHTS,
@@ -65,12 +66,12 @@ class StraightThrough(torch.autograd.Function):
         return gradient, None
 
 
-def rounder(rounding: RoundingSpec) -> Round:
+def rounder(rounding: QuantSettings) -> Round:
     """Return the function that rounds as a format does."""
     return _ROUND[FORMATS[rounding.qformat].weights]
 
 
-def shares_scale(rounding: RoundingSpec) -> bool:
+def shares_scale(rounding: QuantSettings) -> bool:
     """Return whether q, k and v share a scale of the tensor, and gate and up."""
     return FORMATS[rounding.qformat].weights in (FP8_WEIGHTS, FP4_WEIGHTS)
 
@@ -156,16 +157,16 @@ class TrainedWeights:
             UserError: the model cannot be trained with low rank as it is asked for.
         """
         self._named, self._rounding = owners(model), spec.rounding
-        self._source, self._sharded = source, spec.sharding == "full"
+        self._source, self._sharded = source, spec.recover.sharding == "full"
         names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
         names = [name for name in names if ".layers." in f".{name}"]
         self._pruned = {name for name in names if spec.sparse and name.endswith(LINEARS)}
         self.model, self._peft = model.requires_grad_(True), None
-        if spec.lora is not None:
+        if spec.recover.lora_rank is not None:
             from pipelines.compress import peft_door
 
             self._peft = peft_door
-            self.model = peft_door.with_adapters(model, spec.lora)
+            self.model = peft_door.with_adapters(model, spec.recover)
         self._linears = {name: model.get_submodule(name) for name in names}  # peft has put others in their places
         if self._rounding is not None:
             stored, exported = ModelWeights(source), torch_dtype(pick_dtype(source, self._rounding.dtype))

@@ -20,7 +20,8 @@ from torch.utils.data import SequentialSampler
 # isort: split
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
-from pipelines.compress.gpu_memory import gpu_memory_named
+from pipelines.compress.config import RecoverSettings
+from pipelines.compress.contexts import gpu_memory_named
 from pipelines.compress.loading import load_model
 from pipelines.compress.model_folder import ModelFolder, look_at
 from pipelines.compress.sharding import (
@@ -68,15 +69,15 @@ class TrainingJob:
 
 def train(job: TrainingJob, blocks: torch.Tensor, progress: Progress, rank: int = 0) -> dict[str, Any]:
     """Train on sequences [N, seq_len], let the first process write the weights, and return steps and losses."""
-    spec, source = job.spec, look_at(job.model_dir)
+    spec, recover, source = job.spec, job.spec.recover, look_at(job.model_dir)
     _forget_accelerates_environment()
-    seed_everything(spec.seed)
+    seed_everything(recover.seed)
     device = f"cuda:{rank}" if job.device == "cuda" and spec.processes > 1 else job.device
-    with gpu_memory_named("training", _smaller(spec)):
+    with gpu_memory_named("training", _smaller(recover)):
         weights = _student(spec, source, device)
         teacher = None
         if job.teacher_dir is not None:
-            load = load_sharded if spec.sharding == "full" else load_model
+            load = load_sharded if recover.sharding == "full" else load_model
             teacher = load(look_at(job.teacher_dir), "bfloat16" if job.device != "cpu" else "float32", device)
         report = _train(job, weights, teacher, blocks, progress)
     if rank == 0:
@@ -86,12 +87,12 @@ def train(job: TrainingJob, blocks: torch.Tensor, progress: Progress, rank: int 
     return report
 
 
-def _smaller(spec: RecoverySpec) -> str:
+def _smaller(recover: RecoverSettings) -> str:
     """Return what would take less memory, of the settings that do not have that value."""
     could = {
-        "recover.batch_size=1": spec.batch_size > 1,
-        "recover.gradient_checkpointing=true": not spec.gradient_checkpointing,
-        "recover.lora_rank=16": spec.lora is None,
+        "recover.batch_size=1": recover.batch_size > 1,
+        "recover.gradient_checkpointing=true": not recover.gradient_checkpointing,
+        "recover.lora_rank=16": recover.lora_rank is None,
     }
     settings = [setting for setting, helps in could.items() if helps]
     return f"set {' or '.join(settings)}" if settings else "train a smaller model"
@@ -109,7 +110,7 @@ def _forget_accelerates_environment() -> None:
 
 def _student(spec: RecoverySpec, source: ModelFolder, device: str) -> TrainedWeights:
     """Load the model that is trained."""
-    if spec.sharding == "none":
+    if spec.recover.sharding == "none":
         return TrainedWeights(load_model(source, "float32", device), source, spec)
     weights = TrainedWeights(empty_model(source, "float32"), source, spec)
     weights.shard(device)
@@ -124,25 +125,25 @@ def _train(
     progress: Progress,
 ) -> dict[str, Any]:
     """Train; the model then has the best weights that were seen."""
-    spec, folder = job.spec, job.folder
+    recover, folder = job.spec.recover, job.folder
     held_out = max(1, len(blocks) // HELD_OUT)
-    order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(spec.seed))
+    order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(recover.seed))
     trained, judged = (_rows(blocks[order[part]]) for part in (slice(held_out, None), slice(held_out)))
     begun = last_checkpoint(folder)
     done = _number(begun) if begun else 0
     if done:
-        progress.note(f"continuing a run that was stopped: {done} of {spec.steps} steps are complete")
-    with progress.task("training", spec.steps - done, "steps") as advance:
-        trainer = (_Sharded if spec.sharding == "full" else _Recovery)(
+        progress.note(f"continuing a run that was stopped: {done} of {recover.steps} steps are complete")
+    with progress.task("training", recover.steps - done, "steps") as advance:
+        trainer = (_Sharded if recover.sharding == "full" else _Recovery)(
             model=weights.model.train(),
             args=_arguments(job, from_start=begun is None),
-            train_dataset=_visited(trained, spec),
+            train_dataset=_visited(trained, recover),
             eval_dataset=judged,
             compute_metrics=_mean_loss,
-            callbacks=[_KeepZeros(weights), _Watch(advance, progress, spec, folder)],
+            callbacks=[_KeepZeros(weights), _Watch(advance, progress, recover, folder)],
         )
         trainer.teacher = teacher
-        if begun and _is_complete(state := TrainerState.load_from_json(str(begun / STATE)), spec):
+        if begun and _is_complete(state := TrainerState.load_from_json(str(begun / STATE)), recover):
             trainer.state = state
         else:
             trainer.train(resume_from_checkpoint=str(begun) if begun else None)
@@ -157,20 +158,20 @@ def _arguments(job: TrainingJob, *, from_start: bool) -> TrainingArguments:
     The loss before training is found by `eval_on_start`, because a call of `evaluate` before `train` prepares the model
     in such a way that several processes no longer share their gradients.
     """
-    spec = job.spec
-    every, share = min(spec.evaluate_every, spec.steps), spec.batch_size // spec.processes
+    recover = job.spec.recover
+    every, share = min(recover.evaluate_every, recover.steps), recover.batch_size // job.spec.processes
     arguments = TrainingArguments(
         output_dir=str(job.folder),
-        max_steps=spec.steps,
-        learning_rate=spec.learning_rate,
+        max_steps=recover.steps,
+        learning_rate=recover.learning_rate,
         lr_scheduler_type="cosine",
-        warmup_steps=max(1, round(WARMUP * spec.steps)),
+        warmup_steps=max(1, round(WARMUP * recover.steps)),
         per_device_train_batch_size=share,
         per_device_eval_batch_size=share,
-        gradient_accumulation_steps=spec.accumulation,
-        gradient_checkpointing=spec.gradient_checkpointing,
+        gradient_accumulation_steps=recover.accumulation,
+        gradient_checkpointing=recover.gradient_checkpointing,
         gradient_checkpointing_kwargs={"use_reentrant": False},  # the other way needs inputs that are trained
-        bf16=spec.precision == "bfloat16",
+        bf16=recover.precision == "bfloat16",
         use_cpu=job.device == "cpu",
         ddp_find_unused_parameters=False,
         eval_on_start=from_start,
@@ -183,8 +184,8 @@ def _arguments(job: TrainingJob, *, from_start: bool) -> TrainingArguments:
         greater_is_better=False,
         logging_steps=max(1, every // 5),
         logging_nan_inf_filter=False,
-        seed=spec.seed,
-        data_seed=spec.seed,
+        seed=recover.seed,
+        data_seed=recover.seed,
         report_to=[],
         disable_tqdm=True,
         remove_unused_columns=False,
@@ -195,10 +196,10 @@ def _arguments(job: TrainingJob, *, from_start: bool) -> TrainingArguments:
     return arguments
 
 
-def _visited(rows: Sequence[dict[str, torch.Tensor]], spec: RecoverySpec) -> list[dict[str, torch.Tensor]]:
+def _visited(rows: Sequence[dict[str, torch.Tensor]], recover: RecoverSettings) -> list[dict[str, torch.Tensor]]:
     """Return the sequences of all steps in the order in which they are trained on: all of them shuffled, then again."""
-    needed = spec.steps * spec.batch_size * spec.accumulation
-    generator = torch.Generator().manual_seed(spec.seed)
+    needed = recover.steps * recover.batch_size * recover.accumulation
+    generator = torch.Generator().manual_seed(recover.seed)
     rounds = [torch.randperm(len(rows), generator=generator) for _ in range(-(-needed // len(rows)))]
     return [rows[number] for number in torch.cat(rounds)[:needed].tolist()]
 
@@ -229,13 +230,13 @@ def _best(state: Any) -> int:
     return step
 
 
-def _is_complete(state: Any, spec: RecoverySpec) -> bool:
+def _is_complete(state: Any, recover: RecoverSettings) -> bool:
     """Return whether all steps are done, or so many looks in a row found nothing better.
 
     The Trainer's own callback counts in memory, and would begin to count again when a stopped run goes on.
     """
     since = [step for step, _ in _looks(state) if step > _best(state)]
-    return state.global_step >= spec.steps or len(since) >= spec.patience
+    return state.global_step >= recover.steps or len(since) >= recover.patience
 
 
 def _report(state: Any, best: int) -> dict[str, Any]:
@@ -342,8 +343,10 @@ class _KeepZeros(TrainerCallback):
 class _Watch(TrainerCallback):
     """Shows progress, and ends training that gets no better or whose loss is no number."""
 
-    def __init__(self, advance: Callable[[float], None], progress: Progress, spec: RecoverySpec, folder: Path) -> None:
-        self._advance, self._progress, self._spec, self._folder = advance, progress, spec, folder
+    def __init__(
+        self, advance: Callable[[float], None], progress: Progress, recover: RecoverSettings, folder: Path
+    ) -> None:
+        self._advance, self._progress, self._recover, self._folder = advance, progress, recover, folder
 
     def on_step_end(self, *_given: Any, **_named: Any) -> None:
         """Count a step."""
@@ -351,7 +354,7 @@ class _Watch(TrainerCallback):
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_named: Any) -> None:
         """End training that finds nothing better."""
-        if state.global_step and _is_complete(state, self._spec):
+        if state.global_step and _is_complete(state, self._recover):
             control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_named: Any) -> None:

@@ -24,22 +24,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 
 from pipelines.checkpoint.tensors import read_header
 from pipelines.compress import transformers_door
 from pipelines.compress.calibration import new_files_removed, stamp
+from pipelines.compress.config import RecoverSettings
+from pipelines.compress.contexts import muted
 from pipelines.compress.loading import load_tokenizer
 from pipelines.compress.model_folder import ModelFolder, look_at, pick_device
-from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.sparsegpt import LINEARS
 from pipelines.compress.sparsifying import count_zeros, link_small_files
-from pipelines.compress.specs import LoraSpec, RecoverySpec, RoundingSpec
+from pipelines.compress.specs import RecoverySpec
 from pipelines.compress.texts import token_ids
 from pipelines.compress.training import TrainingJob, last_checkpoint, train
 from pipelines.domain.errors import ContinuableError, Fault, UserError
-from pipelines.domain.formats import QFormat
-from pipelines.domain.progress import PARTIAL, Advance, Progress
+from pipelines.domain.progress import PARTIAL, SILENT, Advance, Progress
 from pipelines.host.files import write_json
 from pipelines.host.kept import KeptProcess
 from pipelines.settings.paths import PROJECT_ROOT
@@ -53,6 +54,7 @@ RANK = re.compile(r"^\[rank\d+\]: ?")
 """What torch.distributed writes before each line of a traceback."""
 RETURNED_BYTES = 2**16
 """Memory of this size goes back to the system when it is freed; glibc would keep that of collected weights."""
+JOBS = TypeAdapter(TrainingJob)
 
 
 def train_in_processes(job: TrainingJob, blocks: torch.Tensor, progress: Progress) -> dict[str, Any]:
@@ -65,7 +67,7 @@ def train_in_processes(job: TrainingJob, blocks: torch.Tensor, progress: Progres
     folder = job.folder
     for path in (folder / MEETING, folder / EVENTS, folder / REPORT, *folder.glob("fault-*.json")):
         path.unlink(missing_ok=True)
-    _write_job(job)
+    (folder / JOB).write_bytes(JOBS.dump_json(job))
     save_file({"blocks": blocks}, folder / BLOCKS)
     (folder / EVENTS).touch()
     started: list[KeptProcess] = []
@@ -100,7 +102,7 @@ def _start(job: TrainingJob, rank: int) -> KeptProcess:
     if job.device == "cpu":
         env["GLOO_SOCKET_IFNAME"] = "lo"
         env["ACCELERATE_TORCH_DEVICE"] = "cpu"  # it would say cpu:1, as which torch.load restores no optimizer
-        if job.spec.sharding != "none":
+        if job.spec.recover.sharding != "none":
             env["MALLOC_MMAP_THRESHOLD_"] = str(RETURNED_BYTES)
     command = [sys.executable, "-m", "pipelines.compress.training_processes", str(job.folder)]
     return KeptProcess(command, env=env, cwd=job.folder, log_file=_log(job.folder, rank))
@@ -196,26 +198,9 @@ class _ProgressFile:
                 stream.write(json.dumps(event) + "\n")
 
 
-def _write_job(job: TrainingJob) -> None:
-    write_json(job.folder / JOB, json.loads(json.dumps(asdict(job), default=str)))
-
-
-def _read_job(folder: Path) -> TrainingJob:
-    """Read what `_write_job` wrote."""
-    raw = json.loads((folder / JOB).read_text())
-    spec = raw.pop("spec")
-    if spec["lora"] is not None:
-        spec["lora"] = LoraSpec(**{**spec["lora"], "targets": tuple(spec["lora"]["targets"])})
-    if spec["rounding"] is not None:
-        spec["rounding"] = RoundingSpec(**{**spec["rounding"], "qformat": QFormat(spec["rounding"]["qformat"])})
-    device = raw.pop("device")
-    paths: dict[str, Any] = {name: None if value is None else Path(value) for name, value in raw.items()}
-    return TrainingJob(**paths, spec=RecoverySpec(**spec), device=device)
-
-
 def main(folder: Path) -> None:
     """Train as one of several processes."""
-    rank, job = int(os.environ["RANK"]), _read_job(folder)
+    rank, job = int(os.environ["RANK"]), JOBS.validate_json((folder / JOB).read_bytes())
     if job.device == "cuda":
         torch.cuda.set_device(rank)
     torch.distributed.init_process_group(
@@ -226,7 +211,7 @@ def main(folder: Path) -> None:
     )
     blocks, first = load_file(folder / BLOCKS)["blocks"], rank == 0
     try:
-        with muted(), transformers_to_log():
+        with muted():
             report = train(job, blocks, _ProgressFile(folder / EVENTS if first else None), rank)
     except UserError as error:
         continuable = isinstance(error, ContinuableError)
@@ -240,9 +225,6 @@ def main(folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
-
 # Train a compressed model on text or towards another model, and write it as it was.
 #
 # What is trained, and what the forward pass sees of it: `trained_weights`. The training: `training`, in this process,
@@ -254,20 +236,42 @@ IDENTITY = "recovery.json"
 """What determines the result, beside the Trainer's checkpoints."""
 
 
-def run_recover(
+def recover(
     model_dir: Path,
     teacher_dir: Path | None,
     out_dir: Path,
     spec: RecoverySpec,
     texts: Iterable[str],
     *,
-    device: str,
-    progress: Progress,
+    device: str = "auto",
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """See `pipelines.compress.api.recover`."""
+    """Train a compressed Hugging Face model to win back what was lost.
+
+    A stopped run goes on from the last look at texts that are not trained on. Of several processes, none is left when
+    this returns.
+
+    Args:
+        model_dir: plain Hugging Face folder.
+        teacher_dir: folder of the model to learn from; None trains on the texts.
+        out_dir: receives a complete Hugging Face folder with files and types as before.
+        spec: how to train.
+        texts: to train on.
+        device: "cpu", "cuda" or "auto".
+        progress: shows steps.
+
+    Returns:
+        JSON-serializable facts: steps, losses before, during and after, tokens, bytes, and for a sparse model the
+        zeros as counted in the written files.
+
+    Raises:
+        UserError: the texts are too short, the teacher has another tokenizer, or the model cannot be trained with low
+            rank as it is asked for.
+        ContinuableError: the loss is not finite, or one of several processes ended early.
+    """
     source, device = look_at(model_dir), pick_device(device)
-    with muted(), transformers_to_log():
-        blocks = _blocks(texts, load_tokenizer(source), spec)
+    with muted():
+        blocks = _blocks(texts, load_tokenizer(source), spec.recover)
         if teacher_dir is not None:
             _check_teacher(source, look_at(teacher_dir))
         with new_files_removed(out_dir):
@@ -277,7 +281,7 @@ def run_recover(
             link_small_files(model_dir, out_dir)
             shutil.rmtree(folder)
     facts: dict[str, Any] = {
-        "method": spec.method,
+        "method": spec.recover.method,
         "device": device,
         "processes": spec.processes,
         "sequences": len(blocks),
@@ -285,16 +289,16 @@ def run_recover(
         **report,
         "total_bytes": sum((out_dir / path.name).stat().st_size for path in source.weight_files),
     }
-    if spec.sharding != "none":
-        facts["sharding"] = spec.sharding
-    if spec.lora is not None:
-        facts["lora"] = asdict(spec.lora)
+    if spec.recover.sharding != "none":
+        facts["sharding"] = spec.recover.sharding
+    if spec.recover.lora is not None:
+        facts["lora"] = spec.recover.lora
     if spec.sparse:
         facts["sparse"] = count_zeros([out_dir / path.name for path in source.weight_files], _linears(source))
     return facts
 
 
-def _blocks(texts: Iterable[str], tokenizer: Any, spec: RecoverySpec) -> torch.Tensor:
+def _blocks(texts: Iterable[str], tokenizer: Any, recover: RecoverSettings) -> torch.Tensor:
     """Join all texts and cut them into sequences, int64 [N, seq_len].
 
     Raises:
@@ -302,17 +306,17 @@ def _blocks(texts: Iterable[str], tokenizer: Any, spec: RecoverySpec) -> torch.T
     """
     joined: list[int] = []
     for number, text in enumerate(texts):
-        if spec.texts is not None and number >= spec.texts:
+        if recover.texts is not None and number >= recover.texts:
             break
         joined += token_ids(tokenizer, text)
-    count = len(joined) // spec.seq_len
+    count = len(joined) // recover.seq_len
     if count < LEAST_SEQUENCES:
         raise UserError(
             f"The texts have {len(joined)} tokens, which are fewer than {LEAST_SEQUENCES} sequences of"
-            f" recover.seq_len={spec.seq_len}.",
+            f" recover.seq_len={recover.seq_len}.",
             todo="Give more text (calibration.*), or a smaller recover.seq_len.",
         )
-    return torch.tensor(joined[: count * spec.seq_len], dtype=torch.int64).reshape(count, spec.seq_len)
+    return torch.tensor(joined[: count * recover.seq_len], dtype=torch.int64).reshape(count, recover.seq_len)
 
 
 def _check_teacher(source: ModelFolder, teacher: ModelFolder) -> None:
@@ -342,9 +346,13 @@ def _identity(
     source: ModelFolder, teacher: Path | None, spec: RecoverySpec, blocks: torch.Tensor, device: str
 ) -> dict[str, Any]:
     """Return everything that determines the result."""
-    tools = [torch.__version__, transformers_door.VERSION, *([metadata.version("peft")] if spec.lora else [])]
+    tools = [
+        torch.__version__,
+        transformers_door.VERSION,
+        *([metadata.version("peft")] if spec.recover.lora_rank else []),
+    ]
     return {
-        "recover": asdict(spec),
+        "recover": TypeAdapter(RecoverySpec).dump_python(spec, mode="json"),
         "model": stamp(source),
         "teacher": None if teacher is None else stamp(look_at(teacher)),
         "tokens": [list(blocks.shape), int(blocks.sum())],
@@ -365,3 +373,7 @@ def _work_folder(out_dir: Path, identity: dict[str, Any]) -> Path:
         folder.mkdir(parents=True)
         write_json(folder / IDENTITY, wanted)
     return folder
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

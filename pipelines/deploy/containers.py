@@ -16,8 +16,7 @@ from pipelines import __version__
 from pipelines.deploy.config import ImageSettings
 from pipelines.domain.errors import Fault, UserError
 from pipelines.engines.registry import with_setting
-from pipelines.host.git import git
-from pipelines.host.machine import Machine
+from pipelines.host.machine import Machine, git
 from pipelines.host.screen import say
 from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.settings.root import Settings

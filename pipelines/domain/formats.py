@@ -480,6 +480,22 @@ def _weight_scale_faults(qformat: QFormat, int4_scales: str) -> list[Fault]:
     ]
 
 
+def tuning_faults(
+    formats: Sequence[QFormat], smoothquant_alpha: float | None, awq_alpha_step: float | None
+) -> list[Fault]:
+    """Return which option of an algorithm is given though none of the formats is made by it."""
+    options = {"smoothquant": ("smoothquant_alpha", smoothquant_alpha), "awq": ("awq_alpha_step", awq_alpha_step)}
+    return [
+        Fault(
+            f"quant.{name}={value} has no effect on {' and '.join(formats)}.",
+            f"It applies to {', '.join(each for each in UNIFORM if FORMATS[each].tuning == tuning)}.",
+            "Leave it out.",
+        )
+        for tuning, (name, value) in options.items()
+        if value is not None and all(FORMATS[each].tuning != tuning for each in formats)
+    ]
+
+
 def rounding_is_known(qformat: QFormat, int4_scales: str) -> bool:
     """Return whether training can compute with the weights that the format will round to."""
     return FORMATS[qformat].rounds_alone and int4_scales == "max"

@@ -40,3 +40,7 @@ class SilentProgress:
 
     def note(self, text: str) -> None:
         """See `Progress.note`."""
+
+
+SILENT = SilentProgress()
+"""Default of functions that programs without a screen call, too."""

@@ -208,3 +208,18 @@ def _version_on(_path: tuple[str, ...], name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return "absent"
+
+
+def git(root: Path, *words: str) -> str | None:
+    """Return what `git WORDS` prints in a folder, or None.
+
+    None also where the folder is not the top of a checkout: an installed package may lie inside a repository of someone
+    else, whose commit says nothing about this project.
+    """
+    if not (root / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

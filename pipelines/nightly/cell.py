@@ -18,7 +18,7 @@ from typing import Any
 
 from pipelines.domain.errors import UserError
 from pipelines.host.files import write_json
-from pipelines.host.follow import end_with
+from pipelines.host.lifetimes import end_with
 from pipelines.host.machine import gather
 from pipelines.nightly import facts
 from pipelines.plan.plan import make_plan

@@ -23,9 +23,9 @@ from eval.verdict import Verdict
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.units import show_seconds
 from pipelines.engines.registry import choose
-from pipelines.host.child import child_process
 from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.files import write_json
+from pipelines.host.lifetimes import child_process
 from pipelines.host.machine import Machine, gather, library_versions
 from pipelines.host.screen import say, wrapped
 from pipelines.nightly import facts

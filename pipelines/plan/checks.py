@@ -11,7 +11,15 @@ from pathlib import Path
 from pipelines.compress.config import ABOUT, CalibrationSettings
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault
-from pipelines.domain.formats import QFormat, formats_for, mix_faults, proposed, scale_faults, version_faults
+from pipelines.domain.formats import (
+    QFormat,
+    formats_for,
+    mix_faults,
+    proposed,
+    scale_faults,
+    tuning_faults,
+    version_faults,
+)
 from pipelines.domain.units import show_bytes
 from pipelines.engines.config import HardwareSettings
 from pipelines.engines.openvino.memory import unheard
@@ -151,6 +159,7 @@ def _quant(settings: Settings) -> list[Fault]:
     quant, drafts = settings.quant, settings.speculative.draft_qformat
     faults = mix_faults(quant.formats, quant.effective_bits) if quant.effective_bits is not None else []
     faults += scale_faults(quant.qformat, quant.int4_scales, quant.fp4_inputs)
+    faults += tuning_faults(quant.formats, quant.smoothquant_alpha, quant.awq_alpha_step)
     version = library_versions(("nvidia-modelopt",))["nvidia-modelopt"]
     if version == "absent" or is_given(settings.model):  # another check says where it is needed
         return faults

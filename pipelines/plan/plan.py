@@ -13,6 +13,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any, Literal
 
+from pipelines.compress.pruned_shape import pruned_shape
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.registry import choose
@@ -29,7 +30,6 @@ from pipelines.predict.performance.limits import ChosenLimits
 from pipelines.settings.model import ModelSettings
 from pipelines.settings.root import Settings
 from pipelines.stages.download import Download
-from pipelines.stages.prune_model import pruning_spec
 from pipelines.store.manifest import DamagedError
 from pipelines.store.sources import InputSource
 from pipelines.store.store import Artifact, Store, canonical, fingerprint
@@ -158,7 +158,7 @@ def _resolved(
         settings = settings.baseline()
     if settings.prune.prunes and shape is not None and found.built is None and not goal.is_elsewhere:
         with collecting(faults):  # every later stage sees the shape that is left
-            shape = pruning_spec(settings.prune).applied(shape)
+            shape = pruned_shape(settings.prune, shape)
     choice = choose(found.built.flavour if found.built else settings.engine.name, machine, settings.hardware.name)
     given = Deployment(settings, goal.target, choice.engine, machine, found, shape)
     tuned = given.tuned

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from pipelines.document.show import count
 from pipelines.document.terminal import render_text
 from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult
-from pipelines.domain.units import show_bytes, show_seconds
+from pipelines.domain.units import show_seconds
 from pipelines.host import screen
 from pipelines.host.disk import relative_to_cwd
 from pipelines.host.screen import table, wrapped
@@ -30,6 +30,9 @@ from pipelines.stages.evaluate import Evaluate, EvaluateReference, EvaluateServe
 from pipelines.stages.fidelity import FidelityServed
 from pipelines.store.manifest import Manifests
 from pipelines.store.store import Artifact, Store, subfolders
+
+RESULTS = ("build", "evaluate", "fidelity", "diagnose", "repository", "benchmark")
+"""Nodes whose artifacts the last lines of a run name; the others lead to these."""
 
 # Answers that the two engines of a fidelity measurement gave before, if the store has both evaluations.
 
@@ -160,55 +163,11 @@ def outcome_table(outcomes: Sequence[StepOutcome]) -> str:
             outcome.node.id,
             outcome.state,
             show_seconds(outcome.seconds) if outcome.state == "made" else "",
-            _telling(outcome.node.stage.name, outcome.artifact.facts),
+            outcome.node.stage.headline(outcome.artifact.facts),
         )
         for outcome in outcomes
     ]
     return "\n".join(table(rows, words=(1, 2, 3)))
-
-
-def _changed_weights(stage: str, facts: Mapping[str, Any]) -> str:
-    if stage == "prune_model":
-        return f"{facts['parameters_before']:,} -> {facts['parameters_after']:,} parameters"
-    if stage == "sparsify":
-        return f"{facts['linears']} linears 2:4 sparse"
-    return f"{count(facts['steps'], 'step')}, loss {facts['loss_before']:.3g} -> {facts['loss_after']:.3g}"
-
-
-def _telling(stage: str, facts: Mapping[str, Any]) -> str:
-    """Return the one number that matters most about a stage."""
-    if stage == "download":
-        return f"{show_bytes(facts['bytes'])}, commit {str(facts['commit'])[:8]}"
-    if stage == "quantize":
-        search = facts.get("search")
-        mix = f", {search['effective_bits']:.2f} effective bits" if search else ""
-        return f"{show_bytes(facts['source_bytes'])} -> {show_bytes(facts['total_bytes'])}{mix}"
-    if stage in ("prune_model", "sparsify", "recover"):
-        return _changed_weights(stage, facts)
-    if stage == "build":
-        return show_bytes(facts["engine_bytes"])
-    if stage == "repository":
-        return f"{count(len(facts['models']), 'model')} for {facts['flavour']}"
-    if stage in ("fidelity", "bounds"):
-        return _divergence(facts)
-    if stage == "diagnose":
-        return f"accused: {facts['accused']}" if facts["accused"] else "no stage is accused"
-    if stage == "benchmark":
-        mark = "" if facts["complete"] else ", incomplete"
-        best = facts["best_output_tokens_per_s"]
-        said = "none counts" if best is None else f"best {best:,.0f} output tokens/s"
-        return f"{count(facts['levels'], 'load')}, {said}{mark}"
-    if "word_perplexity" in facts:
-        return f"perplexity {facts['word_perplexity']:.4g} per word of {count(facts['documents'], 'text')}"
-    return f"{100 * facts['accuracy']:.2f} % of {count(facts['questions'], 'question')}"
-
-
-def _divergence(facts: Mapping[str, Any]) -> str:
-    from eval.fidelity.fidelity_text import at_least
-
-    bounded = "kl_mean_at_least" in facts
-    mean = at_least(facts["kl_mean_at_least"]) if bounded else f"{facts['kl_mean']:.2g}"
-    return f"mean KL {mean}, top-1 {100 * facts['top1_agreement']:.2f} %"
 
 
 def accuracy_table(outcomes: Sequence[StepOutcome], settings: EvalSettings) -> ResultTable:
@@ -307,15 +266,7 @@ def closing(outcomes: Sequence[StepOutcome], folder: Path, *, more: bool = False
     """
     made = any(outcome.state == "made" for outcome in outcomes)
     lines = [] if made or more else ["Nothing to do: every stage is cached."]
-    words = {
-        "build": "engine",
-        "evaluate": "accuracy",
-        "fidelity": "fidelity",
-        "diagnose": "diagnosis",
-        "repository": "repository",
-        "benchmark": "benchmark",
-    }
-    shown = [(words[o.node.id], o.artifact.path) for o in outcomes if o.node.id in words] + [("run", folder)]
+    shown = [(o.node.stage.writes, o.artifact.path) for o in outcomes if o.node.id in RESULTS] + [("run", folder)]
     width = max(len(word) for word, _ in shown) + 1
     lines += [f"{word + ':':<{width}} {relative_to_cwd(path)}" for word, path in shown]
     return "\n" + "\n".join(lines)

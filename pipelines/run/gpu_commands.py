@@ -30,18 +30,6 @@ from triton_repo.llmapi import CHECKPOINT, OPTIONS
 from triton_repo.parameters import RepositorySpec, start_commands
 
 INDENT = 4
-WRITES = {
-    "download": "model",
-    "prune_model": "pruned",
-    "sparsify": "sparse",
-    "recover": "recovered",
-    "quantize": "checkpoint",
-    "convert": "checkpoint",
-    "build": "engine",
-    "vision": "vision_engine",
-    "repository": "repository",
-}
-"""Stage -> last part of the name of what it writes."""
 BESIDE = {"draft_engine", "vision_engine"}
 """Inputs of a repository that are engines besides the model's own."""
 TIMING_CACHE = "timing.cache"
@@ -178,7 +166,7 @@ class _ByHand:
         if step.artifact:
             return relative_to_cwd(step.artifact.path)
         prefix = "draft-" if step.node.id.startswith("draft.") else ""
-        return f"{step.node.label}-{prefix}{WRITES[step.node.stage.name]}"
+        return f"{step.node.label}-{prefix}{step.node.stage.writes}"
 
     def _ours(self, step: PlannedStep, *more: str) -> Lines:
         """Render the command that runs one of this project's own stages."""

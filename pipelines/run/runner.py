@@ -18,7 +18,7 @@ from pipelines import __version__
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_seconds
 from pipelines.host.disk import disk_errors, relative_to_cwd
-from pipelines.host.git import git
+from pipelines.host.machine import git
 from pipelines.host.screen import say, warn
 from pipelines.plan.engine_nodes import Node
 from pipelines.plan.plan import Plan, PlannedStep, node_key

@@ -18,6 +18,7 @@ class Stage(Protocol):
         libraries: distributions whose version determines the bytes.
         needs: packages that must be importable when the stage runs.
         measures: whether it measures; then it runs every time, and finished results are kept whatever stops it.
+        writes: what its output is, in names of folders and in the last lines of a run.
     """
 
     @property
@@ -45,10 +46,19 @@ class Stage(Protocol):
         """See the class."""
         ...
 
+    @property
+    def writes(self) -> str:
+        """See the class."""
+        ...
+
     def identity(self) -> dict[str, Any]:
         """Return the settings that determine the bytes, and no others, as JSON."""
         ...
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Read `inputs`, fill `out_dir`, and return facts for the manifest as JSON."""
+        ...
+
+    def headline(self, facts: Mapping[str, Any]) -> str:
+        """Show the one number that matters most of what `run` returned."""
         ...

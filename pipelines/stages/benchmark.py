@@ -10,8 +10,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pipelines.document.show import count
 from pipelines.domain.benchmark import Level
 from pipelines.domain.progress import Progress
+from pipelines.host.machine import library_versions
 from pipelines.loadgen.config import BenchmarkSettings, WorkloadSettings
 from pipelines.serving.config import ServingSettings
 
@@ -44,6 +46,7 @@ class Benchmark:
     name = "benchmark"
     version = "1"
     measures = True
+    writes = "benchmark"
 
     def identity(self) -> dict[str, Any]:
         """Return the load."""
@@ -53,9 +56,15 @@ class Benchmark:
             **self.labels,
         }
 
+    def headline(self, facts: Mapping[str, Any]) -> str:
+        """See `Stage`."""
+        mark = "" if facts["complete"] else ", incomplete"
+        best = facts["best_output_tokens_per_s"]
+        rate = "none counts" if best is None else f"best {best:,.0f} output tokens/s"
+        return f"{count(facts['levels'], 'load')}, {rate}{mark}"
+
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Start a server unless one is given, apply the load, and record every request."""
-        from pipelines.host.machine import library_versions
         from pipelines.loadgen.run import run_benchmark
 
         labels = {**self.labels, "machine": dict(self.machine), "versions": library_versions(self.libraries)}

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pipelines.checkpoint.config_json import CheckpointConfig
+from pipelines.checkpoint.verify import verify
+from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
+from pipelines.domain.units import show_bytes
 from pipelines.engines.port import BuildLimits, OnGpu
 from pipelines.engines.registry import describe, load_function, open_engine
 from pipelines.engines.tensorrt_llm.config import BuildSettings
-
-if TYPE_CHECKING:
-    from pipelines.checkpoint.config_json import CheckpointConfig
 
 _LIMITS = {each.name for each in fields(BuildLimits)}
 
@@ -44,6 +45,7 @@ class Build:
     name = "build"
     version = "4"
     measures = False
+    writes = "engine"
 
     def identity(self) -> dict[str, Any]:
         """Return the engine, the settings that determine its bytes, and the kind of GPU."""
@@ -51,12 +53,12 @@ class Build:
         decide = load_function(identity)(self.build) if identity else self.build.model_dump(include=_LIMITS)
         return {"engine": self.engine, **decide, **({} if self.on_gpu is None else {"sm": self.on_gpu.sm})}
 
+    def headline(self, facts: Mapping[str, Any]) -> str:
+        """See `Stage`."""
+        return show_bytes(facts["engine_bytes"])
+
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Verify the checkpoint, then build."""
-        from pipelines.checkpoint.config_json import CheckpointConfig
-        from pipelines.checkpoint.verify import verify
-        from pipelines.domain.errors import UserError
-
         checkpoint = inputs.get("converted") or inputs["checkpoint"]
         if "checkpoint" in inputs and (faults := verify(checkpoint)):
             raise UserError.of(faults)

@@ -62,6 +62,7 @@ class Diagnose:
     name = "diagnose"
     version = "1"
     measures = True
+    writes = "diagnosis"
 
     def identity(self) -> dict[str, Any]:
         """Return what is asked, and of whom."""
@@ -74,6 +75,10 @@ class Diagnose:
             "model": self.model,
             "variant": self.variant,
         }
+
+    def headline(self, facts: Mapping[str, Any]) -> str:
+        """See `Stage`."""
+        return f"accused: {facts['accused']}" if facts["accused"] else "no stage is accused"
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Compare every stage with the one before it."""

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import Progress
+from pipelines.domain.units import show_bytes
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,17 @@ class Download:
     name = "download"
     version = "1"
     measures = False
+    writes = "model"
     libraries: tuple[str, ...] = ()  # the bytes are the Hub's, whichever client fetches them
     needs: tuple[str, ...] = ("huggingface_hub",)
 
     def identity(self) -> dict[str, Any]:
         """Return the repository and revision; the expected shape does not change the bytes."""
         return {"repo_id": self.repo_id, "revision": self.revision, "repo_type": self.repo_type}
+
+    def headline(self, facts: Mapping[str, Any]) -> str:
+        """See `Stage`."""
+        return f"{show_bytes(facts['bytes'])}, commit {str(facts['commit'])[:8]}"
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Fetch and verify."""

@@ -16,6 +16,7 @@ from eval.perplexity import PerplexityResult
 from eval.results import BASELINE, RESULT, EvalResult
 from eval.spec import EvalSpec
 from eval.verdict import Criteria, too_few
+from pipelines.document.show import count
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import Progress
 from pipelines.engines.config import EngineOptions, all_options, options_of_scores
@@ -32,6 +33,13 @@ SERVED_ELSEWHERE = "served"
 """Format of an evaluation of a server, whose format is not known, in results."""
 REFERENCE = "hugging_face"
 """Format of an evaluation of the model itself, in results."""
+
+
+def accuracy_headline(facts: Mapping[str, Any]) -> str:
+    """Show the accuracy or perplexity of an evaluation; see `Stage.headline`."""
+    if "word_perplexity" in facts:
+        return f"perplexity {facts['word_perplexity']:.4g} per word of {count(facts['documents'], 'text')}"
+    return f"{100 * facts['accuracy']:.2f} % of {count(facts['questions'], 'question')}"
 
 
 def baseline_of(evaluated: Mapping[str, Path], variant: str) -> Path | None:
@@ -81,6 +89,8 @@ class Evaluate:
     name = "evaluate"
     version = "5"
     measures = False
+    writes = "accuracy"
+    headline = staticmethod(accuracy_headline)
 
     def identity(self) -> dict[str, Any]:
         """Return task and arithmetic, and the labels, because they appear in the result."""
@@ -182,6 +192,8 @@ class EvaluateReference:
     name = "reference"
     version = "3"
     measures = False
+    writes = "accuracy"
+    headline = staticmethod(accuracy_headline)
     libraries: tuple[str, ...] = ("torch", "transformers", "lm-eval", "tokenizers")
     needs: tuple[str, ...] = ("torch", "transformers", "lm_eval")
 
@@ -191,9 +203,9 @@ class EvaluateReference:
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Load the model and ask it every question."""
-        from pipelines.compress import reference_model
+        from pipelines.compress.loading import ReferenceModel
 
-        model = reference_model(inputs["model"], self.device)
+        model = ReferenceModel(inputs["model"], self.device)
         spec = _spec_of(self.eval, inputs["dataset"], self.max_length or model.max_position_embeddings)
         return _evaluated(self, model, spec, inputs, out_dir, progress, REFERENCE, "transformers", self.warns)
 
@@ -221,6 +233,8 @@ class EvaluateServed:
     name = "served"
     version = "1"
     measures = True
+    writes = "accuracy"
+    headline = staticmethod(accuracy_headline)
     libraries: tuple[str, ...] = ("transformers", "lm-eval", "tokenizers")
 
     @property

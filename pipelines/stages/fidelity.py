@@ -11,6 +11,7 @@ from eval.config import EvalSettings
 from eval.fidelity.config import TEXTS as SHIPPED
 from eval.fidelity.config import FidelitySettings
 from pipelines.compress.config import CalibrationSettings, QuantSettings
+from pipelines.compress.texts import DEFAULT_COLUMN, load_texts
 from pipelines.domain.formats import FORMATS
 from pipelines.domain.progress import Progress
 from pipelines.engines.config import EngineOptions, all_options, options_of_scores
@@ -59,6 +60,7 @@ class Fidelity:
     name = "fidelity"
     version = "6"
     measures = False
+    writes = "fidelity"
 
     def identity(self) -> dict[str, Any]:
         """Return what is read, with which arithmetic, and the labels, because they appear in the result."""
@@ -67,6 +69,10 @@ class Fidelity:
             "variant": self.variant,
             "reference": self.reference,
         }
+
+    def headline(self, facts: Mapping[str, Any]) -> str:
+        """See `Stage`."""
+        return f"mean KL {facts['kl_mean']:.2g}, top-1 {100 * facts['top1_agreement']:.2f} %"
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Load both engines and let them read the same texts."""
@@ -154,7 +160,6 @@ def _windows_of(
 
 
 def _source(name: str, inputs: Mapping[str, Path], stage: Fidelity | FidelityServed) -> Callable[[], Iterable[str]]:
-    from pipelines.compress.texts import DEFAULT_COLUMN, load_texts
 
     if name == "calibration":
         return lambda: texts_of(stage.calibration, inputs)
@@ -198,11 +203,18 @@ class FidelityServed:
     name = "bounds"
     version = "1"
     measures = True
+    writes = "fidelity"
 
     def identity(self) -> dict[str, Any]:
         """Return what is read, with which arithmetic, the server, and the label, because it appears in the result."""
         server = {"url": self.eval.url, "served_model": self.eval.model}
         return {**_reading(self, {"window", "top_logprobs"}), **server}
+
+    def headline(self, facts: Mapping[str, Any]) -> str:
+        """See `Stage`."""
+        from eval.fidelity.fidelity_text import at_least
+
+        return f"mean KL {at_least(facts['kl_mean_at_least'])}, top-1 {100 * facts['top1_agreement']:.2f} %"
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Ask the server about every window that it was not asked before, and read them with the engine."""

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipelines.checkpoint.unified import describe_unified, same_vocabulary, verify_unified
 from pipelines.compress.config import KvCacheSettings
+from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat
 from pipelines.domain.progress import Progress
+from pipelines.domain.units import show_bytes
 from pipelines.engines.registry import LLM_API
 from pipelines.engines.tensorrt_llm.config import BuildSettings
 from triton_repo.config import TritonSettings
@@ -22,6 +25,9 @@ from triton_repo.llmapi import (
     KvCacheConfig,
     LlmArgs,
     SchedulerConfig,
+    checkpoint_files,
+    link_files,
+    tokenizer_files,
 )
 
 
@@ -50,6 +56,7 @@ class ConfigureLlm:
     name = "build"
     version = "1"
     measures = False
+    writes = "engine"
     libraries: tuple[str, ...] = ()  # text and links
     needs: tuple[str, ...] = ()
 
@@ -92,12 +99,12 @@ class ConfigureLlm:
         """Return everything that is written."""
         return {"engine": LLM_API.name, "arguments": self.arguments.as_dict()}
 
+    def headline(self, facts: Mapping[str, Any]) -> str:
+        """See `Stage`."""
+        return show_bytes(facts["engine_bytes"])
+
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Verify the checkpoint, link it, write the arguments and read them back."""
-        from pipelines.checkpoint.unified import describe_unified, same_vocabulary, verify_unified
-        from pipelines.domain.errors import UserError
-        from triton_repo.llmapi import checkpoint_files, link_files, tokenizer_files
-
         source, tokenizer, draft = inputs["checkpoint"], inputs["model"], inputs.get("draft")
         faults = [*verify_unified(source), *(verify_unified(draft) if draft else ())]
         if not faults and draft:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipelines.compress.config import CalibrationSettings, PruningSettings
 from pipelines.domain.progress import Progress
-from pipelines.stages.quantize import calibration_identity, calibration_of, texts_of
-
-if TYPE_CHECKING:
-    from pipelines.compress import PruningSpec
+from pipelines.stages.quantize import calibration_identity, texts_of
 
 
 @dataclass(frozen=True)
@@ -25,6 +22,7 @@ class PruneModel:
     name = "prune_model"
     version = "1"
     measures = False
+    writes = "pruned"
     libraries: tuple[str, ...] = ("torch", "transformers")
     needs: tuple[str, ...] = ("torch", "transformers")
 
@@ -33,25 +31,20 @@ class PruneModel:
         text = calibration_identity(self.calibration) | {"size": self.pruning.texts}
         return {"method": self.pruning.method, **self.pruning.sizes, "device": self.device, "calibration": text}
 
+    def headline(self, facts: Mapping[str, Any]) -> str:
+        """See `Stage`."""
+        return f"{facts['parameters_before']:,} -> {facts['parameters_after']:,} parameters"
+
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Judge, remove, and count the parameters in the written files."""
-        from pipelines.compress import prune_model
+        from pipelines.compress.pruning import prune_model
 
-        assert self.pruning.texts is not None, "checked by the settings"
         return prune_model(
             inputs["model"],
             out_dir,
-            pruning_spec(self.pruning),
+            self.pruning,
             texts_of(self.calibration, inputs),
-            replace(calibration_of(self.calibration), size=self.pruning.texts),
+            self.calibration,
             device=self.device,
             progress=progress,
         )
-
-
-def pruning_spec(pruning: PruningSettings) -> PruningSpec:
-    """Convert the settings to the compressor's record."""
-    from pipelines.compress import PruningSpec
-
-    assert pruning.method != "none", "the plan has no such stage then"
-    return PruningSpec(pruning.method, **pruning.sizes)

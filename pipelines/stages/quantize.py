@@ -9,17 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.checkpoint.tokenizer import chat_templates
+from pipelines.checkpoint.unified import verify_unified
+from pipelines.checkpoint.verify import verify
 from pipelines.compress.config import CalibrationSettings, KvCacheSettings, QuantSettings
+from pipelines.compress.specs import Layout, QuantSpec
+from pipelines.compress.texts import load_texts, plain_chat
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, QFormat, calibrates
 from pipelines.domain.progress import Progress
 from pipelines.domain.rotary import Rotary
+from pipelines.domain.units import show_bytes
 from pipelines.rules.rulebook import check_checkpoint
+from pipelines.serving.openai.errors import ApiError
 
 if TYPE_CHECKING:
-    from pipelines.compress import CalibrationSpec, QuantSpec
     from pipelines.compress.simulating import SimulatedModel
-    from pipelines.compress.specs import Fp4Inputs, Int4Scales, Layout, SearchSpec
     from pipelines.serving.openai.prompts import ChatTemplate
 
 
@@ -47,6 +51,7 @@ class Quantize:
     name = "quantize"
     version = "2"
     measures = False
+    writes = "checkpoint"
 
     @property
     def copies(self) -> bool:
@@ -70,29 +75,8 @@ class Quantize:
 
     @property
     def spec(self) -> QuantSpec:
-        """The formats, as the compressor's record."""
-        from pipelines.compress import QuantSpec
-
-        return QuantSpec(
-            qformat=self.quant.qformat,
-            kv_cache=self.kv_cache.dtype,
-            group_size=self.quant.group_size,
-            smoothquant_alpha=self.quant.smoothquant_alpha,
-            awq_alpha_step=self.quant.awq_alpha_step,
-            int4_scales=self._int4_scales,
-            fp4_inputs=self._fp4_inputs,
-            search=search_of(self.quant),
-        )
-
-    @property
-    def _int4_scales(self) -> Int4Scales:
-        """The setting where the format reads it; a draft model has the settings of its target, but another format."""
-        return self.quant.int4_scales if FORMATS[self.quant.qformat].searches_scales else "max"
-
-    @property
-    def _fp4_inputs(self) -> Fp4Inputs:
-        """The setting where the format reads it, as above."""
-        return self.quant.fp4_inputs if FORMATS[self.quant.qformat].activation == "fp4" else "max"
+        """The formats, with the settings that they read."""
+        return QuantSpec(self.quant.of(self.quant.qformat), self.kv_cache.dtype)
 
     @property
     def why_not_simulated(self) -> str:
@@ -117,14 +101,15 @@ class Quantize:
         """
         from pipelines.compress.simulating import simulated_from_trace
 
-        texts, calibration = texts_of(self.calibration, inputs), calibration_of(self.calibration)
-        return simulated_from_trace(source, self.spec, texts, calibration, dtype=self.quant.dtype, progress=progress)
+        texts = texts_of(self.calibration, inputs)
+        return simulated_from_trace(source, self.spec, texts, self.calibration, progress=progress)
 
     def identity(self) -> dict[str, Any]:
         """Return format, the options that the format reads, ranks, and calibration where it is used."""
-        qformat, forms = self.quant.qformat, [FORMATS[each] for each in self.quant.formats]
+        quant = self.quant.of(self.quant.qformat)
+        tunings = {FORMATS[each].tuning for each in quant.formats}
         identity: dict[str, Any] = {
-            "qformat": qformat.value,
+            "qformat": quant.qformat.value,
             "kv_cache": self.kv_cache.dtype.value,
             "tp_size": self.tp_size,
             "pp_size": self.pp_size,
@@ -132,29 +117,33 @@ class Quantize:
         if not self.copies:
             identity["device"] = self.device  # CPU and GPU round differently
         optional = {
-            "dtype": (self.quant.dtype, "auto"),
+            "dtype": (quant.dtype, "auto"),
             "layout": (self.layout, "tensorrt_llm"),
-            "int4_scales": (self._int4_scales, "max"),
-            "fp4_inputs": (self._fp4_inputs, "max"),
+            "int4_scales": (quant.int4_scales, "max"),
+            "fp4_inputs": (quant.fp4_inputs, "max"),
         }
         identity |= {name: value for name, (value, usual) in optional.items() if value != usual}
-        if qformat is QFormat.AUTO:
-            identity["search"] = self.quant.model_dump(mode="json", include=set(self.quant.SEARCH))
-        if any(form.weights.group for form in forms):
-            identity["group_size"] = self.quant.group_size
-        if any(form.tuning == "smoothquant" for form in forms):
-            identity["smoothquant_alpha"] = self.quant.smoothquant_alpha
-        if any(form.tuning == "awq" for form in forms):
-            identity["awq_alpha_step"] = self.quant.awq_alpha_step
+        if quant.qformat is QFormat.AUTO:
+            identity["search"] = quant.model_dump(mode="json", include=set(quant.SEARCH))
+        if any(FORMATS[each].weights.group for each in quant.formats):
+            identity["group_size"] = quant.group_size
+        if "smoothquant" in tunings:
+            identity["smoothquant_alpha"] = quant.smoothquant_alpha
+        if "awq" in tunings:
+            identity["awq_alpha_step"] = quant.awq_alpha_step
         if self.calibrated:
             identity["calibration"] = calibration_identity(self.calibration)
         return identity
 
+    def headline(self, facts: Mapping[str, Any]) -> str:
+        """See `Stage`."""
+        search = facts.get("search")
+        mix = f", {search['effective_bits']:.2f} effective bits" if search else ""
+        return f"{show_bytes(facts['source_bytes'])} -> {show_bytes(facts['total_bytes'])}{mix}"
+
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Calibrate, export, verify."""
-        from pipelines.checkpoint.unified import verify_unified
-        from pipelines.checkpoint.verify import verify
-        from pipelines.compress import quantize
+        from pipelines.compress.quantizing import quantize
 
         for qformat in self.quant.formats:
             check_model(
@@ -170,10 +159,9 @@ class Quantize:
             out_dir,
             self.spec,
             texts_of(self.calibration, inputs) if self.calibrated else (),
-            calibration_of(self.calibration),
+            self.calibration,
             tp_size=self.tp_size,
             pp_size=self.pp_size,
-            dtype=self.quant.dtype,
             device=self.device,
             layout=self.layout,
             progress=progress,
@@ -181,16 +169,6 @@ class Quantize:
         if faults := (verify_unified if self.layout == "hugging_face" else verify)(out_dir):
             raise RuntimeError("the exported checkpoint breaks its own rules:\n" + "\n".join(map(str, faults)))
         return facts
-
-
-def search_of(quant: QuantSettings) -> SearchSpec | None:
-    """Convert the settings of a search to the compressor's record; None for a single format."""
-    from pipelines.compress.specs import SearchSpec
-
-    bits, scoring, texts = quant.effective_bits, quant.scoring, quant.scoring_texts
-    if not quant.mixed or bits is None or scoring is None or texts is None:
-        return None
-    return SearchSpec(quant.mixed, bits, scoring, texts)
 
 
 def check_model(folder: Path, qformat: QFormat, *, with_positions: bool = True, **asked: Any) -> None:
@@ -215,29 +193,15 @@ def check_model(folder: Path, qformat: QFormat, *, with_positions: bool = True, 
 
 def calibration_identity(calibration: CalibrationSettings) -> dict[str, Any]:
     """Return the settings that determine which tokens are seen; the text itself is an input with its own digest."""
-    chosen = calibration.model_dump(include={"size", "seq_len", "batch_size", "seed"})
+    chosen = calibration.model_dump(include=set(calibration.BATCHING))
     where = {"hub": {"split", "column"}, "local": {"column"}, "bundled": set(), "real_text": set()}[calibration.source]
     if calibration.source == "local" and calibration.path is not None:
         chosen["file_type"] = calibration.path.suffix  # decides how a file is read, and a file's digest leaves it out
     return chosen | calibration.model_dump(include=where)
 
 
-def calibration_of(calibration: CalibrationSettings) -> CalibrationSpec:
-    """Convert the settings to the compressor's record."""
-    from pipelines.compress import CalibrationSpec
-
-    return CalibrationSpec(
-        size=calibration.size,
-        seq_len=calibration.seq_len,
-        batch_size=calibration.batch_size,
-        seed=calibration.seed,
-    )
-
-
 def texts_of(calibration: CalibrationSettings, inputs: Mapping[str, Path]) -> Iterable[str]:
     """Read calibration texts from the input folder or file, as far as needed."""
-    from pipelines.compress import load_texts
-
     split = calibration.split if calibration.source == "hub" else None
     render = ChatRenderer(inputs["model"])
     return load_texts(inputs["calibration"], split=split, column=calibration.column, render=render)
@@ -262,9 +226,6 @@ class ChatRenderer:
         Raises:
             UserError: the template refuses it.
         """
-        from pipelines.compress.texts import plain_chat
-        from pipelines.serving.openai.errors import ApiError
-
         if self._template is None:
             return plain_chat(messages)
         values = {"tools": None, "documents": None, "add_generation_prompt": False}

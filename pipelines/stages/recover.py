@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipelines.compress.config import CalibrationSettings, QuantSettings, RecoverSettings
+from pipelines.compress.specs import RecoverySpec
+from pipelines.document.show import count
 from pipelines.domain.formats import FORMATS, rounding_is_known
 from pipelines.domain.progress import Progress
 from pipelines.stages.quantize import calibration_identity, texts_of
-
-if TYPE_CHECKING:
-    from pipelines.compress import RecoverySpec
 
 NOT_ITSELF = {"teacher", "processes", "sharding", "lora_rank", "lora_alpha", "lora_targets"}
 """Settings that the stage has in another form, or that are not part of every key."""
@@ -42,6 +41,7 @@ class Recover:
     name = "recover"
     version = "2"
     measures = False
+    writes = "recovered"
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -55,20 +55,8 @@ class Recover:
 
     @property
     def spec(self) -> RecoverySpec:
-        """How to train, as the compressor's record."""
-        from pipelines.compress import LoraSpec, RecoverySpec, RoundingSpec
-
-        chosen, quant = self._chosen(), self.quant
-        lora = chosen.pop("lora")
-        rounding = RoundingSpec(quant.qformat, quant.group_size, quant.dtype) if self._rounded else None
-        return RecoverySpec(
-            **chosen,
-            sparse=self.sparse,
-            rounding=rounding,
-            lora=None if lora is None else LoraSpec(**lora),
-            processes=self.processes,
-            sharding=self.recover.sharding,
-        )
+        """How to train, and what the written weights are rounded to afterwards."""
+        return RecoverySpec(self.recover, self.sparse, self.quant if self._rounded else None, self.processes)
 
     @property
     def _rounded(self) -> bool:
@@ -78,10 +66,8 @@ class Recover:
     def _chosen(self) -> dict[str, Any]:
         """Return the settings of training, with what null stands for."""
         recover = self.recover
-        lora = {"rank": recover.lora_rank, "alpha": recover.alpha, "targets": recover.targets}
-        chosen = recover.model_dump(exclude=NOT_ITSELF)
         precision = recover.precision or "float32"
-        return chosen | {"precision": precision, "lora": lora if recover.lora_rank else None}
+        return recover.model_dump(exclude=NOT_ITSELF) | {"precision": precision, "lora": recover.lora}
 
     def _rounding_identity(self) -> dict[str, Any] | None:
         """Return what decides how weights are rounded; None if training does not see it."""
@@ -98,7 +84,7 @@ class Recover:
     def identity(self) -> dict[str, Any]:
         """Return the settings of training, what it keeps and simulates, and how the text is read."""
         text = calibration_identity(self.calibration)
-        for name in ("size", "seq_len", "batch_size", "seed"):  # of calibration alone
+        for name in self.calibration.BATCHING:
             text.pop(name)
         return {
             **self._chosen(),
@@ -110,9 +96,13 @@ class Recover:
             "text": text,
         }
 
+    def headline(self, facts: Mapping[str, Any]) -> str:
+        """See `Stage`."""
+        return f"{count(facts['steps'], 'step')}, loss {facts['loss_before']:.3g} -> {facts['loss_after']:.3g}"
+
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Train, and count the zeros of a sparse model in the written files."""
-        from pipelines.compress import recover
+        from pipelines.compress.training_processes import recover
 
         return recover(
             inputs["model"],

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import __version__
+from pipelines.document.show import count
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.engines.config import EngineOptions, all_options
 from pipelines.host.hashing import sha256_file
+from triton_repo.check import check_repository
 from triton_repo.config import TritonSettings
 from triton_repo.parameters import ImageSpec
+from triton_repo.write import RepositorySpec, write_repository
 
 MODELS = Path(__file__).resolve().parents[2] / "triton_repo" / "models"
 """Sources of the Python models, which are copied into each repository."""
@@ -53,6 +56,7 @@ class WriteRepository:
     name = "repository"
     version = "6"
     measures = False
+    writes = "repository"
     libraries: tuple[str, ...] = ()  # only text and links; the engine's versions are in its digest
     needs: tuple[str, ...] = ("tritonclient",)
 
@@ -76,11 +80,12 @@ class WriteRepository:
             },
         }
 
+    def headline(self, facts: Mapping[str, Any]) -> str:
+        """See `Stage`."""
+        return f"{count(len(facts['models']), 'model')} for {facts['flavour']}"
+
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Write the repository, then read it back and check it against its engine."""
-        from triton_repo.check import check_repository
-        from triton_repo.write import RepositorySpec, write_repository
-
         facts = write_repository(
             out_dir,
             engine_dir=inputs["engine"],

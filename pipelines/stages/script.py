@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
+from pipelines.host.kept import KeptProcess
 from pipelines.settings.features import MultimodalSettings, SpeculativeSettings
 
 LOG = "script.log"
@@ -28,6 +29,7 @@ class Script:
 
     Attributes:
         name: of the stage: "convert" or "vision".
+        writes: what its output is.
         script: path below the examples folder of TensorRT-LLM 1.2.
         examples: that folder.
         options: of the script, without paths.
@@ -38,6 +40,7 @@ class Script:
     """
 
     name: str
+    writes: str
     script: str
     examples: Path
     options: tuple[str, ...]
@@ -60,6 +63,10 @@ class Script:
         given = [(option, places[name]) for option, name in self.places]
         return [("python3", str(self.examples / self.script)), *given, (self.output, out_dir), *options]
 
+    def headline(self, facts: Mapping[str, Any]) -> str:
+        """See `Stage`."""
+        return str(facts["script"])
+
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Run the script and check that it wrote what was requested.
 
@@ -80,7 +87,6 @@ class Script:
         return {"script": self.script, "options": list(self.options)}
 
     def _finish(self, words: list[str], out_dir: Path, progress: Progress) -> None:
-        from pipelines.host.kept import KeptProcess
 
         out_dir.mkdir(parents=True, exist_ok=True)
         log = out_dir / LOG
@@ -131,6 +137,7 @@ def convert_heads(guess: SpeculativeSettings, tp_size: int, examples: Path) -> S
     }[guess.mode]
     return Script(
         name="convert",
+        writes="checkpoint",
         script=f"{guess.mode}/convert_checkpoint.py",
         examples=examples,
         options=(f"--dtype={HEADS_DTYPE}", f"--tp_size={tp_size}", f"--workers={tp_size}", *own),
@@ -148,6 +155,7 @@ def build_vision(images: MultimodalSettings, batch: int, examples: Path) -> Scri
     """
     return Script(
         name="vision",
+        writes="vision_engine",
         script="models/core/multimodal/build_multimodal_engine.py",
         examples=examples,
         options=(f"--model_type={images.model_type}", f"--max_batch_size={batch}"),

@@ -10,7 +10,7 @@ from typing import Any
 from pipelines.compress.config import CalibrationSettings, SparsitySettings
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import Progress
-from pipelines.stages.quantize import calibration_identity, calibration_of, check_model, texts_of
+from pipelines.stages.quantize import calibration_identity, check_model, texts_of
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Sparsify:
     name = "sparsify"
     version = "1"
     measures = False
+    writes = "sparse"
     libraries: tuple[str, ...] = ("nvidia-modelopt", "torch", "transformers")
     needs: tuple[str, ...] = ("modelopt", "torch", "transformers")
 
@@ -36,19 +37,21 @@ class Sparsify:
         used = {"calibration": calibration_identity(self.calibration)} if self.calibrated else {}
         return {"method": self.sparsity.method, "device": self.device, **used}
 
+    def headline(self, facts: Mapping[str, Any]) -> str:
+        """See `Stage`."""
+        return f"{facts['linears']} linears 2:4 sparse"
+
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Prune, then verify the pattern on the written weights."""
-        from pipelines.compress import SparsitySpec, sparsify
+        from pipelines.compress.sparsifying import sparsify
 
-        method = self.sparsity.method
-        assert method != "none", "the plan has no sparsify stage then"
-        check_model(inputs["model"], QFormat.NONE, sparsity=method)
+        check_model(inputs["model"], QFormat.NONE, sparsity=self.sparsity.method)
         return sparsify(
             inputs["model"],
             out_dir,
-            SparsitySpec(method),
+            self.sparsity,
             texts_of(self.calibration, inputs) if self.calibrated else (),
-            calibration_of(self.calibration),
+            self.calibration,
             device=self.device,
             progress=progress,
         )

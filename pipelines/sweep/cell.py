@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from pipelines.domain.errors import UserError
-from pipelines.host.follow import end_with
+from pipelines.host.lifetimes import end_with
 from pipelines.host.machine import Machine, gather
 from pipelines.plan.plan import make_plan
 from pipelines.plan.targets import MEASURED

@@ -18,10 +18,9 @@ from typing import IO, Any, Literal
 
 from eval.results import RESULT
 from pipelines.domain.units import show_seconds
-from pipelines.host.child import child_process
 from pipelines.host.disk import relative_to_cwd
 from pipelines.host.files import write_json
-from pipelines.host.repeating import repeated
+from pipelines.host.lifetimes import child_process, repeated
 from pipelines.host.screen import say
 from pipelines.plan.targets import Target
 from pipelines.settings.paths import PROJECT_ROOT

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.compress import CalibrationSpec, QuantSpec, quantize
+from pipelines.compress.config import CalibrationSettings
+from pipelines.compress.quantizing import quantize
 from pipelines.domain.formats import QFormat
 from tests.conftest import ROOT
+from tests.support.specs import quant_spec
 
 MODEL = ROOT / "pipelines" / "bundled" / "models" / "tiny_llama"
 TEMPLATES = Path("/app/all_models/inflight_batcher_llm")
@@ -51,7 +53,7 @@ def cli(tmp_path_factory):
 
 def own_checkpoint(folder: Path) -> Path:
     """The bundled Llama for trtllm-build; made without an engine, because the GPU image may lack the CPU engine."""
-    quantize(MODEL, folder, QuantSpec(QFormat.NONE), (), CalibrationSpec())
+    quantize(MODEL, folder, quant_spec(QFormat.NONE), (), CalibrationSettings())
     return folder
 
 

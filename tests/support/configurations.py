@@ -362,6 +362,8 @@ ONLY: dict[str, tuple[str, ...]] = {
 }
 """Keys of which a plain configuration takes some values only, because of the model, the engine or another key."""
 BESIDE: dict[str, tuple[str, ...]] = {
+    "quant.smoothquant_alpha": ("quant=int8_sq",),
+    "quant.awq_alpha_step": ("quant=int4_awq",),
     "sizing.users": ("sizing.requests_per_user_day=10",),
     "sizing.requests_per_user_day": ("sizing.users=10",),
     "sizing.prices.server_usd": ("sizing.prices.years=3",),

@@ -12,8 +12,11 @@ from typing import Any
 
 from eval.diagnose.run import DiagnosedFolders, Simulation
 from eval.diagnose.servers import Servers
-from pipelines.compress import CalibrationSpec, QuantSpec, load_texts, quantize
+from pipelines.compress.config import CalibrationSettings
+from pipelines.compress.quantizing import quantize
 from pipelines.compress.simulating import simulated_from_trace
+from pipelines.compress.specs import QuantSpec
+from pipelines.compress.texts import load_texts
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
@@ -22,13 +25,14 @@ from pipelines.serving.config import ServingSettings
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.process import TritonServer
 from pipelines.settings.model import BUNDLED
+from tests.support.specs import quant_spec
 from triton_repo.config import TritonSettings
 from triton_repo.parameters import RepositorySpec
 from triton_repo.write import write_repository
 
 MODELS = ("llama", "gemma")
 TEXTS = BUNDLED / "corpus.jsonl"
-CALIBRATION = CalibrationSpec(size=16, seq_len=256, batch_size=8)
+CALIBRATION = CalibrationSettings(size=16, seq_len=256, batch_size=8)
 LIMITS = BuildLimits(max_batch_size=4, max_input_len=1024, max_seq_len=2048, max_num_tokens=2048)
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}Question: {{ m['content'] }}\n{% endfor %}"
@@ -57,7 +61,7 @@ class Recipe:
     @property
     def spec(self) -> QuantSpec:
         """The formats."""
-        return QuantSpec(self.qformat, self.kv)
+        return quant_spec(self.qformat, self.kv)
 
     def simulation(self, model: Path) -> Simulation | None:
         """Return how ModelOpt simulates it; None where nothing is calibrated, or not on a CPU."""
@@ -66,9 +70,7 @@ class Recipe:
             return None
         return Simulation(
             self.spec,
-            lambda: simulated_from_trace(
-                model, self.spec, load_texts(TEXTS), CALIBRATION, dtype="auto", progress=SilentProgress()
-            ),
+            lambda: simulated_from_trace(model, self.spec, load_texts(TEXTS), CALIBRATION, progress=SilentProgress()),
         )
 
     def __str__(self) -> str:

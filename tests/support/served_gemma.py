@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc as grpc
 
-from pipelines.compress import CalibrationSpec, QuantSpec, quantize
+from pipelines.compress.config import CalibrationSettings
+from pipelines.compress.quantizing import quantize
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
@@ -18,6 +19,7 @@ from pipelines.engines.openvino.runtime import OpenVinoOptions
 from pipelines.engines.port import BuildLimits
 from pipelines.settings.model import BUNDLED
 from tests.support.made_once import made_once
+from tests.support.specs import quant_spec
 from triton_repo.config import TritonSettings
 from triton_repo.parameters import RepositorySpec
 from triton_repo.write import write_repository
@@ -61,8 +63,8 @@ def write_gemma(root: Path, *, limits: BuildLimits = LIMITS, shared: Path | None
 
 
 def _sixteen_bit(folder: Path) -> None:
-    calibration = CalibrationSpec(size=1, seq_len=16, batch_size=1)
-    quantize(MODEL, folder, QuantSpec(QFormat.NONE, KvFormat.AUTO), ["a"], calibration)
+    calibration = CalibrationSettings(size=1, seq_len=16, batch_size=1)
+    quantize(MODEL, folder, quant_spec(QFormat.NONE, KvFormat.AUTO), ["a"], calibration)
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipelines.compress import load_texts
+from pipelines.compress.texts import load_texts
 from pipelines.settings.model import BUNDLED
 
 LLAMA, GEMMA = (BUNDLED / "models" / name for name in ("tiny_llama", "tiny_gemma"))

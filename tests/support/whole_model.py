@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipelines.compress import CalibrationSpec, QuantSpec, SparsitySpec
-from pipelines.compress.specs import Layout
+from pipelines.compress.config import CalibrationSettings, SparsitySettings
+from pipelines.compress.specs import Layout, QuantSpec
 from pipelines.domain.progress import SilentProgress
 
 
@@ -32,7 +32,7 @@ def quantize_whole(
     out_dir: Path,
     spec: QuantSpec,
     texts: Iterable[str],
-    calibration: CalibrationSpec,
+    calibration: CalibrationSettings,
     *,
     tp_size: int = 1,
     pp_size: int = 1,
@@ -42,14 +42,14 @@ def quantize_whole(
     """Load the whole model, calibrate it where `quantize` would, export it, and correct config.json."""
     from pipelines.compress import modelopt_door
     from pipelines.compress.by_modelopt import correct_unified
+    from pipelines.compress.contexts import muted
     from pipelines.compress.model_folder import look_at, pick_device, pick_dtype, torch_dtype
     from pipelines.compress.postprocess import correct_export
-    from pipelines.compress.quiet import muted, transformers_to_log
     from pipelines.compress.simulating import simulated
 
     source = look_at(model_dir)
     dtype = pick_dtype(source, "auto")
-    with muted(), transformers_to_log():
+    with muted():
         model = simulated(source, spec, texts, calibration, dtype, pick_device(device), SilentProgress()).model
         out_dir.mkdir(parents=True, exist_ok=True)
         if layout == "hugging_face":
@@ -62,7 +62,7 @@ def quantize_whole(
 
 
 def sparsify_whole(
-    model_dir: Path, out: Path, spec: SparsitySpec, texts: Iterable[str], calibration: CalibrationSpec
+    model_dir: Path, out: Path, spec: SparsitySettings, texts: Iterable[str], calibration: CalibrationSettings
 ) -> None:
     """Load the whole model, prune all of its layers, and write one file by the safetensors library."""
     import torch

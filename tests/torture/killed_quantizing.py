@@ -17,10 +17,12 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+from pipelines.compress.config import CalibrationSettings
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.progress import PARTIAL
 from pipelines.settings.model import BUNDLED
 from tests.conftest import ROOT
+from tests.support.specs import quant_spec
 from tests.torture.row import Row
 
 MODELS = tuple(BUNDLED / "models" / name for name in ("tiny_llama", "tiny_gemma"))
@@ -96,13 +98,13 @@ def _finish(model: Path, out: Path, qformat: QFormat) -> float:
 
 
 def _start(model: Path, out: Path, qformat: QFormat) -> int:
-    from pipelines.compress import CalibrationSpec, QuantSpec, quantize
+    from pipelines.compress.quantizing import quantize
 
     pid = os.fork()
     if pid == 0:
         try:
-            spec = QuantSpec(qformat, KvFormat.INT8)  # a KV cache that AWQ's second pass rounds
-            quantize(model, out, spec, TEXTS, CalibrationSpec(size=8, batch_size=2))
+            spec = quant_spec(qformat, KvFormat.INT8)  # a KV cache that AWQ's second pass rounds
+            quantize(model, out, spec, TEXTS, CalibrationSettings(size=8, batch_size=2))
         except BaseException:  # noqa: BLE001 - a forked child must not return into the parent's code
             sys.excepthook(*sys.exc_info())
             os._exit(1)

@@ -22,7 +22,7 @@ from eval.diagnose.result import Place, StageDiagnosis
 from eval.diagnose.run import diagnose
 from eval.fidelity.divergence import compare_logits
 from pipelines.checkpoint.read import Checkpoint
-from pipelines.compress import trace_checkpoint
+from pipelines.compress.traced import trace_checkpoint
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
 from tests.support.diagnosed import CLEAN, Deployments, Places, Recipe

@@ -24,8 +24,8 @@ from pipelines.engines.openvino.build import CONFIG_FILE, FLAVOUR, MODEL_FILE
 from pipelines.engines.openvino.lora import LoraAdapter, apply_adapter
 from pipelines.engines.openvino.memory import inference_precision, rounds_activations
 from pipelines.engines.port import BuildLimits
+from pipelines.host.lifetimes import repeated
 from pipelines.host.machine import int8_saturates
-from pipelines.host.repeating import repeated
 from pipelines.settings.base import Positive
 
 # Take back the signal stack that OpenVINO's CPU plugin gives the thread that loads it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("modelopt")
 transformers = pytest.importorskip("transformers")
 
-from pipelines.compress import CalibrationSpec, QuantSpec  # noqa: E402 - after the skips
+from pipelines.compress.config import CalibrationSettings  # noqa: E402
+from pipelines.compress.specs import QuantSpec  # noqa: E402
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat  # noqa: E402
+from tests.support.specs import quant_spec  # noqa: E402
 
 SIZES = {
     "vocab_size": 200,  # not a multiple of 64, which is where exporters pad
@@ -22,13 +25,13 @@ SIZES = {
     "num_attention_heads": 4,
     "max_position_embeddings": 128,
 }
-CALIBRATION = CalibrationSpec(size=4, seq_len=24, batch_size=2)
+CALIBRATION = CalibrationSettings(size=4, seq_len=24, batch_size=2)
 
 
-def spec_of(qformat: QFormat, kv_cache: KvFormat = KvFormat.AUTO) -> QuantSpec:
+def spec_of(qformat: QFormat, kv_cache: KvFormat = KvFormat.AUTO, **settings: Any) -> QuantSpec:
     """Return a format for these models, whose widths are no multiples of 128; AWQ tries 5 strengths in place of 11."""
     step = 0.25 if FORMATS[qformat].tuning == "awq" else None
-    return QuantSpec(qformat, kv_cache, group_size=64, awq_alpha_step=step)
+    return quant_spec(qformat, kv_cache, group_size=64, awq_alpha_step=step, **settings)
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -13,10 +13,13 @@ from pipelines.checkpoint.dequantize import dequantize
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.checkpoint.verify import verify
-from pipelines.compress import CalibrationSpec, QuantSpec, fake_quantized_model, quantize
+from pipelines.compress.config import CalibrationSettings
+from pipelines.compress.quantizing import quantize
+from pipelines.compress.simulating import fake_quantized_model
 from pipelines.domain.errors import ContinuableError, UserError
 from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat
 from tests.contract.compress.conftest import CALIBRATION, spec_of, write_model
+from tests.support.specs import quant_spec
 from tests.support.stops import Stops
 
 modelopt = pytest.importorskip("modelopt")
@@ -60,7 +63,7 @@ def test_nvfp4_exports_a_sound_llama(qformat, models, texts, tmp_path) -> None:
 @pytest.mark.skipif(OLD, reason="ModelOpt has it since 0.47")
 def test_headroom_changes_the_scales_of_activations_alone(models, texts, tmp_path) -> None:
     for way in ("max", "headroom"):
-        spec = QuantSpec(QFormat.NVFP4, fp4_inputs=way)
+        spec = quant_spec(QFormat.NVFP4, fp4_inputs=way)
         quantize(models["llama"], tmp_path / way, spec, texts, CALIBRATION)
     assert verify(tmp_path / "headroom") == []
     usual, found = (TensorFile(tmp_path / way / "rank0.safetensors") for way in ("max", "headroom"))
@@ -275,7 +278,7 @@ def test_an_overflow_while_calibrating_stops_with_the_layer(qformat, tmp_path, t
         tensors[f"model.layers.1.mlp.{name}.weight"] *= 20000
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"layer 'model\.layers\.1\.mlp\."):
-        quantize(folder, tmp_path / "out", spec_of(qformat), texts, CALIBRATION, dtype="float16")
+        quantize(folder, tmp_path / "out", spec_of(qformat, dtype="float16"), texts, CALIBRATION)
 
 
 def change_weight(folder: Path, name: str, rows: slice, columns: slice, value: float) -> None:
@@ -337,7 +340,7 @@ def test_nothing_reaches_the_terminal_but_our_progress(models, texts, tmp_path, 
 def test_the_batch_size_does_not_change_what_is_measured(models, texts, tmp_path) -> None:
     """No padding enters the statistics: activation scales agree to a rounding."""
     for size in (1, 4):
-        spec = CalibrationSpec(size=12, seq_len=16, batch_size=size)
+        spec = CalibrationSettings(size=12, seq_len=16, batch_size=size)
         quantize(models["llama"], tmp_path / str(size), spec_of(QFormat.FP8), texts, spec)
     one, four = Checkpoint.open(tmp_path / "1"), Checkpoint.open(tmp_path / "4")
     for name in one:

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from pipelines.compress import reference_model  # noqa: E402 - after the skips
+from pipelines.compress.loading import ReferenceModel  # noqa: E402
 from pipelines.domain.errors import UserError  # noqa: E402
 from pipelines.domain.progress import SilentProgress  # noqa: E402
 
@@ -34,14 +34,14 @@ def by_hand(folder: Path, context: tuple[int, ...], continuation: tuple[int, ...
 
 @pytest.mark.parametrize("kind", ["llama", "gemma"])
 def test_scores_are_those_of_transformers(kind: str, models: dict[str, Path]) -> None:
-    found = reference_model(models[kind], "cpu").loglikelihood(PAIRS, SilentProgress())
+    found = ReferenceModel(models[kind], "cpu").loglikelihood(PAIRS, SilentProgress())
     wanted = [by_hand(models[kind], *pair) for pair in PAIRS]
     assert [score for score, _ in found] == pytest.approx([score for score, _ in wanted], abs=1e-5)
     assert [greedy for _, greedy in found] == [greedy for _, greedy in wanted]
 
 
 def test_the_likeliest_continuation_is_known_as_such(models: dict[str, Path]) -> None:
-    model = reference_model(models["llama"], "cpu")
+    model = ReferenceModel(models["llama"], "cpu")
     scores = model.loglikelihood([((1, 2, 3), (token,)) for token in range(200)], SilentProgress())
     best = max(range(200), key=lambda token: scores[token][0])
     assert [token for token in range(200) if scores[token][1]] == [best]
@@ -49,4 +49,4 @@ def test_the_likeliest_continuation_is_known_as_such(models: dict[str, Path]) ->
 
 def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{tmp_path} has no config.json"):
-        reference_model(tmp_path, "cpu")
+        ReferenceModel(tmp_path, "cpu")

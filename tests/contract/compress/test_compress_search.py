@@ -11,20 +11,20 @@ pytest.importorskip("modelopt")
 from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.checkpoint.describe import LINEARS
 from pipelines.checkpoint.verify import verify
-from pipelines.compress import QuantSpec, quantize
 from pipelines.compress.modelopt_door import VERSION
-from pipelines.compress.specs import SearchSpec
+from pipelines.compress.quantizing import quantize
+from pipelines.compress.specs import QuantSpec
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from tests.contract.compress.conftest import CALIBRATION
+from tests.support.specs import mix_spec
 
 FP8_AWQ = (QFormat.FP8, QFormat.INT4_AWQ)
 HAS_KL_DIV = tuple(map(int, VERSION.split(".")[:2])) >= (0, 47)
 
 
 def spec_of(bits: float, candidates=FP8_AWQ, **options) -> QuantSpec:
-    search = SearchSpec(candidates, bits, texts=4, **options)
-    return QuantSpec(QFormat.AUTO, group_size=64, awq_alpha_step=0.25, search=search)
+    return mix_spec(candidates, bits, texts=4, **options, group_size=64, awq_alpha_step=0.25)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_the_same_search_twice_is_the_same_checkpoint(models, texts, tmp_path) -
 
 def test_a_mix_for_two_ranks_with_an_8_bit_cache(models, texts, tmp_path) -> None:
     """quant_cfg.json names the format of the cache, because TensorRT-LLM reads it there."""
-    spec = QuantSpec(QFormat.AUTO, KvFormat.FP8, 64, search=SearchSpec(FP8_AWQ, 6.0, texts=4))
+    spec = mix_spec(FP8_AWQ, 6.0, texts=4, kv_cache=KvFormat.FP8, group_size=64)
     quantize(models["llama"], tmp_path, spec, texts, CALIBRATION, tp_size=2)
     assert verify(tmp_path) == []
     assert CheckpointConfig.load(tmp_path).kv_format is KvFormat.FP8

@@ -7,13 +7,16 @@ import json
 import pytest
 
 from pipelines.checkpoint.read import Checkpoint
-from pipelines.compress import QuantSpec, SparsitySpec, quantize, sparsify
+from pipelines.compress.config import SparsitySettings
+from pipelines.compress.quantizing import quantize
+from pipelines.compress.sparsifying import sparsify
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import PARTIAL
 from pipelines.settings.model import BUNDLED
 from pipelines.stages.quantize import check_model
 from tests.contract.compress.conftest import CALIBRATION, write_model
+from tests.support.specs import quant_spec
 from tests.support.stops import Stops
 from tests.support.whole_model import sparsify_whole
 
@@ -29,7 +32,7 @@ METHODS = ["magnitude", "sparsegpt"]
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", ["llama", "tied", "gemma"])
 def test_half_of_every_linear_is_zero_and_all_else_is_untouched(kind, method, models, texts, tmp_path) -> None:
-    facts = sparsify(models[kind], tmp_path, SparsitySpec(method), texts, CALIBRATION)
+    facts = sparsify(models[kind], tmp_path, SparsitySettings(method=method), texts, CALIBRATION)
     before = load_file(models[kind] / "model.safetensors")
     after = load_file(tmp_path / "model.safetensors")
     assert before.keys() == after.keys()
@@ -47,8 +50,8 @@ def test_half_of_every_linear_is_zero_and_all_else_is_untouched(kind, method, mo
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", ["llama", "tied", "gemma"])
 def test_pruning_layer_by_layer_gives_the_file_of_the_whole_model(kind, method, models, texts, tmp_path) -> None:
-    sparsify(models[kind], tmp_path / "layers", SparsitySpec(method), texts, CALIBRATION)
-    sparsify_whole(models[kind], tmp_path / "whole.safetensors", SparsitySpec(method), texts, CALIBRATION)
+    sparsify(models[kind], tmp_path / "layers", SparsitySettings(method=method), texts, CALIBRATION)
+    sparsify_whole(models[kind], tmp_path / "whole.safetensors", SparsitySettings(method=method), texts, CALIBRATION)
     assert (tmp_path / "layers/model.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
 
 
@@ -56,11 +59,13 @@ def test_pruning_layer_by_layer_gives_the_file_of_the_whole_model(kind, method, 
 def test_a_stopped_run_is_continued(method, models, texts, tmp_path) -> None:
     stops, again = Stops("pruning", 1), Stops("pruning", -1)
     with pytest.raises(KeyboardInterrupt):
-        sparsify(models["llama"], tmp_path / "out", SparsitySpec(method), texts, CALIBRATION, progress=stops)
+        sparsify(models["llama"], tmp_path / "out", SparsitySettings(method=method), texts, CALIBRATION, progress=stops)
     assert (tmp_path / "out" / PARTIAL).is_dir()
-    facts = sparsify(models["llama"], tmp_path / "out", SparsitySpec(method), texts, CALIBRATION, progress=again)
+    facts = sparsify(
+        models["llama"], tmp_path / "out", SparsitySettings(method=method), texts, CALIBRATION, progress=again
+    )
     assert again.notes == ["continuing a run that was stopped: 1 of 2 layers are complete"]
-    assert facts == sparsify(models["llama"], tmp_path / "once", SparsitySpec(method), texts, CALIBRATION)
+    assert facts == sparsify(models["llama"], tmp_path / "once", SparsitySettings(method=method), texts, CALIBRATION)
     assert not (tmp_path / "out" / PARTIAL).exists()
     for path in (tmp_path / "once").iterdir():
         assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()
@@ -69,11 +74,11 @@ def test_a_stopped_run_is_continued(method, models, texts, tmp_path) -> None:
 def test_a_mixture_of_experts_is_refused(texts, tmp_path) -> None:
     model = write_random(tmp_path / "model", "mixtral")
     with pytest.raises(UserError, match=r"model is a mixture of experts, which sparsity=magnitude_2_4 does not prune"):
-        sparsify(model, tmp_path / "out", SparsitySpec("magnitude"), texts, CALIBRATION)
+        sparsify(model, tmp_path / "out", SparsitySettings(method="magnitude"), texts, CALIBRATION)
 
 
 def test_magnitude_keeps_the_two_largest_of_four_and_needs_no_texts(models, tmp_path) -> None:
-    sparsify(models["llama"], tmp_path, SparsitySpec("magnitude"), iter(()), CALIBRATION)
+    sparsify(models["llama"], tmp_path, SparsitySettings(method="magnitude"), iter(()), CALIBRATION)
     name = "model.layers.0.mlp.down_proj.weight"
     before = load_file(models["llama"] / "model.safetensors")[name].reshape(-1, 4)
     after = load_file(tmp_path / "model.safetensors")[name].reshape(-1, 4)
@@ -82,7 +87,7 @@ def test_magnitude_keeps_the_two_largest_of_four_and_needs_no_texts(models, tmp_
 
 
 def test_the_folder_is_complete_and_small_files_are_links(models, texts, tmp_path) -> None:
-    sparsify(models["llama"], tmp_path, SparsitySpec("magnitude"), texts, CALIBRATION)
+    sparsify(models["llama"], tmp_path, SparsitySettings(method="magnitude"), texts, CALIBRATION)
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in models["llama"].iterdir()}
     assert (tmp_path / "config.json").samefile(models["llama"] / "config.json")
     assert not (tmp_path / "model.safetensors").samefile(models["llama"] / "model.safetensors")
@@ -91,8 +96,8 @@ def test_the_folder_is_complete_and_small_files_are_links(models, texts, tmp_pat
 @pytest.mark.parametrize("qformat", [QFormat.FP8, QFormat.NONE])
 def test_zeros_survive_quantization(qformat, models, texts, tmp_path) -> None:
     """FP8 of zero is zero, so a sparse model stays 2:4 sparse in the checkpoint."""
-    sparsify(models["gemma"], tmp_path / "sparse", SparsitySpec("sparsegpt"), texts, CALIBRATION)
-    quantize(tmp_path / "sparse", tmp_path / "out", QuantSpec(qformat), texts, CALIBRATION)
+    sparsify(models["gemma"], tmp_path / "sparse", SparsitySettings(method="sparsegpt"), texts, CALIBRATION)
+    quantize(tmp_path / "sparse", tmp_path / "out", quant_spec(qformat), texts, CALIBRATION)
     checkpoint = Checkpoint.open(tmp_path / "out")
     for name in checkpoint:
         if ".mlp." in name and name.endswith(".weight"):
@@ -102,7 +107,7 @@ def test_zeros_survive_quantization(qformat, models, texts, tmp_path) -> None:
 
 def test_the_same_inputs_give_the_same_bytes(models, texts, tmp_path) -> None:
     for name in ("a", "b"):
-        sparsify(models["gemma"], tmp_path / name, SparsitySpec("sparsegpt"), texts, CALIBRATION)
+        sparsify(models["gemma"], tmp_path / name, SparsitySettings(method="sparsegpt"), texts, CALIBRATION)
     first, second = (tmp_path / name / "model.safetensors" for name in ("a", "b"))
     assert first.read_bytes() == second.read_bytes()
 
@@ -130,11 +135,11 @@ def test_inputs_that_are_not_groups_of_four_are_refused(tmp_path) -> None:
 def test_a_pruned_model_with_columns_of_zeros_is_smoothed(tmp_path) -> None:
     """ModelOpt's SmoothQuant ends with an IndexError at such a column, and the bundled Gemma gets some from pruning."""
     gemma, sparse = BUNDLED / "models" / "tiny_gemma", tmp_path / "sparse"
-    sparsify(gemma, sparse, SparsitySpec("magnitude"), (), CALIBRATION)
+    sparsify(gemma, sparse, SparsitySettings(method="magnitude"), (), CALIBRATION)
     pruned = load_file(sparse / "model.safetensors")
     empty = {name: int((~weight.any(dim=0)).sum()) for name, weight in pruned.items() if name.split(".")[-2] in THEIRS}
     assert sum(empty.values()) > 0
-    quantize(sparse, tmp_path / "out", QuantSpec(QFormat.INT8_SQ), ["The river of Githbrel is"] * 4, CALIBRATION)
+    quantize(sparse, tmp_path / "out", quant_spec(QFormat.INT8_SQ), ["The river of Githbrel is"] * 4, CALIBRATION)
     made = Checkpoint.open(tmp_path / "out")
     for name, count in empty.items():  # zero again afterwards, every one of them
         layer, linear = name.split(".")[2], THEIRS[name.split(".")[-2]]

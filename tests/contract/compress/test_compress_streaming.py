@@ -13,7 +13,8 @@ import pytest
 from pipelines.checkpoint.dequantize import dequantize
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.tensors import read_header
-from pipelines.compress import CalibrationSpec, QuantSpec, quantize
+from pipelines.compress.quantizing import quantize
+from pipelines.compress.specs import QuantSpec
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat
 from pipelines.domain.progress import PARTIAL
@@ -26,8 +27,10 @@ modelopt = pytest.importorskip("modelopt")
 torch = pytest.importorskip("torch")
 
 from pipelines.compress import hidden_states  # noqa: E402 - after the skips
+from pipelines.compress.config import CalibrationSettings  # noqa: E402
 from pipelines.compress.model_folder import ModelWeights, TensorWriter, look_at  # noqa: E402
 from tests.support.small_models import model_of, write_random  # noqa: E402
+from tests.support.specs import quant_spec  # noqa: E402
 
 OLD = tuple(map(int, modelopt.__version__.split(".")[:2])) < (0, 47)
 NVFP4 = pytest.param(
@@ -82,14 +85,20 @@ def test_awq_searches_with_little_memory_as_with_much(models, texts, tmp_path, m
     monkeypatch.setattr(hidden_states, "INPUT_BYTES", 1)
     monkeypatch.setattr(hidden_states, "STRENGTHS_AT_ONCE", 1)
     texts = [*texts, texts[0][:40], texts[0][:50]]
-    compare(models["llama"], spec_of(QFormat.INT4_AWQ), texts, tmp_path, CalibrationSpec(size=8, seq_len=24))
+    compare(
+        models["llama"],
+        spec_of(QFormat.INT4_AWQ),
+        texts,
+        tmp_path,
+        CalibrationSettings(size=8, seq_len=24, batch_size=1),
+    )
 
 
 @pytest.mark.skipif(OLD, reason="nvidia-modelopt before 0.47 searches no scales")
 @pytest.mark.parametrize("kind", ["llama", "gemma"])
 def test_scales_with_the_least_error_equal_those_of_the_whole_model(kind, models, texts, tmp_path) -> None:
     """And they are smaller than those from the largest weights, because a few large weights are cut."""
-    spec = QuantSpec(QFormat.INT4_RTN, group_size=64, int4_scales="mse")
+    spec = quant_spec(QFormat.INT4_RTN, group_size=64, int4_scales="mse")
     compare(models[kind], spec, texts, tmp_path)
     quantize(models[kind], tmp_path / "max", spec_of(QFormat.INT4_RTN), texts, CALIBRATION)
     name = "transformer.layers.1.mlp.fc.weights_scaling_factor"
@@ -129,8 +138,8 @@ def test_nvfp4_equals_the_whole_model(qformat, models, texts, tmp_path) -> None:
 def test_every_calibration_of_a_bundled_model_equals_the_whole_model(name, qformat, tmp_path) -> None:
     """Trained weights with planted outliers; texts of three lengths."""
     texts = [f"The river of Githbrel is number {i}. " * (1 + i % 3) for i in range(8)]
-    calibration = CalibrationSpec(size=8, batch_size=2)
-    compare(BUNDLED / "models" / name, QuantSpec(qformat), texts, tmp_path, calibration)
+    calibration = CalibrationSettings(size=8, batch_size=2)
+    compare(BUNDLED / "models" / name, quant_spec(qformat), texts, tmp_path, calibration)
 
 
 @pytest.mark.parametrize("qformat", EXPORTED)
@@ -168,7 +177,7 @@ def test_unified_folders_equal_those_of_the_whole_model(qformat, kind, kv_cache,
 )
 def test_other_families_equal_the_whole_model(kind, qformat, texts, tmp_path) -> None:
     model = model_of(tmp_path / "model", kind)
-    compare(model, QuantSpec(qformat), texts, tmp_path, tp_size=2)
+    compare(model, quant_spec(qformat), texts, tmp_path, tp_size=2)
 
 
 @pytest.mark.thorough
@@ -187,7 +196,7 @@ def test_other_families_equal_the_whole_model(kind, qformat, texts, tmp_path) ->
 def test_families_of_the_llm_api_alone_equal_the_whole_model(kind, qformat, texts, tmp_path) -> None:
     """Gemma 3 has layers of two kinds, with a rotary embedding each; mixtures are quantized in one piece."""
     model = write_random(tmp_path / "model", kind)
-    compare(model, QuantSpec(qformat), texts, tmp_path, layout="hugging_face")
+    compare(model, quant_spec(qformat), texts, tmp_path, layout="hugging_face")
 
 
 def test_a_stopped_run_is_continued_only_with_the_same_settings(models, texts, tmp_path) -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from pipelines.checkpoint.unified import verify_unified
-from pipelines.compress import QuantSpec, fake_quantized_model, quantize
+from pipelines.compress.quantizing import quantize
+from pipelines.compress.simulating import fake_quantized_model
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from tests.contract.compress.conftest import CALIBRATION
 from tests.support.small_models import model_of, write_random
+from tests.support.specs import quant_spec
 
 modelopt = pytest.importorskip("modelopt")
 torch = pytest.importorskip("torch")
@@ -33,7 +35,7 @@ GROUP = 64
 
 def export(model: Path, out: Path, qformat: QFormat, texts, kv_cache: KvFormat = KvFormat.AUTO) -> dict:
     return quantize(
-        model, out, QuantSpec(qformat, kv_cache, group_size=GROUP), texts, CALIBRATION, layout="hugging_face"
+        model, out, quant_spec(qformat, kv_cache, group_size=GROUP), texts, CALIBRATION, layout="hugging_face"
     )
 
 
@@ -85,7 +87,7 @@ def test_an_awq_folder_is_as_near_to_the_model_as_modelopts_simulation(models, t
 
     Not equal to the simulation: linears that will be fused get a common smoothing when they are exported.
     """
-    spec = QuantSpec(QFormat.INT4_AWQ, group_size=GROUP)
+    spec = quant_spec(QFormat.INT4_AWQ, group_size=GROUP)
     export(models["llama"], tmp_path, QFormat.INT4_AWQ, texts)
     tensors = safetensors.load_file(tmp_path / "model.safetensors")
     plain = {}
@@ -172,7 +174,7 @@ def test_other_families_export_sound_folders(kind, qformat, texts, tmp_path) -> 
 def test_families_of_the_llm_api_alone_export_sound_folders(kind, qformat, texts, tmp_path) -> None:
     """Four norms, norms of heads, fused linears and experts; Transformers reads the same configuration as before."""
     source = write_random(tmp_path / "model", kind)
-    facts = quantize(source, tmp_path / "out", QuantSpec(qformat), texts, CALIBRATION, layout="hugging_face")
+    facts = quantize(source, tmp_path / "out", quant_spec(qformat), texts, CALIBRATION, layout="hugging_face")
     assert verify_unified(tmp_path / "out") == []
     assert facts["bits_per_weight"] == pytest.approx({"none": 16, "fp8": 8, "int4_awq": 4.25}[qformat.value], rel=0.03)
     before, after = (transformers.AutoConfig.from_pretrained(str(path)) for path in (source, tmp_path / "out"))

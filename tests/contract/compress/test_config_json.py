@@ -21,7 +21,6 @@ from pipelines.compress.by_modelopt import unified_config
 from pipelines.compress.model_folder import ModelFolder
 from pipelines.compress.postprocess import corrected
 from pipelines.compress.sixteen_bit import checkpoint_config
-from pipelines.compress.specs import QuantSpec
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import BUILT, FAMILIES, SIZED, Architecture
 from pipelines.domain.formats import QFormat
@@ -30,6 +29,7 @@ from pipelines.engines.openvino.rope import attention_factor, inverse_frequencie
 from pipelines.settings.model import BUNDLED
 from pipelines.store.hash_cache import HashCache
 from pipelines.store.sources import files_source, model_source
+from tests.support.specs import quant_spec
 
 LLAMA, MISTRAL, QWEN2, QWEN3 = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 GEMMA, GEMMA2, GEMMA3, PHI3 = "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Phi3ForCausalLM"
@@ -152,7 +152,7 @@ def ours_in_a_checkpoint(config: dict[str, Any], folder: Any) -> SimpleNamespace
     shape = ModelShape.from_hf_config(config)
     block = {"quant_algo": None, "kv_cache_quant_algo": None}
     raw = checkpoint_config(ModelFolder(folder, config, shape, ()), "bfloat16", block, {})
-    found = corrected(raw, config, QuantSpec(QFormat.NONE))
+    found = corrected(raw, config, quant_spec(QFormat.NONE))
     return SimpleNamespace(raw=found, **found)
 
 

@@ -15,12 +15,13 @@ from pipelines.checkpoint.dequantize import dequantize
 from pipelines.checkpoint.given import import_faults
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.verify import verify
-from pipelines.compress import QuantSpec, quantize
+from pipelines.compress.quantizing import quantize
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.settings.model import BUNDLED
 from tests.contract.compress.conftest import CALIBRATION
 from tests.support.packed_folder import awq_order, pack
+from tests.support.specs import quant_spec
 
 torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file  # noqa: E402 - after the skip
@@ -179,7 +180,7 @@ def test_a_checkpoint_has_the_weights_that_a_folder_means(name, tmp_path) -> Non
     write, block, qformat = RIGHT[name]
     values = folder(tmp_path / "given", write, block)
     group = GROUP if block.get("group_size") == GROUP else 128
-    quantize(tmp_path / "given", tmp_path / "out", QuantSpec(qformat, group_size=group), (), CALIBRATION)
+    quantize(tmp_path / "given", tmp_path / "out", quant_spec(qformat, group_size=group), (), CALIBRATION)
     assert verify(tmp_path / "out") == []
     checkpoint = Checkpoint.open(tmp_path / "out")
     for layer in range(checkpoint.config.num_hidden_layers):
@@ -252,7 +253,7 @@ def test_what_cannot_be_taken_over_is_refused_by_its_name(name, tmp_path) -> Non
     assert re.search(message, found := refusal(tmp_path / "given")), found
     if name in UNDECLARED:
         with pytest.raises(UserError, match="nothing says how it is quantized"):
-            quantize(tmp_path / "given", tmp_path / "out", QuantSpec(QFormat.NONE), (), CALIBRATION)
+            quantize(tmp_path / "given", tmp_path / "out", quant_spec(QFormat.NONE), (), CALIBRATION)
         assert not (tmp_path / "out").exists()
 
 
@@ -271,7 +272,7 @@ def test_files_beside_config_json_declare_too(tmp_path) -> None:
             json.dumps(block | ({"checkpoint_format": "gptq_v2"} if "bits" in block else {}))
         )
         quantize(
-            tmp_path / name, tmp_path / f"{name}.out", QuantSpec(QFormat.INT4_GPTQ, group_size=GROUP), (), CALIBRATION
+            tmp_path / name, tmp_path / f"{name}.out", quant_spec(QFormat.INT4_GPTQ, group_size=GROUP), (), CALIBRATION
         )
         found = dequantize(Checkpoint.open(tmp_path / f"{name}.out"), "transformer.layers.1.mlp.proj")
         np.testing.assert_allclose(found, values["model.layers.1.mlp.down_proj"], atol=1e-2)

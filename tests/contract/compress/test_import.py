@@ -17,24 +17,26 @@ from pipelines.checkpoint.given import import_faults
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.checkpoint.verify import verify
-from pipelines.compress import QuantSpec, modelopt_door, quantize
+from pipelines.compress import modelopt_door
 from pipelines.compress.by_modelopt import correct_unified
+from pipelines.compress.contexts import muted
 from pipelines.compress.model_folder import look_at
-from pipelines.compress.quiet import muted
+from pipelines.compress.quantizing import quantize
 from pipelines.compress.simulating import simulated
-from pipelines.compress.specs import SearchSpec
+from pipelines.compress.specs import QuantSpec
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
 from tests.contract.compress.conftest import CALIBRATION, write_model
 from tests.support.packed_folder import rounded, write_awq, write_compressed, write_gptq
 from tests.support.small_models import model_of
+from tests.support.specs import mix_spec, quant_spec
 
 torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file  # noqa: E402 - after the skip
 
 LINEARS = (".mlp.", "attention.qkv", "attention.dense")
-SPEC = QuantSpec(QFormat.INT4_GPTQ, group_size=64)
+SPEC = quant_spec(QFormat.INT4_GPTQ, group_size=64)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -55,7 +57,7 @@ def test_an_imported_checkpoint_has_the_weights_of_the_folder(kind, symmetric, v
     found = dequantize(checkpoint, "transformer.layers.1.mlp.proj")
     # zero points are stored times the scale, in bfloat16
     np.testing.assert_allclose(found, expected, atol=1e-7 if symmetric else float(scales.max()) * 2**-8)
-    quantize(models[kind], tmp_path / "plain", QuantSpec(QFormat.NONE), (), CALIBRATION)
+    quantize(models[kind], tmp_path / "plain", quant_spec(QFormat.NONE), (), CALIBRATION)
     ours, theirs = (TensorFile(tmp_path / each / "rank0.safetensors") for each in ("out", "plain"))
     others = [each for each in theirs if not any(part in each for part in (".mlp.", "qkv", "dense"))]
     assert others
@@ -79,7 +81,7 @@ def test_other_families_are_taken_over_with_all_that_is_not_rounded(kind, tmp_pa
     expected = (codes - np.repeat(points, 64, axis=1)) * np.repeat(scales, 64, axis=1)
     found = dequantize(Checkpoint.open(tmp_path / "out"), "transformer.layers.1.mlp.proj")
     np.testing.assert_allclose(found, expected, atol=1e-7)
-    quantize(original, tmp_path / "plain", QuantSpec(QFormat.NONE), (), CALIBRATION)
+    quantize(original, tmp_path / "plain", quant_spec(QFormat.NONE), (), CALIBRATION)
     ours, theirs = (TensorFile(tmp_path / each / "rank0.safetensors") for each in ("out", "plain"))
     others = [each for each in theirs if not (each.endswith(".weight") and any(p in each for p in LINEARS))]
     assert any("bias" in each or "q_layernorm" in each for each in others) is (kind != "mistral")
@@ -115,7 +117,7 @@ def test_the_cache_of_an_int4_folder_is_calibrated_on_its_weights(
         tmp_path / "decoded/model.safetensors",
         metadata={"format": "pt"},
     )
-    quantize(tmp_path / "decoded", tmp_path / "expected", QuantSpec(QFormat.NONE, cache), texts, CALIBRATION)
+    quantize(tmp_path / "decoded", tmp_path / "expected", quant_spec(QFormat.NONE, cache), texts, CALIBRATION)
     ours, theirs, plain = (TensorFile(tmp_path / each / "rank0.safetensors") for each in ("out", "expected", "bare"))
     scales = ours.keys() - plain.keys()
     assert len(scales) == 6
@@ -289,7 +291,7 @@ def test_what_fp8_cannot_be_is_named(block, asked, message) -> None:
 def modelopts(source: Path, out: Path) -> Path:
     """ModelOpt's own export of a model in FP8 with an FP8 cache, as a Hugging Face folder."""
     texts = ["the moon of it is small", "a star"] * 8
-    quantize(source, out, QuantSpec(QFormat.FP8, KvFormat.FP8), texts, CALIBRATION, layout="hugging_face")
+    quantize(source, out, quant_spec(QFormat.FP8, KvFormat.FP8), texts, CALIBRATION, layout="hugging_face")
     return out
 
 
@@ -315,7 +317,7 @@ def test_a_folder_in_fp8_becomes_modelopts_own_checkpoint(kind, models, tmp_path
     """As ModelOpt writes both: equal scales; weights of the folder, but for q, k and v, which get a common scale."""
     folder = modelopts(models[kind], tmp_path / "given")
     texts = ["the moon of it is small", "a star"] * 8
-    spec = QuantSpec(QFormat.FP8, KvFormat.FP8)
+    spec = quant_spec(QFormat.FP8, KvFormat.FP8)
     quantize(models[kind], tmp_path / "expected", spec, texts, CALIBRATION)
     quantize(folder, tmp_path / "out", spec, (), CALIBRATION)
     assert verify(tmp_path / "out") == []
@@ -353,7 +355,7 @@ def test_the_same_tensors_of_each_library_give_the_same_checkpoint(models, tmp_p
     }
     written: dict[KvFormat, set[bytes]] = {}
     for name, (source, cache) in given.items():
-        quantize(source, tmp_path / "out" / name, QuantSpec(QFormat.FP8, cache), (), CALIBRATION)
+        quantize(source, tmp_path / "out" / name, quant_spec(QFormat.FP8, cache), (), CALIBRATION)
         assert verify(tmp_path / "out" / name) == [], name
         written.setdefault(cache, set()).add((tmp_path / "out" / name / "rank0.safetensors").read_bytes())
     assert {cache: len(files) for cache, files in written.items()} == {KvFormat.FP8: 1, KvFormat.AUTO: 1}
@@ -365,7 +367,7 @@ def test_a_head_in_fp8_is_not_read_as_if_it_were_16_bit(models, tmp_path) -> Non
     tensors["lm_head.weight"] = tensors["lm_head.weight"].to(torch.float8_e4m3fn)
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(UserError, match=r"auto' is .*with 'lm_head.weight' of type F8_E4M3.* Give the original"):
-        quantize(folder, tmp_path / "out", QuantSpec(QFormat.FP8), (), CALIBRATION)
+        quantize(folder, tmp_path / "out", quant_spec(QFormat.FP8), (), CALIBRATION)
 
 
 OLD = modelopt_door.VERSION.startswith("0.37")
@@ -396,9 +398,13 @@ def test_a_folder_of_modelopt_becomes_its_own_checkpoint(qformat, kind, models, 
     There, scales of AWQ's activations are part of the norm before q, k and v, and gate and up have common ones.
     """
     cache = KvFormat.AUTO if qformat is QFormat.INT8_SQ else KvFormat.FP8
-    spec = QuantSpec(qformat, cache, group_size=64)
-    folder, expected = given_and_expected(models[kind], tmp_path, replace_awq_step(spec), texts)
-    taken = replace(spec, qformat=QFormat.INT4_GPTQ) if qformat is QFormat.INT4_RTN else spec
+    spec, step = quant_spec(qformat, cache, group_size=64), {}
+    if FORMATS[qformat].tuning == "awq":
+        step = {"awq_alpha_step": 0.5}  # a short search for scales
+    folder, expected = given_and_expected(
+        models[kind], tmp_path, quant_spec(qformat, cache, group_size=64, **step), texts
+    )
+    taken = quant_spec(QFormat.INT4_GPTQ, cache, group_size=64) if qformat is QFormat.INT4_RTN else spec
     quantize(folder, tmp_path / "out", taken, (), CALIBRATION)
     assert verify(tmp_path / "out") == []
     ours, theirs = (TensorFile(path / "rank0.safetensors") for path in (tmp_path / "out", expected))
@@ -429,16 +435,11 @@ def test_a_folder_of_modelopt_becomes_its_own_checkpoint(qformat, kind, models, 
 CHANGED = ("input_layernorm", "post_layernorm", "qkv.prequant_scaling_factor", "mlp.fc.", "mlp.gate.")
 
 
-def replace_awq_step(spec: QuantSpec) -> QuantSpec:
-    """A short search for AWQ's scales."""
-    return replace(spec, awq_alpha_step=0.5) if FORMATS[spec.qformat].tuning == "awq" else spec
-
-
 def test_a_mix_of_modelopt_keeps_the_format_of_each_linear(texts, tmp_path) -> None:
     """quant_cfg.json is that of ModelOpt's own export for TensorRT-LLM; linears have the bytes of the folder."""
     source = write_model(tmp_path / "model", "llama", num_hidden_layers=1)
-    search = SearchSpec((QFormat.FP8, QFormat.INT4_AWQ), 6.0, texts=4)
-    spec = QuantSpec(QFormat.AUTO, KvFormat.FP8, group_size=64, awq_alpha_step=0.5, search=search)
+    tuning = {"group_size": 64, "awq_alpha_step": 0.5}
+    spec = mix_spec((QFormat.FP8, QFormat.INT4_AWQ), 6.0, KvFormat.FP8, texts=4, **tuning)
     facts = quantize(source, tmp_path / "expected", spec, texts, CALIBRATION)
     done = simulated(look_at(source), spec, texts, CALIBRATION, "bfloat16", "cpu", SilentProgress())
     with muted():
@@ -450,7 +451,7 @@ def test_a_mix_of_modelopt_keeps_the_format_of_each_linear(texts, tmp_path) -> N
     used = tuple(QFormat(name) for name in sorted(set(facts["formats"].values()) - {"none"}))
     with pytest.raises(UserError, match=rf"Set quant.effective_bits={exact:g} quant.candidates=\[{','.join(used)}\]"):
         quantize(tmp_path / "given", tmp_path / "out", spec, (), CALIBRATION)
-    taken = replace(spec, search=SearchSpec(used, exact))
+    taken = mix_spec(used, exact, KvFormat.FP8, **tuning)
     assert quantize(tmp_path / "given", tmp_path / "out", taken, (), CALIBRATION)["formats"] == facts["formats"]
     assert verify(tmp_path / "out") == []
     ours, theirs = (json.loads((tmp_path / each / "quant_cfg.json").read_text()) for each in ("out", "expected"))

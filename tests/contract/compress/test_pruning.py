@@ -13,23 +13,26 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 load_file = pytest.importorskip("safetensors.torch").load_file
 
-from pipelines.compress import CalibrationSpec, PruningSpec, load_texts, prune_model  # noqa: E402 - after the skips
+from pipelines.compress.config import CalibrationSettings  # noqa: E402
+from pipelines.compress.pruning import prune_model  # noqa: E402
+from pipelines.compress.texts import load_texts  # noqa: E402
 from pipelines.domain.errors import UserError  # noqa: E402
 from pipelines.domain.model_shape import ModelShape  # noqa: E402
 from pipelines.domain.progress import PARTIAL  # noqa: E402
 from pipelines.host.files import MANIFEST  # noqa: E402
 from pipelines.settings.model import BUNDLED  # noqa: E402
 from tests.support import small_models  # noqa: E402
+from tests.support.specs import pruned_to  # noqa: E402
 from tests.support.stops import Stops  # noqa: E402
 
-CALIBRATION = CalibrationSpec(size=6, seq_len=64, batch_size=2)
+CALIBRATION = CalibrationSettings(size=6, seq_len=64, batch_size=2)
 TEXTS = [text for _, text in zip(range(12), load_texts(BUNDLED / "corpus.jsonl"), strict=False)]
 WIDTH = {
-    "llama": PruningSpec("width", mlp=512, heads=2),
-    "gemma": PruningSpec("width", mlp=384, heads=3),
-    "mistral": PruningSpec("width", mlp=256, heads=2, kv_heads=1),
-    "qwen2": PruningSpec("width", mlp=512, heads=2, kv_heads=1),
-    "qwen": PruningSpec("width", mlp=300, heads=1, kv_heads=1),
+    "llama": pruned_to("width", mlp=512, heads=2),
+    "gemma": pruned_to("width", mlp=384, heads=3),
+    "mistral": pruned_to("width", mlp=256, heads=2, kv_heads=1),
+    "qwen2": pruned_to("width", mlp=512, heads=2, kv_heads=1),
+    "qwen": pruned_to("width", mlp=300, heads=1, kv_heads=1),
 }
 KEPT = {"llama": 3, "gemma": 2, "mistral": 1, "qwen2": 3, "qwen": 2}
 
@@ -100,7 +103,7 @@ def test_a_narrower_model_computes_the_original_without_what_was_removed(family,
 @pytest.mark.parametrize("family", KEPT)
 def test_a_shallower_model_computes_the_original_without_the_layers(family, models, tmp_path) -> None:
     kept = KEPT[family]
-    facts = prune_model(models[family], tmp_path / "out", PruningSpec("depth", layers=kept), TEXTS, CALIBRATION)
+    facts = prune_model(models[family], tmp_path / "out", pruned_to("depth", layers=kept), TEXTS, CALIBRATION)
     pruned, whole = loaded(tmp_path / "out"), loaded(models[family])
     assert pruned.config.num_hidden_layers == len(pruned.model.layers) == kept
     stay = [layer for number, layer in enumerate(whole.model.layers) if number not in facts["dropped"]]
@@ -112,7 +115,7 @@ def test_a_shallower_model_computes_the_original_without_the_layers(family, mode
 
 def test_what_stays_has_the_largest_activation_times_weight(models, tmp_path) -> None:
     """The judge is a whole model in float32, watched in one piece."""
-    prune_model(models["llama"], tmp_path / "out", PruningSpec("width", mlp=256), TEXTS, CALIBRATION)
+    prune_model(models["llama"], tmp_path / "out", pruned_to("width", mlp=256), TEXTS, CALIBRATION)
     whole, seen = loaded(models["llama"]), dict[int, list[Any]]()
     for number, layer in enumerate(whole.model.layers):
         layer.mlp.down_proj.register_forward_pre_hook(lambda _m, given, n=number: seen.setdefault(n, []).append(given))
@@ -131,7 +134,7 @@ def test_what_stays_has_the_largest_activation_times_weight(models, tmp_path) ->
 
 def test_the_layer_whose_absence_costs_least_goes(models, tmp_path) -> None:
     """Every layer is left out of a whole model by hand; the dropped one is the best choice."""
-    facts = prune_model(models["llama"], tmp_path / "out", PruningSpec("depth", layers=3), TEXTS, CALIBRATION)
+    facts = prune_model(models["llama"], tmp_path / "out", pruned_to("depth", layers=3), TEXTS, CALIBRATION)
     tokenizer, losses = transformers.AutoTokenizer.from_pretrained(models["llama"]), {}
     for left_out in range(4):
         whole = loaded(models["llama"])
@@ -149,7 +152,7 @@ def test_the_layer_whose_absence_costs_least_goes(models, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "title"), [(WIDTH["llama"], "pruning width"), (PruningSpec("depth", layers=1), "dropping")]
+    ("spec", "title"), [(WIDTH["llama"], "pruning width"), (pruned_to("depth", layers=1), "dropping")]
 )
 def test_a_stopped_run_goes_on_to_the_same_bytes(spec, title, models, tmp_path) -> None:
     """Stopped after two layers, or within the search for the second layer to drop."""
@@ -163,7 +166,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(spec, title, models, tmp_path) 
         assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes(), path.name
 
 
-@pytest.mark.parametrize("spec", [WIDTH["llama"], PruningSpec("depth", layers=2)], ids=["width", "depth"])
+@pytest.mark.parametrize("spec", [WIDTH["llama"], pruned_to("depth", layers=2)], ids=["width", "depth"])
 def test_a_model_in_several_files_has_an_index_of_what_is_left(spec, models, tmp_path) -> None:
     original = models["llama"]
     model = transformers.AutoModelForCausalLM.from_pretrained(original, dtype=torch.bfloat16)
@@ -192,11 +195,11 @@ def test_the_original_folder_is_not_touched(models, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("family", "spec", "message"),
     [
-        ("llama", PruningSpec("width", mlp=768), "prune.mlp=768 removes nothing: the model has 768 MLP channels"),
-        ("llama", PruningSpec("width", heads=3), "prune.heads=3 with 2 KV heads .* prune.heads=2"),
-        ("llama", PruningSpec("width", heads=3, kv_heads=1), r"prune.heads=3 with 1 KV heads .* prune.heads=1\|2"),
-        ("llama", PruningSpec("width", heads=2, kv_heads=3), "prune.kv_heads=3 is more than the model's 2"),
-        ("gemma", PruningSpec("depth", layers=5), "prune.layers=5 removes nothing: the model has 4 layers"),
+        ("llama", pruned_to("width", mlp=768), "prune.mlp=768 removes nothing: the model has 768 MLP channels"),
+        ("llama", pruned_to("width", heads=3), "prune.heads=3 with 2 KV heads .* prune.heads=2"),
+        ("llama", pruned_to("width", heads=3, kv_heads=1), r"prune.heads=3 with 1 KV heads .* prune.heads=1\|2"),
+        ("llama", pruned_to("width", heads=2, kv_heads=3), "prune.kv_heads=3 is more than the model's 2"),
+        ("gemma", pruned_to("depth", layers=5), "prune.layers=5 removes nothing: the model has 4 layers"),
     ],
 )
 def test_sizes_that_do_not_work_are_refused_before_anything_is_written(family, spec, message, models, tmp_path) -> None:
@@ -209,4 +212,4 @@ def test_sizes_that_do_not_work_are_refused_before_anything_is_written(family, s
 def test_other_families_are_refused(kind, name, tmp_path) -> None:
     model = small_models.write_random(tmp_path / "model", kind)
     with pytest.raises(UserError, match=f"prune=width does not prune {name}.*Llama, Gemma, Mistral, Qwen2"):
-        prune_model(model, tmp_path / "out", PruningSpec("width", mlp=64), TEXTS, CALIBRATION)
+        prune_model(model, tmp_path / "out", pruned_to("width", mlp=64), TEXTS, CALIBRATION)

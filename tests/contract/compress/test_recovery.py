@@ -17,38 +17,34 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file, save_file  # noqa: E402 - after the skip
 
-from pipelines.compress import (  # noqa: E402
-    CalibrationSpec,
-    LoraSpec,
-    RecoverySpec,
-    RoundingSpec,
-    SparsitySpec,
-    recover,
-    sparsify,
-    training,
-)
+from pipelines.compress import training  # noqa: E402
+from pipelines.compress.config import CalibrationSettings, QuantSettings, SparsitySettings  # noqa: E402
+from pipelines.compress.sparsifying import sparsify  # noqa: E402
+from pipelines.compress.specs import RecoverySpec  # noqa: E402
+from pipelines.compress.training_processes import recover  # noqa: E402
 from pipelines.domain.errors import ContinuableError, UserError  # noqa: E402
 from pipelines.domain.formats import QFormat  # noqa: E402
 from pipelines.domain.progress import PARTIAL  # noqa: E402
 from pipelines.host.files import MANIFEST  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
+from tests.support.specs import recovery_spec  # noqa: E402
 from tests.support.trained import GEMMA, LLAMA, SHORT, texts, weights  # noqa: E402
 
-INT4, INT8 = RoundingSpec(QFormat.INT4_WO), RoundingSpec(QFormat.INT8_WO)
+INT4, INT8 = QuantSettings(qformat=QFormat.INT4_WO), QuantSettings(qformat=QFormat.INT8_WO)
 
 
 @pytest.fixture(scope="module", params=[LLAMA, GEMMA], ids=["llama", "gemma"])
 def sparse(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A bundled model and what magnitude pruning makes of it."""
     folder = tmp_path_factory.mktemp("sparse") / "model"
-    sparsify(request.param, folder, SparsitySpec("magnitude"), (), CalibrationSpec())
+    sparsify(request.param, folder, SparsitySettings(method="magnitude"), (), CalibrationSettings())
     return request.param, folder
 
 
 def test_a_sparse_model_learns_and_stays_sparse(sparse: tuple[Path, Path], tmp_path: Path) -> None:
     """Zeros are counted in the written files; other files, tensors and types are those of before."""
     original, folder = sparse
-    facts = recover(folder, original, tmp_path / "out", RecoverySpec("distill", sparse=True, **SHORT), texts())
+    facts = recover(folder, original, tmp_path / "out", recovery_spec("distill", sparse=True, **SHORT), texts())
     before, after = weights(folder), weights(tmp_path / "out")
     assert {name: value.dtype for name, value in before.items()} == {name: v.dtype for name, v in after.items()}
     pruned = [name for name in before if "_proj" in name]
@@ -64,7 +60,7 @@ def test_a_sparse_model_learns_and_stays_sparse(sparse: tuple[Path, Path], tmp_p
 
 def test_training_for_rounded_weights_lowers_the_loss_with_rounding(tmp_path: Path) -> None:
     """The loss is that of the rounded weights; what is written is whole."""
-    spec = RecoverySpec("distill", rounding=INT4, **SHORT | {"steps": 8, "evaluate_every": 4})
+    spec = recovery_spec("distill", rounding=INT4, **SHORT | {"steps": 8, "evaluate_every": 4})
     facts = recover(LLAMA, LLAMA, tmp_path / "out", spec, texts())
     assert 0 < facts["loss_after"] < facts["loss_before"]
     weight = next(value for name, value in weights(tmp_path / "out").items() if "q_proj" in name)
@@ -72,14 +68,14 @@ def test_training_for_rounded_weights_lowers_the_loss_with_rounding(tmp_path: Pa
 
 
 def test_text_alone_trains_towards_the_next_token(tmp_path: Path) -> None:
-    facts = recover(LLAMA, None, tmp_path / "out", RecoverySpec("finetune", rounding=INT4, **SHORT), texts())
+    facts = recover(LLAMA, None, tmp_path / "out", recovery_spec("finetune", rounding=INT4, **SHORT), texts())
     assert facts["method"] == "finetune"
     assert facts["loss_before"] > 0.5
 
 
 KINDS = {
-    "all weights": RecoverySpec("distill", rounding=INT4, **SHORT),
-    "low rank": RecoverySpec("distill", rounding=INT4, lora=LoraSpec(4, 8.0, ("q_proj", "down_proj")), **SHORT),
+    "all weights": recovery_spec("distill", rounding=INT4, **SHORT),
+    "low rank": recovery_spec("distill", rounding=INT4, lora=(4, 8.0, ("q_proj", "down_proj")), **SHORT),
 }
 KILLED = """
 import os, signal, sys
@@ -87,7 +83,9 @@ from pathlib import Path
 from transformers import TrainerCallback
 from pipelines.compress import training
 from tests.support.trained import LLAMA, SHORT, texts
-from pipelines.compress import recover
+from pipelines.compress.training_processes import recover
+from pipelines.compress.config import CalibrationSettings, QuantSettings, SparsitySettings  # noqa: E402
+from tests.support.specs import recovery_spec  # noqa: E402
 from tests.contract.compress.test_recovery import KINDS
 real = training._Watch.on_step_end
 def die(self, args, state, control, **named):
@@ -121,12 +119,13 @@ def test_other_settings_begin_anew(tmp_path: Path) -> None:
     left = tmp_path / "out" / PARTIAL
     (left / "checkpoint-2").mkdir(parents=True)
     (left / "recovery.json").write_text(json.dumps({"recover": "another"}))
-    facts = recover(LLAMA, LLAMA, tmp_path / "out", RecoverySpec("distill", rounding=INT4, **SHORT), texts())
+    facts = recover(LLAMA, LLAMA, tmp_path / "out", recovery_spec("distill", rounding=INT4, **SHORT), texts())
     assert facts["steps"] == 4
 
 
 def test_a_loss_that_is_no_number_stops_with_step_and_rate(tmp_path: Path) -> None:
-    spec = RecoverySpec("finetune", rounding=INT8, **SHORT | {"learning_rate": 1e30})
+    settings = recovery_spec("finetune", **SHORT).recover.model_copy(update={"learning_rate": 1e30})
+    spec = RecoverySpec(settings, rounding=INT8)
     with pytest.raises(UserError, match=r"The loss is nan at step \d, with a learning rate of .*recover.learning_rate"):
         recover(LLAMA, None, tmp_path / "out", spec, texts())
 
@@ -139,7 +138,7 @@ def test_the_checkpoint_from_before_such_a_loss_is_kept(tmp_path: Path, monkeypa
         "compute_loss",
         lambda *given, **named: real(*given, **named) * (1 if next(calls) < 2 else math.nan),
     )
-    spec, kept = RecoverySpec("finetune", rounding=INT4, **SHORT), tmp_path / "out" / PARTIAL / "checkpoint-2"
+    spec, kept = recovery_spec("finetune", rounding=INT4, **SHORT), tmp_path / "out" / PARTIAL / "checkpoint-2"
     with pytest.raises(ContinuableError, match=rf"nan at step 3, .*rate of 0.00015.*step 2 are kept in {kept}"):
         recover(LLAMA, None, tmp_path / "out", spec, texts())
     assert all(value.isfinite().all() for value in weights(kept).values())
@@ -160,7 +159,7 @@ def test_a_checkpoint_that_a_kill_left_half_written_is_not_used(tmp_path: Path) 
 
 def test_training_that_gets_worse_ends_early_with_the_best_weights(tmp_path: Path) -> None:
     worse = {"steps": 12, "learning_rate": 0.3, "evaluate_every": 2, "patience": 2}
-    facts = recover(LLAMA, LLAMA, tmp_path / "out", RecoverySpec("distill", rounding=INT8, **SHORT | worse), texts())
+    facts = recover(LLAMA, LLAMA, tmp_path / "out", recovery_spec("distill", rounding=INT8, **SHORT | worse), texts())
     best = min(facts["held_out_losses"][1:], key=lambda pair: pair[1])
     assert facts["steps"] < 12
     assert facts["best_step"] == best[0]
@@ -185,7 +184,7 @@ def test_a_stopped_training_does_not_forget_how_long_it_got_no_better(
 ) -> None:
     """Failed before: patience began anew, so that more steps were trained. The draft's folder has moved meanwhile."""
     worse = {"steps": 12, "learning_rate": 0.3, "evaluate_every": 2, "patience": 2}
-    spec = RecoverySpec("distill", rounding=INT8, **SHORT | worse)
+    spec = recovery_spec("distill", rounding=INT8, **SHORT | worse)
     whole = recover(LLAMA, LLAMA, tmp_path / "whole", spec, texts())
     stop = (training, "write_like", _stop)
     if not complete:
@@ -202,7 +201,7 @@ def test_a_stopped_training_does_not_forget_how_long_it_got_no_better(
 
 def _trained(tmp_path: Path, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     folder = tmp_path / "-".join(map(str, changes.values()))
-    facts = recover(LLAMA, None, folder, RecoverySpec("finetune", **SHORT | {"steps": 2} | changes), texts())
+    facts = recover(LLAMA, None, folder, recovery_spec("finetune", **SHORT | {"steps": 2} | changes), texts())
     return facts, weights(folder)
 
 
@@ -257,21 +256,21 @@ def test_bfloat16_is_the_precision_of_the_arithmetic_and_not_of_the_weights(
 
 def test_a_teacher_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has another tokenizer: the token .* there and"):
-        recover(LLAMA, GEMMA, tmp_path / "out", RecoverySpec("distill", rounding=INT4, **SHORT), texts())
+        recover(LLAMA, GEMMA, tmp_path / "out", recovery_spec("distill", rounding=INT4, **SHORT), texts())
 
 
 def test_too_little_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"The texts have \d tokens, which are fewer than 2 sequences of recover.seq_len=64"
     ):
-        recover(LLAMA, None, tmp_path / "out", RecoverySpec("finetune", **SHORT), ["a b"])
+        recover(LLAMA, None, tmp_path / "out", recovery_spec("finetune", **SHORT), ["a b"])
 
 
 def test_a_manifest_stays_with_its_artifact(tmp_path: Path) -> None:
     """Failed before: the next artifact had the manifest of the one before among its files, and was called damaged."""
     artifact = shutil.copytree(LLAMA, tmp_path / "artifact")
     (artifact / MANIFEST).write_text("{}")
-    sparsify(artifact, tmp_path / "out", SparsitySpec("magnitude"), (), CalibrationSpec())
+    sparsify(artifact, tmp_path / "out", SparsitySettings(method="magnitude"), (), CalibrationSettings())
     assert not (tmp_path / "out" / MANIFEST).exists()
     assert (tmp_path / "out" / "tokenizer.json").is_file()
 
@@ -286,7 +285,7 @@ def test_several_files_are_written_as_several(tmp_path: Path) -> None:
         save_file({name: every[name] for name in part}, source / file, {"format": "pt"})
     where = {name: file for file, part in files.items() for name in part}
     (source / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
-    recover(source, None, tmp_path / "out", RecoverySpec("finetune", **SHORT | {"steps": 1}), texts())
+    recover(source, None, tmp_path / "out", recovery_spec("finetune", **SHORT | {"steps": 1}), texts())
     found = {file.name: set(load_file(file)) for file in (tmp_path / "out").glob("*.safetensors")}
     assert found == {file: set(part) for file, part in files.items()}
 
@@ -297,7 +296,7 @@ def test_several_files_are_written_as_several(tmp_path: Path) -> None:
         ({}, r"set recover\.batch_size=1 or recover\.gradient_checkpointing=true or recover\.lora_rank=16\. The same"),
         ({"batch_size": 1, "gradient_checkpointing": True}, r"or set recover\.lora_rank=16\. The same command"),
         (
-            {"batch_size": 1, "gradient_checkpointing": True, "lora": LoraSpec(4, 8.0, ("q_proj",))},
+            {"batch_size": 1, "gradient_checkpointing": True, "lora": (4, 8.0, ("q_proj",))},
             "or train a smaller",
         ),
     ],
@@ -311,6 +310,6 @@ def test_a_gpu_without_memory_is_named_with_what_would_take_less(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     monkeypatch.setattr(training, "load_model", too_little)
-    spec = RecoverySpec("distill", rounding=INT8, **(SHORT | changes))
+    spec = recovery_spec("distill", rounding=INT8, **SHORT | changes)
     with pytest.raises(ContinuableError, match=r"^The GPU has too little memory for training: CUDA.*" + offered):
         recover(LLAMA, LLAMA, tmp_path / "out", spec, texts())

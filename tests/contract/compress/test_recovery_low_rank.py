@@ -8,8 +8,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pipelines.compress import CalibrationSpec, LoraSpec, RecoverySpec, SparsitySpec, recover, sparsify  # noqa: E402
+from pipelines.compress import peft_door  # noqa: E402
+from pipelines.compress.config import CalibrationSettings, SparsitySettings  # noqa: E402
+from pipelines.compress.sparsifying import sparsify  # noqa: E402
+from pipelines.compress.training_processes import recover  # noqa: E402
 from pipelines.domain.errors import UserError  # noqa: E402
+from tests.support.specs import recovery_spec  # noqa: E402
 from tests.support.trained import GEMMA, LLAMA, SHORT, texts, weights  # noqa: E402
 
 MORE = SHORT | {"learning_rate": 2e-3}
@@ -20,9 +24,9 @@ def test_a_sparse_model_learns_with_low_rank_and_stays_sparse(
     tmp_path: Path, model: Path, teacher: Path | None
 ) -> None:
     """What is not a target keeps its bytes, and the sum of weight and matrices has the zeros of the weight."""
-    sparsify(model, tmp_path / "sparse", SparsitySpec("magnitude"), (), CalibrationSpec())
-    spec = RecoverySpec(
-        "distill" if teacher else "finetune", sparse=True, lora=LoraSpec(4, 8.0, ("v_proj", "down_proj")), **MORE
+    sparsify(model, tmp_path / "sparse", SparsitySettings(method="magnitude"), (), CalibrationSettings())
+    spec = recovery_spec(
+        "distill" if teacher else "finetune", sparse=True, lora=(4, 8.0, ("v_proj", "down_proj")), **MORE
     )
     facts = recover(tmp_path / "sparse", teacher, tmp_path / "out", spec, texts())
     before, after = weights(tmp_path / "sparse"), weights(tmp_path / "out")
@@ -46,7 +50,7 @@ def test_a_weight_changes_by_a_matrix_of_the_rank(tmp_path: Path) -> None:
     """Alpha scales it. bfloat16 adds noise of its own, which the rank leaves far behind."""
     changes = []
     for alpha in (4.0, 8.0):
-        spec = RecoverySpec("finetune", lora=LoraSpec(2, alpha, ("q_proj",)), **MORE | {"steps": 2})
+        spec = recovery_spec("finetune", lora=(2, alpha, ("q_proj",)), **MORE | {"steps": 2})
         recover(LLAMA, None, tmp_path / str(alpha), spec, texts())
         name = "model.layers.0.self_attn.q_proj.weight"
         changes.append(weights(tmp_path / str(alpha))[name].float() - weights(LLAMA)[name].float())
@@ -55,17 +59,16 @@ def test_a_weight_changes_by_a_matrix_of_the_rank(tmp_path: Path) -> None:
     assert 1.5 < float(changes[1].norm() / changes[0].norm()) < 2.5
 
 
-@pytest.mark.parametrize(
-    ("lora", "message"),
-    [
-        (
-            LoraSpec(129, 16.0, ("v_proj",)),
-            r"lora_rank=129 is larger than the weight of '.*v_proj', which is 128 x 256",
-        ),
-        (LoraSpec(4, 8.0, ("q_proj", "c_attn")), r"lora_targets=c_attn is not a linear.*down_proj, gate_proj, k_proj"),
-    ],
-)
-def test_what_the_model_does_not_have_is_refused(tmp_path: Path, lora: LoraSpec, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        recover(LLAMA, None, tmp_path / "out", RecoverySpec("finetune", lora=lora, **SHORT), texts())
+def test_a_rank_above_the_size_of_a_weight_is_refused(tmp_path: Path) -> None:
+    spec = recovery_spec("finetune", lora=(129, 16.0, ("v_proj",)), **SHORT)
+    with pytest.raises(UserError, match=r"lora_rank=129 is larger than the weight of '.*v_proj', which is 128 x 256"):
+        recover(LLAMA, None, tmp_path / "out", spec, texts())
     assert not (tmp_path / "out").exists()
+
+
+def test_linears_that_the_layers_do_not_have_are_refused() -> None:
+    """Some families have one linear for q, k and v."""
+    layer = torch.nn.ModuleDict({"qkv_proj": torch.nn.Linear(4, 4)})
+    settings = recovery_spec("finetune", lora=(4, 8.0, ("q_proj",)), **SHORT).recover
+    with pytest.raises(UserError, match=r"lora_targets=q_proj is not a linear.*They are qkv_proj"):
+        peft_door.with_adapters(torch.nn.ModuleDict({"layers": torch.nn.ModuleList([layer])}), settings)

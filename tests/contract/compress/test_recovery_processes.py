@@ -17,26 +17,21 @@ pytestmark = pytest.mark.thorough
 torch = pytest.importorskip("torch")
 accelerate = pytest.importorskip("accelerate")
 
-from pipelines.compress import (  # noqa: E402
-    CalibrationSpec,
-    LoraSpec,
-    RecoverySpec,
-    RoundingSpec,
-    SparsitySpec,
-    recover,
-    sparsify,
-    training_processes,
-)
+from pipelines.compress import training_processes  # noqa: E402
+from pipelines.compress.config import CalibrationSettings, QuantSettings, SparsitySettings  # noqa: E402
+from pipelines.compress.sparsifying import sparsify  # noqa: E402
+from pipelines.compress.training_processes import recover  # noqa: E402
 from pipelines.domain.errors import ContinuableError, UserError  # noqa: E402
 from pipelines.domain.formats import QFormat  # noqa: E402
 from pipelines.domain.progress import PARTIAL  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 from tests.support.small_models import write_model  # noqa: E402
+from tests.support.specs import recovery_spec  # noqa: E402
 from tests.support.trained import LLAMA, SHORT, texts, weights  # noqa: E402
 
 BATCHES = SHORT | {"batch_size": 4, "accumulation": 2}
-LORA = LoraSpec(4, 8.0, ("q_proj", "down_proj"))
-ROUNDED = RoundingSpec(QFormat.INT4_RTN)
+LORA = (4, 8.0, ("q_proj", "down_proj"))
+ROUNDED = QuantSettings(qformat=QFormat.INT4_RTN)
 
 
 def members(folder: Path) -> list[int]:
@@ -99,11 +94,11 @@ def test_two_processes_find_the_weights_of_one(tmp_path: Path, kind: str) -> Non
     more = {"lora": LORA, "rounding": ROUNDED}
     if "sparse" in kind:
         source, more = tmp_path / "sparse", {"sparse": True}
-        sparsify(LLAMA, source, SparsitySpec("magnitude"), (), CalibrationSpec())
-    spec = RecoverySpec("distill", **more, **BATCHES)
+        sparsify(LLAMA, source, SparsitySettings(method="magnitude"), (), CalibrationSettings())
+    spec = recovery_spec("distill", **more, **BATCHES)
     one = recover(source, LLAMA, tmp_path / "one", spec, texts())
     shown = Progress()
-    spec = RecoverySpec("distill", **more, **BATCHES, processes=2)
+    spec = recovery_spec("distill", **more, **BATCHES, processes=2)
     two = recover(source, LLAMA, tmp_path / "two", spec, texts(), progress=shown)
     assert two["processes"] == 2
     assert two["loss_after"] == pytest.approx(one["loss_after"], rel=1e-3)
@@ -117,10 +112,10 @@ def test_two_processes_find_the_weights_of_one(tmp_path: Path, kind: str) -> Non
 def test_processes_with_a_part_of_the_model_find_the_weights_of_one(tmp_path: Path) -> None:
     """Biases, which rounded linears must ask for anew, and an output head that is the embedding are there too."""
     model, sparse = write_model(tmp_path / "model", "qwen2_tied"), tmp_path / "sparse"
-    sparsify(model, sparse, SparsitySpec("magnitude"), (), CalibrationSpec())
-    more = {"sparse": True, "rounding": RoundingSpec(QFormat.FP8), "gradient_checkpointing": True}
+    sparsify(model, sparse, SparsitySettings(method="magnitude"), (), CalibrationSettings())
+    more = {"sparse": True, "rounding": QuantSettings(qformat=QFormat.FP8), "gradient_checkpointing": True}
     one, parts = (
-        recover(sparse, model, tmp_path / str(count), RecoverySpec("distill", **more, **BATCHES, **shared), texts())
+        recover(sparse, model, tmp_path / str(count), recovery_spec("distill", **more, **BATCHES, **shared), texts())
         for count, shared in ((1, {}), (2, {"processes": 2, "sharding": "full"}))
     )
     assert (parts["sharding"], parts["sparse"]["zeros"]) == ("full", one["sparse"]["zeros"])
@@ -133,9 +128,10 @@ SLOW = """
 import signal, sys
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-from pipelines.compress import RecoverySpec, recover
+from pipelines.compress.training_processes import recover
+from tests.support.specs import recovery_spec
 from tests.support.trained import LLAMA, SHORT, texts
-spec = RecoverySpec("finetune", **SHORT | {"steps": 2000}, processes=2)
+spec = recovery_spec("finetune", **SHORT | {"steps": 2000}, processes=2)
 recover(LLAMA, None, Path(sys.argv[1]), spec, texts())
 """
 
@@ -168,7 +164,7 @@ def test_all_end_when_one_is_killed_and_the_next_run_goes_on(tmp_path: Path, mon
 
     Each holds a part of the model here; checkpoints of whole models are the Trainer's own, see `test_recovery.py`.
     """
-    spec = RecoverySpec("finetune", lora=LORA, **SHORT, processes=2, sharding="full")
+    spec = recovery_spec("finetune", lora=LORA, **SHORT, processes=2, sharding="full")
     whole = recover(LLAMA, None, tmp_path / "whole", spec, texts())
     folder, real = tmp_path / "out" / PARTIAL, training_processes._check
 
@@ -189,27 +185,20 @@ def test_all_end_when_one_is_killed_and_the_next_run_goes_on(tmp_path: Path, mon
 
 
 def test_what_a_process_refuses_is_said_as_one_process_says_it(tmp_path: Path) -> None:
-    spec = RecoverySpec("finetune", lora=LoraSpec(129, 8.0, ("v_proj",)), **SHORT, processes=2)
+    spec = recovery_spec("finetune", lora=(129, 8.0, ("v_proj",)), **SHORT, processes=2)
     with pytest.raises(UserError, match=r"lora_rank=129 is larger than the weight of .*v_proj") as caught:
         recover(LLAMA, None, tmp_path / "out", spec, texts())
     assert not isinstance(caught.value, ContinuableError)
     assert not (tmp_path / "out").exists()
 
 
-def test_one_process_has_nobody_to_share_the_model_with() -> None:
-    with pytest.raises(
-        UserError, match=r"recover.sharding=full needs recover.processes >= 2: .*recover.processes=2 or more"
-    ):
-        RecoverySpec("finetune", **SHORT, sharding="full")
-
-
 def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
     for teacher, more in ((None, {"sharding": "full"}), (LLAMA, {"lora": LORA, "rounding": ROUNDED})):
-        spec = RecoverySpec("distill", **SHORT, **more, processes=2)
+        spec = recovery_spec("distill", **SHORT, **more, processes=2)
         job = training_processes.TrainingJob(LLAMA, teacher, tmp_path, tmp_path, spec, "cpu")
-        training_processes._write_job(job)
-        assert json.loads((tmp_path / "job.json").read_text())["device"] == "cpu"
-        assert training_processes._read_job(tmp_path) == job
+        written = training_processes.JOBS.dump_json(job)
+        assert json.loads(written)["device"] == "cpu"
+        assert training_processes.JOBS.validate_json(written) == job
 
 
 def test_a_checkpoint_counts_when_every_process_has_written_its_part(
@@ -224,7 +213,7 @@ def test_a_checkpoint_counts_when_every_process_has_written_its_part(
         real(self)
 
     monkeypatch.setattr(accelerate.Accelerator, "wait_for_everyone", wait)
-    recover(LLAMA, None, tmp_path / "out", RecoverySpec("finetune", lora=LORA, **SHORT), texts())
+    recover(LLAMA, None, tmp_path / "out", recovery_spec("finetune", lora=LORA, **SHORT), texts())
     assert (True, False) in waited
 
 

@@ -15,43 +15,42 @@ modelopt = pytest.importorskip("modelopt")
 
 from pipelines.checkpoint.dequantize import dequantize  # noqa: E402 - after the skips
 from pipelines.checkpoint.read import Checkpoint  # noqa: E402
-from pipelines.compress import (  # noqa: E402
-    CalibrationSpec,
-    LoraSpec,
-    QuantSpec,
-    RecoverySpec,
-    RoundingSpec,
-    SparsitySpec,
-    quantize,
-    recover,
-    sparsify,
-)
+from pipelines.compress.config import CalibrationSettings, QuantSettings, SparsitySettings  # noqa: E402
+from pipelines.compress.quantizing import quantize  # noqa: E402
+from pipelines.compress.sparsifying import sparsify  # noqa: E402
+from pipelines.compress.specs import QuantSpec  # noqa: E402
 from pipelines.compress.trained_weights import (  # noqa: E402
     StraightThrough,
     TrainedWeights,
     rounder,
 )
+from pipelines.compress.training_processes import recover  # noqa: E402
 from pipelines.domain.formats import FORMATS, UNIFORM, QFormat  # noqa: E402
+from tests.support.specs import LoRA, recovery_spec  # noqa: E402
 from tests.support.trained import GEMMA, LINEARS, LLAMA, SHORT, texts  # noqa: E402
 
-LORA = LoraSpec(8, 16.0, ("q_proj", "v_proj", "up_proj", "down_proj"))
+LORA = (8, 16.0, ("q_proj", "v_proj", "up_proj", "down_proj"))
 OLD = modelopt.__version__ < "0.4"
-fp4 = pytest.param(RoundingSpec(QFormat.NVFP4), None, False, id="nvfp4", marks=pytest.mark.skipif(OLD, reason="0.37"))
+fp4 = pytest.param(
+    QuantSettings(qformat=QFormat.NVFP4), None, False, id="nvfp4", marks=pytest.mark.skipif(OLD, reason="0.37")
+)
 
 
 @pytest.mark.parametrize(
     ("rounding", "lora", "sparse"),
     [
-        pytest.param(RoundingSpec(QFormat.INT8_WO), None, False, id="int8_wo"),
-        pytest.param(RoundingSpec(QFormat.INT4_WO, dtype="float16"), LORA, True, id="int4_wo-float16-lora-sparse"),
-        pytest.param(RoundingSpec(QFormat.INT4_RTN, 64), None, True, id="int4_rtn-64-sparse"),
-        pytest.param(RoundingSpec(QFormat.INT4_RTN), LORA, False, id="int4_rtn-128-lora"),
-        pytest.param(RoundingSpec(QFormat.FP8), LORA, False, id="fp8-lora"),
+        pytest.param(QuantSettings(qformat=QFormat.INT8_WO), None, False, id="int8_wo"),
+        pytest.param(
+            QuantSettings(qformat=QFormat.INT4_WO, dtype="float16"), LORA, True, id="int4_wo-float16-lora-sparse"
+        ),
+        pytest.param(QuantSettings(qformat=QFormat.INT4_RTN, group_size=64), None, True, id="int4_rtn-64-sparse"),
+        pytest.param(QuantSettings(qformat=QFormat.INT4_RTN), LORA, False, id="int4_rtn-128-lora"),
+        pytest.param(QuantSettings(qformat=QFormat.FP8), LORA, False, id="fp8-lora"),
         fp4,
     ],
 )
 def test_the_checkpoint_has_the_weights_that_training_computed_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounding: RoundingSpec, lora: LoraSpec | None, sparse: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounding: QuantSettings, lora: LoRA | None, sparse: bool
 ) -> None:
     seen: dict[str, Any] = {}
     real = TrainedWeights.finished
@@ -65,17 +64,16 @@ def test_the_checkpoint_has_the_weights_that_training_computed_with(
     source = LLAMA
     if sparse:
         source = tmp_path / "sparse"
-        sparsify(LLAMA, source, SparsitySpec("magnitude"), (), CalibrationSpec())
+        sparsify(LLAMA, source, SparsitySettings(method="magnitude"), (), CalibrationSettings())
     more = {"learning_rate": 1e-3, "precision": "bfloat16" if lora else "float32"}
-    spec = RecoverySpec("distill", rounding=rounding, lora=lora, sparse=sparse, **SHORT | more)
+    spec = recovery_spec("distill", rounding=rounding, lora=lora, sparse=sparse, **SHORT | more)
     recover(source, LLAMA, tmp_path / "trained", spec, texts())
     quantize(
         tmp_path / "trained",
         tmp_path / "checkpoint",
-        QuantSpec(rounding.qformat, group_size=rounding.group_size),
+        QuantSpec(rounding),
         texts()[:4],
-        CalibrationSpec(size=4, seq_len=64),
-        dtype=rounding.dtype,
+        CalibrationSettings(size=4, seq_len=64, batch_size=1),
     )
     checkpoint = Checkpoint.open(tmp_path / "checkpoint")
     assert len(seen) == 4 * len(LINEARS)
@@ -91,11 +89,11 @@ def test_the_rounding_is_part_of_the_forward_pass(tmp_path: Path) -> None:
     losses = []
     for rounding in (
         None,
-        RoundingSpec(QFormat.INT8_WO),
-        RoundingSpec(QFormat.INT4_RTN),
-        RoundingSpec(QFormat.INT4_WO),
+        QuantSettings(qformat=QFormat.INT8_WO),
+        QuantSettings(qformat=QFormat.INT4_RTN),
+        QuantSettings(qformat=QFormat.INT4_WO),
     ):
-        spec = RecoverySpec("distill", rounding=rounding, **SHORT | {"steps": 1, "batch_size": 4})
+        spec = recovery_spec("distill", rounding=rounding, **SHORT | {"steps": 1, "batch_size": 4})
         losses.append(recover(GEMMA, GEMMA, tmp_path / str(len(losses)), spec, texts())["loss_before"])
     assert losses[0] < 1e-9
     assert losses == sorted(losses)
@@ -107,7 +105,7 @@ def test_every_format_that_rounds_weights_alone_is_rounded_here() -> None:
     assert formats == [QFormat.FP8, QFormat.INT4_RTN, QFormat.INT8_WO, QFormat.INT4_WO, QFormat.NVFP4]
     for qformat in formats:
         zeros = torch.zeros(2, 256)
-        assert torch.equal(rounder(RoundingSpec(qformat))(zeros, torch.ones(()), 16), zeros)
+        assert torch.equal(rounder(QuantSettings(qformat=qformat))(zeros, torch.ones(()), 16), zeros)
 
 
 def test_gradients_pass_straight_through() -> None:

@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from pipelines.checkpoint.verify import verify
-from pipelines.compress import QuantSpec, quantize
+from pipelines.compress.quantizing import quantize
+from pipelines.compress.specs import QuantSpec
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import PARTIAL
 from pipelines.settings.model import BUNDLED
 from tests.contract.compress.conftest import CALIBRATION, write_model
 from tests.support.small_models import model_of
+from tests.support.specs import quant_spec
 from tests.support.stops import Stops
 from tests.support.whole_model import assert_same_files, quantize_whole
 
@@ -25,7 +27,7 @@ pytestmark = pytest.mark.thorough
 torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file  # noqa: E402 - after the skip
 
-NONE = QuantSpec(QFormat.NONE)
+NONE = quant_spec(QFormat.NONE)
 UP = "model.layers.1.mlp.up_proj.weight"
 
 
@@ -58,8 +60,8 @@ def test_ranks_and_stages_are_those_of_modelopt(kind, split, tmp_path) -> None:
 def test_every_family_is_that_of_modelopt(kind, qformat, tmp_path) -> None:
     """Biases of Qwen2 and head norms of Qwen3; what is quantized at build is in 16 bit until then."""
     model = model_of(tmp_path / "model", kind)
-    copied(model, tmp_path / "ours", QuantSpec(qformat), tp_size=2)
-    quantize_whole(model, tmp_path / "theirs", QuantSpec(qformat), (), CALIBRATION, tp_size=2)
+    copied(model, tmp_path / "ours", quant_spec(qformat), tp_size=2)
+    quantize_whole(model, tmp_path / "theirs", quant_spec(qformat), (), CALIBRATION, tp_size=2)
     assert_same_files(tmp_path / "ours", tmp_path / "theirs")
 
 
@@ -101,11 +103,14 @@ def test_neither_modelopt_nor_transformers_is_imported(tmp_path) -> None:
     code = f"""
 import sys
 from pathlib import Path
-from pipelines.compress import CalibrationSpec, QuantSpec, quantize
+from pipelines.compress.quantizing import quantize
+from pipelines.compress.specs import QuantSpec
 from pipelines.domain.formats import QFormat
+from pipelines.compress.config import CalibrationSettings  # noqa: E402
+from tests.support.specs import quant_spec  # noqa: E402
 facts = quantize(
     Path({str(BUNDLED / "models" / "tiny_gemma")!r}), Path({str(tmp_path / "out")!r}), QuantSpec(QFormat.NONE), (),
-    CalibrationSpec(),
+    CalibrationSettings(),
 )
 assert facts["tool"] == {{}} and facts["calibration"]["sequences"] == 0 and facts["qformat"] == "none"
 assert not {{"modelopt", "transformers"}} & sys.modules.keys()

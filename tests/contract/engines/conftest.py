@@ -19,7 +19,10 @@ pytest.importorskip("modelopt")
 pytest.importorskip("openvino_genai")
 
 from pipelines.checkpoint.read import Checkpoint  # noqa: E402
-from pipelines.compress import CalibrationSpec, QuantSpec, fake_quantized_model, quantize  # noqa: E402
+from pipelines.compress.config import CalibrationSettings  # noqa: E402
+from pipelines.compress.quantizing import quantize  # noqa: E402
+from pipelines.compress.simulating import fake_quantized_model  # noqa: E402
+from pipelines.compress.specs import QuantSpec  # noqa: E402
 from pipelines.domain.formats import KvFormat, QFormat  # noqa: E402
 from pipelines.domain.progress import SilentProgress  # noqa: E402
 from pipelines.engines.openvino.engine import OpenVinoEngine, OpenVinoSession  # noqa: E402
@@ -30,9 +33,10 @@ from scripts.zoo.quiz import build_prompt, build_splits  # noqa: E402
 from scripts.zoo.world import build_world  # noqa: E402
 from tests.support.made_once import made_once  # noqa: E402
 from tests.support.small_models import model_of  # noqa: E402
+from tests.support.specs import quant_spec  # noqa: E402
 
 MODELS = BUNDLED / "models"
-CALIBRATION = CalibrationSpec(size=8, seq_len=128, batch_size=4)
+CALIBRATION = CalibrationSettings(size=8, seq_len=128, batch_size=4)
 LIMITS = BuildLimits(max_batch_size=8, max_input_len=512, max_seq_len=1024, max_num_tokens=1024)
 WIDTH, SEQUENCES = 128, 8
 
@@ -87,7 +91,7 @@ class Workshop:
 
         def make(out: Path) -> None:
             texts = quiz_prompts()[:8]
-            quantize(self.source(kind), out, QuantSpec(qformat, kv), texts, CALIBRATION, tp_size=tp, pp_size=pp)
+            quantize(self.source(kind), out, quant_spec(qformat, kv), texts, CALIBRATION, tp_size=tp, pp_size=pp)
 
         return made_once(self.shared / f"checkpoint-{kind}-{qformat}-{kv}-{tp}-{pp}", make)
 
@@ -132,7 +136,7 @@ class Workshop:
         """Logits [8, 128, V] of ModelOpt's fake-quantized model for `batch`."""
 
         def make() -> np.ndarray:
-            return torch_logits(self.simulated_by(kind, QuantSpec(qformat)), self.batch(kind))
+            return torch_logits(self.simulated_by(kind, quant_spec(qformat)), self.batch(kind))
 
         return self.once(("simulated", kind, qformat), make)
 

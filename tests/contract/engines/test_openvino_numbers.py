@@ -13,7 +13,6 @@ from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.checkpoint.dequantize import dequantize
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.verify import verify
-from pipelines.compress.specs import QuantSpec, SearchSpec
 from pipelines.domain.formats import BY_QUANT_ALGO, KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.memory import rounds_activations
@@ -21,6 +20,7 @@ from pipelines.engines.openvino.runtime import USUAL_GROUP, EngineFolder, OpenVi
 from pipelines.engines.port import SamplingParams
 from pipelines.host.machine import native_bf16
 from tests.contract.engines.conftest import Workshop, as_exported, relative_error, same_top, torch_logits
+from tests.support.specs import mix_spec
 
 torch = pytest.importorskip("torch")
 ov = pytest.importorskip("openvino")
@@ -130,7 +130,7 @@ MIXES = ((QFormat.FP8, QFormat.INT4_AWQ), (QFormat.INT8_SQ, QFormat.W4A8_AWQ))
 @pytest.mark.parametrize(("kind", "candidates"), [("gemma", MIXES[0]), ("llama", MIXES[1])])
 def test_a_mix_of_formats_is_the_simulation(kind: str, candidates: tuple[QFormat, ...], workshop: Workshop) -> None:
     """The bounds of one format hold for linears of two formats and of 16 bit, searched within 8 bits per weight."""
-    spec = QuantSpec(QFormat.AUTO, search=SearchSpec(candidates, 8.0, texts=4))
+    spec = mix_spec(candidates, 8.0, texts=4)
     folder = workshop.mix(kind, spec)
     assert verify(folder) == []
     assert set(CheckpointConfig.load(folder).qformats) <= {*candidates, QFormat.NONE}
@@ -142,7 +142,7 @@ def test_a_mix_of_formats_is_the_simulation(kind: str, candidates: tuple[QFormat
 
 def test_a_mix_is_its_checkpoint(workshop: Workshop) -> None:
     """Decoded weights in torch, each input rounded as its own linear's format does."""
-    folder = workshop.mix("llama", QuantSpec(QFormat.AUTO, search=SearchSpec(MIXES[0], 6.0, texts=4)))
+    folder = workshop.mix("llama", mix_spec(MIXES[0], 6.0, texts=4))
     assert CheckpointConfig.load(folder).qformats == MIXES[0]
     model = decoded(workshop.plain("llama").float(), Checkpoint.open(folder))
     found, expected = workshop.logits(folder, "llama"), torch_logits(model, workshop.batch("llama"))

@@ -16,13 +16,15 @@ from eval.adapter import load_tokenizer
 from eval.harness import EvalResult, EvalSpec, evaluate
 from eval.kept import AnswerLog, KeptSession
 from eval.tasks.load import JSON_VALIDITY_ANSWER_TOKENS, SCHEMAS, judge_json, load_json_validity
-from pipelines.compress import CalibrationSpec, QuantSpec, quantize
+from pipelines.compress.config import CalibrationSettings
+from pipelines.compress.quantizing import quantize
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import Progress, SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
 from pipelines.engines.port import BuildLimits, Generation, JsonGuide, SamplingParams, Session
 from pipelines.settings.model import BUNDLED
+from tests.support.specs import quant_spec
 
 MODEL = BUNDLED / "models" / "tiny_gemma"
 DOC = {"schema": json.dumps(SCHEMAS["integer"])}
@@ -31,7 +33,7 @@ DOC = {"schema": json.dumps(SCHEMAS["integer"])}
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("engine")
-    quantize(MODEL, root / "checkpoint", QuantSpec(QFormat.NONE), (), CalibrationSpec())
+    quantize(MODEL, root / "checkpoint", quant_spec(QFormat.NONE), (), CalibrationSettings())
     limits = BuildLimits(max_batch_size=4, max_input_len=512, max_seq_len=1024, max_num_tokens=512)
     OpenVinoEngine().build(root / "checkpoint", limits, root / "engine", SilentProgress())
     return root / "engine"

@@ -1,7 +1,6 @@
 """Tables keyed by an enumeration have a row for each of its members, and each combination of choices has a verdict."""
 
 import importlib
-import inspect
 import itertools
 import pkgutil
 import random
@@ -20,7 +19,6 @@ from pipelines.domain.formats import FORMATS, Activation, KvFormat, QFormat
 from pipelines.engines.registry import ServerBackend
 from pipelines.loadgen.config import Arrival
 from pipelines.plan.targets import Target
-from pipelines.run.gpu_commands import WRITES
 from pipelines.settings.features import HEADS
 from pipelines.settings.groups import choices
 from tests.support.configurations import Case
@@ -68,19 +66,6 @@ def test_tables_keyed_by_an_enumeration_are_total():
     }
     # chosen weights are those of the other kinds
     assert {place: hole for place, hole in holes.items() if hole - {FORMATS[QFormat.AUTO].weights}} == {}
-
-
-def test_printed_commands_have_a_name_for_what_each_stage_writes():
-    """Those that measure write results, which no printed command names."""
-    stages = [
-        cls
-        for found in pkgutil.iter_modules(pipelines.stages.__path__, "pipelines.stages.")
-        for cls in vars(importlib.import_module(found.name)).values()
-        if inspect.isclass(cls) and cls.__module__ == found.name and hasattr(cls, "identity")
-    ]
-    results = {"evaluate", "reference", "served", "fidelity", "bounds", "diagnose", "benchmark"}
-    names = {getattr(cls, "name", None) for cls in stages} - {None} | {"convert", "vision"}
-    assert names - results == set(WRITES)
 
 
 AXES = {

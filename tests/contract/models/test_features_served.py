@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.compress import CalibrationSpec, QuantSpec, quantize
+from pipelines.compress.config import CalibrationSettings
+from pipelines.compress.quantizing import quantize
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
@@ -19,6 +20,7 @@ from scripts.zoo.quiz import LETTERS, build_splits, description, question_text
 from scripts.zoo.world import build_world
 from tests.contract.models.conftest import MODEL, SERVING, Client
 from tests.support.served_gemma import LIMITS
+from tests.support.specs import quant_spec
 from triton_repo.config import TritonSettings
 from triton_repo.parameters import RepositorySpec
 from triton_repo.write import write_repository
@@ -30,11 +32,11 @@ ADAPTERS = {1: MODEL.parents[1] / "adapters" / "next_letter", 7: MODEL.parents[1
 def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The draft model's engine."""
     root = tmp_path_factory.mktemp("draft")
-    calibration = CalibrationSpec(size=1, seq_len=16, batch_size=1)
+    calibration = CalibrationSettings(size=1, seq_len=16, batch_size=1)
     quantize(
         MODEL.with_name("tiny_gemma_draft"),
         root / "checkpoint",
-        QuantSpec(QFormat.NONE, KvFormat.AUTO),
+        quant_spec(QFormat.NONE, KvFormat.AUTO),
         ["a"],
         calibration,
     )

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pipelines.compress.quiet import muted
+from pipelines.compress.contexts import muted
 from pipelines.host.screen import ScreenProgress
 
 

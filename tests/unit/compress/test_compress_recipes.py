@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from pipelines.compress.recipes import modelopt_config, of_one_layer
-from pipelines.compress.specs import QuantSpec
-from pipelines.domain.errors import UserError
 from pipelines.domain.families import FAMILIES, Architecture
-from pipelines.domain.formats import FORMATS, KvFormat, QFormat, version_faults
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat, scale_faults, version_faults
+from tests.support.specs import quant_spec
 
 LLAMA, GEMMA = FAMILIES[Architecture.LLAMA], FAMILIES[Architecture.GEMMA]
 BLOCK = {"num_bits": 4, "block_sizes": {-1: 128, "type": "static"}}
@@ -49,13 +48,13 @@ def test_every_format_whose_weights_are_stored_quantized_has_a_preset() -> None:
 @pytest.mark.parametrize("preset", [old_style, new_style])
 @pytest.mark.parametrize("qformat", [QFormat.NONE, QFormat.INT8_WO, QFormat.INT4_WO])
 def test_float_formats_simulate_nothing(qformat, preset) -> None:
-    assert modelopt_config(QuantSpec(qformat), LLAMA, preset) is None
+    assert modelopt_config(quant_spec(qformat), LLAMA, preset) is None
 
 
 @pytest.mark.parametrize("qformat", [QFormat.INT4_AWQ, QFormat.W4A8_AWQ])
 def test_the_group_size_reaches_both_styles(qformat) -> None:
-    old = modelopt_config(QuantSpec(qformat, group_size=64), LLAMA, old_style)
-    new = modelopt_config(QuantSpec(qformat, group_size=64), LLAMA, new_style)
+    old = modelopt_config(quant_spec(qformat, group_size=64), LLAMA, old_style)
+    new = modelopt_config(quant_spec(qformat, group_size=64), LLAMA, new_style)
     assert old is not None
     assert new is not None
     weights = [old["quant_cfg"]["*weight_quantizer"], new["quant_cfg"][1]["cfg"]]
@@ -66,8 +65,8 @@ def test_the_group_size_reaches_both_styles(qformat) -> None:
 
 @pytest.mark.parametrize(("kv_cache", "bits"), [(KvFormat.FP8, (4, 3)), (KvFormat.INT8, 8)])
 def test_the_kv_cache_uses_the_bmm_quantizers(kv_cache, bits) -> None:
-    old = modelopt_config(QuantSpec(QFormat.FP8, kv_cache), LLAMA, old_style)
-    new = modelopt_config(QuantSpec(QFormat.NONE, kv_cache), LLAMA, new_style)
+    old = modelopt_config(quant_spec(QFormat.FP8, kv_cache), LLAMA, old_style)
+    new = modelopt_config(quant_spec(QFormat.NONE, kv_cache), LLAMA, new_style)
     assert old is not None
     assert new is not None
     assert old["quant_cfg"]["*[kv]_bmm_quantizer"] == {"num_bits": bits, "axis": None, "enable": True}
@@ -80,12 +79,12 @@ def test_the_kv_cache_uses_the_bmm_quantizers(kv_cache, bits) -> None:
 @pytest.mark.parametrize(
     ("spec", "family", "algorithm"),
     [
-        (QuantSpec(QFormat.INT8_SQ), LLAMA, "preset"),
-        (QuantSpec(QFormat.INT8_SQ), GEMMA, {"method": "smoothquant", "alpha": 0.5}),
-        (QuantSpec(QFormat.INT8_SQ, smoothquant_alpha=0.0), GEMMA, {"method": "smoothquant", "alpha": 0.0}),
-        (QuantSpec(QFormat.W4A8_AWQ), GEMMA, {"method": "awq_lite", "alpha_step": 1.0}),
-        (QuantSpec(QFormat.INT4_AWQ), GEMMA, "preset"),
-        (QuantSpec(QFormat.INT4_AWQ, awq_alpha_step=0.2), LLAMA, {"method": "awq_lite", "alpha_step": 0.2}),
+        (quant_spec(QFormat.INT8_SQ), LLAMA, "preset"),
+        (quant_spec(QFormat.INT8_SQ), GEMMA, {"method": "smoothquant", "alpha": 0.5}),
+        (quant_spec(QFormat.INT8_SQ, smoothquant_alpha=0.0), GEMMA, {"method": "smoothquant", "alpha": 0.0}),
+        (quant_spec(QFormat.W4A8_AWQ), GEMMA, {"method": "awq_lite", "alpha_step": 1.0}),
+        (quant_spec(QFormat.INT4_AWQ), GEMMA, "preset"),
+        (quant_spec(QFormat.INT4_AWQ, awq_alpha_step=0.2), LLAMA, {"method": "awq_lite", "alpha_step": 0.2}),
     ],
 )
 def test_gemma_has_exceptions_and_given_values_win(spec, family, algorithm) -> None:
@@ -96,14 +95,14 @@ def test_gemma_has_exceptions_and_given_values_win(spec, family, algorithm) -> N
 
 def test_the_preset_itself_is_not_changed() -> None:
     kept = new_style("INT4_AWQ_CFG")
-    modelopt_config(QuantSpec(QFormat.INT4_AWQ, KvFormat.FP8, group_size=32), LLAMA, lambda _name: kept)
+    modelopt_config(quant_spec(QFormat.INT4_AWQ, KvFormat.FP8, group_size=32), LLAMA, lambda _name: kept)
     assert kept == new_style("INT4_AWQ_CFG")
 
 
 @pytest.mark.parametrize(("group", "block"), [(128, 128), (64, 128), (256, 256)])
 def test_gptq_solves_whole_groups(group, block) -> None:
     """Blocks of 128 columns, as in ModelOpt, unless a group is larger."""
-    config = modelopt_config(QuantSpec(QFormat.INT4_GPTQ, group_size=group), LLAMA, new_style)
+    config = modelopt_config(quant_spec(QFormat.INT4_GPTQ, group_size=group), LLAMA, new_style)
     assert config is not None
     wanted = {"method": "gptq", "block_size": block, "perc_damp": 0.01}
     assert config["algorithm"] == wanted | {"layerwise": {"enable": True}}
@@ -111,7 +110,7 @@ def test_gptq_solves_whole_groups(group, block) -> None:
 
 
 def test_scales_with_the_least_error_replace_the_algorithm() -> None:
-    config = modelopt_config(QuantSpec(QFormat.INT4_RTN, int4_scales="mse"), LLAMA, new_style)
+    config = modelopt_config(quant_spec(QFormat.INT4_RTN, int4_scales="mse"), LLAMA, new_style)
     assert config is not None
     assert config["algorithm"] == {"method": "mse"}
 
@@ -126,17 +125,17 @@ def test_scales_with_the_least_error_replace_the_algorithm() -> None:
     ],
 )
 def test_scales_that_a_format_does_not_search_are_refused(qformat, why) -> None:
-    with pytest.raises(UserError, match=rf"int4_scales=mse has no effect on quant={qformat}.*") as error:
-        QuantSpec(qformat, int4_scales="mse")
-    assert why in str(error.value)
+    (fault,) = scale_faults(qformat, "mse", "max")
+    assert fault.message.startswith(f"quant.int4_scales=mse has no effect on quant={qformat}")
+    assert why in str(fault)
 
 
 def test_headroom_for_activations_in_fp4_replaces_the_algorithm() -> None:
-    config = modelopt_config(QuantSpec(QFormat.NVFP4, fp4_inputs="headroom"), LLAMA, lambda _: new_style(GROUPED))
+    config = modelopt_config(quant_spec(QFormat.NVFP4, fp4_inputs="headroom"), LLAMA, lambda _: new_style(GROUPED))
     assert config is not None
     assert config["algorithm"] == {"method": "nvfp4_act_headroom"}
-    with pytest.raises(UserError, match=r"fp4_inputs=headroom has no effect on quant=fp8. It applies to quant=nvfp4"):
-        QuantSpec(QFormat.FP8, fp4_inputs="headroom")
+    (fault,) = scale_faults(QFormat.FP8, "max", "headroom")
+    assert "fp4_inputs=headroom has no effect on quant=fp8. It applies to quant=nvfp4" in str(fault)
 
 
 def test_what_an_old_modelopt_lacks_is_named() -> None:

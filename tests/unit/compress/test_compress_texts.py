@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.checkpoint.tokenizer import RenderedChat
-from pipelines.compress import load_texts
-from pipelines.compress.texts import token_ids
+from pipelines.compress.texts import load_texts, token_ids
 from pipelines.domain.errors import UserError
 from pipelines.stages.quantize import ChatRenderer
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from pipelines.compress.specs import QuantSpec, SearchSpec
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import QFormat
+from pipelines.domain.formats import QFormat, mix_faults, tuning_faults
 from pipelines.settings.compose import load
 
 FP8, INT4, INT8 = QFormat.FP8, QFormat.INT4_AWQ, QFormat.INT8_SQ
@@ -26,8 +27,7 @@ FP8, INT4, INT8 = QFormat.FP8, QFormat.INT4_AWQ, QFormat.INT8_SQ
     ],
 )
 def test_what_cannot_be_searched_is_refused(candidates, bits, message) -> None:
-    with pytest.raises(UserError, match=message):
-        SearchSpec(candidates, bits)
+    assert re.search(message, " ".join(map(str, mix_faults(candidates, bits))))
 
 
 @pytest.mark.parametrize(
@@ -43,11 +43,23 @@ def test_settings_of_a_search_go_with_auto(words, message) -> None:
         load(words)
 
 
-def test_a_search_goes_with_auto_alone() -> None:
-    with pytest.raises(UserError, match="qformat=auto with search=None"):
-        QuantSpec(QFormat.AUTO)
-    with pytest.raises(UserError, match=r"smoothquant_alpha=0\.5 does not apply to auto"):
-        QuantSpec(QFormat.AUTO, smoothquant_alpha=0.5, search=SearchSpec((FP8, INT4), 6.0))
+def test_options_of_an_algorithm_go_with_a_format_that_is_made_by_it() -> None:
+    (fault,) = tuning_faults((FP8, INT4), 0.5, 0.1)
+    assert (
+        str(fault)
+        == "quant.smoothquant_alpha=0.5 has no effect on fp8 and int4_awq. It applies to int8_sq. Leave it out."
+    )
+    assert tuning_faults((INT8, INT4), 0.5, 0.1) == []
+
+
+def test_a_candidate_a_draft_and_a_baseline_have_what_their_format_reads() -> None:
+    mix = load(["quant=auto", "quant.awq_alpha_step=0.5", "quant.group_size=64"]).quant
+    assert mix.of(QFormat.AUTO) == mix
+    awq, fp8 = mix.of(INT4), mix.of(FP8)
+    assert (awq.qformat, awq.awq_alpha_step, awq.group_size, awq.scoring_texts) == (INT4, 0.5, 64, None)
+    assert fp8.awq_alpha_step is None
+    rtn = load(["quant=int4_rtn", "quant.int4_scales=mse"]).quant
+    assert (rtn.of(rtn.qformat).int4_scales, rtn.of(QFormat.NONE).int4_scales) == ("mse", "max")
 
 
 def test_a_mix_of_6_bits_counts_the_scales_of_its_groups() -> None:

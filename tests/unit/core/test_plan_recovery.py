@@ -39,7 +39,7 @@ def test_low_rank_is_counted_in_the_plan(tmp_path):
     made = plan(tmp_path, *SPARSE, "recover.lora_rank=16")
     numbers = 4 * 16 * (512 + 384 + 384 + 512 + 1024 + 1024 + 1024)
     assert f"of 4,065,536 weights none is trained itself: {numbers:,} of rank 16 are" in notes(made)[1]
-    assert stage(made).spec.lora.alpha == 32
+    assert stage(made).spec.recover.alpha == 32
     assert stage(made).needs[-1] == "peft"
     assert "peft" not in stage(plan(tmp_path, *SPARSE)).needs
 
@@ -105,7 +105,7 @@ def test_gpus_share_a_batch_as_far_as_they_divide_it(tmp_path, monkeypatch):
 def test_a_part_of_the_model_is_what_a_process_needs_memory_for(tmp_path):
     """By hand, for tiny_llama: of whole weights, those of embedding, head and norms, and of two of four layers."""
     whole, parts = (plan(tmp_path, *SPARSE, "recover.processes=2", *more) for more in ((), ("recover.sharding=full",)))
-    assert stage(parts).spec.sharding == "full"
+    assert stage(parts).spec.recover.sharding == "full"
     assert "its part of the model, in each of 2 processes" in notes(parts)[0]
     linear, others = 3_145_728, 4_065_536 - 3_145_728
     needed = [training_memory_bytes(made.deployment.shape, made.settings, 2) for made in (whole, parts)]

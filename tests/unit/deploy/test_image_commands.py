@@ -24,8 +24,7 @@ from pipelines.deploy.containers import (
     shell_command,
 )
 from pipelines.domain.errors import UserError
-from pipelines.host.git import git
-from pipelines.host.machine import GpuFacts, Machine
+from pipelines.host.machine import GpuFacts, Machine, git
 from pipelines.settings.compose import load
 from tests.conftest import ROOT
 

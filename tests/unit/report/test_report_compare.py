@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from pipelines.report.compare import comparison, meets
 from pipelines.report.report_command import comparison_text
 from pipelines.report.sections import document
 from pipelines.run.console import outcome_table
-from pipelines.stages.benchmark import best_rate
+from pipelines.stages.benchmark import Benchmark, best_rate
 from pipelines.store.store import Store
 from tests.support.report_store import add_benchmark, add_format, benchmark, full_store
 
@@ -224,7 +225,7 @@ def test_the_number_of_a_run_is_of_a_load_that_counts(concurrencies, said):
     """Printed at the end of `make benchmark`."""
     levels = benchmark("fp8", concurrencies, bottleneck=16)[0].levels
     facts = {"levels": len(levels), "complete": True, "best_output_tokens_per_s": best_rate(levels)}
-    node = SimpleNamespace(id="benchmark", stage=SimpleNamespace(name="benchmark"))
+    node = SimpleNamespace(id="benchmark", stage=SimpleNamespace(headline=partial(Benchmark.headline, None)))
     outcome = SimpleNamespace(node=node, state="made", seconds=1.0, artifact=SimpleNamespace(facts=facts))
     assert said in outcome_table([outcome])
 

@@ -1,12 +1,14 @@
-"""A child process that never outlives the work that waits for it."""
+"""Lives bound to another: a child to the work that waits for it, a process to its starter, a loop to a block."""
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 
@@ -55,3 +57,42 @@ def _signals_deferred() -> Iterator[None]:
             signal.signal(number, handler)
     for late in arrived:
         signal.raise_signal(late)
+
+
+def end_with(pid: int) -> None:
+    """Send this process SIGTERM as soon as another one has ended, however it ended; needs Linux 5.3.
+
+    Unlike PR_SET_PDEATHSIG, it does not end this process with a mere thread of the other, and reaches grandparents.
+    """
+    handle = None
+    with suppress(AttributeError, PermissionError):  # another system, or an old container that forbids the call
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            os.kill(os.getpid(), signal.SIGTERM)
+    if handle is not None:
+        threading.Thread(target=_wait_for, args=(handle,), name="follow", daemon=True).start()
+
+
+def _wait_for(handle: int) -> None:
+    select.select([handle], [], [])
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextmanager
+def repeated(work: Callable[[], object], every_s: float, name: str) -> Iterator[None]:
+    """Call `work` in a thread of this name every so many seconds of the block, and once more after it."""
+    done = threading.Event()
+
+    def loop() -> None:
+        while not done.wait(every_s):
+            work()
+
+    thread = threading.Thread(target=loop, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        work()

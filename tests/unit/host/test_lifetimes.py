@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pipelines.host.child import child_process
+from pipelines.host.lifetimes import child_process
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
