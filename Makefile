@@ -43,7 +43,7 @@ $(COMMANDS): $(READY)
 setup: $(READY) ## Make the virtual environment (every other target does it by itself)
 
 test: check ## What holds every promise, end to end on the real engine and server, in ten minutes on two processors
-	$(PYTHON) -m tests.contained $(PYTHON) -m pytest $(WHOLE) -m "not thorough" $(ONCE_MORE)
+	$(PYTHON) -m tests.contained $(PYTHON) -m pytest $(WHOLE) -m "not thorough" --hypothesis-profile=ci $(ONCE_MORE)
 
 test-all: ## Everything that needs no GPU: half an hour, with Slurm and a browser where they can be installed
 	@$(MAKE) --no-print-directory -j 2 packages check
