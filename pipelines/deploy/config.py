@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from pipelines.settings.base import Group, Positive
 
@@ -14,7 +14,6 @@ from pipelines.settings.base import Group, Positive
 
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.,|&+/@:*()\[\]-]+$")]
 """A name without spaces or quotes."""
-Unset = BeforeValidator(lambda value: {} if value is None else value)
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -44,7 +43,7 @@ class ClusterSettings(Group):
     folder: Path = Path("cluster")
     python: str | None = None
     server: Path = Path("/opt/tritonserver/bin/tritonserver")
-    env: Annotated[dict[str, str], Unset] = Field(default_factory=dict)
+    env: dict[str, str] = Field(default_factory=dict)
     hosts: tuple[Word, ...] = ()
     partition: Word | None = None
     account: Word | None = None
@@ -154,9 +153,6 @@ ObjectName = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")]
 SecretName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 Gib = Annotated[float, Field(gt=0)]
 Seconds = Annotated[int, Field(ge=0, le=300)]
-"""Null in conf/: Hydra replaces null by `{a: b}`, but takes no new key into an empty mapping."""
-Words = Annotated[dict[str, str], Unset]
-Counts = Annotated[dict[str, Positive], Unset]
 SECRET_WORDS = re.compile("token|password|passwd|secret|credential|api_?key", re.IGNORECASE)
 
 
@@ -244,12 +240,12 @@ class ManifestSettings(Group):
     sub_path: Annotated[str, Field(pattern=r"^([^/].*)?$")] = ""
     fetch: FetchSettings = Field(default_factory=FetchSettings)
     hf_token_secret: SecretName | None = None
-    env: Words = Field(default_factory=dict)
+    env: dict[str, str] = Field(default_factory=dict)
     cpus: Positive | None = None
     memory_gib: Gib | None = None
     shm_gib: Gib | None = None
-    node_selector: Words = Field(default_factory=dict)
-    extra_resources: Counts = Field(default_factory=dict)
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    extra_resources: dict[str, Positive] = Field(default_factory=dict)
     runtime_class: SecretName | None = None
     read_mib_per_s: Positive = 200
     pre_stop_s: Seconds = 5

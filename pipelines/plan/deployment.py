@@ -178,7 +178,7 @@ class Deployment(Goal):
             group, _, name = key.partition(".")
             held = groups.get(group) or getattr(self.settings, group)
             name = name or {"quant": "qformat", "kv_cache": "dtype"}[group]
-            values = held.model_dump(by_alias=True, exclude_none=True, exclude_unset=True) | {name: value}
+            values = held.model_dump(exclude_none=True, exclude_unset=True) | {name: value}
             if name == "qformat":  # as the file of the other format does
                 values["group_size"] = group_instead(held.qformat, held.group_size, QFormat(value))
                 values = {key: given for key, given in values.items() if key not in held.SEARCH}

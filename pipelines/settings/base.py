@@ -255,7 +255,7 @@ class Group(BaseModel):
                 default = kind.defaults()
             else:
                 default = _as_yaml(field.get_default(call_default_factory=True))
-            found[field.alias or name] = default
+            found[name] = default
         return found
 
     @classmethod

@@ -57,8 +57,7 @@ def _model(annotation: Any) -> type[BaseModel]:
 
 def _keys(group: type[BaseModel], prefix: str) -> Iterator[Key]:
     sentences = _sentences(group)
-    for attribute, field in group.model_fields.items():
-        name = field.alias or attribute
+    for name, field in group.model_fields.items():
         nested = _nested(field.annotation)
         if table := OptionTable.of(field):
             for option, kind in table.kinds.items():

@@ -69,7 +69,7 @@ class Case:
 def leaves(model: type[BaseModel] = Settings, prefix: str = "") -> Iterator[Leaf]:
     """Walk the schema; groups inside lists and mappings are left to their own tests."""
     for attribute, info in model.model_fields.items():
-        name = prefix + (info.alias or attribute)
+        name = prefix + attribute
         annotation, nullable, metadata = _plain(info.annotation, list(info.metadata))
         if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
             if not nullable:

@@ -111,7 +111,7 @@ def _keys_of(annotation: object, name: str) -> Iterator[str]:
     for each in (annotation, *typing.get_args(annotation)):
         if isinstance(each, type) and issubclass(each, BaseModel):
             for attribute, field in each.model_fields.items():
-                key = f"{name}.{field.alias or attribute}"
+                key = f"{name}.{attribute}"
                 if table := OptionTable.of(field):
                     yield from (key, *(f"{key}.{option}" for option in (*table.kinds, *table.refused)))
                 else:

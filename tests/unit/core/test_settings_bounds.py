@@ -30,7 +30,7 @@ def numbers(annotation, path=(), inside=()):
         yield from numbers(parts[1], path, (*inside, dict))
     elif inspect.isclass(annotation) and issubclass(annotation, BaseModel):
         for name, field in annotation.model_fields.items():
-            yield from numbers(field.annotation, (*path, field.alias or name), inside)
+            yield from numbers(field.annotation, (*path, name), inside)
     elif annotation in (int, float):
         yield path, inside, annotation
 

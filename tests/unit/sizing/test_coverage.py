@@ -157,7 +157,7 @@ def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]
             for kind in (field.annotation, *get_args(field.annotation))
             if isinstance(kind, type) and issubclass(kind, BaseModel)
         ]
-        key = f"{prefix}{field.alias or name}"
+        key = f"{prefix}{name}"
         if inner:
             yield from leaves(inner[0], f"{key}.")
         elif table := OptionTable.of(field):
