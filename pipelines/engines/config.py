@@ -147,3 +147,8 @@ class HardwareSettings(Group):
     c2c_gb_s_per_dir: Amount | None = None
     gpus_per_server: Positive | None = None
     tdp_w: Amount | None = None
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Return none: there is no figure to change before a GPU is chosen by name."""
+        return {}

@@ -123,6 +123,7 @@ def test_model_shapes_equal_the_published_table():
         ),
         ("build.tp_size=two", r"build\.tp_size='two' is not valid: input should be a valid integer"),
         ("build.tp_size=0", r"build\.tp_size='0' is not valid: input should be greater than or equal to 1"),
+        ("hardware.memory_gb=80", r"'hardware\.memory_gb' is not a known setting"),  # of no GPU: hardware=auto
         ("quant.qformat=fp7", r"quant\.qformat='fp7' is not known\. Choose one of none, fp8.*Did you mean 'fp8'\?"),
         ("eval.num_fewshot=99", r"eval\.num_fewshot='99' is not valid: input should be less than or equal to 64"),
         ("+build.extra=1", r"build\.extra is not a known key\. Nearest keys of build: (\w+, ){2}\w+;"),
