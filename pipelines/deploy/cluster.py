@@ -317,11 +317,11 @@ def _unwritable(settings: Settings) -> list[Fault]:
 
 def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> ScriptTarget:
     """Return what to build and serve: the repository given, or the one of the configuration."""
-    given = settings.serving.repository
-    if given is not None:
-        served = read_served(given.absolute())
+    repository = settings.serving.repository
+    if repository is not None:
+        served = read_served(repository.absolute())
         if not served.gpu:
-            raise UserError(f"'{given}' runs on the CPU engine, in one process: start it with make serve.")
+            raise UserError(f"'{repository}' runs on the CPU engine, in one process: start it with make serve.")
         label, world, nodes = f"{served.label}-{served.variant}", served.world_size, served.num_nodes
     else:
         # raises if it cannot be built
@@ -336,7 +336,7 @@ def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> S
         words=tuple(word for word in overrides if not word.lstrip("+~").startswith(OWN)),
         workers=workers if settings.build.workers == 1 and workers > 1 else None,
         build_gpus=max(workers, settings.build.workers),
-        repository=given.absolute() if given else None,
+        repository=repository.absolute() if repository else None,
         folder=settings.cluster.folder.absolute() / label,
         cwd=Path.cwd(),
         python=settings.cluster.python or ("python3" if settings.cluster.image else sys.executable),

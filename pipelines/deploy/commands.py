@@ -173,15 +173,15 @@ def files(deployed: ClusterDeployment) -> dict[str, str]:
         **({"autoscaler": autoscaler(deployed)} if deployed.autoscaled else {}),
     }
     overlay, further = _workload(deployed, kind)
-    found = {f"base/{name}.yaml": _text(thing) for name, thing in base.items()}
-    found["base/kustomization.yaml"] = _text(_kustomization(f"{name}.yaml" for name in sorted(base)))
+    texts = {f"base/{name}.yaml": _text(thing) for name, thing in base.items()}
+    texts["base/kustomization.yaml"] = _text(_kustomization(f"{name}.yaml" for name in sorted(base)))
     place = f"overlays/{kind}"
-    found |= {f"{place}/{name}.yaml": _text(thing) for name, thing in overlay.items()}
-    found |= {f"{place}/{name}": text for name, text in further.items()}
-    found[f"{place}/kustomization.yaml"] = _text(_overlay(deployed, overlay, further), _comment(deployed, kind))
+    texts |= {f"{place}/{name}.yaml": _text(thing) for name, thing in overlay.items()}
+    texts |= {f"{place}/{name}": text for name, text in further.items()}
+    texts[f"{place}/kustomization.yaml"] = _text(_overlay(deployed, overlay, further), _comment(deployed, kind))
     if deployed.autoscaled:
-        found["prometheus-adapter.yaml"] = _text(adapter_rules())
-    return dict(sorted(found.items()))
+        texts["prometheus-adapter.yaml"] = _text(adapter_rules())
+    return dict(sorted(texts.items()))
 
 
 def _workload(deployed: ClusterDeployment, kind: Kind) -> tuple[dict[str, Object], dict[str, str]]:
@@ -342,13 +342,13 @@ def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
 def _secrets(deployed: ClusterDeployment) -> dict[str, str]:
     """Return the Secrets that must exist, and their content."""
     settings = deployed.settings
-    found = {
+    secrets = {
         settings.image_pull_secret: "of type kubernetes.io/dockerconfigjson",
         settings.fetch.secret: "variables of the fetch container",
         settings.hf_token_secret: "key `token`, the Hub's",
         deployed.ssh_secret if deployed.served.kind == "multinode" else None: "ssh keys of the group (docs/deploy.md)",
     }
-    return {name: what for name, what in found.items() if name is not None}
+    return {name: what for name, what in secrets.items() if name is not None}
 
 
 def image(overrides: Sequence[str]) -> int:

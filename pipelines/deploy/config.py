@@ -136,8 +136,8 @@ class ImageSettings(Group):
     @property
     def draft_word(self) -> Literal["DraftTarget", "Draft_Target"]:
         """Return what this TensorRT-LLM calls a draft model; a tag without its version counts as a newer one."""
-        found = re.match(r"(\d+)\.(\d+)\.(\d+)(?:rc(\d+))?", self.base_llm_api.rpartition(":")[2])
-        numbers = tuple(int(part or 10**6) for part in found.groups()) if found else (10**6,)
+        version = re.match(r"(\d+)\.(\d+)\.(\d+)(?:rc(\d+))?", self.base_llm_api.rpartition(":")[2])
+        numbers = tuple(int(part or 10**6) for part in version.groups()) if version else (10**6,)
         return "DraftTarget" if numbers <= OLD_DRAFT_WORD else "Draft_Target"
 
     @field_validator("pip_config")

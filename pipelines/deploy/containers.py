@@ -201,18 +201,18 @@ def open_shell(settings: Settings, machine: Machine) -> int:
     return _run(command(tool))
 
 
-def find_tool(wanted: str, would_run: Sequence[str], *, which: Which = shutil.which) -> str:
+def find_tool(setting: str, would_run: Sequence[str], *, which: Which = shutil.which) -> str:
     """Find docker or podman, whichever is installed and responds.
 
     Args:
-        wanted: `image.tool`.
+        setting: `image.tool`.
         would_run: the command, for the error message.
         which: finds a program.
 
     Raises:
         UserError: none is installed, or the installed one does not respond.
     """
-    candidates = TOOLS if wanted == "auto" else (wanted,)
+    candidates = TOOLS if setting == "auto" else (setting,)
     silent = []
     for tool in candidates:
         if which(tool):

@@ -32,11 +32,11 @@ def write_folder(folder: Path, files: Mapping[str, str], *, command: str, settin
     digests = {name: _digest(text.encode()) for name, text in files.items()}
     present = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
     index = present.pop(INDEX, None)
-    found = {name: _digest(path.read_bytes()) for name, path in present.items()}
-    if found == digests and index is not None:
+    present_digests = {name: _digest(path.read_bytes()) for name, path in present.items()}
+    if present_digests == digests and index is not None:
         return False
-    known = json.loads(index.read_text(encoding="utf-8")) if index else {}
-    if foreign := sorted(name for name, digest in found.items() if known.get(name) != digest):
+    written = json.loads(index.read_text(encoding="utf-8")) if index else {}
+    if foreign := sorted(name for name, digest in present_digests.items() if written.get(name) != digest):
         raise UserError(
             f"'{folder}' holds files that `{command}` did not write or that were changed since: {', '.join(foreign)}.",
             todo="Keep changes in another folder; to write this one again, remove these files, or give another folder: "

@@ -45,27 +45,27 @@ def main() -> None:
     parser.add_argument("--max-body-bytes", type=int, default=usual.body_bytes)
     parser.add_argument("--max-prompts", type=int, default=usual.prompts)
     parser.add_argument("--request-timeout-s", type=float, default=usual.request_timeout_s)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     _allow_connections()
-    limits = Limits(given.max_body_bytes, given.max_prompts, given.request_timeout_s)
-    load = partial(served, read_repository(given.repository), given.metrics, given.chat_template)
-    app = make_app(load, Backend(given.grpc), limits, given.cors_origin)
+    limits = Limits(arguments.max_body_bytes, arguments.max_prompts, arguments.request_timeout_s)
+    load = partial(served, read_repository(arguments.repository), arguments.metrics, arguments.chat_template)
+    app = make_app(load, Backend(arguments.grpc), limits, arguments.cors_origin)
     gc.freeze()  # no later collection walks through the modules, while all answers wait for it
     if hasattr(libc := ctypes.CDLL(None), "mallopt"):  # glibc
         libc.mallopt(MMAP_THRESHOLD, SMALL)
-    here = given.host == "localhost" or ipaddress.ip_address(given.host).is_loopback
+    here = arguments.host == "localhost" or ipaddress.ip_address(arguments.host).is_loopback
     program = None if here else find()
-    nginx = Nginx(program, given.host, given.port, limits, given.drain_timeout_s) if program else None
+    nginx = Nginx(program, arguments.host, arguments.port, limits, arguments.drain_timeout_s) if program else None
     config = uvicorn.Config(
         app,
-        host=given.host,
-        port=given.port,
+        host=arguments.host,
+        port=arguments.port,
         uds=str(nginx.upstream) if nginx else None,
         http=BoundedProtocol,
         ws="none",
         limit_concurrency=MOST_CONNECTIONS,
         log_level="error",  # one line per broken request would let anyone fill the disk
-        timeout_graceful_shutdown=given.drain_timeout_s,
+        timeout_graceful_shutdown=arguments.drain_timeout_s,
     )
     with contextlib.suppress(KeyboardInterrupt):  # raised again once Ctrl-C has been obeyed
         _Server(config, nginx).run()
@@ -159,9 +159,9 @@ class _Server(uvicorn.Server):
 def _allow_connections() -> None:
     """Raise the limit of open files, each connection being one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 if __name__ == "__main__":

@@ -41,16 +41,16 @@ class Form:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, choices: Sequence[Completion], asked: Sampling) -> Json:
+    def whole(self, choices: Sequence[Completion], sampling: Sampling) -> Json:
         """Build a complete response."""
         return {
             **self._head(chunk=False),
-            "choices": [self._whole(choice, asked) for choice in choices],
+            "choices": [self._whole(choice, sampling) for choice in choices],
             "usage": usage(choices, cached=self.counts_reuse),
         }
 
     async def events(
-        self, choices: Sequence[Completion], source: TokenSource, asked: Sampling, deadline: float
+        self, choices: Sequence[Completion], source: TokenSource, sampling: Sampling, deadline: float
     ) -> AsyncIterator[str]:
         """Yield the server-sent events of a streamed response, until a time of the event loop's clock.
 
@@ -59,42 +59,42 @@ class Form:
         """
         begun = False
         try:
-            async with aclosing(before(deadline, merge(choices, source, asked))) as news:  # type: ignore[type-var]
+            async with aclosing(before(deadline, merge(choices, source, sampling))) as news:  # type: ignore[type-var]
                 async for choice, delta in news:
                     if not begun:
                         begun = True
-                        for chunk in self._openings(choices, asked):
+                        for chunk in self._openings(choices, sampling):
                             yield event(chunk)
                     if delta is None and choice.calls:
                         yield event(self.calls_chunk(choice))
-                    yield event(self.chunk(choice, delta, asked))
+                    yield event(self.chunk(choice, delta, sampling))
         except ApiError as error:
             if not begun:
                 raise
             yield event(error.body())
             return
-        if asked.stream_options is not None and asked.stream_options.include_usage:
+        if sampling.stream_options is not None and sampling.stream_options.include_usage:
             yield event(self.usage_chunk(choices))
         yield "data: [DONE]\n\n"
 
-    def _openings(self, choices: Sequence[Completion], asked: Sampling) -> list[Json]:
+    def _openings(self, choices: Sequence[Completion], sampling: Sampling) -> list[Json]:
         """Yield what comes before the first token: the role, or the echoed prompt."""
         if self.chat:
-            return [self.chunk(choice, TextDelta(""), asked, first=True) for choice in choices]
+            return [self.chunk(choice, TextDelta(""), sampling, first=True) for choice in choices]
         echoed = [(choice, TextDelta(choice.prompt.text)) for choice in choices] if self.echo else []
-        return [self.chunk(choice, delta, asked, first=True) for choice, delta in echoed]
+        return [self.chunk(choice, delta, sampling, first=True) for choice, delta in echoed]
 
-    def chunk(self, choice: Completion, delta: TextDelta | None, asked: Sampling, *, first: bool = False) -> Json:
+    def chunk(self, choice: Completion, delta: TextDelta | None, sampling: Sampling, *, first: bool = False) -> Json:
         """Build one chunk of a stream: new text, or its end for None."""
         text, scores = (delta.text, delta.scores) if delta else ("", ())
-        scored = scores if scores or (delta and asked.scores is not None and not first) else None
+        scored = scores if scores or (delta and sampling.scores is not None and not first) else None
         shared = {
             "index": choice.index,
             "finish_reason": choice.finish_reason if delta is None else None,
-            "logprobs": None if scored is None else self._log_probs(choice, scored, asked),
+            "logprobs": None if scored is None else self._log_probs(choice, scored, sampling),
         }
         head = self._head(chunk=True)
-        if asked.stream_options is not None and asked.stream_options.continuous_usage_stats:
+        if sampling.stream_options is not None and sampling.stream_options.continuous_usage_stats:
             made = choice.output_tokens if delta is None else delta.output_tokens
             head["usage"] = _counts(len(choice.prompt.tokens), made)
         if not self.chat:
@@ -112,8 +112,8 @@ class Form:
         """Build the last chunk, sent with stream_options.include_usage."""
         return {**self._head(chunk=True), "choices": [], "usage": usage(choices, cached=self.counts_reuse)}
 
-    def _whole(self, choice: Completion, asked: Sampling) -> Json:
-        scored = None if asked.scores is None else self._log_probs(choice, choice.scores, asked)
+    def _whole(self, choice: Completion, sampling: Sampling) -> Json:
+        scored = None if sampling.scores is None else self._log_probs(choice, choice.scores, sampling)
         shared: Json = {"index": choice.index, "finish_reason": choice.finish_reason, "logprobs": scored}
         if not self.chat:
             return {**shared, "text": choice.prompt.text + choice.text if self.echo else choice.text}
@@ -122,21 +122,21 @@ class Form:
             message |= {"content": choice.text or None, "tool_calls": [call.whole() for call in choice.calls]}
         return {**shared, "message": message}
 
-    def _log_probs(self, choice: Completion, scores: Sequence[TokenScore], asked: Sampling) -> Json:
+    def _log_probs(self, choice: Completion, scores: Sequence[TokenScore], sampling: Sampling) -> Json:
         if self.chat:
             return {"content": [token_score(self.tokenizer, score) for score in scores], "refusal": None}
         before = len(choice.prompt.text) if self.echo else 0
         return {
             "tokens": [self._name(score.token) for score in scores],
             "token_logprobs": [score.log_prob for score in scores],
-            "top_logprobs": [self._best(score) for score in scores] if asked.scores else None,
+            "top_logprobs": [self._best(score) for score in scores] if sampling.scores else None,
             "text_offset": [before + score.start for score in scores],
         }
 
     def _best(self, score: TokenScore) -> dict[str, float]:
         """Return the likeliest tokens by name; the chosen one is always among them, as OpenAI documents."""
-        found = {self._name(token): value for token, value in score.best[::-1]}
-        return {self._name(score.token): score.log_prob, **found}
+        best = {self._name(token): value for token, value in score.best[::-1]}
+        return {self._name(score.token): score.log_prob, **best}
 
     def _name(self, token: int) -> str:
         return f"token_id:{token}" if self.as_ids else self.tokenizer.continuation([token])
@@ -166,17 +166,17 @@ def scored_response(model: str, choices: Sequence[Json], prompt_tokens: int, new
 def usage(choices: Iterable[Completion], *, cached: bool) -> Json:
     """Count tokens as the engine does; a prompt with several answers counts once."""
     choices = list(choices)
-    asked = [choice for choice in choices if choice.number == 0]
-    prompts = sum(len(choice.prompt.tokens) for choice in asked)
+    firsts = [choice for choice in choices if choice.number == 0]
+    prompts = sum(len(choice.prompt.tokens) for choice in firsts)
     outputs = sum(choice.output_tokens for choice in choices)
     counts = _counts(prompts, outputs)
     if cached:
-        counts["prompt_tokens_details"] = {"cached_tokens": sum(choice.cached_tokens for choice in asked)}
+        counts["prompt_tokens_details"] = {"cached_tokens": sum(choice.cached_tokens for choice in firsts)}
     return counts
 
 
-def _counts(given: int, made: int) -> Json:
-    return {"prompt_tokens": given, "completion_tokens": made, "total_tokens": given + made}
+def _counts(prompt: int, output: int) -> Json:
+    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
 
 
 _encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

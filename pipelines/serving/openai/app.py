@@ -96,12 +96,12 @@ def _add_openai(app: FastAPI, served: ServedModel, backend: Backend, limits: Lim
         prepared: Prepared | Scoring = await read(way, request)
         if isinstance(prepared, Scoring):
             return await _scored(request, prepared, served, scorer, deadline)
-        asked, choices = prepared.asked, _choices(prepared, served)
+        sampling, choices = prepared.sampling, _choices(prepared, served)
         form = ResponseForm(prepared.responding) if prepared.responding else _form(way == "chat", prepared, served)
-        if asked.stream:
-            return await _streamed(request, form.events(choices, backend, asked, deadline))
-        await _unless_client_leaves(request, _in_time(deadline, collect_all(choices, backend, asked)))
-        return JSONResponse(form.whole(choices, asked))
+        if sampling.stream:
+            return await _streamed(request, form.events(choices, backend, sampling, deadline))
+        await _unless_client_leaves(request, _in_time(deadline, collect_all(choices, backend, sampling)))
+        return JSONResponse(form.whole(choices, sampling))
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
@@ -179,11 +179,11 @@ def _add_generate(app: FastAPI, served: ServedModel, backend: Backend, limits: L
 
     async def responses_of(name: str, request: Request) -> AsyncIterator[dict[str, Any]]:
         if name not in served.fields:
-            known = ", ".join(served.fields)
-            raise ApiError(404, f"The model '{shortened(name)}' cannot be asked here; these can: {known}.")
+            names = ", ".join(served.fields)
+            raise ApiError(404, f"The model '{shortened(name)}' cannot be asked here; these can: {names}.")
         deadline = asyncio.get_running_loop().time() + limits.request_timeout_s
-        asked: Fields = await read(f"generate/{name}", request)
-        return before(deadline, answers(backend, name, asked))
+        fields: Fields = await read(f"generate/{name}", request)
+        return before(deadline, answers(backend, name, fields))
 
     @app.post("/v2/models/{name}/generate")
     async def generate(name: str, request: Request) -> Response:
@@ -196,17 +196,17 @@ def _add_generate(app: FastAPI, served: ServedModel, backend: Backend, limits: L
 
 
 async def _scored(
-    request: Request, asked: Scoring, served: ServedModel, scorer: PromptScorer, deadline: float
+    request: Request, scoring: Scoring, served: ServedModel, scorer: PromptScorer, deadline: float
 ) -> Response:
     """Answer with the log probabilities of the prompts."""
-    top, as_ids = asked.asked.scores or 0, bool(asked.asked.return_tokens_as_token_ids)
-    new = asked.asked.max_tokens != 0
-    found = await _unless_client_leaves(request, _in_time(deadline, scorer.score(asked.prompts, max(1, top))))
+    top, as_ids = scoring.request.scores or 0, bool(scoring.request.return_tokens_as_token_ids)
+    new = scoring.request.max_tokens != 0
+    scores = await _unless_client_leaves(request, _in_time(deadline, scorer.score(scoring.prompts, max(1, top))))
     choices = [
-        choice(at, each, served.tokens, with_best=top > 0, as_ids=as_ids, new=new) for at, each in enumerate(found)
+        choice(at, each, served.tokens, with_best=top > 0, as_ids=as_ids, new=new) for at, each in enumerate(scores)
     ]
-    prompt_tokens = sum(map(len, asked.prompts))
-    return JSONResponse(scored_response(asked.asked.model, choices, prompt_tokens, len(found) if new else 0))
+    prompt_tokens = sum(map(len, scoring.prompts))
+    return JSONResponse(scored_response(scoring.request.model, choices, prompt_tokens, len(scores) if new else 0))
 
 
 async def _in_time(deadline: float, work: Awaitable[Result]) -> Result:
@@ -231,11 +231,11 @@ async def _streamed(request: Request, stream: AsyncIterator[str]) -> Response:
 
 
 def _form(chat: bool, prepared: Prepared, served: ServedModel) -> Form:
-    asked = prepared.asked
-    completion = asked if isinstance(asked, CompletionRequest) else None
+    sampling = prepared.sampling
+    completion = sampling if isinstance(sampling, CompletionRequest) else None
     return Form(
         chat,
-        asked.model,
+        sampling.model,
         served.tokens,
         echo=completion is not None and bool(completion.echo),
         as_ids=completion is not None and bool(completion.return_tokens_as_token_ids),
@@ -244,9 +244,11 @@ def _form(chat: bool, prepared: Prepared, served: ServedModel) -> Form:
 
 
 def _choices(prepared: Prepared, served: ServedModel) -> list[Completion]:
-    asked = prepared.asked
-    pairs = [(prompt, number) for prompt in prepared.prompts for number in range(asked.choices)]
-    skip = served.repository.skips_special_tokens if asked.skip_special_tokens is None else asked.skip_special_tokens
+    sampling = prepared.sampling
+    pairs = [(prompt, number) for prompt in prepared.prompts for number in range(sampling.choices)]
+    skip = (
+        served.repository.skips_special_tokens if sampling.skip_special_tokens is None else sampling.skip_special_tokens
+    )
     skip = skip and prepared.tools is not ToolForm.MISTRAL  # whose mark is a special token
     return [
         Completion(
@@ -269,10 +271,10 @@ def _check_type(request: Request) -> None:
     Raises:
         ApiError: 400, naming the type.
     """
-    given = request.headers.get("content-type", "")
-    kind = given.partition(";")[0].strip().lower()
+    header = request.headers.get("content-type", "")
+    kind = header.partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-        raise ApiError(400, f"Content-Type is '{shortened(given)}'; it must be application/json.")
+        raise ApiError(400, f"Content-Type is '{shortened(header)}'; it must be application/json.")
 
 
 async def _unless_client_leaves(request: Request, work: Awaitable[Result]) -> Result:

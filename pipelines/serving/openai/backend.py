@@ -105,8 +105,8 @@ class Backend:
         Raises:
             ApiError: the server returned an error, or does not respond.
         """
-        wanted = [*PLAIN, *(name for entry in inputs for name in ON_REQUEST.get(entry.name, ()))]
-        async with aclosing(self.stream(ENGINE, inputs, wanted)) as results:  # type: ignore[type-var]
+        outputs = [*PLAIN, *(name for entry in inputs for name in ON_REQUEST.get(entry.name, ()))]
+        async with aclosing(self.stream(ENGINE, inputs, outputs)) as results:  # type: ignore[type-var]
             async for result in results:
                 yield _part(result)
 
@@ -128,8 +128,8 @@ class Backend:
         Raises:
             ApiError: the server returned an error, or does not respond.
         """
-        found = await self._outputs(inputs, ("context_logits",))
-        return found[0] if found is not None else None
+        outputs = await self._outputs(inputs, ("context_logits",))
+        return outputs[0] if outputs is not None else None
 
     async def context_log_probs(self, inputs: Sequence[InputTensor]) -> Any:
         """Return log probabilities of a prompt's tokens after the first, [T - 1], and the likeliest after each, [T, K].
@@ -141,12 +141,12 @@ class Backend:
 
     async def _outputs(self, inputs: Sequence[InputTensor], names: Sequence[str]) -> list[Any] | None:
         """Return outputs that come once, without the dimension of the batch; None if the last of them does not."""
-        found = None
+        outputs = None
         async with aclosing(self.stream(ENGINE, inputs, names)) as results:  # type: ignore[type-var]
             async for result in results:
                 arrays = [result.as_numpy(name) for name in names]
-                found = [each[0] for each in arrays] if arrays[-1] is not None and arrays[-1].size else found
-        return found
+                outputs = [each[0] for each in arrays] if arrays[-1] is not None and arrays[-1].size else outputs
+        return outputs
 
     async def stream(
         self, model: str, inputs: Sequence[InputTensor], outputs: Sequence[str] = (), request_id: str = ""
@@ -226,11 +226,11 @@ async def _drain(results: asyncio.Queue[Any]) -> None:
 
 def _request(model: str, inputs: Sequence[InputTensor], outputs: Sequence[str], request_id: str = "") -> dict[str, Any]:
     """Build the request before the stream opens, because tritonclient swallows errors raised inside its iterator."""
-    wanted = [triton.InferRequestedOutput(name) for name in outputs]
+    requested = [triton.InferRequestedOutput(name) for name in outputs]
     return {
         "model_name": model,
         "inputs": [_tensor(entry) for entry in inputs],
-        "outputs": wanted or None,
+        "outputs": requested or None,
         "request_id": request_id or uuid.uuid4().hex,
     }
 

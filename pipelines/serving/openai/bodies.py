@@ -133,13 +133,13 @@ async def _refuse(error: ApiError, receive: Receive, send: Send) -> None:
 
 def _replay(body: bytes, receive: Receive) -> Receive:
     """Return a `receive` that first gives the whole body, then waits for the client to leave."""
-    given = False
+    replayed = False
 
     async def next_message() -> Message:
-        nonlocal given
-        if given:
+        nonlocal replayed
+        if replayed:
             return await receive()
-        given = True
+        replayed = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return next_message

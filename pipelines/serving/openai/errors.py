@@ -54,9 +54,9 @@ def shortened(text: str, length: int = 100) -> str:
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
-def unsupported(param: str, given: object, instead: str) -> ApiError:
+def unsupported(param: str, value: object, instead: str) -> ApiError:
     """Make the error for a parameter that this server does not support."""
-    message = f"'{param}' = {SHOWN_VALUE.repr(given)} is not supported here. {instead}"
+    message = f"'{param}' = {SHOWN_VALUE.repr(value)} is not supported here. {instead}"
     return ApiError(400, message, param=param, code="unsupported_parameter")
 
 

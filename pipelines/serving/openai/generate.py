@@ -66,22 +66,22 @@ def read_fields(repository: Path) -> dict[str, dict[str, Field]]:
 
     Inputs with several dimensions (images, prompt tables, adapters' weights) are left out.
     """
-    found = {}
+    fields = {}
     for name in MODELS:
         file = repository / name / "config.pbtxt"
         if file.is_file():
             config = text_format.Parse(file.read_text(), ModelConfig(), allow_unknown_field=True)
-            found[name] = {entry.name: field for entry in config.input if (field := _field(entry)) is not None}
-    return found
+            fields[name] = {entry.name: field for entry in config.input if (field := _field(entry)) is not None}
+    return fields
 
 
 def _field(entry: Any) -> Field | None:
     datatype = DataType.Name(entry.data_type).removeprefix("TYPE_").replace("STRING", "BYTES")
-    known = datatype in RANGES or datatype in ("BYTES", "BOOL", "FP32")
-    return Field(datatype, entry.dims[0]) if known and len(entry.dims) == 1 else None
+    supported = datatype in RANGES or datatype in ("BYTES", "BOOL", "FP32")
+    return Field(datatype, entry.dims[0]) if supported and len(entry.dims) == 1 else None
 
 
-def with_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+def with_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
     """Put the entries of `parameters`, where Triton's generate endpoints take fields as well, beside the others.
 
     A field that is null is one that was not given.
@@ -89,36 +89,36 @@ def with_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ApiError: 400, it is no object, or a field is given twice.
     """
-    more = given.get(PARAMETERS)
+    more = body.get(PARAMETERS)
     if not isinstance(more, dict | None):
         raise ApiError(400, f"'{PARAMETERS}' = {SHOWN_VALUE.repr(more)} is not an object.", param=PARAMETERS)
-    for name in more.keys() & given.keys() if more else ():
+    for name in more.keys() & body.keys() if more else ():
         raise ApiError(400, f"'{shortened(name)}' is given twice, once in '{PARAMETERS}'.", param=shortened(name))
-    fields = {name: value for name, value in given.items() if name != PARAMETERS} | (more or {})
+    fields = {name: value for name, value in body.items() if name != PARAMETERS} | (more or {})
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def request_id(given: Mapping[str, Any]) -> str:
+def request_id(body: Mapping[str, Any]) -> str:
     """Return the client's id of a request, by which `stop` can end it; empty without one.
 
     Raises:
         ApiError: 400, it is no text, or too long.
     """
-    found = given.get(ID)
-    if found is not None and not (isinstance(found, str) and len(found) <= LONGEST_ID):
+    own = body.get(ID)
+    if own is not None and not (isinstance(own, str) and len(own) <= LONGEST_ID):
         raise ApiError(
-            400, f"'{ID}' = {SHOWN_VALUE.repr(found)} is not a text of up to {LONGEST_ID} characters.", param=ID
+            400, f"'{ID}' = {SHOWN_VALUE.repr(own)} is not a text of up to {LONGEST_ID} characters.", param=ID
         )
-    return found or ""
+    return own or ""
 
 
-def to_tensors(fields: Mapping[str, Field], given: Mapping[str, Any]) -> list[InputTensor]:
+def to_tensors(fields: Mapping[str, Field], values: Mapping[str, Any]) -> list[InputTensor]:
     """Convert the fields of a request to tensors.
 
     Raises:
         ApiError: 400, naming the field at fault.
     """
-    made = [_tensor(name, value, fields) for name, value in given.items()]
+    made = [_tensor(name, value, fields) for name, value in values.items()]
     if sum(len(str(value)) for tensor in made if tensor.name != PROMPT for value in tensor.values) > MAX_FIELDS_LENGTH:
         raise ApiError(400, f"The fields beside '{PROMPT}' have more than {MAX_FIELDS_LENGTH:,} characters.")
     return made
@@ -130,16 +130,16 @@ def _tensor(name: str, value: object, fields: Mapping[str, Field]) -> InputTenso
         raise ApiError(400, f"'{shortened(name)}' is not a field that can be set here.", param=shortened(name))
     values = value if isinstance(value, list) else [value]
     if field.length not in (-1, len(values)) or not 1 <= len(values) <= MAX_VALUES:
-        wanted = f"1 to {MAX_VALUES} values" if field.length == -1 else f"{field.length} value"
-        raise ApiError(400, f"'{name}' has {len(values)} values; it takes {wanted}.", param=name)
+        allowed = f"1 to {MAX_VALUES} values" if field.length == -1 else f"{field.length} value"
+        raise ApiError(400, f"'{name}' has {len(values)} values; it takes {allowed}.", param=name)
     return InputTensor(name, field.datatype, tuple(_value(name, field.datatype, entry) for entry in values))
 
 
 def _value(name: str, datatype: str, value: Any) -> int | float | bool | str:
     if not _fits(datatype, value):
         kinds = {"BYTES": "text", "BOOL": "true or false", "FP32": "a number"}
-        wanted = kinds.get(datatype, f"an integer of type {datatype}")
-        raise ApiError(400, f"'{name}' = {SHOWN_VALUE.repr(value)} is not {wanted}.", param=name)
+        expected = kinds.get(datatype, f"an integer of type {datatype}")
+        raise ApiError(400, f"'{name}' = {SHOWN_VALUE.repr(value)} is not {expected}.", param=name)
     if name in AT_MOST and value > AT_MOST[name]:
         raise ApiError(400, f"'{name}' = {value} is more than {AT_MOST[name]}.", param=name)
     if isinstance(value, str):
@@ -164,10 +164,10 @@ def _fits(datatype: str, value: object) -> bool:
     return isinstance(value, int) and low <= value <= high
 
 
-async def answers(backend: Backend, name: str, asked: Fields) -> AsyncIterator[Json]:
+async def answers(backend: Backend, name: str, fields: Fields) -> AsyncIterator[Json]:
     """Yield the responses of a model in the form of Triton's generate endpoints."""
-    own = {"id": asked.id} if asked.id else {}
-    async with aclosing(backend.stream(name, asked.inputs, request_id=asked.id)) as results:  # type: ignore[type-var]
+    own = {"id": fields.id} if fields.id else {}
+    async with aclosing(backend.stream(name, fields.inputs, request_id=fields.id)) as results:  # type: ignore[type-var]
         async for result in results:
             yield own | _answer(result)
 
@@ -192,16 +192,16 @@ async def only_answer(responses: AsyncIterator[Json]) -> Json:
     Raises:
         ApiError: 400, there are several, or none.
     """
-    found: list[Json] = []
+    collected: list[Json] = []
     async with aclosing(responses):  # type: ignore[type-var]
         async for response in responses:
-            found.append(response)
-            if len(found) == 2:
+            collected.append(response)
+            if len(collected) == 2:
                 break
-    if len(found) != 1:
-        counted = "several responses" if found else "no response"
+    if len(collected) != 1:
+        counted = "several responses" if collected else "no response"
         raise ApiError(400, f"The model gave {counted}; use generate_stream for a request with stream=true.")
-    return found[0]
+    return collected[0]
 
 
 def _answer(result: Any) -> Json:

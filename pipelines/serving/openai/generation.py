@@ -156,15 +156,15 @@ class Completion:
     reused_blocks: int = 0
     finish_reason: FinishReason | None = field(default=None)
 
-    async def run(self, source: TokenSource, asked: Sampling) -> AsyncIterator[TextDelta]:
+    async def run(self, source: TokenSource, sampling: Sampling) -> AsyncIterator[TextDelta]:
         """Yield the answer as it arrives; sets the counts, the calls of tools and the finish reason."""
         if self.tools is None:
-            async with aclosing(self._all(source, asked)) as deltas:  # type: ignore[type-var]
+            async with aclosing(self._all(source, sampling)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
                     yield delta
             return
         calls = ToolFilter(self.tools, one=self.one_call)
-        async with aclosing(self._all(source, asked)) as deltas:  # type: ignore[type-var]
+        async with aclosing(self._all(source, sampling)) as deltas:  # type: ignore[type-var]
             async for delta in deltas:
                 yield replace(delta, text=calls.push(delta.text))
                 if calls.done:
@@ -180,10 +180,10 @@ class Completion:
         """Tokens of the prompt whose KV blocks were there already."""
         return min(self.reused_blocks * (self.engine.repository.tokens_per_block or 0), len(self.prompt.tokens))
 
-    async def _all(self, source: TokenSource, asked: Sampling) -> AsyncIterator[TextDelta]:
+    async def _all(self, source: TokenSource, sampling: Sampling) -> AsyncIterator[TextDelta]:
         """Yield the answer with its calls as text."""
-        output = _OutputFilter(self, asked)
-        inputs = engine_inputs(asked, self.prompt.tokens, self.max_tokens, self.number, self.engine)
+        output = _OutputFilter(self, sampling)
+        inputs = engine_inputs(sampling, self.prompt.tokens, self.max_tokens, self.number, self.engine)
         async with aclosing(source.generate(inputs)) as parts:  # type: ignore[type-var]
             async for part in parts:
                 self.reused_blocks = max(self.reused_blocks, part.reused_blocks)
@@ -195,9 +195,9 @@ class Completion:
             yield delta
         self.finish_reason = self._reason(stopped=output.stopped)
 
-    async def collect(self, source: TokenSource, asked: Sampling) -> Completion:
+    async def collect(self, source: TokenSource, sampling: Sampling) -> Completion:
         """Run to the end and store text and scores."""
-        deltas = [delta async for delta in self.run(source, asked)]
+        deltas = [delta async for delta in self.run(source, sampling)]
         self.text = "".join(delta.text for delta in deltas)
         self.scores = tuple(score for delta in deltas for score in delta.scores)
         return self
@@ -216,13 +216,13 @@ class Completion:
 class _OutputFilter:
     """What of an answer's tokens the client sees: text up to a stop, and the scores of the tokens in it."""
 
-    def __init__(self, choice: Completion, asked: Sampling) -> None:
-        self._choice, self._asked = choice, asked
+    def __init__(self, choice: Completion, sampling: Sampling) -> None:
+        self._choice, self._sampling = choice, sampling
         tokenizer = choice.engine.tokenizer
         self._text = TextStream(tokenizer, skip_special=choice.skip_special)
-        self._stops = StopFilter(asked.stops, keep=bool(asked.include_stop_str_in_output))
-        self._ends = set(asked.stop_token_ids or ())
-        if not asked.ignore_eos:
+        self._stops = StopFilter(sampling.stops, keep=bool(sampling.include_stop_str_in_output))
+        self._ends = set(sampling.stop_token_ids or ())
+        if not sampling.ignore_eos:
             self._ends.update(tokenizer.end_ids)
         self._length = self._out = 0  # characters that arrived, and that were output
         self._scores: list[TokenScore] = []
@@ -234,7 +234,7 @@ class _OutputFilter:
         for at, token in enumerate(part.tokens):
             self._choice.output_tokens += 1
             if token in self._ends and self._may_stop:
-                self._choice.output_tokens -= token not in (self._asked.stop_token_ids or ())
+                self._choice.output_tokens -= token not in (self._sampling.stop_token_ids or ())
                 self.stopped = True
                 break
             if part.log_probs is not None:
@@ -248,9 +248,9 @@ class _OutputFilter:
     def _best(self, part: TokenPart, at: int) -> Best:
         if part.best is not None:
             return part.best[at]
-        if part.logits is None or not self._asked.scores:
+        if part.logits is None or not self._sampling.scores:
             return ()
-        (best,) = best_of(part.logits[at : at + 1], self._asked.scores)
+        (best,) = best_of(part.logits[at : at + 1], self._sampling.scores)
         return best
 
     def rest(self) -> TextDelta | None:
@@ -265,7 +265,7 @@ class _OutputFilter:
 
     @property
     def _may_stop(self) -> bool:
-        return self._choice.output_tokens >= (self._asked.min_tokens or 0)
+        return self._choice.output_tokens >= (self._sampling.min_tokens or 0)
 
     def _stopped(self, new: str) -> str:
         """Return what of new text can be output."""
@@ -303,22 +303,22 @@ def too_slow() -> ApiError:
                     kind="server_error", code="timeout")  # fmt: skip
 
 
-async def collect_all(choices: Sequence[Completion], source: TokenSource, asked: Sampling) -> None:
+async def collect_all(choices: Sequence[Completion], source: TokenSource, sampling: Sampling) -> None:
     """Run all choices at once; if one fails, or we are cancelled, the others are cancelled too."""
     try:
         async with asyncio.TaskGroup() as group:
             for choice in choices:
-                group.create_task(choice.collect(source, asked))
+                group.create_task(choice.collect(source, sampling))
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
 
 
 async def merge(
-    choices: Sequence[Completion], source: TokenSource, asked: Sampling
+    choices: Sequence[Completion], source: TokenSource, sampling: Sampling
 ) -> AsyncIterator[tuple[Completion, TextDelta | None]]:
     """Yield (choice, delta) as it arrives from any of them, and (choice, None) when one has ended."""
     if len(choices) == 1:  # as nearly always: neither a task nor a queue, which cost each delta time
-        async with aclosing(choices[0].run(source, asked)) as deltas:  # type: ignore[type-var]
+        async with aclosing(choices[0].run(source, sampling)) as deltas:  # type: ignore[type-var]
             async for delta in deltas:
                 yield choices[0], delta
         yield choices[0], None
@@ -327,7 +327,7 @@ async def merge(
 
     async def follow(choice: Completion) -> None:
         try:
-            async for new in choice.run(source, asked):
+            async for new in choice.run(source, sampling):
                 await queue.put((choice, new))
             await queue.put((choice, None))
         except Exception as error:  # noqa: BLE001 - raised again below, in the task that reads

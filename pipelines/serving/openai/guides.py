@@ -56,8 +56,8 @@ class ResponseFormat(BaseModel):
             )  # fmt: skip
         if self.type == "text":
             return None
-        given = self.json_schema.schema_ if self.json_schema is not None else None
-        return {"type": "object"} if given is None else given
+        schema = self.json_schema.schema_ if self.json_schema is not None else None
+        return {"type": "object"} if schema is None else schema
 
     def guide(self) -> Guide | None:
         """Return TensorRT-LLM's guide; None for plain text."""
@@ -119,8 +119,8 @@ NOT_HERE = {
 """Part of `structured_outputs` -> what to do instead."""
 
 
-def _schema_text(given: str | Json, param: str) -> Guide:
-    schema = strict_json.parse(given, f"'{param}.json'", param) if isinstance(given, str) else given
+def _schema_text(value: str | Json, param: str) -> Guide:
+    schema = strict_json.parse(value, f"'{param}.json'", param) if isinstance(value, str) else value
     if not isinstance(schema, dict):
         raise ApiError(400, f"'{param}.json' is no JSON schema: it must be an object.", param=param)
     return "json_schema", json.dumps(schema)
@@ -133,8 +133,8 @@ def _one_of(texts: Sequence[str], param: str) -> str:
     return "|".join(f"(?:{SPECIAL_IN_REGEX.sub(_escaped, text)})" for text in texts)
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return f"\\{found[0]}"
+def _escaped(match: re.Match[str]) -> str:
+    return f"\\{match[0]}"
 
 
 def call_schema(functions: Sequence[Json], *, several: bool = False) -> Json:
@@ -166,8 +166,8 @@ def call_or_answer(functions: Sequence[Json], answer: Json) -> Json:
     calls = [_call(function, f"/anyOf/{at}") for at, function in enumerate(functions)]
     place, whose = f"/anyOf/{len(calls)}", "the schema of response_format"
     top = _followed(answer)
-    given = top.get("properties")
-    own = given if isinstance(given, dict) else {}
+    properties = top.get("properties")
+    own = properties if isinstance(properties, dict) else {}
     if not top.keys() & {"anyOf", "oneOf", "allOf", "$ref"} and top.get("additionalProperties") is False:
         left_out = None if "arguments" not in own or "name" not in own else "both"
     else:
@@ -285,12 +285,12 @@ def _refused(whose: str, param: str, name: str, value: object, instead: str) -> 
 
 def _followed(schema: Json) -> Json:
     """Return the schema that a reference at the top leads to, as pydantic writes recursive classes."""
-    found: Any = schema
+    node: Any = schema
     for _ in range(8):
-        pointer = found.get("$ref")
+        pointer = node.get("$ref")
         if not isinstance(pointer, str) or not pointer.startswith("#/"):
             break
-        found = _target(schema, pointer[1:], "the schema of response_format", "response_format")
-        if not isinstance(found, dict):
+        node = _target(schema, pointer[1:], "the schema of response_format", "response_format")
+        if not isinstance(node, dict):
             return {}
-    return found if isinstance(found, dict) else {}
+    return node if isinstance(node, dict) else {}

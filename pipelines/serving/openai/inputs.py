@@ -51,7 +51,7 @@ class ServedEngine:
 
 
 def engine_inputs(
-    asked: Sampling, prompt: Sequence[int], max_tokens: int, choice: int, engine: ServedEngine
+    sampling: Sampling, prompt: Sequence[int], max_tokens: int, choice: int, engine: ServedEngine
 ) -> list[InputTensor]:
     """Build the inputs for one choice of one prompt.
 
@@ -59,7 +59,7 @@ def engine_inputs(
     Temperature 0 and top_p 0 are greedy. TensorRT-LLM always draws the same without a seed, so it gets a random one.
 
     Args:
-        asked: the client's parameters.
+        sampling: the client's parameters.
         prompt: token ids.
         max_tokens: maximum of output tokens.
         choice: number of the answer among the `n` to this prompt; each has a seed of its own.
@@ -68,31 +68,31 @@ def engine_inputs(
     tokenizer, repository = engine.tokenizer, engine.repository
     inputs = [
         *prompt_inputs(prompt, max_tokens),
-        InputTensor("streaming", "BOOL", (repository.decoupled and _in_parts(asked),)),
+        InputTensor("streaming", "BOOL", (repository.decoupled and _in_parts(sampling),)),
         InputTensor("exclude_input_in_output", "BOOL", (True,)),
-        *_ends(asked, tokenizer),
-        *_sampling(asked, choice, draws_anew=repository.draws_anew),
+        *_ends(sampling, tokenizer),
+        *_sampling(sampling, choice, draws_anew=repository.draws_anew),
     ]
-    for name, given in (
-        ("presence_penalty", asked.presence_penalty),
-        ("frequency_penalty", asked.frequency_penalty),
-        ("repetition_penalty", asked.repetition_penalty if asked.repetition_penalty != 1 else None),
+    for name, value in (
+        ("presence_penalty", sampling.presence_penalty),
+        ("frequency_penalty", sampling.frequency_penalty),
+        ("repetition_penalty", sampling.repetition_penalty if sampling.repetition_penalty != 1 else None),
     ):
-        if given:  # 0 is the default
-            inputs.append(InputTensor(name, "FP32", (given,)))
-    if asked.min_tokens:
-        inputs.append(InputTensor("min_tokens", "INT32", (asked.min_tokens,)))
-    if asked.logit_bias:
-        inputs.append(_bias(asked.logit_bias, tokenizer.size))
-    if asked.scores is not None:
+        if value:  # 0 is the default
+            inputs.append(InputTensor(name, "FP32", (value,)))
+    if sampling.min_tokens:
+        inputs.append(InputTensor("min_tokens", "INT32", (sampling.min_tokens,)))
+    if sampling.logit_bias:
+        inputs.append(_bias(sampling.logit_bias, tokenizer.size))
+    if sampling.scores is not None:
         inputs.append(InputTensor("return_log_probs", "BOOL", (True,)))
-    if asked.scores and repository.few_log_probs:
-        inputs.append(InputTensor(FEW_LOG_PROBS, "INT32", (asked.scores,)))
-    elif asked.scores:
+    if sampling.scores and repository.few_log_probs:
+        inputs.append(InputTensor(FEW_LOG_PROBS, "INT32", (sampling.scores,)))
+    elif sampling.scores:
         inputs.append(InputTensor("return_generation_logits", "BOOL", (True,)))
-    if repository.tokens_per_block is not None and _shows_usage(asked):
+    if repository.tokens_per_block is not None and _shows_usage(sampling):
         inputs.append(InputTensor("return_perf_metrics", "BOOL", (True,)))
-    return [*inputs, *(_guide(*asked.guide) if asked.guide is not None else ())]
+    return [*inputs, *(_guide(*sampling.guide) if sampling.guide is not None else ())]
 
 
 def prompt_inputs(prompt: Sequence[int], max_tokens: int) -> list[InputTensor]:
@@ -115,9 +115,9 @@ def text_inputs(
     json_schema: str | None = None,
 ) -> list[InputTensor]:
     """Build the inputs of the model for text (`ensemble`, `tensorrt_llm_bls`), for one answer in one response."""
-    asked = Sampling(model="", temperature=temperature, top_p=top_p, seed=seed)
+    sampling = Sampling(model="", temperature=temperature, top_p=top_p, seed=seed)
     renamed = {"runtime_top_k": "top_k", "runtime_top_p": "top_p"}
-    drawn = [replace(each, name=renamed.get(each.name, each.name)) for each in _sampling(asked, 0, draws_anew=False)]
+    drawn = [replace(each, name=renamed.get(each.name, each.name)) for each in _sampling(sampling, 0, draws_anew=False)]
     return [
         InputTensor("text_input", "BYTES", (prompt,)),
         InputTensor("max_tokens", "INT32", (max_tokens,)),
@@ -138,30 +138,35 @@ def _guide(kind: str, text: str) -> list[InputTensor]:
     ]
 
 
-def _in_parts(asked: Sampling) -> bool:
+def _in_parts(sampling: Sampling) -> bool:
     """Whether the answer is needed as it grows: for the client, or because what ends it is seen here alone."""
-    return bool(asked.stream or asked.stops or asked.ends_with_a_call or (asked.min_tokens and asked.stop_token_ids))
+    return bool(
+        sampling.stream
+        or sampling.stops
+        or sampling.ends_with_a_call
+        or (sampling.min_tokens and sampling.stop_token_ids)
+    )
 
 
-def _shows_usage(asked: Sampling) -> bool:
+def _shows_usage(sampling: Sampling) -> bool:
     """Whether the client is told how much of its prompt was there already; the engine would say so with every token."""
-    return not asked.stream or (asked.stream_options is not None and bool(asked.stream_options.include_usage))
+    return not sampling.stream or (sampling.stream_options is not None and bool(sampling.stream_options.include_usage))
 
 
-def _ends(asked: Sampling, tokenizer: ServedTokenizer) -> list[InputTensor]:
-    found = []
-    if tokenizer.end_id is not None and not asked.ignore_eos:
-        found.append(InputTensor("end_id", "INT32", (tokenizer.end_id,)))
+def _ends(sampling: Sampling, tokenizer: ServedTokenizer) -> list[InputTensor]:
+    tensors = []
+    if tokenizer.end_id is not None and not sampling.ignore_eos:
+        tensors.append(InputTensor("end_id", "INT32", (tokenizer.end_id,)))
     pad = tokenizer.pad_id if tokenizer.pad_id is not None else tokenizer.end_id
     if pad is not None:
-        found.append(InputTensor("pad_id", "INT32", (pad,)))
-    words = [tokenizer.ids(stop, special=False) for stop in asked.stops]
-    words += [[token] for token in asked.stop_token_ids or ()]
-    if not asked.ignore_eos:
+        tensors.append(InputTensor("pad_id", "INT32", (pad,)))
+    words = [tokenizer.ids(stop, special=False) for stop in sampling.stops]
+    words += [[token] for token in sampling.stop_token_ids or ()]
+    if not sampling.ignore_eos:
         words += [[token] for token in tokenizer.end_ids[1:]]
-    if any(words) and not asked.min_tokens:  # which the engine heeds for its end token only
-        found.append(word_list("stop_words_list", [word for word in words if word]))
-    return found
+    if any(words) and not sampling.min_tokens:  # which the engine heeds for its end token only
+        tensors.append(word_list("stop_words_list", [word for word in words if word]))
+    return tensors
 
 
 def word_list(name: str, words: Sequence[Sequence[int]]) -> InputTensor:
@@ -171,29 +176,29 @@ def word_list(name: str, words: Sequence[Sequence[int]]) -> InputTensor:
     return InputTensor(name, "INT32", (*flat, *ends, *[NO_OFFSET] * (len(flat) - len(ends))), (2, len(flat)))
 
 
-def _sampling(asked: Sampling, choice: int, *, draws_anew: bool) -> Iterable[InputTensor]:
-    temperature = 1.0 if asked.temperature is None else asked.temperature
-    top_p = 1.0 if asked.top_p is None else asked.top_p
-    top_k = max(0, asked.top_k or 0)  # -1 is all, as 0
+def _sampling(sampling: Sampling, choice: int, *, draws_anew: bool) -> Iterable[InputTensor]:
+    temperature = 1.0 if sampling.temperature is None else sampling.temperature
+    top_p = 1.0 if sampling.top_p is None else sampling.top_p
+    top_k = max(0, sampling.top_k or 0)  # -1 is all, as 0
     if temperature == 0 or top_p == 0 or top_k == 1:
         return [InputTensor("runtime_top_k", "INT32", (1,))]
     drawn = [InputTensor("temperature", "FP32", (temperature,)), InputTensor("runtime_top_p", "FP32", (top_p,))]
     if top_k:
         drawn.append(InputTensor("runtime_top_k", "INT32", (top_k,)))
-    if asked.seed is None and draws_anew:
+    if sampling.seed is None and draws_anew:
         return drawn
-    seed = secrets.randbits(63) if asked.seed is None else asked.seed
+    seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
     return [*drawn, InputTensor("seed", "UINT64", ((seed + choice) % UINT64,))]
 
 
-def _bias(given: dict[str, float], size: int) -> InputTensor:
+def _bias(biases: dict[str, float], size: int) -> InputTensor:
     """Return what is added to each logit.
 
     Raises:
         ApiError: 400, a token is not in the vocabulary.
     """
     values: Any = [0.0] * size
-    for token, bias in given.items():
+    for token, bias in biases.items():
         if int(token) >= size:
             raise ApiError(400, f"'logit_bias' names token {token}; the vocabulary has {size}.", param="logit_bias")
         values[int(token)] = bias

@@ -137,15 +137,15 @@ def _shipped(tokenizer: Path) -> Path | None:
     """Return the template beside the bundled models, for a copy of one of their tokenizers without its own."""
     if "default" in chat_templates(tokenizer)[0]:
         return None
-    own, known = tokenizer / "tokenizer.json", BUNDLED.glob("models/*/tokenizer.json")
-    bundled = own.is_file() and any(filecmp.cmp(own, each, shallow=False) for each in known)
+    own, tokenizers = tokenizer / "tokenizer.json", BUNDLED.glob("models/*/tokenizer.json")
+    bundled = own.is_file() and any(filecmp.cmp(own, each, shallow=False) for each in tokenizers)
     return SHIPPED_TEMPLATE if bundled else None
 
 
 DEFAULT_MAX_TOKENS = 16  # of /v1/completions, as OpenAI documents it
 ALL_THAT_FITS = -1
 """Value of `truncate_prompt_tokens`, as vLLM has it."""
-Asked = TypeVar("Asked", bound=BaseModel)
+Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Prepared:
     """A request that has been read and checked.
 
     Attributes:
-        asked: its parameters.
+        sampling: its parameters.
         prompts: for the model.
         max_tokens: most output tokens for each.
         tools: how the model writes calls of tools; None where an answer is none.
@@ -161,7 +161,7 @@ class Prepared:
         responding: the request to /v1/responses that it stands for.
     """
 
-    asked: Sampling
+    sampling: Sampling
     prompts: tuple[Prompt, ...]
     max_tokens: int
     tools: ToolForm | None = None
@@ -188,149 +188,149 @@ def read_request(way: str, body: bytes, model: ServedModel, limits: Limits) -> R
     Raises:
         ApiError: it is broken, too large, or asks for what is not supported.
     """
-    given = strict_json.parse(body)
-    if not isinstance(given, dict):
-        raise ApiError(400, f"The body is not a JSON object but of the type {type(given).__name__}.")
+    content = strict_json.parse(body)
+    if not isinstance(content, dict):
+        raise ApiError(400, f"The body is not a JSON object but of the type {type(content).__name__}.")
     if way == "completions":
-        return _completion(_validate(CompletionRequest, given), model, limits)
+        return _completion(_validate(CompletionRequest, content), model, limits)
     if way == "chat":
-        return _chat(_validate(ChatRequest, given), model, limits)
+        return _chat(_validate(ChatRequest, content), model, limits)
     if way == "responses":
-        responding = _validate(ResponseRequest, given)
-        asked = responding.as_chat()  # its errors are in the request's own words
+        responding = _validate(ResponseRequest, content)
+        chat_body = responding.as_chat()  # its errors are in the request's own words
         try:
-            chat = _chat(_validate(ChatRequest, asked), model, limits)
+            chat = _chat(_validate(ChatRequest, chat_body), model, limits)
         except ApiError as error:
             raise in_its_words(error) from None
         return replace(chat, responding=responding)
     if way == "tokenize":
-        return _tokens(_validate(TokenizeRequest, given), model)
+        return _tokens(_validate(TokenizeRequest, content), model)
     if way == "detokenize":
-        return tuple(_validate(DetokenizeRequest, given).tokens)
-    return _generate(way.removeprefix("generate/"), given, model)
+        return tuple(_validate(DetokenizeRequest, content).tokens)
+    return _generate(way.removeprefix("generate/"), content, model)
 
 
-def _completion(asked: CompletionRequest, model: ServedModel, limits: Limits) -> Prepared | Scoring:
-    model.check_name(asked.model)
-    asked.refuse_unsupported()
-    _check_guide(asked, model)
-    given = asked.separate()
-    _check_count(len(given), asked, limits)
-    prompts = tuple(_prompt(each, asked, model, "prompt") for each in given)
-    if asked.scores_prompts:
-        return Scoring(asked, tuple(prompt.tokens for prompt in prompts))
-    most = DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
-    _check_least(asked, most)
-    return Prepared(asked, prompts, most)
+def _completion(request: CompletionRequest, model: ServedModel, limits: Limits) -> Prepared | Scoring:
+    model.check_name(request.model)
+    request.refuse_unsupported()
+    _check_guide(request, model)
+    inputs = request.separate()
+    _check_count(len(inputs), request, limits)
+    prompts = tuple(_prompt(each, request, model, "prompt") for each in inputs)
+    if request.scores_prompts:
+        return Scoring(request, tuple(prompt.tokens for prompt in prompts))
+    most = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    _check_least(request, most)
+    return Prepared(request, prompts, most)
 
 
-def _prompt(given: str | list[int], asked: Sampling, model: ServedModel, param: str) -> Prompt:
+def _prompt(prompt: str | list[int], sampling: Sampling, model: ServedModel, param: str) -> Prompt:
     """Tokenize a prompt that was given as text, and refuse one that is too long."""
-    if isinstance(given, str):
-        if asked.truncate_prompt_tokens is None:
-            model.check_length(given, param)
-        tokens = model.tokens.ids(given, special=asked.add_special_tokens)
-        fixed = len(tokens) - len(model.tokens.ids(given, special=False)) if asked.truncate_prompt_tokens else 0
+    if isinstance(prompt, str):
+        if sampling.truncate_prompt_tokens is None:
+            model.check_length(prompt, param)
+        tokens = model.tokens.ids(prompt, special=sampling.add_special_tokens)
+        fixed = len(tokens) - len(model.tokens.ids(prompt, special=False)) if sampling.truncate_prompt_tokens else 0
     else:
-        tokens, fixed = given, 0
-    tokens = _truncated(tokens, fixed, asked.truncate_prompt_tokens, model)
+        tokens, fixed = prompt, 0
+    tokens = _truncated(tokens, fixed, sampling.truncate_prompt_tokens, model)
     if not tokens:
         raise ApiError(400, f"'{param}' has no tokens.", param=param)
     model.check_tokens(len(tokens), param)
-    return Prompt(tuple(tokens), given if isinstance(given, str) else model.tokens.text(tokens, skip_special=True))
+    return Prompt(tuple(tokens), prompt if isinstance(prompt, str) else model.tokens.text(tokens, skip_special=True))
 
 
-def _truncated(tokens: list[int], fixed: int, wanted: int | None, model: ServedModel) -> list[int]:
+def _truncated(tokens: list[int], fixed: int, most: int | None, model: ServedModel) -> list[int]:
     """Keep the last tokens of a prompt, and the special ones that the tokenizer puts in front."""
-    if wanted == ALL_THAT_FITS:
-        wanted = model.repository.longest_prompt
-    if wanted is None or len(tokens) <= wanted:
+    if most == ALL_THAT_FITS:
+        most = model.repository.longest_prompt
+    if most is None or len(tokens) <= most:
         return tokens
-    if wanted <= fixed:
-        raise ApiError(400, f"'truncate_prompt_tokens' = {wanted} leaves nothing of the prompt.",
+    if most <= fixed:
+        raise ApiError(400, f"'truncate_prompt_tokens' = {most} leaves nothing of the prompt.",
                        param="truncate_prompt_tokens")  # fmt: skip
-    return [*tokens[:fixed], *tokens[len(tokens) - (wanted - fixed) :]]
+    return [*tokens[:fixed], *tokens[len(tokens) - (most - fixed) :]]
 
 
-def _chat(asked: ChatRequest, model: ServedModel, limits: Limits) -> Prepared:
-    model.check_name(asked.model)
-    asked.refuse_unsupported()
-    _check_guide(asked, model)
-    _check_count(1, asked, limits)
-    tools = model.template.tools if asked.calls_tools else None
-    if asked.calls_tools and tools is None:
-        raise unsupported("tools", [tool["function"]["name"] for tool in asked.tools or ()],
+def _chat(request: ChatRequest, model: ServedModel, limits: Limits) -> Prepared:
+    model.check_name(request.model)
+    request.refuse_unsupported()
+    _check_guide(request, model)
+    _check_count(1, request, limits)
+    tools = model.template.tools if request.calls_tools else None
+    if request.calls_tools and tools is None:
+        raise unsupported("tools", [tool["function"]["name"] for tool in request.tools or ()],
                           "The chat template of this model knows no tools.")  # fmt: skip
-    if asked.guides_calls:
-        tools = ToolForm.GUIDED_LIST if asked.may_call_several else ToolForm.GUIDED
-    values: dict[str, Any] = dict(asked.chat_template_kwargs or {})
-    if asked.reasoning_effort is not None:
-        values["reasoning_effort"] = asked.reasoning_effort
-    if asked.tools and tools is not None:
-        values["tools"] = asked.tools
-    if asked.add_generation_prompt is not None:
-        values["add_generation_prompt"] = asked.add_generation_prompt
-    text = model.template.render([message.plain() for message in asked.messages], values)
-    prompt = _prompt(text, asked, model, "messages")
-    most = asked.limit or model.room_after(len(prompt.tokens))
-    _check_least(asked, most)
-    return Prepared(asked, (prompt,), most, tools, one_call=asked.parallel_tool_calls is False)
+    if request.guides_calls:
+        tools = ToolForm.GUIDED_LIST if request.may_call_several else ToolForm.GUIDED
+    values: dict[str, Any] = dict(request.chat_template_kwargs or {})
+    if request.reasoning_effort is not None:
+        values["reasoning_effort"] = request.reasoning_effort
+    if request.tools and tools is not None:
+        values["tools"] = request.tools
+    if request.add_generation_prompt is not None:
+        values["add_generation_prompt"] = request.add_generation_prompt
+    text = model.template.render([message.plain() for message in request.messages], values)
+    prompt = _prompt(text, request, model, "messages")
+    most = request.limit or model.room_after(len(prompt.tokens))
+    _check_least(request, most)
+    return Prepared(request, (prompt,), most, tools, one_call=request.parallel_tool_calls is False)
 
 
-def _check_least(asked: Sampling, most: int) -> None:
-    if asked.min_tokens is not None and asked.min_tokens > most:
-        message = f"'min_tokens' = {asked.min_tokens} is more than the {most} tokens that the answer may have."
+def _check_least(sampling: Sampling, most: int) -> None:
+    if sampling.min_tokens is not None and sampling.min_tokens > most:
+        message = f"'min_tokens' = {sampling.min_tokens} is more than the {most} tokens that the answer may have."
         raise ApiError(400, message, param="min_tokens")
 
 
-def _check_guide(asked: Sampling, model: ServedModel) -> None:
-    if asked.guide is not None and not model.repository.guided:
+def _check_guide(sampling: Sampling, model: ServedModel) -> None:
+    if sampling.guide is not None and not model.repository.guided:
         instead = "This server was started without guided decoding; on the CPU, guided=llguidance adds it."
-        if isinstance(asked, ChatRequest) and asked.must_call:
-            raise unsupported("tool_choice", asked.model_dump()["tool_choice"], instead)
-        name = next(iter(asked.guides))
-        raise unsupported(name, getattr(asked.response_format, "type", asked.guides[name][1]), instead)
+        if isinstance(sampling, ChatRequest) and sampling.must_call:
+            raise unsupported("tool_choice", sampling.model_dump()["tool_choice"], instead)
+        name = next(iter(sampling.guides))
+        raise unsupported(name, getattr(sampling.response_format, "type", sampling.guides[name][1]), instead)
 
 
-def _tokens(asked: TokenizeRequest, model: ServedModel) -> tuple[int, ...]:
-    if asked.model is not None:
-        model.check_name(asked.model)
-    if asked.messages is None:
-        assert asked.prompt is not None  # one of the two is
-        text, special = asked.prompt, asked.add_special_tokens is not False
+def _tokens(request: TokenizeRequest, model: ServedModel) -> tuple[int, ...]:
+    if request.model is not None:
+        model.check_name(request.model)
+    if request.messages is None:
+        assert request.prompt is not None  # one of the two is
+        text, special = request.prompt, request.add_special_tokens is not False
     else:
-        prompted = asked.add_generation_prompt is not False
-        values = {"add_generation_prompt": prompted, **(asked.chat_template_kwargs or {})}
-        text = model.template.render([message.plain() for message in asked.messages], values)
+        prompted = request.add_generation_prompt is not False
+        values = {"add_generation_prompt": prompted, **(request.chat_template_kwargs or {})}
+        text = model.template.render([message.plain() for message in request.messages], values)
         special = None
     return tuple(model.tokens.ids(text, special=special))
 
 
-def _generate(name: str, given: dict[str, Any], model: ServedModel) -> Fields:
-    own = request_id(given)
-    given = with_parameters({name: value for name, value in given.items() if name != ID})
-    prompt = given.get(PROMPT)
+def _generate(name: str, content: dict[str, Any], model: ServedModel) -> Fields:
+    own = request_id(content)
+    content = with_parameters({name: value for name, value in content.items() if name != ID})
+    prompt = content.get(PROMPT)
     if prompt is None:
         raise ApiError(400, f"'{PROMPT}' is missing: the text of the prompt.", param=PROMPT)
     if isinstance(prompt, str):
         model.check_length(prompt, PROMPT)
-    return Fields(to_tensors(model.fields[name], given), own)
+    return Fields(to_tensors(model.fields[name], content), own)
 
 
-def _check_count(prompts: int, asked: Sampling, limits: Limits) -> None:
-    answers = prompts * asked.choices
+def _check_count(prompts: int, sampling: Sampling, limits: Limits) -> None:
+    answers = prompts * sampling.choices
     if answers > limits.prompts:
         param = "prompt" if prompts > 1 else "n"
         message = (
-            f"{prompts} prompts with n={asked.choices} are {answers} answers; one request may ask for up to "
+            f"{prompts} prompts with n={sampling.choices} are {answers} answers; one request may ask for up to "
             f"{limits.prompts}. Send several requests."
         )
         raise ApiError(400, message, param=param, code="too_many_prompts")
 
 
-def _validate(kind: type[Asked], given: dict[str, Any]) -> Asked:
+def _validate(kind: type[Parsed], content: dict[str, Any]) -> Parsed:
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = [str(part) for part in first["loc"] if not str(part)[:1].isupper()]

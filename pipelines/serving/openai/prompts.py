@@ -190,10 +190,10 @@ class _TemplateProcess:
             EOFError: the process ended before.
         """
         assert self._process.stdout is not None
-        found = self._process.stdout.read(size)
-        if len(found) < size:
+        content = self._process.stdout.read(size)
+        if len(content) < size:
             raise EOFError
-        return found
+        return content
 
     def end(self, patience_s: float = 0.0) -> int:
         """End the process, if it does not end by itself in this time, and return its exit code or -signal."""
@@ -247,17 +247,17 @@ class ChatTemplate:
         self._threads = ThreadPoolExecutor(WORKERS, "chat-template")  # they start when they are needed
 
     @classmethod
-    def load(cls, folder: Path, given: Path | None = None) -> ChatTemplate:
-        """Load the given file, else the templates of the folder.
+    def load(cls, folder: Path, file: Path | None = None) -> ChatTemplate:
+        """Load a file, else the templates of the folder.
 
         Args:
             folder: of the tokenizer.
-            given: the user's own template.
+            file: the user's own template.
 
         Raises:
             UserError: a file of the folder cannot be used.
         """
-        return cls(*chat_templates(folder, given))
+        return cls(*chat_templates(folder, file))
 
     def render(self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any] | None = None) -> RenderedChat:
         """Render the prompt for the assistant's next answer.

@@ -130,8 +130,8 @@ class ResponseRequest(BaseModel):
         """
         self._refuse_unsupported()
         messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
-        messages += _messages(given)
+        items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        messages += _messages(items)
         if not messages:
             raise ApiError(400, "'input' is empty.", param="input")
         asks_scores = LOGPROBS in (self.include or ())
@@ -165,23 +165,23 @@ class ResponseRequest(BaseModel):
             raise unsupported("stream_options", "continuous_usage_stats", "Use /v1/chat/completions.")
 
     def _choice(self) -> str | Json | None:
-        given = self.tool_choice
-        if not isinstance(given, dict):
-            return given
-        if given.keys() == {"type", "mode", "tools"} and given["type"] == "allowed_tools":
-            tools = given["tools"] if isinstance(given["tools"], list) else [given["tools"]]
-            allowed = {"mode": given["mode"], "tools": [_named_tool(tool) for tool in tools]}
+        choice = self.tool_choice
+        if not isinstance(choice, dict):
+            return choice
+        if choice.keys() == {"type", "mode", "tools"} and choice["type"] == "allowed_tools":
+            tools = choice["tools"] if isinstance(choice["tools"], list) else [choice["tools"]]
+            allowed = {"mode": choice["mode"], "tools": [_named_tool(tool) for tool in tools]}
             return {"type": "allowed_tools", "allowed_tools": allowed}
-        return _named_tool(given)
+        return _named_tool(choice)
 
 
-def _named_tool(given: object) -> Json:
-    if not isinstance(given, dict) or given.keys() != {"type", "name"} or given["type"] != "function":
+def _named_tool(choice: object) -> Json:
+    if not isinstance(choice, dict) or choice.keys() != {"type", "name"} or choice["type"] != "function":
         instead = (
             "It is none, auto, required, a function by type and name, or allowed_tools with mode and such functions."
         )
-        raise unsupported("tool_choice", given, instead)
-    return {"type": "function", "function": {"name": given["name"]}}
+        raise unsupported("tool_choice", choice, instead)
+    return {"type": "function", "function": {"name": choice["name"]}}
 
 
 def in_its_words(error: ApiError) -> ApiError:
@@ -196,10 +196,10 @@ def in_its_words(error: ApiError) -> ApiError:
 def _chat_tool(tool: Json) -> Json:
     if tool.get("type") != "function":
         raise unsupported("tools", tool, "Only functions are: tools that run on the client's side.")
-    known = ("type", "name", "description", "parameters", "strict")
-    rest = {name: value for name, value in tool.items() if name not in known}
+    fields = ("type", "name", "description", "parameters", "strict")
+    rest = {name: value for name, value in tool.items() if name not in fields}
     refuse_more("A tool", rest, "tools", defer_loading=(None, False))
-    function = {name: tool[name] for name in known[1:] if tool.get(name) is not None}
+    function = {name: tool[name] for name in fields[1:] if tool.get(name) is not None}
     return {"type": "function", "function": function}
 
 
@@ -246,17 +246,17 @@ def _output(entry: Json) -> Json:
 
 
 def _text(entry: Json, name: str) -> str:
-    found = entry.get(name)
-    if not isinstance(found, str) or (not found and name != "arguments"):
+    text = entry.get(name)
+    if not isinstance(text, str) or (not text and name != "arguments"):
         raise unsupported("input", entry, f"Its '{name}' is a text.")
-    return found
+    return text
 
 
-def _content(given: object, what: str) -> str | list[Json]:
-    if isinstance(given, str):
-        return given
-    if isinstance(given, list) and all(isinstance(part, dict) for part in given):
-        return given
+def _content(content: object, what: str) -> str | list[Json]:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+        return content
     raise ApiError(400, f"{what} has neither text nor parts as its content.", param="input")
 
 
@@ -270,12 +270,12 @@ def _refuse_rest(what: str, entry: Json, *used: str) -> None:
 class ResponseForm:
     """The objects of one response."""
 
-    asked: ResponseRequest
+    request: ResponseRequest
     id: str = field(default_factory=lambda: f"resp_{uuid.uuid4().hex}")
     item: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, choices: Sequence[Completion], asked: Sampling) -> Json:
+    def whole(self, choices: Sequence[Completion], sampling: Sampling) -> Json:
         """Build the complete response; there is one choice."""
         return self._whole(choices[0])
 
@@ -288,7 +288,7 @@ class ResponseForm:
         return [*message, *(_call_item(call, done=True) for call in choice.calls)]
 
     def _response(self, status: str, choice: Completion | None, output: list[Json]) -> Json:
-        asked = self.asked
+        request = self.request
         return {
             "id": self.id,
             "object": "response",
@@ -296,25 +296,28 @@ class ResponseForm:
             "status": status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens,
-            "model": asked.model,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "model": request.model,
             "output": output,
-            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": asked.reasoning.effort if asked.reasoning is not None else None, "summary": None},
+            "reasoning": {
+                "effort": request.reasoning.effort if request.reasoning is not None else None,
+                "summary": None,
+            },
             "store": False,
-            "temperature": 1.0 if asked.temperature is None else asked.temperature,
+            "temperature": 1.0 if request.temperature is None else request.temperature,
             "text": {"format": {"type": "text"}}
-            if asked.text is None or asked.text.format is None
-            else asked.text.model_dump(by_alias=True, exclude_none=True),
-            "tool_choice": asked.tool_choice or "auto",
-            "tools": [{"strict": None, "parameters": None, **tool} for tool in asked.tools or ()],
-            "top_logprobs": asked.top_logprobs or 0,
-            "top_p": 1.0 if asked.top_p is None else asked.top_p,
+            if request.text is None or request.text.format is None
+            else request.text.model_dump(by_alias=True, exclude_none=True),
+            "tool_choice": request.tool_choice or "auto",
+            "tools": [{"strict": None, "parameters": None, **tool} for tool in request.tools or ()],
+            "top_logprobs": request.top_logprobs or 0,
+            "top_p": 1.0 if request.top_p is None else request.top_p,
             "truncation": "disabled",
             "usage": None if choice is None else _usage(choice),
-            "metadata": (asked.model_extra or {}).get("metadata") or {},
+            "metadata": (request.model_extra or {}).get("metadata") or {},
         }
 
     def _item(self, choice: Completion | None) -> Json:
@@ -328,7 +331,7 @@ class ResponseForm:
         }
 
     async def events(
-        self, choices: Sequence[Completion], source: TokenSource, asked: Sampling, deadline: float
+        self, choices: Sequence[Completion], source: TokenSource, sampling: Sampling, deadline: float
     ) -> AsyncIterator[str]:
         """Yield the server-sent events of a streamed response; see `answers.Form.events` for errors."""
         (choice,) = choices
@@ -336,7 +339,7 @@ class ResponseForm:
         place = {"item_id": self.item, "output_index": 0, "content_index": 0}
         begun = opened = False
         try:
-            async with aclosing(before(deadline, merge([choice], source, asked))) as news:  # type: ignore[type-var]
+            async with aclosing(before(deadline, merge([choice], source, sampling))) as news:  # type: ignore[type-var]
                 async for _, delta in news:
                     if not begun:
                         begun = True
@@ -420,11 +423,11 @@ def _scores(choice: Completion, scores: Sequence[TokenScore]) -> list[Json]:
 
 
 def _usage(choice: Completion) -> Json:
-    given, made = len(choice.prompt.tokens), choice.output_tokens
+    prompt_tokens, output_tokens = len(choice.prompt.tokens), choice.output_tokens
     return {
-        "input_tokens": given,
+        "input_tokens": prompt_tokens,
         "input_tokens_details": {"cached_tokens": choice.cached_tokens},
-        "output_tokens": made,
+        "output_tokens": output_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": given + made,
+        "total_tokens": prompt_tokens + output_tokens,
     }

@@ -43,19 +43,19 @@ Unsupported = Mapping[str, tuple[str, tuple[object, ...]]]
 """Parameter that cannot be honoured -> what to do instead, and the values that ask for nothing."""
 
 
-def refuse_unknown(given: Mapping[str, Any], known: Unsupported) -> None:
+def refuse_unknown(parameters: Mapping[str, Any], table: Unsupported) -> None:
     """Refuse parameters that the schema does not have, unless they ask for nothing or change no answer.
 
     Raises:
         ApiError: 400, naming the parameter.
     """
-    for name, value in given.items():
+    for name, value in parameters.items():
         if name in WITHOUT_EFFECT:
             continue
-        if name not in known:
+        if name not in table:
             shown = shortened(name)
             raise ApiError(400, f"Unknown parameter: '{shown}'.", param=shown, code="unknown_parameter")
-        instead, neutral = known[name]
+        instead, neutral = table[name]
         if value is not None and value not in neutral:
             raise unsupported(name, value, instead)
 
@@ -121,15 +121,15 @@ class Sampling(BaseModel):
         Raises:
             ApiError: 400, one of them is not valid.
         """
-        asked: dict[str, Guide | None] = {
+        guides: dict[str, Guide | None] = {
             "response_format": self.response_format.guide() if self.response_format is not None else None,
             "structured_outputs": self.structured_outputs.guide() if self.structured_outputs is not None else None,
         }
         for name in GUIDED:  # as vLLM called them before
             if (value := getattr(self, name)) is not None:
                 part = StructuredOutputs.model_validate({name.removeprefix("guided_"): value})
-                asked[name] = part.guide(name)
-        return {name: guide for name, guide in asked.items() if guide is not None}
+                guides[name] = part.guide(name)
+        return {name: guide for name, guide in guides.items() if guide is not None}
 
     @cached_property
     def guide(self) -> Guide | None:
@@ -203,7 +203,7 @@ class CompletionRequest(Sampling):
             if self.max_tokens == 0:
                 raise ApiError(400, "'max_tokens' = 0 goes with echo and logprobs; give 1 or more.", param="max_tokens")
             return
-        for name, given, fits in (
+        for name, value, fits in (
             ("max_tokens", self.max_tokens, self.max_tokens in (0, 1)),
             ("temperature", self.temperature, self.temperature == 0 or self.max_tokens == 0),
             ("n", self.n, self.choices == 1),
@@ -218,7 +218,7 @@ class CompletionRequest(Sampling):
             *((name, guide[1], False) for name, guide in self.guides.items()),
         ):
             if not fits:
-                raise unsupported(name, given, SCORED)
+                raise unsupported(name, value, SCORED)
 
     def separate(self) -> list[str | list[int]]:
         """Return the prompts one by one; a flat list of tokens is one.
@@ -226,9 +226,9 @@ class CompletionRequest(Sampling):
         Raises:
             ApiError: 400, there is none, or one has no tokens.
         """
-        given: Any = self.prompt
-        one = isinstance(given, str) or (given and isinstance(given[0], int))
-        prompts = [given] if one else list(given)
+        prompt: Any = self.prompt
+        one = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
+        prompts = [prompt] if one else list(prompt)
         if not prompts or not all(prompts):
             raise ApiError(400, "'prompt' is empty; a prompt needs at least one token.", param="prompt")
         if any(not 0 <= token <= INT32_MAX for each in prompts if not isinstance(each, str) for token in each):
@@ -251,13 +251,13 @@ class Message(BaseModel):
     def plain(self) -> dict[str, Any]:
         """Return the message for the chat template; one without content, as some clients send, has empty text."""
         refuse_more("A message", self.model_extra or {}, "messages", type=("text", "message"))
-        found: dict[str, Any] = {"role": self.role, "content": self._text()}
+        message: dict[str, Any] = {"role": self.role, "content": self._text()}
         if self.tool_calls:
-            found["tool_calls"] = [_with_arguments(call) for call in self.tool_calls]
+            message["tool_calls"] = [_with_arguments(call) for call in self.tool_calls]
         for name in ("name", "tool_call_id", "reasoning_content"):
             if (value := getattr(self, name)) is not None:
-                found[name] = value
-        return found
+                message[name] = value
+        return message
 
     def _text(self) -> str:
         if self.content is None or isinstance(self.content, str):
@@ -273,20 +273,20 @@ TEXTS = ("text", "input_text", "output_text")
 """Types of parts that are text, of chats and of responses."""
 
 
-def refuse_more(what: str, given: Mapping[str, Any], param: str, **known: tuple[object, ...]) -> None:
+def refuse_more(what: str, entries: Mapping[str, Any], param: str, **allowed: tuple[object, ...]) -> None:
     """Refuse what would be ignored; clients that send an answer back send its empty fields, too.
 
     Args:
         what: has these entries, for the message.
-        given: the entries.
+        entries: by name.
         param: of the request.
-        known: values that an entry may have.
+        allowed: values that an entry may have.
 
     Raises:
         ApiError: 400, naming the entry.
     """
-    for name, value in given.items():
-        if value not in known.get(name, (None, "", [], {})):
+    for name, value in entries.items():
+        if value not in allowed.get(name, (None, "", [], {})):
             raise ApiError(400, f"{what} has '{shortened(name)}' = {SHOWN_VALUE.repr(value)}, which is not supported"
                            " here. Leave it out.", param=param, code="unknown_parameter")  # fmt: skip
 
@@ -296,14 +296,14 @@ def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ApiError(400, "An entry of 'tool_calls' has no function with a name.", param="messages")
-    given = function.get("arguments") or "{}"
-    if isinstance(given, str):
+    arguments = function.get("arguments") or "{}"
+    if isinstance(arguments, str):
         what = f"the arguments of a call of '{shortened(function['name'])}'"
-        given = strict_json.parse(given, what, "messages")
-    if not isinstance(given, dict):
+        arguments = strict_json.parse(arguments, what, "messages")
+    if not isinstance(arguments, dict):
         raise ApiError(400, f"The arguments of a call of '{shortened(function['name'])}' are no JSON object.",
                        param="messages")  # fmt: skip
-    return {"type": "function", **call, "function": {**function, "arguments": given}}
+    return {"type": "function", **call, "function": {**function, "arguments": arguments}}
 
 
 class NamedFunction(BaseModel):

@@ -31,11 +31,11 @@ class Scoring:
     """A request for the log probabilities of prompts.
 
     Attributes:
-        asked: its parameters.
+        request: its parameters.
         prompts: token ids.
     """
 
-    asked: CompletionRequest
+    request: CompletionRequest
     prompts: tuple[tuple[int, ...], ...]
 
 
@@ -80,10 +80,10 @@ class PromptScorer:
     async def _one(self, prompt: tuple[int, ...], top: int) -> Scores:
         async with self._turn:
             if self._few:
-                asked = InputTensor("return_context_log_probs", "INT32", (top,))
-                return _sent(prompt, *await self._source.context_log_probs([*prompt_inputs(prompt, 1), asked]))
-            asked = InputTensor("return_context_logits", "BOOL", (True,))
-            logits = await self._source.context_logits([*prompt_inputs(prompt, 1), asked])
+                output = InputTensor("return_context_log_probs", "INT32", (top,))
+                return _sent(prompt, *await self._source.context_log_probs([*prompt_inputs(prompt, 1), output]))
+            output = InputTensor("return_context_logits", "BOOL", (True,))
+            logits = await self._source.context_logits([*prompt_inputs(prompt, 1), output])
             if logits is None or logits.ndim != 2 or len(logits) != len(prompt):
                 raise ApiError(
                     400,

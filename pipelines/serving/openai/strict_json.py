@@ -35,8 +35,8 @@ def parse(text: bytes | str, what: str = "the body", param: str | None = None) -
         ApiError: 400, it is not JSON, is nested too deeply, has a name twice, or text or numbers that are none.
     """
     try:
-        found = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number, parse_int=_integer)
-        _check(found)
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number, parse_int=_integer)
+        _check(value)
     except RecursionError:
         fault, place = f"it is nested too deeply, beyond {MAX_DEPTH} levels", param
     except _RefusedError as refused:
@@ -44,14 +44,14 @@ def parse(text: bytes | str, what: str = "the body", param: str | None = None) -
     except ValueError as error:  # not JSON, or not UTF-8
         fault, place = str(error), param
     else:
-        return found
+        return value
     raise ApiError(400, f"There was an error parsing {what}: {shortened(fault, 300)}.", param=place)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) == len(pairs):
-        return found
+    members = dict(pairs)
+    if len(members) == len(pairs):
+        return members
     seen: set[str] = set()
     twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
     raise _RefusedError(f"{shortened(twice)!a} is given twice in one object", ascii(shortened(twice))[1:-1])

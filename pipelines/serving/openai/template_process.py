@@ -35,9 +35,9 @@ def main() -> None:
     """Compile the template that is sent first, then render prompts until there are no more messages."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service ends this process by closing its input
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    given, taken = sys.stdin.buffer, sys.stdout.buffer
+    taken = sys.stdout.buffer
     _bound_memory()
-    requests = _requests(given)
+    requests = _requests(sys.stdin.buffer)
     if not (first := next(requests, b"")):
         return
     setup = json.loads(first)
@@ -56,9 +56,9 @@ def main() -> None:
         answer(taken, partial(template.render, values))
 
 
-def _requests(given: BinaryIO) -> Iterator[bytes]:
-    while len(length := given.read(LENGTH_BYTES)) == LENGTH_BYTES:
-        yield given.read(int.from_bytes(length, "little"))
+def _requests(stream: BinaryIO) -> Iterator[bytes]:
+    while len(length := stream.read(LENGTH_BYTES)) == LENGTH_BYTES:
+        yield stream.read(int.from_bytes(length, "little"))
 
 
 def _bound_memory() -> None:

@@ -26,8 +26,8 @@ class ServedTokenizer:
         Raises:
             UserError: it is none that can be opened.
         """
-        found = opened(folder)
-        self._tokenizer: Any = found.tokenizer
+        loaded = opened(folder)
+        self._tokenizer: Any = loaded.tokenizer
         self._adds_special = adds_special
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self._longest = max(map(len, vocabulary), default=1)
@@ -36,8 +36,8 @@ class ServedTokenizer:
         self._special = frozenset(token for token, entry in added.items() if entry.special)
         self._anchor = self._tokenizer.encode(ANCHOR, add_special_tokens=False).ids
         self._anchor_length = {skip: len(self.text(self._anchor, skip_special=skip)) for skip in (False, True)}
-        self.end_ids, self.end_id = found.end_ids, found.end_id
-        self.pad_id = found.id_of("pad_token")
+        self.end_ids, self.end_id = loaded.end_ids, loaded.end_id
+        self.pad_id = loaded.id_of("pad_token")
 
     def ids(self, text: str, *, special: bool | None = None) -> list[int]:
         """Return the tokens of a prompt.
@@ -60,12 +60,12 @@ class ServedTokenizer:
 
         Decoders like SentencePiece's drop the space in front of the first token, so they are decoded after another one.
         """
-        known = self._known(tokens)
-        if not known:
+        tokens = self._known(tokens)
+        if not tokens:
             return ""
-        if known[0] in self._special:
-            return self.text(known, skip_special=skip_special)
-        return self.text([*self._anchor, *known], skip_special=skip_special)[self._anchor_length[skip_special] :]
+        if tokens[0] in self._special:
+            return self.text(tokens, skip_special=skip_special)
+        return self.text([*self._anchor, *tokens], skip_special=skip_special)[self._anchor_length[skip_special] :]
 
     def name(self, token: int) -> str:
         """Return the text by which one token is named among others."""
@@ -81,10 +81,10 @@ class ServedTokenizer:
             return False
         if len(text) > (limit + MARGIN) * self._longest * SHRINKING:
             return True
-        found = 0
+        count = 0
         for start in range(0, len(text), PIECE):
-            found += len(self._tokenizer.encode(text[start : start + PIECE], add_special_tokens=False)) - MARGIN
-            if found > limit:
+            count += len(self._tokenizer.encode(text[start : start + PIECE], add_special_tokens=False)) - MARGIN
+            if count > limit:
                 return True
         return False
 

@@ -161,10 +161,10 @@ def _calls(form: ToolForm, text: str) -> list[tuple[str, Json]]:
     else:
         written = _joined(text.replace(PYTHON_TAG, "").split(";"))
     try:
-        found = [json.loads(part) for part in written if part.strip()]
+        parsed = [json.loads(part) for part in written if part.strip()]
     except (ValueError, RecursionError):
         return []
-    entries = [entry for part in found for entry in (part if isinstance(part, list) else [part])]
+    entries = [entry for part in parsed for entry in (part if isinstance(part, list) else [part])]
     if not all(isinstance(entry, dict) and isinstance(entry.get("name"), str) for entry in entries):
         return []
     if form in GUIDED_FORMS and not all("arguments" in entry for entry in entries):
@@ -175,24 +175,24 @@ def _calls(form: ToolForm, text: str) -> list[tuple[str, Json]]:
 
 def _elements(text: str) -> list[str]:
     """Return the elements of a JSON array that are complete, of which a cut answer has fewer."""
-    found, rest = [], text.lstrip().removeprefix("[").lstrip()
+    elements, rest = [], text.lstrip().removeprefix("[").lstrip()
     with suppress(ValueError, RecursionError):
         while rest:
             _, size = json.JSONDecoder().raw_decode(rest)
-            found.append(rest[:size])
+            elements.append(rest[:size])
             rest = rest[size:].lstrip(" \n\t\r,]")
-    return found
+    return elements
 
 
 def _joined(parts: Iterable[str]) -> list[str]:
     """Join parts that a semicolon inside a string has taken apart."""
-    found: list[str] = []
+    joined: list[str] = []
     for part in parts:
-        if found and not _is_json(found[-1]):
-            found[-1] += ";" + part
+        if joined and not _is_json(joined[-1]):
+            joined[-1] += ";" + part
         else:
-            found.append(part)
-    return found
+            joined.append(part)
+    return joined
 
 
 def _is_json(text: str) -> bool:
