@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from pipelines.deploy import nodes, pods
+from pipelines.deploy import cluster, containers, nodes, pods
 from pipelines.deploy.facts import Kind, RepositoryFacts, read_served
 from pipelines.deploy.output import write_folder
 from pipelines.deploy.pods import FRONT, IMAGE, ClusterDeployment, Object, claim_name, deployment
@@ -178,7 +178,9 @@ def files(deployed: ClusterDeployment) -> dict[str, str]:
     place = f"overlays/{kind}"
     texts |= {f"{place}/{name}.yaml": _text(thing) for name, thing in overlay.items()}
     texts |= {f"{place}/{name}": text for name, text in further.items()}
-    texts[f"{place}/kustomization.yaml"] = _text(_overlay(deployed, overlay, further), _comment(deployed, kind))
+    gpus, nodes = deployed.served.gpus_per_node, deployed.served.num_nodes
+    comment = FITS[kind].format(gpus=gpus, s="" if gpus == 1 else "s", nodes=nodes)
+    texts[f"{place}/kustomization.yaml"] = _text(_overlay(deployed, overlay, further), comment)
     if deployed.autoscaled:
         texts["prometheus-adapter.yaml"] = _text(adapter_rules())
     return dict(sorted(texts.items()))
@@ -227,11 +229,6 @@ def _image(reference: str) -> dict[str, str]:
     if digest:
         return made | {"digest": digest}
     return made | ({"newTag": tag} if tag else {})
-
-
-def _comment(deployed: ClusterDeployment, kind: Kind) -> str:
-    gpus = deployed.served.gpus_per_node
-    return FITS[kind].format(gpus=gpus, s="" if gpus == 1 else "s", nodes=deployed.served.num_nodes)
 
 
 class _Plain(yaml.SafeDumper):
@@ -353,16 +350,12 @@ def _secrets(deployed: ClusterDeployment) -> dict[str, str]:
 
 def image(overrides: Sequence[str]) -> int:
     """Build the container image."""
-    from pipelines.deploy.containers import build_image
-
-    return build_image(load(overrides), gather())
+    return containers.build_image(load(overrides), gather())
 
 
 def shell(overrides: Sequence[str]) -> int:
     """Open a shell in the container image."""
-    from pipelines.deploy.containers import open_shell
-
-    return open_shell(load(overrides), gather())
+    return containers.open_shell(load(overrides), gather())
 
 
 def manifests(overrides: Sequence[str]) -> int:
@@ -373,7 +366,5 @@ def manifests(overrides: Sequence[str]) -> int:
 
 def scripts(overrides: Sequence[str]) -> int:
     """Write scripts that build and serve on a cluster."""
-    from pipelines.deploy.cluster import write_scripts
-
-    write_scripts(load(overrides), gather(), overrides)
+    cluster.write_scripts(load(overrides), gather(), overrides)
     return 0

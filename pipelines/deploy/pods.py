@@ -235,6 +235,7 @@ def container(deployed: ClusterDeployment, name: str) -> Object:
     devices = {name: str(count) for name, count in sorted(settings.extra_resources.items())}
     if gpus := deployed.served.gpus_per_node:
         devices = {"nvidia.com/gpu": str(gpus), **devices}
+    sub_path = {"subPath": settings.sub_path} if settings.sub_path else {}
     variables = {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", **settings.env}
     return {
         "name": name,
@@ -246,7 +247,7 @@ def container(deployed: ClusterDeployment, name: str) -> Object:
         },
         "securityContext": _no_rights(),
         "volumeMounts": [
-            {"name": "repository", "mountPath": REPOSITORY, "readOnly": True, **_sub_path(deployed)},
+            {"name": "repository", "mountPath": REPOSITORY, "readOnly": True, **sub_path},
             {"name": "shm", "mountPath": "/dev/shm"},
             {"name": "tmp", "mountPath": "/tmp"},
             {"name": "workspace", "mountPath": "/workspace"},
@@ -326,7 +327,3 @@ def _no_rights() -> dict[str, Any]:
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-
-
-def _sub_path(deployed: ClusterDeployment) -> dict[str, str]:
-    return {"subPath": deployed.settings.sub_path} if deployed.settings.sub_path else {}

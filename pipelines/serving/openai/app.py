@@ -168,7 +168,7 @@ def _add_health(app: FastAPI, served: ServedModel, backend: Backend) -> None:
     @_readable(app, "/v1/metrics")
     async def metrics() -> Response:
         try:
-            text = await asyncio.to_thread(_read, served.metrics_url)
+            text = await asyncio.to_thread(_get, served.metrics_url)
         except OSError as error:
             raise ApiError(503, f"The metrics cannot be read: {error}", kind="server_error") from None
         return PlainTextResponse(text)
@@ -320,6 +320,6 @@ def _model(served: ServedModel) -> dict[str, Any]:
     return {"id": served.repository.label, "object": "model", "created": served.created, "owned_by": "trtllm-pipelines"}
 
 
-def _read(url: str) -> str:
+def _get(url: str) -> str:
     with urllib.request.urlopen(url, timeout=10) as answer:
         return str(answer.read().decode())

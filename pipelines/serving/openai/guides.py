@@ -130,11 +130,8 @@ def _one_of(texts: Sequence[str], param: str) -> str:
     """Return the regular expression of a choice between texts."""
     if not texts or len(texts) > MAX_CHOICES or not all(texts):
         raise ApiError(400, f"'{param}.choice' takes 1 to {MAX_CHOICES} texts that are not empty.", param=param)
-    return "|".join(f"(?:{SPECIAL_IN_REGEX.sub(_escaped, text)})" for text in texts)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return f"\\{match[0]}"
+    escaped = [SPECIAL_IN_REGEX.sub(r"\\\g<0>", text) for text in texts]
+    return "|".join(f"(?:{text})" for text in escaped)
 
 
 def call_schema(functions: Sequence[Json], *, several: bool = False) -> Json:
