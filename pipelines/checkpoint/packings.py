@@ -34,19 +34,11 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.checkpoint.unified import PRE_QUANT_SCALE
+from pipelines.checkpoint.unified import LEAVES
 from pipelines.domain.errors import UserError
 
 Array = np.ndarray[Any, Any]
 
-_MODELOPT = {
-    "weight": "weight",
-    "weights_scaling_factor": "weight_scale",
-    "weights_scaling_factor_2": "weight_scale_2",
-    "activation_scaling_factor": "input_scale",
-    "prequant_scaling_factor": PRE_QUANT_SCALE,
-}
-"""Tensor of a linear in a TensorRT-LLM checkpoint -> its name in ModelOpt's folders."""
 _FLOATS = {"float32", "float16", "bfloat16"}
 _OF_OUTPUTS = ("weight", "weights_scaling_factor")
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -141,7 +133,7 @@ def decode_modelopt(
     """
     found = {}
     for leaf, (dtype, shape) in expected.items():
-        of = _MODELOPT[leaf]
+        of = LEAVES[leaf]
         if leaf == "prequant_scaling_factor" and not any(f"{name}.{of}" in tensors for name in names):
             found[leaf] = np.ones(shape, dtype)  # nothing is multiplied
             continue

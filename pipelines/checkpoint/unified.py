@@ -9,23 +9,14 @@ Source for the scales that linears share because they are fused when loaded: Ten
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pipelines.checkpoint.tensors import TensorFile, TensorInfo
-from pipelines.checkpoint.verify import Expected, Tensors, value_faults
+from pipelines.checkpoint.verify import Expected, Tensors, value_faults, weight_tensors
 from pipelines.domain.errors import Fault, UserError
-from pipelines.domain.formats import (
-    BY_QUANT_ALGO,
-    FLOAT_WEIGHTS,
-    FORMATS,
-    FP4_WEIGHTS,
-    FP8_WEIGHTS,
-    INT4_AS_FP8_WEIGHTS,
-    INT4_WEIGHTS,
-    WeightKind,
-)
+from pipelines.domain.formats import BY_QUANT_ALGO, FORMATS
 from pipelines.domain.model_shape import ModelShape
 from pipelines.host.files import parse_json, small_text
 
@@ -40,42 +31,17 @@ FUSED = (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gat
 PRE_QUANT_SCALE = "pre_quant_scale"
 """Tensor of a linear in ModelOpt's folders; absent where it was folded into the norm or linear before it."""
 
+LEAVES = {
+    "weight": "weight",
+    "weights_scaling_factor": "weight_scale",
+    "weights_scaling_factor_2": "weight_scale_2",
+    "activation_scaling_factor": "input_scale",
+    "prequant_scaling_factor": PRE_QUANT_SCALE,
+}
+"""Tensor of a linear in a TensorRT-LLM checkpoint -> its name in ModelOpt's folders."""
+
 _LAYER_PARTS = (".self_attn.", ".mlp.", ".block_sparse_moe.")
 
-_LinearRule = Callable[[int, int, int, str], Tensors]
-"""(outputs, inputs, inputs per scale, dtype of 16-bit tensors) -> the tensors of one linear."""
-
-
-def _float(out: int, width: int, _group: int, dtype: str) -> Tensors:
-    return {"weight": Expected(dtype, (out, width))}
-
-
-def _fp8(out: int, width: int, _group: int, _dtype: str) -> Tensors:
-    return {"weight": Expected("F8_E4M3", (out, width)), "weight_scale": _ONE}
-
-
-def _int4(out: int, width: int, group: int, _dtype: str) -> Tensors:
-    # two neighbouring output channels share a byte
-    return {"weight": Expected("U8", (out // 2, width)), "weight_scale": Expected("F32", (out, width // group))}
-
-
-def _int4_as_fp8(out: int, width: int, group: int, dtype: str) -> Tensors:
-    return _int4(out, width, group, dtype) | {"weight_scale_2": _ONE}
-
-
-def _fp4(out: int, width: int, group: int, _dtype: str) -> Tensors:
-    # two neighbouring inputs share a byte
-    weight, scale = Expected("U8", (out, width // 2)), Expected("F8_E4M3", (out, width // group))
-    return {"weight": weight, "weight_scale": scale, "weight_scale_2": _ONE}
-
-
-_WEIGHTS: dict[WeightKind, _LinearRule] = {
-    FLOAT_WEIGHTS: _float,
-    FP8_WEIGHTS: _fp8,
-    INT4_WEIGHTS: _int4,
-    INT4_AS_FP8_WEIGHTS: _int4_as_fp8,
-    FP4_WEIGHTS: _fp4,
-}
 ALGORITHMS = tuple(form.quant_algo for form in FORMATS.values() if form.llm_api)
 """`quant_algo` of the ModelOpt formats that the PyTorch backend accepts."""
 
@@ -233,7 +199,11 @@ def _has_bias(config: Mapping[str, Any], shape: ModelShape, linear: str) -> bool
 
 def _linear(out: int, width: int, block: Mapping[str, Any], dtype: str) -> Tensors:
     form = FORMATS[BY_QUANT_ALGO[block.get("quant_algo")]]
-    tensors = _WEIGHTS[form.weights](out, width, int(block.get("group_size", 128)), dtype)
+    tensors: Tensors = {}
+    for leaf, stored in weight_tensors(form.weights, out, width, dtype, int(block.get("group_size", 128))).items():
+        packed = leaf == "weight" and form.weights.pairs_outputs  # U8 here, I8 in a TensorRT-LLM checkpoint
+        shape = () if stored.shape == (1,) else stored.shape
+        tensors[LEAVES[leaf]] = Expected("U8" if packed else stored.dtype, shape)
     if form.activation != "16bit":
         tensors["input_scale"] = _ONE
     if block.get("pre_quant_scale"):

@@ -7,7 +7,7 @@ dtypes and shapes of quantized tensors are those that ModelOpt 0.37.0 and 0.47.0
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,23 +17,7 @@ from pipelines.checkpoint.config_json import LAYERS_FILE, LINEARS, CheckpointCon
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.domain.errors import Fault, UserError, shown
 from pipelines.domain.families import BUILT, FAMILIES
-from pipelines.domain.formats import (
-    BY_QUANT_ALGO,
-    FLOAT_WEIGHTS,
-    FORMATS,
-    FP4_WEIGHTS,
-    FP8_WEIGHTS,
-    INT4_AS_FP8_WEIGHTS,
-    INT4_AT_BUILD,
-    INT4_WEIGHTS,
-    INT8_AT_BUILD,
-    INT8_WEIGHTS,
-    UNIFORM,
-    UNSMOOTHED,
-    Activation,
-    FormatSpec,
-    WeightKind,
-)
+from pipelines.domain.formats import BY_QUANT_ALGO, FORMATS, INT4_WEIGHTS, UNIFORM, UNSMOOTHED, Activation, WeightKind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,59 +43,7 @@ class Expected:
 Tensors = dict[str, Expected]
 
 
-@dataclass(frozen=True, slots=True)
-class _Linear:
-    """One linear on one rank: outputs, inputs, dtype of 16-bit tensors, inputs that share a weight scale."""
-
-    out: int
-    width: int
-    dtype: str
-    group: int
-
-
-_LinearRule = Callable[[_Linear], Tensors]
 _ONE, _SCALAR = Expected("F32", (1,)), Expected("F32", ())
-
-
-def _float(of: _Linear) -> Tensors:
-    return {"weight": Expected(of.dtype, (of.out, of.width))}
-
-
-def _fp8(of: _Linear) -> Tensors:
-    return {"weight": Expected("F8_E4M3", (of.out, of.width)), "weights_scaling_factor": _ONE}
-
-
-def _fp8_rowwise(of: _Linear) -> Tensors:
-    return {"weight": Expected("F8_E4M3", (of.out, of.width)), "per_channel_scale": Expected("F32", (of.out,))}
-
-
-def _int8(of: _Linear) -> Tensors:
-    return {"weight": Expected("I8", (of.out, of.width)), "weights_scaling_factor": Expected("F32", (of.out,))}
-
-
-def _int4(of: _Linear) -> Tensors:
-    # two neighbouring output channels share a byte
-    scales = Expected("F32", (of.out, of.width // of.group))
-    return {"weight": Expected("I8", (of.out // 2, of.width)), "weights_scaling_factor": scales}
-
-
-def _fp4(of: _Linear) -> Tensors:
-    # two neighbouring inputs share a byte
-    scales = Expected("F8_E4M3", (of.out, of.width // of.group))
-    weight = Expected("U8", (of.out, of.width // 2))
-    return {"weight": weight, "weights_scaling_factor": scales, "weights_scaling_factor_2": _SCALAR}
-
-
-_WEIGHTS: dict[WeightKind, _LinearRule] = {
-    FLOAT_WEIGHTS: _float,
-    INT8_AT_BUILD: _float,
-    INT4_AT_BUILD: _float,
-    FP8_WEIGHTS: _fp8,
-    INT8_WEIGHTS: _int8,
-    INT4_WEIGHTS: _int4,
-    INT4_AS_FP8_WEIGHTS: lambda of: _int4(of) | {"weights_scaling_factor_2": _ONE},
-    FP4_WEIGHTS: _fp4,
-}
 _ACTIVATIONS: dict[Activation, Tensors] = {
     "16bit": {},
     "fp8": {"activation_scaling_factor": _ONE},
@@ -120,14 +52,27 @@ _ACTIVATIONS: dict[Activation, Tensors] = {
 }
 
 
-def _rule(form: FormatSpec) -> _LinearRule:
-    """Return the rule for the tensors of one linear in this format."""
+def weight_tensors(kind: WeightKind, out: int, width: int, dtype: str, group: int) -> Tensors:
+    """Return the weight of a linear and its scales, by their names in a TensorRT-LLM checkpoint.
 
-    def tensors(of: _Linear) -> Tensors:
-        found = _WEIGHTS[form.weights](of) | _ACTIVATIONS[form.activation]
-        return found | ({"prequant_scaling_factor": Expected(of.dtype, (of.width,))} if form.tuning else {})
-
-    return tensors
+    Args:
+        kind: how it is stored.
+        out: output channels on this rank.
+        width: input channels on this rank.
+        dtype: of 16-bit tensors.
+        group: input channels that share a scale.
+    """
+    shape = (out // 2 if kind.pairs_outputs else out, width // 2 if kind.pairs_inputs else width)
+    weight = {"weight": Expected(kind.stored or dtype, shape)}
+    if kind.stored is None:
+        return weight
+    scales = (out, width // group) if kind.group else (out,) if kind.scale_per_output else (1,)
+    tensors = weight | {"weights_scaling_factor": Expected(kind.scale_type, scales)}
+    return (
+        tensors
+        if kind.second_scale is None
+        else tensors | {"weights_scaling_factor_2": Expected("F32", kind.second_scale)}
+    )
 
 
 _ALGORITHMS = {FORMATS[qformat].quant_algo for qformat in UNIFORM}
@@ -325,12 +270,16 @@ def has_bias(config: CheckpointConfig, linear: str) -> bool:
 
 
 def _linear_tensors(config: CheckpointConfig, name: str, path: str, out: int, width: int) -> Tensors:
-    block = config.quantization_of(path)
-    linear = _Linear(out, width, _DTYPE_CODES[config.dtype], block.group_size)
-    rule = _fp8_rowwise if block.quant_algo == _FP8_ROWWISE else _rule(FORMATS[block.qformat])
-    tensors = rule(linear)
+    block, dtype = config.quantization_of(path), _DTYPE_CODES[config.dtype]
+    if block.quant_algo == _FP8_ROWWISE:
+        tensors = {"weight": Expected("F8_E4M3", (out, width)), "per_channel_scale": Expected("F32", (out,))}
+    else:
+        form = FORMATS[block.qformat]
+        tensors = weight_tensors(form.weights, out, width, dtype, block.group_size) | _ACTIVATIONS[form.activation]
+        if form.tuning:
+            tensors["prequant_scaling_factor"] = Expected(dtype, (width,))
     if block.has_zero_point:
-        tensors["zero"] = Expected(linear.dtype, (width // block.group_size, out))
+        tensors["zero"] = Expected(dtype, (width // block.group_size, out))
     return {f"{name}.{leaf}": tensor for leaf, tensor in tensors.items()}
 
 

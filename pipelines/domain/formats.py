@@ -62,7 +62,10 @@ class WeightKind:
         group: usual number of input channels that share a scale; 0 is no groups.
         group_is_fixed: whether no other number is possible.
         scale_bits: per group.
+        scale_type: element type of the scales in a TensorRT-LLM checkpoint.
+        second_scale: shape of the scale of the tensor that the scales of groups are under; None without.
         pairs_outputs: whether two neighbouring output channels share a byte of the checkpoint.
+        pairs_inputs: whether two neighbouring input channels do.
         scale_per_output: whether there is one scale per output channel; ModelOpt cannot copy such weights to several
             ranks.
     """
@@ -74,7 +77,10 @@ class WeightKind:
     group: int = 0
     group_is_fixed: bool = False
     scale_bits: int = 0
+    scale_type: str = "F32"
+    second_scale: tuple[int, ...] | None = None
     pairs_outputs: bool = False
+    pairs_inputs: bool = False
     scale_per_output: bool = False
 
     @property
@@ -95,11 +101,12 @@ INT4_WEIGHTS = WeightKind(
 )
 INT4_AS_FP8_WEIGHTS = WeightKind(
     "INT4, one scale per group, widened to FP8 under a scale of the tensor",
-    4, "I8", integer=True, group=128, scale_bits=16, pairs_outputs=True,
+    4, "I8", integer=True, group=128, scale_bits=16, second_scale=(1,), pairs_outputs=True,
 )  # fmt: skip
 FP4_WEIGHTS = WeightKind(
-    "E2M1, an E4M3 scale per group under a scale of the tensor", 4, "U8", group=16, group_is_fixed=True, scale_bits=8
-)
+    "E2M1, an E4M3 scale per group under a scale of the tensor",
+    4, "U8", group=16, group_is_fixed=True, scale_bits=8, scale_type="F8_E4M3", second_scale=(), pairs_inputs=True,
+)  # fmt: skip
 CHOSEN_WEIGHTS = WeightKind("chosen for each linear", 16, None)
 INT8_AT_BUILD = WeightKind("INT8, quantized by the engine build", 8, None, integer=True)
 INT4_AT_BUILD = WeightKind("INT4, quantized by the engine build", 4, None, integer=True)
