@@ -91,7 +91,7 @@ def _peaks(folder: str) -> Iterator[dict[int, int]]:
             for entry in Path("/proc").glob("[0-9]*"):
                 try:
                     words = (entry / "cmdline").read_bytes().decode()
-                    if "training_processes" in words and folder in words and "keeper" not in words:
+                    if "training_processes" in words and folder in words and "supervisor" not in words:
                         found[int(entry.name)] = _field((entry / "status").read_text())
                 except (OSError, StopIteration):
                     continue

@@ -2,8 +2,8 @@
 
     python -m tests.contained COMMAND...
 
-A keeper in a session of its own starts the command and adopts every process whose parent dies
-(PR_SET_CHILD_SUBREAPER). Once the command has ended, or this process has, by whatever signal, the keeper ends all
+A supervisor in a session of its own starts the command and adopts every process whose parent dies
+(PR_SET_CHILD_SUBREAPER). Once the command has ended, or this process has, by whatever signal, the supervisor ends all
 descendants by their ids. A command that succeeded but left something running fails.
 """
 
@@ -19,7 +19,7 @@ import time
 
 import psutil
 
-from pipelines.host.keeper import CHECK_S, PR_SET_CHILD_SUBREAPER, reap
+from pipelines.host.supervisor import CHECK_S, PR_SET_CHILD_SUBREAPER, reap
 
 GRACE_S = 5
 """Time for helpers of multiprocessing and others to end by themselves, and then again after SIGTERM."""
@@ -31,14 +31,14 @@ def main(command: list[str]) -> int:
         sys.stderr.write("usage: python -m tests.contained COMMAND...\n")
         return 2
     reads, writes = os.pipe()
-    keeper = os.fork()
-    if keeper == 0:
+    supervisor = os.fork()
+    if supervisor == 0:
         os.close(writes)
         os._exit(_keep(command, reads))
     os.close(reads)  # the other end is open as long as this process lives
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: os.write(writes, bytes([number])) and None)
-    return os.waitstatus_to_exitcode(os.waitpid(keeper, 0)[1])
+    return os.waitstatus_to_exitcode(os.waitpid(supervisor, 0)[1])
 
 
 def _keep(command: list[str], told: int) -> int:
@@ -48,7 +48,7 @@ def _keep(command: list[str], told: int) -> int:
         command: program and arguments.
         told: pipe with the numbers of signals for the command; its end means that whoever waited is gone.
     """
-    os.setsid()  # a signal for the whole group of `make` does not end the keeper
+    os.setsid()  # a signal for the whole group of `make` does not end the supervisor
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         # a shell without job control lets what it starts in the background ignore SIGINT, and tests send it

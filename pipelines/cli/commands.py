@@ -307,7 +307,7 @@ COMMANDS = {
     "prune": Command(
         "pipelines.run.prune:prune",
         "what each artifact costs; removes what nothing needs",
-        "Lists the artifacts of the store with their sizes and why each is kept, and the drafts of killed runs. An "
+        "Lists the artifacts of the store with their sizes and why each is kept, and what killed runs left. An "
         "artifact is kept while a running stage or server uses it, while a kept artifact was made from it, while a "
         "link of `stage` leads to it, and for store.keep_days after its last use. It removes the others only with "
         "store.remove=true.",

@@ -325,5 +325,5 @@ def _interrupted() -> int:
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
-    """Let SIGTERM unwind like Ctrl-C, so that drafts are removed and locks freed."""
+    """Let SIGTERM unwind like Ctrl-C, so that staging folders are removed and locks freed."""
     raise KeyboardInterrupt

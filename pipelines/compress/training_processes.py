@@ -1,7 +1,7 @@
 """Training by several processes on this machine, each with its part of every batch, and all of the model or a part.
 
 Whoever calls `train_in_processes` starts them, shows what the first says, and ends all when one ends early. Each is a
-`KeptProcess`, so none is left behind, whatever happens to the one that started them. They find each other through a
+`SupervisedProcess`, so none is left behind, whatever happens to their starter. They find each other through a
 file, and on a CPU they talk over loopback alone.
 
 Files in the folder of the Trainer's checkpoints: job.json and blocks.safetensors for the processes to read,
@@ -42,7 +42,7 @@ from pipelines.compress.training import TrainingJob, last_checkpoint, train
 from pipelines.domain.errors import ContinuableError, Fault, UserError
 from pipelines.domain.progress import PARTIAL, SILENT, Advance, Progress
 from pipelines.host.files import write_json
-from pipelines.host.kept import KeptProcess
+from pipelines.host.supervised import SupervisedProcess
 from pipelines.settings.paths import PROJECT_ROOT
 
 JOB, BLOCKS, EVENTS, REPORT, MEETING = "job.json", "blocks.safetensors", "events.jsonl", "report.json", "meeting"
@@ -70,7 +70,7 @@ def train_in_processes(job: TrainingJob, blocks: torch.Tensor, progress: Progres
     (folder / JOB).write_bytes(JOBS.dump_json(job))
     save_file({"blocks": blocks}, folder / BLOCKS)
     (folder / EVENTS).touch()
-    started: list[KeptProcess] = []
+    started: list[SupervisedProcess] = []
     try:
         for rank in range(job.spec.processes):
             started.append(_start(job, rank))
@@ -88,7 +88,7 @@ def train_in_processes(job: TrainingJob, blocks: torch.Tensor, progress: Progres
     return found
 
 
-def _start(job: TrainingJob, rank: int) -> KeptProcess:
+def _start(job: TrainingJob, rank: int) -> SupervisedProcess:
     world, search = job.spec.processes, (str(PROJECT_ROOT), os.environ.get("PYTHONPATH", ""))
     env = {
         **os.environ,
@@ -105,14 +105,14 @@ def _start(job: TrainingJob, rank: int) -> KeptProcess:
         if job.spec.recover.sharding != "none":
             env["MALLOC_MMAP_THRESHOLD_"] = str(RETURNED_BYTES)
     command = [sys.executable, "-m", "pipelines.compress.training_processes", str(job.folder)]
-    return KeptProcess(command, env=env, cwd=job.folder, log_file=_log(job.folder, rank))
+    return SupervisedProcess(command, env=env, cwd=job.folder, log_file=_log(job.folder, rank))
 
 
 def _log(folder: Path, rank: int) -> Path:
     return folder / f"process-{rank}.log"
 
 
-def _check(job: TrainingJob, started: list[KeptProcess]) -> None:
+def _check(job: TrainingJob, started: list[SupervisedProcess]) -> None:
     """Look whether a process has failed.
 
     Raises:

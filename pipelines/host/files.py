@@ -1,6 +1,6 @@
 """Replace files atomically: a reader sees either the old content or the new, even after a run is killed.
 
-Everything written outside a draft of the store goes through here. Inside a draft, plain writes are enough: the
+Everything written outside a staging folder of the store goes through here. Inside one, plain writes are enough: the
 store renames the whole folder.
 """
 

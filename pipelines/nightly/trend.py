@@ -66,7 +66,7 @@ def cell_trend(record: Record, lines: Sequence[Series], name: str) -> Figure | N
                 axes.set_axis_off()
 
     loads = ", ".join(str(load["load"]) for load in record.measurements[-1])
-    six = (
+    run_label = (
         f"model {record.model}; precision {record.precision}; ISL {_mean(record, 'isl')}; OSL {_mean(record, 'osl')}; "
         f"{loads}; TP {record.tp_size}"
     )
@@ -77,7 +77,7 @@ def cell_trend(record: Record, lines: Sequence[Series], name: str) -> Figure | N
         title=record.cell,
         caption=(
             f"{count(len(nights), 'night')} on {record.machine_class}. Dashed: limit beyond which tonight counts as "
-            f"worse. Cross: judged worse. Measured: {six}; engine {record.engine}."
+            f"worse. Cross: judged worse. Measured: {run_label}; engine {record.engine}."
         ),
         alt=f"Trend of {record.cell}: "
         + "; ".join(_in_words(line) for line in lines if line.metric.split()[0] in _PANELS),

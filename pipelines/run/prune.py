@@ -24,7 +24,7 @@ def prune(overrides: Sequence[str]) -> int:
     with disk_errors("`prune`", store.root):
         space = survey(store, settings.store.keep_days)
         say(f"store: {relative_to_cwd(store.root)}")
-        if not space.artifacts and not space.drafts:
+        if not space.artifacts and not space.abandoned:
             say("It is empty.")
             return 0
         say("\n" + "\n".join(_rows(space)) + "\n")
@@ -38,14 +38,14 @@ def prune(overrides: Sequence[str]) -> int:
 def _rows(space: Space) -> list[str]:
     rows = [("artifact", "size", "last used", "kept because")]
     rows += [(each.name, show_bytes(each.bytes), _ago(each.used), each.needed or "-") for each in space.artifacts]
-    rows += [(each.name, show_bytes(each.bytes), _ago(each.used), _draft(each)) for each in space.drafts]
+    rows += [(each.name, show_bytes(each.bytes), _ago(each.used), _abandoned(each)) for each in space.abandoned]
     return table(rows, words=(3,))
 
 
-def _draft(holding: Holding) -> str:
+def _abandoned(holding: Holding) -> str:
     if (holding.path / PARTIAL).is_dir():
-        return "- (draft of a stopped run, which the same command continues)"
-    return "- (draft of a killed run)"
+        return "- (left by a stopped run, which the same command continues)"
+    return "- (left by a killed run)"
 
 
 def _ago(used: float) -> str:
@@ -55,16 +55,16 @@ def _ago(used: float) -> str:
 
 def _offer(space: Space) -> None:
     """Say what could be removed, and how."""
-    total = occupied((*space.artifacts, *space.drafts))
-    unneeded = (*space.unneeded, *space.drafts)
+    total = occupied((*space.artifacts, *space.abandoned))
+    unneeded = (*space.unneeded, *space.abandoned)
     if not unneeded:
         say(f"All {show_bytes(total)} are needed; nothing would be removed.")
         return
     say(
         wrapped(
-            f"Nothing needs {len(unneeded)} of {count(len(space.artifacts) + len(space.drafts), 'folder')}. Removing "
-            f"them frees {show_bytes(freed(unneeded))} of {show_bytes(total)} (files that others link to stay). "
-            "Nothing was removed; the same command with store.remove=true removes them.",
+            f"Nothing needs {len(unneeded)} of {count(len(space.artifacts) + len(space.abandoned), 'folder')}. "
+            f"Removing them frees {show_bytes(freed(unneeded))} of {show_bytes(total)} (files that others link to "
+            "stay). Nothing was removed; the same command with store.remove=true removes them.",
             0,
         )
     )
@@ -77,5 +77,5 @@ def _remove(store: Store, space: Space) -> None:
     for each in space.unneeded:
         if each not in gone:
             say(f"kept {each.name}: a run has begun to use it")
-    removed = (*gone, *space.drafts)
+    removed = (*gone, *space.abandoned)
     say(f"Removed {count(len(removed), 'folder')}: {show_bytes(freed(removed))} came back.")

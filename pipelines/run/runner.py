@@ -89,7 +89,7 @@ def _make(
         if artifact := _find(node, key, store):  # equal bytes from an earlier stage, or another run made it
             return StepOutcome(node, artifact, "cached", 0.0)
         say(f"{node.id}: {node.label}")
-        with store.draft(key) as draft:
+        with store.staging(key) as staging:
             start = time.monotonic()
             manifest = {
                 "key": key,
@@ -101,11 +101,11 @@ def _make(
                 **provenance(plan, overrides),
             }
             _reset_peak_memory()
-            with measurements.kept(draft, manifest, store) if node.stage.measures else nullcontext():
-                facts = node.stage.run(paths, draft, progress)
+            with measurements.kept(staging, manifest, store) if node.stage.measures else nullcontext():
+                facts = node.stage.run(paths, staging, progress)
             seconds = time.monotonic() - start
             manifest |= {"seconds": round(seconds, 3), "peak_memory_bytes": _peak_memory(), "facts": facts}
-            artifact = store.commit(draft, manifest, node.label)
+            artifact = store.commit(staging, manifest, node.label)
     say(f"{node.id}: made in {show_seconds(seconds)}")
     return StepOutcome(node, artifact, "made", seconds)
 

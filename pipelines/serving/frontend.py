@@ -7,7 +7,7 @@ import sys
 import time
 from types import TracebackType
 
-from pipelines.host.kept import KeptProcess
+from pipelines.host.supervised import SupervisedProcess
 from pipelines.serving.command_lines import front_options
 from pipelines.serving.logs import FRONT_STARTED, ServerFailedError, read_log, useful_lines
 from pipelines.serving.ports import another_port, answers_200
@@ -28,7 +28,7 @@ class OpenAiFrontend:
         self._settings = server.settings
         self._host = server.settings.front_host
         self.log_file = server.log_file.with_suffix(".openai.log")
-        self._process: KeptProcess | None = None
+        self._process: SupervisedProcess | None = None
         self._log_start = 0  # bytes of the log
         self._was_ready = False
 
@@ -63,7 +63,7 @@ class OpenAiFrontend:
     def _start(self) -> None:
         search = os.pathsep.join(part for part in (str(PROJECT_ROOT), os.environ.get("PYTHONPATH", "")) if part)
         self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
-        self._process = KeptProcess(
+        self._process = SupervisedProcess(
             self._command(),
             env={**os.environ, "PYTHONPATH": search},
             cwd=self._server.repository.path,

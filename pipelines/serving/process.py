@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pipelines.domain.progress import Progress, SilentProgress
-from pipelines.host.kept import KeptProcess
+from pipelines.host.supervised import SupervisedProcess
 from pipelines.serving import logs
 from pipelines.serving.command_lines import NVIDIA_FRONTEND, Launch, Ranks, nvidia_frontend_command, server_command
 from pipelines.serving.config import ServingSettings
@@ -88,7 +88,7 @@ class TritonServer:
         self._usual_ports = usual_ports
         self.log_is_temporary = log_file is None
         self.log_file = log_file.absolute() if log_file else _temporary_log()
-        self._process: KeptProcess | None = None
+        self._process: SupervisedProcess | None = None
         self._shm_prefix = ""
         self._log_start = self._ready_at = 0  # bytes of the log
 
@@ -127,7 +127,7 @@ class TritonServer:
         return self._running.pid
 
     @property
-    def _running(self) -> KeptProcess:
+    def _running(self) -> SupervisedProcess:
         if self._process is None:
             raise RuntimeError("the server is used outside its with block")
         return self._process
@@ -257,7 +257,7 @@ class TritonServer:
         self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
         self._shm_prefix = own_prefix(next(_number))
         launch = self._launch(located, self._shm_prefix)
-        self._process = KeptProcess(
+        self._process = SupervisedProcess(
             launch.command,
             env={**os.environ, **located.env, **launch.env, RESTARTS_VARIABLE: str(self.restarts)},
             cwd=self.repository.path,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
-from pipelines.host.kept import KeptProcess
+from pipelines.host.supervised import SupervisedProcess
 from pipelines.settings.features import MultimodalSettings, SpeculativeSettings
 
 LOG = "script.log"
@@ -91,7 +91,7 @@ class Script:
         out_dir.mkdir(parents=True, exist_ok=True)
         log = out_dir / LOG
         with progress.task(self.script, None):
-            process = KeptProcess(words, env=dict(os.environ), cwd=out_dir, log_file=log)
+            process = SupervisedProcess(words, env=dict(os.environ), cwd=out_dir, log_file=log)
             try:
                 code = process.wait()
             except BaseException:

@@ -41,7 +41,7 @@ class DiskFile:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """One folder of the store: an artifact, damaged or not, the store of a night, or an abandoned draft.
+    """One folder of the store: an artifact, damaged or not, the store of a night, or an abandoned staging folder.
 
     Attributes:
         path: the folder.
@@ -78,11 +78,11 @@ class Space:
 
     Attributes:
         artifacts: finished ones; what nothing needs first, then the largest.
-        drafts: of killed runs.
+        abandoned: staging folders of killed runs.
     """
 
     artifacts: tuple[Holding, ...]
-    drafts: tuple[Holding, ...]
+    abandoned: tuple[Holding, ...]
 
     @property
     def unneeded(self) -> tuple[Holding, ...]:
@@ -113,7 +113,7 @@ def remember_link(store: Store, link: Path) -> None:
 
 
 def survey(store: Store, keep_days: int) -> Space:
-    """Look at every artifact and every abandoned draft.
+    """Look at every artifact and every abandoned staging folder.
 
     Args:
         store: the store.
@@ -122,8 +122,8 @@ def survey(store: Store, keep_days: int) -> Space:
     found = [*_artifacts(store), *_nights(store), *_set_aside(store), *_answers(store)]
     reasons = _reasons(store, found, keep_days)
     judged = [replace(each, needed=reasons.get(each.path, "")) for each in found]
-    drafts = [Holding(path, _files(path), path.stat().st_mtime) for path in store.abandoned_drafts()]
-    return Space(tuple(sorted(judged, key=lambda each: (each.needed != "", -each.bytes))), tuple(drafts))
+    abandoned = [Holding(path, _files(path), path.stat().st_mtime) for path in store.abandoned_staging()]
+    return Space(tuple(sorted(judged, key=lambda each: (each.needed != "", -each.bytes))), tuple(abandoned))
 
 
 def remove(store: Store, holdings: Sequence[Holding]) -> list[Holding]:
@@ -136,7 +136,7 @@ def remove(store: Store, holdings: Sequence[Holding]) -> list[Holding]:
         those that are gone.
     """
     gone = []
-    with store.draft("prune") as aside:
+    with store.staging("prune") as aside:
         for number, holding in enumerate(holdings):
             moved = aside / str(number)
             try:

@@ -1,7 +1,7 @@
 """The store: one folder per artifact, looked up by the inputs it was made from.
 
 An artifact is `<store>/<stage>/<label>-<key>/` with a `manifest.json`. The key covers everything that determines
-its bytes; the label is for people. An artifact is written as a draft elsewhere and moved to its place by a single
+its bytes; the label is for people. An artifact is written in a staging folder and moved to its place by a single
 rename, with the manifest inside, so a folder in its place is always complete, whatever stopped the run that made it.
 """
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from filelock import FileLock
 
 PENDING = ".pending.json"
-"""File in the draft of a measurement: the manifest as far as it is known. A draft that still has it is not removed."""
+"""File in the staging folder of a measurement: the manifest as far as it is known. It is not removed then."""
 LOCKS = ".locks"
-DRAFTS = ".drafts"
+STAGING = ".drafts"
 """Folder of the store for what is being made, and what was being made when a run was stopped."""
 KEY_LENGTH = 16
 SET_ASIDE = ".set_aside"
@@ -174,21 +174,21 @@ class Store:
         return lock, True
 
     @contextmanager
-    def draft(self, key: str) -> Iterator[Path]:
+    def staging(self, key: str) -> Iterator[Path]:
         """Yield a folder to work in, removed afterwards unless committed, pending, or interrupted and continuable.
 
         It is empty, or what a run that was stopped has made of the same artifact, if that contains `PARTIAL`.
 
-        Call it while holding the key's lock. No two drafts share a folder: if the locks of a shared file system only
-        work within one host, two hosts may make the same artifact at once. Each draft has a lease of the same name, by
-        which others see that it is alive.
+        Call it while holding the key's lock. Each call gets a folder of its own: if the locks of a shared file
+        system only work within one host, two hosts may make the same artifact at once. A lease of the same name shows
+        others that the folder is in use.
         """
-        folder = self.root / DRAFTS / f"{key[:KEY_LENGTH]}.{token_hex(4)}"
+        folder = self.root / STAGING / f"{key[:KEY_LENGTH]}.{token_hex(4)}"
         lease = self.leases.take(folder.name)
         interrupted = False
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            if (stopped := self._stopped_draft(key)) is not None:
+            if (stopped := self._stopped_staging(key)) is not None:
                 stopped.rename(folder)
             else:
                 folder.mkdir()
@@ -199,21 +199,21 @@ class Store:
         finally:
             if not (folder / PENDING).exists() and not (interrupted and (folder / PARTIAL).exists()):
                 shutil.rmtree(folder, ignore_errors=True)
-            with suppress(OSError):  # it must not hide why the draft failed
+            with suppress(OSError):  # it must not hide why the work failed
                 lease.end()
 
-    def _stopped_draft(self, key: str) -> Path | None:
-        """Return the draft of a run that was stopped while it made the artifact of a key, if it can be continued."""
-        for folder in subfolders(self.root / DRAFTS):
+    def _stopped_staging(self, key: str) -> Path | None:
+        """Return the staging folder of a stopped run that made the artifact of a key, if it can be continued."""
+        for folder in subfolders(self.root / STAGING):
             if folder.name.startswith(f"{key[:KEY_LENGTH]}.") and (folder / PARTIAL).is_dir():
                 lease = self.leases.find(folder.name)
                 if lease is None or not lease.alive:
                     return folder
         return None
 
-    def abandoned_drafts(self) -> Iterator[Path]:
-        """Yield the drafts whose makers are gone; the caller keeps what it wants of each and removes the rest."""
-        for folder in subfolders(self.root / DRAFTS):
+    def abandoned_staging(self) -> Iterator[Path]:
+        """Yield the staging folders of dead runs; the caller keeps what it wants of each and removes the rest."""
+        for folder in subfolders(self.root / STAGING):
             if (lease := self.leases.find(folder.name)) is not None:
                 if not lease.alive:
                     yield folder
@@ -222,26 +222,26 @@ class Store:
                     if free:
                         yield folder
 
-    def commit(self, draft: Path, manifest: Json, label: str) -> Artifact:
-        """Turn a draft into an artifact: hash its files, write the manifest last, rename once.
+    def commit(self, staging: Path, manifest: Json, label: str) -> Artifact:
+        """Turn a staging folder into an artifact: hash its files, write the manifest last, rename once.
 
         Returns:
-            the artifact, or that of another host if it finished first (see `draft`).
+            the artifact, or that of another host if it finished first (see `staging`).
         """
-        paths = sorted(p for p in draft.rglob("*") if p.is_file())
+        paths = sorted(p for p in staging.rglob("*") if p.is_file())
         for path in paths:
             sync(path)
         files = {
-            path.relative_to(draft).as_posix(): {"size": path.stat().st_size, "sha256": self.hashes.sha256(path)}
+            path.relative_to(staging).as_posix(): {"size": path.stat().st_size, "sha256": self.hashes.sha256(path)}
             for path in paths
         }
         digest = content_digest({name: str(entry["sha256"]) for name, entry in files.items()})
         manifest = sealed({**manifest, "files": files, "digest": digest})
-        write_json(draft / MANIFEST, manifest)
+        write_json(staging / MANIFEST, manifest)
         target = self.root / manifest["stage"] / f"{label}-{manifest['key'][:KEY_LENGTH]}"
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            draft.rename(target)
+            staging.rename(target)
         except OSError:
             if other := self.find(manifest["stage"], manifest["key"]):
                 return other
@@ -257,66 +257,66 @@ def subfolders(parent: Path) -> list[Path]:
 
 # Keep interrupted measurements, and reclaim what killed runs left: a finished level survives a crash and `kill -9`.
 #
-# While a stage measures, its draft contains `.pending.json`, the manifest as far as it is known. A run that fails
-# turns the draft into an artifact marked incomplete. A killed run leaves the draft behind; the next run, of any
-# command, keeps what was measured and removes the rest, and the drafts of other stages.
+# While a stage measures, its staging folder contains `.pending.json`, the manifest as far as it is known. A run that
+# fails turns the folder into an artifact marked incomplete. A killed run leaves it behind; the next run, of any
+# command, keeps what was measured and removes the rest, and the staging folders of other stages.
 
 
 @contextmanager
-def kept(draft: Path, manifest: Json, store: Store) -> Iterator[None]:
-    """Measure into `draft`; on failure, the finished levels become an artifact marked incomplete.
+def kept(staging: Path, manifest: Json, store: Store) -> Iterator[None]:
+    """Measure into `staging`; on failure, the finished levels become an artifact marked incomplete.
 
-    If the disk does not take that artifact, the draft stays, for the next run to keep.
+    If the disk does not take that artifact, the staging folder stays, for the next run to keep.
     """
-    write_json(draft / PENDING, manifest)
+    write_json(staging / PENDING, manifest)
     try:
         yield
     except BaseException as error:
         with suppress(OSError):
-            if _keep(draft, store, str(error) or type(error).__name__) is None:
-                (draft / PENDING).unlink(missing_ok=True)
+            if _keep(staging, store, str(error) or type(error).__name__) is None:
+                (staging / PENDING).unlink(missing_ok=True)
         raise
-    (draft / PENDING).unlink()
+    (staging / PENDING).unlink()
 
 
 def recover(store: Store, *, continuable: bool = True) -> list[Artifact]:
-    """Reclaim the drafts of killed runs, and keep what they had measured; runs still in progress are left alone.
+    """Reclaim the staging folders of killed runs and keep what they measured; runs in progress are left alone.
 
     Args:
         store: the store.
-        continuable: leave drafts that the next run of the same stage continues.
+        continuable: leave staging folders that the next run of the same stage continues.
     """
     found = []
     with suppress(OSError):  # a full or read-only disk: what was measured stays where it is until the next run
-        for draft in store.abandoned_drafts():
-            if continuable and (draft / PARTIAL).is_dir():
+        for staging in store.abandoned_staging():
+            if continuable and (staging / PARTIAL).is_dir():
                 continue
-            if artifact := _keep(draft, store, "the run was killed"):
+            if artifact := _keep(staging, store, "the run was killed"):
                 found.append(artifact)
-            shutil.rmtree(draft, ignore_errors=True)
+            shutil.rmtree(staging, ignore_errors=True)
         store.leases.sweep()
     return found
 
 
-def _keep(draft: Path, store: Store, reason: str) -> Artifact | None:
+def _keep(staging: Path, store: Store, reason: str) -> Artifact | None:
     """Commit the finished levels, marked incomplete; return None when there are none."""
     try:
-        manifest: dict[str, Any] = json.loads((draft / PENDING).read_text())
-        result = BenchmarkResult.from_json(json.loads((draft / RESULT).read_text()))
+        manifest: dict[str, Any] = json.loads((staging / PENDING).read_text())
+        result = BenchmarkResult.from_json(json.loads((staging / RESULT).read_text()))
     except (OSError, ValueError):
         return None  # stopped before the first level finished
     if not result.levels:
         return None
     raw = result.to_json() | {"complete": False, "reason": result.reason or reason}
-    write_json(draft / RESULT, raw)
+    write_json(staging / RESULT, raw)
     facts = {"levels": len(result.levels), "complete": False, "reason": raw["reason"]}
     manifest |= {"seconds": None, "peak_memory_bytes": None, "facts": facts}
-    pending = (draft / PENDING).read_bytes()
-    (draft / PENDING).unlink()  # it is not part of the artifact
+    pending = (staging / PENDING).read_bytes()
+    (staging / PENDING).unlink()  # it is not part of the artifact
     try:
-        artifact = store.commit(draft, manifest, manifest["label"])
+        artifact = store.commit(staging, manifest, manifest["label"])
     except OSError:
-        (draft / PENDING).write_bytes(pending)
+        (staging / PENDING).write_bytes(pending)
         raise
     say(f"benchmark: kept {count(len(result.levels), 'finished level')}, marked incomplete ({raw['reason']})")
     say(f"  {artifact.path}")

@@ -179,7 +179,7 @@ class Watch:
 # nothing
 # else, and a sweep behaves the same wherever it runs.
 
-STOP_S = 30.0  # time for a stopped cell to drain its server and remove drafts
+STOP_S = 30.0  # time for a stopped cell to drain its server and remove staging folders
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,7 @@ def test_ending_make_alone_ends_the_server_too(cli, copied, number):
         _, left = psutil.wait_procs(started, timeout=60)
         for process in left:
             process.kill()
-    assert len(started) > 5, said  # shell, program, keeper, server, stubs
+    assert len(started) > 5, said  # shell, program, supervisor, server, stubs
     assert not left
 
 

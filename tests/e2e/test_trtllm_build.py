@@ -167,7 +167,7 @@ def test_a_stopped_build_leaves_nothing_running(cli, made, number):
     process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode == {signal.SIGKILL: -9}.get(number, 130)
-    if number == signal.SIGKILL:  # the keeper looks five times a second
+    if number == signal.SIGKILL:  # the supervisor looks five times a second
         import time
 
         time.sleep(1)

@@ -46,11 +46,11 @@ def commit(
         "git_commit": "0123456789abcdef0123456789abcdef01234567",
         "machine": MACHINE,
     }
-    with store.draft(str(manifest["key"])) as draft:
+    with store.staging(str(manifest["key"])) as staging:
         for name, content in files.items():
             raw = json.dumps(content).encode()
-            (draft / name).write_bytes(gzip.compress(raw, mtime=0) if name.endswith(".gz") else raw)
-        return store.commit(draft, manifest, label)
+            (staging / name).write_bytes(gzip.compress(raw, mtime=0) if name.endswith(".gz") else raw)
+        return store.commit(staging, manifest, label)
 
 
 def evaluation(variant: str, wrong: int, model: str = "synthetic") -> EvalResult:

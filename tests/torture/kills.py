@@ -116,10 +116,10 @@ def _wait_until_ready(serve: subprocess.Popen[str]) -> None:
 
 
 def _name(process: psutil.Process) -> str:
-    """Return "keeper PID", "tritonserver", "openai", "model M", or what the OpenAI service starts as a helper."""
+    """Return "supervisor PID", "tritonserver", "openai", "model M", or what the OpenAI service starts as a helper."""
     words = process.cmdline()
-    if any(word.endswith("keeper.py") for word in words):
-        return f"keeper {process.pid}"
+    if any(word.endswith("supervisor.py") for word in words):
+        return f"supervisor {process.pid}"
     if "pipelines.serving.openai" in words:
         return "openai"
     if "stub" in process.name():
@@ -133,7 +133,7 @@ def _blames(said: str, name: str) -> bool:
     kind, _, which = name.partition(" ")
     return {
         HELPER: False,
-        "keeper": f"its keeper (process {which}) was killed by SIGKILL" in said,
+        "supervisor": f"its supervisor (process {which}) was killed by SIGKILL" in said,
         "tritonserver": "tritonserver ended while it was in use: killed by SIGKILL (by hand" in said,
         "openai": "The OpenAI service on port" in said and "ended: killed by SIGKILL (by hand" in said,
         "model": f"its process for model '{which}': killed by SIGKILL (by hand" in said,

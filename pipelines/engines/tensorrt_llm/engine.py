@@ -20,7 +20,7 @@ from pipelines.engines.port import BuildLimits, EngineFacts, OnGpu, Session
 from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.engines.tensorrt_llm.folder import PROGRAM, BuildPaths, BuiltOn, command, fit_faults, read_back
 from pipelines.host.files import replacing
-from pipelines.host.kept import KeptProcess
+from pipelines.host.supervised import SupervisedProcess
 
 # Parse the log of trtllm-build: its steps, sizes and warnings, and why it failed.
 #
@@ -239,7 +239,7 @@ def _run(words: list[str], out_dir: Path, world_size: int, on_gpu: OnGpu, progre
     """Run the command to its end; leave no process behind in any case."""
     log, file = BuildLog(), out_dir / LOG
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    process = KeptProcess(words, env=env, cwd=out_dir, log_file=file)
+    process = SupervisedProcess(words, env=env, cwd=out_dir, log_file=file)
     try:
         with progress.task(PROGRAM, world_size * len(STEPS), "steps") as advance:
             for line in _lines(file, process):
@@ -256,7 +256,7 @@ def _run(words: list[str], out_dir: Path, world_size: int, on_gpu: OnGpu, progre
     return log
 
 
-def _lines(file: Path, process: KeptProcess) -> Iterator[str]:
+def _lines(file: Path, process: SupervisedProcess) -> Iterator[str]:
     """Yield complete lines as they are written, until the process has ended and all are read."""
     with file.open(encoding="utf-8", errors="replace") as stream:
         rest = ""

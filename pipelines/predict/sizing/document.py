@@ -54,7 +54,7 @@ def front(points: Sequence[tuple[float, float]], *, less_x: bool = False) -> lis
 XOf = Callable[[LoadOutcome], float]
 
 
-def pareto(result: Result, six: str) -> Figure:
+def pareto(result: Result, run_label: str) -> Figure:
     """Draw requests per second per GPU against TTFT, and against the speed for each user."""
     question = result.answer.question
     percent = f"P{question.percentile:g}"
@@ -77,7 +77,7 @@ def pareto(result: Result, six: str) -> Figure:
         title="Throughput per GPU against responsiveness",
         caption=(
             "Each line is one configuration from almost no load to its rate within the limits. Filled markers: no "
-            f"other point is better in both (Pareto front). Ring: recommended ({best.label}). {six}"
+            f"other point is better in both (Pareto front). Ring: recommended ({best.label}). {run_label}"
         ),
         alt="; ".join(
             f"{option.label}: {option.per_gpu:.3g} requests/s per GPU at TTFT "
@@ -130,7 +130,7 @@ def _limit(axes: Axes, value: float | None, theme: Theme, *, side: str = "right"
     )  # fmt: skip
 
 
-def day_picture(result: Result, day: Day, six: str) -> Figure:
+def day_picture(result: Result, day: Day, run_label: str) -> Figure:
     """Draw the rate, the instances and the signal over a day."""
     moving, most = day.moving, int(day.fixed.ready.max())
 
@@ -163,7 +163,7 @@ def day_picture(result: Result, day: Day, six: str) -> Figure:
         caption=(
             f"{day.how}. Blue: instances that take requests; orange: starting. "
             f"{moving.instance_hours * gpus:,.0f} GPU-hours, fixed fleet {day.fixed.instance_hours * gpus:,.0f}; "
-            f" {100 * moving.over:.2f} % versus {100 * day.fixed.over:.2f} % of requests over a limit. {six}"
+            f" {100 * moving.over:.2f} % versus {100 * day.fixed.over:.2f} % of requests over a limit. {run_label}"
         ),
         alt=f"Between {moving.ready.min()} and {moving.ready.max()} instances over the day, {moving.starts} starts.",
         origin="modelled",
@@ -183,7 +183,7 @@ def document(result: Result) -> Document:
     """Build the report."""
     answer = result.answer
     question, best = answer.question, answer.chosen
-    where = six(result)
+    where = run_label(result)
     sections = [
         Section("options", "Configurations tried", tuple(_options(result, where))),
         Section("check", "Simulated at the peak", tuple(_check(result))),
@@ -209,7 +209,7 @@ def document(result: Result) -> Document:
     )
 
 
-def six(result: Result) -> str:
+def run_label(result: Result) -> str:
     """Return the conditions that accompany every number: model, precision, ISL, OSL, load, TP."""
     question = result.answer.question
     options = result.answer.options
@@ -287,7 +287,7 @@ def _changes(result: Result) -> list[Block]:
             NONE if size is None else f"{size:,}" for size in (change.instances, change.gpus, change.servers)
         )
         rows.append((change.what, one, gpus, more, servers, change.why))
-    caption = f"All else equal; the recommended fleet has {count(now, 'GPU')}. {six(result)}"
+    caption = f"All else equal; the recommended fleet has {count(now, 'GPU')}. {run_label(result)}"
     return [Table(caption, "modelled", columns, tuple(rows))]
 
 

@@ -35,7 +35,7 @@ ROUNDED = QuantSettings(qformat=QFormat.INT4_RTN)
 
 
 def members(folder: Path) -> list[int]:
-    """Processes that train in a folder, but for keepers, which have the same words on their command line."""
+    """Processes that train in a folder, but for supervisors, which have the same words on their command line."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -168,7 +168,7 @@ def test_all_end_when_one_is_killed_and_the_next_run_goes_on(tmp_path: Path, mon
     whole = recover(LLAMA, None, tmp_path / "whole", spec, texts())
     folder, real = tmp_path / "out" / PARTIAL, training_processes._check
 
-    def kill_one(job: training_processes.TrainingJob, processes: list[training_processes.KeptProcess]) -> None:
+    def kill_one(job: training_processes.TrainingJob, processes: list[training_processes.SupervisedProcess]) -> None:
         if training_processes.last_checkpoint(folder) and processes[1].poll() is None:
             os.kill(processes[1].pid, signal.SIGKILL)
             processes[1].wait(10)

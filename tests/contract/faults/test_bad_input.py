@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc as grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from pipelines.host.keeper import STACK_BYTES
+from pipelines.host.supervisor import STACK_BYTES
 from pipelines.serving.process import TritonServer
 from tests.contract.faults.well_behaved import PROMPT, References, core
 from tests.support.served_gemma import Client

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.deploy.nodes import FILES
-from pipelines.host.kept import KeptProcess
+from pipelines.host.supervised import SupervisedProcess
 
 RANK = """
 import os, pathlib, signal, sys, time
@@ -64,7 +64,7 @@ def test_requests_that_run_may_finish(which: str, tmp_path: Path) -> None:
     one = ["-n", "1", sys.executable, str(tmp_path / "rank.py"), str(tmp_path)]
     env = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     env |= {"OMPI_MCA_rmaps_base_oversubscribe": "1"}
-    server = KeptProcess([str(mpirun), *one, ":", *one], env=env, cwd=tmp_path, log_file=tmp_path / "log")
+    server = SupervisedProcess([str(mpirun), *one, ":", *one], env=env, cwd=tmp_path, log_file=tmp_path / "log")
     for rank in range(2):
         wait_for(tmp_path / f"started{rank}")
     server.stop(20)

@@ -171,11 +171,11 @@ def test_nothing_outlives_a_parent(echo_repository: Path, number: signal.Signals
         parent.send_signal(number)
         assert eventually(lambda: gone(processes), 6 if number == signal.SIGINT else 2)
         assert eventually(lambda: regions(parent.pid) == [])
-        assert count == 6  # server, three stubs, keeper, parent
+        assert count == 6  # server, three stubs, supervisor, parent
 
 
 @pytest.mark.parametrize("survivors", [{"triton_python_backend_stub"}, {"tritonserver"}, set()])
-def test_nothing_outlives_a_parent_that_is_killed_with_its_keeper(tmp_path: Path, survivors: set[str]) -> None:
+def test_nothing_outlives_a_parent_that_is_killed_with_its_supervisor(tmp_path: Path, survivors: set[str]) -> None:
     """Not even a process that hangs when it is asked to end, and no shared memory, whoever is left to remove it."""
     repository = write_stubborn(write_echo(tmp_path / "repository"))
     command = [sys.executable, "-c", PARENT, str(repository)]
@@ -183,7 +183,7 @@ def test_nothing_outlives_a_parent_that_is_killed_with_its_keeper(tmp_path: Path
         assert parent.stdout is not None
         parent.stdout.readline()
         processes = family(parent.pid)
-        assert len(processes) == 5  # parent, keeper, server, two stubs
+        assert len(processes) == 5  # parent, supervisor, server, two stubs
         for process in processes:
             if process.name() not in survivors:
                 process.kill()

@@ -17,9 +17,9 @@ def store(tmp_path):
 
 
 def make(store, key="k" * 64, content="weights"):
-    with store.draft(key) as draft:
-        (draft / "sub").mkdir()
-        (draft / "sub" / "a.bin").write_text(content)
+    with store.staging(key) as staging:
+        (staging / "sub").mkdir()
+        (staging / "sub" / "a.bin").write_text(content)
         manifest = {
             "key": key,
             "stage": "quantize",
@@ -28,7 +28,7 @@ def make(store, key="k" * 64, content="weights"):
             "seconds": 1,
             "facts": {"n": 1},
         }
-        return store.commit(draft, manifest, "m-fp8")
+        return store.commit(staging, manifest, "m-fp8")
 
 
 def test_a_committed_artifact_is_found_again(store):
@@ -53,8 +53,8 @@ def test_another_key_is_not_found(store):
 
 def test_a_draft_that_fails_leaves_nothing(store):
     def fail():
-        with store.draft("k" * 64) as draft:
-            (draft / "half").write_text("x")
+        with store.staging("k" * 64) as staging:
+            (staging / "half").write_text("x")
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -66,9 +66,9 @@ def test_a_draft_that_fails_leaves_nothing(store):
 def test_the_slower_of_two_hosts_takes_what_the_faster_one_made(store):
     """Locks of some shared file systems hold on one host only: nothing is broken, work is done twice."""
     manifest = {"key": "k" * 64, "stage": "build", "label": "m", "facts": {}}
-    with store.draft("k" * 64) as slow:
+    with store.staging("k" * 64) as slow:
         (slow / "a.bin").write_text("weights")
-        with store.draft("k" * 64) as fast:
+        with store.staging("k" * 64) as fast:
             assert fast != slow
             (fast / "a.bin").write_text("weights")
             made = store.commit(fast, manifest, "m")
@@ -77,12 +77,12 @@ def test_the_slower_of_two_hosts_takes_what_the_faster_one_made(store):
 
 
 def test_a_draft_starts_empty_after_a_kill(store):
-    with store.draft("k" * 64) as draft:
-        left = draft
+    with store.staging("k" * 64) as staging:
+        left = staging
     left.mkdir(parents=True)
     (left / "half").write_text("x")
-    with store.draft("k" * 64) as draft:
-        assert list(draft.iterdir()) == []
+    with store.staging("k" * 64) as staging:
+        assert list(staging.iterdir()) == []
 
 
 @pytest.mark.parametrize(

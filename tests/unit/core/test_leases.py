@@ -20,9 +20,9 @@ import sys, time
 from pathlib import Path
 from pipelines.store.store import Store
 
-with Store(Path(sys.argv[1])).draft(sys.argv[2]) as draft:
-    (draft / "half").write_bytes(bytes(4096))
-    print(draft.name, flush=True)
+with Store(Path(sys.argv[1])).staging(sys.argv[2]) as staging:
+    (staging / "half").write_bytes(bytes(4096))
+    print(staging.name, flush=True)
     time.sleep(600)
 """
 OTHER_HOST = ("unshare", "--uts", "--pid", "--fork", "--kill-child", "sh", "-c", 'hostname elsewhere && exec "$@"', "-")
@@ -42,7 +42,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def hold(store):
-    """Starts a process that works in a draft; ends it afterwards."""
+    """Starts a process that works in a staging folder; ends it afterwards."""
     started = []
 
     def start(key, prefix=()):
@@ -61,35 +61,35 @@ def hold(store):
 
 
 def test_the_draft_of_a_living_process_stays(store, hold):
-    _, draft = hold("k" * 64)
-    assert (draft / "half").is_file()
+    _, staging = hold("k" * 64)
+    assert (staging / "half").is_file()
     assert recover(store) == []
-    assert (draft / "half").is_file()
+    assert (staging / "half").is_file()
 
 
 def test_the_draft_of_a_killed_process_is_reclaimed_at_once_for_any_key(store, hold):
-    process, draft = hold("k" * 64)
+    process, staging = hold("k" * 64)
     process.send_signal(signal.SIGKILL)
     process.wait()
     recover(store)
-    assert not draft.exists()
+    assert not staging.exists()
     assert list((store.root / ".leases").iterdir()) == []
 
 
 @pytest.mark.skipif(not can_rename_host(), reason="this system does not let its users change a host name")
 def test_a_container_with_another_host_name_is_treated_alike(store, hold):
     """It is alive while it runs, although neither its name nor its process id says anything here."""
-    process, draft = hold("k" * 64, OTHER_HOST)
+    process, staging = hold("k" * 64, OTHER_HOST)
     (seen,) = store.leases.all()
     assert seen.holder.startswith("elsewhere ")
     recover(store)
-    assert draft.exists()
+    assert staging.exists()
     process.send_signal(signal.SIGKILL)
     process.wait()
     until = time.monotonic() + 60
-    while draft.exists() and time.monotonic() < until:  # the kernel kills what is inside a moment later
+    while staging.exists() and time.monotonic() < until:  # the kernel kills what is inside a moment later
         recover(store)
-    assert not draft.exists()
+    assert not staging.exists()
 
 
 def test_two_drafts_of_one_key_do_not_share_a_folder(store, hold):
@@ -102,15 +102,15 @@ def test_two_drafts_of_one_key_do_not_share_a_folder(store, hold):
 
 
 def elsewhere(store, seconds_ago, text="another-kernel:7 elsewhere 1\nlabel-key\n"):
-    """A lease from another kernel, whose last beat is so long ago, and its draft."""
-    draft = store.root / ".drafts" / "kkkkkkkkkkkkkkkk.1"
-    draft.mkdir(parents=True)
-    lease = store.root / ".leases" / draft.name
+    """A lease from another kernel, whose last beat is so long ago, and its staging folder."""
+    staging = store.root / ".drafts" / "kkkkkkkkkkkkkkkk.1"
+    staging.mkdir(parents=True)
+    lease = store.root / ".leases" / staging.name
     lease.parent.mkdir()
     lease.write_text(text)
     then = lease.stat().st_mtime - seconds_ago
     os.utime(lease, (then, then))
-    return draft
+    return staging
 
 
 @pytest.mark.parametrize("text", ["another-kernel:7 elsewhere 1\nlabel-key\n", " elsewhere 1\n"])
@@ -118,17 +118,17 @@ def elsewhere(store, seconds_ago, text="another-kernel:7 elsewhere 1\nlabel-key\
     ("seconds_ago", "stays"), [(0, True), (DEAD_S - 60, True), (DEAD_S + 60, False), (-9999, True)]
 )
 def test_another_hosts_lease_lives_until_its_beat_stops(store, seconds_ago, stays, text):
-    draft = elsewhere(store, seconds_ago, text)
+    staging = elsewhere(store, seconds_ago, text)
     recover(store)
-    assert draft.exists() == stays
+    assert staging.exists() == stays
 
 
 def test_the_clock_of_this_host_does_not_matter(store, monkeypatch):
     """Both times are stamped by the file system."""
-    draft = elsewhere(store, 0)
+    staging = elsewhere(store, 0)
     monkeypatch.setattr(time, "time", lambda: 4e9)
     recover(store)
-    assert draft.exists()
+    assert staging.exists()
 
 
 def test_a_lease_that_was_never_written_is_swept_away(store):
@@ -159,8 +159,8 @@ def test_a_lease_that_is_swept_away_while_it_is_made_is_made_again(store, monkey
 
 def test_a_lease_is_beaten(store, monkeypatch):
     monkeypatch.setattr(leases, "BEAT_S", 0.02)
-    with store.draft("k" * 64) as draft:
-        lease = store.root / ".leases" / draft.name
+    with store.staging("k" * 64) as staging:
+        lease = store.root / ".leases" / staging.name
         os.utime(lease, (1, 1))
         until = time.monotonic() + 60
         while lease.stat().st_mtime == 1 and time.monotonic() < until:

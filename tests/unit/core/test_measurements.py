@@ -28,7 +28,7 @@ def store(tmp_path):
 
 
 @pytest.fixture
-def draft(store):
+def staging(store):
     folder = store.root / ".drafts" / KEY[:16]
     folder.mkdir(parents=True)
     return folder
@@ -37,20 +37,20 @@ def draft(store):
 MANIFEST = {"key": KEY, "stage": "benchmark", "label": "m-fp8", "created": "2026-11-21T00:00:00+00:00", "made_from": {}}
 
 
-def measure(draft, levels):
-    write_json(draft / RESULT, result(levels).to_json())
+def measure(staging, levels):
+    write_json(staging / RESULT, result(levels).to_json())
 
 
-def test_a_good_end_leaves_no_trace(store, draft):
-    with kept(draft, dict(MANIFEST), store):
-        measure(draft, (LEVEL,))
-    assert sorted(path.name for path in draft.iterdir()) == [RESULT]
+def test_a_good_end_leaves_no_trace(store, staging):
+    with kept(staging, dict(MANIFEST), store):
+        measure(staging, (LEVEL,))
+    assert sorted(path.name for path in staging.iterdir()) == [RESULT]
 
 
-def test_what_was_measured_before_an_error_is_kept_and_says_why(store, draft):
+def test_what_was_measured_before_an_error_is_kept_and_says_why(store, staging):
     def fail():
-        with kept(draft, dict(MANIFEST), store):
-            measure(draft, (LEVEL,))
+        with kept(staging, dict(MANIFEST), store):
+            measure(staging, (LEVEL,))
             raise RuntimeError("server fell over")
 
     with pytest.raises(RuntimeError, match="server fell over"):
@@ -61,27 +61,27 @@ def test_what_was_measured_before_an_error_is_kept_and_says_why(store, draft):
     assert artifact.facts["reason"] == "server fell over"
 
 
-def test_an_error_before_the_first_level_keeps_nothing(store, draft):
-    with pytest.raises(RuntimeError, match="too early"), kept(draft, dict(MANIFEST), store):
+def test_an_error_before_the_first_level_keeps_nothing(store, staging):
+    with pytest.raises(RuntimeError, match="too early"), kept(staging, dict(MANIFEST), store):
         raise RuntimeError("too early")
     assert store.find("benchmark", KEY) is None
 
 
-def test_a_killed_run_is_found_by_the_next(store, draft):
-    write_json(draft / PENDING, MANIFEST)
-    measure(draft, (LEVEL,))
+def test_a_killed_run_is_found_by_the_next(store, staging):
+    write_json(staging / PENDING, MANIFEST)
+    measure(staging, (LEVEL,))
     (artifact,) = recover(store)
     assert artifact.facts["reason"] == "the run was killed"
-    assert not draft.exists()
+    assert not staging.exists()
     assert recover(store) == []
 
 
-def test_a_run_that_is_going_on_is_left_alone(store, draft):
-    write_json(draft / PENDING, MANIFEST)
-    measure(draft, (LEVEL,))
+def test_a_run_that_is_going_on_is_left_alone(store, staging):
+    write_json(staging / PENDING, MANIFEST)
+    measure(staging, (LEVEL,))
     with store.lock(KEY, lambda: None):
         assert recover(store) == []
-    assert draft.exists()
+    assert staging.exists()
 
 
 def test_what_was_measured_before_the_disk_filled_waits_for_the_next_run(store, monkeypatch):
@@ -91,8 +91,8 @@ def test_what_was_measured_before_the_disk_filled_waits_for_the_next_run(store, 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def run_out_of_space():
-        with store.draft(KEY) as draft, kept(draft, dict(MANIFEST), store):
-            measure(draft, (LEVEL,))
+        with store.staging(KEY) as staging, kept(staging, dict(MANIFEST), store):
+            measure(staging, (LEVEL,))
             monkeypatch.setattr("pipelines.store.store.write_json", full)
             full()
 

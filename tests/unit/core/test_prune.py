@@ -26,15 +26,15 @@ def store(tmp_path):
 
 def make(store, stage, key, *, inputs=(), days=100, content=b"x" * 10_000, link=None):
     """An artifact made from others, last used so many days ago; `link` is a file that it shares."""
-    with store.draft(key * 64) as draft:
-        (draft / "a.bin").write_bytes(content)
+    with store.staging(key * 64) as staging:
+        (staging / "a.bin").write_bytes(content)
         if link is not None:
-            os.link(link, draft / "shared.bin")
+            os.link(link, staging / "shared.bin")
         manifest = {
             "key": key * 64, "stage": stage, "label": "m", "created": "2026", "seconds": 1, "facts": {},
             "made_from": {"inputs": {str(n): each.digest for n, each in enumerate(inputs)}},
         }  # fmt: skip
-        artifact = store.commit(draft, manifest, "m")
+        artifact = store.commit(staging, manifest, "m")
     then = time.time() - days * DAY
     os.utime(artifact.path, (then, then))
     return artifact
@@ -181,13 +181,13 @@ def test_the_command_shows_first_and_removes_on_request(store, capsys):
 def test_the_drafts_of_killed_runs_are_shown_and_reclaimed(store, capsys):
     code = (
         "import os, sys; from pathlib import Path; from pipelines.store.store import Store\n"
-        "with Store(Path(sys.argv[1])).draft('k' * 64) as draft:\n"
-        "    (draft / 'half').write_bytes(bytes(100_000)); os.kill(os.getpid(), 9)\n"
+        "with Store(Path(sys.argv[1])).staging('k' * 64) as staging:\n"
+        "    (staging / 'half').write_bytes(bytes(100_000)); os.kill(os.getpid(), 9)\n"
     )
     subprocess.run([sys.executable, "-c", code, store.root], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     words = ["prune", f"paths.store={store.root}"]
     assert main(words) == 0
-    assert "(draft of a killed run)" in capsys.readouterr().out
+    assert "(left by a killed run)" in capsys.readouterr().out
     assert len(list((store.root / ".drafts").iterdir())) == 1
     assert main([*words, "store.remove=true"]) == 0
     assert re.search(r"Removed 1 folder: (9\d|100)\.\d KiB came back", capsys.readouterr().out)
@@ -206,7 +206,7 @@ def test_days_are_not_negative(capsys):
 
 
 def test_a_prune_that_is_killed_leaves_no_half_artifact(store, monkeypatch):
-    """What was moved aside lies in a draft, which the next run reclaims."""
+    """What was moved aside lies in a staging folder, which the next run reclaims."""
     make(store, "build", "a")
     unneeded = survey(store, 30).unneeded
     monkeypatch.setattr(space, "_in_use", lambda _store: os.kill(os.getpid(), signal.SIGKILL))
@@ -216,6 +216,6 @@ def test_a_prune_that_is_killed_leaves_no_half_artifact(store, monkeypatch):
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     assert store.find("build", "a" * 64) is None
-    assert len(list(store.abandoned_drafts())) == 1
+    assert len(list(store.abandoned_staging())) == 1
     recover(store)
     assert list((store.root / ".drafts").iterdir()) == []

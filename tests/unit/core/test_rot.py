@@ -327,9 +327,11 @@ def test_verify_of_an_empty_store_says_so(tmp_path, capsys):
 @pytest.mark.parametrize("name", ["model.py", "manifest.json"])
 def test_a_damaged_repository_is_not_served(tmp_path, name):
     store = Store(tmp_path / "store")
-    with store.draft("a" * 64) as draft:
-        (draft / "model.py").write_text("print(1)")
-        made = store.commit(draft, {"key": "a" * 64, "stage": "repository", "repeat": "make it", "made_from": {}}, "m")
+    with store.staging("a" * 64) as staging:
+        (staging / "model.py").write_text("print(1)")
+        made = store.commit(
+            staging, {"key": "a" * 64, "stage": "repository", "repeat": "make it", "made_from": {}}, "m"
+        )
     copy = shutil.copytree(made.path, tmp_path / "copy")
     overwrite(copy / name)
     with pytest.raises(UserError, match=rf"{copy} was changed after it was made: {name}"):

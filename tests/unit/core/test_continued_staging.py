@@ -24,7 +24,7 @@ def begin(folder):
 
 def stop(store, error, key=KEY):
     """Begin an artifact that can be continued, and end with an error."""
-    with suppress(error), store.draft(key) as folder:
+    with suppress(error), store.staging(key) as folder:
         begin(folder)
         raise error("stopped")
 
@@ -32,9 +32,9 @@ def stop(store, error, key=KEY):
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ContinuableError])
 def test_a_stopped_draft_is_taken_over_once(store, error):
     stop(store, error)
-    with store.draft(KEY) as folder:
+    with store.staging(KEY) as folder:
         assert (folder / "rank0.safetensors").read_text() == "two layers"
-        with store.draft(KEY) as second:
+        with store.staging(KEY) as second:
             assert list(second.iterdir()) == []
 
 
@@ -44,35 +44,35 @@ def test_a_killed_draft_is_taken_over(store):
     folder.mkdir(parents=True)
     begin(folder)
     assert recover(store) == []
-    with store.draft(KEY) as continued:
+    with store.staging(KEY) as continued:
         assert (continued / PARTIAL).is_dir()
     assert not folder.exists()
 
 
 def test_another_artifact_begins_anew(store):
     stop(store, KeyboardInterrupt)
-    with store.draft(OTHER) as folder:
+    with store.staging(OTHER) as folder:
         assert list(folder.iterdir()) == []
 
 
 def test_a_draft_at_work_is_left_alone(store):
-    with store.draft(KEY) as folder:
+    with store.staging(KEY) as folder:
         begin(folder)
-        with store.draft(KEY) as second:
+        with store.staging(KEY) as second:
             assert list(second.iterdir()) == []
         assert (folder / PARTIAL).is_dir()
 
 
 def test_an_error_that_running_again_would_meet_again_leaves_nothing(store):
     stop(store, ValueError)
-    with store.draft(KEY) as folder:
+    with store.staging(KEY) as folder:
         assert list(folder.iterdir()) == []
 
 
 def test_only_prune_removes_what_can_be_continued(store):
     stop(store, KeyboardInterrupt)
     recover(store)
-    (draft,) = [each for each in (store.root / ".drafts").iterdir() if each.name != LEASES]
-    assert (draft / PARTIAL).is_dir()
+    (staging,) = [each for each in (store.root / ".drafts").iterdir() if each.name != LEASES]
+    assert (staging / PARTIAL).is_dir()
     recover(store, continuable=False)
-    assert not draft.exists()
+    assert not staging.exists()

@@ -1,4 +1,4 @@
-"""A child process that cannot outlive this one; see keeper.py."""
+"""A child process that cannot outlive this one; see supervisor.py."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def _count(file: Path) -> int | None:
 
 
 FINISHED_POLL_S = 0.05
-KEEPER = Path(__file__).with_name("keeper.py")
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
-class KeptProcess:
+class SupervisedProcess:
     """A running command, together with everything it starts.
 
     Attributes:
-        pid: process id of the command itself, not of its keeper.
+        pid: process id of the command itself, not of its supervisor.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class KeptProcess:
     ) -> None:
         self._memory_kills = MemoryKills()
         read_fd, write_fd = os.pipe()
-        keeper = [sys.executable, "-I", "-S", str(KEEPER), str(os.getpid()), str(write_fd), shm_prefix, *command]
+        words = (str(os.getpid()), str(write_fd), shm_prefix, *command)
         try:
             with log_file.open("ab") as log:
-                self._keeper = subprocess.Popen(
-                    keeper,
+                self._supervisor = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(SUPERVISOR), *words],
                     env=dict(env),
                     cwd=cwd,
                     stdin=subprocess.DEVNULL,
@@ -110,7 +110,7 @@ class KeptProcess:
 
     def poll(self) -> int | None:
         """Return the exit code (negative for a signal), or None while the command runs."""
-        code = self._keeper.poll()
+        code = self._supervisor.poll()
         if code is None:
             self._memory_kills.look()
         return code
@@ -118,7 +118,7 @@ class KeptProcess:
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Wait for the end and return the exit code, or None after `timeout_s`."""
         try:
-            return self._keeper.wait(timeout_s)
+            return self._supervisor.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
@@ -130,8 +130,8 @@ class KeptProcess:
         """Kill the command and everything it started; return when all of it is gone."""
         self._send(signal.SIGQUIT)
         if self.wait(10) is None:
-            self._keeper.kill()  # the kernel then kills the command
-            self._keeper.wait()
+            self._supervisor.kill()  # the kernel then kills the command
+            self._supervisor.wait()
 
     def watch_stubs(self) -> None:
         """End everything when a stub of the python backend ends, from now on: its model never answers again."""
@@ -167,18 +167,18 @@ class KeptProcess:
         finally:
             if self.poll() is None:
                 self.kill()
-        return int(self._keeper.returncode)
+        return int(self._supervisor.returncode)
 
     def describe_exit(self) -> str:
         """Describe how the command ended: "exit code 1", "killed by SIGSEGV", which part of it, who sent a SIGKILL."""
         report = self._read_report()
         if not report:
-            return f"killed by the kernel, because its keeper (process {self._keeper.pid}) was killed by SIGKILL"
+            return f"killed by the kernel: its supervisor (process {self._supervisor.pid}) was killed by SIGKILL"
         model = report.partition(" ")[2].strip()
-        return (f"its process for model '{model}': " if model else "") + self._describe(self._keeper.returncode)
+        return (f"its process for model '{model}': " if model else "") + self._describe(self._supervisor.returncode)
 
     def _read_report(self) -> str:
-        """Return what the keeper wrote about the end, which is nothing if it was killed itself."""
+        """Return what the supervisor wrote about the end, which is nothing if it was killed itself."""
         if self._report is None:
             self._report = self._answers.readline()
             self._answers.close()
@@ -196,9 +196,9 @@ class KeptProcess:
         }[self._memory_kills.happened()]
 
     def _send(self, number: signal.Signals) -> None:
-        if self._keeper.poll() is None:
+        if self._supervisor.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                self._keeper.send_signal(number)
+                self._supervisor.send_signal(number)
 
 
 def _signal_name(number: int) -> str:

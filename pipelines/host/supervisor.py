@@ -1,7 +1,7 @@
 """Supervise a server, so that no process and no shared memory is left behind, whatever happens to us or to it.
 
-Run as `python -I -S keeper.py STARTER STATUS_FD SHM_PREFIX COMMAND...` in a session of its own, so that the terminal's
-Ctrl-C reaches only the starter. The keeper starts COMMAND, writes its process id to STATUS_FD and then
+Run as `python -I -S supervisor.py STARTER STATUS_FD SHM_PREFIX COMMAND...` in a session of its own, so that the
+terminal's Ctrl-C reaches only the starter. The supervisor starts COMMAND, writes its process id to STATUS_FD and then
 
 - forwards SIGTERM, SIGINT and SIGHUP as SIGTERM (drain), under mpirun to the rank that answers, and treats SIGQUIT as
   "kill now" and SIGUSR1 as "the work is done: kill what is left of it", which is an orderly end with exit code 0;
@@ -12,7 +12,7 @@ Ctrl-C reaches only the starter. The keeper starts COMMAND, writes its process i
   regions in /dev/shm, writes its wait status to STATUS_FD, or the model and status of the stub that died, and ends in
   the same way: same exit code or same signal.
 
-Two things hold even when the keeper itself is killed, because the kernel does them: everything in COMMAND's process
+Two things hold even when the supervisor itself is killed, because the kernel does them: everything in COMMAND's process
 group is killed (see `tie_to`), and shared memory that both its users have opened has no name any more, so that it is
 freed with the last of them (see `unname_regions`).
 
@@ -45,8 +45,8 @@ issue 5840)."""
 
 def start(command: list[str]) -> int:
     """Start the command in this session and return its process id."""
-    keeper = os.getpid()
-    lifeline, held = os.pipe()  # the keeper alone holds the writing end, for as long as it lives
+    supervisor = os.getpid()
+    lifeline, held = os.pipe()  # the supervisor alone holds the writing end, for as long as it lives
     pid = os.fork()
     if pid:
         os.close(lifeline)
@@ -58,7 +58,7 @@ def start(command: list[str]) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         raise_stack_limit()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() == keeper:
+        if os.getppid() == supervisor:
             os.execvp(command[0], command)
     except OSError as error:
         sys.stderr.write(f"error: {command[0]}: {error.strerror}\n")
@@ -259,7 +259,7 @@ def end_like(status: int | None) -> None:
 
 
 def main() -> None:
-    """Run the keeper; see the module docstring."""
+    """Run the supervisor; see the module docstring."""
     starter, status_fd, prefix = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     os.set_inheritable(status_fd, False)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)

@@ -1,4 +1,4 @@
-"""A kept process leaves nothing behind, whoever is killed, and says who killed it."""
+"""A supervised process leaves nothing behind, whoever is killed, and says who killed it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelines.host.kept import KeptProcess
+from pipelines.host.supervised import SupervisedProcess
 from tests.conftest import ROOT
 from tests.support.eventually import eventually
 
@@ -33,50 +33,53 @@ def family(pid: int) -> list[psutil.Process]:
     return [root, *root.children(recursive=True)]
 
 
-Start = Callable[..., KeptProcess]
+Start = Callable[..., SupervisedProcess]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a command under a keeper."""
+    """Start a command under a supervisor."""
     started = []
 
-    def keep(*command: str, prefix: str = "") -> KeptProcess:
-        process = KeptProcess(command, env=os.environ, cwd=tmp_path, log_file=tmp_path / "log", shm_prefix=prefix)
+    def launch(*command: str, prefix: str = "") -> SupervisedProcess:
+        process = SupervisedProcess(command, env=os.environ, cwd=tmp_path, log_file=tmp_path / "log", shm_prefix=prefix)
         started.append(process)
         return process
 
-    yield keep
+    yield launch
     for process in started:
         process.kill()
 
 
-def keeper_of(kept: KeptProcess) -> psutil.Process:
-    return next(child for child in psutil.Process().children() if kept.pid in {each.pid for each in child.children()})
+def supervisor_of(supervised: SupervisedProcess) -> psutil.Process:
+    parent = psutil.Process(supervised.pid).parent()
+    assert parent is not None
+    return parent
 
 
 @pytest.mark.parametrize("also_the_command", [False, True])
-def test_the_whole_group_dies_with_its_keeper(start: Start, also_the_command: bool) -> None:
-    """Descendants too that watch nobody, and even if the command, which the keeper would clear up, dies with it."""
-    kept = start("bash", "-c", FAMILY)
-    assert eventually(lambda: len(family(kept.pid)) == 4)
-    members, keeper = family(kept.pid), keeper_of(kept)
-    for pid in [keeper.pid, *([kept.pid] if also_the_command else [])]:
+def test_the_whole_group_dies_with_its_supervisor(start: Start, also_the_command: bool) -> None:
+    """Descendants too that watch nobody, and even if the command, which the supervisor would clear up, dies with it."""
+    supervised = start("bash", "-c", FAMILY)
+    assert eventually(lambda: len(family(supervised.pid)) == 4)
+    members, supervisor = family(supervised.pid), supervisor_of(supervised)
+    for pid in [supervisor.pid, *([supervised.pid] if also_the_command else [])]:
         os.kill(pid, signal.SIGKILL)
     assert eventually(lambda: not any(lives(member) for member in members))
-    assert kept.wait(60) == -signal.SIGKILL
+    assert supervised.wait(60) == -signal.SIGKILL
     assert (
-        kept.describe_exit() == f"killed by the kernel, because its keeper (process {keeper.pid}) was killed by SIGKILL"
+        supervised.describe_exit()
+        == f"killed by the kernel: its supervisor (process {supervisor.pid}) was killed by SIGKILL"
     )
 
 
 def test_what_left_the_session_is_killed_too(start: Start) -> None:
-    """A daemon of the command: a session of its own and no parent but the keeper."""
-    kept = start("bash", "-c", "(setsid sleep 1000 &); sleep 1000")
-    keeper = keeper_of(kept)
-    assert eventually(lambda: len(keeper.children()) == 2)
-    daemon = next(child for child in keeper.children() if child.pid != kept.pid)
-    kept.kill()
+    """A daemon of the command: a session of its own and no parent but the supervisor."""
+    supervised = start("bash", "-c", "(setsid sleep 1000 &); sleep 1000")
+    supervisor = supervisor_of(supervised)
+    assert eventually(lambda: len(supervisor.children()) == 2)
+    daemon = next(child for child in supervisor.children() if child.pid != supervised.pid)
+    supervised.kill()
     assert not lives(daemon)
 
 
@@ -90,17 +93,18 @@ def test_what_left_the_session_is_killed_too(start: Start) -> None:
     ],
 )
 def test_an_end_is_described(start: Start, ends: str, said: str) -> None:
-    kept = start("bash", "-c", ends)
-    kept.wait(60)
-    assert kept.describe_exit() == said
+    supervised = start("bash", "-c", ends)
+    supervised.wait(60)
+    assert supervised.describe_exit() == said
 
 
 IN_A_SMALL_GROUP = """
 import os, sys
 from pathlib import Path
-from pipelines.host.kept import KeptProcess
+from pipelines.host.supervised import SupervisedProcess
 Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
-hungry = KeptProcess([sys.executable, "-c", "b'x' * (1 << 30)"], env=os.environ, cwd=Path.cwd(), log_file=Path("log"))
+command = [sys.executable, "-c", "b'x' * (1 << 30)"]
+hungry = SupervisedProcess(command, env=os.environ, cwd=Path.cwd(), log_file=Path("log"))
 hungry.wait()
 print(hungry.describe_exit())
 """
@@ -148,12 +152,12 @@ def test_shared_memory_loses_its_name_once_both_users_have_it(start: Start) -> N
     region, other = SHM / f"{prefix}1", SHM / f"{prefix}2"
     region.write_bytes(bytes(4096))
     other.write_bytes(bytes(4096))
-    kept = start(sys.executable, "-c", MAPPING, region.name, prefix=prefix)
+    supervised = start(sys.executable, "-c", MAPPING, region.name, prefix=prefix)
     try:
         assert eventually(lambda: not region.exists())
         assert other.exists()  # nobody has opened it yet
-        assert kept.poll() is None
-        kept.kill()
+        assert supervised.poll() is None
+        supervised.kill()
         assert not other.exists()
     finally:
         region.unlink(missing_ok=True)
