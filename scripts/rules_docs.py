@@ -24,7 +24,7 @@ from pipelines.plan.deployment import Deployment
 from pipelines.plan.user_inputs import Found
 from pipelines.rules.record import BrokenRule, DeploymentFacts, Rule, Severity
 from pipelines.rules.rulebook import RULES, check
-from pipelines.settings.compose import compose_config, to_raw
+from pipelines.settings.by_hydra import compose_config, to_raw
 from pipelines.settings.groups import CONF
 from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.settings.root import validate

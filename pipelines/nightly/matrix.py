@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipelines.domain.errors import UserError
 from pipelines.nightly.config import NightlySettings
-from pipelines.settings.diagnose import parse_override
+from pipelines.settings.by_hydra import parse_override
 from pipelines.settings.groups import groups
 from pipelines.store.store import fingerprint
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
 from typing import Any
 
-from pipelines.settings.groups import CONF, groups, hydra_on_conf
+from pipelines.settings.describe import keys_of
+from pipelines.settings.groups import CONF, groups
 from pipelines.settings.plain import KEY, MISSING, NotPlainError, parse, unresolved
 
 LISTS = ","
@@ -30,10 +28,13 @@ def complete(words: Sequence[str]) -> list[str]:
 
 
 def _complete(before: Sequence[str], word: str) -> list[str]:
-    plain = plain_candidates(before, word)
-    asked = asked_hydra(before, word) if plain is None else plain
-    found = {LAUNCHER if each == "hydra" else each for each in (*asked, *_values(word))}
-    return sorted(each for each in found if each.startswith(word) and not each.startswith("hydra."))
+    found = plain_candidates(before, word)
+    if found is None:
+        from pipelines.settings.by_hydra import hydra_candidates
+
+        found = hydra_candidates(before, word)
+    shown = {LAUNCHER if each == "hydra" else each for each in (*found, *_values(word))}
+    return sorted(each for each in shown if each.startswith(word) and not each.startswith("hydra."))
 
 
 def plain_candidates(before: Sequence[str], word: str) -> list[str] | None:
@@ -85,33 +86,10 @@ def _node(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return node
 
 
-def asked_hydra(before: Sequence[str], word: str) -> list[str]:
-    """List what Hydra's own completion finds."""
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.plugins import Plugins
-    from hydra.errors import HydraException
-    from hydra.plugins.completion_plugin import CompletionPlugin
-    from omegaconf.errors import OmegaConfBaseException
-
-    with hydra_on_conf():
-        plugins: Any = Plugins.instance().discover(CompletionPlugin)
-        plugin = next(each for each in plugins if each.provides() == "bash")
-        said = io.StringIO()
-        os.environ["COMP_LINE"] = " ".join(["program", *before, word])
-        try:
-            with redirect_stdout(said):
-                plugin(GlobalHydra.instance().config_loader()).query("config")
-        except (HydraException, OmegaConfBaseException, ValueError):
-            return []  # an earlier word is wrong, which the command itself will report
-    return said.getvalue().split()
-
-
 def _values(word: str) -> list[str]:
     """List `key=value` for each value that a key may have."""
     key, equals, _ = word.partition("=")
     group = key.partition(".")[0]
     if not equals or group == key:
         return []
-    from pipelines.settings.describe import keys_of
-
     return [f"{key}={value}" for each in keys_of(group) if each.name == key for value in each.choices]

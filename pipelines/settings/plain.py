@@ -7,15 +7,27 @@ no text means something that it does not mean to Hydra. Nothing is kept: each ca
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
 import yaml
 
-from pipelines.settings.groups import CONF, DEFAULTS, RESOLVERS
+from pipelines.settings.features import lookahead_draft_len
+from pipelines.settings.groups import CONF
+from pipelines.settings.model import BUNDLED
 from pipelines.settings.root import Settings
+
+DEFAULTS = "settings"
+"""In conf/config.yaml: the defaults of all keys, which the classes of the settings have."""
+RESOLVERS: Mapping[str, Callable[..., Any]] = {
+    "bundled": lambda place: str(BUNDLED / place),
+    "product": lambda *factors: math.prod(factors),
+    "lookahead_draft_len": lookahead_draft_len,
+}
+"""What a value in conf/ can be computed with: `${product:${a.b},${c.d}}`."""
 
 KEY = r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*"
 OVERRIDE = re.compile(rf"({KEY}(?:@{KEY})?)=(.+)")

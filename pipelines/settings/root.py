@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import yaml
 from pydantic import Field, model_validator
 
 from eval.config import EvalSettings
@@ -143,8 +144,6 @@ class Settings(Group):
 
 def as_yaml(settings: Settings) -> str:
     """Return a resolved configuration as YAML, every value written out."""
-    import yaml
-
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     text: str = yaml.dump(settings.model_dump(mode="json"), Dumper=dumper, sort_keys=False)
     return text

@@ -27,9 +27,8 @@ from pipelines.host.machine import Machine, gather
 from pipelines.host.screen import say
 from pipelines.plan.plan import make_plan, with_questions
 from pipelines.plan.targets import Goal, Target
+from pipelines.settings.by_hydra import diagnose, hydra_on_conf, unexplained
 from pipelines.settings.compose import compose
-from pipelines.settings.diagnose import diagnose, unexplained
-from pipelines.settings.groups import hydra_on_conf
 from pipelines.settings.root import validate
 from pipelines.store.store import Store, fingerprint
 from pipelines.sweep.cells import RunCell, SweepCell, Watch, cells_of

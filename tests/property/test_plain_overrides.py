@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from pipelines.domain.errors import UserError
 from pipelines.settings import plain
-from pipelines.settings.compose import compose_config, to_raw
+from pipelines.settings.by_hydra import compose_config, to_raw
 from pipelines.settings.groups import CONF, choices, groups
 from pipelines.settings.plain import NotPlainError, compose_plain, load_yaml
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from pipelines.compress.config import PruningSettings, RecoverSettings
 from pipelines.settings.base import OptionTable, largest
-from pipelines.settings.compose import compose_config, to_raw
+from pipelines.settings.by_hydra import compose_config, to_raw
 from pipelines.settings.groups import choices, groups
 from pipelines.settings.root import Settings
 

@@ -16,8 +16,8 @@ from pydantic import BaseModel
 
 from pipelines.cli.commands import COMMANDS, PROGRAM
 from pipelines.settings.base import OptionTable
+from pipelines.settings.by_hydra import RENAMED
 from pipelines.settings.describe import keys_of
-from pipelines.settings.diagnose import RENAMED
 from pipelines.settings.groups import CONF, choices, groups
 from pipelines.settings.root import Settings
 from tests.conftest import ROOT

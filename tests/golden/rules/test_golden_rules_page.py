@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.settings.compose import compose_config, to_raw
+from pipelines.settings.by_hydra import compose_config, to_raw
 from scripts.rules_docs import BASE, FEATURES, PAGE, Composer, page
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from pipelines.cli.main import candidates, script
 from pipelines.domain.errors import UserError
-from pipelines.settings.complete import asked_hydra, plain_candidates
+from pipelines.settings.by_hydra import hydra_candidates
+from pipelines.settings.complete import plain_candidates
 from pipelines.settings.groups import choices
 from tests.conftest import ROOT
 
@@ -76,7 +77,7 @@ def test_another_shell_is_refused():
 def test_what_is_found_without_hydra_is_what_hydra_finds(before, word):
     mine = plain_candidates(before, word)
     assert mine is not None
-    hydras = asked_hydra(before, word)
+    hydras = hydra_candidates(before, word)
     assert {each for each in mine if each[:6] != "hydra."} == {each for each in hydras if each[:6] != "hydra."}
 
 

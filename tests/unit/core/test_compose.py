@@ -9,7 +9,8 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.families import BUILT
 from pipelines.domain.formats import QFormat
 from pipelines.predict.performance.models import MODELS
-from pipelines.settings.compose import compose_config, load
+from pipelines.settings.by_hydra import compose_config
+from pipelines.settings.compose import load
 from pipelines.settings.groups import CONF, choices, groups
 from pipelines.settings.root import Settings
 from tests.conftest import REFERENCE

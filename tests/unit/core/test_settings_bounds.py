@@ -10,7 +10,8 @@ import pytest
 from pydantic import BaseModel
 
 from pipelines.domain.errors import UserError
-from pipelines.settings.compose import compose_config, load, to_raw
+from pipelines.settings.by_hydra import compose_config, to_raw
+from pipelines.settings.compose import load
 from pipelines.settings.root import Settings, validate
 
 WHOLE = ["model=gemma_2b", "speculative=draft_target", "model@speculative.draft=gemma_2b"]

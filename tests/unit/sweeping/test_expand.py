@@ -3,7 +3,8 @@
 import pytest
 
 from pipelines.domain.errors import UserError
-from pipelines.settings.compose import compose, compose_config
+from pipelines.settings.by_hydra import compose_config
+from pipelines.settings.compose import compose
 from pipelines.settings.groups import CONF
 from pipelines.store.store import Store
 from pipelines.sweep import launchers

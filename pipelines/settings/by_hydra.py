@@ -1,19 +1,116 @@
-"""Explain overrides that Hydra refuses: every fault in the user's own terms, with the nearest valid word."""
+"""The door to Hydra: compose conf/, complete a word, and explain what Hydra refuses in the user's own terms.
+
+Hydra takes longer to load than to compose plain overrides without it (`plain`), so this is imported where it is needed.
+"""
 
 from __future__ import annotations
 
+import io
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from difflib import get_close_matches
 from typing import Any
 
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from hydra.plugins.completion_plugin import CompletionPlugin
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 from pipelines.settings.base import FOLDERS, Group, OptionTable, keys_of
-from pipelines.settings.groups import choices, groups, hydra_on_conf
+from pipelines.settings.groups import CONF, choices, groups
+from pipelines.settings.plain import DEFAULTS, RESOLVERS
 from pipelines.settings.root import Settings
 
 KEY = re.compile(r"(\+\+|[+~])?[A-Za-z_][\w-]*([./@][\w-]+)*")
 PAIRS = {"[": "]", "{": "}", "(": ")"}
+
+
+@contextmanager
+def hydra_on_conf() -> Iterator[None]:
+    """Let Hydra compose conf/, with the defaults of all keys and the functions of `${...}`."""
+    ConfigStore.instance().store(DEFAULTS, Settings.defaults())
+    for name, resolver in RESOLVERS.items():
+        OmegaConf.register_new_resolver(name, resolver, replace=True)
+    with initialize_config_dir(str(CONF), job_name="pipelines", version_base="1.3"):
+        yield
+
+
+def compose_config(overrides: Sequence[str]) -> Any:
+    """Compose conf/ with a user's overrides, with Hydra.
+
+    Args:
+        overrides: Hydra overrides, e.g. ["quant=fp8", "build.max_batch_size=64"].
+
+    Returns:
+        an OmegaConf DictConfig without the `hydra` node.
+
+    Raises:
+        UserError: unknown groups, choices or keys, all at once.
+    """
+    for text in overrides:
+        if text.lstrip("+~").startswith(("hydra/launcher", "hydra.launcher")):
+            raise UserError(
+                f"{text} starts the cells of a sweep; this command has one and runs it here.",
+                todo="Use it with `make sweep` or `make compare`.",
+            )
+    if not all(KEY.match(text) for text in overrides):
+        raise UserError.of(diagnose(overrides))
+    try:
+        with hydra_on_conf():
+            return compose("config", overrides=list(overrides))
+    except (HydraException, OmegaConfBaseException, ValueError):  # ValueError: a number for a name
+        raise UserError.of(diagnose(overrides) or [unexplained(overrides)]) from None
+
+
+def to_raw(config: Any) -> dict[str, Any]:
+    """Resolve a configuration to plain dictionaries.
+
+    Raises:
+        UserError: a required value is missing, or an interpolation fails.
+    """
+    try:
+        if missing := sorted(OmegaConf.missing_keys(config)):
+            raise UserError.of([Fault(f"{key} must be given.", todo=f"Add {key}=...") for key in missing])
+        raw: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
+        return raw
+    except OmegaConfBaseException as error:
+        raise _unresolved(config, str(error.full_key or "")) from None
+
+
+def _unresolved(config: Any, key: str) -> UserError:
+    """Make the error for a value with `${...}` that cannot be resolved."""
+    value: Any = OmegaConf.to_container(config, resolve=False)
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return UserError(
+        f"{key}='{value}' cannot be resolved.",
+        allowed="${group.key} takes the value of another setting, ${oc.env:NAME} that of an environment variable.",
+        todo="Refer to one that exists, or give the value itself.",
+    )
+
+
+def hydra_candidates(before: Sequence[str], word: str) -> list[str]:
+    """List what Hydra's own completion finds."""
+    with hydra_on_conf():
+        plugins: Any = Plugins.instance().discover(CompletionPlugin)
+        plugin = next(each for each in plugins if each.provides() == "bash")
+        output = io.StringIO()
+        os.environ["COMP_LINE"] = " ".join(["program", *before, word])
+        try:
+            with redirect_stdout(output):
+                plugin(GlobalHydra.instance().config_loader()).query("config")
+        except (HydraException, OmegaConfBaseException, ValueError):
+            return []  # an earlier word is wrong, which the command itself will report
+    return output.getvalue().split()
 
 
 def parse_override(text: str) -> Any:
@@ -22,9 +119,6 @@ def parse_override(text: str) -> Any:
     Raises:
         UserError: it is not a valid override.
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
     if not KEY.match(text):
         raise UserError.of([_syntax_fault(text)])
     try:
@@ -110,8 +204,6 @@ def unexplained(overrides: Sequence[str]) -> Fault:
 
 def _values(override: Any) -> list[str]:
     """List what an override chooses: one word, the words of a list, or none for a pattern."""
-    from hydra.core.override_parser.types import ChoiceSweep
-
     if isinstance(override.value(), ChoiceSweep):
         return list(override.sweep_string_iterator())
     return [] if override.is_sweep_override() else [override.get_value_element_as_str()]
@@ -152,10 +244,6 @@ def _place_hint(group: str, given: str, place: str) -> str:
 
 
 def _known_keys(overrides: Sequence[str]) -> set[str]:
-    from hydra import compose
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-
     try:
         with hydra_on_conf():
             config = compose("config", overrides=list(overrides))
