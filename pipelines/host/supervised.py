@@ -134,8 +134,14 @@ class SupervisedProcess:
             self._supervisor.wait()
 
     def watch_stubs(self) -> None:
-        """End everything when a stub of the python backend ends, from now on: its model never answers again."""
+        """End everything when a stub of the python backend ends, from now on: its model never answers again.
+
+        Returns once no loaded model has named shared memory, which would stay if this process and the supervisor were
+        killed.
+        """
         self._send(signal.SIGUSR2)
+        line = self._answers.readline()
+        self._report = None if line == "\n" else line
 
     def stop(
         self,

@@ -7,7 +7,8 @@ terminal's Ctrl-C reaches only the starter. The supervisor starts COMMAND, write
   "kill now" and SIGUSR1 as "the work is done: kill what is left of it", which is an orderly end with exit code 0;
 - kills everything when the starter is gone, even after `kill -9`;
 - kills everything when a stub of the python backend has died after SIGUSR2, which means that all models are loaded:
-  tritonserver 2.51 still says that it is ready, but leaves requests to that model without an answer;
+  tritonserver 2.51 still says that it is ready, but leaves requests to that model without an answer. It answers SIGUSR2
+  with an empty line on STATUS_FD once no loaded model has named shared memory;
 - kills whatever COMMAND leaves behind (stubs outlive a killed tritonserver by four seconds, or for good), removes its
   regions in /dev/shm, writes its wait status to STATUS_FD, or the model and status of the stub that died, and ends in
   the same way: same exit code or same signal.
@@ -87,12 +88,13 @@ def raise_stack_limit() -> None:
     resource.setrlimit(resource.RLIMIT_STACK, (allowed, hard))
 
 
-def keep(pid: int, starter: int, prefix: str, *, ranks: bool) -> tuple[int | None, str]:
+def supervise(pid: int, starter: int, status_fd: int, prefix: str, *, ranks: bool) -> tuple[int | None, str]:
     """Wait until the command, or one of its stubs, ends.
 
     Args:
         pid: of the command.
         starter: process id; the command is killed when that process is gone.
+        status_fd: open pipe to the starter.
         prefix: of the names of its shared memory.
         ranks: the command is mpirun.
 
@@ -111,6 +113,9 @@ def keep(pid: int, starter: int, prefix: str, *, ranks: bool) -> tuple[int | Non
             return 0, ""
         if got == LOADED:
             watching = True
+            stubs |= unname_regions(prefix)
+            with contextlib.suppress(BrokenPipeError):
+                os.write(status_fd, b"\n")
         if got in DRAIN:
             watching = False  # stubs end now
             os.kill(front_rank(pid) if ranks else pid, signal.SIGTERM)
@@ -266,7 +271,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     pid = start(sys.argv[4:])
     os.write(status_fd, f"{pid}\n".encode())
-    status, model = keep(pid, starter, prefix, ranks=Path(sys.argv[4]).name == "mpirun")
+    status, model = supervise(pid, starter, status_fd, prefix, ranks=Path(sys.argv[4]).name == "mpirun")
     late = clear(pid, prefix)
     status = status if status is not None else late
     with contextlib.suppress(BrokenPipeError):

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -162,3 +163,22 @@ def test_shared_memory_loses_its_name_once_both_users_have_it(start: Start) -> N
     finally:
         region.unlink(missing_ok=True)
         other.unlink(missing_ok=True)
+
+
+def test_no_region_has_a_name_once_all_models_are_loaded(start: Start) -> None:
+    """Failed before: a supervisor that got no processor time in the meantime left names behind when it was killed."""
+    prefix = f"trtllm_pipelines_test_{os.getpid()}_"
+    region = SHM / f"{prefix}1"
+    region.write_bytes(bytes(4096))
+    supervised = start("bash", "-c", f"sleep 1; exec {sys.executable} -c '{MAPPING}' {region.name}", prefix=prefix)
+    supervisor = supervisor_of(supervised)
+    try:
+        supervisor.suspend()
+        server = psutil.Process(supervised.pid)
+        assert eventually(lambda: str(region) in {each.path for each in server.memory_maps()})
+        threading.Timer(0.3, supervisor.resume).start()
+        supervised.watch_stubs()
+        assert not region.exists()
+        assert supervised.poll() is None
+    finally:
+        region.unlink(missing_ok=True)
