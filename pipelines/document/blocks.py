@@ -180,13 +180,13 @@ class Document:
 
 
 def _figures(blocks: tuple[Block, ...]) -> list[Figure]:
-    found: list[Figure] = []
+    figures: list[Figure] = []
     for block in blocks:
         if isinstance(block, Figure):
-            found.append(block)
+            figures.append(block)
         elif isinstance(block, Fold):
-            found += _figures(block.blocks)
-    return found
+            figures += _figures(block.blocks)
+    return figures
 
 
 # Render a document as Markdown, with the plots as files beside it. Text is escaped, so it is shown verbatim.

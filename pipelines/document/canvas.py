@@ -31,7 +31,7 @@ class ReportPaths:
     plots: tuple[Path, ...]
 
 
-def write_document(made: Document, folder: Path) -> ReportPaths:
+def write_document(document: Document, folder: Path) -> ReportPaths:
     """Write a document as Markdown, HTML and plots; each file is replaced atomically, the two texts last.
 
     Raises:
@@ -41,12 +41,12 @@ def write_document(made: Document, folder: Path) -> ReportPaths:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         before = _plots_of(folder / "report.md")
-        for figure in made.figures():
+        for figure in document.figures():
             plots.append(write_bytes(folder / f"{figure.name}.svg", standalone(figure.svg).encode()))
             if figure.png is not None:
                 plots.append(write_bytes(folder / f"{figure.name}.png", figure.png))
-        markdown = write_bytes(folder / "report.md", render_markdown(made).encode())
-        html = write_bytes(folder / "report.html", render_html(made).encode())
+        markdown = write_bytes(folder / "report.md", render_markdown(document).encode())
+        html = write_bytes(folder / "report.html", render_html(document).encode())
         for name in before - {path.name for path in plots}:  # delete old plots of formats that are not in this report
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
@@ -61,8 +61,8 @@ def _plots_of(markdown: Path) -> set[str]:
     """List the plots that an earlier report left in this folder."""
     if not markdown.is_file():
         return set()
-    made = re.findall(r"\(([\w-]+)\.svg\)", markdown.read_text(encoding="utf-8"))
-    return {f"{name}{ending}" for name in made for ending in (".svg", ".png")}
+    names = re.findall(r"\(([\w-]+)\.svg\)", markdown.read_text(encoding="utf-8"))
+    return {f"{name}{ending}" for name in names for ending in (".svg", ".png")}
 
 
 __all__ = ["Axes", "Drawing"]

@@ -46,14 +46,14 @@ def settings_text(values: Mapping[str, Any]) -> str:
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """Flatten a mapping to (dotted name, value) pairs, without empty values."""
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     for name, value in values.items():
         if isinstance(value, Mapping):
-            found += flat(value, f"{prefix}{name}.")
+            pairs += flat(value, f"{prefix}{name}.")
         elif value is not None and value != [] and value != "":
             text = ", ".join(map(_plain, value)) if isinstance(value, list | tuple) else _plain(value)
-            found.append((f"{prefix}{name}", text))
-    return found
+            pairs.append((f"{prefix}{name}", text))
+    return pairs
 
 
 def _plain(value: Any) -> str:

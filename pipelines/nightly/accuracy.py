@@ -109,29 +109,29 @@ class Record:
         For repeated measurements the median counts. A load that was limited by the client or cut short has no rates
         and latencies.
         """
-        found = {"engine_bytes": float(self.sizes["engine_bytes"])} if self.sizes.get("engine_bytes") else {}
-        found |= {f"{stage}_s": float(seconds) for stage, seconds in self.seconds.items()}
-        found |= {f"{stage}_peak_bytes": float(value) for stage, value in self.peak_memory_bytes.items()}
+        metrics = {"engine_bytes": float(self.sizes["engine_bytes"])} if self.sizes.get("engine_bytes") else {}
+        metrics |= {f"{stage}_s": float(seconds) for stage, seconds in self.seconds.items()}
+        metrics |= {f"{stage}_peak_bytes": float(value) for stage, value in self.peak_memory_bytes.items()}
         if self.accuracy is not None:
-            found["accuracy"] = float(self.accuracy["accuracy"])
+            metrics["accuracy"] = float(self.accuracy["accuracy"])
         values: dict[str, list[float]] = {}
         for loads in self.measurements:
             for load in loads:
                 for name, value in load_metrics(load).items():
                     values.setdefault(f"{name} at {load['load']}", []).append(value)
-        return found | {name: statistics.median(given) for name, given in values.items()}
+        return metrics | {name: statistics.median(numbers) for name, numbers in values.items()}
 
 
 def load_metrics(load: Mapping[str, Any]) -> dict[str, float]:
     """Return rates, latencies and the share of failed requests of one load."""
-    found = {"error_share": float(load["error_share"])}
+    metrics = {"error_share": float(load["error_share"])}
     if load["client_limited"] or not load["complete"]:
-        return found
+        return metrics
     for figure in (*NIGHTLY_RATES, *NIGHTLY_LATENCIES):
         value = figure.of_line(load)
         if value is not None:
-            found[figure.key] = float(value)
-    return found
+            metrics[figure.key] = float(value)
+    return metrics
 
 
 def base_name(metric: str) -> str:
@@ -261,40 +261,42 @@ def limit_verdict(record: Record, expect: ExpectSettings, chance: float) -> Verd
     Returns:
         None without a limit or a baseline, and for a line that was written before lost and gained were recorded.
     """
-    found, limit = record.accuracy, _limit(record, expect)
-    if limit is None or (found is not None and found.get("lost") is None):
+    accuracy, limit = record.accuracy, _limit(record, expect)
+    if limit is None or (accuracy is not None and accuracy.get("lost") is None):
         return None
-    if found is None:
+    if accuracy is None:
         return Verdict.NOT_MEASURED
-    evidence, margin = _evidence(found), limit / 100 * found["baseline"]
+    evidence, margin = _evidence(accuracy), limit / 100 * accuracy["baseline"]
     guessing = evidence.p_guessing(margin)
     return verdict_of(evidence.p_below(margin), evidence.mirrored.p_below(-margin), chance, guessing)
 
 
 def measured_loss(record: Record, expect: ExpectSettings, chance: float) -> float | None:
     """Return the loss, percent of the baseline's accuracy; None without one, or if the baseline only guesses."""
-    found = record.accuracy or {}
-    if found.get("lost") is not None:
-        margin = (_limit(record, expect) or 0.0) / 100 * found["baseline"]
-        if _evidence(found).p_guessing(margin) > chance:
+    accuracy = record.accuracy or {}
+    if accuracy.get("lost") is not None:
+        margin = (_limit(record, expect) or 0.0) / 100 * accuracy["baseline"]
+        if _evidence(accuracy).p_guessing(margin) > chance:
             return None
-    loss: float | None = found.get("loss_percent")
+    loss: float | None = accuracy.get("loss_percent")
     return loss
 
 
-def _evidence(found: Mapping[str, Any]) -> Evidence:
+def _evidence(accuracy: Mapping[str, Any]) -> Evidence:
     """Return what a line of the history proves.
 
     Older lines have no looks, because all questions were asked, or do not say what the baseline could have guessed.
     """
-    if (looks := found.get("looks")) is None:
-        return Evidence.once(Changed(found["questions"], found["lost"], found["gained"]))
-    before = [Answered(right, tuple((chance, n) for chance, n in parts)) for right, parts in found.get("before") or ()]
-    known: list[Answered | None] = [*before] or [None] * len(looks)
+    if (looks := accuracy.get("looks")) is None:
+        return Evidence.once(Changed(accuracy["questions"], accuracy["lost"], accuracy["gained"]))
+    before = [
+        Answered(right, tuple((chance, n) for chance, n in parts)) for right, parts in accuracy.get("before") or ()
+    ]
+    counts: list[Answered | None] = [*before] or [None] * len(looks)
     return Evidence(
         tuple(
             Interim(Changed(n, lost, gained), share, each)
-            for (n, lost, gained, share), each in zip(looks, known, strict=True)
+            for (n, lost, gained, share), each in zip(looks, counts, strict=True)
         )
     )
 
@@ -306,12 +308,12 @@ def _limit(record: Record, expect: ExpectSettings) -> float | None:
 
 def accuracy_limit(record: Record, expect: ExpectSettings, chance: float) -> list[Regression]:
     """Find a loss that is proven to be above the format's limit."""
-    found, limit = record.accuracy, _limit(record, expect)
-    if found is None or limit is None or limit_verdict(record, expect, chance) is not Verdict.NO_GO:
+    accuracy, limit = record.accuracy, _limit(record, expect)
+    if accuracy is None or limit is None or limit_verdict(record, expect, chance) is not Verdict.NO_GO:
         return []
-    least = found["baseline"] * (1 - limit / 100)
-    why = f"loses {found['loss_percent']:.2f} % of the baseline's accuracy; the limit is {limit:g} %"
-    return [Regression(record.cell, "accuracy", found["baseline"], found["accuracy"], least, why, record, None)]
+    least = accuracy["baseline"] * (1 - limit / 100)
+    why = f"loses {accuracy['loss_percent']:.2f} % of the baseline's accuracy; the limit is {limit:g} %"
+    return [Regression(record.cell, "accuracy", accuracy["baseline"], accuracy["accuracy"], least, why, record, None)]
 
 
 def accuracy_fell(nights: list[Record], settings: NightlySettings, chance: float) -> list[Regression]:
@@ -326,23 +328,23 @@ def accuracy_fell(nights: list[Record], settings: NightlySettings, chance: float
     last = nights[-1].accuracy
     if floor is None or last is None:
         return []
-    asked = [n for n in nights if n.accuracy and n.accuracy["prompts_sha256"] == last["prompts_sha256"]]
-    best = max(asked, key=_right)
+    comparable = [n for n in nights if n.accuracy and n.accuracy["prompts_sha256"] == last["prompts_sha256"]]
+    best = max(comparable, key=_right)
     stretch = []
-    for night in reversed(asked):
+    for night in reversed(comparable):
         if not _fell(best, night, floor / 100, chance):
             break
         stretch.append(night)
     if not stretch:
         return []
-    place = asked.index(stretch[-1])
+    place = comparable.index(stretch[-1])
     before = _right(best)
     lost, gained = _paired(best, nights[-1])
     why = f"{lost} answers lost and {gained} gained against {best.commit[:12]}, the best night"
     return [
         Regression(
             nights[-1].cell, "accuracy", before, _right(nights[-1]), before * (1 - floor / 100), why,
-            stretch[-1], asked[place - 1] if place else None,
+            stretch[-1], comparable[place - 1] if place else None,
         )
     ]  # fmt: skip
 

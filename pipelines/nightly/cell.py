@@ -38,14 +38,14 @@ def main(arguments: Sequence[str]) -> int:
     end_with(os.getppid())  # when the night is killed, unwind as after Ctrl-C and stop the server
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        found = _run(overrides, since)
+        answer = _run(overrides, since)
     except UserError as error:
-        found = {"failed": str(error)}
+        answer = {"failed": str(error)}
     except Exception as error:
         write_json(result, {"failed": f"crashed: {type(error).__name__}: {error}"})
         raise
-    write_json(result, found)
-    return 0 if "loads" in found else 1
+    write_json(result, answer)
+    return 0 if "loads" in answer else 1
 
 
 def _run(overrides: list[str], since: datetime) -> dict[str, Any]:

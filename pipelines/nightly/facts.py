@@ -79,10 +79,10 @@ def digest(values: Mapping[str, Any]) -> str:
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten a dictionary: {"a": {"b": 1}} -> {"a.b": 1}."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in values.items():
-        found |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return found
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
 
 
 def of_artifacts(artifacts: Artifacts, since: datetime) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def of_artifacts(artifacts: Artifacts, since: datetime) -> dict[str, Any]:
         since: when the run began; artifacts made earlier came from the store and have no duration for tonight.
     """
     manifests = {node: read_manifest(path) for node, path in artifacts.items()}
-    made = {
+    created = {
         manifest["stage"]: manifest
         for node, manifest in manifests.items()
         if "." not in node and node != "benchmark" and datetime.fromisoformat(manifest["created"]) >= since
@@ -108,8 +108,8 @@ def of_artifacts(artifacts: Artifacts, since: datetime) -> dict[str, Any]:
         "precision": result.precision,
         "accuracy": _accuracy(artifacts),
         "sizes": _sizes(manifests),
-        "seconds": {stage: m["seconds"] for stage, m in made.items() if m["seconds"] is not None},
-        "peak_memory_bytes": {stage: m["peak_memory_bytes"] for stage, m in made.items() if m["peak_memory_bytes"]},
+        "seconds": {stage: m["seconds"] for stage, m in created.items() if m["seconds"] is not None},
+        "peak_memory_bytes": {stage: m["peak_memory_bytes"] for stage, m in created.items() if m["peak_memory_bytes"]},
         "versions": versions | {str(k): str(v) for k, v in result.versions.items()} | _server(result.server),
     }
 
@@ -123,7 +123,7 @@ def loads(benchmark: Path) -> list[dict[str, Any]]:
 def _load(level: Level) -> dict[str, Any]:
     summary = level.summary
     failed = sum(summary.errors.values())
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "load": level.load,
         "concurrency": level.concurrency,
         "request_rate": level.request_rate,
@@ -137,8 +137,8 @@ def _load(level: Level) -> dict[str, Any]:
         "complete": level.complete and summary.requests > 0,
     }
     for figure in NIGHTLY_LATENCIES:
-        found.setdefault(figure.metric.name, {})[figure.statistic] = figure.of(summary)
-    return found
+        figures.setdefault(figure.metric.name, {})[figure.statistic] = figure.of(summary)
+    return figures
 
 
 def _sizes(manifests: Mapping[str, Any]) -> dict[str, int]:

@@ -80,12 +80,12 @@ def _cell(axes: Mapping[str, str], settings: NightlySettings, for_all: Sequence[
         if all(axes.get(axis) == value for axis, value in cell.when.items())
         for text in cell.set
     ]
-    asked = {_key(text): text for text in (*settings.set, *some, *for_all)}  # the last one wins
-    decided = sorted(text for key, text in asked.items() if key.split(".")[0] not in NOT_ASKED)
+    overrides = {_key(text): text for text in (*settings.set, *some, *for_all)}  # the last one wins
+    decided = sorted(text for key, text in overrides.items() if key.split(".")[0] not in NOT_ASKED)
     chosen = [f"{axis}={value}" for axis, value in axes.items()]
-    known = groups()
-    name = " ".join(value if axis in known else f"{axis}={value}" for axis, value in axes.items())
-    return NightlyCell(name, (*chosen, *asked.values()), fingerprint([sorted(chosen), decided])[:16])
+    names = groups()
+    name = " ".join(value if axis in names else f"{axis}={value}" for axis, value in axes.items())
+    return NightlyCell(name, (*chosen, *overrides.values()), fingerprint([sorted(chosen), decided])[:16])
 
 
 def _key(text: str) -> str:

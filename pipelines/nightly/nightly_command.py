@@ -113,13 +113,13 @@ def _measure_all(night: Night, cells: Sequence[NightlyCell], configured: Sequenc
 def _configured(cells: Sequence[NightlyCell]) -> list[Settings]:
     """Compose every cell's settings, so that a wrong override is found before the night begins."""
     faults: list[Fault] = []
-    found = []
+    configured = []
     for cell in cells:
         with collecting(faults):
-            found.append(load(cell.overrides))
+            configured.append(load(cell.overrides))
     if faults:
         raise UserError.of(list(dict.fromkeys(faults)))
-    return found
+    return configured
 
 
 def _state(history: History, host: str) -> Path:
@@ -201,13 +201,13 @@ def _cell(night: Night, cell: NightlyCell, own: Settings, number: int, count: in
 
 
 def _measured(night: Night, cell: NightlyCell, record: Record, log: Path, count: int) -> Record:
-    found = _child(night, cell, log)
-    if "not possible" in found:
-        return replace(record, status="not possible", reason=found["not possible"])
-    if "failed" in found:
-        return replace(record, reason=found["failed"])
-    known = found["facts"] | {"versions": {**record.versions, **found["facts"]["versions"]}}
-    record = replace(record, status="done", measurements=[found["loads"]], **known)
+    result = _child(night, cell, log)
+    if "not possible" in result:
+        return replace(record, status="not possible", reason=result["not possible"])
+    if "failed" in result:
+        return replace(record, reason=result["failed"])
+    facts = result["facts"] | {"versions": {**record.versions, **result["facts"]["versions"]}}
+    record = replace(record, status="done", measurements=[result["loads"]], **facts)
     before = night.history.read().records
     for _ in range(night.settings.nightly.confirmations):
         if not is_suspect(before, record, night.settings.nightly, count):
@@ -241,8 +241,8 @@ def _child(night: Night, cell: NightlyCell, log: Path) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             return {"failed": f"took longer than nightly.timeout_s={timeout_s:g}; stopped"}
     if result.is_file():
-        found: dict[str, Any] = json.loads(result.read_text())
-        return found
+        facts: dict[str, Any] = json.loads(result.read_text())
+        return facts
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     return {"failed": f"{how}; see {relative_to_cwd(log)}"}
 

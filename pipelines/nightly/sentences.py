@@ -40,12 +40,12 @@ def _record(line: bytes) -> Record:
     Raises:
         ValueError: it is no line of a history, or was changed after it was written.
     """
-    found = json.loads(line)
-    if isinstance(found, dict) and CHECKSUM in found:
-        if not seal_is_right(found):
+    fields = json.loads(line)
+    if isinstance(fields, dict) and CHECKSUM in fields:
+        if not seal_is_right(fields):
             raise ValueError("it does not match its own checksum, so it was changed after it was written")
-        del found[CHECKSUM]
-    return Record.from_json(found)
+        del fields[CHECKSUM]
+    return Record.from_json(fields)
 
 
 class History:
@@ -99,10 +99,10 @@ class History:
     def settings(self, digest: str) -> dict[str, Any] | None:
         """Return the settings behind a digest, or None if they are missing."""
         try:
-            found: dict[str, Any] = json.loads(self._settings(digest).read_text())
+            settings: dict[str, Any] = json.loads(self._settings(digest).read_text())
         except (OSError, ValueError):
             return None
-        return found
+        return settings
 
     @contextmanager
     def only_run(self, host: str) -> Iterator[None]:
@@ -152,18 +152,18 @@ class History:
 
 def changes(history: History, before: Record, after: Record) -> list[str]:
     """List all recorded differences: commit, libraries, machine, settings."""
-    found = []
+    changed = []
     if before.commit != after.commit:
-        found.append(f"commit {before.commit[:12]} -> {after.commit[:12]}")
-    found += _differences(before.versions, after.versions)
-    found += [f"machine: {text}" for text in _differences(before.machine, after.machine)]
+        changed.append(f"commit {before.commit[:12]} -> {after.commit[:12]}")
+    changed += _differences(before.versions, after.versions)
+    changed += [f"machine: {text}" for text in _differences(before.machine, after.machine)]
     if before.settings_digest != after.settings_digest:
         old, new = history.settings(before.settings_digest), history.settings(after.settings_digest)
         if old is None or new is None:
-            found.append(f"settings {before.settings_digest} -> {after.settings_digest}")
+            changed.append(f"settings {before.settings_digest} -> {after.settings_digest}")
         else:
-            found += _differences(old, new)
-    return found
+            changed += _differences(old, new)
+    return changed
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -195,7 +195,7 @@ class Cause:
         """Describe the cause; a single regression is described in full."""
         if len(self.regressions) == 1:
             return f"{finding_text(self.regressions[0])}. {self.since}"
-        cells = dict.fromkeys(found.cell for found in self.regressions)
+        cells = dict.fromkeys(regression.cell for regression in self.regressions)
         where = next(iter(cells)) if len(cells) == 1 else f"{len(cells)} cells"
         return f"{where}: {len(self.regressions)} metrics got worse together. {self.since}"
 
@@ -224,27 +224,27 @@ def headline(verdict: NightVerdict) -> str:
 def causes(history: History, regressions: Sequence[Regression]) -> list[Cause]:
     """Join regressions with the same first bad night, the same last good one and the same changes in between."""
     joined: dict[str, list[Regression]] = {}
-    for found in regressions:
-        joined.setdefault(_since(history, found), []).append(found)
+    for regression in regressions:
+        joined.setdefault(_since(history, regression), []).append(regression)
     return [Cause(since, tuple(each)) for since, each in joined.items()]
 
 
-def finding_text(found: Regression) -> str:
+def finding_text(regression: Regression) -> str:
     """Describe a regression: cell, metric, before, now, limit, and why it counts."""
     return (
-        f"{found.cell}: {named(found.metric)}: {shown(found.metric, found.before)} before, "
-        f"{shown(found.metric, found.now)} now ({found.change_percent:+.1f} %), "
-        f"limit {shown(found.metric, found.limit)} ({found.reason})"
+        f"{regression.cell}: {named(regression.metric)}: {shown(regression.metric, regression.before)} before, "
+        f"{shown(regression.metric, regression.now)} now ({regression.change_percent:+.1f} %), "
+        f"limit {shown(regression.metric, regression.limit)} ({regression.reason})"
     )
 
 
-def _since(history: History, found: Regression) -> str:
+def _since(history: History, regression: Regression) -> str:
     """Describe the first bad commit, the last good one, and what changed between them."""
-    text = f"Since {found.first.commit[:12]} of {found.first.at[:10]}"
-    if found.last_good is None:
+    text = f"Since {regression.first.commit[:12]} of {regression.first.at[:10]}"
+    if regression.last_good is None:
         return f"{text}."
-    text += f"; last good {found.last_good.commit[:12]} of {found.last_good.at[:10]}."
-    different = changes(history, found.last_good, found.first)
+    text += f"; last good {regression.last_good.commit[:12]} of {regression.last_good.at[:10]}."
+    different = changes(history, regression.last_good, regression.first)
     return f"{text} Changed in between: {'; '.join(different) or 'nothing recorded'}."
 
 

@@ -51,7 +51,7 @@ def cell_trend(record: Record, lines: Sequence[Series], name: str) -> Figure | N
     if not lines:
         return None
     nights = lines[0].nights[-SHOWN_NIGHTS:]
-    panels = [(base, found) for base in _PANELS if (found := _lines(base, record, lines, nights))]
+    panels = [(base, drawn) for base in _PANELS if (drawn := _lines(base, record, lines, nights))]
     if not panels:
         return None
 
@@ -88,11 +88,11 @@ def _lines(base: str, record: Record, lines: Sequence[Series], nights: Sequence[
     """Return (load, values over the nights shown, series) of one panel."""
     if base == "accuracy":
         return [("", [metrics_of(night).get("accuracy") for night in nights], None)] if record.accuracy else []
-    found: list[Line] = []
+    drawn: list[Line] = []
     for line in lines:
         if line.metric.split(" at ")[0] == base:
-            found.append((line.metric.partition(" at ")[2], list(line.values[-len(nights) :]), line))
-    return found
+            drawn.append((line.metric.partition(" at ")[2], list(line.values[-len(nights) :]), line))
+    return drawn
 
 
 def _panel(axes: Axes, base: str, lines: Sequence[Line], nights: Sequence[Record], theme: Theme) -> None:
@@ -206,7 +206,7 @@ def _tonight(verdict: NightVerdict, settings: NightlySettings) -> list[Block]:
     if not done:
         return [Text("No cell was measured.")]
     lines = {(line.cell, line.metric): line for line in verdict.series}
-    worse = {found.cell for found in verdict.regressions}
+    worse = {regression.cell for regression in verdict.regressions}
     columns = (
         *left("cell", ""), *right("ISL", "OSL"), *left("load"),
         Column("%", "accuracy"), Column("loss %", "accuracy"), Column("limit", "accuracy", right=False),
@@ -265,7 +265,7 @@ def _change(line: Series | None) -> float | None:
 
 def _trends(verdict: NightVerdict) -> list[Block]:
     """Draw a picture per cell: cells that got worse are shown, the others folded by model."""
-    worse = {found.cell for found in verdict.regressions}
+    worse = {regression.cell for regression in verdict.regressions}
     figures: dict[str, list[Figure]] = {}
     blocks: list[Block] = []
     for number_, record in enumerate((r for r in verdict.records if r.status == "done"), 1):
@@ -274,11 +274,11 @@ def _trends(verdict: NightVerdict) -> list[Block]:
             blocks.append(figure)
         elif figure is not None:
             figures.setdefault(record.model, []).append(figure)
-    for model, found in figures.items():
-        if len(found) == 1:
-            blocks += found
+    for model, plots in figures.items():
+        if len(plots) == 1:
+            blocks += plots
         else:
-            blocks.append(Fold(f"{model}: {len(found)} cells", tuple(found)))
+            blocks.append(Fold(f"{model}: {len(plots)} cells", tuple(plots)))
     return blocks
 
 
@@ -342,6 +342,6 @@ def _versions(verdict: NightVerdict) -> tuple[tuple[str, str], ...]:
     for record in verdict.records:
         for name, version in {"this project": record.commit, **record.versions}.items():
             versions.setdefault(name, set()).add(version)
-    items = [(name, ", ".join(sorted(found))) for name, found in sorted(versions.items())]
+    items = [(name, ", ".join(sorted(values))) for name, values in sorted(versions.items())]
     machines: Sequence[str] = list(dict.fromkeys(machine_text(record.machine) for record in verdict.records))
     return (*items, *(("machine", text) for text in machines))

@@ -97,13 +97,13 @@ def replay(
     sign = -1.0 if rule.higher_is_better else 1.0
     badness = [sign * math.log(value) if value else None for value in values]
     good: list[int] = []  # nights that later nights are compared with
-    found: list[JudgedNight] = []
+    judged: list[JudgedNight] = []
     start, since = 0, None
     for night, value in enumerate(badness):
         if night in restarts:
             good, start, since = [], night, None
         if value is None:
-            found.append(JudgedNight("no value"))
+            judged.append(JudgedNight("no value"))
             continue
         recent = [i for i in range(start, night + 1) if badness[i] is not None][-SHIFT_NIGHTS:]
         state, first, centre, limit = _judge(badness, good[-rule.window :], recent, rule)
@@ -114,8 +114,8 @@ def replay(
             since = None
             good = recent if first != night else [*good, night]
         before, edge = (None, None) if centre is None else (math.exp(sign * centre), math.exp(sign * (centre + limit)))
-        found.append(JudgedNight(state, before, edge, since))
-    return found
+        judged.append(JudgedNight(state, before, edge, since))
+    return judged
 
 
 def _judge(
@@ -123,11 +123,11 @@ def _judge(
 ) -> tuple[State, int, float | None, float]:
     """Return (state, first night of the change or tonight, centre, limit of a single night)."""
     night = recent[-1]
-    known = [value for i in good if (value := badness[i]) is not None]
-    if len(known) < rule.least:
+    values = [value for i in good if (value := badness[i]) is not None]
+    if len(values) < rule.least:
         return "learning", night, None, 0.0
-    centre = statistics.median(known)
-    jump = _limit(known, 1, rule)
+    centre = statistics.median(values)
+    jump = _limit(values, 1, rule)
     away = [value - centre for i in recent if (value := badness[i]) is not None]
     older = [value for i in good if i not in recent and (value := badness[i]) is not None]
     if away[-1] > jump:
@@ -142,10 +142,10 @@ def _judge(
     return ("better" if away[-1] < -jump else "level"), night, centre, jump
 
 
-def _limit(known: Sequence[float], nights: int, rule: ChangeRule) -> float:
+def _limit(values: Sequence[float], nights: int, rule: ChangeRule) -> float:
     """Return how far the mean of `nights` nights may lie from the known median, as the natural logarithm of a ratio."""
-    n = len(known)
-    noise = statistics.stdev(known) * math.sqrt(1 / nights + math.pi / 2 / n)
+    n = len(values)
+    noise = statistics.stdev(values) * math.sqrt(1 / nights + math.pi / 2 / n)
     return max(math.log1p(rule.floor), quantile(n - 1, rule.chance) * noise)
 
 
@@ -221,7 +221,7 @@ def judge(records: Sequence[Record], run: str, settings: NightlySettings) -> Nig
     )
     chance = settings.false_alarms / max(1, questions)
     series: list[Series] = []
-    found: list[Regression] = []
+    regressions: list[Regression] = []
     failures: list[tuple[str, str]] = []
     for record in ours:
         nights = before[record.key]
@@ -231,11 +231,13 @@ def judge(records: Sequence[Record], run: str, settings: NightlySettings) -> Nig
         for metric in judged_metrics(record, settings.expect):
             line = judge_series([*nights, record], metric, settings, chance)
             series.append(line)
-            found += _worse(line)
-        found += _pinned(record, settings.expect) + _errors(record, settings.expect)
-        asked = [*nights, record]
-        since = max(restarts_of(asked, "accuracy", settings.expect), default=0)
-        found += accuracy_limit(record, settings.expect, chance) + accuracy_fell(asked[since:], settings, chance)
+            regressions += _worse(line)
+        regressions += _pinned(record, settings.expect) + _errors(record, settings.expect)
+        recorded = [*nights, record]
+        since = max(restarts_of(recorded, "accuracy", settings.expect), default=0)
+        regressions += accuracy_limit(record, settings.expect, chance) + accuracy_fell(
+            recorded[since:], settings, chance
+        )
     if not any(record.status == "done" for record in ours):
         failures.append(("the run", "no cell could be measured here"))
     unmeasured = tuple(
@@ -243,7 +245,7 @@ def judge(records: Sequence[Record], run: str, settings: NightlySettings) -> Nig
         for record in ours
         if record.status == "done" and limit_verdict(record, settings.expect, chance) is Verdict.NOT_MEASURED
     )
-    return NightVerdict(run, tuple(ours), tuple(series), tuple(found), tuple(failures), questions, unmeasured)
+    return NightVerdict(run, tuple(ours), tuple(series), tuple(regressions), tuple(failures), questions, unmeasured)
 
 
 def nights_before(records: Sequence[Record], record: Record) -> list[Record]:
@@ -284,11 +286,11 @@ def judge_series(nights: Sequence[Record], metric: str, settings: NightlySetting
 
 def restarts_of(nights: Sequence[Record], metric: str, expect: ExpectSettings) -> frozenset[int]:
     """Return the first night of every accepted level."""
-    found = set()
+    restarts = set()
     for accepted in expect.accepted:
         if fnmatchcase(nights[-1].cell, accepted.cell) and fnmatchcase(metric, accepted.metric):
-            found |= set([place for place, night in enumerate(nights) if night.at >= accepted.since][:1])
-    return frozenset(found)
+            restarts |= set([place for place, night in enumerate(nights) if night.at >= accepted.since][:1])
+    return frozenset(restarts)
 
 
 def metrics_of(record: Record) -> dict[str, float]:
@@ -328,7 +330,7 @@ def _worse(line: Series) -> list[Regression]:
 
 
 def _pinned(record: Record, expect: ExpectSettings) -> list[Regression]:
-    found = []
+    regressions = []
     for pin in expect.pinned:
         if not fnmatchcase(record.cell, pin.cell):
             continue
@@ -337,8 +339,8 @@ def _pinned(record: Record, expect: ExpectSettings) -> list[Regression]:
                 bad = now < pin.worst if higher_is_better(metric) else now > pin.worst
                 if bad:
                     why = f"pinned: {pin.reason}"
-                    found.append(Regression(record.cell, metric, pin.worst, now, pin.worst, why, record, None))
-    return found
+                    regressions.append(Regression(record.cell, metric, pin.worst, now, pin.worst, why, record, None))
+    return regressions
 
 
 def _errors(record: Record, expect: ExpectSettings) -> list[Regression]:

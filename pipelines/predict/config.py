@@ -62,8 +62,8 @@ class SimulatorSettings(Group):
         """Accept a single policy for a list, and name the nearest one for an unknown word."""
         if not isinstance(data, dict):
             return data
-        given = data.get("policy")
-        policies = [given] if isinstance(given, str) else given
+        policy = data.get("policy")
+        policies = [policy] if isinstance(policy, str) else policy
         if isinstance(policies, list | tuple):
             for word in policies:
                 if word not in POLICIES:
@@ -142,16 +142,16 @@ class PriceSettings(Group):
     @model_validator(mode="after")
     def _fits_together(self) -> PriceSettings:
         if (self.server_usd is None) != (self.years is None):
-            given = "server_usd" if self.years is None else "years"
-            raise ValueError(f"has {given}={getattr(self, given):g} alone: server_usd and years belong together")
+            alone = "server_usd" if self.years is None else "years"
+            raise ValueError(f"has {alone}={getattr(self, alone):g} alone: server_usd and years belong together")
         owned = ("server_usd", "licence_usd", "hosting_usd", "kwh_usd", "pue")
         if self.gpu_hour_usd is not None and (both := [key for key in owned if getattr(self, key) is not None]):
             raise ValueError(
                 f"has gpu_hour_usd={self.gpu_hour_usd:g} and {both[0]}={getattr(self, both[0]):g}: rented or bought"
             )
         if (self.kwh_usd is None) != (self.pue is None):
-            given = "kwh_usd" if self.pue is None else "pue"
-            raise ValueError(f"has {given}={getattr(self, given):g} alone: kwh_usd and pue belong together")
+            alone = "kwh_usd" if self.pue is None else "pue"
+            raise ValueError(f"has {alone}={getattr(self, alone):g} alone: kwh_usd and pue belong together")
         return self
 
 
@@ -309,17 +309,17 @@ class SizingSettings(Group):
             if (other := getattr(self, key)) is not None:
                 raise ValueError(f"has rate={self.rate:g} and {key}={other}, two answers to what one serves: give one")
         slo = self.slo.to_slo()
-        if given := [key for key in ("ttft_ms", "itl_ms", "e2e_ms") if getattr(slo, key) is not None]:
+        if limits := [key for key in ("ttft_ms", "itl_ms", "e2e_ms") if getattr(slo, key) is not None]:
             raise ValueError(
-                f"has rate={self.rate:g} and slo.{given[0]}={getattr(slo, given[0]):g}, which a rate alone cannot be "
+                f"has rate={self.rate:g} and slo.{limits[0]}={getattr(slo, limits[0]):g}, which a rate alone cannot be "
                 "checked against: give the rate that is served within your limits, and leave the limits out"
             )
 
     def _rates_fit(self) -> None:
         if (self.users is None) != (self.requests_per_user_day is None):
-            given = "users" if self.users is not None else "requests_per_user_day"
+            alone = "users" if self.users is not None else "requests_per_user_day"
             raise ValueError(
-                f"has {given}={getattr(self, given):g} alone: users and requests_per_user_day belong together"
+                f"has {alone}={getattr(self, alone):g} alone: users and requests_per_user_day belong together"
             )
         if self.users is not None and self.average_rate is not None:
             raise ValueError(
@@ -327,8 +327,8 @@ class SizingSettings(Group):
             )
         peaks = [key for key in ("peak_rate", "peak_factor", "peak_percentile") if getattr(self, key) is not None]
         if len(peaks) > 1:
-            shown = " and ".join(f"{key}={getattr(self, key):g}" for key in peaks)
-            raise ValueError(f"has {shown}, two peaks: give one of them")
+            stated = " and ".join(f"{key}={getattr(self, key):g}" for key in peaks)
+            raise ValueError(f"has {stated}, two peaks: give one of them")
         if self.mode == "offline" and peaks:
             raise ValueError(f"has mode=offline and {peaks[0]}={getattr(self, peaks[0]):g}: offline there is no peak")
         average = self.average

@@ -54,16 +54,16 @@ class ArtifactIndex:
 
         The 16-bit engine that was asked in turns with an evaluated one is left out.
         """
-        found: dict[str, ReportedArtifact] = {}
+        artifacts: dict[str, ReportedArtifact] = {}
 
         def walk(at: ReportedArtifact) -> None:
             for source in at.inputs:
-                if source.in_store and source.name != "baseline" and source.source not in found:
+                if source.in_store and source.name != "baseline" and source.source not in artifacts:
                     walk(self._by_place[source.source])
-            found[at.place] = at
+            artifacts[at.place] = at
 
         walk(artifact)
-        return tuple(sorted(found.values(), key=lambda item: STAGES.index(item.stage)))
+        return tuple(sorted(artifacts.values(), key=lambda item: STAGES.index(item.stage)))
 
     def read(self, artifact: ReportedArtifact, name: str, from_json: Callable[[Any, str], Result]) -> Result:
         """Read a stored result; raises as `read_json` does, or for one that is not of its kind."""
@@ -107,8 +107,8 @@ def _manifests(store: Store) -> list[Json]:
         warn(f"{folder} is of an older version: its {MANIFEST} has no checksum; it is left out.")
     if manifests.faults:
         raise UserError.of(manifests.faults)
-    found = sorted(manifests.whole.values(), key=lambda manifest: str(manifest["created"]), reverse=True)
-    return sorted(found, key=lambda manifest: STAGES.index(manifest["stage"]))
+    newest_first = sorted(manifests.whole.values(), key=lambda manifest: str(manifest["created"]), reverse=True)
+    return sorted(newest_first, key=lambda manifest: STAGES.index(manifest["stage"]))
 
 
 def _again(artifact: ReportedArtifact) -> str:

@@ -90,26 +90,28 @@ def _judged(
     )
 
 
-def _with_rows(found: Sequence[Accuracy], evaluations: Mapping[str, EvalResult], criteria: Criteria) -> list[Accuracy]:
-    pairs = [(evaluations[each.baseline], each.result) for each in found if each.baseline]
+def _with_rows(
+    accuracies: Sequence[Accuracy], evaluations: Mapping[str, EvalResult], criteria: Criteria
+) -> list[Accuracy]:
+    pairs = [(evaluations[each.baseline], each.result) for each in accuracies if each.baseline]
     rows = iter(loss_rows(pairs, criteria))
-    return [replace(each, row=next(rows)) if each.baseline else each for each in found]
+    return [replace(each, row=next(rows)) if each.baseline else each for each in accuracies]
 
 
 def _main_tasks(
     labels: Sequence[Label], by_label: Mapping[Label, list[ReportedArtifact]], evaluations: Mapping[str, EvalResult]
 ) -> dict[str, str]:
     """Return the task of each model that most formats were evaluated on, of several the one asked last."""
-    asked: dict[str, Counter[str]] = {}
+    counts: dict[str, Counter[str]] = {}
     last: dict[tuple[str, str], str] = {}
     for model, variant in labels:
         artifacts = _stage(by_label[model, variant], "evaluate")
         for artifact in artifacts:
             task = evaluations[artifact.place].task
             last[model, task] = max(last.get((model, task), ""), artifact.created)
-        asked.setdefault(model, Counter()).update({evaluations[artifact.place].task for artifact in artifacts})
+        counts.setdefault(model, Counter()).update({evaluations[artifact.place].task for artifact in artifacts})
     return {
-        model: max(tasks, key=lambda task: (tasks[task], last[model, task])) for model, tasks in asked.items() if tasks
+        model: max(tasks, key=lambda task: (tasks[task], last[model, task])) for model, tasks in counts.items() if tasks
     }
 
 
@@ -119,11 +121,11 @@ def _stage(artifacts: Iterable[ReportedArtifact], stage: str) -> list[ReportedAr
 
 def _by_label(index: ArtifactIndex) -> dict[Label, list[ReportedArtifact]]:
     """Group artifacts by model and variant, newest first; shared ones (downloads) are found through their digests."""
-    found: dict[Label, list[ReportedArtifact]] = {}
+    by_label: dict[Label, list[ReportedArtifact]] = {}
     for artifact in index.artifacts:
         if artifact.stage in _HEADS and (label := _label(artifact)):
-            found.setdefault(label, []).append(artifact)
-    return found
+            by_label.setdefault(label, []).append(artifact)
+    return by_label
 
 
 def _label(artifact: ReportedArtifact) -> Label | None:
@@ -158,11 +160,11 @@ def _choose(
     chosen = [label for label in by_label if model in (None, label[0])]
     if variants is None:
         return sorted(chosen, key=lambda label: (label[0], *_usual_place(label[1])))
-    known = sorted({label[1] for label in chosen})
-    if missing := [variant for variant in dict.fromkeys(variants) if variant not in known]:
+    available = sorted({label[1] for label in chosen})
+    if missing := [variant for variant in dict.fromkeys(variants) if variant not in available]:
         raise UserError(
             f"There is no artifact of {model or 'any model'} in the format {', '.join(missing)} in {store.root}.",
-            allowed=f"It contains {', '.join(known)}.",
+            allowed=f"It contains {', '.join(available)}.",
             todo="Make it:",
             command=("make", "evaluate", *Variant.of(missing[0]).overrides),
         )
@@ -172,8 +174,8 @@ def _choose(
 
 def _usual_place(variant: str) -> tuple[int, str]:
     """Return a sort key: known formats in the order of `QFormat`, then others by name."""
-    known = [item.value for item in QFormat]
-    return (known.index(variant) if variant in known else len(known)), variant
+    order = [item.value for item in QFormat]
+    return (order.index(variant) if variant in order else len(order)), variant
 
 
 def _format(
@@ -224,7 +226,7 @@ def _format(
 
 def _perplexities(index: ArtifactIndex, label: Label, engines: set[str]) -> tuple[ReportedPerplexity, ...]:
     """Return the newest perplexity of these engines for each task, with the newest baseline that read the same."""
-    found: dict[str, ReportedPerplexity] = {}
+    perplexities: dict[str, ReportedPerplexity] = {}
     read = {
         artifact.place: index.read(artifact, PerplexityResult.FILE, PerplexityResult.from_json)
         for artifact in index.of(READ)
@@ -236,8 +238,8 @@ def _perplexities(index: ArtifactIndex, label: Label, engines: set[str]) -> tupl
         result = read[artifact.place]
         others = (each for each in read.values() if each.qformat == BASELINE and each.engine == result.engine)
         baseline = next((each for each in others if same_texts(each, result)), None)
-        found.setdefault(result.task, ReportedPerplexity(artifact, result, baseline))
-    return tuple(found.values())
+        perplexities.setdefault(result.task, ReportedPerplexity(artifact, result, baseline))
+    return tuple(perplexities.values())
 
 
 def _fidelity(
@@ -259,19 +261,19 @@ def _fidelity(
 
 def _bounds(index: ArtifactIndex, models: set[str]) -> tuple[ReportedBounds, ...]:
     """Return the newest comparison of each server with one of these models in 16 bit."""
-    found: dict[tuple[str, ...], ReportedBounds] = {}
+    bounds: dict[tuple[str, ...], ReportedBounds] = {}
     for artifact in index.of("bounds"):
         result = index.read(artifact, BoundsResult.FILE, BoundsResult.from_json)
         if result.model in models:
-            found.setdefault((result.model, result.url, result.served_model), ReportedBounds(artifact, result))
-    return tuple(found.values())
+            bounds.setdefault((result.model, result.url, result.served_model), ReportedBounds(artifact, result))
+    return tuple(bounds.values())
 
 
 def _head(index: ArtifactIndex, artifacts: list[ReportedArtifact]) -> ReportedArtifact:
     ours = [p for p in _stage(artifacts, "benchmark") if _engines(index, p)]
     if ours:
         return ours[0]
-    return next(found[0] for stage in (*_HEADS[1:], "benchmark") if (found := _stage(artifacts, stage)))
+    return next(heads[0] for stage in (*_HEADS[1:], "benchmark") if (heads := _stage(artifacts, stage)))
 
 
 def _missing(
@@ -319,28 +321,28 @@ def _engines(index: ArtifactIndex, artifact: ReportedArtifact) -> set[str]:
 def _requests(
     index: ArtifactIndex, artifact: ReportedArtifact, result: BenchmarkResult
 ) -> dict[str, tuple[RequestTiming, ...]]:
-    found = {}
+    requests = {}
     for name in [level.requests_file for level in result.levels if level.requests_file]:
         try:
-            found[name] = tuple(from_columns(index.read_json(artifact, name)))
+            requests[name] = tuple(from_columns(index.read_json(artifact, name)))
         except (ValueError, TypeError, AttributeError) as error:
             raise UserError(
                 f"{index.root / artifact.place / name} does not contain request records: {error}."
             ) from None
-    return found
+    return requests
 
 
 def _evaluations(
     index: ArtifactIndex, by_label: Mapping[Label, list[ReportedArtifact]], models: Iterable[str]
 ) -> dict[str, EvalResult]:
     """Return every evaluation of the models, by place; that of a baseline asked in turns by its file."""
-    found = {}
+    evaluations = {}
     for label, artifacts in by_label.items():
         for artifact in _stage(artifacts, "evaluate") if label[0] in models else ():
-            found[artifact.place] = result = index.read(artifact, RESULT, EvalResult.from_json)
+            evaluations[artifact.place] = result = index.read(artifact, RESULT, EvalResult.from_json)
             if result.sequential is not None:
-                found[_beside(artifact)] = index.read(artifact, IN_TURNS, EvalResult.from_json)
-    return found
+                evaluations[_beside(artifact)] = index.read(artifact, IN_TURNS, EvalResult.from_json)
+    return evaluations
 
 
 def _beside(artifact: ReportedArtifact) -> str:

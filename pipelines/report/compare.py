@@ -143,24 +143,24 @@ def _compare(data: ReportData, workload: Workload | None, model: str, limit: flo
 
 def _tuning(formats: Sequence[FormatReport]) -> str:
     """Name the tuning of every engine that can be tuned, with the options that it chose or the user gave."""
-    found = {
+    tunings = {
         item.variant: build
         for item in formats
         if (build := item.artifact("build"))
         and (engine := ENGINES.get(str(build.settings.get("engine"))))
         and engine.recommends
     }
-    names = {build.tuning for build in found.values()}
-    if not found or names == {None}:
+    names = {build.tuning for build in tunings.values()}
+    if not tunings or names == {None}:
         return ""
     alike = len(names) == 1
-    told = "; ".join(
+    text = "; ".join(
         f"{in_words(variant)} {_options(build)}{'' if alike else _named(build.tuning)}"
-        for variant, build in found.items()
+        for variant, build in tunings.items()
     )
     if alike:
-        return f"Every engine has tuning={names.pop()}: {told}."
-    return f"The engines are not tuned alike, so the format alone does not explain their speeds: {told}."
+        return f"Every engine has tuning={names.pop()}: {text}."
+    return f"The engines are not tuned alike, so the format alone does not explain their speeds: {text}."
 
 
 def _named(tuning: str | None) -> str:
@@ -169,8 +169,8 @@ def _named(tuning: str | None) -> str:
 
 def _options(build: ReportedArtifact) -> str:
     options = build.facts.get("options") or {}
-    shown = [f"{name}={options[name]}" for name in TUNED if name in options]
-    return f"with {', '.join(shown)}" if shown else "with the defaults of its builder"
+    texts = [f"{name}={options[name]}" for name in TUNED if name in options]
+    return f"with {', '.join(texts)}" if texts else "with the defaults of its builder"
 
 
 def _rejected(rows: Sequence[FormatRow], best: FormatRow | None, limit: float) -> tuple[Rejection, ...]:
@@ -182,8 +182,10 @@ def _rejected(rows: Sequence[FormatRow], best: FormatRow | None, limit: float) -
 def _undecided(best: FormatRow, rows: Sequence[FormatRow], limit: float) -> str:
     """Return why even the best eligible format is not the winner; empty if it is."""
     if not any(row is not best and row.loss_percent is not None and row.peak for row in rows):
-        known = "a known loss and " if any(row.peak and row.loss_percent is None for row in rows) else ""
-        return f"{_said(best)}. No other format has {known}a usable throughput, so there is nothing to choose from."
+        known_loss = "a known loss and " if any(row.peak and row.loss_percent is None for row in rows) else ""
+        return (
+            f"{_said(best)}. No other format has {known_loss}a usable throughput, so there is nothing to choose from."
+        )
     for row in rows:
         bound = max(_bounds(row), key=_rate, default=None)
         if row is not best and bound and _acceptable(row, limit) and _rate(bound) > (best.score or 0.0):

@@ -45,4 +45,4 @@ class ReportSettings(Group):
         if uri is not None and not STORE.fullmatch(uri):
             allowed = "give file:/folder, sqlite:////file.db or http://host:port"
             raise ValueError(f"'{uri}' is not a store of MLflow: {allowed}")
-        return uri and re.sub("^(file:|sqlite:///)(~/)", lambda found: f"{found[1]}{Path.home()}/", uri)
+        return uri and re.sub("^(file:|sqlite:///)(~/)", lambda match: f"{match[1]}{Path.home()}/", uri)

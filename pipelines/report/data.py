@@ -100,8 +100,8 @@ class ReportedArtifact:
 
     def input_digest(self, name: str) -> str | None:
         """Return the digest of its content; None without one."""
-        found = self.input(name)
-        return found.digest if found else None
+        artifact = self.input(name)
+        return artifact.digest if artifact else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,14 +306,14 @@ def load_label(level: Level) -> str:
 
 def lengths(distributions: Sequence[Distribution]) -> str:
     """Return token counts over several levels: "128" if all are equal, else "119 (52..200)" as mean (min..max)."""
-    known = [item for item in distributions if item.count and item.mean is not None]
-    if not known:
+    measured = [item for item in distributions if item.count and item.mean is not None]
+    if not measured:
         return NONE
-    low = min(item.min for item in known if item.min is not None)
-    high = max(item.max for item in known if item.max is not None)
+    low = min(item.min for item in measured if item.min is not None)
+    high = max(item.max for item in measured if item.max is not None)
     if low == high:
         return f"{low:g}"
-    mean = sum(float(item.mean or 0) * item.count for item in known) / sum(item.count for item in known)
+    mean = sum(float(item.mean or 0) * item.count for item in measured) / sum(item.count for item in measured)
     return f"{mean:.0f} ({low:g}..{high:g})"
 
 
@@ -325,7 +325,7 @@ def loads(levels: Sequence[Level]) -> str:
     for level in levels:
         if level.concurrency is None and level.request_rate is not None:
             rates.setdefault(level.arrival, []).append(f"{level.request_rate:g}")
-    parts += [f"{', '.join(given)} requests/s ({arrival})" for arrival, given in rates.items()]
+    parts += [f"{', '.join(numbers)} requests/s ({arrival})" for arrival, numbers in rates.items()]
     others = [level.load for level in levels if level.concurrency is None and level.request_rate is None]
     return "; ".join([*parts, *dict.fromkeys(others)]) or NONE
 
@@ -337,13 +337,13 @@ def run_label(runs: Sequence[BenchmarkRun], levels: Sequence[Level] | None = Non
         runs: at least one run; all of the same model and TP.
         levels: the levels to describe; None is every level of the runs.
     """
-    shown = [level for run in runs for level in run.result.levels] if levels is None else list(levels)
+    chosen = [level for run in runs for level in run.result.levels] if levels is None else list(levels)
     first = runs[0].result
     precisions = ", ".join(dict.fromkeys(run.result.precision for run in runs))
-    unique = list({level.load: level for level in shown}.values())
+    unique = list({level.load: level for level in chosen}.values())
     return (
-        f"model {first.model}; precision {precisions}; ISL {lengths([level.summary.isl for level in shown])}; "
-        f"OSL {lengths([level.summary.osl for level in shown])}; {loads(unique)}; TP {first.tp_size}"
+        f"model {first.model}; precision {precisions}; ISL {lengths([level.summary.isl for level in chosen])}; "
+        f"OSL {lengths([level.summary.osl for level in chosen])}; {loads(unique)}; TP {first.tp_size}"
     )
 
 

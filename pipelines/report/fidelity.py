@@ -35,17 +35,17 @@ STRONGEST = 0.55
 
 def section(data: ReportData) -> Section:
     """Return the section; without blocks if nothing was compared."""
-    found = [(item, item.fidelity) for item in data.formats if item.fidelity]
+    compared = [(item, item.fidelity) for item in data.formats if item.fidelity]
     several = len(data.models) > 1
     blocks: list[Block] = []
-    if found:
-        blocks += [_table(found, several), Callout("note", NO_DIRECTION), _divergences(found, several)]
+    if compared:
+        blocks += [_table(compared, several), Callout("note", NO_DIRECTION), _divergences(compared, several)]
         blocks.append(
-            BulletList(tuple(f"{_name(item, several)}: {greedy_text(fidelity.result)}" for item, fidelity in found))
+            BulletList(tuple(f"{_name(item, several)}: {greedy_text(fidelity.result)}" for item, fidelity in compared))
         )
-    if any(fidelity.flips for _, fidelity in found):
-        blocks.append(_flips(found, several))
-    for item, fidelity in found:
+    if any(fidelity.flips for _, fidelity in compared):
+        blocks.append(_flips(compared, several))
+    for item, fidelity in compared:
         if layers := fidelity.result.layers:
             blocks.append(Fold(f"By layer: {_name(item, several)}", (_heat_map(item, layers),)))
     for each in data.bounds:
@@ -58,9 +58,9 @@ def _name(item: FormatReport, several: bool) -> str:
     return item.label if several else item.variant
 
 
-def _table(found: Sequence[tuple[FormatReport, ReportedFidelity]], several: bool) -> Table:
-    rows = [(_name(item, several), *row) for item, fidelity in found for row in figure_rows(fidelity.result)]
-    first = found[0][1].result
+def _table(compared: Sequence[tuple[FormatReport, ReportedFidelity]], several: bool) -> Table:
+    rows = [(_name(item, several), *row) for item, fidelity in compared for row in figure_rows(fidelity.result)]
+    first = compared[0][1].result
     return Table(
         caption=(
             f"Predictions of the next token beside those of {first.reference} in 16 bit: windows of {first.window} "
@@ -82,7 +82,7 @@ def _table(found: Sequence[tuple[FormatReport, ReportedFidelity]], several: bool
     )
 
 
-def _flips(found: Sequence[tuple[FormatReport, ReportedFidelity]], several: bool) -> Table:
+def _flips(compared: Sequence[tuple[FormatReport, ReportedFidelity]], several: bool) -> Table:
     """Return the answers that changed, by direction."""
     rows = [
         (
@@ -91,7 +91,7 @@ def _flips(found: Sequence[tuple[FormatReport, ReportedFidelity]], several: bool
             *(f"{number:,}" for number in (flips.flipped, flips.to_wrong, flips.to_right, flips.wrong_to_wrong)),
             *(NONE if margin is None else f"{margin:.3f}" for margin in (flips.margin_flipped, flips.margin_kept)),
         )
-        for item, fidelity in found
+        for item, fidelity in compared
         if (flips := fidelity.flips)
     ]
     return Table(
@@ -108,10 +108,10 @@ def _flips(found: Sequence[tuple[FormatReport, ReportedFidelity]], several: bool
     )
 
 
-def _divergences(found: Sequence[tuple[FormatReport, ReportedFidelity]], several: bool) -> Figure:
+def _divergences(compared: Sequence[tuple[FormatReport, ReportedFidelity]], several: bool) -> Figure:
     """Plot median, mean, 99th percentile and maximum of the divergence per format, beside the noise."""
-    names = [_name(item, several) for item, _ in found]
-    figures = [(fidelity.result.overall, fidelity.result.noise) for _, fidelity in found]
+    names = [_name(item, several) for item, _ in compared]
+    figures = [(fidelity.result.overall, fidelity.result.noise) for _, fidelity in compared]
     values = [value for pair in figures for each in pair for value in (each.kl_median, each.kl_max) if value > 0]
     low, high = min(values, default=1e-9) / 3, max(values, default=1.0) * 3
 
@@ -125,16 +125,16 @@ def _divergences(found: Sequence[tuple[FormatReport, ReportedFidelity]], several
             axes.annotate(
                 f"{ours.kl_mean:.2g}", (1.01, at - 0.13), xycoords=("axes fraction", "data"), va="center", fontsize=8
             )
-        axes.set_yticks(range(len(found)), names)
+        axes.set_yticks(range(len(compared)), names)
         axes.tick_params(axis="y", length=0, labelcolor=theme["ink"])
-        axes.set_ylim(len(found) - 0.5, -0.6)
+        axes.set_ylim(len(compared) - 0.5, -0.6)
         axis(axes, "", "KL divergence from the 16-bit model, nats per token (log)", "")
         axes.grid(axis="y", visible=False)
         axes.spines["left"].set_visible(False)
 
     return plot(
         "fidelity",
-        (7.2, 0.9 + 0.5 * len(found)),
+        (7.2, 0.9 + 0.5 * len(compared)),
         draw,
         title="Divergence from the 16-bit model by format",
         caption=(

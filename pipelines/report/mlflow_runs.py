@@ -108,29 +108,31 @@ def _log(client: Any, uri: str, run: LoggedRun, files: Sequence[Path]) -> str:
     """Log one format; a run that was cut short is replaced."""
     from mlflow.entities import Metric, Param, RunStatus, RunTag
 
-    kept = client.get_experiment_by_name(run.experiment)
+    existing = client.get_experiment_by_name(run.experiment)
     experiment = (
-        client.create_experiment(run.experiment, artifact_location=_beside(uri)) if kept is None else kept.experiment_id
+        client.create_experiment(run.experiment, artifact_location=_beside(uri))
+        if existing is None
+        else existing.experiment_id
     )
     for old in client.search_runs([experiment], filter_string=f"tags.`{RESULT_TAG}` = '{run.result}'"):
         if old.info.status == RunStatus.to_string(RunStatus.FINISHED):
             return f"mlflow: {run.name} was logged before, as run {old.info.run_id}"
         client.delete_run(old.info.run_id)
-    made = client.create_run(experiment, run_name=run.name, tags={RESULT_TAG: run.result}).info.run_id
+    run_id = client.create_run(experiment, run_name=run.name, tags={RESULT_TAG: run.result}).info.run_id
     now = int(time.time() * 1000)
     params = [Param(name, value) for name, value in run.params.items()]
     client.log_batch(
-        made,
+        run_id,
         [Metric(name, value, now, 0) for name, value in run.metrics.items()],
         params[:MOST_PARAMS],
         [RunTag(name, value) for name, value in run.tags.items()],
     )
     for start in range(MOST_PARAMS, len(params), MOST_PARAMS):
-        client.log_batch(made, params=params[start : start + MOST_PARAMS])
+        client.log_batch(run_id, params=params[start : start + MOST_PARAMS])
     for file in files:
-        client.log_artifact(made, str(file))
-    client.set_terminated(made)
-    return f"mlflow: {run.name} is run {made} of experiment '{run.experiment}'"
+        client.log_artifact(run_id, str(file))
+    client.set_terminated(run_id)
+    return f"mlflow: {run.name} is run {run_id} of experiment '{run.experiment}'"
 
 
 def _beside(uri: str) -> str | None:
@@ -172,26 +174,26 @@ def _tags(item: FormatReport) -> dict[str, str]:
 
 def _sizes(item: FormatReport) -> dict[str, float]:
     named = (("quantize", "source_bytes"), ("quantize", "total_bytes"), ("build", "engine_bytes"))
-    found = {f"size/{name}": artifact.facts.get(name) for stage, name in named if (artifact := item.artifact(stage))}
-    return {name.replace("total", "checkpoint"): float(value) for name, value in found.items() if value is not None}
+    sizes = {f"size/{name}": artifact.facts.get(name) for stage, name in named if (artifact := item.artifact(stage))}
+    return {name.replace("total", "checkpoint"): float(value) for name, value in sizes.items() if value is not None}
 
 
 def _accuracy(item: FormatReport) -> dict[str, float]:
     if item.accuracy is None:
         return {}
     result, row = item.accuracy.result, item.accuracy.row
-    found = {"accuracy": result.accuracy, "accuracy_questions": result.questions}
+    metrics = {"accuracy": result.accuracy, "accuracy_questions": result.questions}
     if result.overall.stderr is not None:
-        found["accuracy_stderr"] = result.overall.stderr
+        metrics["accuracy_stderr"] = result.overall.stderr
     if row is not None:
-        found |= {f"loss/{name}": row[name] for name in ("lost", "gained", "loss_percent") if row[name] is not None}
-        found |= {
+        metrics |= {f"loss/{name}": row[name] for name in ("lost", "gained", "loss_percent") if row[name] is not None}
+        metrics |= {
             f"loss/{name}": 100 * row[field]
             for name, field in (("points_at_least", "loss_least"), ("points_at_most", "loss_most"))
             if row[field] is not None
         }
-        found["loss/points"] = -100 * row["difference"]
-    return {name: float(value) for name, value in found.items()}
+        metrics["loss/points"] = -100 * row["difference"]
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def _fidelity(item: FormatReport) -> dict[str, float]:
@@ -204,11 +206,11 @@ def _fidelity(item: FormatReport) -> dict[str, float]:
 
 
 def _loads(item: FormatReport) -> dict[str, float]:
-    found: dict[str, float | None] = {}
+    metrics: dict[str, float | None] = {}
     for run in item.runs:
         for level in run.result.levels:
             summary, place = level.summary, f"{run.result.workload['name']}/{level.load}".replace("=", " ")
-            found |= {f"{place}/output_tokens_per_s": summary.output_tokens_per_s, f"{place}/counts": level.counts}
+            metrics |= {f"{place}/output_tokens_per_s": summary.output_tokens_per_s, f"{place}/counts": level.counts}
             for name, each in (("ttft", summary.ttft_s), ("itl", summary.itl_s)):
-                found |= {f"{place}/{name}_p50_s": each.p50, f"{place}/{name}_p99_s": each.p99}
-    return {name: float(value) for name, value in found.items() if value is not None}
+                metrics |= {f"{place}/{name}_p50_s": each.p50, f"{place}/{name}_p99_s": each.p99}
+    return {name: float(value) for name, value in metrics.items() if value is not None}

@@ -65,9 +65,9 @@ def write_model_cards(data: ReportData, folder: Path) -> dict[str, Path]:
     Raises:
         UserError: the folder cannot be written.
     """
-    found = [item for item in data.formats if item.variant != BASELINE and item.artifact("quantize")]
+    quantized = [item for item in data.formats if item.variant != BASELINE and item.artifact("quantize")]
     try:
-        return {item.label: write_text(_place(item, folder), model_card(item)) for item in found}
+        return {item.label: write_text(_place(item, folder), model_card(item)) for item in quantized}
     except OSError as error:
         raise UserError(
             f"The model cards cannot be written to {folder / FOLDER}: {error.strerror}.",
@@ -92,22 +92,22 @@ def model_card(item: FormatReport) -> str:
 def _metadata(item: FormatReport, checkpoint: ReportedArtifact) -> dict[str, Any]:
     """Return what the Hub reads; a fact that is unknown is left out, because the Hub has no word for it."""
     source, licence = _download(item), _license(item, checkpoint)
-    found: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
     if source is not None:
-        found |= {"base_model": str(source.settings["repo_id"]), "base_model_relation": "quantized"}
+        metadata |= {"base_model": str(source.settings["repo_id"]), "base_model_relation": "quantized"}
     if licence is not None:
-        found["license"] = licence
-    found["pipeline_tag"] = "text-generation"
-    found["tags"] = ["tensorrt-llm", "modelopt", "quantized", str(checkpoint.settings["qformat"])]
+        metadata["license"] = licence
+    metadata["pipeline_tag"] = "text-generation"
+    metadata["tags"] = ["tensorrt-llm", "modelopt", "quantized", str(checkpoint.settings["qformat"])]
     if results := _results(item):
-        found["model-index"] = [{"name": f"{item.model}-{item.variant}", "results": results}]
-    return found
+        metadata["model-index"] = [{"name": f"{item.model}-{item.variant}", "results": results}]
+    return metadata
 
 
 def _results(item: FormatReport) -> list[dict[str, Any]]:
     """Return the results for the Hub, but for those that a baseline which only guesses says nothing of."""
-    found = [each for each in (item.accuracy, *item.other_tasks) if each is not None]
-    return [_result(item, each) for each in found if (each.row or {}).get("verdict") != Verdict.NOT_MEASURED]
+    accuracies = [each for each in (item.accuracy, *item.other_tasks) if each is not None]
+    return [_result(item, each) for each in accuracies if (each.row or {}).get("verdict") != Verdict.NOT_MEASURED]
 
 
 def _result(item: FormatReport, accuracy: Accuracy) -> dict[str, Any]:
@@ -147,8 +147,8 @@ def _license(item: FormatReport, checkpoint: ReportedArtifact) -> str | None:
 def _license_in(folder: Path) -> str | None:
     try:
         with (folder / "README.md").open(encoding="utf-8", errors="replace") as card:
-            found = _METADATA.match(card.read(MOST_CARD_BYTES))
-        metadata = yaml.safe_load(found.group(1)) if found else None
+            match = _METADATA.match(card.read(MOST_CARD_BYTES))
+        metadata = yaml.safe_load(match.group(1)) if match else None
     except (OSError, yaml.YAMLError):
         return None
     return _named_license(metadata.get("license")) if isinstance(metadata, dict) else None
@@ -201,7 +201,7 @@ def _origin(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str
 
 def _recipe(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str, str], ...]:
     facts, settings = checkpoint.facts, checkpoint.settings
-    kept = facts.get("linears_16bit")
+    linears = facts.get("linears_16bit")
     pruned, sparse, trained = (item.artifact(stage) for stage in ("prune_model", "sparsify", "recover"))
     return (
         ("Format", f"{settings['qformat']} (quant_algo {facts.get('quant_algo') or UNKNOWN})"),
@@ -209,7 +209,7 @@ def _recipe(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str
         ("KV cache", "16 bit" if settings.get("kv_cache") == KvFormat.AUTO else str(settings.get("kv_cache", UNKNOWN))),
         ("Group size", str(facts.get("group_size") or "none")),
         ("Everything else", str(facts.get("dtype", UNKNOWN))),
-        ("Linears left in 16 bit", UNKNOWN if kept is None else ", ".join(kept) or "none"),
+        ("Linears left in 16 bit", UNKNOWN if linears is None else ", ".join(linears) or "none"),
         *(pruning_terms(pruned.facts) if pruned else ()),
         ("Sparsity", settings_text(sparse.settings) or "2:4" if sparse else "none"),
         *(recovery_terms(trained.facts) if trained else ()),
@@ -219,12 +219,12 @@ def _recipe(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str
 
 
 def _calibration(checkpoint: ReportedArtifact) -> str:
-    asked, text = checkpoint.settings.get("calibration"), checkpoint.input("calibration")
-    if not asked or text is None:
+    settings, text = checkpoint.settings.get("calibration"), checkpoint.input("calibration")
+    if not settings or text is None:
         return "none: the format does not need any"
     seen = checkpoint.facts.get("calibration", {})
     read = f"{seen['sequences']:,} texts, {seen['tokens']:,} tokens" if seen.get("tokens") else UNKNOWN
-    return f"{read} of {place_of(text)}; {settings_text(asked)}"
+    return f"{read} of {place_of(text)}; {settings_text(settings)}"
 
 
 def _sizes(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str, str], ...]:

@@ -45,7 +45,7 @@ def what_was_asked(rows: Sequence[Mapping[str, Any]]) -> str:
     tasks: dict[str, list[int]] = {}
     for row in rows:
         tasks.setdefault(f"{row['task']}, {row['shots']}", []).append(row["questions"])
-    return "; ".join(f"{task}, {span(asked)} questions" for task, asked in tasks.items())
+    return "; ".join(f"{task}, {span(questions)} questions" for task, questions in tasks.items())
 
 
 Point = tuple[float, float, Level]
@@ -126,17 +126,17 @@ def ttft_throughput(workload: Workload, order: Sequence[str], name: str) -> Figu
 def _points(run: BenchmarkRun, place: Place) -> list[Point]:
     """Return (x, y, level) of every level that has them."""
     levels = [level for level in run.result.levels if level.summary.requests]
-    return [(*found, level) for level in levels if (found := place(level.summary))]
+    return [(*point, level) for level in levels if (point := place(level.summary))]
 
 
-def _user_rate(found: Summary) -> tuple[float, float] | None:
-    itl = found.itl_s.p50
-    return (1 / itl, found.output_tokens_per_s) if itl else None
+def _user_rate(summary: Summary) -> tuple[float, float] | None:
+    itl = summary.itl_s.p50
+    return (1 / itl, summary.output_tokens_per_s) if itl else None
 
 
-def _first_token(found: Summary) -> tuple[float, float] | None:
-    ttft = found.ttft_s.p50
-    return (found.output_tokens_per_s, 1000 * ttft) if ttft else None
+def _first_token(summary: Summary) -> tuple[float, float] | None:
+    ttft = summary.ttft_s.p50
+    return (summary.output_tokens_per_s, 1000 * ttft) if ttft else None
 
 
 def _index(run: BenchmarkRun, order: Sequence[str]) -> int:
@@ -179,19 +179,19 @@ def _modelled(
 ) -> None:
     """Draw the predictions for the same loads, thin and dotted; nothing where there is no model."""
     for run, _ in curves:
-        said = run.modelled.levels if run.modelled else {}
-        found = [said.get(level.requests_file) for level in run.result.levels]
-        places = [place for each in found if each is not None and (place := point(each))]
+        modelled = run.modelled.levels if run.modelled else {}
+        summaries = [modelled.get(level.requests_file) for level in run.result.levels]
+        places = [place for each in summaries if each is not None and (place := point(each))]
         colour = theme.series(_index(run, order))
         xs, ys = [x for x, _ in places], [y for _, y in places]
         axes.plot(xs, ys, color=colour, linewidth=1, linestyle=(0, (1, 2)), marker=".", markersize=4, zorder=1)
 
 
 def _modelled_words(curves: Sequence[tuple[BenchmarkRun, list[Point]]]) -> str:
-    found = [run for run, _ in curves if run.modelled]
-    if not found:
+    modelled = [run for run, _ in curves if run.modelled]
+    if not modelled:
         return ""
-    why = "; ".join(dict.fromkeys(f"{run.result.precision} {run.modelled.why}" for run in found if run.modelled))
+    why = "; ".join(dict.fromkeys(f"{run.result.precision} {run.modelled.why}" for run in modelled if run.modelled))
     return f"Dotted: modelled, not measured ({why}). "
 
 
@@ -246,7 +246,7 @@ def accuracy_change(formats: Sequence[FormatReport]) -> Figure | None:
     names = [f"{row['model']} {row['format']}" if several else str(row["format"]) for row in rows]
     if len({row["task"] for row in rows}) > 1:
         names = [f"{name}, {row['task']}" for name, row in zip(names, rows, strict=True)]
-    asked = what_was_asked(rows)
+    questions = what_was_asked(rows)
     widest = 100 * max(row["margin"] for row in rows)
 
     def draw(figure: Drawing, theme: Theme) -> None:
@@ -286,7 +286,7 @@ def accuracy_change(formats: Sequence[FormatReport]) -> Figure | None:
         caption=(
             f"Dot: change; bar: its bounds, each wrong in at most {100 * rows[0]['false_go']:g} % of cases; dashed: "
             f"the margin ({in_points(rows[0]['margin'])} lost). "
-            f"Measured: {asked}, engine {rows[0]['engine']}."
+            f"Measured: {questions}, engine {rows[0]['engine']}."
         ),
         alt="Change in accuracy in points. "
         + "; ".join(

@@ -99,17 +99,17 @@ def _medians(panels: Sequence[tuple[str, Sequence[Curve]]]) -> str:
 def timeline(run: BenchmarkRun, level: Level, name: str) -> Figure | None:
     """Plot one row per request from its scheduled start to its last token; None without records."""
     timings = sorted(run.timings(level), key=lambda timing: (timing.intended_ns, timing.index))
-    shown = timings[:MAX_ROWS]
-    if not shown:
+    drawn = timings[:MAX_ROWS]
+    if not drawn:
         return None
-    start = min(timing.intended_ns for timing in shown)
+    start = min(timing.intended_ns for timing in drawn)
 
     def draw(figure: Drawing, theme: Theme) -> None:
         axes = figure.subplots()
-        for row, timing in enumerate(shown):
+        for row, timing in enumerate(drawn):
             _bar(axes, row, timing, start, theme)
         axis(axes, "", "seconds since the first request", "request")
-        axes.set_ylim(len(shown), -1)
+        axes.set_ylim(len(drawn), -1)
         axes.set_xlim(left=0)
         axes.grid(axis="y", visible=False)
         for x, text, role in ((0.0, "waiting for the first token", "wait"), (0.3, "decoding", "work")):
@@ -118,18 +118,18 @@ def timeline(run: BenchmarkRun, level: Level, name: str) -> Figure | None:
                 color=theme[role], fontsize=8.5, fontweight="bold",
             )  # fmt: skip
 
-    failed = sum(not timing.ok for timing in shown)
-    part = f"the first {len(shown)} of {len(timings)}" if len(shown) < len(timings) else f"all {len(timings)}"
+    failed = sum(not timing.ok for timing in drawn)
+    part = f"the first {len(drawn)} of {len(timings)}" if len(drawn) < len(timings) else f"all {len(timings)}"
     return plot(
         name,
-        (7.2, 0.9 + 0.052 * max(len(shown), 20)),
+        (7.2, 0.9 + 0.052 * max(len(drawn), 20)),
         draw,
         title=f"{run.result.precision}: requests over time at {level.load}",
         caption=(
             f"One row per request ({part}, warm-up included), in the order they were due. Waiting: queue and prefill. "
             f"{'Crosses: failed. ' if failed else ''}Measured: {run_label([run], [level])}."
         ),
-        alt=f"Timeline of {count(len(shown), 'request')} at {level.load}: waiting for the first token, then decoding; "
+        alt=f"Timeline of {count(len(drawn), 'request')} at {level.load}: waiting for the first token, then decoding; "
         f"{failed} failed.",
     )
 

@@ -67,7 +67,7 @@ def _text(item: Comparison) -> str:
     lines: list[Sequence[str] | str] = [_TITLES]
     for name, *cells in map(_cells, item.rows):
         lines += [name, ("", *cells)] if len(name) > LONGEST_NAME else [(name, *cells)]
-    told = [
+    notes = [
         item.reason,
         *(f"- {rejection.variant}: {rejection.reason}" for rejection in item.rejected),
         *(f"Note: {note}" for note in item.notes),
@@ -75,15 +75,15 @@ def _text(item: Comparison) -> str:
         f"Measured: {run_label(runs)}; engine {runs[0].result.engine}." if runs else f"Model {item.model}.",
     ]
     if runs:
-        told.append("tok/s: output tokens/s at the peak, TTFT and ITL: medians there; SLO: best load within limits.")
+        notes.append("tok/s: output tokens/s at the peak, TTFT and ITL: medians there; SLO: best load within limits.")
     if any(row.fidelity for row in item.rows):
-        told.append(
+        notes.append(
             "KL: mean divergence of the next token's probabilities from the 16-bit model's, nats; "
             f"{WITHIN}: within noise."
         )
     if any(AT_LEAST in cell for cells in lines for cell in cells):
-        told.append(f"{AT_LEAST}: higher loads do not count, because the load generator was the bottleneck.")
-    return "\n".join([*table(lines), "", *(wrapped(text) for text in told if text)])
+        notes.append(f"{AT_LEAST}: higher loads do not count, because the load generator was the bottleneck.")
+    return "\n".join([*table(lines), "", *(wrapped(text) for text in notes if text)])
 
 
 def _cells(row: FormatRow) -> tuple[str, ...]:
@@ -102,8 +102,8 @@ def _divergence(row: FormatRow) -> str:
     if row.fidelity is None:
         return NONE
     value, mark = row.fidelity.overall.kl_mean, WITHIN if "kl_mean" in row.fidelity.within_noise else ""
-    shown = f"{value:.2g}" if value >= 0.001 or value == 0 else f"{value:.1e}".replace("e-0", "e-")
-    return shown + mark
+    number = f"{value:.2g}" if value >= 0.001 or value == 0 else f"{value:.1e}".replace("e-0", "e-")
+    return number + mark
 
 
 # Add the performance model's predictions to the measured runs of a report.

@@ -103,25 +103,29 @@ def _accuracy_card(data: ReportData) -> Card:
         if not evaluated or not evaluated[0].accuracy:
             return Card("Accuracy", "not measured", "", "make evaluate", "")
         result = evaluated[0].accuracy.result
-        asked = f"{evaluated[0].label}, {result.task}, {count(result.questions, 'question')}"
-        detail = f"{asked}; no compressed format to compare"
+        evaluation = f"{evaluated[0].label}, {result.task}, {count(result.questions, 'question')}"
+        detail = f"{evaluation}; no compressed format to compare"
         return Card("Accuracy", percent(result.accuracy), "%", detail, "measured")
-    kept = [item for item, row in rows if row["verdict"] == Verdict.GO]
+    passed = [item for item, row in rows if row["verdict"] == Verdict.GO]
     lost = [
         f"{item.variant} NO-GO, at least {100 * row['loss_least']:.2f} points lost"
         for item, row in rows
         if row["verdict"] == Verdict.NO_GO
     ]
     words = [
-        f"{', '.join(found)} {word}"
+        f"{', '.join(variants)} {word}"
         for word in (Verdict.UNDECIDED, Verdict.NOT_MEASURED)
-        if (found := [item.variant for item, row in rows if row["verdict"] == word])
+        if (variants := [item.variant for item, row in rows if row["verdict"] == word])
     ]
     first = rows[0][1]
-    asked = f"{what_was_asked([row for _, row in rows])}, paired with 16 bit"
-    detail = "; ".join([*lost, *words, asked])
+    evaluation = f"{what_was_asked([row for _, row in rows])}, paired with 16 bit"
+    detail = "; ".join([*lost, *words, evaluation])
     return Card(
-        f"GO: less than {in_points(first['margin'])} lost", f"{len(kept)} of {len(rows)}", "formats", detail, "measured"
+        f"GO: less than {in_points(first['margin'])} lost",
+        f"{len(passed)} of {len(rows)}",
+        "formats",
+        detail,
+        "measured",
     )
 
 
@@ -205,10 +209,10 @@ def _accuracy(data: ReportData) -> Section:
     if rows:
         blocks += [BulletList(tuple(map(verdict_sentence, rows))), Text(method_text(rows[0]))]
         blocks += [Text(text)] if (text := sequential_text(rows)) else []
-    found = [item.accuracy.original for item in data.formats if item.accuracy and item.accuracy.original]
-    if found:
+    originals = [item.accuracy.original for item in data.formats if item.accuracy and item.accuracy.original]
+    if originals:
         blocks.append(Text("Against the model itself, computed by Transformers in float32 before any conversion:"))
-        blocks.append(BulletList(tuple(map(against_original, found))))
+        blocks.append(BulletList(tuple(map(against_original, originals))))
     if table := other_tasks_table(data):
         judged = [each.row for item in data.formats for each in item.other_tasks if each.row]
         sentences = tuple(f"{row['task']}: {verdict_sentence(row)}" for row in judged)
@@ -284,7 +288,7 @@ def _repeat(data: ReportData) -> Section:
     """List the commands that produce everything shown, each once, then the command of this report."""
     repeated = [each for item in data.formats for each in _repeated(item)] + [each.artifact for each in data.bounds]
     commands = list(dict.fromkeys(each.repeat for each in sorted(repeated, key=lambda each: each.created)))
-    made = {
+    created = {
         artifact.commit for item in data.formats for artifact in (*item.chain, *(run.artifact for run in item.runs))
     }
     blocks: list[Block] = [
@@ -294,7 +298,7 @@ def _repeat(data: ReportData) -> Section:
         ),
         Code((*commands, _report_command(commands))),
     ]
-    if any(commit.endswith("+changes") for commit in made):
+    if any(commit.endswith("+changes") for commit in created):
         blocks.append(Text("The source had uncommitted changes, so no commit alone repeats these results."))
     if outside := sorted({place_of(source) for item in data.formats for artifact in item.chain
                           for source in artifact.inputs if not source.in_store}):  # fmt: skip
@@ -317,15 +321,15 @@ def _repeated(item: FormatReport) -> list[ReportedArtifact]:
 def _evaluates(command: str, evaluation: str) -> bool:
     """Return whether a command evaluates too, and asks the same questions as the command of an evaluation."""
     words, others = shlex.split(command), shlex.split(evaluation)
-    asked, same = ([word for word in each if word.startswith("eval")] for each in (words[4:], others[4:]))
-    return "all" in words[3:4] and asked == same
+    own, same = ([word for word in each if word.startswith("eval")] for each in (words[4:], others[4:]))
+    return "all" in words[3:4] and own == same
 
 
 def _report_command(commands: Sequence[str]) -> str:
     """Return the command of this report, for the model, store and folder of the newest of the other commands."""
     newest = shlex.split(commands[-1]) if commands else []
-    kept = ("experiment=", "model=", "model.", "paths.store=", "report.")
-    return shlex.join(["python", "-m", "pipelines", "report", *(word for word in newest if word.startswith(kept))])
+    prefixes = ("experiment=", "model=", "model.", "paths.store=", "report.")
+    return shlex.join(["python", "-m", "pipelines", "report", *(word for word in newest if word.startswith(prefixes))])
 
 
 def _versions(data: ReportData) -> Section:
@@ -337,7 +341,7 @@ def _versions(data: ReportData) -> Section:
     items = [
         ("this project", ", ".join(sorted({f"{artifact.version} at {artifact.commit}" for artifact in artifacts})))
     ]
-    items += [(name, ", ".join(sorted(found))) for name, found in sorted(versions.items())]
+    items += [(name, ", ".join(sorted(values))) for name, values in sorted(versions.items())]
     machines = dict.fromkeys(machine_text(artifact.machine) for artifact in artifacts)
     items += [("machine", text) for text in machines]
     return Section("versions", "Versions and machines", (Terms(tuple(items)),))

@@ -15,19 +15,19 @@ from pipelines.report.data import Accuracy, ArtifactInput, FormatReport, ReportD
 
 def accuracy_table(data: ReportData) -> Table:
     """Return the accuracy of every format with the verdict against the baseline and what it rests on."""
-    found = [(item, item.accuracy) for item in data.formats if item.accuracy]
-    return _accuracies(data, found, "Accuracy")
+    pairs = [(item, item.accuracy) for item in data.formats if item.accuracy]
+    return _accuracies(data, pairs, "Accuracy")
 
 
 def other_tasks_table(data: ReportData) -> Table | None:
     """Return the same for the tasks that fewer formats were evaluated on; None if there are none."""
-    found = [(item, each) for item in data.formats for each in item.other_tasks]
-    found.sort(key=lambda each: each[1].result.task)
-    return _accuracies(data, found, "Other tasks") if found else None
+    pairs = [(item, each) for item in data.formats for each in item.other_tasks]
+    pairs.sort(key=lambda each: each[1].result.task)
+    return _accuracies(data, pairs, "Other tasks") if pairs else None
 
 
-def _accuracies(data: ReportData, found: Sequence[tuple[FormatReport, Accuracy]], title: str) -> Table:
-    results = [accuracy.result for _, accuracy in found]
+def _accuracies(data: ReportData, pairs: Sequence[tuple[FormatReport, Accuracy]], title: str) -> Table:
+    results = [accuracy.result for _, accuracy in pairs]
     tasks = dict.fromkeys(f"{each.task}, {each.shots}, engine {each.engine}" for each in results)
     several = len({each.task for each in results}) > 1
     return Table(
@@ -44,7 +44,7 @@ def _accuracies(data: ReportData, found: Sequence[tuple[FormatReport, Accuracy]]
         ),
         rows=tuple(
             _accuracy_cells(accuracy, _name(item, data) + (f", {accuracy.result.task}" if several else ""))
-            for item, accuracy in found
+            for item, accuracy in pairs
         ),
         notes=("Lost: answered right only by the baseline; gained: only by this format. ±: standard error.",),
     )
@@ -62,12 +62,12 @@ def perplexities(data: ReportData) -> Table | None:
 
 def published_tables(data: ReportData) -> list[Table]:
     """Return the accuracies that NVIDIA published beside those measured; a table per model and task."""
-    found: dict[tuple[str, str], list[EvalResult]] = {}
+    by_task: dict[tuple[str, str], list[EvalResult]] = {}
     for item in data.formats:
         for each in (item.accuracy, *item.other_tasks):
             if each:
-                found.setdefault((each.result.model, each.result.task), []).append(each.result)
-    return [published_table(results) for key, results in found.items() if references_of(*key)]
+                by_task.setdefault((each.result.model, each.result.task), []).append(each.result)
+    return [published_table(results) for key, results in by_task.items() if references_of(*key)]
 
 
 def _name(item: FormatReport, data: ReportData) -> str:
@@ -94,23 +94,23 @@ def _accuracy_cells(accuracy: Accuracy, name: str) -> tuple[str, ...]:
 
 def subject_table(item: Sequence[FormatReport]) -> Table | None:
     """Return accuracy by category and subject, with a column per format of a model; None if nothing was evaluated."""
-    found = [(each.variant, each.accuracy.result) for each in item if each.accuracy]
-    if not found:
+    results = [(each.variant, each.accuracy.result) for each in item if each.accuracy]
+    if not results:
         return None
     rows = []
     for title, attribute in (("category", "categories"), ("subject", "subjects")):
-        names = dict.fromkeys(name for _, result in found for name in getattr(result, attribute))
+        names = dict.fromkeys(name for _, result in results for name in getattr(result, attribute))
         for name in names:
-            scores = [getattr(result, attribute).get(name) for _, result in found]
-            asked = span([score.questions for score in scores if score])
-            rows.append((name, title, asked, *(percent(s.accuracy, 1) if s else NONE for s in scores)))
+            scores = [getattr(result, attribute).get(name) for _, result in results]
+            questions = span([score.questions for score in scores if score])
+            rows.append((name, title, questions, *(percent(s.accuracy, 1) if s else NONE for s in scores)))
     return Table(
-        caption=f"Accuracy in percent by category and subject: {item[0].model}, {found[0][1].task}",
+        caption=f"Accuracy in percent by category and subject: {item[0].model}, {results[0][1].task}",
         origin="measured",
         columns=(
             *left("name", "kind"),
             *right("questions"),
-            *(Column(variant) for variant, _ in found),
+            *(Column(variant) for variant, _ in results),
         ),
         rows=tuple(rows),
     )
@@ -151,9 +151,9 @@ def build_memory_table(data: ReportData) -> Table | None:
         facts = artifact.facts if (artifact := item.artifact("build")) else {}
         predicted = facts.get("memory_predicted")
         if predicted and "weights_bytes" in facts:
-            said = (facts.get("weights_bytes"), facts.get("activation_bytes"), facts.get("peak_gpu_bytes"))
+            figures = (facts.get("weights_bytes"), facts.get("activation_bytes"), facts.get("peak_gpu_bytes"))
             modelled = (show_bytes(predicted[part]) for part in ("weights", "activations"))
-            rows.append((_name(item, data), *modelled, *(show_bytes(size) if size else NONE for size in said)))
+            rows.append((_name(item, data), *modelled, *(show_bytes(size) if size else NONE for size in figures)))
     if not rows:
         return None
     return Table(

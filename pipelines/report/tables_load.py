@@ -54,9 +54,9 @@ def modelled_table(run: BenchmarkRun) -> Table | None:
         return None
     rows = []
     for level in run.result.levels:
-        found = run.modelled.levels.get(level.requests_file)
+        summary = run.modelled.levels.get(level.requests_file)
         measured = _cells(level.summary, MODELLED)
-        modelled = (NONE,) * len(MODELLED) if found is None else _cells(found, MODELLED)
+        modelled = (NONE,) * len(MODELLED) if summary is None else _cells(summary, MODELLED)
         rows.append((load_label(level), *(cell for both in zip(measured, modelled, strict=True) for cell in both)))
     return Table(
         caption=f"{run.result.precision}, modelled beside measured: {run_label([run])}; engine {run.result.engine}",
@@ -197,10 +197,10 @@ def comparison_table(compared: Comparison) -> Table:
     )
     rows = tuple(_format_cells(row, with_slo) for row in compared.rows)
     bound = any(AT_LEAST in cell for cells in rows for cell in cells)
-    told = f"; {AT_LEAST}: higher loads do not count" if bound else ""
+    hint = f"; {AT_LEAST}: higher loads do not count" if bound else ""
     names = [row.variant for row in compared.rows]
     return Table(
-        caption=f"Formats side by side{workload}{where}{told}",
+        caption=f"Formats side by side{workload}{where}{hint}",
         origin="measured",
         columns=columns,
         rows=rows,
@@ -288,14 +288,14 @@ def workload_text(workload: Mapping[str, Any]) -> str:
     return f"{text}."
 
 
-def _length(given: Any) -> str:
+def _length(length: Any) -> str:
     """Describe a distribution of lengths: "128", or "lognormal (mean 300, stdev 100)"."""
-    if not isinstance(given, Mapping):
-        return f"{given:g}" if isinstance(given, int | float) else str(given)
-    kind = str(given.get("distribution", ""))
+    if not isinstance(length, Mapping):
+        return f"{length:g}" if isinstance(length, int | float) else str(length)
+    kind = str(length.get("distribution", ""))
     if kind == "fixed":
-        return f"{given['mean']:g}"
-    return f"{kind} ({settings_text({name: value for name, value in given.items() if name != 'distribution'})})"
+        return f"{length['mean']:g}"
+    return f"{kind} ({settings_text({name: value for name, value in length.items() if name != 'distribution'})})"
 
 
 def protocol_text(recorded: Mapping[str, Any]) -> str:
@@ -325,8 +325,8 @@ def protocol_text(recorded: Mapping[str, Any]) -> str:
 
 def slo_text(slo: Slo) -> str:
     """Describe the limits with their preset's name."""
-    given = (("TTFT", slo.ttft_ms), ("ITL", slo.itl_ms), ("E2E", slo.e2e_ms))
-    limits = ", ".join(f"{name} {limit:g} ms" for name, limit in given if limit is not None)
+    limited = (("TTFT", slo.ttft_ms), ("ITL", slo.itl_ms), ("E2E", slo.e2e_ms))
+    limits = ", ".join(f"{name} {limit:g} ms" for name, limit in limited if limit is not None)
     return f"{slo.name} ({limits})" if slo.name not in ("none", "given") else limits
 
 

@@ -66,11 +66,11 @@ def calibrate(settings: Settings, machine: Machine) -> int:
     measured = with_gpus(read_measured([settings.sizing.measured]), settings)
     ranks(measured)  # before the fit, which takes a while
     start, words = start_of(settings, machine, measured)
-    found = fit(measured, start)
-    made = fitted_model(labelled(measured, settings), found, library_versions(("numpy", "scipy", "numba")))
-    path = settings.sizing.fit or place(settings, made)
-    made.save(path)
-    sys.stdout.write(fit_text(measured, found, words) + f"\nfit: {path}\n")
+    result = fit(measured, start)
+    fitted = fitted_model(labelled(measured, settings), result, library_versions(("numpy", "scipy", "numba")))
+    path = settings.sizing.fit or place(settings, fitted)
+    fitted.save(path)
+    sys.stdout.write(fit_text(measured, result, words) + f"\nfit: {path}\n")
     return 0
 
 
@@ -114,31 +114,31 @@ def labelled(measured: Measured, settings: Settings) -> Measured:
     )
 
 
-def place(settings: Settings, made: FittedModel) -> Path:
+def place(settings: Settings, fitted: FittedModel) -> Path:
     """Return where a fit is kept in the store, derived from what it describes."""
-    parts = [made.model, made.precision or "unknown", made.gpu or made.engine or "unknown", f"tp{made.tp}"]
+    parts = [fitted.model, fitted.precision or "unknown", fitted.gpu or fitted.engine or "unknown", f"tp{fitted.tp}"]
     name = "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", part) for part in parts)
     return settings.paths.store / FITS / f"{name}.json"
 
 
-def fit_text(measured: Measured, found: FitResult, words: str) -> str:
+def fit_text(measured: Measured, result: FitResult, words: str) -> str:
     """Describe what was measured, what the fit reproduces, and the fitted values."""
     head = f"{measured.model} {measured.precision or ''} measured with {measured.tool}: {words}"
     coefficients = []
     for name, (title, unit) in SHOWN.items():
-        if name not in found.intervals:
+        if name not in result.intervals:
             continue
-        low, high = found.intervals[name]
+        low, high = result.intervals[name]
         scale = _UNITS[unit[:2]]
         value = scale * (low * high) ** 0.5
-        mark = " *" if name in found.undecided else ""
+        mark = " *" if name in result.undecided else ""
         coefficients.append((title, f"{value:.3g}", unit, f"{scale * low:.3g} to {scale * high:.3g}{mark}"))
-    lines = [head, "", *compared(found.rows), "", "coefficient, fitted, 95 % interval"]
+    lines = [head, "", *compared(result.rows), "", "coefficient, fitted, 95 % interval"]
     lines += table(coefficients, words=(2, 3), indent=2) if coefficients else []
-    if found.undecided:
+    if result.undecided:
         lines.append("  * not determined by these loads: the assumed value is kept")
-    if found.at_bound:
-        lines.append(f"at the bound of the allowed range: {', '.join(found.at_bound)}")
+    if result.at_bound:
+        lines.append(f"at the bound of the allowed range: {', '.join(result.at_bound)}")
     return "\n".join([*lines, *(f"note: {note}" for note in measured.notes)])
 
 
@@ -151,13 +151,13 @@ def comparison(rows: Sequence[FittedLevel]) -> list[tuple[str, ...]]:
     """Build table rows: load, then measured, modelled and error in percent per metric; header first, medians last."""
     table = [("load", *(cell for name in METRICS for cell in (TITLES[name], "modelled", "%")))]
     for row in rows:
-        found, cells = row.errors(), [row.level.load]
+        errors, cells = row.errors(), [row.level.load]
         for name in METRICS:
-            if name not in found:
+            if name not in errors:
                 cells += ["–", "–", "–"]
                 continue
             real = measured_value(row, name)
-            cells += [_shown(real), _shown(real * (1 + found[name])), f"{100 * found[name]:+.0f}"]
+            cells += [_shown(real), _shown(real * (1 + errors[name])), f"{100 * errors[name]:+.0f}"]
         table.append(tuple(cells))
     medians = ["median error"]
     for name in METRICS:

@@ -269,7 +269,7 @@ COVERAGE = (
 def unmodelled(settings: Settings) -> list[Fault]:
     """Return a fault for each thing that changes the speed and is not modelled."""
     return [
-        Fault(f"{found} changes the speed in a way that is not modelled: {row.how}.", todo=f"{row.without}.")
-        for row, found in ((row, row.found(settings)) for row in COVERAGE)
-        if found
+        Fault(f"{setting} changes the speed in a way that is not modelled: {row.how}.", todo=f"{row.without}.")
+        for row, setting in ((row, row.found(settings)) for row in COVERAGE)
+        if setting
     ]

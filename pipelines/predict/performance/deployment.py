@@ -108,7 +108,7 @@ class FittedModel:
         mine = (self.model, self.precision, self.engine, self.tp, self.tp * self.pp)
         return mine == (model, precision, engine, tp, world) and (self.gpu or self.cpu) in where
 
-    def cost(self, setup: Setup, said: Costed) -> Costed:
+    def cost(self, setup: Setup, predicted: Costed) -> Costed:
         """Return the performance model's cost of a setup, adjusted by what was measured.
 
         For exactly the setup that was measured, this is the fit itself; other setups on the same GPU are scaled by the
@@ -126,11 +126,12 @@ class FittedModel:
         theta = [math.log(self.multipliers[knob.name]) for knob in knobs]
         same = (self.tp, self.pp) == (setup.tp, setup.pp) and (self.precision or "").split("-kv_")[0] == setup.qformat
         spread = {
-            name: self.spread[name] if same else max(self.spread[name], other) for name, other in said.spread.items()
+            name: self.spread[name] if same else max(self.spread[name], other)
+            for name, other in predicted.spread.items()
         }
         why = self.why if same else f"{self.why} of {self.precision} TP {self.tp} PP {self.pp}"
         provenance: Provenance = "fitted" if same else "transferred"
-        return replace(moved(said, knobs, theta), provenance=provenance, why=why, spread=spread)
+        return replace(moved(predicted, knobs, theta), provenance=provenance, why=why, spread=spread)
 
     def save(self, path: Path) -> None:
         """Write the file.
@@ -160,15 +161,15 @@ def load_fit(path: Path) -> FittedModel:
     except ValueError as error:
         raise UserError(f"sizing.fit={path} is not JSON: {error}.") from None
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        given = data.get("schema") if isinstance(data, dict) else None
+        schema = data.get("schema") if isinstance(data, dict) else None
         raise UserError(
-            f"sizing.fit={path} has schema {given!r}; this version reads {SCHEMA}.",
+            f"sizing.fit={path} has schema {schema!r}; this version reads {SCHEMA}.",
             todo="Fit again: make calibrate sizing.measured=benchmark.json",
         )
     return read_record(FittedModel, data, f"sizing.fit={path}", what="a fit of `make calibrate`", todo="")
 
 
-def fitted_model(measured: Measured, found: FitResult, versions: Mapping[str, str]) -> FittedModel:
+def fitted_model(measured: Measured, result: FitResult, versions: Mapping[str, str]) -> FittedModel:
     """Collect what to keep of a fit.
 
     Raises:
@@ -184,13 +185,13 @@ def fitted_model(measured: Measured, found: FitResult, versions: Mapping[str, st
         cpu=processor(machine) if measured.gpu is None else None,
         tp=tp,
         pp=pp,
-        deployment=found.deployment,
-        intervals=found.intervals,
-        at_bound=found.at_bound,
-        undecided=found.undecided,
-        spread=found.spread,
-        multipliers={name: float(value) for name, value in found.multipliers.items()},
-        levels=tuple(_kept(row) for row in found.rows),
+        deployment=result.deployment,
+        intervals=result.intervals,
+        at_bound=result.at_bound,
+        undecided=result.undecided,
+        spread=result.spread,
+        multipliers={name: float(value) for name, value in result.multipliers.items()},
+        levels=tuple(_kept(row) for row in result.rows),
         fitted_on={
             "tool": measured.tool,
             "sources": list(measured.sources),
@@ -252,11 +253,11 @@ def known(settings: Settings) -> list[FittedModel]:
     """
     if settings.sizing.fit is not None:
         return [load_fit(settings.sizing.fit)]
-    found = []
+    fits = []
     for path in fit_files(settings.paths.store):
         with suppress(UserError):
-            found.append(load_fit(path))
-    return found
+            fits.append(load_fit(path))
+    return fits
 
 
 def fitted_deployment(
@@ -310,8 +311,8 @@ def tuned_for(settings: Settings, model: ModelShape, hardware: HardwareSettings)
 
 def tuned_kv_formats(settings: Settings, model: ModelShape, hardware: HardwareSettings) -> dict[QFormat, KvFormat]:
     """Return the KV-cache format that an engine of each weight format has."""
-    found = {}
+    formats = {}
     for qformat in UNIFORM:
         quant = settings.quant.model_copy(update={"qformat": qformat})
-        found[qformat] = tuned_for(settings.model_copy(update={"quant": quant}), model, hardware).kv_cache.dtype
-    return found
+        formats[qformat] = tuned_for(settings.model_copy(update={"quant": quant}), model, hardware).kv_cache.dtype
+    return formats

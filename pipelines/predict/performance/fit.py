@@ -96,7 +96,7 @@ class FittedLevel:
 
     def errors(self) -> dict[str, float]:
         """Return modelled / measured - 1 by metric, where both have a value."""
-        return {name: found / real - 1 for name, real, found in _pairs(self.level, self.modelled)}
+        return {name: modelled / real - 1 for name, real, modelled in _pairs(self.level, self.modelled)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +139,11 @@ def fit(measured: Measured, start: ModelledDeployment | SchedulerLimits) -> FitR
     widths = np.array([knob.sd for knob in used])
 
     def residuals(theta: Any) -> Any:
-        deployment, found = moved(prior, used, theta), list[float]()
+        deployment, errors = moved(prior, used, theta), list[float]()
         for level, each in zip(measured.levels, trials, strict=True):
             modelled = run_trial(each, deployment, measured.percentiles)
-            found += [np.log(made / real) / SIGMA[name] for name, real, made in _pairs(level, modelled)]
-        return np.concatenate([found, theta / widths])
+            errors += [np.log(predicted / real) / SIGMA[name] for name, real, predicted in _pairs(level, modelled)]
+        return np.concatenate([errors, theta / widths])
 
     def solve(begin: Any) -> Any:
         return least_squares(
@@ -158,9 +158,9 @@ def fit(measured: Measured, start: ModelledDeployment | SchedulerLimits) -> FitR
         )
 
     begins = _starts(widths) if isinstance(start, SchedulerLimits) else [np.zeros(len(used))]
-    found = min((solve(begin) for begin in begins), key=lambda each: each.cost)
-    deployment = moved(prior, used, found.x)
-    deviations = np.minimum(_deviations(found, len(used)), widths)  # a measurement never widens the prior
+    solution = min((solve(begin) for begin in begins), key=lambda each: each.cost)
+    deployment = moved(prior, used, solution.x)
+    deviations = np.minimum(_deviations(solution, len(used)), widths)  # a measurement never widens the prior
     rows = tuple(
         FittedLevel(level, run_trial(each, deployment, measured.percentiles))
         for level, each in zip(measured.levels, trials, strict=True)
@@ -168,13 +168,13 @@ def fit(measured: Measured, start: ModelledDeployment | SchedulerLimits) -> FitR
     return FitResult(
         deployment=deployment,
         intervals=_intervals(deployment, used, deviations),
-        at_bound=tuple(knob.name for knob, x in zip(used, found.x, strict=True) if abs(x) > 0.99 * FARTHEST),
+        at_bound=tuple(knob.name for knob, x in zip(used, solution.x, strict=True) if abs(x) > 0.99 * FARTHEST),
         undecided=tuple(knob.name for knob, sd in zip(used, deviations, strict=True) if sd > KNOWN_BY * knob.sd),
         rows=rows,
         spread=_spread(rows),
         multipliers={}
         if isinstance(start, SchedulerLimits)
-        else dict(zip((k.name for k in used), np.exp(found.x), strict=True)),
+        else dict(zip((k.name for k in used), np.exp(solution.x), strict=True)),
     )
 
 
@@ -247,12 +247,12 @@ def _pairs(level: MeasuredLevel, modelled: Summary) -> list[tuple[str, float, fl
         ("ttft", level.ttft_s, modelled.ttft_s),
         ("itl", level.itl_s, modelled.itl_s),
     ]
-    found = [("rps", level.requests_per_s, modelled.requests_per_s)]
-    for name, real, made in sources:
-        found += [(f"{name}_{part}", getattr(real, part), getattr(made, part)) for part in ("mean", "p50", "p95")]
+    pairs = [("rps", level.requests_per_s, modelled.requests_per_s)]
+    for name, real, predicted in sources:
+        pairs += [(f"{name}_{part}", getattr(real, part), getattr(predicted, part)) for part in ("mean", "p50", "p95")]
     if not level.ttft_s.count:
-        found.append(("e2e_mean", level.e2e_s.mean or 0.0, modelled.e2e_s.mean or 0.0))
-    return [(name, real, made) for name, real, made in found if real and made]
+        pairs.append(("e2e_mean", level.e2e_s.mean or 0.0, modelled.e2e_s.mean or 0.0))
+    return [(name, real, predicted) for name, real, predicted in pairs if real and predicted]
 
 
 def _deviations(found: Any, count: int) -> Any:
@@ -265,12 +265,12 @@ def _deviations(found: Any, count: int) -> Any:
 def _intervals(
     deployment: ModelledDeployment, knobs: Sequence[Knob], deviations: Any
 ) -> dict[str, tuple[float, float]]:
-    found = {}
+    intervals = {}
     for knob, sd in zip(knobs, deviations, strict=True):
         for name in knob.fields:
             value = _value(deployment, name)
-            found[name] = (value * float(np.exp(-1.96 * sd)), value * float(np.exp(1.96 * sd)))
-    return found
+            intervals[name] = (value * float(np.exp(-1.96 * sd)), value * float(np.exp(1.96 * sd)))
+    return intervals
 
 
 def _spread(rows: Sequence[FittedLevel]) -> dict[str, float]:

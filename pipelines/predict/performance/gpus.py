@@ -147,19 +147,19 @@ def gpu_named(text: str) -> GpuSpec:
     Raises:
         UserError: it is not known; suggests the nearest name.
     """
-    known: dict[str, GpuSpec] = {}
+    by_name: dict[str, GpuSpec] = {}
     for spec in gpus().values():
         memory = f"{spec.memory_gb:.0f}gb"
-        known |= {_plain(name): spec for name in (spec.name, spec.gpu, spec.gpu + memory)}
-    found = known.get(_plain(text))
-    if found is None:
+        by_name |= {_plain(name): spec for name in (spec.name, spec.gpu, spec.gpu + memory)}
+    gpu = by_name.get(_plain(text))
+    if gpu is None:
         names = sorted(name for spec in gpus().values() for name in (spec.gpu, spec.name))
         raise UserError(
             f"The GPU '{text}' is not known.",
             allowed=f"Known: {', '.join(names)}.",
             todo=did_you_mean(text.lower(), [name.lower() for name in names]),
         )
-    return found
+    return gpu
 
 
 def _plain(text: str) -> str:
@@ -184,29 +184,29 @@ def is_a(gpu: GpuFacts, row: HardwareSettings) -> bool:
     return abs(gpu.memory_bytes / (row.memory_gb * 1e9) - 1) <= MEMORY_TOLERANCE
 
 
-def resolved(wanted: HardwareSettings, machine: Machine) -> HardwareSettings:
-    """Resolve `wanted` here: `auto` means the first GPU of this machine, if it has one.
+def resolved(hardware: HardwareSettings, machine: Machine) -> HardwareSettings:
+    """Resolve `hardware` here: `auto` means the first GPU of this machine, if it has one.
 
     Name, compute capability and memory come from nvidia-smi; bandwidth and peak rates from the data sheet, or None
     for a GPU without an entry in conf/hardware.
     """
-    if wanted.name != "auto" or not machine.gpus:
-        return wanted
+    if hardware.name != "auto" or not machine.gpus:
+        return hardware
     gpu = machine.gpus[0]
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "sm": gpu.sm,
         "reported_gb": gpu.memory_bytes / 1e9,
         "gpus_per_server": len(machine.gpus),
     }
     row = row_of(gpu)
     if row is None:
-        return HardwareSettings(name="auto", gpu=gpu.name, memory_gb=gpu.memory_bytes / 1e9, **found)
-    return row.model_copy(update=found)
+        return HardwareSettings(name="auto", gpu=gpu.name, memory_gb=gpu.memory_bytes / 1e9, **facts)
+    return row.model_copy(update=facts)
 
 
-def describe(wanted: HardwareSettings, machine: Machine) -> str:
+def describe(hardware: HardwareSettings, machine: Machine) -> str:
     """Describe what `hardware=auto` resolved to; empty if it resolved to nothing."""
-    if wanted.name != "auto" or not machine.gpus:
+    if hardware.name != "auto" or not machine.gpus:
         return ""
     gpu = machine.gpus[0]
     row = row_of(gpu)
@@ -271,37 +271,37 @@ def with_gpus(measured: Measured, settings: Settings) -> Measured:
     if runs_on_cpu(measured.engine):
         return measured
     _same_gpu(measured, settings)
-    seen, said = measured.served, told(settings)
-    if seen.gpus is None and said.gpus is None:
+    seen, stated = measured.served, told(settings)
+    if seen.gpus is None and stated.gpus is None:
         raise UserError(
             f"{', '.join(measured.sources)} ({measured.tool}) does not say how many GPUs served the load.", todo=TELL
         )
-    if said.gpus is None:
+    if stated.gpus is None:
         return measured
     if seen.gpus is None:
-        return replace(measured, served=said)
+        return replace(measured, served=stated)
     if not seen.certain:
-        note = f"{said.source} counts, not the {seen.gpus} that telemetry shows."
-        return replace(measured, served=said, notes=(*measured.notes, *([note] if said.gpus != seen.gpus else [])))
-    pairs = (("GPUs", said.gpus, seen.gpus), ("TP", said.tp, seen.tp), ("PP", said.pp, seen.pp))
+        note = f"{stated.source} counts, not the {seen.gpus} that telemetry shows."
+        return replace(measured, served=stated, notes=(*measured.notes, *([note] if stated.gpus != seen.gpus else [])))
+    pairs = (("GPUs", stated.gpus, seen.gpus), ("TP", stated.tp, seen.tp), ("PP", stated.pp, seen.pp))
     for name, mine, theirs in pairs:
         if None not in (mine, theirs) and mine != theirs:
             raise UserError(
-                f"{name} is {mine} by {said.source}, but {theirs} by {seen.source} in {measured.sources[0]}.",
+                f"{name} is {mine} by {stated.source}, but {theirs} by {seen.source} in {measured.sources[0]}.",
                 todo="Leave out the setting, or give the file of that deployment.",
             )
-    return replace(measured, served=replace(seen, tp=seen.tp or said.tp, pp=seen.pp or said.pp))
+    return replace(measured, served=replace(seen, tp=seen.tp or stated.tp, pp=seen.pp or stated.pp))
 
 
 def _same_gpu(measured: Measured, settings: Settings) -> None:
-    wanted, seen = settings.hardware, (measured.gpu or "").replace("-", " ")
-    if wanted.name == "auto":
+    hardware, seen = settings.hardware, (measured.gpu or "").replace("-", " ")
+    if hardware.name == "auto":
         return
     theirs = [row.name for row in rows() if seen in {name.replace("-", " ") for name in row.nvidia_smi}]
-    if theirs and wanted.name not in theirs:
+    if theirs and hardware.name not in theirs:
         raise UserError(
-            f"hardware={wanted.name}, but {measured.sources[0]} was measured on {measured.gpu}.",
-            todo=f"Set hardware={theirs[0]}, or give a result of {wanted.name}.",
+            f"hardware={hardware.name}, but {measured.sources[0]} was measured on {measured.gpu}.",
+            todo=f"Set hardware={theirs[0]}, or give a result of {hardware.name}.",
         )
 
 

@@ -134,8 +134,8 @@ def engine_sizes(settings: Settings, shape: ModelShape) -> EngineSizes:
 
 def request_tokens(settings: Settings) -> int | None:
     """Return the mean prompt + output of the workload's requests in tokens; None where a file does not tell it."""
-    found = known_lengths(settings)
-    return None if found is None else found.mean
+    lengths = known_lengths(settings)
+    return None if lengths is None else lengths.mean
 
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -169,8 +169,8 @@ class WantedLimits:
     @classmethod
     def of(cls, build: BuildSettings, *, chunked: bool) -> WantedLimits:
         """Read what the settings give."""
-        given = {name: getattr(build, name) if build.given(name) else None for name in LIMITS_FOR_LOAD}
-        return cls(**given, chunked=chunked, tokens_per_step=build.max_beam_width * (1 + build.max_draft_len))
+        limits = {name: getattr(build, name) if build.given(name) else None for name in LIMITS_FOR_LOAD}
+        return cls(**limits, chunked=chunked, tokens_per_step=build.max_beam_width * (1 + build.max_draft_len))
 
     @property
     def all_given(self) -> bool:

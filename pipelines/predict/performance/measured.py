@@ -38,27 +38,27 @@ class ResultFile:
 
     def get(self, *keys: str | int) -> Any:
         """Return the value at a path of keys, or None."""
-        found = self.data
+        value = self.data
         for key in keys:
             try:
-                found = found[key]
+                value = value[key]
             except (KeyError, IndexError, TypeError):
                 return None
-        return found
+        return value
 
     def need(self, *keys: str) -> Any:
         """Return the value at a path of keys."""
-        if (found := self.get(*keys)) is None:
+        if (value := self.get(*keys)) is None:
             raise self.fault(".".join(keys))
-        return found
+        return value
 
     def number(self, *keys: str) -> float:
         """Return a number (some versions write numbers as text)."""
-        found = self.need(*keys)
+        value = self.need(*keys)
         try:
-            return float(found)
+            return float(value)
         except (TypeError, ValueError):
-            raise UserError(f"{self.source}: {'.'.join(keys)}={found!r} is not a number.") from None
+            raise UserError(f"{self.source}: {'.'.join(keys)}={value!r} is not a number.") from None
 
     def whole(self, *keys: str) -> int | None:
         """Return a whole number, or None if it is missing or 0."""

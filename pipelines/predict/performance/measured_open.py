@@ -38,7 +38,7 @@ def vllm(data: Any, source: str) -> Measured:
     file = ResultFile(data, source, "vllm bench serve")
     if strategy := file.get("ramp_up_strategy"):
         raise file.unsupported(f"ramp-up {strategy}", "one request rate, or a concurrency")
-    asked, completed = file.number("num_prompts"), file.number("completed")
+    total, completed = file.number("num_prompts"), file.number("completed")
     return Measured(
         tool="vllm bench serve",
         levels=(_bench_level(file, "e2el"),),
@@ -46,7 +46,7 @@ def vllm(data: Any, source: str) -> Measured:
         engine="vllm" if file.get("backend") in ("vllm", "vllm-chat") else None,
         served=_metadata(file),
         sources=(source,),
-        notes=_bench_notes(file, "e2el", asked - completed, asked),
+        notes=_bench_notes(file, "e2el", total - completed, total),
         about={"measured_at": file.get("date")},
     )
 
@@ -116,8 +116,8 @@ def _milliseconds(file: ResultFile, name: str) -> Distribution:
     return file.distribution((), 1e-3, names, count=int(file.number("completed")))
 
 
-def _bench_notes(file: ResultFile, e2e: str, lost: float = 0, asked: float = 0) -> tuple[str, ...]:
-    notes = file.notes(streamed=_bench_streamed(file, e2e), lost=lost, total=asked)
+def _bench_notes(file: ResultFile, e2e: str, lost: float = 0, total: float = 0) -> tuple[str, ...]:
+    notes = file.notes(streamed=_bench_streamed(file, e2e), lost=lost, total=total)
     rate, users = file.number("request_rate"), file.whole("max_concurrency")
     if users and not math.isinf(rate) and _held_back(file, rate, users):
         notes.append(file.held_note(rate, users))
@@ -129,7 +129,7 @@ def _metadata(file: ResultFile) -> Served:
 
     def ranks(*names: str) -> int | None:
         spellings = [each for name in names for each in (name, name.replace("_", "-"))]
-        return next((found for name in spellings if (found := file.whole(name))), None)
+        return next((count for name in spellings if (count := file.whole(name))), None)
 
     tp, pp = ranks("tensor_parallel_size", "tp"), ranks("pipeline_parallel_size", "pp")
     if tp is None and pp is None:
@@ -221,11 +221,11 @@ def _stage(file: ResultFile, config: ResultFile) -> tuple[str, int | None, float
         )
     if kind not in ("constant", "poisson"):
         raise file.unsupported(kind, "constant, poisson, concurrent")
-    asked, sent = file.number("load_summary", "requested_rate"), file.number("load_summary", "achieved_rate")
-    if sent < KEPT_UP * asked:
-        notes.append(f"{file.source}: {asked:g} requests/s were asked for, {sent:.3g} were sent.")
+    requested, sent = file.number("load_summary", "requested_rate"), file.number("load_summary", "achieved_rate")
+    if sent < KEPT_UP * requested:
+        notes.append(f"{file.source}: {requested:g} requests/s were asked for, {sent:.3g} were sent.")
         return kind, None, sent, notes
-    return kind, None, asked, notes
+    return kind, None, requested, notes
 
 
 def _of_stage(file: ResultFile, *at: str) -> Distribution:

@@ -111,10 +111,10 @@ def _profiling(file: ResultFile) -> Mapping[str, Any]:
     phases = file.get("input_config", "phases")
     if phases is None:
         return dict(file.need("input_config", "loadgen"))
-    found = [p for p in phases if "profiling" in (p.get("kind"), p.get("name"))]
-    if len(found) != 1:
+    profiling = [p for p in phases if "profiling" in (p.get("kind"), p.get("name"))]
+    if len(profiling) != 1:
         raise file.fault("input_config.phases[profiling]", "One profiling phase is one level; give each its own file.")
-    return dict(found[0])
+    return dict(profiling[0])
 
 
 def _warms(file: ResultFile) -> bool:
@@ -127,11 +127,11 @@ def _warms(file: ResultFile) -> bool:
 def _telemetry(file: ResultFile) -> list[Mapping[str, Any]]:
     """Return the GPUs that AIPerf watched, each once: two exporters of one machine see the same GPUs."""
     endpoints = file.get("telemetry_data", "endpoints") or {}
-    found = {}
+    gpus = {}
     for place, endpoint in endpoints.items():
         for name, gpu in (endpoint.get("gpus") or {}).items():
-            found[gpu.get("gpu_uuid") or (place, name)] = gpu
-    return list(found.values())
+            gpus[gpu.get("gpu_uuid") or (place, name)] = gpu
+    return list(gpus.values())
 
 
 def _counted(gpus: Sequence[Mapping[str, Any]], source: str) -> tuple[Served, tuple[str, ...]]:

@@ -317,5 +317,4 @@ def what_fits(sizes: EngineSizes, total: float, tokens: int, formats: Sequence[Q
         [text for text, changed in changes if fits(changed, total, tokens, least)]
         for changes in (limits, ranks, quants, small_quants)
     ]
-    found = [*fitting[0][:1], *fitting[1][:1], *fitting[2]]
-    return found or fitting[3]
+    return [*fitting[0][:1], *fitting[1][:1], *fitting[2]] or fitting[3]

@@ -55,17 +55,17 @@ def model_named(text: str) -> ModelShape:
     Raises:
         UserError: it is not known; suggests the nearest name.
     """
-    known = models()
+    shapes = models()
     name = DECORATION.sub("", text.strip().lower().split("/")[-1].removeprefix("meta-"))
-    found = known.get(SAME_SHAPE.get(name, name))
-    if found is None:
-        names = sorted([*known, *SAME_SHAPE])
+    shape = shapes.get(SAME_SHAPE.get(name, name))
+    if shape is None:
+        names = sorted([*shapes, *SAME_SHAPE])
         raise UserError(
             f"The model '{text}' is not known.",
             allowed=f"Known: {', '.join(names)}.",
             todo=did_you_mean(name, names),
         )
-    return found
+    return shape
 
 
 @cache

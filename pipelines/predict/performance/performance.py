@@ -273,9 +273,10 @@ class PerformanceModel:
 
     def spread(self, provenance: Provenance) -> dict[str, float]:
         """Return the standard deviation of log(predicted / measured) by metric, from cross-validation if available."""
-        found = self.parameters.document.get("spread", {})
+        measured = self.parameters.document.get("spread", {})
         return {
-            metric: found.get(metric, {}).get(provenance, usual * WIDER[provenance]) for metric, usual in SPREAD.items()
+            metric: measured.get(metric, {}).get(provenance, usual * WIDER[provenance])
+            for metric, usual in SPREAD.items()
         }
 
 

@@ -201,12 +201,12 @@ class Parameters:
     def values(self, labels: Iterable[str]) -> dict[str, float]:
         """Return every parameter for a setup, within its bounds."""
         names = tuple(labels)
-        found = {}
+        values = {}
         for name, prior in PRIORS.items():
             offsets = self.offsets.get(name, {})
             logarithm = math.log(self.shared[name]) + sum(offsets.get(label, 0.0) for label in names)
-            found[name] = min(prior.high, max(prior.low, math.exp(logarithm)))
-        return found
+            values[name] = min(prior.high, max(prior.low, math.exp(logarithm)))
+        return values
 
     def knows(self, label: str) -> bool:
         """Return whether the measurements included this label."""

@@ -234,8 +234,8 @@ def cached_prefix(settings: Settings) -> int:
     share = settings.workload.shared_prefix_share
     if not share or not settings.kv_cache.enable_block_reuse:
         return 0
-    known = known_lengths(settings)
-    mean = settings.workload.isl.expected or (known.mean_isl if known else 0.0)
+    lengths = known_lengths(settings)
+    mean = settings.workload.isl.expected or (lengths.mean_isl if lengths else 0.0)
     return int(share * mean)
 
 

@@ -87,14 +87,14 @@ def read_measured(paths: Sequence[Path]) -> Measured:
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found = {file for name in NAMES for file in path.rglob(name) if not file.name.endswith(".pytorch.json")}
+    results = {file for name in NAMES for file in path.rglob(name) if not file.name.endswith(".pytorch.json")}
     reports = set(path.rglob(LLM_D))  # llm-d keeps the files that they are made from beside them
-    if not found:
+    if not results:
         raise UserError(
             f"There is no benchmark result in {path}.",
             allowed=f"Looked for {', '.join(NAMES)}, in subfolders too.",
         )
-    return sorted(reports or found)
+    return sorted(reports or results)
 
 
 def _read(path: Path) -> list[Measured]:
@@ -131,10 +131,10 @@ def _result(data: Any, path: Path) -> Measured:
         UserError: it is not one, or values in it are of another form than its tool writes, or make no sense.
     """
     try:
-        if (found := _recognised(data, path)) is not None:
-            for level in found.levels:
+        if (measured := _recognised(data, path)) is not None:
+            for level in measured.levels:
                 _check(level)
-            return _in_flight(found)
+            return _in_flight(measured)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise UserError(
             f"sizing.measured={path} is not as its tool writes it: {str(error)[:200]}.",
@@ -145,29 +145,29 @@ def _result(data: Any, path: Path) -> Measured:
     )
 
 
-def _in_flight(found: Measured) -> Measured:
+def _in_flight(measured: Measured) -> Measured:
     """Leave out closed loops of which far fewer requests were in flight than stated, by Little's law.
 
     A short run begins and ends with an emptier server, so that half counts as full.
     """
-    kept, notes = [], []
-    for level in found.levels:
+    levels, notes = [], []
+    for level in measured.levels:
         served = level.requests_per_s * ((level.e2e_s.mean or 0.0) + level.think_s)
         short = level.requests is not None and level.requests < 2 * (level.concurrency or 0)
         if level.concurrency is None or not served or short or served >= LEAST_IN_FLIGHT * level.concurrency:
-            kept.append(level)
+            levels.append(level)
         else:
             notes.append(
                 f"Not used: {level.load}: {level.requests_per_s:.3g} requests/s of {level.e2e_s.mean:.3g} s are "
                 f"{served:.2g} in flight, not {level.concurrency}; the client did not hold the load."
             )
-    if not kept:
+    if not levels:
         raise UserError(
-            f"{', '.join(found.sources)} has no level that describes the server.",
+            f"{', '.join(measured.sources)} has no level that describes the server.",
             allowed=" ".join(notes),
             todo="Measure again with the concurrency that it states.",
         )
-    return replace(found, levels=tuple(kept), notes=(*found.notes, *notes))
+    return replace(measured, levels=tuple(levels), notes=(*measured.notes, *notes))
 
 
 def _recognised(data: Any, path: Path) -> Measured | None:
@@ -177,7 +177,7 @@ def _recognised(data: Any, path: Path) -> Measured | None:
     if "schema" in data and "levels" in data:
         _refuse_altered(path)
         return _ours(BenchmarkResult.from_json(data, str(path)), path)
-    reader = next((reader for known, reader in READERS if known(data)), None)
+    reader = next((reader for recognises, reader in READERS if recognises(data)), None)
     return None if reader is None else reader(data, str(path))
 
 
@@ -259,8 +259,8 @@ def from_result(result: BenchmarkResult, folder: Path | None = None) -> Measured
 def _ours(result: BenchmarkResult, path: Path | None, source: str = "") -> Measured:
     source = source or str(path)
     folder = None if path is None else path.parent
-    found = [(level, measured_level(result, level, folder)) for level in result.levels if level.counts]
-    levels = [level for level, measured in found if measured is not None]
+    pairs = [(level, measured_level(result, level, folder)) for level in result.levels if level.counts]
+    levels = [level for level, measured in pairs if measured is not None]
     notes = tuple(f"Not used: {level.load}, {_why_not(level)}." for level in result.levels if not level.counts)
     if not levels:
         raise UserError(
@@ -273,13 +273,13 @@ def _ours(result: BenchmarkResult, path: Path | None, source: str = "") -> Measu
     elsewhere = result.engine == ELSEWHERE  # and then `machine` is only that of the client
     return Measured(
         tool="trtllm-pipelines",
-        levels=tuple(measured for _, measured in found if measured is not None),
+        levels=tuple(measured for _, measured in pairs if measured is not None),
         model=result.model,
         precision=result.precision,
         engine=result.engine,
         gpu=None if elsewhere or runs_on_cpu(result.engine) else gpus[0].get("name"),
         served=_our_gpus(result, elsewhere),
-        limits={"kv_blocks": int(known[0])} if (known := [value for value in blocks if value]) else {},
+        limits={"kv_blocks": int(counts[0])} if (counts := [value for value in blocks if value]) else {},
         sources=(source,),
         notes=notes,
         about={"measured_at": result.measured_at, "versions": dict(result.versions), "machine": dict(result.machine)},
@@ -319,9 +319,9 @@ def measured_level(result: BenchmarkResult, level: Level, folder: Path | None) -
     )
 
 
-def _stdev(found: Distribution) -> float:
+def _stdev(lengths: Distribution) -> float:
     """Return the standard deviation of a normal distribution with this p50 and p95."""
-    return max((found.p95 or 0.0) - (found.p50 or 0.0), 0.0) / 1.645
+    return max((lengths.p95 or 0.0) - (lengths.p50 or 0.0), 0.0) / 1.645
 
 
 def _sent(path: Path) -> Sent | None:

@@ -145,14 +145,14 @@ def _serve(protocol: Protocol, load: OfferedLoad, cost: IterationCost, kv_tokens
         tokens_per_block=BLOCK,
     )
     requests = request_columns(simulate(engine, load, cost).requests)
-    found, e2e = rates(requests, requests.whole()), requests.e2e()
+    totals, e2e = rates(requests, requests.whole()), requests.e2e()
     middle = e2e[load.users : -load.users]
     return LoopResult(
         ttft=requests.ttft(),
         itl=requests.itl(),
         e2e=e2e,
-        output_tok_s=found.output_tokens_per_s,
-        requests_s=found.requests_per_s,
+        output_tok_s=totals.output_tokens_per_s,
+        requests_s=totals.requests_per_s,
         cycle_s=float(middle.mean()) + load.client_delay / 2 if protocol.always_busy else None,
     )
 
@@ -212,13 +212,13 @@ class StackedCases:
     def log_predicted(self, values: Mapping[str, Any]) -> Any:
         """Return the log of each case's metric in its unit, float64[cases], for parameters with one value per case."""
         cost = iteration_cost(self.facts, values)
-        found = np.where(self.mode == "static_batch", self._static(cost), self._full_load(cost, values))
+        predicted = np.where(self.mode == "static_batch", self._static(cost), self._full_load(cost, values))
         slots = self.slots(values)
         for index, case in enumerate(self.cases):
             if case.mode in ("mlperf_server", "mlperf_interactive"):
-                found[index] = self._mlperf(index, cost, slots)
-        self._simulated(cost, values, found)
-        return np.log(found)
+                predicted[index] = self._mlperf(index, cost, slots)
+        self._simulated(cost, values, predicted)
+        return np.log(predicted)
 
     def _static(self, cost: IterationCost) -> Any:
         batch = np.maximum(self.batch, 1)
@@ -253,10 +253,10 @@ class StackedCases:
         return self._of_metric(by_metric)
 
     def _of_metric(self, by_metric: Mapping[str, Any]) -> Any:
-        found = np.ones(len(self.cases))
+        values = np.ones(len(self.cases))
         for metric, column in by_metric.items():
-            found = np.where(self.metric == metric, column, found)
-        return found
+            values = np.where(self.metric == metric, column, values)
+        return values
 
     def _mlperf(self, index: int, cost: IterationCost, slots: Any) -> float:
         """Return the throughput at the largest batch whose mean TPOT stays under the limit."""
@@ -283,7 +283,7 @@ class StackedCases:
             self.within[key] = float(batch[best] / rate[best]), float(rate[best])
         return self.within[key]
 
-    def _simulated(self, cost: IterationCost, values: Mapping[str, Any], found: Any) -> None:
+    def _simulated(self, cost: IterationCost, values: Mapping[str, Any], predicted: Any) -> None:
         for index, case in enumerate(self.cases):
             if case.mode not in SIMULATED:
                 continue
@@ -297,7 +297,7 @@ class StackedCases:
                 self.served[key] = closed_loop(case, one, delay, kv) if closed else trace(case, one, kv)
             self.tell()
             overhead = float(values["overhead_s"][index]) + protocol_of(case).token_overhead_s * case.isl
-            found[index] = _metric(case, self.served[key], overhead)
+            predicted[index] = _metric(case, self.served[key], overhead)
 
 
 COST_FIELDS = tuple(each.name for each in fields(IterationCost))

@@ -170,10 +170,10 @@ def _dataset(row: Mapping[str, str]) -> Dataset | None:
     return next((each for word, each in DATASETS.items() if word in row["note"]), None)
 
 
-def _known(column: str, given: str, allowed: Sequence[str]) -> None:
-    if given not in allowed:
-        near = did_you_mean(given, allowed)
-        raise UserError(f"{column}='{given}' is not known.", allowed=f"Known: {', '.join(allowed)}.", todo=near)
+def _known(column: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        near = did_you_mean(value, allowed)
+        raise UserError(f"{column}='{value}' is not known.", allowed=f"Known: {', '.join(allowed)}.", todo=near)
 
 
 def _number(row: Mapping[str, str], column: str, default: int | None) -> int:

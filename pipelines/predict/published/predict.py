@@ -91,14 +91,14 @@ class Kernel:
         return equal * (self.near * np.exp(-0.5 * square) + self.far)
 
 
-def correct(kernel: Kernel, known: Points, errors: Any, asked: Points) -> tuple[Any, Any]:
-    """Return the expected error and its variance (of the case, measurement noise included), float64[asked] each.
+def correct(kernel: Kernel, measured: Points, errors: Any, cases: Points) -> tuple[Any, Any]:
+    """Return the expected error and its variance (of the case, measurement noise included), float64[cases] each.
 
-    `errors` are log(measured / predicted) of the known cases.
+    `errors` are log(measured / predicted) of the measured cases.
     """
     clipped = np.clip(errors, -LIMIT, LIMIT)
-    covariance = kernel.between(known, known) + kernel.noise * np.eye(len(clipped))
-    cross = kernel.between(asked, known)
+    covariance = kernel.between(measured, measured) + kernel.noise * np.eye(len(clipped))
+    cross = kernel.between(cases, measured)
     weights = np.linalg.solve(covariance, np.column_stack([clipped, cross.T]))
     mean = cross @ weights[:, 0]
     variance = kernel.near + kernel.far + kernel.noise - (cross * weights[:, 1:].T).sum(1)
@@ -159,20 +159,20 @@ class Prediction:
 def predict(rows: Sequence[Mapping[str, str]], tell: Callable[[], None] = lambda: None) -> list[Prediction]:
     """Predict each row of a CSV file with `cases.COLUMNS`; `tell` is called after each simulated row."""
     nothing = float("nan")
-    found: list[Prediction | None] = [None] * len(rows)
+    predictions: list[Prediction | None] = [None] * len(rows)
     cases: dict[int, PublishedCase] = {}
     for index, row in enumerate(rows):
         try:
             cases[index] = case_of(row)
         except UserError as error:
-            found[index] = Prediction(nothing, nothing, nothing, "", str(error))
+            predictions[index] = Prediction(nothing, nothing, nothing, "", str(error))
     if cases:
         model = PerformanceModel.load()
         logs, spread = predict_cases(list(cases.values()), model.parameters, tell)
         for (index, case), log, width in zip(cases.items(), logs, spread, strict=True):
             low, value, high = np.exp([log - NORMAL_80 * width, log, log + NORMAL_80 * width])
-            found[index] = Prediction(float(value), float(low), float(high), model.provenance(case.setup)[0], "")
-    return [each for each in found if each is not None]
+            predictions[index] = Prediction(float(value), float(low), float(high), model.provenance(case.setup)[0], "")
+    return [each for each in predictions if each is not None]
 
 
 def predict_cases(cases: Sequence[PublishedCase], parameters: Parameters, tell: Callable[[], None]) -> tuple[Any, Any]:
@@ -184,15 +184,15 @@ def predict_cases(cases: Sequence[PublishedCase], parameters: Parameters, tell: 
     blocks = np.array([block_of(case) for case in cases])
     measured = published() if neighbours else {}
     for block, taught in neighbours.items():
-        asked = np.flatnonzero(blocks == block)
-        if not len(asked):
+        indices = np.flatnonzero(blocks == block)
+        if not len(indices):
             continue
         codes: dict[tuple[int, str], int] = {}
-        known = points([measured[name] for name in taught["errors"]], codes)
+        near = points([measured[name] for name in taught["errors"]], codes)
         errors = np.array(list(taught["errors"].values()))
-        mean, variance = correct(Kernel(**taught["kernel"]), known, errors, points([cases[i] for i in asked], codes))
-        logs[asked] += mean
-        spread[asked] = taught["scale"] * np.sqrt(variance)
+        mean, variance = correct(Kernel(**taught["kernel"]), near, errors, points([cases[i] for i in indices], codes))
+        logs[indices] += mean
+        spread[indices] = taught["scale"] * np.sqrt(variance)
     return logs, spread
 
 
@@ -220,8 +220,8 @@ def write(path: Path, rows: Sequence[Mapping[str, str]], predictions: Sequence[P
         writer.writeheader()
         for row, each in zip(rows, predictions, strict=True):
             numbers = {"predicted": each.value, "low": each.low, "high": each.high}
-            shown = {name: "" if np.isnan(number) else f"{number:.6g}" for name, number in numbers.items()}
-            writer.writerow({**row, **shown, "provenance": each.provenance, "reason": each.reason})
+            cells = {name: "" if np.isnan(number) else f"{number:.6g}" for name, number in numbers.items()}
+            writer.writerow({**row, **cells, "provenance": each.provenance, "reason": each.reason})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

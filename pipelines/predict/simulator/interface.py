@@ -207,11 +207,11 @@ class IterationTokens:
         """
         if run.iterations is None or run.stays is None:
             raise ValueError("the run was simulated without iterations")
-        given = run.stays.tokens > 0
+        yielded = run.stays.tokens > 0
         self.count: Any = run.requests.osl
         self._ends = run.iterations.start + run.iterations.seconds + overhead
         self._request, self._began, self._tokens = (
-            column[given] for column in (run.stays.request, run.stays.began, run.stays.tokens)
+            column[yielded] for column in (run.stays.request, run.stays.began, run.stays.tokens)
         )
 
     def before(self, time: float) -> Any:
@@ -263,7 +263,7 @@ def boxes(run: SimulatedRun) -> list[Box]:
     begin = run.iterations.start
     finish = begin + run.iterations.seconds
     last_of = dict(zip(stays.request.tolist(), range(len(stays.request)), strict=True))
-    found: list[Box] = []
+    drawn: list[Box] = []
     columns = (stays.request, stays.slot, stays.joined, stays.began, stays.last)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     for number, (request, slot, joined, began, last) in enumerate(rows):
@@ -271,30 +271,30 @@ def boxes(run: SimulatedRun) -> list[Box]:
         last = min(last, len(begin) - 1)
         eos = last if ended[request] and last_of[request] == number and last > context else last + 1
         parts = ((CONTEXT, joined, context), (GEN, context + 1, eos - 1), (EOS, eos, last))
-        found += [
+        drawn += [
             Box(slot, kind, float(begin[first]), float(finish[final]), request)
             for kind, first, final in parts
             if first <= final
         ]
-    return found
+    return drawn
 
 
-def with_gaps(found: Iterable[Box], slots: int, until: float) -> list[Box]:
+def with_gaps(drawn: Iterable[Box], slots: int, until: float) -> list[Box]:
     """Return the boxes of the first `slots` slots that begin before `until`, by slot, with NoOp in all gaps."""
     rows: list[list[Box]] = [[] for _ in range(slots)]
-    for box in found:
+    for box in drawn:
         if box.slot < slots and box.start < until:
             rows[box.slot].append(box)
     return [box for slot, row in enumerate(rows) for box in _filled(slot, sorted(row, key=attrgetter("start")), until)]
 
 
 def _filled(slot: int, row: Sequence[Box], until: float) -> list[Box]:
-    found, now = [], 0.0
+    filled, now = [], 0.0
     for box in row:
         if box.start > now:
-            found.append(Box(slot, NOOP, now, box.start, None))
-        found.append(box)
+            filled.append(Box(slot, NOOP, now, box.start, None))
+        filled.append(box)
         now = box.end
     if now < until:
-        found.append(Box(slot, NOOP, now, until, None))
-    return found
+        filled.append(Box(slot, NOOP, now, until, None))
+    return filled

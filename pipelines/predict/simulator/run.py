@@ -167,8 +167,8 @@ def simulate(
         objects = [[kind(*row) for row in record.tolist()] for kind, record in zip(KINDS, records, strict=True)]
         end, rows, stays = loop(rules, numbers.tolist(), *objects)
         records = [
-            np.array(list(map(_values(kind), found)), dtype=record_of(kind))
-            for kind, found in zip(KINDS, objects, strict=True)
+            np.array(list(map(_values(kind), states)), dtype=record_of(kind))
+            for kind, states in zip(KINDS, objects, strict=True)
         ]
     else:
         end, rows, stays = loop(rules, numbers, *records)
@@ -189,9 +189,9 @@ def _values(kind: type) -> attrgetter[Any]:
     return attrgetter(*(field.name for field in fields(kind)))
 
 
-def _run(rules: Rules, records: Any, found: tuple[float, Any, Any], backend: str) -> SimulatedRun:
+def _run(rules: Rules, records: Any, result: tuple[float, Any, Any], backend: str) -> SimulatedRun:
     r, counters = records
-    end, rows, stays = found
+    end, rows, stays = result
     names = ("arrival", "admitted", "first", "end", "isl", "osl", "produced", "preemptions", "slot")
     requests = Requests(*(np.ascontiguousarray(r[name]) for name in names))
     iterations = Iterations(*_columns(rows, Iterations)) if rules.record else None
