@@ -206,8 +206,8 @@ def _measured(night: Night, cell: NightlyCell, record: Record, log: Path, count:
         return replace(record, status="not possible", reason=result["not possible"])
     if "failed" in result:
         return replace(record, reason=result["failed"])
-    facts = result["facts"] | {"versions": {**record.versions, **result["facts"]["versions"]}}
-    record = replace(record, status="done", measurements=[result["loads"]], **facts)
+    fields = result["facts"] | {"versions": {**record.versions, **result["facts"]["versions"]}}
+    record = replace(record, status="done", measurements=[result["loads"]], **fields)
     before = night.history.read().records
     for _ in range(night.settings.nightly.confirmations):
         if not is_suspect(before, record, night.settings.nightly, count):
@@ -241,8 +241,8 @@ def _child(night: Night, cell: NightlyCell, log: Path) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             return {"failed": f"took longer than nightly.timeout_s={timeout_s:g}; stopped"}
     if result.is_file():
-        facts: dict[str, Any] = json.loads(result.read_text())
-        return facts
+        answer: dict[str, Any] = json.loads(result.read_text())
+        return answer
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     return {"failed": f"{how}; see {relative_to_cwd(log)}"}
 

@@ -77,11 +77,22 @@ def calibrate(settings: Settings, machine: Machine) -> int:
 def start_of(
     settings: Settings, machine: Machine, measured: Measured
 ) -> tuple[ModelledDeployment | SchedulerLimits, str]:
-    """Return the fit's start and its description: the performance model of a named GPU, or only the engine's limits."""
+    """Return the fit's start and its description: the performance model of a named GPU, or only the engine's limits.
+
+    Raises:
+        UserError: the GPU or the model is unknown, or the model does not fit.
+    """
     if runs_on_cpu(measured.engine) or settings.hardware.name == "auto":
         why = "the CPU engine" if runs_on_cpu(measured.engine) else "no GPU is named (hardware=...)"
         return free_engine(settings, measured), f"each coefficient is fitted by itself: {why}"
-    return start_of_gpu(settings, machine, measured), "multipliers on the performance model are fitted"
+    gpu = data_sheet(resolved(settings.hardware, machine))
+    tp, pp = ranks(measured)
+    # of an engine that was measured, nothing is chosen: its limits are those reported, or else trtllm-build's defaults
+    limits = {name: measured.limits.get(name, getattr(settings.build, name)) for name in LIMITS_FOR_LOAD}
+    built = settings.model_copy(update={"build": settings.build.model_copy(update=limits)})
+    form = Variant.of(measured.precision or "") if measured.tool == OURS else None  # as it was tuned
+    model = gpu_model(built, known_model(built), gpu, PerformanceModel.load().cost, form=form, tp=tp, pp=pp)
+    return model.deployment, "multipliers on the performance model are fitted"
 
 
 def free_engine(settings: Settings, measured: Measured) -> SchedulerLimits:
@@ -185,18 +196,3 @@ def compared(rows: Sequence[FittedLevel]) -> list[str]:
     for row in loads:
         lines += [(row[0], *row[1::3]), ("  modelled", *row[2::3]), ("  error, %", *row[3::3])]
     return table([*lines, (f"{medians[0]}, %", *medians[3::3])])
-
-
-def start_of_gpu(settings: Settings, machine: Machine, measured: Measured) -> ModelledDeployment:
-    """Return the performance model's values for the named GPU.
-
-    Raises:
-        UserError: the GPU or the model is unknown, or the model does not fit.
-    """
-    gpu = data_sheet(resolved(settings.hardware, machine))
-    tp, pp = ranks(measured)
-    # of an engine that was measured, nothing is chosen: its limits are those reported, or else trtllm-build's defaults
-    limits = {name: measured.limits.get(name, getattr(settings.build, name)) for name in LIMITS_FOR_LOAD}
-    built = settings.model_copy(update={"build": settings.build.model_copy(update=limits)})
-    form = Variant.of(measured.precision or "") if measured.tool == OURS else None  # as it was tuned
-    return gpu_model(built, known_model(built), gpu, PerformanceModel.load().cost, form=form, tp=tp, pp=pp).deployment

@@ -25,7 +25,7 @@ from pipelines.engines.tuning import tuned
 from pipelines.host.files import write_json
 from pipelines.predict.config import fit_files
 from pipelines.predict.performance.coverage import unmodelled
-from pipelines.predict.performance.fit import GPU_KNOBS, FitResult, FittedLevel, moved
+from pipelines.predict.performance.fit import GPU_KNOBS, FitResult, moved
 from pipelines.predict.performance.gpus import GpuSpec, ranks
 from pipelines.predict.performance.limits import ChosenLimits, known_lengths
 from pipelines.predict.performance.measured import Measured
@@ -160,8 +160,8 @@ def load_fit(path: Path) -> FittedModel:
         ) from None
     except ValueError as error:
         raise UserError(f"sizing.fit={path} is not JSON: {error}.") from None
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        schema = data.get("schema") if isinstance(data, dict) else None
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema != SCHEMA:
         raise UserError(
             f"sizing.fit={path} has schema {schema!r}; this version reads {SCHEMA}.",
             todo="Fit again: make calibrate sizing.measured=benchmark.json",
@@ -191,7 +191,20 @@ def fitted_model(measured: Measured, result: FitResult, versions: Mapping[str, s
         undecided=result.undecided,
         spread=result.spread,
         multipliers={name: float(value) for name, value in result.multipliers.items()},
-        levels=tuple(_kept(row) for row in result.rows),
+        levels=tuple(
+            {
+                "load": row.level.load,
+                **{
+                    name: {
+                        "requests_per_s": figures.requests_per_s,
+                        "ttft_s": asdict(figures.ttft_s),
+                        "itl_s": asdict(figures.itl_s),
+                    }
+                    for name, figures in (("measured", row.level), ("modelled", row.modelled))
+                },
+            }
+            for row in result.rows
+        ),
         fitted_on={
             "tool": measured.tool,
             "sources": list(measured.sources),
@@ -207,23 +220,6 @@ def processor(machine: Mapping[str, Any]) -> str | None:
     if not machine.get("cpu_count"):
         return None
     return f"{machine['cpu_count']} CPU cores, {machine.get('platform', 'unknown system')}"
-
-
-def _kept(row: FittedLevel) -> dict[str, Any]:
-    level, modelled = row.level, row.modelled
-    return {
-        "load": level.load,
-        "measured": {
-            "requests_per_s": level.requests_per_s,
-            "ttft_s": asdict(level.ttft_s),
-            "itl_s": asdict(level.itl_s),
-        },
-        "modelled": {
-            "requests_per_s": modelled.requests_per_s,
-            "ttft_s": asdict(modelled.ttft_s),
-            "itl_s": asdict(modelled.itl_s),
-        },
-    }
 
 
 @dataclass(frozen=True, slots=True)

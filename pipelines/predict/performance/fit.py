@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pipelines.domain.benchmark import Distribution, Summary
+from pipelines.domain.benchmark import Summary
 from pipelines.domain.errors import UserError
 from pipelines.engines.registry import runs_on_cpu
 from pipelines.predict.performance.measured import Measured, MeasuredLevel
@@ -160,14 +160,21 @@ def fit(measured: Measured, start: ModelledDeployment | SchedulerLimits) -> FitR
     begins = _starts(widths) if isinstance(start, SchedulerLimits) else [np.zeros(len(used))]
     solution = min((solve(begin) for begin in begins), key=lambda each: each.cost)
     deployment = moved(prior, used, solution.x)
-    deviations = np.minimum(_deviations(solution, len(used)), widths)  # a measurement never widens the prior
+    # of theta: inverse of the Gauss-Newton Hessian, scaled by the remaining residual; it never widens the prior
+    free = max(len(solution.fun) - 2 * len(used), 1)
+    variances = np.diag(np.linalg.inv(solution.jac.T @ solution.jac)) * max(2 * solution.cost / free, 1.0)
+    deviations = np.minimum(np.sqrt(variances), widths)
     rows = tuple(
         FittedLevel(level, run_trial(each, deployment, measured.percentiles))
         for level, each in zip(measured.levels, trials, strict=True)
     )
     return FitResult(
         deployment=deployment,
-        intervals=_intervals(deployment, used, deviations),
+        intervals={
+            name: (value * float(np.exp(-1.96 * sd)), value * float(np.exp(1.96 * sd)))
+            for knob, sd in zip(used, deviations, strict=True)
+            for name, value in ((name, _value(deployment, name)) for name in knob.fields)
+        },
         at_bound=tuple(knob.name for knob, x in zip(used, solution.x, strict=True) if abs(x) > 0.99 * FARTHEST),
         undecided=tuple(knob.name for knob, sd in zip(used, deviations, strict=True) if sd > KNOWN_BY * knob.sd),
         rows=rows,
@@ -243,34 +250,13 @@ def guess(measured: Measured, engine: SchedulerLimits) -> ModelledDeployment:
 
 def _pairs(level: MeasuredLevel, modelled: Summary) -> list[tuple[str, float, float]]:
     """Return (metric, measured, modelled) where both have a value."""
-    sources: list[tuple[str, Distribution, Distribution]] = [
-        ("ttft", level.ttft_s, modelled.ttft_s),
-        ("itl", level.itl_s, modelled.itl_s),
-    ]
     pairs = [("rps", level.requests_per_s, modelled.requests_per_s)]
-    for name, real, predicted in sources:
-        pairs += [(f"{name}_{part}", getattr(real, part), getattr(predicted, part)) for part in ("mean", "p50", "p95")]
+    for name in ("ttft", "itl"):
+        real, made = (getattr(each, f"{name}_s") for each in (level, modelled))
+        pairs += [(f"{name}_{part}", getattr(real, part), getattr(made, part)) for part in ("mean", "p50", "p95")]
     if not level.ttft_s.count:
         pairs.append(("e2e_mean", level.e2e_s.mean or 0.0, modelled.e2e_s.mean or 0.0))
     return [(name, real, predicted) for name, real, predicted in pairs if real and predicted]
-
-
-def _deviations(found: Any, count: int) -> Any:
-    """Return each theta's log-deviation: inverse of the Gauss-Newton Hessian, scaled by the remaining residual."""
-    free = max(len(found.fun) - 2 * count, 1)
-    scale = max(2 * found.cost / free, 1.0)
-    return np.sqrt(np.diag(np.linalg.inv(found.jac.T @ found.jac)) * scale)
-
-
-def _intervals(
-    deployment: ModelledDeployment, knobs: Sequence[Knob], deviations: Any
-) -> dict[str, tuple[float, float]]:
-    intervals = {}
-    for knob, sd in zip(knobs, deviations, strict=True):
-        for name in knob.fields:
-            value = _value(deployment, name)
-            intervals[name] = (value * float(np.exp(-1.96 * sd)), value * float(np.exp(1.96 * sd)))
-    return intervals
 
 
 def _spread(rows: Sequence[FittedLevel]) -> dict[str, float]:

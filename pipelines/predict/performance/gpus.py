@@ -121,8 +121,9 @@ def data_sheet(hardware: HardwareSettings) -> GpuSpec:
             f"conf/hardware has incomplete data for {hardware.gpu}: {', '.join(missing)} is missing.",
             todo="Choose the nearest GPU with hardware=..., or add a file for it to conf/hardware.",
         )
-    rates = {"16bit": "fp16_dense_tflops", "fp8": "fp8_dense_tflops", "int8": "int8_dense_tops"}
-    rates["fp4"] = "fp4_dense_tflops"
+    rates = {
+        "16bit": "fp16_dense_tflops", "fp8": "fp8_dense_tflops", "int8": "int8_dense_tops", "fp4": "fp4_dense_tflops",
+    }  # fmt: skip
     return GpuSpec(
         name=row["name"],
         gpu=row["gpu"],
@@ -270,7 +271,13 @@ def with_gpus(measured: Measured, settings: Settings) -> Measured:
     """
     if runs_on_cpu(measured.engine):
         return measured
-    _same_gpu(measured, settings)
+    hardware, gpu = settings.hardware.name, (measured.gpu or "").replace("-", " ")
+    names = [row.name for row in rows() if gpu in {name.replace("-", " ") for name in row.nvidia_smi}]
+    if hardware not in ("auto", *names) and names:
+        raise UserError(
+            f"hardware={hardware}, but {measured.sources[0]} was measured on {measured.gpu}.",
+            todo=f"Set hardware={names[0]}, or give a result of {hardware}.",
+        )
     seen, stated = measured.served, told(settings)
     if seen.gpus is None and stated.gpus is None:
         raise UserError(
@@ -291,18 +298,6 @@ def with_gpus(measured: Measured, settings: Settings) -> Measured:
                 todo="Leave out the setting, or give the file of that deployment.",
             )
     return replace(measured, served=replace(seen, tp=seen.tp or stated.tp, pp=seen.pp or stated.pp))
-
-
-def _same_gpu(measured: Measured, settings: Settings) -> None:
-    hardware, seen = settings.hardware, (measured.gpu or "").replace("-", " ")
-    if hardware.name == "auto":
-        return
-    theirs = [row.name for row in rows() if seen in {name.replace("-", " ") for name in row.nvidia_smi}]
-    if theirs and hardware.name not in theirs:
-        raise UserError(
-            f"hardware={hardware.name}, but {measured.sources[0]} was measured on {measured.gpu}.",
-            todo=f"Set hardware={theirs[0]}, or give a result of {hardware.name}.",
-        )
 
 
 def ranks(measured: Measured) -> tuple[int, int]:

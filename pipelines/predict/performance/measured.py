@@ -251,10 +251,8 @@ class Measured:
 
 # Reader of GuideLLM's reports.
 #
-# Format: `src/guidellm/benchmark/schemas` of vllm-project/guidellm, report versions 1 (0.6) and 2 (0.7 and later),
-# which
-# have the same `benchmarks`. Percentiles are values that occurred (`src/guidellm/schemas/statistics.py`), and those
-# of
+# Format: `src/guidellm/benchmark/schemas` of vllm-project/guidellm, report versions 1 (0.6) and 2 (0.7 and later). Both
+# have the same `benchmarks`. Percentiles are values that occurred (`src/guidellm/schemas/statistics.py`), and those of
 # the ITL count each request once per token.
 
 NAMES: dict[str, tuple[str, ...]] = {name: ("percentiles", name) for name in ("p50", "p90", "p95", "p99")}
@@ -277,22 +275,25 @@ def guidellm(data: Any, source: str) -> Measured:
     models = {str(file.get("config", "backend", "model") or "unknown") for file in files}
     if len(models) > 1:
         raise UserError(f"{source} (GuideLLM) has several models: {', '.join(sorted(models))}.")
+    levels = [_level(file) for file in served]
     return Measured(
         tool="guidellm",
-        levels=tuple(_level(file) for file in served),
+        levels=tuple(level for level, _ in levels),
         model=models.pop(),
         sources=(source,),
         percentiles="index",
-        notes=(*empty, *(note for file in served for note in _notes(file))),
+        notes=(*empty, *(note for _, notes in levels for note in notes)),
         about={"version": ResultFile(data, source, "GuideLLM").get("metadata", "guidellm_version")},
     )
 
 
-def _level(file: ResultFile) -> MeasuredLevel:
-    arrival, users, rate = _load(file)
+def _level(file: ResultFile) -> tuple[MeasuredLevel, list[str]]:
+    """Return the load of a benchmark, and notes on it."""
+    arrival, users, rate, held = _load(file)
     done = file.finished("metrics", "request_totals", "successful")
-    streamed = _streamed(file)
-    return MeasuredLevel(
+    lost, total = (file.get("metrics", "request_totals", key) or 0 for key in ("errored", "total"))
+    streamed = _mean(file, "time_to_first_token_ms") > 0
+    level = MeasuredLevel(
         arrival=arrival,
         concurrency=users,
         request_rate=rate,
@@ -307,34 +308,25 @@ def _level(file: ResultFile) -> MeasuredLevel:
         e2e_s=_distribution(file, "request_latency", 1.0),
         steady=bool(file.get("warmup_duration")),
     )
+    return level, [*file.notes(streamed=streamed, lost=lost, total=total), *held]
 
 
-def _load(file: ResultFile) -> tuple[str, int | None, float | None]:
-    """Return arrival, concurrency and rate of the strategy that ran."""
+def _load(file: ResultFile) -> tuple[str, int | None, float | None, list[str]]:
+    """Return arrival, concurrency and rate of the strategy that ran, and a note if a cap held an open loop back."""
     kind = str(file.need("config", "strategy", "type_"))
     if kind == "synchronous":
-        return "closed", 1, None
+        return "closed", 1, None, []
     if kind == "concurrent":
-        return "closed", int(file.number("config", "strategy", "streams")), None
-    if kind == "throughput":
-        users = file.whole("config", "strategy", "max_concurrency")
-        return ("closed" if users else "burst"), users, None
-    if kind in ("constant", "poisson"):
-        if cap := _cap_that_held(file):
-            return "closed", cap, None
-        return kind, None, file.number("config", "strategy", "rate")
-    raise file.unsupported(kind, "synchronous, concurrent, throughput, constant, poisson")
-
-
-def _cap_that_held(file: ResultFile) -> int | None:
-    """Return the cap on the concurrency of an open loop, if it kept requests waiting in the client."""
+        return "closed", int(file.number("config", "strategy", "streams")), None, []
     cap = file.whole("config", "strategy", "max_concurrency")
-    rate = file.get("config", "strategy", "rate")
-    return cap if cap and rate and _mean(file, "requests_per_second") < KEPT_UP * float(rate) else None
-
-
-def _streamed(file: ResultFile) -> bool:
-    return _mean(file, "time_to_first_token_ms") > 0
+    if kind == "throughput":
+        return ("closed" if cap else "burst"), cap, None, []
+    if kind not in ("constant", "poisson"):
+        raise file.unsupported(kind, "synchronous, concurrent, throughput, constant, poisson")
+    rate = file.number("config", "strategy", "rate")
+    if cap and _mean(file, "requests_per_second") < KEPT_UP * rate:
+        return "closed", cap, None, [file.held_note(rate, cap)]
+    return kind, None, rate, []
 
 
 def _mean(file: ResultFile, name: str) -> float:
@@ -343,12 +335,3 @@ def _mean(file: ResultFile, name: str) -> float:
 
 def _distribution(file: ResultFile, name: str, scale: float) -> Distribution:
     return file.distribution(("metrics", name, "successful"), scale, NAMES)
-
-
-def _notes(file: ResultFile) -> list[str]:
-    lost, total = (file.get("metrics", "request_totals", key) or 0 for key in ("errored", "total"))
-    notes = file.notes(streamed=_streamed(file), lost=lost, total=total)
-    kind, cap = file.get("config", "strategy", "type_"), _cap_that_held(file)
-    if kind in ("constant", "poisson") and cap:
-        notes.append(file.held_note(file.number("config", "strategy", "rate"), cap))
-    return notes

@@ -13,6 +13,7 @@ project's ITL. Their "ITL" pools the gaps between responses of all requests, whi
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +39,16 @@ def vllm(data: Any, source: str) -> Measured:
     file = ResultFile(data, source, "vllm bench serve")
     if strategy := file.get("ramp_up_strategy"):
         raise file.unsupported(f"ramp-up {strategy}", "one request rate, or a concurrency")
-    total, completed = file.number("num_prompts"), file.number("completed")
+    total = file.number("num_prompts")
+    level, notes = _bench(file, "e2el", total - file.number("completed"), total)
     return Measured(
         tool="vllm bench serve",
-        levels=(_bench_level(file, "e2el"),),
+        levels=(level,),
         model=str(file.need("model_id")),
         engine="vllm" if file.get("backend") in ("vllm", "vllm-chat") else None,
         served=_metadata(file),
         sources=(source,),
-        notes=_bench_notes(file, "e2el", total - completed, total),
+        notes=notes,
         about={"measured_at": file.get("date")},
     )
 
@@ -54,23 +56,26 @@ def vllm(data: Any, source: str) -> Measured:
 def sglang(data: Any, source: str) -> Measured:
     """Read one line of the file that `python -m sglang.bench_serving --output-file` writes."""
     file = ResultFile(data, source, "sglang bench_serving")
+    level, notes = _bench(file, "e2e_latency")
     return Measured(
         tool="sglang bench_serving",
-        levels=(_bench_level(file, "e2e_latency"),),
+        levels=(level,),
         model=str(file.get("server_info", "served_model_name") or file.get("server_info", "model_path") or "unknown"),
         engine="sglang" if str(file.need("backend")).startswith("sglang") else None,
         served=_server_info(file),
         sources=(source,),
-        notes=_bench_notes(file, "e2e_latency"),
+        notes=notes,
         about={"version": file.get("server_info", "version")},
     )
 
 
-def _bench_level(file: ResultFile, e2e: str) -> MeasuredLevel:
+def _bench(file: ResultFile, e2e: str, lost: float = 0, total: float = 0) -> tuple[MeasuredLevel, tuple[str, ...]]:
+    """Return the load, and notes on it."""
     completed = file.finished("completed")
-    arrival, users, rate, cv = _bench_load(file)
-    streamed = _bench_streamed(file, e2e)
-    return MeasuredLevel(
+    arrival, users, rate, cv, held = _bench_load(file)
+    first, whole = file.number("mean_ttft_ms"), file.get(f"mean_{e2e}_ms")
+    streamed = first > 0 and first != whole  # 0, or that of the whole response, without streaming
+    level = MeasuredLevel(
         arrival=arrival,
         concurrency=users,
         request_rate=rate,
@@ -81,47 +86,30 @@ def _bench_level(file: ResultFile, e2e: str) -> MeasuredLevel:
         requests_per_s=file.number("request_throughput"),
         ttft_s=_milliseconds(file, "ttft") if streamed else Distribution(0),
         itl_s=_milliseconds(file, "tpot") if streamed else Distribution(0),
-        e2e_s=_milliseconds(file, e2e) if file.get(f"mean_{e2e}_ms") is not None else Distribution(0),
+        e2e_s=_milliseconds(file, e2e) if whole is not None else Distribution(0),
         steady=False,  # from the first request to the last
     )
+    return level, (*file.notes(streamed=streamed, lost=lost, total=total), *held)
 
 
-def _bench_load(file: ResultFile) -> tuple[str, int | None, float | None, float]:
-    """Return arrival, concurrency, rate and coefficient of variation."""
+def _bench_load(file: ResultFile) -> tuple[str, int | None, float | None, float, list[str]]:
+    """Return arrival, concurrency, rate and coefficient of variation, and a note if the client held requests back."""
     if file.need("request_rate") == "trace":
         raise file.unsupported("trace", "one request rate, or a concurrency")
     rate, users = file.number("request_rate"), file.whole("max_concurrency")
     if math.isinf(rate):
-        return ("closed" if users else "burst"), users, None, 1.0
-    if users and _held_back(file, rate, users):
-        return "closed", users, None, 1.0
-    burstiness = float(file.get("burstiness") or 1.0)  # shape of the gamma distribution of the gaps
-    return ("poisson" if burstiness == 1.0 else "gamma"), None, rate, burstiness**-0.5
-
-
-def _held_back(file: ResultFile, rate: float, users: int) -> bool:
-    """Return whether requests waited in the client, because as many as allowed were running."""
+        return ("closed" if users else "burst"), users, None, 1.0, []
     most = file.whole("max_concurrent_requests")
-    return (most is None or most >= users) and file.number("request_throughput") < KEPT_UP * rate
-
-
-def _bench_streamed(file: ResultFile, e2e: str) -> bool:
-    first, whole = file.number("mean_ttft_ms"), file.get(f"mean_{e2e}_ms")
-    return first > 0 and first != whole  # 0, or that of the whole response, without streaming
+    if users and (most is None or most >= users) and file.number("request_throughput") < KEPT_UP * rate:
+        return "closed", users, None, 1.0, [file.held_note(rate, users)]
+    burstiness = float(file.get("burstiness") or 1.0)  # shape of the gamma distribution of the gaps
+    return ("poisson" if burstiness == 1.0 else "gamma"), None, rate, burstiness**-0.5, []
 
 
 def _milliseconds(file: ResultFile, name: str) -> Distribution:
     names = {"mean": (f"mean_{name}_ms",), "p50": (f"median_{name}_ms",)}
     names |= {p: (f"{p}_{name}_ms",) for p in ("p90", "p95", "p99")}
     return file.distribution((), 1e-3, names, count=int(file.number("completed")))
-
-
-def _bench_notes(file: ResultFile, e2e: str, lost: float = 0, total: float = 0) -> tuple[str, ...]:
-    notes = file.notes(streamed=_bench_streamed(file, e2e), lost=lost, total=total)
-    rate, users = file.number("request_rate"), file.whole("max_concurrency")
-    if users and not math.isinf(rate) and _held_back(file, rate, users):
-        notes.append(file.held_note(rate, users))
-    return tuple(notes)
 
 
 def _metadata(file: ResultFile) -> Served:
@@ -170,13 +158,15 @@ def is_llm_d(data: dict[str, Any]) -> bool:
 def inference_perf(data: Any, source: str) -> Measured:
     """Read `stage_N_lifecycle_metrics.json`, and `config.yaml` beside it."""
     file = ResultFile(data, source, "inference-perf")
-    config = ResultFile(_config(Path(source)), source, "inference-perf")
+    beside = None
+    with suppress(OSError, yaml.YAMLError):
+        beside = yaml.safe_load(Path(source).with_name("config.yaml").read_text())
+    config = ResultFile(beside, source, "inference-perf")
     arrival, users, rate, notes = _stage(file, config)
     lost, total = (file.get(*keys) or 0 for keys in (("failures", "count"), ("load_summary", "count")))
     done = file.finished("successes", "count")
     streamed = file.get("successes", "latency", "time_to_first_token") is not None
     isl = ("successes", "prompt_len" if file.get("successes", "prompt_len") else "prompt_tokens", "mean")
-    latency = {name: ("successes", "latency", name) for name in ("time_to_first_token", "time_per_output_token")}
     level = MeasuredLevel(
         arrival=arrival,
         concurrency=users,
@@ -185,9 +175,9 @@ def inference_perf(data: Any, source: str) -> Measured:
         osl=file.number("successes", "output_len", "mean"),
         requests=done,
         requests_per_s=file.number("successes", "throughput", "requests_per_sec"),
-        ttft_s=_of_stage(file, *latency["time_to_first_token"]) if streamed else Distribution(0),
-        itl_s=_of_stage(file, *latency["time_per_output_token"]) if streamed else Distribution(0),
-        e2e_s=_of_stage(file, "successes", "latency", "request_latency"),
+        ttft_s=_of_stage(file, "time_to_first_token") if streamed else Distribution(0),
+        itl_s=_of_stage(file, "time_per_output_token") if streamed else Distribution(0),
+        e2e_s=_of_stage(file, "request_latency"),
         steady=False,  # from the first request to the last
     )
     return Measured(
@@ -198,13 +188,6 @@ def inference_perf(data: Any, source: str) -> Measured:
         sources=(source,),
         notes=(*file.notes(streamed=streamed, lost=lost, total=total), *notes),
     )
-
-
-def _config(stage: Path) -> Any:
-    try:
-        return yaml.safe_load(stage.with_name("config.yaml").read_text())
-    except (OSError, yaml.YAMLError):
-        return None
 
 
 def _stage(file: ResultFile, config: ResultFile) -> tuple[str, int | None, float | None, list[str]]:
@@ -228,8 +211,9 @@ def _stage(file: ResultFile, config: ResultFile) -> tuple[str, int | None, float
     return kind, None, requested, notes
 
 
-def _of_stage(file: ResultFile, *at: str) -> Distribution:
-    return file.distribution(at, 1.0, OF_STAGE, count=int(file.number("successes", "count")), need=("mean",))
+def _of_stage(file: ResultFile, name: str) -> Distribution:
+    count = int(file.number("successes", "count"))
+    return file.distribution(("successes", "latency", name), 1.0, OF_STAGE, count=count, need=("mean",))
 
 
 def llm_d(data: Any, source: str) -> Measured:

@@ -81,12 +81,15 @@ def aiperf(data: Any, source: str) -> Measured:
     model = file.get("input_config", "models", "items", 0, "name") or file.get(
         "input_config", "endpoint", "model_names", 0
     )
+    # AIPerf drains a warm-up that is not seamless before it starts measuring
+    phases = file.get("input_config", "phases") or []
+    warm = any("warmup" in (each.get("kind"), each.get("name")) and each.get("seamless") for each in phases)
     gpus = _telemetry(file)
     stated = _server_info(file)
     served, counted = (stated, ()) if stated else _counted(gpus, source)
     return Measured(
         tool="aiperf",
-        levels=(_level(file, arrival, phase.get("concurrency"), rate, warm=_warms(file)),),
+        levels=(_level(file, arrival, phase.get("concurrency"), rate, warm=warm),),
         model=str(model or "unknown"),
         gpu=next((str(gpu["gpu_name"]) for gpu in gpus if gpu.get("gpu_name")), None),
         served=served,
@@ -117,13 +120,6 @@ def _profiling(file: ResultFile) -> Mapping[str, Any]:
     return dict(profiling[0])
 
 
-def _warms(file: ResultFile) -> bool:
-    """Return whether warm-up requests ran before those that count."""
-    phases = file.get("input_config", "phases") or []
-    warm = any("warmup" in (phase.get("kind"), phase.get("name")) and phase.get("seamless") for phase in phases)
-    return bool(warm)  # AIPerf drains a warm-up that is not seamless before it starts measuring
-
-
 def _telemetry(file: ResultFile) -> list[Mapping[str, Any]]:
     """Return the GPUs that AIPerf watched, each once: two exporters of one machine see the same GPUs."""
     endpoints = file.get("telemetry_data", "endpoints") or {}
@@ -136,7 +132,14 @@ def _telemetry(file: ResultFile) -> list[Mapping[str, Any]]:
 
 def _counted(gpus: Sequence[Mapping[str, Any]], source: str) -> tuple[Served, tuple[str, ...]]:
     """Count the GPUs that worked: an exporter also shows those of the machine that served nothing."""
-    busy = [gpu for gpu in gpus if _utilization(gpu) != 0]
+
+    def works(gpu: Mapping[str, Any]) -> bool:
+        """Return whether it was used at all, or nobody looked."""
+        metrics = (gpu.get("metrics") or {}).items()  # with the vendor in front of the name since schema 1.5
+        used = next((metric for name, metric in metrics if name.endswith("gpu_utilization")), None)
+        return used is None or float(used.get("max", used.get("avg") or 0.0)) != 0
+
+    busy = [gpu for gpu in gpus if works(gpu)]
     if not gpus:
         return Served(), ()
     if not busy:
@@ -145,14 +148,6 @@ def _counted(gpus: Sequence[Mapping[str, Any]], source: str) -> tuple[Served, tu
     note = f"{source}: telemetry shows {count(len(busy), 'GPU')} at work{idle}."
     ranks = 1 if len(busy) == 1 else None  # several GPUs may be one instance or many
     return Served(len(busy), ranks, ranks, "its telemetry", certain=False), (note,)
-
-
-def _utilization(gpu: Mapping[str, Any]) -> float | None:
-    """Return the highest utilization in percent; None if it was not collected."""
-    for name, metric in (gpu.get("metrics") or {}).items():
-        if name.endswith("gpu_utilization"):  # with the vendor in front since schema 1.5
-            return float(metric.get("max", metric.get("avg") or 0.0))
-    return None
 
 
 def _server_info(file: ResultFile) -> Served | None:
@@ -183,23 +178,18 @@ def genai_perf(data: Any, source: str) -> Measured:
     if users is None and rate is None:
         raise file.fault("input_config.concurrency", "The load must be given as a concurrency or a request_rate.")
     model = config.get("model") or config.get("model_names") or ["unknown"]
+    requests = file.get("input_config", "request_count")
+    mode = file.get("input_config", "perf_analyzer", "measurement", "mode")
+    # windows of time begin under load; a number of requests includes the start
+    warm = requests == 0 if mode is None else mode not in ("request_count", "count_windows")
     return Measured(
         tool="genai-perf",
-        levels=(_level(file, "concurrency" if rate is None else "constant", users, rate, warm=_by_time(file)),),
+        levels=(_level(file, "concurrency" if rate is None else "constant", users, rate, warm=warm),),
         model=str(model if isinstance(model, str) else model[0]),
         engine=ENGINES.get(str(config.get("backend")), config.get("backend")),
         sources=(source,),
         notes=_streamed(file),
     )
-
-
-def _by_time(file: ResultFile) -> bool:
-    """Return whether time windows were measured, which begin under load; a number of requests includes the start."""
-    count, mode = (
-        file.get("input_config", "request_count"),
-        file.get("input_config", "perf_analyzer", "measurement", "mode"),
-    )
-    return count == 0 if mode is None else mode not in ("request_count", "count_windows")
 
 
 def _level(file: ResultFile, arrival: str, users: Any, rate: Any, *, warm: bool) -> MeasuredLevel:
@@ -261,12 +251,14 @@ def trtllm_bench(data: Any, source: str) -> Measured:
         steady=False,
     )
     tp, pp = int(file.number("world_info", "tp_size")), int(file.number("world_info", "pp_size"))
+    algo = file.get("engine", "quantization")
     limits = {key: file.get("world_info", key) for key in ("max_batch_size", "max_num_tokens")}
     return Measured(
         tool="trtllm-bench",
         levels=(level,),
         model=str(file.need("engine", "model")),
-        precision=_precision(file),
+        # in a report, None means 16 bit
+        precision=str(BY_QUANT_ALGO.get(algo, str(algo).lower())) if "quantization" in file.need("engine") else None,
         engine="tensorrt_llm",
         gpu=file.get("machine", "name"),
         served=Served(tp * pp, tp, pp, "its world_info"),
@@ -285,22 +277,11 @@ def _bench(file: ResultFile, *at: str) -> Distribution:
     return file.distribution(at, 1e-3, OF_BENCH)
 
 
-def _precision(file: ResultFile) -> str | None:
-    """Translate `quantization` to this project's word; None in a report means 16 bit."""
-    if "quantization" not in file.need("engine"):
-        return None
-    algo = file.get("engine", "quantization")
-    return str(BY_QUANT_ALGO.get(algo, str(algo).lower()))
-
-
 def _bench_notes(held: bool, users: int | None, streamed: bool) -> tuple[str, ...]:
-    notes = ["Percentiles of trtllm-bench are sorted[int(n p)], not interpolated."]
-    if held:
-        notes.append(
-            f"The report does not say --concurrency; its requests were held back, {users} in flight on average."
-        )
-    else:
-        notes.append("All requests start at once, so TTFT is mostly time in the queue.")
-    if not streamed:
-        notes.append("Without --streaming it reports no TTFT and no ITL.")
-    return tuple(notes)
+    return (
+        "Percentiles of trtllm-bench are sorted[int(n p)], not interpolated.",
+        f"The report does not say --concurrency; its requests were held back, {users} in flight on average."
+        if held
+        else "All requests start at once, so TTFT is mostly time in the queue.",
+        *(() if streamed else ("Without --streaming it reports no TTFT and no ITL.",)),
+    )

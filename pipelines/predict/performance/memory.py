@@ -205,7 +205,10 @@ def rank_weight_bytes(sizes: EngineSizes) -> float:
     TP 4, embedding not split, 1,048,576 positions: 5,340,405,760 bytes, exactly what trtllm-build 0.12 logs.
     """
     shape, tp = sizes.shape, sizes.tp_size
-    linears = sum(_rank_params(name, size, sizes) for name, size in shape.linear_shapes.items())
+    linears = sum(  # the merged q, k and v keep whole KV heads
+        _rank_qkv(sizes) * width if name == "attention.qkv" else out * width / tp
+        for name, (out, width) in shape.linear_shapes.items()
+    )
     norms = shape.hidden_size * shape.norms_per_layer
     table = 2 * shape.vocab_size * shape.hidden_size
     embedding, head = table / (tp if sizes.parallel_embedding else 1), table / tp
@@ -214,14 +217,6 @@ def rank_weight_bytes(sizes: EngineSizes) -> float:
     rope = ROPE_ENTRY_BYTES * shape.max_position_embeddings * shape.head_dim
     layer = linears * sizes.linear_bits / 8 + 2 * norms
     return sizes.layers * layer + ends + 2 * shape.hidden_size + rope
-
-
-def _rank_params(name: str, size: tuple[int, int], sizes: EngineSizes) -> float:
-    """Return the weights of one linear on one rank; the merged q, k and v keep whole KV heads."""
-    out, width = size
-    if name != "attention.qkv":
-        return out * width / sizes.tp_size
-    return _rank_qkv(sizes) * width
 
 
 def _rank_qkv(sizes: EngineSizes) -> float:

@@ -104,7 +104,12 @@ def run_trial(
         simulate(deployment.engine, load, deployment.cost, backend=backend).requests
         for load in dealt(sent.load, deployment.lanes)
     ]
-    return _read(_together(lanes), sent, deployment.overhead_s, percentiles)
+    requests = _together(lanes)
+    columns = request_columns(requests, overhead=deployment.overhead_s)
+    begin, until, due = _window(sent, requests)
+    if sent.whole:
+        begin, until = columns.whole()
+    return summarise(columns, (begin, max(until, begin + 1e-9)), due=due, percentiles=percentiles)
 
 
 def dealt(load: OfferedLoad, lanes: int) -> list[OfferedLoad]:
@@ -128,14 +133,6 @@ def _together(lanes: Sequence[Requests]) -> Requests:
     columns = {name: np.concatenate([getattr(lane, name) for lane in lanes]) for name in Requests.__slots__}
     order = np.argsort(columns["arrival"], kind="stable")
     return Requests(**{name: column[order] for name, column in columns.items()})
-
-
-def _read(requests: Requests, trial: Trial, overhead: float, percentiles: Percentiles) -> Summary:
-    columns = request_columns(requests, overhead=overhead)
-    begin, until, due = _window(trial, requests)
-    if trial.whole:
-        begin, until = columns.whole()
-    return summarise(columns, (begin, max(until, begin + 1e-9)), due=due, percentiles=percentiles)
 
 
 def _window(trial: Trial, requests: Requests) -> tuple[float, float, Any]:

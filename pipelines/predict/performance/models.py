@@ -81,16 +81,14 @@ def _shape(row: Mapping[str, str]) -> ModelShape:
         "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
         "intermediate_size", "vocab_size", "max_position_embeddings",
     )  # fmt: skip
-    stated: dict[str, Any] = {size: int(row[size]) for size in sizes}
+    defaults = {"num_experts": 1, "num_experts_per_token": 1, "sliding_window": 0, "global_every": 0}
+    numbers: dict[str, Any] = {size: int(row[size]) for size in sizes}
+    numbers |= {name: int(row[name] or default) for name, default in defaults.items()}
     return ModelShape(
         architecture=built.get(row["family"], ""),
-        **stated,
+        **numbers,
         tie_word_embeddings=row["tie_word_embeddings"] == "True",
         gated_mlp=row["gated_mlp"] == "True",
-        num_experts=int(row["num_experts"] or 1),
-        num_experts_per_token=int(row["num_experts_per_token"] or 1),
-        sliding_window=int(row["sliding_window"] or 0),
-        global_every=int(row["global_every"] or 0),
         norms_per_layer=4 if row["norm"].startswith("rms4") else 2,
         name=row["model"],
     )

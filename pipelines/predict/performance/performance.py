@@ -46,11 +46,6 @@ class Framework:
     kv_follows: bool
     chunked: bool
 
-    @property
-    def is_tensorrt_llm(self) -> bool:
-        """Whether this is TensorRT-LLM, including inside NIM."""
-        return self.family.startswith(("trtllm", "nim"))
-
 
 KNOWN = "TensorRT-LLM <version>, vLLM <version>, SGLang <version>, NIM <version>"
 
@@ -64,7 +59,12 @@ def framework_named(text: str) -> Framework:
     name = " ".join(text.split())
     lower = name.lower()
     if lower.startswith(("tensorrt-llm", "tensorrt_llm", "trtllm", "trt-llm")):
-        family = _tensorrt_llm(lower)
+        version = re.search(r"(\d+)\.(\d+)", lower)
+        family = "trtllm-torch"
+        if "mlperf" in lower:
+            family = "trtllm-mlperf"
+        elif version and int(version[1]) == 0:
+            family = "trtllm-static" if int(version[2]) < 10 else "trtllm-cpp"
         engine = "pytorch" if family == "trtllm-torch" else "tensorrt"
         return Framework(name, family, engine, "GUARANTEED_NO_EVICT", True, family == "trtllm-torch")
     if lower.startswith("nim"):
@@ -76,18 +76,6 @@ def framework_named(text: str) -> Framework:
     if lower.startswith("sglang"):
         return Framework(name, "sglang", "pytorch", "MAX_UTILIZATION", False, True)
     raise UserError(f"The framework '{text}' is not known.", allowed=f"Known: {KNOWN}.")
-
-
-def _tensorrt_llm(lower: str) -> str:
-    if "mlperf" in lower:
-        return "trtllm-mlperf"
-    version = re.search(r"(\d+)\.(\d+)", lower)
-    if version is None:
-        return "trtllm-torch"
-    major, minor = int(version[1]), int(version[2])
-    if major >= 1:
-        return "trtllm-torch"
-    return "trtllm-static" if minor < 10 else "trtllm-cpp"
 
 
 Provenance = Literal["fitted", "transferred", "datasheet"]
@@ -261,8 +249,11 @@ class PerformanceModel:
     def provenance(self, setup: Setup) -> tuple[Provenance, str]:
         """Return the origin of a setup's coefficients, and the reason."""
         gpu, family = setup.gpu.gpu, setup.runs_on.family
-        if assumed := _assumed(setup):
-            return "datasheet", assumed
+        if setup.gpu_weights_percent < 1:
+            speed = f"{setup.gpu.host / 1e9:g} GB/s of the data sheet"
+            return "datasheet", f"weights are streamed at the {speed}, hidden by nothing"
+        if setup.sparse_kernels:
+            return "datasheet", "no measurement with 2:4-sparse weights"
         on_gpu = self.parameters.knows(f"gpu={setup.gpu.name}")
         if self.parameters.knows(f"gpu={setup.gpu.name}+family={family}"):
             return "fitted", f"fitted to measurements on {gpu} with {family}"
@@ -280,16 +271,9 @@ class PerformanceModel:
         }
 
 
-def _assumed(setup: Setup) -> str:
-    """Name what no measurement in the fit covers, whatever the GPU; empty if there is nothing."""
-    if setup.gpu_weights_percent < 1:
-        return f"weights are streamed at the {setup.gpu.host / 1e9:g} GB/s of the data sheet, hidden by nothing"
-    return "no measurement with 2:4-sparse weights" if setup.sparse_kernels else ""
-
-
 def runnable(setup: Setup) -> list[QFormat]:
     """Return the weight formats that the setup's GPU and framework support for its model."""
-    possible = formats_for(setup.gpu.sm) if setup.runs_on.is_tensorrt_llm else list(UNIFORM)
+    possible = formats_for(setup.gpu.sm) if setup.runs_on.family.startswith(("trtllm", "nim")) else list(UNIFORM)
     # the PyTorch backend runs it for every family that it supports
     if setup.model.architecture and not {"nvfp4", "llm_api"} & setup.model.family.features:
         possible = [qformat for qformat in possible if qformat is not QFormat.NVFP4]

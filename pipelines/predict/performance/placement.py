@@ -114,7 +114,9 @@ def choose(
     chosen = min((each for each in tried if each.rate >= ENOUGH * best), key=lambda each: each.takes)
     reasons = {}
     if wanted.max_batch_size is None:
-        reasons["max_batch_size"] = _why_batch(chosen, best, load)
+        reached = f"{int(100 * chosen.rate / best)} % of the best rate under full load" if best else ""
+        together = f"{count(chosen.requests, 'request')} of {load.mean:,} tokens at a time reach {reached}"
+        reasons["max_batch_size"] = f"with it, {together}" if best else "the smallest, and still nothing fits"
     if wanted.max_num_tokens is None:
         reasons["max_num_tokens"] = _why_tokens(chosen, load, wanted)
     if wanted.max_seq_len is None:
@@ -162,15 +164,6 @@ def _tried(
         _Candidate(each.max_batch_size, each.max_num_tokens, int(held), float(rate), one.activations + one.buffers)
         for (each, one), held, rate in zip(pairs, requests, rates, strict=True)
     ]
-
-
-def _why_batch(chosen: _Candidate, best: float, load: LoadLengths) -> str:
-    if best == 0:
-        return "the smallest, and still nothing fits"
-    return (
-        f"with it, {count(chosen.requests, 'request')} of {load.mean:,} tokens at a time reach "
-        f"{int(100 * chosen.rate / best)} % of the best rate under full load"
-    )
 
 
 def _why_tokens(chosen: _Candidate, load: LoadLengths, wanted: WantedLimits) -> str:

@@ -271,6 +271,10 @@ def _ours(result: BenchmarkResult, path: Path | None, source: str = "") -> Measu
     blocks = [level.server.get("metrics", {}).get("kv_cache_block_max", {}).get("max") for level in levels]
     gpus = result.machine.get("gpus") or [{}]
     elsewhere = result.engine == ELSEWHERE  # and then `machine` is only that of the client
+    served = Served()  # 1 GPU of a server elsewhere may also mean that nobody stated benchmark.tp_size
+    if not elsewhere or result.world_size > 1:
+        stated = "its benchmark.tp_size" if elsewhere else "its engine"
+        served = Served(result.gpus, result.tp_size, result.world_size // result.tp_size, stated)
     return Measured(
         tool="trtllm-pipelines",
         levels=tuple(measured for _, measured in pairs if measured is not None),
@@ -278,20 +282,12 @@ def _ours(result: BenchmarkResult, path: Path | None, source: str = "") -> Measu
         precision=result.precision,
         engine=result.engine,
         gpu=None if elsewhere or runs_on_cpu(result.engine) else gpus[0].get("name"),
-        served=_our_gpus(result, elsewhere),
+        served=served,
         limits={"kv_blocks": int(counts[0])} if (counts := [value for value in blocks if value]) else {},
         sources=(source,),
         notes=notes,
         about={"measured_at": result.measured_at, "versions": dict(result.versions), "machine": dict(result.machine)},
     )
-
-
-def _our_gpus(result: BenchmarkResult, elsewhere: bool) -> Served:
-    """Return GPUs and ranks; 1 of a server elsewhere may also mean that nobody stated benchmark.tp_size."""
-    if elsewhere and result.world_size == 1:
-        return Served()
-    source = "its benchmark.tp_size" if elsewhere else "its engine"
-    return Served(result.gpus, result.tp_size, result.world_size // result.tp_size, source)
 
 
 def measured_level(result: BenchmarkResult, level: Level, folder: Path | None) -> MeasuredLevel | None:
@@ -320,7 +316,7 @@ def measured_level(result: BenchmarkResult, level: Level, folder: Path | None) -
 
 
 def _stdev(lengths: Distribution) -> float:
-    """Return the standard deviation of a normal distribution with this p50 and p95."""
+    # of a normal distribution with this p50 and p95
     return max((lengths.p95 or 0.0) - (lengths.p50 or 0.0), 0.0) / 1.645
 
 

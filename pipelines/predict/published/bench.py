@@ -16,21 +16,6 @@ from pipelines.predict.published.cases import PublishedCase
 from pipelines.predict.simulator.interface import Admission, OfferedLoad, Policy, SchedulerLimits, request_columns
 from pipelines.predict.simulator.run import IterationCost, simulate
 
-# Closed forms for published measurements of a static batch.
-
-
-def prefill_seconds(cost: IterationCost, isl: Any, batch: Any) -> Any:
-    """Return the seconds to process `batch` prompts of `isl` tokens. A token attends to half its prompt on average."""
-    return cost.seconds(batch * isl, batch, q_ctx=batch * isl * isl / 2.0, prefills=batch)
-
-
-def decode_seconds(cost: IterationCost, isl: Any, osl: Any, batch: Any) -> Any:
-    """Return the mean seconds of a decode step of `batch` requests that go from `isl` to `isl + osl` tokens."""
-    context = isl + osl / 2.0
-    windowed = np.minimum(context, np.where(np.asarray(cost.window) > 0, cost.window, context))
-    return cost.seconds(batch, batch, kv=batch * context, kv_window=batch * windowed)
-
-
 # Simulate loads as published benchmarks generated them, because the protocol affects the numbers.
 
 BLOCK = 32
@@ -198,7 +183,11 @@ class StackedCases:
         items = [facts(s.model, s.gpu, s.qformat, s.kv_format, tp=s.tp, pp=s.pp, sparse=s.sparse) for s in setups]
         columns = {each.name: np.array([getattr(item, each.name) for item in items], float) for each in fields(Facts)}
         self.facts = Facts(**columns)
-        self.labels = [_labels(case) for case in cases]
+        # the labels of the setup, and whether a server was involved
+        self.labels = [
+            (*case.setup.labels, *([f"offline={case.setup.runs_on.family}"] if case.mode in OFFLINE else []))
+            for case in cases
+        ]
         sizes = [setup.sizes(max_batch_size=LOGIT_ROWS) for setup in setups]
         memory = [device_memory(size, s.gpu.reported_bytes) for size, s in zip(sizes, setups, strict=True)]
         self.kv_tokens = np.array([max(each.kv_tokens, 1) for each in memory], float)
@@ -212,8 +201,10 @@ class StackedCases:
     def log_predicted(self, values: Mapping[str, Any]) -> Any:
         """Return the log of each case's metric in its unit, float64[cases], for parameters with one value per case."""
         cost = iteration_cost(self.facts, values)
-        predicted = np.where(self.mode == "static_batch", self._static(cost), self._full_load(cost, values))
         slots = self.slots(values)
+        rate = full_load_rate(cost, self.isl, self.osl, slots, MAX_NUM_TOKENS) * self.instances
+        full = self._of_metric(output_tok_s=rate, output_tok_s_per_gpu=rate / self.gpus, requests_s=rate / self.osl)
+        predicted = np.where(self.mode == "static_batch", self._static(cost), full)
         for index, case in enumerate(self.cases):
             if case.mode in ("mlperf_server", "mlperf_interactive"):
                 predicted[index] = self._mlperf(index, cost, slots)
@@ -221,40 +212,33 @@ class StackedCases:
         return np.log(predicted)
 
     def _static(self, cost: IterationCost) -> Any:
-        batch = np.maximum(self.batch, 1)
-        prefill = prefill_seconds(cost, self.isl, batch)
-        decode = decode_seconds(cost, self.isl, self.osl, batch)
+        batch, isl = np.maximum(self.batch, 1), self.isl
+        # a token of a prompt attends to half of it on average; a decode step goes from isl to isl + osl
+        prefill = cost.seconds(batch * isl, batch, q_ctx=batch * isl * isl / 2.0, prefills=batch)
+        context = isl + self.osl / 2.0
+        windowed = np.minimum(context, np.where(np.asarray(cost.window) > 0, cost.window, context))
+        decode = cost.seconds(batch, batch, kv=batch * context, kv_window=batch * windowed)
         splitwise = [case.source == "splitwise-sim" for case in self.cases]
         answered = np.where(splitwise, np.minimum(self.osl, ANSWER_TOKENS), self.osl)
         rate = batch * self.osl / (prefill + (self.osl - 1) * decode)
         whole = np.array([case.setup.framework in STATIC_TOTALS for case in self.cases])
-        by_metric = {
-            "ttft_ms": 1e3 * prefill,
-            "prefill_batch_ms": 1e3 * prefill,
-            "tpot_ms": 1e3 * decode,
-            "e2e_ms": 1e3 * (prefill + (answered - 1) * decode),
-            "output_tok_s": rate,
-            "output_tok_s_per_gpu": rate / np.where(whole, 1, self.gpus),
-        }
-        return self._of_metric(by_metric)
+        return self._of_metric(
+            ttft_ms=1e3 * prefill,
+            prefill_batch_ms=1e3 * prefill,
+            tpot_ms=1e3 * decode,
+            e2e_ms=1e3 * (prefill + (answered - 1) * decode),
+            output_tok_s=rate,
+            output_tok_s_per_gpu=rate / np.where(whole, 1, self.gpus),
+        )
 
     def slots(self, values: Mapping[str, Any]) -> Any:
         """Return the number of requests in an engine at full load."""
         by_memory = self.kv_tokens * values["kv_share"] / (self.isl + self.osl)
         return np.clip(by_memory, 1.0, values["slots"])
 
-    def _full_load(self, cost: IterationCost, values: Mapping[str, Any]) -> Any:
-        rate = full_load_rate(cost, self.isl, self.osl, self.slots(values), MAX_NUM_TOKENS) * self.instances
-        by_metric = {
-            "output_tok_s": rate,
-            "output_tok_s_per_gpu": rate / self.gpus,
-            "requests_s": rate / self.osl,
-        }
-        return self._of_metric(by_metric)
-
-    def _of_metric(self, by_metric: Mapping[str, Any]) -> Any:
+    def _of_metric(self, **columns: Any) -> Any:
         values = np.ones(len(self.cases))
-        for metric, column in by_metric.items():
+        for metric, column in columns.items():
             values = np.where(self.metric == metric, column, values)
         return values
 
@@ -307,15 +291,9 @@ MAX_NUM_TOKENS = 8192.0
 
 def one_of(cost: IterationCost, index: int) -> IterationCost:
     """Return the cost of one of the stacked cases."""
-    columns = ((name, getattr(cost, name)) for name in COST_FIELDS)
-    one = {name: float(column if np.ndim(column) == 0 else column[index]) for name, column in columns}
+    columns = {name: getattr(cost, name) for name in COST_FIELDS}
+    one = {name: float(column if np.ndim(column) == 0 else column[index]) for name, column in columns.items()}
     return IterationCost(**{**one, "window": int(one["window"])})  # type: ignore[arg-type]
-
-
-def _labels(case: PublishedCase) -> tuple[str, ...]:
-    """Return the parameter labels of a case: those of the setup, and whether a server was involved."""
-    labels = case.setup.labels
-    return (*labels, f"offline={case.setup.runs_on.family}") if case.mode in OFFLINE else labels
 
 
 def _metric(case: PublishedCase, served: LoopResult, overhead: float) -> float:

@@ -122,7 +122,9 @@ def case_of(row: Mapping[str, str]) -> PublishedCase:
     mode, metric = row["mode"], row["metric"]
     _known("mode", mode, tuple(METRICS))
     _known("metric", metric, METRICS[mode])
-    dataset = _dataset(row)
+    dataset = next((each for word, each in DATASETS.items() if word in row["note"]), None)
+    if mode == "open_loop_trace":
+        dataset = SHAREGPT
     gpus = _number(row, "n_gpus", None)
     tp = _number(row, "tp", 0)
     setup = _setup(row["model"], row["gpu"], row["precision"].lower(), row["framework"], tp, gpus)
@@ -150,24 +152,12 @@ def _setup(model: str, gpu: str, precision: str, framework: str, tp: int, gpus: 
     eight_bit = served.kv_follows and FORMATS[qformat].fp8_kv_cache
     kv_format = KvFormat.FP8 if eight_bit and KvFormat.FP8 in kv_formats_for(spec.sm) else KvFormat.AUTO
     one = Setup(model_named(model), spec, qformat, kv_format, framework=framework)
-    return _smallest_that_fits(
-        [replace(one, tp=ranks) for ranks in ([tp] if tp else [n for n in (1, 2, 4, 8) if n <= gpus])]
-    )
-
-
-def _smallest_that_fits(setups: Sequence[Setup]) -> Setup:
-    """Return the layout with the fewest ranks that leaves a fifth of the memory to the KV cache."""
+    setups = [replace(one, tp=ranks) for ranks in ([tp] if tp else [n for n in (1, 2, 4, 8) if n <= gpus])]
     for setup in setups:
         refuse(setup)
-        if setup.weight_bytes <= 0.8 * setup.gpu.reported_bytes:
+        if setup.weight_bytes <= 0.8 * setup.gpu.reported_bytes:  # a fifth of the memory is for the KV cache
             return setup
     return setups[-1]
-
-
-def _dataset(row: Mapping[str, str]) -> Dataset | None:
-    if row["mode"] == "open_loop_trace":
-        return SHAREGPT
-    return next((each for word, each in DATASETS.items() if word in row["note"]), None)
 
 
 def _known(column: str, value: str, allowed: Sequence[str]) -> None:

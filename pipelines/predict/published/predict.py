@@ -31,8 +31,7 @@ from pipelines.predict.published.cases import PUBLISHED, PublishedCase, case_of,
 #
 # Similar cases share errors that the formula of `performance.physics` leaves: a kernel that is slow at one shape, a
 # scheduler's habit. This is Gaussian-process regression ("kriging") of log(measured / predicted): the correction of a
-# case is a weighted mean of the errors of measured cases of the same kind, with weights that fall with the distance
-# in
+# case is a weighted mean of the errors of measured cases of the same kind, with weights that fall with the distance in
 # log(input tokens), log(output tokens), log(ranks), log(requests together) and with each of framework, GPU, model and
 # format that differs. Far from all measurements it is 0, and the interval is as wide as without correction.
 
@@ -179,7 +178,8 @@ def predict_cases(cases: Sequence[PublishedCase], parameters: Parameters, tell: 
     """Return log(predicted) of each case and its standard deviation, float64[cases] each."""
     bench = StackedCases(cases, tell)
     logs = bench.log_predicted(values_of(bench, parameters))
-    spread = np.array([_usual(case) for case in cases])
+    usual = {"ttft_ms": SPREAD["ttft"], "tpot_ms": SPREAD["itl"], "itl_ms": SPREAD["itl"]}
+    spread = np.array([usual.get(case.metric, SPREAD["throughput"]) * WIDER["transferred"] for case in cases])
     neighbours: Mapping[str, Any] = parameters.document.get("neighbours", {})
     blocks = np.array([block_of(case) for case in cases])
     measured = published() if neighbours else {}
@@ -207,11 +207,6 @@ def published() -> dict[str, PublishedCase]:
     return {row["case_id"]: case_of(row) for row in read_rows(PUBLISHED)}
 
 
-def _usual(case: PublishedCase) -> float:
-    metric = {"ttft_ms": "ttft", "tpot_ms": "itl", "itl_ms": "itl"}.get(case.metric, "throughput")
-    return SPREAD[metric] * WIDER["transferred"]
-
-
 def write(path: Path, rows: Sequence[Mapping[str, str]], predictions: Sequence[Prediction]) -> None:
     """Write rows and predictions; the file appears only when it is complete."""
     columns = [name for name in rows[0] if name not in ADDED] if rows else []
@@ -234,8 +229,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = read_rows(options.cases)
         if not options.out.parent.is_dir():
             raise UserError(f"There is no folder {options.out.parent} to write {options.out.name} in.")
-        with _bar(sum(1 for row in rows if row["mode"] in SIMULATED)) as tell:
-            predictions = predict(rows, tell)
+        bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+        with bar:
+            task = bar.add_task("simulating", total=sum(row["mode"] in SIMULATED for row in rows))
+            predictions = predict(rows, lambda: bar.advance(task))
         write(options.out, rows, predictions)
     except UserError as error:
         sys.stderr.write(f"{error}\n")
@@ -243,21 +240,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     refused = sum(1 for each in predictions if each.reason)
     sys.stdout.write(f"{len(rows)} rows, {len(rows) - refused} predicted, {refused} refused: {options.out}\n")
     return 0
-
-
-class _bar:  # noqa: N801
-    """Show a progress bar on stderr if that is a terminal."""
-
-    def __init__(self, total: int) -> None:
-        self.progress = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
-        self.task = self.progress.add_task("simulating", total=total)
-
-    def __enter__(self) -> Callable[[], None]:
-        self.progress.start()
-        return lambda: self.progress.advance(self.task)
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
 
 
 if __name__ == "__main__":

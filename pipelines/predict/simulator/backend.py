@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any, Literal
 
 from pipelines.domain.errors import UserError
@@ -49,7 +49,7 @@ def compiled() -> Callable[..., Any]:
         import colorama.initialise
 
         colorama.initialise.atexit_done = True
-    modules = (scheduler, scheduler, loop)
+    modules = (scheduler, loop)
     sources = [__file__, *(str(module.__file__) for module in modules)]
     digest = hashlib.sha256(b"".join(Path(source).read_bytes() for source in sources)).hexdigest()[:12]
     names: dict[str, Any] = {"__name__": loop.__name__}
@@ -57,7 +57,13 @@ def compiled() -> Callable[..., Any]:
         names |= {name: value for name, value in vars(module).items() if not name.startswith("__")}
     njit: Any = numba.njit  # its type stubs lack the options
     inner = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True}
-    for name, function in _functions(modules):
+    functions = {
+        name: value
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, FunctionType) and value.__module__ == module.__name__
+    }
+    for name, function in functions.items():
         copy = FunctionType(function.__code__, names, name)
         copy.__qualname__ = f"{name}_{digest}"
         if name != "run":
@@ -85,12 +91,3 @@ def _announced(function: Any) -> Callable[..., Any]:
     register: Any = event.register  # has no type stubs
     register("numba:compile", Compiling())
     return function  # type: ignore[no-any-return]
-
-
-def _functions(modules: tuple[ModuleType, ...]) -> list[tuple[str, FunctionType]]:
-    return [
-        (name, value)
-        for module in modules
-        for name, value in vars(module).items()
-        if isinstance(value, FunctionType) and value.__module__ == module.__name__
-    ]

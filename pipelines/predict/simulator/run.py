@@ -162,7 +162,11 @@ def simulate(
     loop, name = loop_of(backend)
     rules = _rules(engine, load, cost, until, record=iterations)
     numbers = np.array([cost.prefill, cost.decode], dtype=np.float64) if isinstance(cost, TickCost) else cost.array()
-    records = _records(load, isl, osl)
+    requests = np.array([_values(Request)(Request())], dtype=record_of(Request)).repeat(len(isl))
+    requests["isl"], requests["osl"] = isl, osl
+    arrivals = len(isl) if load.arrival is not None else min(load.users, len(isl))
+    requests["arrival"][:arrivals] = 0.0 if load.arrival is None else load.arrival
+    records = [requests, np.array([_values(RunTotals)(RunTotals(known=arrivals))], dtype=record_of(RunTotals))]
     if name == "numpy":
         objects = [[kind(*row) for row in record.tolist()] for kind, record in zip(KINDS, records, strict=True)]
         end, rows, stays = loop(rules, numbers.tolist(), *objects)
@@ -173,15 +177,6 @@ def simulate(
     else:
         end, rows, stays = loop(rules, numbers, *records)
     return _run(rules, records, (float(end), rows, stays), name)
-
-
-def _records(load: OfferedLoad, isl: Any, osl: Any) -> list[Any]:
-    """Build the initial `Request` and `RunTotals` as numpy records."""
-    requests = np.array([_values(Request)(Request())], dtype=record_of(Request)).repeat(len(isl))
-    requests["isl"], requests["osl"] = isl, osl
-    known = len(isl) if load.arrival is not None else min(load.users, len(isl))
-    requests["arrival"][:known] = 0.0 if load.arrival is None else load.arrival
-    return [requests, np.array([_values(RunTotals)(RunTotals(known=known))], dtype=record_of(RunTotals))]
 
 
 @cache
@@ -205,21 +200,18 @@ def _columns(flat: Any, kind: type) -> Any:
 
 
 def _rules(engine: SchedulerLimits, load: OfferedLoad, cost: Cost, until: float | None, *, record: bool) -> Rules:
-    block, prefix = engine.tokens_per_block, engine.prefix_tokens
-    tokens = NO_LIMIT if engine.max_num_tokens is None else engine.max_num_tokens
-    ticks = isinstance(cost, TickCost)
     return Rules(
         policy=POLICIES.index(engine.policy),
         slots=engine.slots,
-        max_tokens=tokens,
+        max_tokens=NO_LIMIT if engine.max_num_tokens is None else engine.max_num_tokens,
         on_demand=engine.admission == "MAX_UTILIZATION",
         pool=NO_LIMIT if engine.kv_blocks is None else engine.kv_blocks - engine.shared_blocks,
-        block=block,
-        prefix=prefix,
+        block=engine.tokens_per_block,
+        prefix=engine.prefix_tokens,
         shared=engine.shared_blocks,
         chunks=cost.chunks if isinstance(cost, TickCost) else 1,
         window=cost.window if isinstance(cost, IterationCost) else 0,
-        ticks=ticks,
+        ticks=isinstance(cost, TickCost),
         delay=float(load.client_delay),
         until=math.inf if until is None else float(until),
         record=record,
