@@ -232,21 +232,17 @@ def _block(block: Block) -> list[str]:
     if isinstance(block, Table):
         return _table(block)
     if isinstance(block, Figure):
-        return _figure(block)
+        tag = f" ({block.origin})" if block.origin else ""
+        return [
+            f"**{escape(block.title)}**{tag}",
+            "",
+            f"![{escape(block.alt)}]({block.name}.svg)",
+            "",
+            escape(block.caption),
+            "",
+        ]
     inner = [line for each in block.blocks for line in _block(each)]
     return ["<details>", f"<summary>{html.escape(block.title, quote=False)}</summary>", "", *inner, "</details>", ""]
-
-
-def _figure(block: Figure) -> list[str]:
-    tag = f" ({block.origin})" if block.origin else ""
-    return [
-        f"**{escape(block.title)}**{tag}",
-        "",
-        f"![{escape(block.alt)}]({block.name}.svg)",
-        "",
-        escape(block.caption),
-        "",
-    ]
 
 
 def _table(block: Table) -> list[str]:

@@ -290,7 +290,10 @@ def beside(axes: Axes, ends: Sequence[End], points: Sequence[tuple[float, float]
     boxes: list[Box] = []
     for point, name, colour in ends:
         for dx, dy, side in _SIDES:
-            box = _name_box(_at(axes, point), len(name), dx, dy, side)
+            at = _at(axes, point)
+            width = 5.4 * len(name)
+            left = at[0] + dx - {"left": 0.0, "center": width / 2, "right": width}[side]
+            box = (left, at[1] + dy - 5, left + width, at[1] + dy + 5)
             if box[1] > floor and not any(_overlap(box, other) for other in (*used, *boxes)):
                 boxes.append(box)
                 axes.annotate(
@@ -302,12 +305,6 @@ def beside(axes: Axes, ends: Sequence[End], points: Sequence[tuple[float, float]
             crowded.append((point, name, colour))
     _column(axes, crowded, line)
     return boxes
-
-
-def _name_box(at: tuple[float, float], letters: int, dx: float, dy: float, side: str) -> Box:
-    width = 5.4 * letters
-    left = at[0] + dx - {"left": 0.0, "center": width / 2, "right": width}[side]
-    return left, at[1] + dy - 5, left + width, at[1] + dy + 5
 
 
 def _column(axes: Axes, ends: Sequence[End], line: str) -> None:

@@ -78,6 +78,15 @@ def machine_text(machine: Mapping[str, Any]) -> str:
     return ", ".join(parts) or "unknown"
 
 
+def versions_text(versions: Iterable[Mapping[str, str]]) -> list[tuple[str, str]]:
+    """List the names of libraries in order, each with all its versions."""
+    by_name: dict[str, set[str]] = {}
+    for each in versions:
+        for name, version in each.items():
+            by_name.setdefault(name, set()).add(str(version))
+    return [(name, ", ".join(sorted(values))) for name, values in sorted(by_name.items())]
+
+
 def when(iso: str) -> str:
     """Format an ISO time without seconds: "2026-11-21 09:30 UTC"."""
     return f"{iso[:10]} {iso[11:16]} UTC" if len(iso) >= 16 else iso

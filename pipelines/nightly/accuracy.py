@@ -6,6 +6,7 @@ import base64
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from typing import Any, Literal
 
 from eval.exact import Answered, Changed, Evidence, Interim
@@ -24,7 +25,7 @@ SCHEMA = 1
 Status = Literal["done", "failed", "not possible"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Record:
     """One cell of one run.
 
@@ -103,8 +104,9 @@ class Record:
         except TypeError as error:
             raise ValueError(str(error).split("() ")[-1]) from None
 
+    @cached_property
     def metrics(self) -> dict[str, float]:
-        """Map metric names to values for everything that can be judged; the load is part of the name.
+        """Values by metric name of everything that can be judged; the load is part of the name.
 
         For repeated measurements the median counts. A load that was limited by the client or cut short has no rates
         and latencies.
@@ -332,7 +334,9 @@ def accuracy_fell(nights: list[Record], settings: NightlySettings, chance: float
     best = max(comparable, key=_right)
     stretch = []
     for night in reversed(comparable):
-        if not _fell(best, night, floor / 100, chance):
+        lost, gained = _paired(best, night)
+        fell = _right(night) < _right(best) * (1 - floor / 100) and lost > gained
+        if not fell or mcnemar_exact(lost, gained) >= chance:
             break
         stretch.append(night)
     if not stretch:
@@ -353,19 +357,10 @@ def _right(record: Record) -> float:
     return float(record.accuracy["accuracy"]) if record.accuracy else 0.0
 
 
-def _fell(best: Record, night: Record, floor: float, chance: float) -> bool:
-    lost, gained = _paired(best, night)
-    return _right(night) < _right(best) * (1 - floor) and lost > gained and mcnemar_exact(lost, gained) < chance
-
-
 def _paired(best: Record, night: Record) -> tuple[int, int]:
     """Count (questions lost, questions gained) from one night to another."""
-    before, after = (_answers(record.accuracy) for record in (best, night))
-    return (
-        sum(a and not b for a, b in zip(before, after, strict=True)),
-        sum(b and not a for a, b in zip(before, after, strict=True)),
+    before, after = (
+        unpack_bits(night.accuracy["right"], night.accuracy["questions"]) for night in (best, night) if night.accuracy
     )
-
-
-def _answers(accuracy: Any) -> list[bool]:
-    return unpack_bits(accuracy["right"], accuracy["questions"])
+    pairs = list(zip(before, after, strict=True))
+    return sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)

@@ -102,15 +102,22 @@ def of_artifacts(artifacts: Artifacts, since: datetime) -> dict[str, Any]:
     for manifest in manifests.values():
         versions |= manifest["made_from"]["libraries"]
     result = BenchmarkResult.from_json(json.loads((artifacts["benchmark"] / BENCHMARK).read_text()))
+    facts = {name: manifests[name]["facts"] for name in ("quantize", "build") if name in manifests}
+    named = {
+        "checkpoint_bytes": facts.get("quantize", {}).get("total_bytes"),
+        "engine_bytes": facts.get("build", {}).get("engine_bytes"),
+    }
     return {
         "engine": result.engine,
         "tp_size": result.tp_size,
         "precision": result.precision,
         "accuracy": _accuracy(artifacts),
-        "sizes": _sizes(manifests),
+        "sizes": {name: int(value) for name, value in named.items() if value},
         "seconds": {stage: m["seconds"] for stage, m in created.items() if m["seconds"] is not None},
         "peak_memory_bytes": {stage: m["peak_memory_bytes"] for stage, m in created.items() if m["peak_memory_bytes"]},
-        "versions": versions | {str(k): str(v) for k, v in result.versions.items()} | _server(result.server),
+        "versions": versions
+        | {str(k): str(v) for k, v in result.versions.items()}
+        | ({"tritonserver": str(result.server["version"])} if result.server.get("version") else {}),
     }
 
 
@@ -139,19 +146,6 @@ def _load(level: Level) -> dict[str, Any]:
     for figure in NIGHTLY_LATENCIES:
         figures.setdefault(figure.metric.name, {})[figure.statistic] = figure.of(summary)
     return figures
-
-
-def _sizes(manifests: Mapping[str, Any]) -> dict[str, int]:
-    facts = {name: manifests[name]["facts"] for name in ("quantize", "build") if name in manifests}
-    named = {
-        "checkpoint_bytes": facts.get("quantize", {}).get("total_bytes"),
-        "engine_bytes": facts.get("build", {}).get("engine_bytes"),
-    }
-    return {name: int(value) for name, value in named.items() if value}
-
-
-def _server(server: Mapping[str, Any]) -> dict[str, str]:
-    return {"tritonserver": str(server["version"])} if server.get("version") else {}
 
 
 def _looks(evidence: Evidence) -> list[list[float]]:

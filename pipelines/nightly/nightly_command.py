@@ -90,24 +90,19 @@ def measure(settings: Settings, cells: Sequence[NightlyCell]) -> str:
     with history.only_run(host):
         night = _begin(settings, cells, history, host)
         with Store(night.store).leases.hold(night.store):  # also between two cells
-            _measure_all(night, cells, configured)
+            done = {record.key for record in night.history.read().records if record.run == night.run}
+            if done:
+                say(f"resuming run {night.run}: {len(done)} of {len(cells)} cells are done")
+            for number, (cell, own) in enumerate(zip(cells, configured, strict=True), 1):
+                if cell.key in done:
+                    continue
+                say(f"[{number}/{len(cells)}] {cell.name}")
+                start = time.monotonic()
+                record = _cell(night, cell, own, number, len(cells))
+                night.history.append(record)
+                say(f"  {summary(record, night.settings.nightly)} ({show_seconds(time.monotonic() - start)})")
         _state(history, host).unlink(missing_ok=True)
     return night.run
-
-
-def _measure_all(night: Night, cells: Sequence[NightlyCell], configured: Sequence[Settings]) -> None:
-    """Measure the cells that are not done yet."""
-    done = {record.key for record in night.history.read().records if record.run == night.run}
-    if done:
-        say(f"resuming run {night.run}: {len(done)} of {len(cells)} cells are done")
-    for number, (cell, own) in enumerate(zip(cells, configured, strict=True), 1):
-        if cell.key in done:
-            continue
-        say(f"[{number}/{len(cells)}] {cell.name}")
-        start = time.monotonic()
-        record = _cell(night, cell, own, number, len(cells))
-        night.history.append(record)
-        say(f"  {summary(record, night.settings.nightly)} ({show_seconds(time.monotonic() - start)})")
 
 
 def _configured(cells: Sequence[NightlyCell]) -> list[Settings]:

@@ -19,8 +19,7 @@ from pipelines.store.manifest import CHECKSUM, seal_is_right, sealed
 # The history: one JSON line per cell and run, append-only.
 #
 # A line has a checksum of itself, and is written with one call and synced, under a lock, so that writers never
-# interleave. A line torn by `kill -9` stays as it is: the next writer starts a new line, and readers skip the torn
-# one
+# interleave. A line torn by `kill -9` stays as it is: the next writer starts a new line, and readers skip the torn one
 # with a note, as one that was changed.
 
 FILE = "history.jsonl"
@@ -167,15 +166,12 @@ def changes(history: History, before: Record, after: Record) -> list[str]:
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    absent = "(not there)"
     return [
-        f"{key} {_shown(before, key)} -> {_shown(after, key)}"
+        f"{key} {before.get(key, absent)} -> {after.get(key, absent)}"
         for key in sorted({*before, *after})
         if before.get(key) != after.get(key)
     ]
-
-
-def _shown(values: Mapping[str, Any], key: str) -> str:
-    return str(values[key]) if key in values else "(not there)"
 
 
 @dataclass(frozen=True, slots=True)

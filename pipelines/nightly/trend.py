@@ -23,12 +23,12 @@ from pipelines.document.blocks import (
     right,
 )
 from pipelines.document.canvas import DASHES, MARKERS, Theme, plot
-from pipelines.document.show import NONE, count, machine_text, number, percent, when
+from pipelines.document.show import NONE, count, machine_text, number, percent, versions_text, when
 from pipelines.domain.metrics import NIGHTLY_TABLE, TRENDS
 from pipelines.nightly.accuracy import Record, limit_verdict, measured_loss, named, scale, shown, title
 from pipelines.nightly.config import NightlySettings
 from pipelines.nightly.sentences import History, HistoryContents, by_reason, causes, headline
-from pipelines.nightly.verdict import NightVerdict, Series, metrics_of
+from pipelines.nightly.verdict import NightVerdict, Series
 
 if TYPE_CHECKING:
     from pipelines.document.canvas import Axes, Drawing
@@ -87,7 +87,7 @@ def cell_trend(record: Record, lines: Sequence[Series], name: str) -> Figure | N
 def _lines(base: str, record: Record, lines: Sequence[Series], nights: Sequence[Record]) -> list[Line]:
     """Return (load, values over the nights shown, series) of one panel."""
     if base == "accuracy":
-        return [("", [metrics_of(night).get("accuracy") for night in nights], None)] if record.accuracy else []
+        return [("", [night.metrics.get("accuracy") for night in nights], None)] if record.accuracy else []
     drawn: list[Line] = []
     for line in lines:
         if line.metric.split(" at ")[0] == base:
@@ -118,16 +118,11 @@ def _panel(axes: Axes, base: str, lines: Sequence[Line], nights: Sequence[Record
         axes.set_ylim(min(shares) - 1, min(max(shares) + 1, 100.2))
     else:
         axes.set_ylim(bottom=0)
-    _dates(axes, nights)
-    if len(lines) > 1:
-        axes.legend(fontsize=6.5, frameon=False, labelcolor=theme["muted"], loc="best")
-
-
-def _dates(axes: Axes, nights: Sequence[Record]) -> None:
-    """Label at most four dates on the axis."""
     last = len(nights) - 1
     ticks = sorted({round(last * part / 3) for part in range(4)})
     axes.set_xticks(ticks, [nights[tick].at[5:10] for tick in ticks])
+    if len(lines) > 1:
+        axes.legend(fontsize=6.5, frameon=False, labelcolor=theme["muted"], loc="best")
 
 
 def _mean(record: Record, name: str) -> str:
@@ -233,12 +228,12 @@ def _rows(
         cells = []
         for figure in NIGHTLY_TABLE:
             metric = f"{figure.key} at {load['load']}"
-            value = metrics_of(record).get(metric)
-            line = lines.get((record.cell, metric))
-            cells += [number(figure.shown(value)), _signed(_change(line) if line else None)]
+            value = record.metrics.get(metric)
+            change = _change(lines.get((record.cell, metric)))
+            cells += [number(figure.shown(value)), NONE if change is None else f"{change:+.1f}"]
         accuracy = record.accuracy or {}
         lost = None if word is Verdict.NOT_MEASURED else accuracy.get("loss_percent")
-        loss = (percent(accuracy.get("accuracy")), _plain(lost), str(word or NONE))
+        loss = (percent(accuracy.get("accuracy")), NONE if lost is None else f"{lost:.2f}", str(word or NONE))
         shared = loss if not place else ("",) * len(loss)
         size = number(record.sizes.get("engine_bytes", 0) / 2**20 or None) if not place else ""
         state = ("worse" if worse else "") if not place else ""
@@ -246,14 +241,6 @@ def _rows(
         lengths = tuple(NONE if load[name] is None else f"{load[name]:.0f}" for name in ("isl", "osl"))
         rows.append((name, state, *lengths, str(load["load"]), *shared, *cells, size))
     return rows
-
-
-def _plain(value: float | None) -> str:
-    return NONE if value is None else f"{value:.2f}"
-
-
-def _signed(value: float | None) -> str:
-    return NONE if value is None else f"{value:+.1f}"
 
 
 def _change(line: Series | None) -> float | None:
@@ -338,10 +325,6 @@ def _method(settings: NightlySettings, verdict: NightVerdict) -> tuple[tuple[str
 
 
 def _versions(verdict: NightVerdict) -> tuple[tuple[str, str], ...]:
-    versions: dict[str, set[str]] = {}
-    for record in verdict.records:
-        for name, version in {"this project": record.commit, **record.versions}.items():
-            versions.setdefault(name, set()).add(version)
-    items = [(name, ", ".join(sorted(values))) for name, values in sorted(versions.items())]
-    machines: Sequence[str] = list(dict.fromkeys(machine_text(record.machine) for record in verdict.records))
+    items = versions_text({"this project": record.commit, **record.versions} for record in verdict.records)
+    machines = dict.fromkeys(machine_text(record.machine) for record in verdict.records)
     return (*items, *(("machine", text) for text in machines))

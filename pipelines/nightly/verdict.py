@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, Literal
 
 from eval.verdict import UNMEASURED, Verdict
@@ -25,17 +25,13 @@ from pipelines.nightly.config import ExpectSettings, NightlySettings
 # Judge whether tonight is worse than before, against the noise of the series itself. Pure; see docs/benchmarking.md.
 #
 # Values are compared as logarithms, because the noise of rates and latencies is relative: doubling and halving weigh
-# the
-# same. Earlier nights are summarized by their median `m` and standard deviation `s`. If nothing changed, the mean of
-# `k`
-# future nights follows roughly Student's t around `m` with scale `s * sqrt(1/k + pi/2n)` (the median of n values has
-# variance pi/2n). A night is worse if it lies beyond the quantile that matches the configured rate of false alarms,
-# and
-# by more than a floor below which a change does not matter. Two tests are made:
+# the same. Earlier nights are summarized by their median `m` and standard deviation `s`. If nothing changed, the mean
+# of `k` future nights follows roughly Student's t around `m` with scale `s * sqrt(1/k + pi/2n)` (the median of n values
+# has variance pi/2n). A night is worse if it lies beyond the quantile that matches the configured rate of false alarms,
+# and by more than a floor below which a change does not matter. Two tests are made:
 #
 # * jump: is tonight alone (k = 1) beyond the limit?
-# * shift: are the last four nights (k = 4) together beyond their limit, and each of them beyond half of it? This
-# finds
+# * shift: are the last four nights (k = 4) together beyond their limit, and each of them beyond half of it? This finds
 #   changes smaller than the noise of one night, and a single slow night cannot trigger it.
 #
 # A worse night does not become part of what later nights are compared with, so a regression stays one until it is
@@ -257,20 +253,14 @@ def nights_before(records: Sequence[Record], record: Record) -> list[Record]:
         and other.machine_class == record.machine_class
         and other.run < record.run
         and other.status == "done"
-        and same_question(other, record)
+        # a setting that one of them did not have yet does not count
+        and all(other.protocol[key] == record.protocol[key] for key in other.protocol.keys() & record.protocol.keys())
     ]
-
-
-def same_question(one: Record, other: Record) -> bool:
-    """Return whether two nights have the same protocol, ignoring settings that one of them did not have yet."""
-    if not one.protocol or not other.protocol:
-        return True  # a cell that was never measured has no protocol
-    return all(one.protocol[key] == other.protocol[key] for key in one.protocol.keys() & other.protocol.keys())
 
 
 def judged_metrics(record: Record, expect: ExpectSettings) -> list[str]:
     """Return the metrics of a line that are compared with earlier nights."""
-    names = metrics_of(record) if record.status == "done" else {}
+    names = record.metrics if record.status == "done" else {}
     return [name for name in names if base_name(name) in expect.floor_percent and base_name(name) not in PAIRED]
 
 
@@ -279,41 +269,19 @@ def judge_series(nights: Sequence[Record], metric: str, settings: NightlySetting
     base = base_name(metric)
     floor = settings.expect.floor_percent[base] / 100
     rule = ChangeRule(higher_is_better(base), floor, chance, settings.window, settings.least)
-    values = tuple(metrics_of(night).get(metric) for night in nights)
+    values = tuple(night.metrics.get(metric) for night in nights)
     restarts = restarts_of(nights, metric, settings.expect)
     return Series(nights[-1].cell, metric, tuple(nights), values, tuple(replay(values, rule, restarts)))
 
 
 def restarts_of(nights: Sequence[Record], metric: str, expect: ExpectSettings) -> frozenset[int]:
     """Return the first night of every accepted level."""
-    restarts = set()
-    for accepted in expect.accepted:
-        if fnmatchcase(nights[-1].cell, accepted.cell) and fnmatchcase(metric, accepted.metric):
-            restarts |= set([place for place, night in enumerate(nights) if night.at >= accepted.since][:1])
-    return frozenset(restarts)
-
-
-def metrics_of(record: Record) -> dict[str, float]:
-    """Return `Record.metrics`, cached."""
-    return _metrics(_ById(record))
-
-
-class _ById:
-    """Wraps a record as a cache key: records hold dictionaries, so they are not hashable."""
-
-    def __init__(self, record: Record) -> None:
-        self.record = record
-
-    def __hash__(self) -> int:
-        return id(self.record)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and self.record is other.record
-
-
-@lru_cache(maxsize=100_000)
-def _metrics(key: _ById) -> dict[str, float]:
-    return key.record.metrics()
+    firsts = (
+        next((place for place, night in enumerate(nights) if night.at >= accepted.since), None)
+        for accepted in expect.accepted
+        if fnmatchcase(nights[-1].cell, accepted.cell) and fnmatchcase(metric, accepted.metric)
+    )
+    return frozenset(place for place in firsts if place is not None)
 
 
 def _worse(line: Series) -> list[Regression]:
@@ -330,17 +298,13 @@ def _worse(line: Series) -> list[Regression]:
 
 
 def _pinned(record: Record, expect: ExpectSettings) -> list[Regression]:
-    regressions = []
-    for pin in expect.pinned:
-        if not fnmatchcase(record.cell, pin.cell):
-            continue
-        for metric, now in metrics_of(record).items():
-            if fnmatchcase(metric, pin.metric):
-                bad = now < pin.worst if higher_is_better(metric) else now > pin.worst
-                if bad:
-                    why = f"pinned: {pin.reason}"
-                    regressions.append(Regression(record.cell, metric, pin.worst, now, pin.worst, why, record, None))
-    return regressions
+    return [
+        Regression(record.cell, metric, pin.worst, now, pin.worst, f"pinned: {pin.reason}", record, None)
+        for pin in expect.pinned
+        if fnmatchcase(record.cell, pin.cell)
+        for metric, now in record.metrics.items()
+        if fnmatchcase(metric, pin.metric) and (now < pin.worst if higher_is_better(metric) else now > pin.worst)
+    ]
 
 
 def _errors(record: Record, expect: ExpectSettings) -> list[Regression]:
@@ -349,7 +313,7 @@ def _errors(record: Record, expect: ExpectSettings) -> list[Regression]:
         return []
     return [
         Regression(record.cell, metric, limit / 100, now, limit / 100, "requests failed", record, None)
-        for metric, now in metrics_of(record).items()
+        for metric, now in record.metrics.items()
         if base_name(metric) == "error_share" and now > limit / 100
     ]
 

@@ -58,7 +58,10 @@ def collect(
         UserError: the store has no matching artifact, or a manifest or result is broken.
     """
     index = ArtifactIndex(store)
-    by_label = _by_label(index)
+    by_label: dict[Label, list[ReportedArtifact]] = {}  # newest first; downloads, which are shared, by their digests
+    for artifact in index.artifacts:
+        if artifact.stage in _HEADS and (label := _label(artifact)):
+            by_label.setdefault(label, []).append(artifact)
     labels = _choose(by_label, model, variants, store)
     benchmarks = [artifact for label in labels for artifact in _stage(by_label[label], "benchmark")]
     results = {artifact.place: index.read(artifact, BENCHMARK, BenchmarkResult.from_json) for artifact in benchmarks}
@@ -119,15 +122,6 @@ def _stage(artifacts: Iterable[ReportedArtifact], stage: str) -> list[ReportedAr
     return [artifact for artifact in artifacts if artifact.stage == stage]
 
 
-def _by_label(index: ArtifactIndex) -> dict[Label, list[ReportedArtifact]]:
-    """Group artifacts by model and variant, newest first; shared ones (downloads) are found through their digests."""
-    by_label: dict[Label, list[ReportedArtifact]] = {}
-    for artifact in index.artifacts:
-        if artifact.stage in _HEADS and (label := _label(artifact)):
-            by_label.setdefault(label, []).append(artifact)
-    return by_label
-
-
 def _label(artifact: ReportedArtifact) -> Label | None:
     """Return model and variant from the artifact's settings, else from its label without the model's name."""
     if artifact.stage == "evaluate":
@@ -159,7 +153,10 @@ def _choose(
         )
     chosen = [label for label in by_label if model in (None, label[0])]
     if variants is None:
-        return sorted(chosen, key=lambda label: (label[0], *_usual_place(label[1])))
+        usual = [item.value for item in QFormat]
+        return sorted(
+            chosen, key=lambda label: (label[0], usual.index(label[1]) if label[1] in usual else len(usual), label[1])
+        )
     available = sorted({label[1] for label in chosen})
     if missing := [variant for variant in dict.fromkeys(variants) if variant not in available]:
         raise UserError(
@@ -170,12 +167,6 @@ def _choose(
         )
     order = list(dict.fromkeys(variants))
     return sorted((label for label in chosen if label[1] in order), key=lambda label: (label[0], order.index(label[1])))
-
-
-def _usual_place(variant: str) -> tuple[int, str]:
-    """Return a sort key: known formats in the order of `QFormat`, then others by name."""
-    order = [item.value for item in QFormat]
-    return (order.index(variant) if variant in order else len(order)), variant
 
 
 def _format(

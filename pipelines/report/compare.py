@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,6 @@ from pipelines.report.data import (
     BenchmarkRun,
     FormatReport,
     ReportData,
-    ReportedArtifact,
     Workload,
     spread,
 )
@@ -70,10 +68,14 @@ class FormatRow:
         return AT_LEAST if _above(self.at_slo, _bounds(self)) else ""
 
     @property
+    def level(self) -> Level | None:
+        """Return the level that counts: the best one within the limits, or the peak without limits."""
+        return self.at_slo if self.run and has_limits(self.run.result.slo) else self.peak
+
+    @property
     def score(self) -> float | None:
-        """Return the output tokens/s that count: at the best level within the limits, or at the peak without limits."""
-        level = self.at_slo if self.run and has_limits(self.run.result.slo) else self.peak
-        return level.summary.output_tokens_per_s if level else None
+        """Return the output tokens/s at that level."""
+        return self.level.summary.output_tokens_per_s if self.level else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,11 @@ def _compare(data: ReportData, workload: Workload | None, model: str, limit: flo
         reason = _reason(best, limit, alone=len(eligible) == 1)
     chosen = best.variant if best else None
     notes = (*(_choice_notes(best, eligible, limit) if best else ()), *_load_notes(rows))
-    rejected = _rejected(rows, best, limit)
+    rejected = tuple(
+        Rejection(row.variant, why)
+        for row in rows
+        if row is not best and (why := _refusal(row, limit) or (_slower(row, best) if best else ""))
+    )
     return Comparison(workload, model, limit, rows, chosen, reason, rejected, notes, _tuning(formats))
 
 
@@ -154,29 +160,17 @@ def _tuning(formats: Sequence[FormatReport]) -> str:
     if not tunings or names == {None}:
         return ""
     alike = len(names) == 1
-    text = "; ".join(
-        f"{in_words(variant)} {_options(build)}{'' if alike else _named(build.tuning)}"
-        for variant, build in tunings.items()
-    )
+    parts = []
+    for variant, build in tunings.items():
+        options = build.facts.get("options") or {}
+        chosen = ", ".join(f"{name}={options[name]}" for name in TUNED if name in options)
+        how = f"with {chosen}" if chosen else "with the defaults of its builder"
+        named = f" (tuning={build.tuning})" if build.tuning else " (tuning not recorded)"
+        parts.append(f"{in_words(variant)} {how}{'' if alike else named}")
+    text = "; ".join(parts)
     if alike:
         return f"Every engine has tuning={names.pop()}: {text}."
     return f"The engines are not tuned alike, so the format alone does not explain their speeds: {text}."
-
-
-def _named(tuning: str | None) -> str:
-    return f" (tuning={tuning})" if tuning else " (tuning not recorded)"
-
-
-def _options(build: ReportedArtifact) -> str:
-    options = build.facts.get("options") or {}
-    texts = [f"{name}={options[name]}" for name in TUNED if name in options]
-    return f"with {', '.join(texts)}" if texts else "with the defaults of its builder"
-
-
-def _rejected(rows: Sequence[FormatRow], best: FormatRow | None, limit: float) -> tuple[Rejection, ...]:
-    if best is None:
-        return tuple(Rejection(row.variant, why) for row in rows if (why := _refusal(row, limit)))
-    return tuple(Rejection(row.variant, _refusal(row, limit) or _slower(row, best)) for row in rows if row is not best)
 
 
 def _undecided(best: FormatRow, rows: Sequence[FormatRow], limit: float) -> str:
@@ -195,9 +189,8 @@ def _undecided(best: FormatRow, rows: Sequence[FormatRow], limit: float) -> str:
                 f"({bound.client.reason}). {AGAIN}"
             )
     for row in rows:
-        if row is not best and _acceptable(row, limit) and (above := _above(_level(row), _bounds(row))):
-            level = _level(row)
-            counts = f"counts only up to {level.load}" if level else "has no load that counts"
+        if row is not best and _acceptable(row, limit) and (above := _above(row.level, _bounds(row))):
+            counts = f"counts only up to {row.level.load}" if row.level else "has no load that counts"
             return (
                 f"The fastest format is not decided: {_said(best)}, but {in_words(row.variant)} {counts}: at "
                 f"{above.load} the load generator was the bottleneck ({above.client.reason}). {AGAIN}"
@@ -310,7 +303,7 @@ def _reason(best: FormatRow, limit: float, *, alone: bool) -> str:
 
 def _told(row: FormatRow) -> str:
     """Return the throughput by which a format is judged, with its load."""
-    level = _level(row)
+    level = row.level
     assert level is not None, "an eligible format has a level"
     where = "at the highest load that meets the SLO" if level is row.at_slo else "at its peak"
     return f"{_rate(level):,.0f} output tokens/s {where} ({level.load})"
@@ -357,17 +350,12 @@ def _load_notes(rows: Sequence[FormatRow]) -> list[str]:
     return notes
 
 
-def _level(row: FormatRow) -> Level | None:
-    return row.at_slo if row.run and has_limits(row.run.result.slo) else row.peak
-
-
 def _noise(best: FormatRow, second: FormatRow) -> list[str]:
     """Return a note on whether repeated runs show a difference between the best two formats."""
-    ranges = [spread(row.run, level.load) for row in (best, second) if row.run and (level := _level(row))]
-    if len(ranges) < 2 or any(item is None for item in ranges):
+    first, other = (spread(row.run, row.level.load) if row.run and row.level else None for row in (best, second))
+    if first is None or other is None:
         return ["Each load was measured once per format, so the noise between runs is not known."]
-    low = ranges[0][0] if ranges[0] else math.nan
-    high = ranges[1][1] if ranges[1] else math.nan
+    low, high = first[0], other[1]
     if low <= high:
         return [
             f"Repeated runs of {best.variant} and {second.variant} overlap "

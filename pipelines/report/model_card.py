@@ -99,15 +99,12 @@ def _metadata(item: FormatReport, checkpoint: ReportedArtifact) -> dict[str, Any
         metadata["license"] = licence
     metadata["pipeline_tag"] = "text-generation"
     metadata["tags"] = ["tensorrt-llm", "modelopt", "quantized", str(checkpoint.settings["qformat"])]
-    if results := _results(item):
+    accuracies = [each for each in (item.accuracy, *item.other_tasks) if each is not None]
+    if results := [
+        _result(item, each) for each in accuracies if (each.row or {}).get("verdict") != Verdict.NOT_MEASURED
+    ]:
         metadata["model-index"] = [{"name": f"{item.model}-{item.variant}", "results": results}]
     return metadata
-
-
-def _results(item: FormatReport) -> list[dict[str, Any]]:
-    """Return the results for the Hub, but for those that a baseline which only guesses says nothing of."""
-    accuracies = [each for each in (item.accuracy, *item.other_tasks) if each is not None]
-    return [_result(item, each) for each in accuracies if (each.row or {}).get("verdict") != Verdict.NOT_MEASURED]
 
 
 def _result(item: FormatReport, accuracy: Accuracy) -> dict[str, Any]:

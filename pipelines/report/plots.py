@@ -304,7 +304,8 @@ def sizes(formats: Sequence[FormatReport]) -> Figure | None:
     several = len({item.model for item in rows}) > 1
     names = [item.label if several else item.variant for item in rows]
     disk = [float(artifact.facts["engine_bytes"]) / MIB for item in rows if (artifact := item.artifact("build"))]
-    memory = [_peak_mib(item) for item in rows]
+    evaluated = [item.artifact("evaluate") for item in rows]
+    memory = [each.peak_memory_bytes / MIB if each and each.peak_memory_bytes else None for each in evaluated]
     panels = [("Engine on disk, MiB", disk)]
     if any(value is not None for value in memory):
         panels.append(("Peak memory of the evaluating process, MiB", [value or 0.0 for value in memory]))
@@ -337,8 +338,3 @@ def sizes(formats: Sequence[FormatReport]) -> Figure | None:
         alt=f"Bars of the engines' sizes on disk: {described}.",
         origin="recorded",
     )
-
-
-def _peak_mib(item: FormatReport) -> float | None:
-    artifact = item.artifact("evaluate")
-    return artifact.peak_memory_bytes / MIB if artifact and artifact.peak_memory_bytes else None

@@ -40,6 +40,10 @@ def distributions(run: BenchmarkRun, name: str) -> Figure | None:
             _cumulative(axes, curves, theme)
             axis(axes, title, "ms (log)", "share of requests, %" if axes is figure.axes[0] else "")
 
+    medians = (
+        f"{title}, medians: " + ", ".join(f"{label}: {values[len(values) // 2]:.3g} ms" for label, values in curves)
+        for title, curves in panels
+    )
     return plot(
         name,
         (7.2, 2.9),
@@ -49,7 +53,7 @@ def distributions(run: BenchmarkRun, name: str) -> Figure | None:
             "Each curve is one load, darker for higher loads; its height is the share of requests at or below a value. "
             f"Measured: {run_label([run])}."
         ),
-        alt="Cumulative distributions, one curve per load. " + _medians(panels),
+        alt="Cumulative distributions, one curve per load. " + " ".join(f"{text}." for text in medians),
     )
 
 
@@ -86,14 +90,6 @@ def steps(values: Sequence[float]) -> tuple[list[float], list[float]]:
     count = len(values)
     take = range(count) if count <= MAX_STEPS else [round(i * (count - 1) / (MAX_STEPS - 1)) for i in range(MAX_STEPS)]
     return [values[0], *(values[i] for i in take)], [0.0, *(100 * (i + 1) / count for i in take)]
-
-
-def _medians(panels: Sequence[tuple[str, Sequence[Curve]]]) -> str:
-    parts = []
-    for title, curves in panels:
-        middle = ", ".join(f"{label}: {values[len(values) // 2]:.3g} ms" for label, values in curves)
-        parts.append(f"{title}, medians: {middle}.")
-    return " ".join(parts)
 
 
 def timeline(run: BenchmarkRun, level: Level, name: str) -> Figure | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from eval.fidelity.fidelity_text import WITHIN
 from eval.verdict import Criteria
@@ -31,7 +30,7 @@ from pipelines.predict.performance.deployment import (
     known,
     processor,
 )
-from pipelines.predict.performance.gpus import GpuSpec, gpu_named, row_of
+from pipelines.predict.performance.gpus import gpu_named, row_of
 from pipelines.predict.performance.modelled import run_trial, trial
 from pipelines.predict.performance.performance import origin
 from pipelines.predict.performance.read_measured import measured_level
@@ -145,7 +144,9 @@ def _modelled_run(
         world=result.world_size, where=where,
     )  # fmt: skip
     engine = ENGINES.get(result.engine)
-    form, gpu = Variant.of(result.precision), gpu_of_result(result.machine)
+    gpus = result.machine.get("gpus") or ()
+    row = row_of(GpuFacts(gpus[0]["name"], gpus[0]["sm"], gpus[0]["memory_bytes"])) if gpus else None
+    form, gpu = Variant.of(result.precision), (gpu_named(row.name) if row else None)
     if model is None and engine is not None and engine.builder and shape and form.formats and gpu:
         with suppress(UserError):  # without a prediction there is nothing to show
             spec = replace(shape, name=result.model)
@@ -167,13 +168,6 @@ def shape_of(settings: Settings) -> ModelShape | None:
     if settings.model.folder is not None:
         return model_source(settings.model.folder, Store(settings.paths.store).hashes, weights=False)[1]
     return settings.model.shape.to_shape() if settings.model.shape is not None else None
-
-
-def gpu_of_result(machine: Mapping[str, Any]) -> GpuSpec | None:
-    """Return the GPU that a benchmark ran on; None if conf/hardware does not contain it."""
-    gpus = machine.get("gpus") or ()
-    row = row_of(GpuFacts(gpus[0]["name"], gpus[0]["sm"], gpus[0]["memory_bytes"])) if gpus else None
-    return gpu_named(row.name) if row else None
 
 
 def report(overrides: Sequence[str]) -> int:

@@ -21,7 +21,7 @@ from pipelines.document.blocks import (
     Terms,
     Text,
 )
-from pipelines.document.show import count, machine_text, ms, number, percent, when
+from pipelines.document.show import count, machine_text, ms, number, percent, versions_text, when
 from pipelines.domain.summary import has_limits
 from pipelines.domain.units import show_bytes
 from pipelines.report import checkpoints, fidelity, plots, plots_requests
@@ -71,19 +71,15 @@ def document(data: ReportData, max_accuracy_loss_percent: float = 1.0) -> Docume
         Section("conventions", "Definitions", (Terms(CONVENTIONS),)),
         _versions(data),
     )
+    variants = ", ".join(dict.fromkeys(item.variant for item in data.formats))
+    newest = max((each for item in data.formats for each in item.chain), key=lambda each: each.created)
     return Document(
         title=" and ".join(data.models),
-        subtitle=_subtitle(data),
+        subtitle=f"{variants} · newest result {when(data.newest)} · {machine_text(newest.machine)}",
         cards=_cards(data, compared),
         lead=_lead(data, compared),
         sections=tuple(section for section in sections if section.blocks),
     )
-
-
-def _subtitle(data: ReportData) -> str:
-    variants = ", ".join(dict.fromkeys(item.variant for item in data.formats))
-    newest = max((each for item in data.formats for each in item.chain), key=lambda each: each.created)
-    return f"{variants} · newest result {when(data.newest)} · {machine_text(newest.machine)}"
 
 
 def _cards(data: ReportData, compared: Sequence[Comparison]) -> tuple[Card, ...]:
@@ -92,8 +88,8 @@ def _cards(data: ReportData, compared: Sequence[Comparison]) -> tuple[Card, ...]
     sizes = [int(artifact.facts["engine_bytes"]) for artifact in built if artifact.facts.get("engine_bytes")]
     between = f"{show_bytes(min(sizes))} to {show_bytes(max(sizes))} on disk" if sizes else "no engine"
     engines = ", ".join(sorted({str(artifact.settings.get("engine", "unknown")) for artifact in built})) or "none"
-    cards = [Card("Engines built", str(len(built)), "", f"{engines}; {between}", "recorded"), _accuracy_card(data)]
-    return (*cards, *_load_cards(compared))
+    count = Card("Engines built", str(len(built)), "", f"{engines}; {between}", "recorded")
+    return count, _accuracy_card(data), *_load_cards(compared)
 
 
 def _accuracy_card(data: ReportData) -> Card:
@@ -165,7 +161,9 @@ def _lead(data: ReportData, compared: Sequence[Comparison]) -> tuple[Block, ...]
             continue
         where = f"Workload {item.workload.title}: " if len(data.workloads) > 1 else ""
         blocks.append(Callout("good" if item.chosen else "note", where + item.reason))
-    blocks += [Callout("warning", text) for run in _runs(data) if (text := _incomplete(run))]
+    for result in (run.result for run in _runs(data) if not run.result.complete):
+        what, reason = f"{result.model} {result.precision}", result.reason or "no reason recorded"
+        blocks.append(Callout("warning", f"The benchmark of {what} is incomplete: {reason}."))
     if missing := [text for item in data.formats for text in item.missing]:
         blocks.append(Callout("note", "Missing: " + " ".join(missing)))
     return tuple(blocks)
@@ -173,13 +171,6 @@ def _lead(data: ReportData, compared: Sequence[Comparison]) -> tuple[Block, ...]
 
 def _runs(data: ReportData) -> list[BenchmarkRun]:
     return [run for workload in data.workloads for run in workload.runs]
-
-
-def _incomplete(run: BenchmarkRun) -> str:
-    if run.result.complete:
-        return ""
-    reason = run.result.reason or "no reason recorded"
-    return f"The benchmark of {run.result.model} {run.result.precision} is incomplete: {reason}."
 
 
 def _formats(compared: Sequence[Comparison]) -> Section:
@@ -334,14 +325,12 @@ def _report_command(commands: Sequence[str]) -> str:
 
 def _versions(data: ReportData) -> Section:
     artifacts = [artifact for item in data.formats for artifact in (*item.chain, *(run.artifact for run in item.runs))]
-    versions: dict[str, set[str]] = {}
-    for libraries in (*(artifact.libraries for artifact in artifacts), *(run.result.versions for run in _runs(data))):
-        for name, version in libraries.items():
-            versions.setdefault(name, set()).add(str(version))
     items = [
         ("this project", ", ".join(sorted({f"{artifact.version} at {artifact.commit}" for artifact in artifacts})))
     ]
-    items += [(name, ", ".join(sorted(values))) for name, values in sorted(versions.items())]
+    items += versions_text(
+        (*(artifact.libraries for artifact in artifacts), *(run.result.versions for run in _runs(data)))
+    )
     machines = dict.fromkeys(machine_text(artifact.machine) for artifact in artifacts)
     items += [("machine", text) for text in machines]
     return Section("versions", "Versions and machines", (Terms(tuple(items)),))

@@ -250,11 +250,14 @@ _ARRIVALS = {
 def protocol(workload: Workload) -> list[Block]:
     """Return the protocol, which is part of every number."""
     result = workload.runs[0].result
+    name = " ".join(str(result.server[key]) for key in ("name", "version") if result.server.get(key))
+    model = f", model {result.server['model_name']}" if result.server.get("model_name") else ""
+    where = f" at {result.server['url']}" if result.server.get("url") else ""
     items = [
         ("workload", workload_text(result.workload)),
         ("protocol", protocol_text(result.protocol)),
         ("SLO", slo_text(result.slo) if has_limits(result.slo) else "none given"),
-        ("server", _server_text(result.server)),
+        ("server", f"{name or 'a server'}{where}{model}"),
         ("measured", ", ".join(f"{run.result.precision} {when(run.result.measured_at)}" for run in workload.runs)),
         ("machine", machine_text(result.machine)),
     ]
@@ -328,13 +331,6 @@ def slo_text(slo: Slo) -> str:
     limited = (("TTFT", slo.ttft_ms), ("ITL", slo.itl_ms), ("E2E", slo.e2e_ms))
     limits = ", ".join(f"{name} {limit:g} ms" for name, limit in limited if limit is not None)
     return f"{slo.name} ({limits})" if slo.name not in ("none", "given") else limits
-
-
-def _server_text(server: Mapping[str, Any]) -> str:
-    name = " ".join(str(server[key]) for key in ("name", "version") if server.get(key))
-    model = f", model {server['model_name']}" if server.get("model_name") else ""
-    where = f" at {server['url']}" if server.get("url") else ""
-    return f"{name or 'a server'}{where}{model}"
 
 
 def _settings(result: BenchmarkResult) -> list[Block]:

@@ -115,12 +115,12 @@ def test_answers_are_packed_without_loss(count):
 
 def test_of_repeated_measurements_the_median_counts():
     record = night(0, measurements=[[load(900.0)], [load(1000.0)], [load(990.0)]])
-    assert record.metrics()["output_tokens_per_s at concurrency 8"] == 990.0
+    assert record.metrics["output_tokens_per_s at concurrency 8"] == 990.0
 
 
 @pytest.mark.parametrize("mark", [{"client_limited": True}, {"complete": False}])
 def test_a_load_that_says_nothing_of_the_server_has_no_rates(mark):
-    metrics = night(0, measurements=[[load(**mark)]]).metrics()
+    metrics = night(0, measurements=[[load(**mark)]]).metrics
     assert "output_tokens_per_s at concurrency 8" not in metrics
     assert metrics["error_share at concurrency 8"] == 0.0
 
