@@ -8,8 +8,11 @@ from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from eval.exact import Evidence
+from eval.perplexity import PerplexityResult
+from eval.results import RESULT, EvalResult, compare_pair
 from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult, Level
 from pipelines.domain.errors import UserError
@@ -17,11 +20,9 @@ from pipelines.domain.metrics import NIGHTLY_LATENCIES, NIGHTLY_RATES
 from pipelines.host.machine import Machine
 from pipelines.nightly.accuracy import pack_bits
 from pipelines.settings.root import Settings
+from pipelines.stages.evaluate import baseline_of
 from pipelines.store.manifest import read_manifest
 from pipelines.store.store import fingerprint
-
-if TYPE_CHECKING:
-    from eval.exact import Evidence
 
 LIBRARIES = (
     "torch", "transformers", "nvidia-modelopt", "openvino", "openvino-genai", "nvidia-pytriton", "tritonclient",
@@ -163,10 +164,6 @@ def _accuracy(artifacts: Artifacts) -> dict[str, Any] | None:
 
     None if no questions were asked.
     """
-    from eval.perplexity import PerplexityResult
-    from eval.results import RESULT, EvalResult, compare_pair
-    from pipelines.stages.evaluate import baseline_of
-
     if "evaluate" not in artifacts:
         return None
     if (artifacts["evaluate"] / PerplexityResult.FILE).is_file():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.verdict import Verdict
+from pipelines.document.canvas import write_document
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.units import show_seconds
 from pipelines.engines.registry import choose
@@ -33,6 +35,7 @@ from pipelines.nightly.accuracy import Record, measured_loss
 from pipelines.nightly.config import NightlySettings
 from pipelines.nightly.matrix import NightlyCell, cells, own_overrides
 from pipelines.nightly.sentences import History, by_reason, causes, headline
+from pipelines.nightly.trend import trend_document
 from pipelines.nightly.verdict import NightVerdict, is_suspect, judge, with_measurement
 from pipelines.run.runner import git_commit
 from pipelines.settings.compose import load
@@ -152,8 +155,6 @@ def fresh_store(store: Path, root: Path) -> Path:
         store: folder to create; if it exists, the run is resumed.
         root: the usual store, with which downloads and timing caches are shared.
     """
-    import shutil
-
     if store.parent.is_dir():
         for old in store.parent.iterdir():
             if old != store:
@@ -257,9 +258,6 @@ def summary(record: Record, settings: NightlySettings) -> str:
 
 def run(overrides: Sequence[str]) -> int:
     """Run the command and return the exit code."""
-    from pipelines.document.canvas import write_document
-    from pipelines.nightly.trend import trend_document
-
     settings = load(own_overrides(overrides))
     check_folders({"nightly.history": settings.nightly.history, "report.folder": settings.report.folder})
     history = History(settings.nightly.history)

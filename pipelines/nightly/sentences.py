@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from pipelines.domain.errors import UserError
 from pipelines.host.files import write_json
 from pipelines.nightly.accuracy import Record, Regression, named, shown
@@ -110,8 +112,6 @@ class History:
         Raises:
             UserError: another run holds it.
         """
-        from filelock import Timeout
-
         with self._writing():
             lock = self._lock(f"run-{host}.lock")
             try:
@@ -130,8 +130,6 @@ class History:
         return self.folder / "settings" / f"{digest}.json"
 
     def _lock(self, name: str) -> Any:
-        from filelock import FileLock
-
         return FileLock(self.folder / name)
 
     @contextmanager

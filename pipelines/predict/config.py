@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from pipelines.domain.errors import did_you_mean
 from pipelines.domain.formats import KvFormat, QFormat
@@ -89,11 +89,14 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 def _percent(value: float) -> float:
-    """Check a percentile: a number from 1 to 100, where 50 is the median and 0.5 is probably a typo."""
+    # 0.5 is probably a typo for 50, the median
     if not 1 <= value < 100:
         meant = f"; did you mean {100 * value:g}?" if 0 < value < 1 else ""
         raise ValueError(f"is {value:g}; percentiles go from 1 to 99.99, 50 is the median{meant}")
     return value
+
+
+Percentile = Annotated[float, AfterValidator(_percent)]
 
 
 def fit_files(store: Path) -> list[Path]:
@@ -108,12 +111,7 @@ class SizingSloSettings(SloSettings):
         percentile: the percentile of TTFT, ITL and E2E that must meet the limits, e.g. 95.
     """
 
-    percentile: float = 95
-
-    @field_validator("percentile")
-    @classmethod
-    def _whole_percent(cls, percentile: float) -> float:
-        return _percent(percentile)
+    percentile: Percentile = 95
 
 
 class PriceSettings(Group):
@@ -247,7 +245,7 @@ class SizingSettings(Group):
     busy_hours: Annotated[float, Field(gt=0, le=24)] = 24
     peak_rate: Rate | None = None
     peak_factor: Annotated[float, Field(ge=1)] | None = None
-    peak_percentile: float | None = None
+    peak_percentile: Percentile | None = None
     slo: SizingSloSettings = Field(default_factory=SizingSloSettings)
     headroom: Share = 0
     spare: Annotated[int, Field(ge=0)] = 0
@@ -292,11 +290,6 @@ class SizingSettings(Group):
                 f"has formats=[{','.join(self.formats)}]: auto already tries all that the GPU can run; give it alone"
             )
         return self
-
-    @field_validator("peak_percentile")
-    @classmethod
-    def _whole_peak_percent(cls, percentile: float | None) -> float | None:
-        return None if percentile is None else _percent(percentile)
 
     def _measured_fits(self) -> None:
         if self.measured_gpus is not None and self.measured is None and self.rate is None:

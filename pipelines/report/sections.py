@@ -24,30 +24,10 @@ from pipelines.document.blocks import (
 from pipelines.document.show import count, machine_text, ms, number, percent, versions_text, when
 from pipelines.domain.summary import has_limits
 from pipelines.domain.units import show_bytes
-from pipelines.report import checkpoints, fidelity, plots, plots_requests
+from pipelines.report import checkpoints, fidelity, plots, plots_requests, tables, tables_load
 from pipelines.report.compare import Comparison, comparison, finished, in_words
 from pipelines.report.data import BenchmarkRun, FormatReport, ReportData, ReportedArtifact, Workload, place_of
 from pipelines.report.plots import CONVENTIONS, what_was_asked
-from pipelines.report.tables import (
-    accuracy_table,
-    build_memory_table,
-    chain_table,
-    memory_table,
-    other_tasks_table,
-    perplexities,
-    published_tables,
-    size_table,
-    subject_table,
-)
-from pipelines.report.tables_load import (
-    comparison_table,
-    counters_table,
-    levels_table,
-    modelled_table,
-    percentiles_table,
-    protocol,
-    slo_text,
-)
 
 NO_QUESTIONS = (
     "No questions were asked. `make evaluate` asks those on this machine or on the Hub,"
@@ -141,7 +121,7 @@ def _load_cards(compared: Sequence[Comparison]) -> list[Card]:
     assert level is not None, "rows without a level were left out"
     light = next(level for level in best.run.result.levels if level.counts)
     slo = best.run.result.slo
-    limit = f", {'within' if best.at_slo else 'outside'} the SLO {slo_text(slo)}" if has_limits(slo) else ""
+    limit = f", {'within' if best.at_slo else 'outside'} the SLO {tables_load.slo_text(slo)}" if has_limits(slo) else ""
     return [
         Card(
             "Throughput", number(level.summary.output_tokens_per_s), "output tokens/s",
@@ -176,7 +156,7 @@ def _runs(data: ReportData) -> list[BenchmarkRun]:
 def _formats(compared: Sequence[Comparison]) -> Section:
     blocks: list[Block] = []
     for item in compared:
-        blocks.append(comparison_table(item))
+        blocks.append(tables_load.comparison_table(item))
         blocks += [Text(item.tuning)] if item.tuning else []
         if item.workload is None:
             blocks.append(Callout("note", item.reason))
@@ -191,11 +171,11 @@ def _formats(compared: Sequence[Comparison]) -> Section:
 
 
 def _accuracy(data: ReportData) -> Section:
-    texts = perplexities(data)
+    texts = tables.perplexities(data)
     read = [texts] if texts else []
     if not any(item.accuracy for item in data.formats):
         return Section("accuracy", "Accuracy", (Text(NO_QUESTIONS), *read))
-    blocks: list[Block] = [accuracy_table(data)]
+    blocks: list[Block] = [tables.accuracy_table(data)]
     rows = [item.accuracy.row for item in data.formats if item.accuracy and item.accuracy.row]
     if rows:
         blocks += [BulletList(tuple(map(verdict_sentence, rows))), Text(method_text(rows[0]))]
@@ -204,16 +184,16 @@ def _accuracy(data: ReportData) -> Section:
     if originals:
         blocks.append(Text("Against the model itself, computed by Transformers in float32 before any conversion:"))
         blocks.append(BulletList(tuple(map(against_original, originals))))
-    if table := other_tasks_table(data):
+    if table := tables.other_tasks_table(data):
         judged = [each.row for item in data.formats for each in item.other_tasks if each.row]
         sentences = tuple(f"{row['task']}: {verdict_sentence(row)}" for row in judged)
         blocks.append(table)
         blocks += [BulletList(sentences), Text(EACH_TASK)] if sentences else []
-    blocks += [*published_tables(data), *read]
+    blocks += [*tables.published_tables(data), *read]
     if figure := plots.accuracy_change(data.formats):
         blocks.append(figure)
     for model in data.models:
-        if table := subject_table([item for item in data.formats if item.model == model]):
+        if table := tables.subject_table([item for item in data.formats if item.model == model]):
             blocks.append(Fold(f"By category and subject: {model}", (table,)))
     return Section("accuracy", "Accuracy", tuple(blocks))
 
@@ -222,14 +202,14 @@ def _load(workload: Workload, data: ReportData, position: int, count: int) -> Se
     """Return the section of one workload."""
     order = list(dict.fromkeys(item.variant for item in data.formats))
     tail = "" if position == 1 else f"-{position}"
-    blocks: list[Block] = protocol(workload)
+    blocks: list[Block] = tables_load.protocol(workload)
     overview = (
         plots.throughput_latency(workload, order, f"throughput_latency{tail}"),
         plots.ttft_throughput(workload, order, f"ttft_throughput{tail}"),
     )
     blocks += [figure for figure in overview if figure]
     for run in workload.runs:
-        blocks += [table for table in (levels_table(run), modelled_table(run)) if table]
+        blocks += [table for table in (tables_load.levels_table(run), tables_load.modelled_table(run)) if table]
         blocks += _details(run, tail)
     title = "Under load" if count == 1 else f"Under load: {workload.title}"
     return Section(f"load{tail}", title, tuple(blocks))
@@ -243,19 +223,19 @@ def _details(run: BenchmarkRun, tail: str) -> list[Block]:
     if levels:
         busy = max(levels, key=lambda level: level.summary.output_tokens_per_s)
         figures.append(plots_requests.timeline(run, busy, f"timeline{tail}-{name}"))
-    blocks: list[Block] = [*(figure for figure in figures if figure), percentiles_table(run)]
-    if table := counters_table(run):
+    blocks: list[Block] = [*(figure for figure in figures if figure), tables_load.percentiles_table(run)]
+    if table := tables_load.counters_table(run):
         blocks.append(table)
     return [Fold(f"{run.result.precision}: distributions, timeline, all percentiles, counters", tuple(blocks))]
 
 
 def _sizes(data: ReportData) -> Section:
     figure = plots.sizes(data.formats)
-    memory = [table for table in (build_memory_table(data), memory_table(data)) if table]
+    memory = [table for table in (tables.build_memory_table(data), tables.memory_table(data)) if table]
     return Section(
         "sizes",
         "Sizes and memory",
-        (*([figure] if figure else []), size_table(data), *memory),
+        (*([figure] if figure else []), tables.size_table(data), *memory),
     )
 
 
@@ -264,7 +244,7 @@ def _made_from(data: ReportData) -> Section:
         Text("Every artifact is identified by the digest of its content; each row was made from the rows above it.")
     ]
     for item in data.formats:
-        blocks.append(chain_table(item))
+        blocks.append(tables.chain_table(item))
         if item.accuracy and item.accuracy.baseline:
             blocks.append(Text(f"Its accuracy is compared with {item.accuracy.baseline}, question by question."))
         elsewhere = [run.artifact.place for run in item.runs if run.artifact.place not in {p.place for p in item.chain}]

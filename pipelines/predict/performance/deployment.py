@@ -103,11 +103,6 @@ class FittedModel:
         loads, day = count(len(self.levels), "load"), f" on {when}" if when else ""
         return f"fitted to {loads} measured with {self.fitted_on['tool']}{day}"
 
-    def is_of(self, *, model: str, precision: str, engine: str, tp: int, world: int, where: Collection[str]) -> bool:
-        """Return whether the fit is for this deployment; `where` is the CPU engine's machine, or names of the GPU."""
-        mine = (self.model, self.precision, self.engine, self.tp, self.tp * self.pp)
-        return mine == (model, precision, engine, tp, world) and (self.gpu or self.cpu) in where
-
     def cost(self, setup: Setup, predicted: Costed) -> Costed:
         """Return the performance model's cost of a setup, adjusted by what was measured.
 
@@ -260,9 +255,11 @@ def fitted_deployment(
     fits: Sequence[FittedModel], *, model: str, precision: str, engine: str, tp: int, world: int,
     where: Collection[str],
 ) -> PredictedDeployment | None:  # fmt: skip
-    """Find the fit to a benchmark of this deployment on this machine, if there is one."""
+    """Find the fit to a benchmark of this deployment; `where` is the CPU engine's machine, or names of the GPU."""
+    deployment = (model, precision, engine, tp, world)
     for each in fits:
-        if each.is_of(model=model, precision=precision, engine=engine, tp=tp, world=world, where=where):
+        fitted = (each.model, each.precision, each.engine, each.tp, each.tp * each.pp)
+        if fitted == deployment and (each.gpu or each.cpu) in where:
             return PredictedDeployment(each.deployment, "fitted", each.why, each.spread)
     return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal
@@ -285,16 +285,14 @@ def with_gaps(drawn: Iterable[Box], slots: int, until: float) -> list[Box]:
     for box in drawn:
         if box.slot < slots and box.start < until:
             rows[box.slot].append(box)
-    return [box for slot, row in enumerate(rows) for box in _filled(slot, sorted(row, key=attrgetter("start")), until)]
-
-
-def _filled(slot: int, row: Sequence[Box], until: float) -> list[Box]:
-    filled, now = [], 0.0
-    for box in row:
-        if box.start > now:
-            filled.append(Box(slot, NOOP, now, box.start, None))
-        filled.append(box)
-        now = box.end
-    if now < until:
-        filled.append(Box(slot, NOOP, now, until, None))
+    filled: list[Box] = []
+    for slot, row in enumerate(rows):
+        now = 0.0
+        for box in sorted(row, key=attrgetter("start")):
+            if box.start > now:
+                filled.append(Box(slot, NOOP, now, box.start, None))
+            filled.append(box)
+            now = box.end
+        if now < until:
+            filled.append(Box(slot, NOOP, now, until, None))
     return filled
