@@ -40,7 +40,9 @@ def write_document(document: Document, folder: Path) -> ReportPaths:
     plots: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        before = _plots_of(folder / "report.md")
+        earlier = folder / "report.md"
+        text = earlier.read_text(encoding="utf-8") if earlier.is_file() else ""
+        before = {f"{name}{end}" for name in re.findall(r"\(([\w-]+)\.svg\)", text) for end in (".svg", ".png")}
         for figure in document.figures():
             plots.append(write_bytes(folder / f"{figure.name}.svg", standalone(figure.svg).encode()))
             if figure.png is not None:
@@ -55,14 +57,6 @@ def write_document(document: Document, folder: Path) -> ReportPaths:
             todo="Choose another folder: report.folder=/some/folder",
         ) from None
     return ReportPaths(markdown, html, tuple(plots))
-
-
-def _plots_of(markdown: Path) -> set[str]:
-    """List the plots that an earlier report left in this folder."""
-    if not markdown.is_file():
-        return set()
-    names = re.findall(r"\(([\w-]+)\.svg\)", markdown.read_text(encoding="utf-8"))
-    return {f"{name}{ending}" for name in names for ending in (".svg", ".png")}
 
 
 __all__ = ["Axes", "Drawing"]

@@ -10,15 +10,12 @@ from pipelines.host.screen import table, wrapped
 
 def render_text(tables: Iterable[Table]) -> str:
     """Render tables with their captions and notes, with an empty line between them."""
-    return "\n\n".join(
-        "\n".join([wrapped(each.caption, 0), "", *rows_text(each), "", *(wrapped(note, 0) for note in each.notes)])
-        for each in tables
-    ).rstrip()
-
-
-def rows_text(block: Table) -> list[str]:
-    """Render the rows of a table below their titles, without its caption and its notes."""
-    texts = [at for at, column in enumerate(block.columns) if not column.right]
-    left = next(at for at, column in enumerate(block.columns) if column.right)
-    groups = [column.group for column in block.columns] if any(column.group for column in block.columns) else ()
-    return table([[column.title for column in block.columns], *block.rows], left=left, words=texts, groups=groups)
+    texts = []
+    for block in tables:
+        words = [at for at, column in enumerate(block.columns) if not column.right]
+        left = next(at for at, column in enumerate(block.columns) if column.right)
+        groups = [column.group for column in block.columns] if any(column.group for column in block.columns) else ()
+        titles = [column.title for column in block.columns]
+        rows = table([titles, *block.rows], left=left, words=words, groups=groups)
+        texts.append("\n".join([wrapped(block.caption, 0), "", *rows, "", *(wrapped(note, 0) for note in block.notes)]))
+    return "\n\n".join(texts).rstrip()

@@ -10,7 +10,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from eval.exact import Evidence
 from eval.perplexity import PerplexityResult
 from eval.results import RESULT, EvalResult, compare_pair
 from pipelines.domain.benchmark import RESULT as BENCHMARK
@@ -149,16 +148,6 @@ def _load(level: Level) -> dict[str, Any]:
     return figures
 
 
-def _looks(evidence: Evidence) -> list[list[float]]:
-    """Return questions, lost and gained answers at each look, and its share of the probability of error."""
-    return [[each.changed.questions, each.changed.lost, each.changed.gained, each.share] for each in evidence.interims]
-
-
-def _before(evidence: Evidence) -> list[list[Any]]:
-    """Return at each look what the baseline answered right, and how many questions have each chance of guessing."""
-    return [[each.before.right, [*map(list, each.before.chances)]] for each in evidence.interims if each.before]
-
-
 def _accuracy(artifacts: Artifacts) -> dict[str, Any] | None:
     """Collect accuracy, its comparison with the 16-bit baseline, accuracy per subject, and every answer as a bit.
 
@@ -171,8 +160,13 @@ def _accuracy(artifacts: Artifacts) -> dict[str, Any] | None:
             "The task of this cell measures perplexity; a night judges answers.", todo="Choose another task with eval=."
         )
     after = EvalResult.load(artifacts["evaluate"] / RESULT)
-    before = baseline_of(artifacts, after.qformat)
-    pair = compare_pair(EvalResult.load(before), after) if before else None
+    baseline = baseline_of(artifacts, after.qformat)
+    pair = compare_pair(EvalResult.load(baseline), after) if baseline else None
+    interims = pair.evidence.interims if pair else ()
+    # at each look: questions, lost and gained answers, and its share of the probability of error
+    looks = [[each.changed.questions, each.changed.lost, each.changed.gained, each.share] for each in interims]
+    # what the baseline answered right, and how many questions have each chance of guessing
+    before = [[each.before.right, [*map(list, each.before.chances)]] for each in interims if each.before]
     return {
         "task": after.task,
         "num_fewshot": after.num_fewshot,
@@ -184,8 +178,8 @@ def _accuracy(artifacts: Artifacts) -> dict[str, Any] | None:
         "loss_percent": pair.loss_percent if pair else None,
         "lost": pair.lost if pair else None,
         "gained": pair.gained if pair else None,
-        "looks": _looks(pair.evidence) if pair else None,
-        "before": _before(pair.evidence) if pair else None,
+        "looks": looks if pair else None,
+        "before": before if pair else None,
         "subjects": {name: [score.questions, score.accuracy] for name, score in after.subjects.items()},
         "right": pack_bits([record.correct for record in after.records]),
     }

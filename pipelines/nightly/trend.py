@@ -141,13 +141,15 @@ def trend_document(
 ) -> Document:
     """Build the trend report of one run."""
     first = verdict.records[0]
+    versions = versions_text({"this project": record.commit, **record.versions} for record in verdict.records)
+    machines = [("machine", text) for text in dict.fromkeys(machine_text(each.machine) for each in verdict.records)]
     sections = (
         Section("tonight", "Tonight", tuple(_tonight(verdict, settings))),
         Section("trends", "Trends", tuple(_trends(verdict))),
         Section("not-measured", "Not measured", tuple(_not_measured(verdict))),
         Section("judged", "Every comparison", tuple(_judged(verdict))),
         Section("method", "How a night is judged", (Terms(_method(settings, verdict)),)),
-        Section("versions", "Versions and machine", (Terms(_versions(verdict)),)),
+        Section("versions", "Versions and machine", (Terms((*versions, *machines)),)),
     )
     commits = ", ".join(dict.fromkeys(record.commit[:12] for record in verdict.records))
     return Document(
@@ -322,9 +324,3 @@ def _method(settings: NightlySettings, verdict: NightVerdict) -> tuple[tuple[str
         ("accepted", accepted or "nothing"),
         ("pinned", "; ".join(f"{p.cell}, {p.metric}: {p.worst:g} ({p.reason})" for p in expect.pinned) or "nothing"),
     )
-
-
-def _versions(verdict: NightVerdict) -> tuple[tuple[str, str], ...]:
-    items = versions_text({"this project": record.commit, **record.versions} for record in verdict.records)
-    machines = dict.fromkeys(machine_text(record.machine) for record in verdict.records)
-    return (*items, *(("machine", text) for text in machines))

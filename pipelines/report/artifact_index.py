@@ -13,7 +13,7 @@ from eval.perplexity import PerplexityResult
 from pipelines.domain.errors import UserError
 from pipelines.host.screen import warn
 from pipelines.report.data import ArtifactInput, ReportedArtifact
-from pipelines.store.manifest import MANIFEST, Json, Manifests
+from pipelines.store.manifest import MANIFEST, Manifests
 from pipelines.store.store import KEY_LENGTH, Store
 
 Result = TypeVar("Result")
@@ -33,11 +33,18 @@ class ArtifactIndex:
         """Read every manifest.
 
         Raises:
-            UserError: a manifest is not readable, or was written by another version.
+            UserError: names every manifest that is damaged; those of an older version are left out with a warning.
         """
         self.root = store.root
-        manifests = _manifests(store)
-        places = {place: manifest for manifest in manifests if (place := _place(manifest, store.root))}
+        folders = (folder for folder in store.folders() if folder.parent.name in STAGES)
+        manifests = Manifests.read([folder for folder in folders if (folder / MANIFEST).exists()])
+        for folder in manifests.older:
+            warn(f"{folder} is of an older version: its {MANIFEST} has no checksum; it is left out.")
+        if manifests.faults:
+            raise UserError.of(manifests.faults)
+        newest_first = sorted(manifests.whole.values(), key=lambda manifest: str(manifest["created"]), reverse=True)
+        newest_first.sort(key=lambda manifest: STAGES.index(manifest["stage"]))
+        places = {_place(manifest, store.root): manifest for manifest in newest_first}
         self._files: dict[str, Mapping[str, Any]] = {place: m["files"] for place, m in places.items()}
         by_digest: dict[str, list[str]] = {}
         for place, manifest in places.items():
@@ -91,24 +98,6 @@ class ArtifactIndex:
             return json.loads(gzip.decompress(raw) if name.endswith(".gz") else raw)
         except (ValueError, OSError, EOFError) as error:
             raise UserError(f"{path} is not readable JSON: {error}.", todo=_again(artifact)) from None
-
-
-def _manifests(store: Store) -> list[Json]:
-    """Return the manifests of all artifacts that a report may show, newest first within a stage.
-
-    Those that an older version wrote are named and left out.
-
-    Raises:
-        UserError: names every one that is damaged.
-    """
-    folders = [folder for folder in store.folders() if folder.parent.name in STAGES and (folder / MANIFEST).exists()]
-    manifests = Manifests.read(folders)
-    for folder in manifests.older:
-        warn(f"{folder} is of an older version: its {MANIFEST} has no checksum; it is left out.")
-    if manifests.faults:
-        raise UserError.of(manifests.faults)
-    newest_first = sorted(manifests.whole.values(), key=lambda manifest: str(manifest["created"]), reverse=True)
-    return sorted(newest_first, key=lambda manifest: STAGES.index(manifest["stage"]))
 
 
 def _again(artifact: ReportedArtifact) -> str:

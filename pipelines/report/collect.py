@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from eval.compare import change_row, loss_rows
 from eval.fidelity.bounds import BoundsResult
@@ -342,9 +341,16 @@ def _beside(artifact: ReportedArtifact) -> str:
 
 
 def _accuracy(artifact: ReportedArtifact, evaluations: Mapping[str, EvalResult], index: ArtifactIndex) -> Accuracy:
-    """Pair an evaluation with the newest baseline that answered the same prompts on the same engine."""
+    """Pair an evaluation with the newest baseline that answered the same prompts on the same engine.
+
+    `original` compares it with the newest evaluation of the model itself that answered them.
+    """
     result = evaluations[artifact.place]
-    original = _against_original(result, index)
+    references = (
+        index.read(each, RESULT, EvalResult.from_json) for each in index.of("reference") if each.model == result.model
+    )
+    reference = next((each for each in references if _same_prompts(each, result)), None)
+    original = change_row(reference, result) if reference else None
     if result.qformat == BASELINE:
         return Accuracy(artifact, result, None, None, original=original)
     if result.sequential is not None:
@@ -357,16 +363,6 @@ def _accuracy(artifact: ReportedArtifact, evaluations: Mapping[str, EvalResult],
             return Accuracy(artifact, result, None, other.place, original=original)
     missing = "no 16-bit baseline answered the same questions on the same engine"
     return Accuracy(artifact, result, None, None, missing, original)
-
-
-def _against_original(result: EvalResult, index: ArtifactIndex) -> Mapping[str, Any] | None:
-    """Compare with the newest evaluation of the model itself that answered the same prompts, if there is one."""
-    for artifact in index.of("reference"):
-        if artifact.model == result.model:
-            original = index.read(artifact, RESULT, EvalResult.from_json)
-            if _same_prompts(original, result):
-                return change_row(original, result)
-    return None
 
 
 def _same_prompts(baseline: EvalResult, result: EvalResult) -> bool:

@@ -321,9 +321,18 @@ def _slower(row: FormatRow, best: FormatRow) -> str:
 
 def _choice_notes(best: FormatRow, eligible: Sequence[FormatRow], limit: float) -> list[str]:
     """Return the limitations of the choice: noise, and an accuracy that is not known well enough."""
-    others = [row for row in eligible if row is not best]
-    second = max(others, key=lambda row: row.score or 0.0, default=None)
-    notes = _noise(best, second) if second is not None else []
+    notes = []
+    second = max((row for row in eligible if row is not best), key=lambda row: row.score or 0.0, default=None)
+    if second is not None:
+        first, other = (spread(row.run, row.level.load) if row.run and row.level else None for row in (best, second))
+        runs = f"Repeated runs of {best.variant} and {second.variant}"
+        if first is None or other is None:
+            notes.append("Each load was measured once per format, so the noise between runs is not known.")
+        elif first[0] <= other[1]:
+            rates = f"(lowest {first[0]:,.0f}, highest {other[1]:,.0f} output tokens/s)"
+            notes.append(f"{runs} overlap {rates}: the two cannot be told apart.")
+        else:
+            notes.append(f"{runs} do not overlap.")
     if best.most_percent is not None and best.most_percent > limit:
         notes.append(
             f"The accuracy loss of {best.variant} may be up to {best.most_percent:.2f} % (upper bound), above the "
@@ -348,17 +357,3 @@ def _load_notes(rows: Sequence[FormatRow]) -> list[str]:
     if cut:
         notes.append(f"Not counted, because cut short: {', '.join(cut)}.")
     return notes
-
-
-def _noise(best: FormatRow, second: FormatRow) -> list[str]:
-    """Return a note on whether repeated runs show a difference between the best two formats."""
-    first, other = (spread(row.run, row.level.load) if row.run and row.level else None for row in (best, second))
-    if first is None or other is None:
-        return ["Each load was measured once per format, so the noise between runs is not known."]
-    low, high = first[0], other[1]
-    if low <= high:
-        return [
-            f"Repeated runs of {best.variant} and {second.variant} overlap "
-            f"(lowest {low:,.0f}, highest {high:,.0f} output tokens/s): the two cannot be told apart."
-        ]
-    return [f"Repeated runs of {best.variant} and {second.variant} do not overlap."]

@@ -376,21 +376,14 @@ def group_runs(formats: Iterable[FormatReport]) -> tuple[Workload, ...]:
         for run in item.runs:
             groups.setdefault(run_key(run.result), []).append(run)
     ordered = sorted(groups.values(), key=lambda runs: max(run.artifact.created for run in runs), reverse=True)
-    titles = _titles(ordered)
-    return tuple(
-        Workload(title, runs[0].result.model, tuple(runs)) for title, runs in zip(titles, ordered, strict=True)
-    )
-
-
-def _titles(groups: list[list[BenchmarkRun]]) -> list[str]:
-    """Return the names of the workloads, with details that distinguish equal names."""
-    names = [str(runs[0].result.workload.get("name", "workload")) for runs in groups]
-    titles = []
-    for name, runs in zip(names, groups, strict=True):
-        result, same = runs[0].result, names.count(name) > 1
-        tail = f" ({result.model}, {result.engine}, TP {result.tp_size}, {result.measured_at})" if same else ""
-        titles.append(name + tail)
-    return titles
+    names = [str(runs[0].result.workload.get("name", "workload")) for runs in ordered]
+    workloads = []
+    for name, runs in zip(names, ordered, strict=True):
+        result = runs[0].result
+        tail = f" ({result.model}, {result.engine}, TP {result.tp_size}, {result.measured_at})"
+        title = name + tail if names.count(name) > 1 else name  # with details that distinguish equal names
+        workloads.append(Workload(title, result.model, tuple(runs)))
+    return tuple(workloads)
 
 
 def spread(run: BenchmarkRun, load: str) -> tuple[float, float] | None:

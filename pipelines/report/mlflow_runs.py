@@ -143,6 +143,18 @@ def _beside(uri: str) -> str | None:
 
 def logged_run(item: FormatReport) -> LoggedRun:
     """Return what is logged of a format."""
+    checkpoint, row = item.artifact("quantize") or item.chain[-1], item.accuracy.row if item.accuracy else None
+    download = item.artifact("download")
+    tags = {
+        "model": item.model,
+        "format": item.variant,
+        "source": f"{download.settings['repo_id']}@{download.facts.get('commit', 'unknown')}"
+        if download
+        else "unknown",
+        "made_by": f"trtllm-pipelines {checkpoint.version} at {checkpoint.commit}",
+        "artifacts": " ".join(f"{each.stage}:{each.digest[:16]}" for each in item.chain),
+        "verdict": str(row["verdict"]) if row else "none",
+    }
     return LoggedRun(
         name=f"{item.model}-{item.variant}",
         experiment=item.model,
@@ -153,23 +165,8 @@ def logged_run(item: FormatReport) -> LoggedRun:
             if not name.startswith("sources.")  # hashes of the repository's own code
         },
         metrics={**_sizes(item), **_accuracy(item), **_fidelity(item), **_loads(item)},
-        tags=_tags(item),
+        tags={**tags, "verdict.sentence": verdict_sentence(row)} if row else tags,
     )
-
-
-def _tags(item: FormatReport) -> dict[str, str]:
-    checkpoint, row = item.artifact("quantize") or item.chain[-1], item.accuracy.row if item.accuracy else None
-    download = item.artifact("download")
-    source = f"{download.settings['repo_id']}@{download.facts.get('commit', 'unknown')}" if download else "unknown"
-    tags = {
-        "model": item.model,
-        "format": item.variant,
-        "source": source,
-        "made_by": f"trtllm-pipelines {checkpoint.version} at {checkpoint.commit}",
-        "artifacts": " ".join(f"{artifact.stage}:{artifact.digest[:16]}" for artifact in item.chain),
-        "verdict": str(row["verdict"]) if row else "none",
-    }
-    return {**tags, "verdict.sentence": verdict_sentence(row)} if row else tags
 
 
 def _sizes(item: FormatReport) -> dict[str, float]:

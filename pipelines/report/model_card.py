@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -134,25 +135,15 @@ def _download(item: FormatReport) -> ReportedArtifact | None:
 
 def _license(item: FormatReport, checkpoint: ReportedArtifact) -> str | None:
     """Return the licence that the source's card states, as the Hub recorded it or as its folder has it."""
-    source = _download(item)
-    if source is not None:
-        return _named_license(source.facts.get("license"))
-    folder = checkpoint.input("model")
-    return _license_in(Path(folder.path)) if folder and folder.path else None
-
-
-def _license_in(folder: Path) -> str | None:
-    try:
-        with (folder / "README.md").open(encoding="utf-8", errors="replace") as card:
+    source, folder = _download(item), checkpoint.input("model")
+    licence = source.facts.get("license") if source else None
+    if source is None and folder and folder.path:
+        readme = Path(folder.path) / "README.md"
+        with suppress(OSError, yaml.YAMLError), readme.open(encoding="utf-8", errors="replace") as card:
             match = _METADATA.match(card.read(MOST_CARD_BYTES))
-        metadata = yaml.safe_load(match.group(1)) if match else None
-    except (OSError, yaml.YAMLError):
-        return None
-    return _named_license(metadata.get("license")) if isinstance(metadata, dict) else None
-
-
-def _named_license(value: object) -> str | None:
-    return value if isinstance(value, str) and _LICENSE.fullmatch(value) else None
+            metadata = yaml.safe_load(match.group(1)) if match else None
+            licence = metadata.get("license") if isinstance(metadata, dict) else None
+    return licence if isinstance(licence, str) and _LICENSE.fullmatch(licence) else None
 
 
 def _text(item: FormatReport, checkpoint: ReportedArtifact) -> Document:
@@ -199,6 +190,11 @@ def _origin(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str
 def _recipe(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str, str], ...]:
     facts, settings = checkpoint.facts, checkpoint.settings
     linears = facts.get("linears_16bit")
+    text, calibration = checkpoint.input("calibration"), "none: the format does not need any"
+    if text and (how := settings.get("calibration")):
+        seen = facts.get("calibration", {})
+        read = f"{seen['sequences']:,} texts, {seen['tokens']:,} tokens" if seen.get("tokens") else UNKNOWN
+        calibration = f"{read} of {place_of(text)}; {settings_text(how)}"
     pruned, sparse, trained = (item.artifact(stage) for stage in ("prune_model", "sparsify", "recover"))
     return (
         ("Format", f"{settings['qformat']} (quant_algo {facts.get('quant_algo') or UNKNOWN})"),
@@ -210,18 +206,9 @@ def _recipe(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str
         *(pruning_terms(pruned.facts) if pruned else ()),
         ("Sparsity", settings_text(sparse.settings) or "2:4" if sparse else "none"),
         *(recovery_terms(trained.facts) if trained else ()),
-        ("Calibration", _calibration(checkpoint)),
+        ("Calibration", calibration),
         ("Ranks", f"tensor parallel {settings.get('tp_size', UNKNOWN)}, pipeline {settings.get('pp_size', UNKNOWN)}"),
     )
-
-
-def _calibration(checkpoint: ReportedArtifact) -> str:
-    settings, text = checkpoint.settings.get("calibration"), checkpoint.input("calibration")
-    if not settings or text is None:
-        return "none: the format does not need any"
-    seen = checkpoint.facts.get("calibration", {})
-    read = f"{seen['sequences']:,} texts, {seen['tokens']:,} tokens" if seen.get("tokens") else UNKNOWN
-    return f"{read} of {place_of(text)}; {settings_text(settings)}"
 
 
 def _sizes(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str, str], ...]:
@@ -256,8 +243,7 @@ def _task(accuracy: Accuracy) -> tuple[Block, ...]:
     if row is None:
         return Terms(tuple(terms)), Text(f"Verdict: none, because {accuracy.missing or 'there is no baseline'}.")
     terms.append(("16-bit baseline", f"{percent(row['baseline_accuracy'])} % on the same questions"))
-    changed = f"{row['lost']:,} lost, {row['gained']:,} gained"
-    terms.append(("Answers", changed))
+    terms.append(("Answers", f"{row['lost']:,} lost, {row['gained']:,} gained"))
     return Terms(tuple(terms)), BulletList((verdict_sentence(row),)), Text(method_text(row))
 
 
@@ -282,9 +268,11 @@ def _serve(checkpoint: ReportedArtifact) -> tuple[Block, ...]:
     )
     if _unified(checkpoint):
         elsewhere = ("trtllm-serve .",)
+    # without folders of the machine that made it
+    made = [w for w in shlex.split(checkpoint.repeat) if "=" in w and not w.startswith(("paths.", "report."))]
     return (
         Text("With trtllm-pipelines, which makes the same checkpoint from the source:"),
-        Code((shlex.join(["python", "-m", "pipelines", "serve", *_words(checkpoint.repeat)]),)),
+        Code((shlex.join(["python", "-m", "pipelines", "serve", *made]),)),
         Text("With TensorRT-LLM 1.2 on a GPU, in the folder of the checkpoint (not run for this card):"),
         Code(elsewhere),
     )
@@ -292,8 +280,3 @@ def _serve(checkpoint: ReportedArtifact) -> tuple[Block, ...]:
 
 def _unified(checkpoint: ReportedArtifact) -> bool:
     return checkpoint.settings.get("layout") == "hugging_face"
-
-
-def _words(command: str) -> list[str]:
-    """Return the settings of a command that say what is made, without folders of the machine that made it."""
-    return [word for word in shlex.split(command) if "=" in word and not word.startswith(("paths.", "report."))]

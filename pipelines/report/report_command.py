@@ -88,21 +88,17 @@ def _text(item: Comparison) -> str:
 def _cells(row: FormatRow) -> tuple[str, ...]:
     size = NONE if row.engine_bytes is None else number(row.engine_bytes / 2**20)
     loss = NONE if row.loss_percent is None else f"{row.loss_percent:.2f}"
-    start = (row.variant, percent(row.accuracy), loss, _divergence(row), size)
+    divergence = NONE
+    if row.fidelity is not None:  # in at most six characters
+        value, mark = row.fidelity.overall.kl_mean, WITHIN if "kl_mean" in row.fidelity.within_noise else ""
+        text = f"{value:.2g}" if value >= 0.001 or value == 0 else f"{value:.1e}".replace("e-0", "e-")
+        divergence = text + mark
+    start = (row.variant, percent(row.accuracy), loss, divergence, size)
     if row.peak is None:
         return (*start, *[NONE] * (len(_TITLES) - len(start)))
     rate, *times = (number(figure.shown(figure.of(row.peak.summary))) for figure in COMPARED)
     slo = row.slo_mark + number(_RATE.of(row.at_slo.summary)) if row.at_slo else NONE
     return (*start, row.peak_mark + rate, load_label(row.peak), *times, slo)
-
-
-def _divergence(row: FormatRow) -> str:
-    """Return the mean KL divergence in at most six characters, marked if it is within the noise."""
-    if row.fidelity is None:
-        return NONE
-    value, mark = row.fidelity.overall.kl_mean, WITHIN if "kl_mean" in row.fidelity.within_noise else ""
-    number = f"{value:.2g}" if value >= 0.001 or value == 0 else f"{value:.1e}".replace("e-0", "e-")
-    return number + mark
 
 
 # Add the performance model's predictions to the measured runs of a report.

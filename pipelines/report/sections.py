@@ -262,12 +262,14 @@ def _repeat(data: ReportData) -> Section:
     created = {
         artifact.commit for item in data.formats for artifact in (*item.chain, *(run.artifact for run in item.runs))
     }
+    newest = shlex.split(commands[-1]) if commands else []
+    kept = [word for word in newest if word.startswith(("experiment=", "model=", "model.", "paths.store=", "report."))]
     blocks: list[Block] = [
         Text(
             "Each command makes all artifacts that it needs and takes finished ones from the store; benchmarks are "
             "always measured again. To make everything anew, use an empty store: paths.store=FOLDER in every command."
         ),
-        Code((*commands, _report_command(commands))),
+        Code((*commands, shlex.join(["python", "-m", "pipelines", "report", *kept]))),
     ]
     if any(commit.endswith("+changes") for commit in created):
         blocks.append(Text("The source had uncommitted changes, so no commit alone repeats these results."))
@@ -284,23 +286,17 @@ def _repeated(item: FormatReport) -> list[ReportedArtifact]:
     """
     artifacts = [run.artifact for run in item.runs]
     evaluation = item.artifact("evaluate")
-    if evaluation and not any(_evaluates(artifact.repeat, evaluation.repeat) for artifact in artifacts):
-        artifacts.append(evaluation)
+    if evaluation:
+        questions = _questions(shlex.split(evaluation.repeat))
+        commands = [shlex.split(artifact.repeat) for artifact in artifacts]
+        if not any("all" in words[3:4] and _questions(words) == questions for words in commands):
+            artifacts.append(evaluation)
     return [*artifacts, *item.beside] or list(item.chain[-1:])
 
 
-def _evaluates(command: str, evaluation: str) -> bool:
-    """Return whether a command evaluates too, and asks the same questions as the command of an evaluation."""
-    words, others = shlex.split(command), shlex.split(evaluation)
-    own, same = ([word for word in each if word.startswith("eval")] for each in (words[4:], others[4:]))
-    return "all" in words[3:4] and own == same
-
-
-def _report_command(commands: Sequence[str]) -> str:
-    """Return the command of this report, for the model, store and folder of the newest of the other commands."""
-    newest = shlex.split(commands[-1]) if commands else []
-    prefixes = ("experiment=", "model=", "model.", "paths.store=", "report.")
-    return shlex.join(["python", "-m", "pipelines", "report", *(word for word in newest if word.startswith(prefixes))])
+def _questions(words: Sequence[str]) -> list[str]:
+    """Return the settings of a command that say which questions are asked."""
+    return [word for word in words[4:] if word.startswith("eval")]
 
 
 def _versions(data: ReportData) -> Section:

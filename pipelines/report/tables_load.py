@@ -29,20 +29,37 @@ from pipelines.report.data import BenchmarkRun, Workload, lengths, load_label, r
 
 def levels_table(run: BenchmarkRun) -> Table:
     """Return one row per load of a benchmark."""
-    rows, notes = [], []
-    title = _load_title(run.result.levels)
-    for level in run.result.levels:
-        marks = _marks(level)
-        rows.append((load_label(level) + (" *" if marks else ""), *_level_cells(level, run.result)))
+    result, rows, notes = run.result, [], []
+    rates = _rates(result)
+    for level in result.levels:
+        summary, marks = level.summary, _marks(level)
+        values = [(figure.of(summary), gpus) for figure, gpus in rates]
+        rows.append(
+            (
+                load_label(level) + (" *" if marks else ""),
+                f"{summary.requests:,}",
+                _errors(summary),
+                lengths([summary.isl]),
+                lengths([summary.osl]),
+                *(number(None if value is None else value / gpus) for value, gpus in values),
+                *_cells(summary, LATENCIES),
+            )
+        )
         notes += [f"* {level.load}: {mark}." for mark in marks]
-    result = run.result
     pp = result.world_size // result.tp_size
     pipeline = f", PP {pp}" if pp > 1 else ""
     several = f", {result.gpus} GPUs in all" if result.gpus > result.world_size else ""
+    latencies = groupby(LATENCIES, lambda figure: f"{figure.metric.title}, {figure.metric.unit.shown}")
     return Table(
         caption=f"{result.precision} by load: {run_label([run])}; engine {result.engine}{pipeline}{several}",
         origin="measured",
-        columns=_level_columns(title, result),
+        columns=(
+            *left(_load_title(result.levels)),
+            *groups("requests", ("done", "failed")),
+            *groups("length, tokens", ("ISL", "OSL")),
+            *groups("throughput", [figure.column + ("/GPU" if gpus > 1 else "") for figure, gpus in rates]),
+            *(column for title, own in latencies for column in groups(title, [figure.column for figure in own])),
+        ),
         rows=tuple(rows),
         notes=tuple(notes),
     )
@@ -85,31 +102,6 @@ def _rates(result: BenchmarkResult) -> list[tuple[MetricStatistic, int]]:
     own = [(figure, 1) for figure in RATES if not figure.metric.optional]
     per_gpu = [(figure, result.gpus) for figure in RATES_PER_GPU if result.gpus > 1]
     return own + per_gpu + [(figure, 1) for figure in RATES if figure.metric.optional and has_limits(result.slo)]
-
-
-def _level_columns(load: str, result: BenchmarkResult) -> tuple[Column, ...]:
-    rates = [figure.column + ("/GPU" if gpus > 1 else "") for figure, gpus in _rates(result)]
-    latencies = groupby(LATENCIES, lambda figure: f"{figure.metric.title}, {figure.metric.unit.shown}")
-    return (
-        *left(load),
-        *groups("requests", ("done", "failed")),
-        *groups("length, tokens", ("ISL", "OSL")),
-        *groups("throughput", rates),
-        *(column for title, own in latencies for column in groups(title, [figure.column for figure in own])),
-    )
-
-
-def _level_cells(level: Level, result: BenchmarkResult) -> tuple[str, ...]:
-    summary = level.summary
-    values = [(figure.of(summary), gpus) for figure, gpus in _rates(result)]
-    return (
-        f"{summary.requests:,}",
-        _errors(summary),
-        lengths([summary.isl]),
-        lengths([summary.osl]),
-        *(number(None if value is None else value / gpus) for value, gpus in values),
-        *_cells(summary, LATENCIES),
-    )
 
 
 def _cells(summary: Summary, figures: Iterable[MetricStatistic]) -> tuple[str, ...]:
@@ -222,16 +214,13 @@ def _format_cells(row: FormatRow, with_slo: bool) -> tuple[str, ...]:
         row.verdict,
         NONE if row.engine_bytes is None else show_bytes(row.engine_bytes),
     ]
-    if row.peak is None:
-        cells += [NONE] * (len(AT_PEAK) + 1)
-    else:
-        first, *others = _cells(row.peak.summary, AT_PEAK)
-        cells += [row.peak_mark + first, load_label(row.peak), *others]
-    if with_slo and row.at_slo is None:
-        cells += [NONE] * (len(AT_SLO) + 1)
-    elif with_slo and row.at_slo is not None:
-        first, *others = _cells(row.at_slo.summary, AT_SLO)
-        cells += [row.slo_mark + first, load_label(row.at_slo), *others]
+    loads = [(row.peak, row.peak_mark, AT_PEAK), (row.at_slo, row.slo_mark, AT_SLO)]
+    for level, mark, figures in loads if with_slo else loads[:1]:
+        if level is None:
+            cells += [NONE] * (len(figures) + 1)
+            continue
+        first, *others = _cells(level.summary, figures)
+        cells += [mark + first, load_label(level), *others]
     return tuple(cells)
 
 
