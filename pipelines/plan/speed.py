@@ -20,8 +20,8 @@ from pipelines.predict.performance.deployment import (
     costs,
     fitted_deployment,
     gpu_model,
-    known,
     processor,
+    stored_fits,
 )
 from pipelines.predict.performance.gpus import data_sheet
 from pipelines.predict.performance.modelled import ModelledDeployment, run_trial
@@ -39,7 +39,7 @@ def modelled_text(plan: Plan) -> str:
     Raises:
         UserError: the fit that is named cannot be read, or is of another GPU.
     """
-    fits, faults = known(plan.settings), unmodelled(plan.settings)
+    fits, faults = stored_fits(plan.settings), unmodelled(plan.settings)
     try:
         model = model_of(plan, fits)
     except UserError as error:

@@ -22,14 +22,7 @@ from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.machine import GpuFacts
 from pipelines.host.screen import say, table, wrapped
 from pipelines.loadgen.config import WorkloadSettings
-from pipelines.predict.performance.deployment import (
-    FittedModel,
-    costs,
-    fitted_deployment,
-    gpu_model,
-    known,
-    processor,
-)
+from pipelines.predict.performance import deployment
 from pipelines.predict.performance.gpus import gpu_named, row_of
 from pipelines.predict.performance.modelled import run_trial, trial
 from pipelines.predict.performance.performance import origin
@@ -115,27 +108,30 @@ def with_models(data: ReportData, settings: Settings, store: Path) -> ReportData
     Raises:
         UserError: a fit cannot be read.
     """
-    fits = known(settings)
+    fits = deployment.stored_fits(settings)
     on_gpu = any(not runs_on_cpu(run.result.engine) for each in data.workloads for run in each.runs)
     shape = shape_of(settings) if on_gpu and data.models == (settings.model.label,) else None
 
-    def told(run: BenchmarkRun) -> BenchmarkRun:
-        return replace(run, modelled=_modelled_run(run, settings, store, shape, fits))
-
-    workloads = tuple(replace(each, runs=tuple(map(told, each.runs))) for each in data.workloads)
+    workloads = tuple(
+        replace(
+            each,
+            runs=tuple(replace(run, modelled=_modelled_run(run, settings, store, shape, fits)) for run in each.runs),
+        )
+        for each in data.workloads
+    )
     return replace(data, workloads=workloads)
 
 
 def _modelled_run(
-    run: BenchmarkRun, settings: Settings, store: Path, shape: ModelShape | None, fits: Sequence[FittedModel]
+    run: BenchmarkRun, settings: Settings, store: Path, shape: ModelShape | None, fits: Sequence[deployment.FittedModel]
 ) -> ModelledRun | None:
     result = run.result
     if result.gpus > result.world_size:  # several instances, and how they shared the load is not known
         return None
     pp = result.world_size // result.tp_size
-    cpu = processor(result.machine) if runs_on_cpu(result.engine) else None
+    cpu = deployment.processor(result.machine) if runs_on_cpu(result.engine) else None
     where = {cpu} if cpu else {str(gpu["name"]) for gpu in (result.machine.get("gpus") or ())[:1]}
-    model = fitted_deployment(
+    model = deployment.fitted_deployment(
         fits, model=result.model, precision=result.precision, engine=result.engine, tp=result.tp_size,
         world=result.world_size, where=where,
     )  # fmt: skip
@@ -148,7 +144,9 @@ def _modelled_run(
             spec = replace(shape, name=result.model)
             sent = settings.model_copy(update={"workload": WorkloadSettings.judged(result.workload, "workload.")})
             sent = tuned(sent, engine, spec, settings.hardware)
-            model = gpu_model(sent, spec, gpu, costs(settings), form=form, tp=result.tp_size, pp=pp)
+            model = deployment.gpu_model(
+                sent, spec, gpu, deployment.costs(settings), form=form, tp=result.tp_size, pp=pp
+            )
     if model is None:
         return None
     levels: dict[str, Summary] = {}

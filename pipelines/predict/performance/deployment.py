@@ -236,7 +236,7 @@ class PredictedDeployment:
     limits: ChosenLimits | None = None
 
 
-def known(settings: Settings) -> list[FittedModel]:
+def stored_fits(settings: Settings) -> list[FittedModel]:
     """Return the fits to search: the named one, or else those of the store, skipping files of other versions.
 
     Raises:

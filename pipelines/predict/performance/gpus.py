@@ -230,7 +230,7 @@ TELL = (
 )
 
 
-def told(settings: Settings) -> Served:
+def stated_gpus(settings: Settings) -> Served:
     """Return what the settings say of the GPUs that were measured.
 
     Raises:
@@ -278,7 +278,7 @@ def with_gpus(measured: Measured, settings: Settings) -> Measured:
             f"hardware={hardware}, but {measured.sources[0]} was measured on {measured.gpu}.",
             todo=f"Set hardware={names[0]}, or give a result of {hardware}.",
         )
-    seen, stated = measured.served, told(settings)
+    seen, stated = measured.served, stated_gpus(settings)
     if seen.gpus is None and stated.gpus is None:
         raise UserError(
             f"{', '.join(measured.sources)} ({measured.tool}) does not say how many GPUs served the load.", todo=TELL

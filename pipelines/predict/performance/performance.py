@@ -69,12 +69,13 @@ def framework_named(text: str) -> Framework:
         return Framework(name, family, engine, "GUARANTEED_NO_EVICT", True, family == "trtllm-torch")
     if lower.startswith("nim"):
         return Framework(name, "nim", "tensorrt", "GUARANTEED_NO_EVICT", True, False)
-    if lower.startswith("vllm/hf"):
-        return Framework(name, "vllm-2023", "pytorch", "MAX_UTILIZATION", False, False)
-    if lower.startswith("vllm"):
-        return Framework(name, "vllm", "pytorch", "MAX_UTILIZATION", False, True)
-    if lower.startswith("sglang"):
-        return Framework(name, "sglang", "pytorch", "MAX_UTILIZATION", False, True)
+    for prefix, family, chunked in (
+        ("vllm/hf", "vllm-2023", False),
+        ("vllm", "vllm", True),
+        ("sglang", "sglang", True),
+    ):
+        if lower.startswith(prefix):
+            return Framework(name, family, "pytorch", "MAX_UTILIZATION", False, chunked)
     raise UserError(f"The framework '{text}' is not known.", allowed=f"Known: {KNOWN}.")
 
 

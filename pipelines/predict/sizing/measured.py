@@ -12,7 +12,7 @@ from pipelines.domain.errors import UserError
 from pipelines.engines.registry import runs_on_cpu
 from pipelines.host.machine import Machine
 from pipelines.host.screen import table, wrapped
-from pipelines.predict.performance.gpus import TELL, resolved, told, with_gpus
+from pipelines.predict.performance.gpus import TELL, resolved, stated_gpus, with_gpus
 from pipelines.predict.performance.measured import Measured, MeasuredLevel, Served
 from pipelines.predict.performance.read_measured import read_measured
 from pipelines.predict.sizing.answer import WORDS
@@ -249,7 +249,7 @@ def rate_answer(settings: Settings, machine: Machine, rate: float) -> RateAnswer
     Raises:
         UserError: no load to size for, GPUs that nobody names, or a day to replay.
     """
-    demand, served, sizing = demand_of(settings.sizing), told(settings), settings.sizing
+    demand, served, sizing = demand_of(settings.sizing), stated_gpus(settings), settings.sizing
     if served.gpus is None:
         raise UserError(f"sizing.rate={rate:g} does not say how many GPUs serve it.", todo=TELL)
     if sizing.autoscaling.wanted:

@@ -13,7 +13,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.domain.variant import Variant
 from pipelines.predict.config import FITS
-from pipelines.predict.performance.deployment import costs, fitted_deployment, gpu_model, known, load_fit
+from pipelines.predict.performance.deployment import costs, fitted_deployment, gpu_model, load_fit, stored_fits
 from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.performance import PerformanceModel, Setup
@@ -204,4 +204,4 @@ def test_a_fit_moves_simulations_and_sizes_of_its_gpu(tmp_path, capsys):
 def test_fits_of_other_versions_are_passed_over(tmp_path):
     (tmp_path / FITS).mkdir()
     (tmp_path / FITS / "old.json").write_text('{"schema": 0}')
-    assert known(load([f"paths.store={tmp_path}"])) == []
+    assert stored_fits(load([f"paths.store={tmp_path}"])) == []
