@@ -88,11 +88,8 @@ def _lines(base: str, record: Record, lines: Sequence[Series], nights: Sequence[
     """Return (load, values over the nights shown, series) of one panel."""
     if base == "accuracy":
         return [("", [night.metrics.get("accuracy") for night in nights], None)] if record.accuracy else []
-    drawn: list[Line] = []
-    for line in lines:
-        if line.metric.split(" at ")[0] == base:
-            drawn.append((line.metric.partition(" at ")[2], list(line.values[-len(nights) :]), line))
-    return drawn
+    named_lines = [(line.metric.partition(" at "), line) for line in lines]
+    return [(load, list(line.values[-len(nights) :]), line) for (name, _, load), line in named_lines if name == base]
 
 
 def _panel(axes: Axes, base: str, lines: Sequence[Line], nights: Sequence[Record], theme: Theme) -> None:

@@ -136,7 +136,10 @@ def _scores(item: FormatReport, search: Mapping[str, Any]) -> Table:
         columns=(*left("linears"), *right("weights", *tried), *left("chosen")),
         rows=tuple(
             (
-                _together(choice["linears"]),
+                ", ".join(
+                    linear.rpartition(".")[2] if at else linear.removeprefix("model.")
+                    for at, linear in enumerate(choice["linears"])
+                ),
                 f"{choice['weights']:,}",
                 *(f"{choice['scores'][name]:.3g}" if name in choice["scores"] else NONE for name in tried),
                 _shown(choice["chosen"]),
@@ -145,12 +148,6 @@ def _scores(item: FormatReport, search: Mapping[str, Any]) -> Table:
         ),
         notes=("Scores compare formats and linears within one search; they are not losses of accuracy.",),
     )
-
-
-def _together(linears: Sequence[str]) -> str:
-    """Return names of linears without what they share: model.layers.0.self_attn.q_proj, k_proj."""
-    first, *others = linears
-    return ", ".join((first.removeprefix("model."), *(other.rpartition(".")[2] for other in others)))
 
 
 def pruning_terms(facts: Facts) -> tuple[tuple[str, str], ...]:

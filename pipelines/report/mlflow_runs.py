@@ -108,9 +108,11 @@ def _log(client: Any, uri: str, run: LoggedRun, files: Sequence[Path]) -> str:
     """Log one format; a run that was cut short is replaced."""
     from mlflow.entities import Metric, Param, RunStatus, RunTag
 
+    database = uri.removeprefix("sqlite:///")  # artifacts go beside it; MLflow's own default is the current folder
+    folder = None if database == uri else (Path(database).absolute().parent / "mlartifacts").as_uri()
     existing = client.get_experiment_by_name(run.experiment)
     experiment = (
-        client.create_experiment(run.experiment, artifact_location=_beside(uri))
+        client.create_experiment(run.experiment, artifact_location=folder)
         if existing is None
         else existing.experiment_id
     )
@@ -133,12 +135,6 @@ def _log(client: Any, uri: str, run: LoggedRun, files: Sequence[Path]) -> str:
         client.log_artifact(run_id, str(file))
     client.set_terminated(run_id)
     return f"mlflow: {run.name} is run {run_id} of experiment '{run.experiment}'"
-
-
-def _beside(uri: str) -> str | None:
-    """Return the folder of artifacts beside a database, because MLflow's own default is the current folder."""
-    database = uri.removeprefix("sqlite:///")
-    return None if database == uri else (Path(database).absolute().parent / "mlartifacts").as_uri()
 
 
 def logged_run(item: FormatReport) -> LoggedRun:

@@ -117,14 +117,12 @@ def _result(item: FormatReport, accuracy: Accuracy) -> dict[str, Any]:
         "name": f"{task} ({how}, {result.shots}, {count(result.questions, 'question')})",
         "verified": False,
     }
-    dataset = {"name": result.task, "type": _dataset(item, accuracy.artifact) or result.task}
+    # the name on the Hub of the data set whose questions were asked, if it came from there
+    places = {each.source for each in accuracy.artifact.inputs if each.name == "dataset"}
+    downloads = (each for each in item.chain if each.stage == "download" and each.place in places)
+    kind = next((str(each.settings["repo_id"]) for each in downloads), result.task)
+    dataset = {"name": result.task, "type": kind}
     return {"task": {"type": "text-generation"}, "dataset": dataset, "metrics": [metric]}
-
-
-def _dataset(item: FormatReport, evaluation: ReportedArtifact) -> str | None:
-    """Return the name on the Hub of the data set whose questions were asked; None if it did not come from there."""
-    places = {each.source for each in evaluation.inputs if each.name == "dataset"}
-    return next((str(p.settings["repo_id"]) for p in item.chain if p.place in places and p.stage == "download"), None)
 
 
 def _download(item: FormatReport) -> ReportedArtifact | None:

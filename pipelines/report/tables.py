@@ -121,6 +121,7 @@ def size_table(data: ReportData) -> Table:
     rows = []
     for item in data.formats:
         quantize, build, evaluate = (item.artifact(stage) for stage in ("quantize", "build", "evaluate"))
+        peaks = [artifact and artifact.peak_memory_bytes for artifact in (quantize, build, evaluate)]
         rows.append(
             (
                 _name(item, data),
@@ -128,7 +129,7 @@ def size_table(data: ReportData) -> Table:
                 _size(quantize, "total_bytes"),
                 _size(build, "engine_bytes"),
                 *(_took(artifact) for artifact in (quantize, build, evaluate)),
-                *(_memory(artifact) for artifact in (quantize, build, evaluate)),
+                *(show_bytes(peak) if peak else NONE for peak in peaks),
             )
         )
     return Table(
@@ -216,10 +217,6 @@ def _size(artifact: ReportedArtifact | None, fact: str) -> str:
 
 def _took(artifact: ReportedArtifact | None) -> str:
     return show_seconds(artifact.seconds) if artifact and artifact.seconds is not None else NONE
-
-
-def _memory(artifact: ReportedArtifact | None) -> str:
-    return show_bytes(artifact.peak_memory_bytes) if artifact and artifact.peak_memory_bytes else NONE
 
 
 def _input(source: ArtifactInput) -> str:

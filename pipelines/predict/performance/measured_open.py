@@ -24,16 +24,6 @@ from pipelines.domain.errors import UserError
 from pipelines.predict.performance.measured import KEPT_UP, Measured, MeasuredLevel, ResultFile, Served
 
 
-def is_sglang(data: dict[str, Any]) -> bool:
-    """Return whether SGLang wrote this line."""
-    return "mean_e2e_latency_ms" in data and "request_throughput" in data and "backend" in data
-
-
-def is_vllm(data: dict[str, Any]) -> bool:
-    """Return whether vLLM wrote this result."""
-    return "endpoint_type" in data and "num_prompts" in data and "request_throughput" in data
-
-
 def vllm(data: Any, source: str) -> Measured:
     """Read a result of `vllm bench serve --save-result`."""
     file = ResultFile(data, source, "vllm bench serve")
@@ -143,16 +133,6 @@ PER_REQUEST = {"aiperf": "inter_token_latency", "guidellm": "inter_token_latency
 """Which latency of a report is (E2E - TTFT) / (OSL - 1) of a request; that of other tools: `time_per_output_token`."""
 ARRIVALS = {"vllm-benchmark": "poisson", "inferencemax": "poisson"}
 """Arrivals at a request rate, of tools that have only one kind; the others say so in their configuration."""
-
-
-def is_inference_perf(data: dict[str, Any]) -> bool:
-    """Return whether inference-perf wrote this summary."""
-    return "load_summary" in data and "successes" in data
-
-
-def is_llm_d(data: dict[str, Any]) -> bool:
-    """Return whether this is a benchmark report of llm-d."""
-    return "version" in data and "scenario" in data and ("results" in data or "metrics" in data)
 
 
 def inference_perf(data: Any, source: str) -> Measured:

@@ -49,16 +49,6 @@ def _aggregation(data: Mapping[str, Any]) -> Any:
     return (about if isinstance(about, dict) else data).get("aggregation_type")
 
 
-def is_genai_perf(data: Mapping[str, Any]) -> bool:
-    """Return whether genai-perf wrote this."""
-    return isinstance(data.get("input_config"), dict) and "request_throughput" in data
-
-
-def is_trtllm_bench(data: Mapping[str, Any]) -> bool:
-    """Return whether trtllm-bench wrote this report."""
-    return "request_info" in data and "performance" in data
-
-
 def aiperf(data: Any, source: str) -> Measured:
     """Read `profile_export_aiperf.json`."""
     file = ResultFile(data, source, "AIPerf")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -104,7 +104,11 @@ def run_trial(
         simulate(deployment.engine, load, deployment.cost, backend=backend).requests
         for load in dealt(sent.load, deployment.lanes)
     ]
-    requests = _together(lanes)
+    requests = lanes[0]
+    if len(lanes) > 1:  # all of them, in order of arrival
+        merged = {name: np.concatenate([getattr(lane, name) for lane in lanes]) for name in Requests.__slots__}
+        order = np.argsort(merged["arrival"], kind="stable")
+        requests = Requests(**{name: column[order] for name, column in merged.items()})
     columns = request_columns(requests, overhead=deployment.overhead_s)
     begin, until, due = _window(sent, requests)
     if sent.whole:
@@ -124,15 +128,6 @@ def dealt(load: OfferedLoad, lanes: int) -> list[OfferedLoad]:
         isl, osl = np.asarray(load.isl)[lane::lanes], np.asarray(load.osl)[lane::lanes]
         loads.append(replace(load, isl=isl, osl=osl, arrival=arrival, users=users))
     return loads
-
-
-def _together(lanes: Sequence[Requests]) -> Requests:
-    """Merge the requests of all lanes, in order of arrival."""
-    if len(lanes) == 1:
-        return lanes[0]
-    columns = {name: np.concatenate([getattr(lane, name) for lane in lanes]) for name in Requests.__slots__}
-    order = np.argsort(columns["arrival"], kind="stable")
-    return Requests(**{name: column[order] for name, column in columns.items()})
 
 
 def _window(trial: Trial, requests: Requests) -> tuple[float, float, Any]:

@@ -20,36 +20,20 @@ from pipelines.engines.registry import runs_on_cpu
 from pipelines.host.files import parse_json
 from pipelines.host.hashing import sha256_file
 from pipelines.predict.performance.measured import Measured, MeasuredLevel, Sent, Served, guidellm, is_guidellm
-from pipelines.predict.performance.measured_open import (
-    inference_perf,
-    is_inference_perf,
-    is_llm_d,
-    is_sglang,
-    is_vllm,
-    llm_d,
-    sglang,
-    vllm,
-)
-from pipelines.predict.performance.measured_tools import (
-    aiperf,
-    genai_perf,
-    is_aiperf,
-    is_genai_perf,
-    is_trtllm_bench,
-    trtllm_bench,
-)
+from pipelines.predict.performance.measured_open import inference_perf, llm_d, sglang, vllm
+from pipelines.predict.performance.measured_tools import aiperf, genai_perf, is_aiperf, trtllm_bench
 from pipelines.store.manifest import MANIFEST, DamagedError, check_files, read_manifest
 
 Reader = Callable[[Any, str], Measured]
 READERS: tuple[tuple[Callable[[dict[str, Any]], bool], Reader], ...] = (
-    (is_trtllm_bench, trtllm_bench),
+    (lambda data: data.keys() >= {"request_info", "performance"}, trtllm_bench),
     (is_aiperf, aiperf),
-    (is_genai_perf, genai_perf),
+    (lambda data: isinstance(data.get("input_config"), dict) and "request_throughput" in data, genai_perf),
     (is_guidellm, guidellm),
-    (is_inference_perf, inference_perf),
-    (is_llm_d, llm_d),
-    (is_sglang, sglang),
-    (is_vllm, vllm),
+    (lambda data: data.keys() >= {"load_summary", "successes"}, inference_perf),
+    (lambda data: data.keys() >= {"version", "scenario"} and ("results" in data or "metrics" in data), llm_d),
+    (lambda data: data.keys() >= {"mean_e2e_latency_ms", "request_throughput", "backend"}, sglang),
+    (lambda data: data.keys() >= {"endpoint_type", "num_prompts", "request_throughput"}, vllm),
 )
 """How a tool's file is recognised, and what reads it; the first that fits."""
 ELSEWHERE = "unknown"

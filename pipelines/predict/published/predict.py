@@ -182,7 +182,8 @@ def predict_cases(cases: Sequence[PublishedCase], parameters: Parameters, tell: 
     spread = np.array([usual.get(case.metric, SPREAD["throughput"]) * WIDER["transferred"] for case in cases])
     neighbours: Mapping[str, Any] = parameters.document.get("neighbours", {})
     blocks = np.array([block_of(case) for case in cases])
-    measured = published() if neighbours else {}
+    # the public cases by id; the measured values in the file are not used
+    measured = {row["case_id"]: case_of(row) for row in read_rows(PUBLISHED)} if neighbours else {}
     for block, taught in neighbours.items():
         indices = np.flatnonzero(blocks == block)
         if not len(indices):
@@ -200,11 +201,6 @@ def values_of(bench: StackedCases, parameters: Parameters) -> dict[str, Any]:
     """Return the parameters of each case as arrays."""
     each = {labels: parameters.values(labels) for labels in set(bench.labels)}
     return {name: np.array([each[labels][name] for labels in bench.labels]) for name in PRIORS}
-
-
-def published() -> dict[str, PublishedCase]:
-    """Return the public cases by id; the measured values in the file are not used."""
-    return {row["case_id"]: case_of(row) for row in read_rows(PUBLISHED)}
 
 
 def write(path: Path, rows: Sequence[Mapping[str, str]], predictions: Sequence[Prediction]) -> None:

@@ -212,11 +212,6 @@ def make_room(rules: Rules, w: Work) -> None:
     n.used += w.cross[n.it % rules.block]
 
 
-def reserved(rules: Rules, r: Request) -> int:
-    """Return the tokens for which a request takes blocks on admission."""
-    return r.isl + r.produced if rules.on_demand else r.isl + r.osl
-
-
 def largest_chunk(rules: Rules, r: Request) -> int:
     """Return the tokens of its prompt's next chunk (with output from before a pause), ignoring the token budget."""
     return (r.isl + r.produced - cached(rules, r) + rules.chunks - 1) // rules.chunks
@@ -236,18 +231,6 @@ def refusal(rules: Rules, n: RunTotals, r: Request, budget: int, prompts: int) -
         return ONE_PROMPT
     enough = budget > 0 if rules.policy == CHUNKED else n.active == 0 or largest_chunk(rules, r) <= budget
     return NOBODY if enough else TOKENS
-
-
-def admit(rules: Rules, n: RunTotals, r: Request, now: float) -> None:
-    """Admit a request: count it and its blocks; its prompt has yet to run."""
-    if math.isnan(r.admitted):
-        r.admitted = now
-    r.joined = n.it
-    r.began = -1
-    r.left = r.isl + r.produced - cached(rules, r)
-    n.used += r.blocks
-    n.active += 1
-    n.waiting -= 1
 
 
 def take_chunk(rules: Rules, r: Request, budget: int, batch: Batch) -> Batch:
@@ -275,14 +258,21 @@ def schedule(rules: Rules, w: Work, now: float) -> Batch:
         return batch
     while n.waiting > 0:
         r = w.requests[n.head]
-        r.blocks = blocks_of(rules, r, reserved(rules, r))
+        r.blocks = blocks_of(rules, r, r.isl + r.produced if rules.on_demand else r.isl + r.osl)
         n.refused = refusal(rules, n, r, budget - batch.tokens, batch.prompts)
         if n.refused != NOBODY:
             break
         r.slot = heappop(w.free)
         w.order.append(n.head)
         w.prefilling.append(n.head)
-        admit(rules, n, r, now)
+        if math.isnan(r.admitted):
+            r.admitted = now
+        r.joined = n.it
+        r.began = -1
+        r.left = r.isl + r.produced - cached(rules, r)
+        n.used += r.blocks
+        n.active += 1
+        n.waiting -= 1
         batch = take_chunk(rules, r, budget - batch.tokens, batch)
         n.head += 1
         while n.head < n.arrived and not math.isnan(w.requests[n.head].end):  # ended before a pause moved the head back
