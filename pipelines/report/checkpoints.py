@@ -127,7 +127,6 @@ def _mix_picture(item: FormatReport, formats: Mapping[str, str]) -> Figure:
 
 
 def _scores(item: FormatReport, search: Mapping[str, Any]) -> Table:
-    """Return the estimated damage of each format to each group of linears."""
     tried = [name for name in search["candidates"] if any(name in choice["scores"] for choice in search["choices"])]
     unit = "squared gradient times error of the output" if search["scoring"] == "gradient" else "KL divergence, summed"
     return Table(
@@ -194,7 +193,6 @@ def recovery_terms(facts: Facts) -> tuple[tuple[str, str], ...]:
 
 
 def _losses(item: FormatReport, facts: Facts) -> list[Block]:
-    """Draw both losses over the steps."""
     trained, held_out = facts["losses"], facts["held_out_losses"]
 
     def draw(figure: Drawing, theme: Theme) -> None:

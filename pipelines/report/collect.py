@@ -336,7 +336,6 @@ def _evaluations(
 
 
 def _beside(artifact: ReportedArtifact) -> str:
-    """Return the place of a baseline that was asked in turns."""
     return f"{artifact.place}/{IN_TURNS}"
 
 

@@ -342,7 +342,6 @@ def _choice_notes(best: FormatRow, eligible: Sequence[FormatRow], limit: float) 
 
 
 def _load_notes(rows: Sequence[FormatRow]) -> list[str]:
-    """Name the loads that do not count."""
     loads = [(row.variant, level) for row in rows for level in finished(row.run)]
     notes = []
     limited = [

@@ -83,7 +83,6 @@ def _table(compared: Sequence[tuple[FormatReport, ReportedFidelity]], several: b
 
 
 def _flips(compared: Sequence[tuple[FormatReport, ReportedFidelity]], several: bool) -> Table:
-    """Return the answers that changed, by direction."""
     rows = [
         (
             _name(item, several),

@@ -63,7 +63,6 @@ def document(data: ReportData, max_accuracy_loss_percent: float = 1.0) -> Docume
 
 
 def _cards(data: ReportData, compared: Sequence[Comparison]) -> tuple[Card, ...]:
-    """Return the cards of the first screen: engines, accuracy, throughput, latency."""
     built = [artifact for item in data.formats if (artifact := item.artifact("build"))]
     sizes = [int(artifact.facts["engine_bytes"]) for artifact in built if artifact.facts.get("engine_bytes")]
     between = f"{show_bytes(min(sizes))} to {show_bytes(max(sizes))} on disk" if sizes else "no engine"
@@ -199,7 +198,6 @@ def _accuracy(data: ReportData) -> Section:
 
 
 def _load(workload: Workload, data: ReportData, position: int, count: int) -> Section:
-    """Return the section of one workload."""
     order = list(dict.fromkeys(item.variant for item in data.formats))
     tail = "" if position == 1 else f"-{position}"
     blocks: list[Block] = tables_load.protocol(workload)

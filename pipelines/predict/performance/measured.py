@@ -288,7 +288,6 @@ def guidellm(data: Any, source: str) -> Measured:
 
 
 def _level(file: ResultFile) -> tuple[MeasuredLevel, list[str]]:
-    """Return the load of a benchmark, and notes on it."""
     arrival, users, rate, held = _load(file)
     done = file.finished("metrics", "request_totals", "successful")
     lost, total = (file.get("metrics", "request_totals", key) or 0 for key in ("errored", "total"))

@@ -60,7 +60,6 @@ def sglang(data: Any, source: str) -> Measured:
 
 
 def _bench(file: ResultFile, e2e: str, lost: float = 0, total: float = 0) -> tuple[MeasuredLevel, tuple[str, ...]]:
-    """Return the load, and notes on it."""
     completed = file.finished("completed")
     arrival, users, rate, cv, held = _bench_load(file)
     first, whole = file.number("mean_ttft_ms"), file.get(f"mean_{e2e}_ms")

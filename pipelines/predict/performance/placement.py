@@ -127,7 +127,6 @@ def choose(
 
 
 def _pairs(load: LoadLengths, wanted: WantedLimits, longest_input: int) -> list[tuple[int, int]]:
-    """List the pairs of max_batch_size and max_num_tokens to try."""
     # prompts in pieces share what the decoding requests leave; whole prompts must fit beside them
     prompt = 1 if wanted.chunked else load.longest_isl
     least = 1 if wanted.chunked else longest_input

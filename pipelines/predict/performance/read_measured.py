@@ -82,7 +82,6 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read(path: Path) -> list[Measured]:
-    """Read the results of a file: one, or one per line."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
