@@ -28,7 +28,7 @@ import numpy as np
 
 from pipelines.host.files import write_bytes, write_json
 from pipelines.predict.performance.performance import WIDER
-from pipelines.predict.performance.physics import FILE, PRIORS, Parameters
+from pipelines.predict.performance.physics import BOUNDS, FILE, Parameters
 from pipelines.predict.published import bench as closed_loop
 from pipelines.predict.published.bench import StackedCases
 from pipelines.predict.published.cases import PUBLISHED, PublishedCase, case_of, read_rows
@@ -37,6 +37,7 @@ from pipelines.predict.published.predict import block_of as neighbours_block
 from scripts.published_fit.accuracy import GOALS, UNSEEN, VALIDATED, goals_of
 from scripts.published_fit.crossvalidation import FOLDS, Neighbours, folds, refit, score
 from scripts.published_fit.fit import Design, Fitted, fit
+from scripts.published_fit.priors import PRIORS
 
 STEP = 0.04
 """Step of the finite differences: simulated closed loops are not smooth at smaller steps."""
@@ -140,8 +141,8 @@ def parameters_of(design: Design, fitted: Fitted) -> dict[str, Any]:
     return {
         name: {
             "value": found.shared[name],
-            "low": max(prior.low, found.shared[name] * float(np.exp(-width[name, ""]))),
-            "high": min(prior.high, found.shared[name] * float(np.exp(width[name, ""]))),
+            "low": max(BOUNDS[name][0], found.shared[name] * float(np.exp(-width[name, ""]))),
+            "high": min(BOUNDS[name][1], found.shared[name] * float(np.exp(width[name, ""]))),
             "about": prior.about,
             "offsets": {label: round(value, 4) for label, value in found.offsets[name].items() if abs(value) > 5e-4},
         }

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.host.files import write_text
-from pipelines.predict.performance.physics import PRIORS, Parameters
+from pipelines.predict.performance.physics import BOUNDS, Parameters
 from pipelines.predict.published.cases import PUBLISHED, read_rows
 from scripts.published_fit.accuracy import GOALS, VALIDATED, verdict
 
@@ -112,7 +112,7 @@ def main() -> None:
     bound = [
         f"`{name}`"
         for name, entry in document["parameters"].items()
-        if not PRIORS[name].low * 1.02 < entry["value"] < PRIORS[name].high / 1.02
+        if not BOUNDS[name][0] * 1.02 < entry["value"] < BOUNDS[name][1] / 1.02
     ]
     section = TEXT.format(
         folds=cross["folds"],

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.predict.performance.physics import EXPECTED, PRIORS, Parameters
+from pipelines.predict.performance.physics import BOUNDS, Parameters
+from scripts.published_fit.priors import EXPECTED, PRIORS
 
 SCALE = 0.1
 """Residual above which a row counts as an outlier: there soft-l1 changes from squares to absolute values."""
@@ -64,9 +65,9 @@ class Design:
     def values(self, theta: Any) -> dict[str, Any]:
         """Return the value of every parameter for each row, within its bounds."""
         found = {}
-        for name, prior in PRIORS.items():
+        for name, bounds in BOUNDS.items():
             mine = [index for index, (each, _) in enumerate(self.columns) if each == name]
-            found[name] = np.clip(np.exp(theta[mine] @ self.members[mine]), prior.low, prior.high)
+            found[name] = np.clip(np.exp(theta[mine] @ self.members[mine]), *bounds)
         return found
 
     def jacobian(self, slopes: Mapping[str, Any]) -> Any:
@@ -106,11 +107,11 @@ def slopes(predict: Predict, values: Mapping[str, Any], step: float) -> dict[str
     iteration. A parameter at its upper bound has slope zero, so that only its prior pulls it back within the bound.
     """
     found = {}
-    for name, prior in PRIORS.items():
+    for name, (low, high) in BOUNDS.items():
         value = values[name]
-        above = predict({**values, name: np.minimum(value * math.exp(step), prior.high)})
-        below = predict({**values, name: np.maximum(value * math.exp(-step), prior.low)})
-        found[name] = np.where(value < prior.high, (above - below) / (2 * step), 0.0)
+        above = predict({**values, name: np.minimum(value * math.exp(step), high)})
+        below = predict({**values, name: np.maximum(value * math.exp(-step), low)})
+        found[name] = np.where(value < high, (above - below) / (2 * step), 0.0)
     return found
 
 

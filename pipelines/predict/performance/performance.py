@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from pipelines.domain.errors import UserError
@@ -220,9 +219,9 @@ class PerformanceModel:
     parameters: Parameters
 
     @classmethod
-    def load(cls, path: Path | None = None) -> PerformanceModel:
-        """Load the model with the parameters of a file; None means the bundled ones."""
-        return cls(Parameters.load(path))
+    def load(cls) -> PerformanceModel:
+        """Load the model with the bundled parameters."""
+        return cls(Parameters.load())
 
     def cost(self, setup: Setup) -> Costed:
         """Return the cost of an iteration.

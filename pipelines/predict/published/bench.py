@@ -22,7 +22,8 @@ BLOCK = 32
 """Tokens of a KV block."""
 NIM_TOKEN_S = 8e-6
 """Seconds that NIM's front end takes per token of a prompt: 5,000 tokens wait 407 ms with one user, of which the fitted
-prefill explains about 350, while 500 tokens of an 8B model leave no room for that much (`parameters.EXPECTED`)."""
+prefill explains about 350, while 500 tokens of an 8B model leave no room for that much (see `EXPECTED` in
+scripts/published_fit/priors.py)."""
 TRACE_RATE, TRACE_REQUESTS = 10.0, 300
 """Rate (requests per second) and number of requests of the replayed traces."""
 TRACE_SPREAD = 0.8

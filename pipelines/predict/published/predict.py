@@ -23,7 +23,7 @@ from rich.progress import Progress
 from pipelines.domain.errors import UserError
 from pipelines.host.files import replacing
 from pipelines.predict.performance.performance import SPREAD, WIDER, PerformanceModel
-from pipelines.predict.performance.physics import PRIORS, Parameters
+from pipelines.predict.performance.physics import BOUNDS, Parameters
 from pipelines.predict.published.bench import SIMULATED, StackedCases
 from pipelines.predict.published.cases import PUBLISHED, PublishedCase, case_of, read_rows
 
@@ -200,7 +200,7 @@ def predict_cases(cases: Sequence[PublishedCase], parameters: Parameters, tell: 
 def values_of(bench: StackedCases, parameters: Parameters) -> dict[str, Any]:
     """Return the parameters of each case as arrays."""
     each = {labels: parameters.values(labels) for labels in set(bench.labels)}
-    return {name: np.array([each[labels][name] for labels in bench.labels]) for name in PRIORS}
+    return {name: np.array([each[labels][name] for labels in bench.labels]) for name in BOUNDS}
 
 
 def write(path: Path, rows: Sequence[Mapping[str, str]], predictions: Sequence[Prediction]) -> None:

@@ -12,13 +12,14 @@ from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.models import model_named
 from pipelines.predict.performance.performance import PerformanceModel, Setup
 from pipelines.predict.performance.physics import Parameters, facts
+from scripts.published_fit.priors import PRIORS
 
 H100 = Setup(model_named("llama-3.1-8b"), gpu_named("h100_sxm"), QFormat.FP8)
 
 
 @pytest.fixture(scope="module")
 def model() -> PerformanceModel:
-    return PerformanceModel(Parameters.prior())
+    return PerformanceModel(Parameters({name: prior.value for name, prior in PRIORS.items()}, {}, {}))
 
 
 def test_weights_are_read_at_the_bandwidth(model):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipelines.predict.performance.physics import PRIORS, Parameters
+from pipelines.predict.performance.physics import BOUNDS, Parameters
 from scripts.published_fit.fit import Design, fit
+from scripts.published_fit.priors import PRIORS
 
 ROWS = 60
 LABELS = [("family=vllm", "gpu=h100_sxm") if row % 2 else ("family=nim", "gpu=l40s") for row in range(ROWS)]
@@ -58,4 +59,4 @@ def test_a_fit_starts_where_the_last_one_ended():
 
 
 def test_the_shipped_parameters_are_a_start():
-    assert Parameters.load().shared.keys() == PRIORS.keys()
+    assert Parameters.load().shared.keys() == PRIORS.keys() == BOUNDS.keys()
