@@ -124,7 +124,7 @@ class Bench:
             labels=self.labels,
             out_dir=place,
         )
-        return from_result(result, place)
+        return from_result(result, place / RESULT)
 
 
 def resolved(words: Sequence[str], capacity: float) -> list[str]:

@@ -159,7 +159,7 @@ def _recognised(data: Any, path: Path) -> Measured | None:
         return None
     if "schema" in data and "levels" in data:
         _refuse_altered(path)
-        return _ours(BenchmarkResult.from_json(data, str(path)), path)
+        return from_result(BenchmarkResult.from_json(data, str(path)), path)
     reader = next((reader for recognises, reader in READERS if recognises(data)), None)
     return None if reader is None else reader(data, str(path))
 
@@ -225,29 +225,22 @@ def _deployment(measured: Measured) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def from_result(result: BenchmarkResult, folder: Path | None = None) -> Measured:
+def from_result(result: BenchmarkResult, path: Path) -> Measured:
     """Read a result of this project.
 
     Args:
-        result: contents of `benchmark.json`.
-        folder: folder with the request files; None, or a missing file, leaves them out.
+        result: contents of `path`.
+        path: file of the result, with the request files beside it; missing ones are left out.
 
     Raises:
         UserError: no level describes the server.
     """
-    source = f"{result.model} {result.precision}, {result.measured_at}"
-    return _ours(result, None if folder is None else folder / RESULT, source)
-
-
-def _ours(result: BenchmarkResult, path: Path | None, source: str = "") -> Measured:
-    source = source or str(path)
-    folder = None if path is None else path.parent
-    pairs = [(level, measured_level(result, level, folder)) for level in result.levels if level.counts]
+    pairs = [(level, measured_level(result, level, path.parent)) for level in result.levels if level.counts]
     levels = [level for level, measured in pairs if measured is not None]
     notes = tuple(f"Not used: {level.load}, {_why_not(level)}." for level in result.levels if not level.counts)
     if not levels:
         raise UserError(
-            f"{source} has no level that describes the server.",
+            f"{path} has no level that describes the server.",
             allowed=" ".join(notes),
             todo="Measure again: make benchmark",
         )
@@ -267,13 +260,13 @@ def _ours(result: BenchmarkResult, path: Path | None, source: str = "") -> Measu
         gpu=None if elsewhere or runs_on_cpu(result.engine) else gpus[0].get("name"),
         served=served,
         limits={"kv_blocks": int(counts[0])} if (counts := [value for value in blocks if value]) else {},
-        sources=(source,),
+        sources=(str(path),),
         notes=notes,
         about={"measured_at": result.measured_at, "versions": dict(result.versions), "machine": dict(result.machine)},
     )
 
 
-def measured_level(result: BenchmarkResult, level: Level, folder: Path | None) -> MeasuredLevel | None:
+def measured_level(result: BenchmarkResult, level: Level, folder: Path) -> MeasuredLevel | None:
     """Convert a level of our own; None if it was cut short or nothing finished."""
     summary = level.summary
     if not (level.complete and summary.requests and summary.e2e_s.count):
@@ -294,7 +287,7 @@ def measured_level(result: BenchmarkResult, level: Level, folder: Path | None) -
         steady=result.protocol.get("window") == "steady" and level.arrival not in ("burst", "trace"),
         cv=float(result.workload.get("cv", 1.0)),
         think_s=float(result.workload.get("think_time_s", 0.0)),
-        sent=None if folder is None else _sent(folder / level.requests_file),
+        sent=_sent(folder / level.requests_file),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,7 +109,7 @@ def test_report_and_fit_read_what_the_load_generator_wrote() -> None:
                              Slo(), (level,))  # fmt: skip
     read = BenchmarkResult.from_json(result.to_json())
     assert read == result
-    measured = from_result(read).levels[0]
+    measured = from_result(read, Path("benchmark.json")).levels[0]
     assert (measured.ttft_s, measured.itl_s, measured.e2e_s) == (summary.ttft_s, summary.itl_s, summary.e2e_s)
     assert measured.requests_per_s == summary.requests_per_s
     run: Any = SimpleNamespace(result=read, modelled=None)
