@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,9 @@ from pipelines.settings.base import HOST, PORT, Group, Positive, Ranks
 
 Arrival = Literal["closed", "constant", "poisson", "gamma", "burst", "trace"]
 HOST_PORT = re.compile(HOST + PORT)
+OPENAI_URL = re.compile(rf"https?://{HOST}({PORT})?(/[^\s?#@]*)?")
+Api = Literal["completions", "chat"]
+DEFAULT_MODEL = "ensemble"
 OPEN_RATE = ("constant", "poisson", "gamma")
 """Arrivals that need a rate."""
 DEFAULT_CONCURRENCY = (1, 4, 16, 32)
@@ -205,15 +208,22 @@ class SloSettings(Group):
         return Slo(name, self.ttft_ms or ttft, self.itl_ms or itl, self.e2e_ms)
 
 
+_LATER = ("api",)
+"""Keys that came after results were stored."""
+
+
 class BenchmarkSettings(Group):
     """How a server is measured.
 
     Attributes:
-        url: host:port of the gRPC of a server that already runs; None measures the one of this configuration.
+        url: of a server that already runs: host:port of Triton's gRPC, or http://host:port/v1 of an OpenAI endpoint,
+            whose key is read from OPENAI_API_KEY; None measures the one of this configuration.
+        api: of an OpenAI endpoint: completions sends prompts as they are, chat applies the server's template; None is
+            completions.
         metrics_url: its Prometheus page; None asks none of a server that already runs.
         precision: of a server that already runs, for the result, e.g. "fp8"; None is "unknown".
         tp_size: tensor parallel ranks of a server that already runs, for the result; None is 1.
-        model_name: the Triton model to benchmark.
+        model_name: the model on the server; an OpenAI endpoint's only model needs no name.
         concurrency: closed loop: requests in flight, one level each; None is 1, 4, 16, 32.
         request_rate: open loop: requests per second, one level each.
         streaming: whether each token is sent by itself; otherwise TTFT and ITL have no value.
@@ -231,10 +241,11 @@ class BenchmarkSettings(Group):
     """
 
     url: str | None = None
+    api: Api | None = None
     metrics_url: str | None = None
     precision: str | None = None
     tp_size: Positive | None = None
-    model_name: str = "ensemble"
+    model_name: str = DEFAULT_MODEL
     concurrency: tuple[Concurrency, ...] | None = None
     request_rate: tuple[Rate, ...] | None = None
     streaming: bool = True
@@ -247,6 +258,16 @@ class BenchmarkSettings(Group):
     timeout_s: Rate = 300
     processes: Ranks | None = None
     slo: SloSettings = Field(default_factory=SloSettings)
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that tell one measurement from another; a later key at its default says nothing."""
+        stated = self.model_dump(mode="json")
+        return {key: value for key, value in stated.items() if key not in _LATER or value is not None}
+
+    @property
+    def is_openai(self) -> bool:
+        """Whether an OpenAI endpoint is measured."""
+        return self.url is not None and self.url.startswith("http")
 
     def seconds(self, rate: float, users: int = 0) -> float | None:
         """Return how long a window lasts in which so many requests finish per second; None is no limit.
@@ -277,12 +298,17 @@ class BenchmarkSettings(Group):
                 raise ValueError(f"has {key}=[], which measures nothing; give at least one level")
         if self.duration_s is None and self.num_requests is None:
             raise ValueError("would never stop: set benchmark.duration_s or benchmark.num_requests")
-        for key in ("metrics_url", "precision", "tp_size"):
+        for key in ("metrics_url", "precision", "tp_size", "api"):
             if self.url is None and getattr(self, key) is not None:
                 raise ValueError(f"has {key}={getattr(self, key)} without url: it is for a server that already runs")
-        if self.url is not None and not HOST_PORT.fullmatch(self.url):
+        if self.url is not None and not HOST_PORT.fullmatch(self.url) and not OPENAI_URL.fullmatch(self.url):
             shown = masked(re.sub("^.*@", "***@", self.url))
-            raise ValueError(f"has url='{shown}'; give host:port of the server's gRPC, e.g. localhost:8001")
+            forms = "host:port of a server's gRPC, e.g. localhost:8001, or an OpenAI endpoint, http://host:8000/v1"
+            raise ValueError(f"has url='{shown}'; give {forms}")
+        if self.url is not None and self.url.rstrip("/").endswith(("/completions", "/models")):
+            raise ValueError(f"has url='{self.url}'; give it up to and with /v1")
+        if self.api is not None and not self.is_openai:
+            raise ValueError(f"has api={self.api} with url='{self.url}', which is gRPC; it is for http://host:port/v1")
         return self
 
 

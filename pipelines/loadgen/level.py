@@ -22,6 +22,7 @@ from pipelines.domain.summary import SECOND, RequestTiming, Window, whole_window
 from pipelines.loadgen.client_processes import ClientProcesses
 from pipelines.loadgen.config import BenchmarkSettings, WorkloadSettings
 from pipelines.loadgen.health import MachineLoad, MachineWatch, MetricsWatch
+from pipelines.loadgen.openai_server import OpenAiServer
 from pipelines.loadgen.plan import WARMUP_USERS, LevelPlan, PlannedLevel, is_whole
 from pipelines.loadgen.prompts import PromptMaker
 from pipelines.loadgen.request_stream import (
@@ -36,9 +37,10 @@ from pipelines.loadgen.request_stream import (
     TTFT_US,
     ClientJob,
     ClientReport,
+    Interface,
     SharedCounters,
 )
-from pipelines.loadgen.server import Interface, Server, statistics_between
+from pipelines.loadgen.server import Server, statistics_between
 
 _POLL_S = 0.05
 _WARMUP_PROMPTS = 256
@@ -52,7 +54,7 @@ class BenchmarkContext:
     """State shared by all levels of a benchmark."""
 
     clients: ClientProcesses
-    server: Server
+    server: Server | OpenAiServer
     interface: Interface
     maker: PromptMaker
     workload: WorkloadSettings
@@ -300,6 +302,7 @@ class _Run:
     def _base(self) -> dict[str, Any]:
         return {
             "url": self._bench.server.url,
+            "tokenizer_dir": self._bench.maker.folder,
             "interface": self._bench.interface,
             "streaming": self._settings.streaming,
             "ignore_eos": self._bench.workload.ignore_eos,

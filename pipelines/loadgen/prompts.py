@@ -23,26 +23,27 @@ _TRIES = 64
 class PromptMaker:
     """Makes texts of exact length for one tokenizer."""
 
-    def __init__(self, tokenizer_dir: Path, *, add_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer_dir: Path, *, add_special_tokens: bool = True, added_tokens: int = 0) -> None:
         """Read the tokenizer and find its words.
 
         Args:
             tokenizer_dir: folder with tokenizer.json.
             add_special_tokens: whether the server's preprocessing adds them (BOS); they count as input tokens.
+            added_tokens: input tokens that the server adds besides, e.g. those of a chat template.
 
         Raises:
             UserError: there is no tokenizer.json, or it cannot be read.
         """
-        self._tokenizer, self._dir = opened(tokenizer_dir).tokenizer, tokenizer_dir
-        self._special = add_special_tokens
+        self._tokenizer, self.folder = opened(tokenizer_dir).tokenizer, tokenizer_dir
+        self._special, self._added = add_special_tokens, added_tokens
         self.overhead = self.count("")
-        """Tokens of the empty text, that is, the special tokens."""
+        """Tokens of the empty text, that is, those that the server adds."""
         self._words = self._find_words()
         self._first = self._find_first()
 
     def count(self, text: str) -> int:
         """Count the input tokens of a text as the server does."""
-        return len(self._tokenizer.encode(text, add_special_tokens=self._special).ids)
+        return len(self._tokenizer.encode(text, add_special_tokens=self._special).ids) + self._added
 
     def make(self, lengths: Sequence[int], rng: Random, *, prefix_share: float = 0.0) -> list[str]:
         """Make one random text per length.
@@ -85,7 +86,7 @@ class PromptMaker:
     def _checked(self, texts: list[str], lengths: Sequence[int], rng: Random) -> list[str]:
         found = self._tokenizer.encode_batch(texts, add_special_tokens=self._special)
         return [
-            text if len(item.ids) == length else self._repaired("", text, length, rng)
+            text if len(item.ids) + self._added == length else self._repaired("", text, length, rng)
             for text, item, length in zip(texts, found, lengths, strict=True)
         ]
 
@@ -103,7 +104,7 @@ class PromptMaker:
                 words = re.findall(r"\s?\S+", body)
                 text = keep + "".join(words[: max(len(words) - (count - length) - attempt % 3, 0)])
         raise UserError(
-            f"The tokenizer in {self._dir} gave no text of exactly {length} tokens in {_TRIES} attempts.",
+            f"The tokenizer in {self.folder} gave no text of exactly {length} tokens in {_TRIES} attempts.",
             todo="Choose another workload.isl.",
         )
 
@@ -122,7 +123,7 @@ class PromptMaker:
         ]
         if len(words) < _ENOUGH:
             raise UserError(
-                f"The tokenizer in {self._dir} has {len(words)} tokens that are words; prompts need {_ENOUGH}.",
+                f"The tokenizer in {self.folder} has {len(words)} tokens that are words; prompts need {_ENOUGH}.",
                 todo="Use workload=trace with prompts of your own.",
             )
         return words

@@ -1,37 +1,68 @@
-"""One long-lived gRPC stream that carries one request at a time.
+"""One long-lived connection to a server that carries one request at a time, over gRPC or HTTP.
 
-Opening a stream costs about as much as a request, so streams are reused. With one request at a time, closing a stream
-cancels that request and no other, and responses need not be matched. A failed stream is replaced.
+Opening one costs about as much as a request, so connections are reused. With one request at a time, closing one cancels
+that request and no other, and responses need not be matched. A failed one is replaced.
 """
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from multiprocessing.sharedctypes import RawArray
+from pathlib import Path
 from time import monotonic_ns as now
-from typing import Any
-
-import grpc
+from typing import Any, Protocol
 
 from pipelines.loadgen.plan import Conversation, PlannedRequest
-from pipelines.loadgen.server import INPUT_TOKENS, OUTPUT_TOKENS, TEXT, Interface
 
 Row = tuple[int, int, int, int | None, int, int, int, tuple[int, ...], str | None]
 """The fields of RequestTiming, with stamps on CLOCK_MONOTONIC."""
-_END = grpc.aio.EOF
 _REJECTED = ("exceeds maximum queue size", "maximum queue size", "exceeds max queue", "queue is full")
 
 
-class RequestStream:
-    """A stream and its current request."""
+class Interface(Protocol):
+    """How one model of a server is asked. Pickled to the client processes."""
 
-    __slots__ = ("_call", "_places", "_stub", "deadline_ns", "error_text", "given_up")
+    @property
+    def model_name(self) -> str:
+        """Its name on the server."""
 
-    def __init__(self, stub: Any) -> None:
-        self._stub = stub
-        self._call: Any = None
-        self._places: tuple[int, dict[str, int]] = (-1, {})
+    @property
+    def add_special_tokens(self) -> bool:
+        """Whether the tokenizer's special tokens count as input tokens."""
+
+    @property
+    def added_tokens(self) -> int | None:
+        """Input tokens that the server adds besides; None if unknown."""
+
+    @property
+    def stop_input(self) -> str | None:
+        """The parameters that make output lengths exact; None if the model may stop earlier."""
+
+    @property
+    def counted_by(self) -> tuple[str, str]:
+        """Who counts the input tokens and the output tokens."""
+
+    @property
+    def connection(self) -> str:
+        """What carries the requests, for the result."""
+
+    def build(self, request: PlannedRequest, *, streaming: bool, ignore_eos: bool) -> Any:
+        """Build the message of one request; its `id` is set before it is sent."""
+
+    def transport(self, url: str) -> AbstractAsyncContextManager[Callable[[], RequestStream]]:
+        """Return a context in which a function opens connections to the server."""
+
+
+class RequestStream(ABC):
+    """A connection and its current request."""
+
+    __slots__ = ("deadline_ns", "error_text", "given_up")
+
+    def __init__(self) -> None:
         self.deadline_ns: int | None = None
         """When the current request is given up, ns; None while idle."""
         self.given_up: str | None = None
@@ -39,25 +70,40 @@ class RequestStream:
         self.error_text = ""
         """The server's message about the last failure."""
 
+    @abstractmethod
     async def open(self) -> None:
         """Connect early, so that the first request does not include connection time. Failures show up with it."""
-        self._call = self._stub.ModelStreamInfer()
-        try:
-            await self._call.wait_for_connection()
-        except grpc.aio.AioRpcError:
-            self._call = None
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the connection; a running request is cancelled."""
+
+    @abstractmethod
+    def _cancel(self) -> None:
+        """End the current request, so that `_exchange` returns or raises."""
+
+    @abstractmethod
+    async def _exchange(self, request: Any, chunks: list[int], counts: list[int]) -> tuple[int, str | None]:
+        """Send a request and read until its end.
+
+        Args:
+            request: the message.
+            chunks: receives the stamp of each response with content, ns.
+            counts: input tokens, replaced if the server counts them; then output tokens of each response.
+
+        Returns:
+            when the last response with content arrived, ns, and the kind of error.
+        """
 
     def give_up(self, kind: str) -> None:
         """Cancel the current request."""
-        if self.deadline_ns is not None and self._call is not None:
+        if self.deadline_ns is not None:
             self.given_up = kind
-            self._call.cancel()
+            self._cancel()
 
-    async def close(self) -> None:
-        """Close the stream gracefully."""
-        call, self._call = self._call, None
-        if call is not None:
-            call.cancel()
+    def take_text(self) -> str | None:
+        """Return the last answer's text if its tokens are still to be counted."""
+        return None
 
     async def ask(self, request: Any, index: int, due_ns: int | None, wait_ns: int, streamed: bool, isl: int) -> Row:
         """Send one request and follow it to its end.
@@ -71,21 +117,16 @@ class RequestStream:
             isl: input tokens, used if the server does not count them.
         """
         chunks: list[int] = []
-        counts = [isl]  # input tokens, then num_output_tokens, which TensorRT-LLM counts per response
+        counts = [isl]
         sent = now()
         due = sent if due_ns is None else due_ns
         self.deadline_ns = sent + wait_ns
         try:
-            if self._call is None:
-                self._call = self._stub.ModelStreamInfer()
-            await self._call.write(request)
-            end, error = await self._follow(chunks, counts)
+            end, error = await self._exchange(request, chunks, counts)
         except asyncio.CancelledError:
             if self.given_up is None:
                 raise
             end, error = now(), "cancelled"
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError) as failure:
-            end, error = now(), self._broken(failure)
         if self.given_up is not None:
             # whatever the cancelled stream reported, even nothing; a request that finished first stays finished
             error = error and self.given_up
@@ -98,59 +139,6 @@ class RequestStream:
         first = chunks[0] if streamed and chunks else None
         stamps = tuple(chunks) if streamed else ()
         return index, due, sent, first, end, counts[0], osl, stamps, error
-
-    async def _follow(self, chunks: list[int], counts: list[int]) -> tuple[int, str | None]:
-        """Read until the final response.
-
-        Returns:
-            when the last response with content arrived, ns, and the kind of error.
-        """
-        assert self._call is not None
-        read, end = self._call.read, 0
-        while True:
-            response = await read()
-            stamp = now()
-            if response is _END:
-                return stamp, self._ended()
-            if response.error_message:
-                self.error_text = response.error_message
-                return stamp, classify(response.error_message)
-            answer = response.infer_response
-            if answer.raw_output_contents and self._take(answer, counts):
-                end = stamp
-                chunks.append(stamp)
-            if answer.parameters["triton_final_response"].bool_param:
-                return end or stamp, None
-
-    def _take(self, answer: Any, counts: list[int]) -> bool:
-        """Read the counts of one response, and return whether it had content."""
-        contents, places = answer.raw_output_contents, self._places
-        if places[0] != len(answer.outputs):
-            self._places = places = (len(answer.outputs), {o.name: i for i, o in enumerate(answer.outputs)})
-        where = places[1]
-        text = len(contents[where[TEXT]]) > 4 if TEXT in where else False
-        if INPUT_TOKENS in where:
-            counts[0] = int.from_bytes(contents[where[INPUT_TOKENS]][:4], "little")
-        if OUTPUT_TOKENS not in where:
-            return text
-        count = int.from_bytes(contents[where[OUTPUT_TOKENS]][:4], "little")
-        counts.append(count)
-        return text or count > 0
-
-    def _ended(self) -> str:
-        self.error_text = "the server closed the stream"
-        return "connection"
-
-    def _broken(self, failure: Exception) -> str:
-        if isinstance(failure, grpc.aio.AioRpcError):
-            self.error_text = failure.details() or failure.code().name
-            if failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                return "timeout"
-            if failure.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND):
-                return "invalid"
-            return "rejected" if failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED else "connection"
-        self.error_text = str(failure) or type(failure).__name__
-        return "connection"
 
 
 def classify(text: str) -> str:
@@ -203,7 +191,8 @@ class ClientJob:
     """One process's share of a level.
 
     Attributes:
-        url: host:port of the server.
+        url: of the server.
+        tokenizer_dir: folder of the tokenizer, for answers whose tokens the server does not count.
         interface: of the model.
         streaming: whether to stamp every response.
         ignore_eos: whether output lengths are exact.
@@ -220,6 +209,7 @@ class ClientJob:
     """
 
     url: str
+    tokenizer_dir: Path
     interface: Interface
     streaming: bool
     ignore_eos: bool

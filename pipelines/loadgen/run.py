@@ -29,20 +29,24 @@ from pipelines.loadgen.config import (
 )
 from pipelines.loadgen.health import columns_of, growth_note, judge, tail_note
 from pipelines.loadgen.level import INTERRUPTED, REFUSED, BenchmarkContext, LevelOutcome, run_level, three_digits
+from pipelines.loadgen.openai_server import OpenAiServer
 from pipelines.loadgen.plan import PlannedLevel, is_whole, loads
 from pipelines.loadgen.prompts import PromptMaker
-from pipelines.loadgen.server import Interface, Server
+from pipelines.loadgen.request_stream import Interface
+from pipelines.loadgen.server import Server
 
 # The header of a result: what was measured, where and how.
 
 
 UNKNOWN: Mapping[str, Any] = {"engine": "unknown", "tp_size": 1, "world_size": 1, "machine": {}, "versions": {}}
 """Labels of a server of which nothing is said."""
+_TOGETHER = 1.01
+"""Tokens per response above which that is said."""
 LIBRARIES = ("tritonclient", "grpcio", "uvloop", "tokenizers")
 
 
 def empty_result(
-    server: Server,
+    server: Server | OpenAiServer,
     interface: Interface,
     workload: WorkloadSettings,
     settings: BenchmarkSettings,
@@ -74,10 +78,10 @@ def protocol(interface: Interface, workload: WorkloadSettings, settings: Benchma
         "after_error": "a user pauses 0.2 s",
         "after_window": "nobody sends; what is under way is followed to its end",
         "osl": exact if workload.ignore_eos else "the model may stop before",
-        "osl_counted_by": "server" if interface.counts_output else "responses with text",
-        "isl_counted_by": "server" if interface.counts_input else "tokenizer",
+        "osl_counted_by": interface.counted_by[1],
+        "isl_counted_by": interface.counted_by[0],
         "special_tokens_in_isl": interface.add_special_tokens,
-        "streams": "one request at a time on each of several long-lived gRPC streams",
+        "streams": interface.connection,
         "conventions": CONVENTIONS,
     }
 
@@ -208,7 +212,7 @@ def run_benchmark(
     """Measure every level and write `benchmark.json` and `requests-<n>.json.gz` into `out_dir` as each finishes.
 
     Args:
-        url: host:port of the server's gRPC.
+        url: host:port of the server's gRPC, or an OpenAI endpoint up to and with /v1.
         workload: requests to send.
         settings: of the measurement.
         labels: fields of the result that say what is served where: model and precision, and the others if known.
@@ -227,10 +231,15 @@ def run_benchmark(
     """
     if faults := load_faults(workload, settings):
         raise UserError.of(faults)
-    server = Server(url)
+    openai = settings.is_openai
+    server = OpenAiServer(url, settings.api or "completions", tokenizer_dir) if openai else Server(url)
     try:
         interface = server.describe(settings.model_name, streaming=settings.streaming)
-        maker = PromptMaker(tokenizer_dir, add_special_tokens=interface.add_special_tokens)
+        maker = PromptMaker(
+            tokenizer_dir,
+            add_special_tokens=interface.add_special_tokens,
+            added_tokens=interface.added_tokens or 0,
+        )
         header = empty_result(server, interface, workload, settings, labels)
         with ClientProcesses(processes_for(workload, settings, cpu_count())) as clients:
             bench = BenchmarkContext(clients, server, interface, maker, workload, settings, metrics_url)
@@ -297,6 +306,12 @@ def _notes(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome) -
     if not all(report.distinct for report in outcome.reports):
         notes.append("Prompts were repeated, which favours a server that reuses KV blocks (workload.prompts).")
     done = [timing for timing in outcome.timings if timing.ok]
+    if (together := _tokens_per_response(outcome) or 1) > _TOGETHER:
+        notes.append(
+            f"There were {together:.2f} tokens in each response: gaps between responses are not gaps between tokens."
+        )
+    if silent := sum(timing.first_token_ns is None for timing in done) if bench.settings.streaming else 0:
+        notes.append(f"{silent:,} of {len(done):,} answers had no text, so they have no TTFT.")
     if bench.workload.ignore_eos and not bench.interface.stop_input:
         notes.append("The model has no input that prevents it from stopping early, so output lengths vary.")
     if not done:

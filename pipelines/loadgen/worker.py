@@ -16,12 +16,8 @@ from multiprocessing.connection import Connection
 from time import monotonic_ns as now
 from typing import Any
 
-import grpc
-from tritonclient.grpc import service_pb2_grpc
-
 from pipelines.loadgen import request_stream
 from pipelines.loadgen.request_stream import WIDTH, ClientJob, ClientReport, RequestStream, Row
-from pipelines.loadgen.server import build_request
 
 # Wait for an exact moment inside an event loop.
 #
@@ -64,7 +60,6 @@ _RETRY_S = 0.2
 _OPEN_STREAMS = 8
 _NICE = -10
 _SWITCH_S = 5e-4
-_CHANNEL = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
 def main(pipe: Connection, cells: Any, number: int) -> None:
@@ -77,10 +72,6 @@ def main(pipe: Connection, cells: Any, number: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the directing process
     _prefer()
-    # Without it each read takes one more hop between threads: 0.06 ms of every stamp, measured. Read when the first
-    # channel is made; versions that have no such thing would say so, hence the silence (failures come as statuses).
-    os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client")
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     sys.setswitchinterval(_SWITCH_S)  # gRPC's thread must not wait 5 ms for ours
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         _runner()(_Worker(pipe, cells, number).serve())
@@ -109,6 +100,7 @@ class _Worker:
         self._inbox: asyncio.Queue[Any] = asyncio.Queue()
         self._streams: list[RequestStream] = []
         self._rows: list[Row] = []
+        self._texts: list[tuple[int, str]] = []
         self._messages: dict[str, str] = {}
         self._aborted = asyncio.Event()
 
@@ -139,11 +131,11 @@ class _Worker:
             self._inbox.put_nowait(message)
 
     async def _run(self, job: ClientJob) -> ClientReport:
-        self._rows, self._messages, self._streams = [], {}, []
+        self._rows, self._messages, self._streams, self._texts = [], {}, [], []
         self._aborted.clear()
-        async with grpc.aio.insecure_channel(job.url, options=_CHANNEL) as channel:
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            load: _Closed | _Open = _Closed(self, job, stub) if job.users else _Open(self, job, stub)
+        self._tokenizer_dir = job.tokenizer_dir
+        async with job.interface.transport(job.url) as self._connect:
+            load: _Closed | _Open = _Closed(self, job) if job.users else _Open(self, job)
             await load.prepare()
             self._pipe.send(("ready",))
             _, start = await self._inbox.get()
@@ -166,7 +158,20 @@ class _Worker:
             task.cancel()
         for stream in self._streams:
             await stream.close()
+        self._count_texts()
         return ClientReport(self._rows, self._messages, lag, max(share, 0.0), _cpu_number(), load.distinct, os.nice(0))
+
+    def _count_texts(self) -> None:
+        """Count the output tokens of answers that the server did not count, now that nothing is timed."""
+        if not self._texts:
+            return
+        from pipelines.checkpoint.tokenizer import opened  # tokenizers are not loaded while stamps are taken
+
+        tokenizer = opened(self._tokenizer_dir).tokenizer
+        counted = tokenizer.encode_batch([text for _, text in self._texts], add_special_tokens=False)
+        for (place, _), item in zip(self._texts, counted, strict=True):
+            row = self._rows[place]
+            self._rows[place] = (*row[:6], len(item.ids), *row[7:])
 
     async def _sweep(self) -> None:
         """Give up requests that take too long."""
@@ -177,9 +182,9 @@ class _Worker:
                 if stream.deadline_ns is not None and stream.deadline_ns < stamp:
                     stream.give_up("timeout")
 
-    def stream(self, stub: Any) -> RequestStream:
+    def stream(self) -> RequestStream:
         """Open a new stream."""
-        self._streams.append(stream := RequestStream(stub))
+        self._streams.append(stream := self._connect())
         return stream
 
     def stopped(self) -> bool:
@@ -193,6 +198,8 @@ class _Worker:
 
     def keep(self, row: Row, stream: RequestStream) -> None:
         """Keep the record of a request and count it for the live view."""
+        if (text := stream.take_text()) is not None and row[-1] is None:
+            self._texts.append((len(self._rows), text))
         self._rows.append(row)
         cells, base = self._cells, self._base
         _, due, _, first, end, _, osl, _, error = row
@@ -216,11 +223,11 @@ class _Closed:
 
     spun_ns = 0
 
-    def __init__(self, worker: _Worker, job: ClientJob, stub: Any) -> None:
+    def __init__(self, worker: _Worker, job: ClientJob) -> None:
         self._worker, self._job = worker, job
         self._pool = [[(build(job, ask), ask.isl) for ask in conversation] for conversation in job.pool]
         self._given, self._sent = 0, 0
-        self._users = [worker.stream(stub) for _ in range(job.users)]
+        self._users = [worker.stream() for _ in range(job.users)]
 
     @property
     def distinct(self) -> bool:
@@ -266,8 +273,8 @@ class _Open:
 
     distinct = True
 
-    def __init__(self, worker: _Worker, job: ClientJob, stub: Any) -> None:
-        self._worker, self._job, self._stub = worker, job, stub
+    def __init__(self, worker: _Worker, job: ClientJob) -> None:
+        self._worker, self._job = worker, job
         self._pacer = Pacer(job.mean_gap_ns)
         self._schedule = [(offset, build(job, ask), ask.isl) for offset, ask in job.schedule]
         self._free: list[RequestStream] = []
@@ -277,7 +284,7 @@ class _Open:
         return self._pacer.spun_ns
 
     async def prepare(self) -> None:
-        self._free = [self._worker.stream(self._stub) for _ in range(min(_OPEN_STREAMS, len(self._schedule)))]
+        self._free = [self._worker.stream() for _ in range(min(_OPEN_STREAMS, len(self._schedule)))]
         await asyncio.gather(*(stream.open() for stream in self._free))
 
     async def drive(self, start: int) -> None:
@@ -287,7 +294,7 @@ class _Open:
             if self._worker.stopped():
                 break
             request.id = str(self._job.id_base + self._job.first_index + place * self._job.step + 1)
-            stream = self._free.pop() if self._free else self._worker.stream(self._stub)
+            stream = self._free.pop() if self._free else self._worker.stream()
             task = loop.create_task(self._ask(stream, request, place, start + offset, isl))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
@@ -304,7 +311,7 @@ class _Open:
 
 def build(job: ClientJob, ask: Any) -> Any:
     """Build the message of one request of a job."""
-    return build_request(job.interface, ask, streaming=job.streaming, ignore_eos=job.ignore_eos)
+    return job.interface.build(ask, streaming=job.streaming, ignore_eos=job.ignore_eos)
 
 
 async def _watch_lag(lag: list[int]) -> None:

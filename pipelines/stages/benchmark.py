@@ -52,7 +52,7 @@ class Benchmark:
         """Return the load."""
         return {
             "workload": self.workload.model_dump(mode="json"),
-            "benchmark": self.benchmark.model_dump(mode="json"),
+            "benchmark": self.benchmark.identity(),
             **self.labels,
         }
 
@@ -91,7 +91,7 @@ class Benchmark:
 
     @contextmanager
     def _server(self, inputs: Mapping[str, Path], progress: Progress) -> Iterator[tuple[str, str | None]]:
-        """Yield (gRPC url, metrics url) of the server to measure."""
+        """Yield (url, metrics url) of the server to measure."""
         if self.benchmark.url is not None:
             yield self.benchmark.url, self.benchmark.metrics_url
             return

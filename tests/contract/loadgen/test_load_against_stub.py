@@ -37,7 +37,7 @@ def measure(
     result = run_benchmark(
         url,
         workload(**SHORT | (work or {})),
-        benchmark(**QUICK | how | {"model_name": model}),
+        benchmark(**QUICK | how | {"model_name": model} | ({"url": url} if url.startswith("http") else {})),
         labels={"model": "stub", "precision": "none"},
         tokenizer_dir=TINY_LLAMA,
         out_dir=folder,

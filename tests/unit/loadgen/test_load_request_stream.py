@@ -9,7 +9,8 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from pipelines.loadgen.request_stream import RequestStream, Row
+from pipelines.loadgen.request_stream import Row
+from pipelines.loadgen.triton_stream import TritonStream
 
 
 class Call:
@@ -48,7 +49,7 @@ class Stub:
 async def given_up(last: Any) -> tuple[Row, Row, int]:
     """Two requests on one stream, both given up; the rows and how many streams they took."""
     stub = Stub(last)
-    stream = RequestStream(stub)
+    stream = TritonStream(stub)
     rows = []
     for index in range(2):
         asking = asyncio.create_task(stream.ask(service_pb2.ModelInferRequest(), index, None, 10**9, True, 4))

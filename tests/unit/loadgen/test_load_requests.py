@@ -8,23 +8,24 @@ import pytest
 
 from pipelines.loadgen.plan import PlannedRequest
 from pipelines.loadgen.request_stream import classify
-from pipelines.loadgen.server import Interface, build_request, statistics_between
+from pipelines.loadgen.server import statistics_between
+from pipelines.loadgen.triton_stream import TritonInterface
 
 COUNTED = ("exclude_input_in_output", "return_num_input_tokens", "return_num_output_tokens")
 ENSEMBLE = frozenset(("text_input", "max_tokens", "stream", "min_tokens", "end_id", *COUNTED))
 OUTPUTS = frozenset(("text_output", "num_input_tokens", "num_output_tokens", "sequence_index"))
 
 
-def inputs(interface: Interface, *, ignore_eos: bool = True) -> dict[str, bytes]:
+def inputs(interface: TritonInterface, *, ignore_eos: bool = True) -> dict[str, bytes]:
     """Name -> raw content of the request for 7 tokens."""
-    request = build_request(interface, PlannedRequest("h\u00e9", 3, 7), streaming=True, ignore_eos=ignore_eos)
+    request = interface.build(PlannedRequest("h\u00e9", 3, 7), streaming=True, ignore_eos=ignore_eos)
     assert request.parameters["triton_enable_empty_final_response"].bool_param
     return {item.name: raw for item, raw in zip(request.inputs, request.raw_input_contents, strict=True)}
 
 
 def test_the_ensemble_is_asked_for_an_exact_length_and_its_counts() -> None:
     """min_tokens = max_tokens; text as length and UTF-8."""
-    found = inputs(Interface("ensemble", True, True, ENSEMBLE, OUTPUTS))
+    found = inputs(TritonInterface("ensemble", True, True, ENSEMBLE, OUTPUTS))
     assert found["text_input"] == b"\x03\x00\x00\x00h\xc3\xa9"
     assert found["max_tokens"] == found["min_tokens"] == struct.pack("<i", 7)
     assert found["stream"] == found["return_num_output_tokens"] == found["exclude_input_in_output"] == b"\x01"
@@ -33,25 +34,28 @@ def test_the_ensemble_is_asked_for_an_exact_length_and_its_counts() -> None:
 
 def test_only_outputs_that_are_read_are_asked_for() -> None:
     """Small answers."""
-    full = build_request(
-        Interface("m", True, True, ENSEMBLE, OUTPUTS), PlannedRequest("x", 1, 1), streaming=True, ignore_eos=True
-    )
+    ensemble = TritonInterface("m", True, True, ENSEMBLE, OUTPUTS)
+    full = ensemble.build(PlannedRequest("x", 1, 1), streaming=True, ignore_eos=True)
     assert [item.name for item in full.outputs] == ["text_output", "num_output_tokens", "num_input_tokens"]
     assert list(full.inputs[0].shape) == [1, 1]
-    bare = Interface("m", False, True, frozenset(("text_input", "max_tokens")), frozenset(("text_output",)))
-    small = build_request(bare, PlannedRequest("x", 1, 1), streaming=False, ignore_eos=True)
+    bare = TritonInterface("m", False, True, frozenset(("text_input", "max_tokens")), frozenset(("text_output",)))
+    small = bare.build(PlannedRequest("x", 1, 1), streaming=False, ignore_eos=True)
     assert [item.name for item in small.outputs] == ["text_output"]
     assert [(item.name, list(item.shape)) for item in small.inputs] == [("text_input", [1]), ("max_tokens", [1])]
 
 
 def test_a_model_without_min_tokens_gets_no_end_token() -> None:
     """end_id = -1 is never generated."""
-    assert inputs(Interface("m", True, True, ENSEMBLE - {"min_tokens"}, OUTPUTS))["end_id"] == struct.pack("<i", -1)
+    assert inputs(TritonInterface("m", True, True, ENSEMBLE - {"min_tokens"}, OUTPUTS))["end_id"] == struct.pack(
+        "<i", -1
+    )
 
 
 def test_a_model_may_stop_early_when_asked_to() -> None:
     """ignore_eos=false sends neither."""
-    assert not {"min_tokens", "end_id"} & set(inputs(Interface("m", True, True, ENSEMBLE, OUTPUTS), ignore_eos=False))
+    assert not {"min_tokens", "end_id"} & set(
+        inputs(TritonInterface("m", True, True, ENSEMBLE, OUTPUTS), ignore_eos=False)
+    )
 
 
 @pytest.mark.parametrize(

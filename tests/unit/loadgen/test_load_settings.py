@@ -64,7 +64,10 @@ def test_contradictions_inside_the_workload_are_refused(changes: dict[str, objec
         ({"concurrency": []}, r"concurrency=\[\]"),
         ({"duration_s": None}, "set benchmark.duration_s or benchmark.num_requests"),
         ({"metrics_url": "http://h:8002/metrics"}, "without url"),
-        ({"url": "http://h:8000"}, "url='http://h:8000'; give host:port"),
+        ({"url": "http://h:8000?a=1"}, "url='http://h:8000.a=1'; give host:port"),
+        ({"url": "http://h/v1/chat/completions"}, "give it up to and with /v1"),
+        ({"url": "h:8001", "api": "chat"}, "api=chat with url='h:8001', which is gRPC"),
+        ({"api": "chat"}, "api=chat without url"),
         ({"url": "h"}, "url='h'; give host:port"),
     ],
 )

@@ -1,0 +1,325 @@
+"""OpenAI's HTTP interface: one keep-alive connection carries one request at a time; every event is stamped on arrival.
+
+httptools parses, and callbacks of asyncio's protocol stamp: a task is woken once a request, not once a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from time import monotonic_ns as now
+from typing import Any
+from urllib.parse import urlsplit
+
+import httptools
+from pydantic_core import from_json
+
+from pipelines.loadgen.request_stream import RequestStream, classify
+
+_IDLE_NS = 3 * 10**9
+"""An idle connection is replaced after this time: uvicorn closes after 5 s, and a request that meets it would fail."""
+_CONNECT_S = 10.0
+_KINDS = {408: "timeout", 429: "rejected", 503: "unavailable", 504: "timeout"}
+_TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
+
+
+@dataclass
+class HttpRequest:
+    """One request.
+
+    Attributes:
+        method: GET or POST.
+        path: below the URL, e.g. "/chat/completions".
+        body: JSON.
+        id: sent as X-Request-Id.
+    """
+
+    method: str
+    path: str
+    body: bytes = b""
+    id: str = ""
+
+
+@dataclass
+class Reply:
+    """What has arrived for one request.
+
+    Attributes:
+        ended: resolved when nothing more will come.
+        keeps_text: whether to keep the answer's text.
+        status: of HTTP; 0 before it arrived.
+        headers: names in lower case.
+        body: of a response that is not a stream of events.
+        text: parts of the answer, if kept.
+        usage: the server's counts.
+        fault: the error that an event reports.
+        stamps: of each event with content, ns.
+        stamp: of the last bytes, ns.
+        done: whether the stream ended as it should.
+    """
+
+    ended: asyncio.Future[None]
+    keeps_text: bool = False
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    text: list[str] = field(default_factory=list)
+    usage: dict[str, Any] | None = None
+    fault: dict[str, Any] | None = None
+    stamps: list[int] = field(default_factory=list)
+    stamp: int = 0
+    done: bool = False
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it is a stream of events."""
+        return self.headers.get("content-type", "").startswith("text/event-stream")
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Read one event, or a whole response, and stamp it if it has content."""
+        if usage := event.get("usage"):
+            self.usage = usage
+        if "error" in event:
+            fault = event["error"]
+            self.fault = fault if isinstance(fault, dict) else {"message": str(fault)}
+        filled = False
+        for choice in event.get("choices") or ():
+            part = choice.get("delta") or choice.get("message") or choice
+            texts = [part[name] for name in ("text", *_TEXTS) if part.get(name)]
+            filled = filled or bool(texts or part.get("tool_calls"))
+            if self.keeps_text:
+                self.text += texts
+        if filled:
+            self.stamps.append(self.stamp)
+
+    def error(self) -> tuple[str, str] | None:
+        """Return the kind of error and the server's words; None if it is a whole answer."""
+        if self.status == 0:
+            return "connection", "the server closed the connection without an answer"
+        if self.status >= 400:
+            kind = _KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid")
+            wait = self.headers.get("retry-after")
+            return kind, f"HTTP {self.status}{f', Retry-After {wait}' if wait else ''}: {self._words()}"
+        if self.status >= 300:
+            where = self.headers.get("location", "elsewhere")
+            return "invalid", f"HTTP {self.status}: the server sends requests on to {where[:200]}"
+        if self.fault is not None:
+            words = str(self.fault.get("message") or self.fault)
+            code = self.fault.get("code")
+            return _KINDS.get(code, classify(words)) if isinstance(code, int) else classify(words), words[:500]
+        if not self.done:
+            media = self.headers.get("content-type", "no content type")
+            if self.is_stream or "json" in media:
+                return "connection", "the server closed the connection before the answer's end"
+            return "invalid", f"the answer is {media.partition(';')[0]}, not JSON or text/event-stream"
+        return None
+
+    def _words(self) -> str:
+        """Return the reason that the body states."""
+        if "html" in self.headers.get("content-type", ""):
+            return "an HTML page"
+        words: Any = self.body[:500].decode(errors="replace").strip()
+        try:
+            words = from_json(self.body)
+            while isinstance(words, dict):
+                words = next((words[key] for key in ("error", "message", "detail") if words.get(key)), str(words))
+        except ValueError:
+            pass
+        return str(words)[:500] or "no reason given"
+
+
+class _Protocol(asyncio.Protocol):
+    """One connection; `reply` is of the current request."""
+
+    def __init__(self) -> None:
+        self.transport: Any = None
+        self.reply: Reply | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._rest = b""
+        self._events = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        stamp = now()
+        if self.reply is None:  # nobody asked
+            self.transport.abort()
+            return
+        self.reply.stamp = stamp
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self.reply.fault = {"message": f"this is not HTTP: {error}"}
+            self.reply.status = self.reply.status or 200
+            self.transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        reply = self.reply
+        if reply is not None and not reply.ended.done():
+            if reply.body and "content-length" not in reply.headers and "transfer-encoding" not in reply.headers:
+                self.on_message_complete()  # this body ends with the connection
+            else:
+                reply.ended.set_result(None)
+        self.transport = None
+
+    def on_message_begin(self) -> None:
+        self._rest = b""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        assert self.reply is not None
+        self.reply.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        assert self.reply is not None
+        self.reply.status = self._parser.get_status_code()
+        self._events = self.reply.is_stream and self.reply.status < 300
+
+    def on_body(self, body: bytes) -> None:
+        reply = self.reply
+        assert reply is not None
+        if not self._events:
+            reply.body += body
+            return
+        *lines, self._rest = (self._rest + body).split(b"\n") if self._rest else body.split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue  # comments, names of events and the empty lines between them
+            data = line[5:].strip()
+            if data == b"[DONE]":
+                reply.done = True
+            elif data:
+                self._take(data)
+
+    def on_message_complete(self) -> None:
+        reply = self.reply
+        if reply is None or reply.ended.done() or reply.status in (100, 102, 103):
+            return
+        if not self._events and reply.status < 300:
+            reply.done = self._take(reply.body)
+        elif self._events and reply.usage is not None and reply.fault is None:
+            reply.done = True  # complete by HTTP, though without [DONE]
+        if not self._parser.should_keep_alive() and self.transport is not None:
+            self.transport.close()
+        reply.ended.set_result(None)
+
+    def _take(self, data: bytes) -> bool:
+        """Read JSON and return whether it is an object."""
+        assert self.reply is not None
+        try:
+            event = from_json(data)
+            if not isinstance(event, dict):
+                return False
+            self.reply.take(event)
+        except (ValueError, AttributeError, TypeError) as error:
+            if self._events:
+                self.reply.fault = {"message": f"invalid event ({error}): {data[:80].decode(errors='replace')}"}
+            return False
+        return True
+
+
+class HttpStream(RequestStream):
+    """A connection to an OpenAI endpoint."""
+
+    __slots__ = ("_head", "_idle_since", "_keeps_text", "_protocol", "_tls", "_url", "reply")
+
+    def __init__(self, url: str, *, keeps_text: bool = False, tls: ssl.SSLContext | None = None) -> None:
+        """Prepare.
+
+        Args:
+            url: up to and with /v1.
+            keeps_text: whether the answer's text is kept, because its tokens are still to be counted.
+            tls: for https.
+        """
+        super().__init__()
+        self._url, self._keeps_text, self._tls = urlsplit(url), keeps_text, tls
+        self._protocol: _Protocol | None = None
+        self._idle_since = 0
+        self.reply: Reply | None = None
+        """Of the last request."""
+        lines = [f"Host: {self._url.netloc.rpartition('@')[2]}", "Accept: */*", "Content-Type: application/json"]
+        if key := os.environ.get("OPENAI_API_KEY"):
+            lines.append(f"Authorization: Bearer {key}")
+        self._head = "\r\n".join(lines)
+
+    async def open(self) -> None:
+        """See `RequestStream`."""
+        try:
+            await self._connect()
+        except (OSError, TimeoutError):
+            self._protocol = None
+
+    async def close(self) -> None:
+        """See `RequestStream`."""
+        self._cancel()
+        self._protocol = None
+
+    def take_text(self) -> str | None:
+        """See `RequestStream`."""
+        reply = self.reply
+        return "".join(reply.text) if self._keeps_text and reply is not None and reply.usage is None else None
+
+    def _cancel(self) -> None:
+        if self._protocol is not None and self._protocol.transport is not None:
+            self._protocol.transport.abort()
+
+    async def _connect(self) -> _Protocol:
+        secure = self._url.scheme == "https"
+        host, port = self._url.hostname or "", self._url.port or (443 if secure else 80)
+        making = asyncio.get_running_loop().create_connection(_Protocol, host, port, ssl=self._tls if secure else None)
+        _, self._protocol = _, protocol = await asyncio.wait_for(making, _CONNECT_S)
+        self._idle_since = now()
+        return protocol
+
+    async def _exchange(self, request: HttpRequest, chunks: list[int], counts: list[int]) -> tuple[int, str | None]:
+        self.reply = reply = Reply(asyncio.get_running_loop().create_future(), self._keeps_text, stamps=chunks)
+        protocol = self._protocol
+        try:
+            if protocol is None or protocol.transport is None or now() - self._idle_since > _IDLE_NS:
+                self._cancel()
+                protocol = await self._connect()
+        except TimeoutError:
+            self.error_text = f"no connection within {_CONNECT_S:g} s"
+            return now(), "connection"
+        except OSError as error:
+            self.error_text = _reason(error)
+            return now(), "connection"
+        if protocol.transport is None:
+            self.error_text = "the server closed the connection at once"
+            return now(), "connection"
+        protocol.reply = reply
+        head = (
+            f"{request.method} {self._url.path.rstrip('/')}{request.path} HTTP/1.1\r\n{self._head}\r\n"
+            f"X-Request-Id: {request.id}\r\nContent-Length: {len(request.body)}\r\n\r\n"
+        )
+        protocol.transport.write(head.encode("latin-1") + request.body)
+        await reply.ended
+        protocol.reply = None
+        self._idle_since = now()
+        if failure := reply.error():
+            kind, self.error_text = failure
+            return reply.stamp or now(), kind
+        if usage := reply.usage:
+            counts[0] = usage.get("prompt_tokens") or counts[0]
+            counts.append(usage.get("completion_tokens") or 0)
+        return (chunks[-1] if chunks else reply.stamp), None
+
+
+def _reason(error: OSError) -> str:
+    """Return why a connection failed, in words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not valid: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed ({error.reason or error}); is this an http:// server?"
+    return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)  # asyncio's is longer
+
+
+@asynccontextmanager
+async def transport(url: str, *, keeps_text: bool) -> AsyncIterator[Callable[[], RequestStream]]:
+    """Return a maker of connections; see `Interface.transport`."""
+    tls = ssl.create_default_context() if url.startswith("https") else None
+    yield lambda: HttpStream(url, keeps_text=keeps_text, tls=tls)

@@ -1,0 +1,243 @@
+"""Ask an OpenAI endpoint which models it has, and by a few short requests how its answers are counted and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import from_json
+
+from pipelines.checkpoint.tokenizer import opened
+from pipelines.domain.errors import UserError, did_you_mean, masked
+from pipelines.loadgen.config import DEFAULT_MODEL, Api
+from pipelines.loadgen.http_stream import HttpRequest, HttpStream, Reply, transport
+from pipelines.loadgen.plan import PlannedRequest
+from pipelines.loadgen.request_stream import RequestStream
+
+_PATHS = {"completions": "/completions", "chat": "/chat/completions"}
+_WAIT_NS = 60 * 10**9
+_PROBES = ("Say one word", "Say one word and then say one other word")
+_PROBE_TOKENS = 4
+_ENDLESS: tuple[dict[str, Any], ...] = ({"ignore_eos": True, "min_tokens": True}, {"ignore_eos": True}, {})
+"""Parameters that forbid an early end, best first; a strict server refuses those that it does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAiInterface:
+    """A model behind `/v1/completions` or `/v1/chat/completions`.
+
+    Attributes:
+        model_name: its name on the server.
+        api: "completions" or "chat".
+        endless: names of parameters that forbid an early end.
+        usage: whether the server counts tokens in a stream (`stream_options.include_usage`).
+        added_tokens: input tokens that the server adds to a text, e.g. BOS or those of a chat template, by its own
+            count; None if it does not count, or adds another number to another text.
+    """
+
+    model_name: str
+    api: Api
+    endless: tuple[str, ...] = ()
+    usage: bool = True
+    added_tokens: int | None = None
+
+    @property
+    def add_special_tokens(self) -> bool:
+        """Whether special tokens count as input tokens by the tokenizer; here the server says how many it adds."""
+        return self.added_tokens is None and self.api == "completions"
+
+    @property
+    def stop_input(self) -> str | None:
+        """See `Interface`."""
+        return ", ".join(self.endless) or None
+
+    @property
+    def counted_by(self) -> tuple[str, str]:
+        """See `Interface`."""
+        if self.usage:
+            return "server", "server"
+        return ("tokenizer" if self.api == "completions" else "tokenizer, without the chat template"), "tokenizer"
+
+    @property
+    def connection(self) -> str:
+        """See `Interface`."""
+        return f"one request at a time on each of several keep-alive HTTP connections ({self.api})"
+
+    def build(self, request: PlannedRequest, *, streaming: bool, ignore_eos: bool) -> HttpRequest:
+        """Build the request; greedy, as Triton's models generate unless told otherwise."""
+        chat = self.api == "chat"
+        body: dict[str, Any] = {
+            "model": self.model_name,
+            **({"messages": [{"role": "user", "content": request.text}]} if chat else {"prompt": request.text}),
+            "max_tokens": request.osl,
+            "temperature": 0,
+            "stream": streaming,
+        }
+        if streaming and self.usage:
+            body["stream_options"] = {"include_usage": True}
+        if ignore_eos:
+            body |= {name: request.osl if name == "min_tokens" else True for name in self.endless}
+        return HttpRequest("POST", _PATHS[self.api], json.dumps(body, separators=(",", ":")).encode())
+
+    def transport(self, url: str) -> AbstractAsyncContextManager[Callable[[], RequestStream]]:
+        """See `Interface`."""
+        return transport(url, keeps_text=not self.usage)
+
+
+class OpenAiServer:
+    """One endpoint, up to and with /v1. Takes the same questions as `pipelines.loadgen.server.Server`."""
+
+    def __init__(self, url: str, api: Api, tokenizer_dir: Path) -> None:
+        """Prepare.
+
+        Args:
+            url: up to and with /v1.
+            api: how it is asked.
+            tokenizer_dir: folder with the model's tokenizer.json.
+        """
+        self.url, self._api, self._tokenizer_dir = url, api, tokenizer_dir
+        self._name, self._server = "", "unknown"
+
+    def close(self) -> None:
+        """Nothing stays open."""
+
+    def is_live(self) -> bool:
+        """Return whether the server responds."""
+        return self._ask(HttpRequest("GET", "/models"))[0].status > 0
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """Return nothing: OpenAI's interface has no statistics."""
+        return {}
+
+    def describe(self, model_name: str, *, streaming: bool) -> OpenAiInterface:
+        """Find the model and send it a few requests of some tokens, to see how it counts and what it accepts.
+
+        Raises:
+            UserError: no OpenAI endpoint responds, it refuses, or it has no such model.
+        """
+        key = os.environ.get("OPENAI_API_KEY", "")
+        if not (key.isascii() and key.isprintable()):
+            raise UserError("OPENAI_API_KEY holds characters that no HTTP header takes.", todo="Set it anew.")
+        name = self._choose(model_name, self._models())
+        interface = OpenAiInterface(name, self._api)
+        endless, reply = self._endless(interface, streaming=streaming)
+        usage = reply.usage is not None
+        interface = OpenAiInterface(name, self._api, endless, usage)
+        added = self._added(interface, streaming=streaming) if usage else None
+        return OpenAiInterface(name, self._api, endless, usage, added)
+
+    def facts(self, model_name: str) -> dict[str, Any]:
+        """Return the names under which it was asked, for the result."""
+        return {"url": self._shown, "model_name": self._name or model_name, "name": self._server, "version": "unknown"}
+
+    @property
+    def _shown(self) -> str:
+        return masked(self.url)
+
+    def _models(self) -> list[str]:
+        """Return the names of its models."""
+        todo = "Check benchmark.url: an OpenAI endpoint up to and with /v1, or host:port of a Triton server's gRPC."
+        reply, reason = self._ask(HttpRequest("GET", "/models"))
+        self._server = reply.headers.get("server", "unknown")
+        if reply.status == 0:
+            raise UserError(f"No OpenAI server responds at {self._shown}: {reason}.", todo=todo)
+        if reply.status in (401, 403):
+            raise self._refused_key(reason)
+        try:
+            names = [str(each["id"]) for each in from_json(reply.body)["data"]]
+        except (ValueError, KeyError, TypeError):
+            names = []
+        if reply.status >= 300 or not names:
+            reason = reason or f"its list of models is {reply.headers.get('content-type', 'something else')}"
+            raise UserError(f"{self._shown}/models does not list models: {reason}.", todo=todo)
+        return names
+
+    def _choose(self, asked: str, names: list[str]) -> str:
+        """Return the model to ask: the only one unless one is named."""
+        if asked in names:
+            self._name = asked
+        elif asked == DEFAULT_MODEL and len(names) == 1:
+            (self._name,) = names
+        else:
+            missing = asked != DEFAULT_MODEL
+            raise UserError(
+                f"benchmark.model_name='{asked}' is not a model of {self._shown}."
+                if missing
+                else f"{self._shown} has {len(names)} models.",
+                allowed=f"It has {', '.join(sorted(names)[:20])}.",
+                todo=did_you_mean(asked, names) if missing else "Name one with benchmark.model_name.",
+            )
+        return self._name
+
+    def _endless(self, interface: OpenAiInterface, *, streaming: bool) -> tuple[tuple[str, ...], Reply]:
+        """Return the parameters against an early end that it accepts, and its reply."""
+        first = ""
+        for parameters in _ENDLESS:
+            for usage in (True, False):
+                tried = OpenAiInterface(interface.model_name, self._api, tuple(parameters), usage)
+                reply, reason = self._probe(tried, _PROBES[0], streaming=streaming)
+                if not reason:
+                    return tuple(parameters), reply
+                if reply.status in (401, 403):
+                    raise self._refused_key(reason)
+                first = first or reason
+                if reply.status not in (400, 422):
+                    raise self._refused(first)
+        raise self._refused(first)
+
+    def _added(self, interface: OpenAiInterface, *, streaming: bool) -> int | None:
+        """Return how many input tokens the server adds to a text; None if not always the same number."""
+        tokenizer = opened(self._tokenizer_dir).tokenizer
+        added = set()
+        for text in _PROBES:
+            reply, reason = self._probe(interface, text, streaming=streaming)
+            if reason:
+                raise self._refused(reason)
+            plain = len(tokenizer.encode(text, add_special_tokens=False).ids)
+            counted = (reply.usage or {}).get("prompt_tokens")
+            if not isinstance(counted, int):
+                return None
+            if counted < plain:
+                raise UserError(
+                    f"The server counts {counted} input tokens where the tokenizer of model= counts {plain}.",
+                    todo="Set model= to the model that the server has.",
+                )
+            added.add(counted - plain)
+        return added.pop() if len(added) == 1 else None
+
+    def _probe(self, interface: OpenAiInterface, text: str, *, streaming: bool) -> tuple[Reply, str]:
+        request = PlannedRequest(text, 0, _PROBE_TOKENS)
+        return self._ask(interface.build(request, streaming=streaming, ignore_eos=True))
+
+    def _ask(self, request: HttpRequest) -> tuple[Reply, str]:
+        """Send one request on a connection of its own; return the reply, and what was wrong or nothing."""
+
+        async def ask() -> tuple[Reply, str]:
+            async with transport(self.url, keeps_text=False) as connect:
+                stream = connect()
+                assert isinstance(stream, HttpStream)
+                waiting = asyncio.get_running_loop().call_later(_WAIT_NS / 1e9, stream.give_up, "timeout")
+                error = (await stream.ask(request, 0, None, _WAIT_NS, False, 0))[-1]
+                waiting.cancel()
+                await stream.close()
+                assert stream.reply is not None
+                return stream.reply, stream.error_text.rstrip(".") if error else ""
+
+        return asyncio.run(ask())
+
+    def _refused_key(self, reason: str) -> UserError:
+        sent = "the key in OPENAI_API_KEY" if os.environ.get("OPENAI_API_KEY") else "a request without a key"
+        return UserError(f"The server at {self._shown} refuses {sent}: {reason}.", todo="Set OPENAI_API_KEY.")
+
+    def _refused(self, reason: str) -> UserError:
+        other = "completions" if self._api == "chat" else "chat"
+        return UserError(
+            f"The server at {self._shown} refuses a request of {_PROBE_TOKENS} tokens ({self._api}): {reason}.",
+            todo=f"Try benchmark.api={other}, or see the server's log.",
+        )

@@ -1,0 +1,177 @@
+"""The load generator with all its processes against an OpenAI endpoint whose behaviour is known exactly."""
+
+from __future__ import annotations
+
+import ssl
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from pipelines.domain.errors import UserError
+from tests.contract.loadgen.test_load_against_stub import measure, records
+from tests.support.stub_openai import StubOpenAi, serving
+from tests.support.yardstick import oversleeping
+
+
+def once(stub: StubOpenAi, folder: Path, work: dict[str, Any] | None = None, **how: Any) -> Any:
+    """The only level of a short benchmark."""
+    with serving(stub) as url:
+        (level,) = measure(url, folder, work, concurrency=2, **how).levels
+    return level
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+def test_every_token_is_stamped_as_it_arrives(tmp_path: Path, api: str) -> None:
+    """First token after 40 ms, then 7 x 10 ms. Lengths are exact, whatever a chat template adds."""
+    stub = StubOpenAi(ttft_s=0.04, itl_s=0.01, overhead=9)
+    with oversleeping() as overslept_s:
+        level = once(stub, tmp_path, {"osl": 8}, api=api)
+    summary = level.summary
+    assert not summary.errors
+    late = 0.004 + 2 * max(overslept_s)
+    assert 0.0395 <= summary.ttft_s.min < 0.04 + late
+    assert summary.itl_s.max >= 0.0095
+    assert summary.itl_s.min < 0.01 + late
+    assert summary.isl.min == summary.isl.max == 16
+    assert summary.osl.min == summary.osl.max == 8
+    assert {len(record.chunk_ns) for record in records(tmp_path)} == {8}
+    assert stub.connections < 12  # one for each of the first questions and of the users: they are kept
+    assert all(body["temperature"] == 0 and body["ignore_eos"] and body["min_tokens"] == 8 for body in stub.sent[-3:])
+
+
+def test_several_tokens_in_an_event_are_counted_and_said(tmp_path: Path) -> None:
+    """Events of 3, 3 and 2 tokens: the server counts them, and the gaps are not between tokens."""
+    level = once(StubOpenAi(per_event=3, itl_s=0.005), tmp_path, {"osl": 8})
+    assert level.summary.osl.min == 8
+    assert level.server["tokens_per_response"] == pytest.approx(8 / 3)
+    assert any("2.67 tokens in each response" in note for note in level.notes)
+
+
+def test_a_server_that_counts_nothing_is_counted_by_the_tokenizer(tmp_path: Path) -> None:
+    """Of 8 words of one token each."""
+    with serving(StubOpenAi(usage=False)) as url:
+        result = measure(url, tmp_path, {"osl": 8}, concurrency=2)
+    (level,) = result.levels
+    assert level.summary.osl.min == level.summary.osl.max == 8
+    assert result.protocol["osl_counted_by"] == result.protocol["isl_counted_by"] == "tokenizer"
+
+
+def test_answers_without_text_are_said(tmp_path: Path) -> None:
+    """Tokens that stand for no text come without an event: there is nothing to stamp."""
+    level = once(StubOpenAi(silent=True), tmp_path)
+    assert level.summary.ttft_s.count == 0
+    assert level.summary.osl.min == 4
+    assert any("answers had no text, so they have no TTFT" in note for note in level.notes)
+
+
+def test_without_streaming_an_endpoint_has_no_ttft(tmp_path: Path) -> None:
+    """One JSON object."""
+    level = once(StubOpenAi(ttft_s=0.01), tmp_path, streaming=False)
+    assert (level.summary.ttft_s.count, level.summary.osl.max) == (0, 4)
+    assert level.summary.e2e_s.min >= 0.01
+
+
+@pytest.mark.parametrize(
+    ("refuses", "endless"), [(("min_tokens",), "ignore_eos"), (("min_tokens", "ignore_eos"), None)]
+)
+def test_a_strict_server_gets_only_parameters_that_it_knows(
+    tmp_path: Path, refuses: tuple[str, ...], endless: str | None
+) -> None:
+    """And the result says whether output lengths are exact."""
+    with serving(StubOpenAi(refuses=refuses)) as url:
+        result = measure(url, tmp_path, concurrency=2)
+    assert not result.levels[0].summary.errors
+    assert ("forbids" in result.protocol["osl"]) == (endless is not None)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        ("early", "connection", "before the answer's end"),
+        ("busy", "rejected", "HTTP 429, Retry-After 7: queue is full"),
+        ("gone", "unavailable", "HTTP 503: no worker"),
+    ],
+)
+def test_what_goes_wrong_is_counted_apart(tmp_path: Path, fault: str, kind: str, words: str) -> None:
+    """After 20 good ones; what was measured is kept, and nothing is sent again."""
+    stub = StubOpenAi(fault=fault, faults_after=20, ttft_s=0.05)
+    level = once(stub, tmp_path, timeout_s=5)
+    assert set(level.summary.errors) == {kind}
+    assert any(words in note for note in level.notes)
+    assert len(stub.sent) == len(records(tmp_path)) + 3  # and the first questions
+
+
+@pytest.mark.parametrize(
+    ("stub", "how", "words"),
+    [
+        (StubOpenAi(html=True), {}, "does not list models: .*text/html"),
+        (
+            StubOpenAi(key="sk-right"),
+            {},
+            "refuses a request without a key: HTTP 401: Incorrect API key.*OPENAI_API_KEY",
+        ),
+        (StubOpenAi(), {"model": "stb"}, "model_name='stb' is not a model .* It has stub. Did you mean 'stub'"),
+        (StubOpenAi(models=("a", "b")), {}, "has 2 models. It has a, b. Name one with benchmark.model_name"),
+        (StubOpenAi(overhead=-2), {}, r"counts \d+ input tokens where the tokenizer of model= counts \d+"),
+        (StubOpenAi(refuses=("messages",)), {"api": "chat"}, "Unknown parameter: messages.*benchmark.api=completions"),
+        (StubOpenAi(fault="busy", faults_after=0), {}, "HTTP 429, Retry-After 7: queue is full"),
+    ],
+)
+def test_an_endpoint_that_cannot_be_measured_is_said_at_once(
+    tmp_path: Path, stub: StubOpenAi, how: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one sentence, with the server's own words."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with serving(stub) as url, pytest.raises(UserError, match=words):
+        measure(url, tmp_path, **how)
+
+
+def test_the_key_is_sent_and_never_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It comes from the environment."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-77")
+    stub = StubOpenAi(key="sk-secret-77")
+    assert not once(stub, tmp_path).summary.errors
+    for path in tmp_path.rglob("*.json"):
+        assert "sk-secret" not in path.read_text()
+    assert "sk-secret" not in "".join(capfd.readouterr())
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong-78")
+    with serving(stub) as url, pytest.raises(UserError, match="refuses the key in OPENAI_API_KEY") as caught:
+        measure(url, tmp_path)
+    assert "sk-wrong" not in str(caught.value)
+
+
+def test_nobody_at_the_url_is_said_at_once(tmp_path: Path) -> None:
+    """With the address."""
+    with pytest.raises(UserError, match=r"No OpenAI server responds at http://127.0.0.1:9/v1: .*refused"):
+        measure("http://127.0.0.1:9/v1", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("until", "words"),
+    [
+        (2100, ""),
+        (2001, "its certificate is not valid: certificate has expired"),
+    ],
+)
+def test_an_encrypted_endpoint_is_checked(
+    tmp_path: Path, until: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a certificate that is known and one that has expired."""
+    authority = trustme.CA()
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1", not_before=datetime(2000, 1, 1), not_after=datetime(until, 1, 1)).configure_cert(
+        tls
+    )
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    with serving(StubOpenAi(), tls) as url:
+        if not words:
+            assert not measure(url, tmp_path, concurrency=2).levels[0].summary.errors
+            return
+        with pytest.raises(UserError, match=f"No OpenAI server responds at {url}: {words}"):
+            measure(url, tmp_path)
