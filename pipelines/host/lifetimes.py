@@ -7,8 +7,9 @@ import select
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
 
 
@@ -28,17 +29,13 @@ def child_process(command: Sequence[str], *, grace_s: float, **options: Any) -> 
         yield process
     except BaseException:
         if process is not None:
-            _stop(process, grace_s)
+            process.terminate()
+            try:
+                process.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
         raise
-
-
-def _stop(process: subprocess.Popen[bytes], grace_s: float) -> None:
-    process.terminate()
-    try:
-        process.wait(grace_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 @contextmanager
@@ -48,15 +45,21 @@ def _signals_deferred() -> Iterator[None]:
         yield
         return
     arrived: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda number, _: arrived.append(number)) for number in numbers}
+    with signal_handlers((signal.SIGINT, signal.SIGTERM), lambda number, _: arrived.append(number)):
+        yield
+    for late in arrived:
+        signal.raise_signal(late)
+
+
+@contextmanager
+def signal_handlers(numbers: Iterable[int], handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    """Handle these signals in another way in the block; only the main thread can do that."""
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    for late in arrived:
-        signal.raise_signal(late)
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 def end_with(pid: int) -> None:
@@ -70,13 +73,14 @@ def end_with(pid: int) -> None:
             handle = os.pidfd_open(pid)
         except ProcessLookupError:
             os.kill(os.getpid(), signal.SIGTERM)
-    if handle is not None:
-        threading.Thread(target=_wait_for, args=(handle,), name="follow", daemon=True).start()
+    if handle is None:
+        return
 
+    def follow() -> None:
+        select.select([handle], [], [])
+        os.kill(os.getpid(), signal.SIGTERM)
 
-def _wait_for(handle: int) -> None:
-    select.select([handle], [], [])
-    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Thread(target=follow, name="follow", daemon=True).start()
 
 
 @contextmanager

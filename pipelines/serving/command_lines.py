@@ -15,6 +15,7 @@ from pathlib import Path
 from pipelines.serving.config import ServingSettings
 
 # Endpoints that could harm this machine: shared memory, loading and unloading models, log files, traces.
+RESTRICTING_FLAGS = ("--http-restricted-api", "--grpc-restricted-protocol")
 CLOSED_TO_STRANGERS = "shared-memory,model-repository,trace,logging"
 NVIDIA_FRONTEND = Path("/opt/tritonserver/python/openai/openai_frontend/main.py")
 
@@ -73,16 +74,19 @@ def server_command(
         admin_key: opens the restricted endpoints; None means a random key that nobody learns.
     """
     common = _common_flags(repository, settings, ports, backends, admin_key or secrets.token_hex(16))
-    orchestrator = ranks.mode == "orchestrator"
-    if ranks.world_size == 1 or orchestrator:
-        pools = _orchestrator_pools(ranks.world_size) if orchestrator else []
-        command = [str(binary), *common, _shm_flag(shm_prefix), *_verbose(settings), *pools]
-        return Launch(tuple(command), {"TRTLLM_ORCHESTRATOR": "1"} if orchestrator else {})
+    verbose = [f"--log-verbose={settings.log_verbose}"] if settings.log_verbose else []
+    shm = f"--backend-config=python,shm-region-prefix-name={shm_prefix}"
+    if ranks.mode == "orchestrator":  # its front process uses no GPU, so that the spawned ranks have all their memory
+        pools = [f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(ranks.world_size)]
+        pools = ["--pinned-memory-pool-byte-size=0", "--enable-peer-access=false", *pools]
+        return Launch((str(binary), *common, shm, *verbose, *pools), {"TRTLLM_ORCHESTRATOR": "1"})
+    if ranks.world_size == 1:
+        return Launch((str(binary), *common, shm, *verbose), {})
+    engine_only = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in ranks.models)]
     command = ["mpirun", "--allow-run-as-root", *(["--oversubscribe"] if ranks.oversubscribe else [])]
     for rank in range(ranks.world_size):
-        command += ["-n", "1", str(binary), *common, _shm_flag(f"{shm_prefix}{rank}_")]
-        command += _verbose(settings) if rank == 0 else _one_model(ranks.models)
-        command.append(":")
+        own = verbose if rank == 0 else engine_only
+        command += ["-n", "1", str(binary), *common, f"{shm}{rank}_", *own, ":"]
     return Launch(tuple(command), {})
 
 
@@ -147,25 +151,3 @@ def _common_flags(
     if not settings.loopback:
         flags += [f"{flag}={CLOSED_TO_STRANGERS}:admin-key={admin_key}" for flag in RESTRICTING_FLAGS]
     return flags
-
-
-RESTRICTING_FLAGS = ("--http-restricted-api", "--grpc-restricted-protocol")
-
-
-def _shm_flag(prefix: str) -> str:
-    return f"--backend-config=python,shm-region-prefix-name={prefix}"
-
-
-def _verbose(settings: ServingSettings) -> list[str]:
-    return [f"--log-verbose={settings.log_verbose}"] if settings.log_verbose else []
-
-
-def _one_model(models: Sequence[str]) -> list[str]:
-    """Return the options of ranks above 0, which only run the engine."""
-    return ["--model-control-mode=explicit", *(f"--load-model={name}" for name in models)]
-
-
-def _orchestrator_pools(gpus: int) -> list[str]:
-    """Return options that leave GPU memory to the spawned ranks; the front process uses no GPU."""
-    pools = [f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(gpus)]
-    return ["--pinned-memory-pool-byte-size=0", "--enable-peer-access=false", *pools]

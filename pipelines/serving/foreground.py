@@ -7,16 +7,15 @@ import os
 import shlex
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_seconds
+from pipelines.host.lifetimes import repeated, signal_handlers
 from pipelines.host.screen import complain, say
 from pipelines.serving.command_lines import CLOSED_TO_STRANGERS
 from pipelines.serving.config import ServingSettings
@@ -65,37 +64,19 @@ class RestartBudget:
 LOOK_S = 0.2
 
 
-class LogFollower:
-    """Copies what is appended to a file to standard output, as long as the `with` block lasts."""
+@contextmanager
+def log_shown(log_file: Path) -> Iterator[None]:
+    """Copy what is appended to a file in the block to standard output, in complete lines."""
+    with log_file.open("rb") as log:
+        log.seek(0, 2)
 
-    def __init__(self, log_file: Path) -> None:
-        self._file = log_file
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-
-    def __enter__(self) -> LogFollower:
-        self._log = self._file.open("rb")
-        self._log.seek(0, 2)
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._done.set()
-        self._thread.join()
-        self._log.close()
-
-    def _follow(self) -> None:
-        """Copy complete lines, and once more after the end."""
-        last = False
-        while True:
-            while line := self._log.readline():
+        def copy() -> None:
+            while line := log.readline():
                 sys.stdout.write(line.decode(errors="replace"))
             sys.stdout.flush()
-            if last:
-                return
-            last = self._done.wait(LOOK_S)
+
+        with repeated(copy, LOOK_S, "log"):
+            yield
 
 
 # Example commands that `make serve` prints, ready to paste.
@@ -113,31 +94,6 @@ client.start_stream(show)
 client.async_stream_infer("{model}", [text, count])
 client.stop_stream()
 END"""
-
-
-def curl_generate(http_url: str, model: str, prompt: str) -> str:
-    """Return a curl command for Triton's generate endpoint."""
-    body = json.dumps({"text_input": prompt, "max_tokens": 16})
-    return f"curl -s {http_url}/v2/models/{model}/generate \\\n  -d {shlex.quote(body)}"
-
-
-def python_stream(grpc_url: str, model: str, prompt: str) -> str:
-    """Return the same request with NVIDIA's client, over the stream that a decoupled model needs."""
-    return TRITON_PYTHON.format(python=shown_python(), grpc_url=grpc_url, model=model, prompt=json.dumps(prompt))
-
-
-def curl_openai(openai_url: str, model: str, prompt: str) -> str:
-    """Return a curl command for the OpenAI-compatible endpoint."""
-    body = json.dumps({"model": model, "prompt": prompt, "max_tokens": 16})
-    header = "-H 'Content-Type: application/json'"
-    return f"curl -s {openai_url}/completions \\\n  {header} \\\n  -d {shlex.quote(body)}"
-
-
-def shown_python() -> str:
-    """Return the shortest way to type this Python here."""
-    path = Path(sys.executable)
-    near = os.path.relpath(path)
-    return shlex.quote(near if not near.startswith("..") else str(path))
 
 
 CHECK_S = 0.2
@@ -175,13 +131,14 @@ def serve(
         UserError: it cannot start.
     """
     started = time.monotonic()
-    with _signals_interrupt():
+    # SIGTERM and a closed terminal act like Ctrl-C
+    with signal_handlers((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.default_int_handler):
         try:
             with ExitStack() as stack:
                 server = TritonServer(repository, settings, progress=progress, log_file=log_file, usual_ports=True)
                 if settings.show_log:
                     server.log_file.touch()
-                    stack.enter_context(LogFollower(server.log_file))
+                    stack.enter_context(log_shown(server.log_file))
                 stack.enter_context(server)
                 frontend = None
                 if settings.front and not server.nvidia_frontend:
@@ -255,10 +212,16 @@ def _say_where(server: TritonServer, seconds: float, prompt: str) -> None:
         say(f"  OpenAI   {server.openai_url}")
     say(f"  log      {server.log_file}")
     if TEXT_MODEL in server.repository.models:
-        say(f"\n{curl_generate(server.http_url, TEXT_MODEL, prompt)}")
-        say(f"\n{python_stream(server.grpc_url, TEXT_MODEL, prompt)}")
+        body = json.dumps({"text_input": prompt, "max_tokens": 16})
+        say(f"\ncurl -s {server.http_url}/v2/models/{TEXT_MODEL}/generate \\\n  -d {shlex.quote(body)}")
+        near = os.path.relpath(sys.executable)
+        python = shlex.quote(sys.executable if near.startswith("..") else near)
+        text = json.dumps(prompt)
+        say(f"\n{TRITON_PYTHON.format(python=python, grpc_url=server.grpc_url, model=TEXT_MODEL, prompt=text)}")
     if server.settings.front:
-        say(f"\n{curl_openai(server.openai_url, server.openai_model, prompt)}")
+        body = json.dumps({"model": server.openai_model, "prompt": prompt, "max_tokens": 16})
+        header = "-H 'Content-Type: application/json'"
+        say(f"\ncurl -s {server.openai_url}/completions \\\n  {header} \\\n  -d {shlex.quote(body)}")
     say()
 
 
@@ -278,19 +241,3 @@ def _say_exposure(server: TritonServer) -> None:
     if nginx.find() is None:
         say("nginx is not installed: slow clients and bursts of connections are the service's own work.")
     say("Put a proxy with TLS and authentication in front of it, or keep 127.0.0.1.\n")
-
-
-@contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """Make SIGTERM and a closed terminal act like Ctrl-C."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

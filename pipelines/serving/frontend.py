@@ -10,7 +10,7 @@ from types import TracebackType
 from pipelines.host.supervised import SupervisedProcess
 from pipelines.serving.command_lines import front_options
 from pipelines.serving.logs import FRONT_STARTED, ServerFailedError, read_log, useful_lines
-from pipelines.serving.ports import another_port, answers_200
+from pipelines.serving.ports import answers_200, free_port
 from pipelines.serving.process import TritonServer
 from pipelines.settings.paths import PROJECT_ROOT
 
@@ -56,7 +56,7 @@ class OpenAiFrontend:
             open_choice = self._settings.openai_port is None and not self._was_ready
             if not open_choice or not any(PORT_IN_USE in line.lower() for line in self._log_lines()):
                 raise
-            self._server.ports["openai_port"] = another_port(self._host, self._server.ports)
+            self._server.ports["openai_port"] = free_port(self._host, self._server.ports)
             self._start()
         self._was_ready = True
 
@@ -64,7 +64,16 @@ class OpenAiFrontend:
         search = os.pathsep.join(part for part in (str(PROJECT_ROOT), os.environ.get("PYTHONPATH", "")) if part)
         self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
         self._process = SupervisedProcess(
-            self._command(),
+            [
+                sys.executable,
+                "-m",
+                "pipelines.serving.openai",
+                f"--repository={self._server.repository.path}",
+                f"--grpc={self._server.grpc_url}",
+                f"--metrics={self._server.metrics_url}",
+                f"--port={self._port}",
+                *front_options(self._settings),
+            ],
             env={**os.environ, "PYTHONPATH": search},
             cwd=self._server.repository.path,
             log_file=self.log_file,
@@ -96,26 +105,15 @@ class OpenAiFrontend:
             ServerFailedError: with the exit code and the last lines of its log.
         """
         if self._process is not None and self._process.poll() is not None:
-            said = " | ".join(useful_lines(self._log_lines()))
+            last = " | ".join(useful_lines(self._log_lines()))
             raise ServerFailedError(
                 f"The OpenAI service on port {self._port} ended: {self._process.describe_exit()}."
-                + (f" It said: {said}" if said else ""),
+                + (f" It said: {last}" if last else ""),
                 todo=f"Log: {self.log_file}",
             )
 
     def _log_lines(self) -> list[str]:
         return read_log(self.log_file, self._log_start)
-
-    def _command(self) -> list[str]:
-        server = self._server
-        return [
-            sys.executable, "-m", "pipelines.serving.openai",
-            f"--repository={server.repository.path}",
-            f"--grpc={server.grpc_url}",
-            f"--metrics={server.metrics_url}",
-            f"--port={self._port}",
-            *front_options(self._settings),
-        ]  # fmt: skip
 
     def _wait_until_ready(self) -> None:
         until = time.monotonic() + START_TIMEOUT_S

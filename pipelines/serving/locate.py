@@ -65,45 +65,53 @@ class Located:
 
 
 def locate(settings: ServingSettings) -> Located:
-    """Find the server.
+    """Find the server; a given path is never replaced by another one.
 
     Raises:
         UserError: there is none, or it cannot work in this environment; the message says what to install.
     """
-    found = _search(settings)
-    if isinstance(found, Fault):
-        raise UserError.of([found])
-    return found
-
-
-def why_no_server(settings: ServingSettings) -> Fault | None:
-    """Return why no server can be started here, or None if one can; for planning."""
-    found = _search(settings)
-    return found if isinstance(found, Fault) else None
-
-
-def _search(settings: ServingSettings) -> Located | Fault:
-    """Search in order; a given path is never replaced by another one."""
     if settings.tritonserver is not None:
-        given = settings.tritonserver.absolute()
-        if not (given.is_file() and os.access(given, os.X_OK)):
-            return Fault(
+        binary = settings.tritonserver.absolute()
+        if not (binary.is_file() and os.access(binary, os.X_OK)):
+            raise UserError(
                 f"serving.tritonserver='{settings.tritonserver}' is not an executable program.",
                 todo="Give the path of tritonserver, or leave it out to use the installed one.",
             )
-        return Located(given, env=_env())
-    on_path = shutil.which("tritonserver")
-    for binary in (CONTAINER_BINARY, Path(on_path) if on_path else None):
-        if binary and binary.is_file():
-            return Located(binary, env=_env())
+        return Located(binary, env=_env())
+    for place in (CONTAINER_BINARY, shutil.which("tritonserver")):
+        if place and Path(place).is_file():
+            return Located(Path(place), env=_env())
     wheel = find_wheel()
     if wheel is None:
-        return Fault(
+        raise UserError(
             f"tritonserver is not installed: not at {CONTAINER_BINARY}, not on PATH, "
             "and the Python package 'nvidia-pytriton' is missing.",
             todo=f"{INSTALL}, or run inside NVIDIA's Triton container, or set serving.tritonserver=PATH.",
         )
-    return _wheel_fault(wheel) or Located(wheel.binary, wheel, _env(wheel.libs))
+    if not wheel.stub.is_file():
+        versions = sorted(path.name for path in (wheel.root / "python_backend_stubs").iterdir())
+        raise UserError(
+            f"The tritonserver of nvidia-pytriton {wheel.version} has no Python backend for Python {PYTHON}.",
+            allowed=f"It supports Python {', '.join(versions)}.",
+        )
+    numpy = metadata.version("numpy")
+    if int(numpy.split(".")[0]) >= 2:
+        raise UserError(
+            f"numpy {numpy} is installed, but the Python backend of nvidia-pytriton {wheel.version} crashes with "
+            "numpy 2.",
+            allowed="It works with numpy 1.26.",
+            todo="Install it again with this project's constraints: make setup",
+        )
+    return Located(wheel.binary, wheel, _env(wheel.libs))
+
+
+def why_no_server(settings: ServingSettings) -> Fault | None:
+    """Return why no server can be started here, or None if one can; for planning."""
+    try:
+        locate(settings)
+    except UserError as error:
+        return error.faults[0]
+    return None
 
 
 def find_wheel() -> Wheel | None:
@@ -118,25 +126,6 @@ def find_wheel() -> Wheel | None:
         return None
     wheel = Wheel(package / "tritonserver", package.parent / "nvidia_pytriton.libs", version)
     return wheel if wheel.binary.is_file() else None
-
-
-def _wheel_fault(wheel: Wheel) -> Fault | None:
-    """Return what keeps the wheel's server from working with this Python and its packages, if anything."""
-    if not wheel.stub.is_file():
-        known = sorted(path.name for path in (wheel.root / "python_backend_stubs").iterdir())
-        return Fault(
-            f"The tritonserver of nvidia-pytriton {wheel.version} has no Python backend for Python {PYTHON}.",
-            f"It supports Python {', '.join(known)}.",
-        )
-    numpy = metadata.version("numpy")
-    if int(numpy.split(".")[0]) >= 2:
-        return Fault(
-            f"numpy {numpy} is installed, but the Python backend of nvidia-pytriton {wheel.version} crashes with "
-            "numpy 2.",
-            "It works with numpy 1.26.",
-            "Install it again with this project's constraints: make setup",
-        )
-    return None
 
 
 def _env(libs: Path | None = None) -> dict[str, str]:
@@ -159,19 +148,14 @@ def backend_directory(wheel: Wheel) -> Path:
     source = wheel.root / "backends" / "python"
     stamp = (wheel.stub.stat().st_size, (source / "libtriton_python.so").stat().st_size)
     name = f"triton-backends-{wheel.version}-py{PYTHON}-{stamp[0]}-{stamp[1]}"
-    for parent in (cache_home(), Path(tempfile.gettempdir()) / f"trtllm-pipelines-{os.getuid()}"):
+    cache = os.environ.get("XDG_CACHE_HOME", "")  # XDG Base Directory specification
+    home = Path(cache) if cache.startswith("/") else Path.home() / ".cache"
+    for parent in (home / "trtllm-pipelines", Path(tempfile.gettempdir()) / f"trtllm-pipelines-{os.getuid()}"):
         try:
             return _prepared(parent / name, source, wheel.stub)
         except OSError as error:
             failure = error
     raise failure
-
-
-def cache_home() -> Path:
-    """Return our folder in the user's cache (XDG Base Directory specification)."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(given) if given.startswith("/") else Path.home() / ".cache"
-    return base / "trtllm-pipelines"
 
 
 def _prepared(folder: Path, source: Path, stub: Path) -> Path:

@@ -173,17 +173,14 @@ class CrashWatch:
     def hung(self) -> signal.Signals | None:
         """Return the signal that was caught more than `GRACE_S` ago; None if there was none."""
         if self._caught is None:
-            self._look()
+            with self._log_file.open("rb") as log:
+                log.seek(max(self._read - _LONGEST, 0))  # the words may have arrived in two parts
+                text = log.read()
+                self._read = log.tell()
+            if match := CAUGHT.search(text):
+                self._caught = signal.Signals(int(match["number"]))
+                self._since = time.monotonic()
         return self._caught if time.monotonic() - self._since >= GRACE_S else None
-
-    def _look(self) -> None:
-        with self._log_file.open("rb") as log:
-            log.seek(max(self._read - _LONGEST, 0))  # the words may have arrived in two parts
-            text = log.read()
-            self._read = log.tell()
-        if match := CAUGHT.search(text):
-            self._caught = signal.Signals(int(match["number"]))
-            self._since = time.monotonic()
 
 
 # Show the progress of loading models while a server starts.
@@ -233,35 +230,22 @@ class ServerFailedError(UserError):
     """The server ended or never became ready; carries the useful part of its log."""
 
 
-class PortTakenError(Exception):
+class PortTakenError(UserError):
     """Another program bound a port between our check and the server's start."""
 
     def __init__(self, setting: str, port: int) -> None:
-        super().__init__(setting)
-        self.setting = setting
-        self.port = port
-
-    def for_user(self) -> UserError:
-        """Return the error for when there is no other port to try."""
-        return UserError(
-            f"serving.{self.setting}={self.port} was taken by another program during startup.",
-            todo=f"Use any free port: serving.{self.setting}=null",
+        super().__init__(
+            f"serving.{setting}={port} was taken by another program during startup.",
+            todo=f"Use any free port: serving.{setting}=null",
         )
+        self.setting = setting
 
 
-class StartCrashError(Exception):
+class StartCrashError(ServerFailedError):
     """The server crashed as it started, in a way that another attempt does not meet again."""
 
-    def __init__(self, reason: UserError) -> None:
-        super().__init__(str(reason))
-        self._reason = reason
 
-    def for_user(self) -> UserError:
-        """Return the error for when it happens again and again."""
-        return self._reason
-
-
-def why_not_started(lines: Sequence[str], ended: str | None, log_file: Path) -> UserError:
+def why_not_started(lines: Sequence[str], ended: str | None, log_file: Path) -> ServerFailedError:
     """Explain a failed start: the models that did not load, or the server's last messages.
 
     Args:
@@ -271,21 +255,26 @@ def why_not_started(lines: Sequence[str], ended: str | None, log_file: Path) -> 
     """
     failures = load_failures(lines)
     if ended is not None and not failures:
-        return _death(lines, ended, log_file, "did not start")
+        return why_ended(lines, ended, log_file, "did not start")
     faults = [Fault(f"{str(failure)[:1].upper()}{str(failure)[1:]}.") for failure in failures]
     faults[-1] = Fault(faults[-1].message, todo=f"Log: {log_file}")
     return ServerFailedError.of(faults)
 
 
-def why_ended(lines: Sequence[str], ended: str, log_file: Path) -> ServerFailedError:
-    """Explain why a server that was ready ended.
+def why_ended(
+    lines: Sequence[str], ended: str, log_file: Path, what: str = "ended while it was in use"
+) -> ServerFailedError:
+    """Explain why a server ended.
 
     Args:
-        lines: of its log, since it was ready: what it wrote before did not end it.
+        lines: of its log; of one that was ready, since then: what it wrote before did not end it.
         ended: how it ended.
         log_file: the complete log.
+        what: what happened to it.
     """
-    return _death(lines, ended, log_file, "ended while it was in use")
+    last = " | ".join(useful_lines(lines))
+    last = f" It said: {last}" if last else ""
+    return ServerFailedError(f"tritonserver {what}: {ended}.{last}", todo=f"Log: {log_file}")
 
 
 def why_not_ready(lines: Sequence[str], limit_s: float, log_file: Path) -> ServerFailedError:
@@ -295,9 +284,3 @@ def why_not_ready(lines: Sequence[str], limit_s: float, log_file: Path) -> Serve
         f"tritonserver was not ready after {show_seconds(limit_s)}; still loading: {waiting}.",
         todo=f"Allow more time with serving.startup_timeout_s, or check the log: {log_file}",
     )
-
-
-def _death(lines: Sequence[str], ended: str, log_file: Path, what: str) -> ServerFailedError:
-    said = " | ".join(useful_lines(lines))
-    said = f" It said: {said}" if said else ""
-    return ServerFailedError(f"tritonserver {what}: {ended}.{said}", todo=f"Log: {log_file}")

@@ -14,7 +14,6 @@ from pipelines.serving.config import USUAL_PORTS, ServingSettings
 # Below the range that Linux uses for outgoing connections (32768 and up), so that none of those takes one of our
 # ports while the models load.
 FREE_RANGE = (20000, 32000)
-Ports = Mapping[str, int]
 _chance = random.SystemRandom()  # what others seed, lm-eval for one, gives all processes the same ports
 
 
@@ -72,13 +71,17 @@ def choose_ports(settings: ServingSettings, *, usual: bool = False) -> dict[str,
         )
     chosen: dict[str, int] = {}
     for name in names:
-        given = getattr(settings, name)
-        if given is not None:
-            _check_given(hosts[name], name, given)
-            chosen[name] = given
+        if (port := getattr(settings, name)) is not None:
+            if not is_free(hosts[name], port):
+                raise UserError(
+                    f"serving.{name}={port} cannot be used: something already listens on {hosts[name]}:{port}, "
+                    "or it needs more rights (below 1024).",
+                    todo=f"Stop that program, or use any free port: serving.{name}=null",
+                )
+            chosen[name] = port
     for name in names:
         if name not in chosen:
-            chosen[name] = _choose(hosts[name], USUAL_PORTS[name] if usual else None, chosen)
+            chosen[name] = free_port(hosts[name], chosen, USUAL_PORTS[name] if usual else None)
     return {name: chosen[name] for name in names}
 
 
@@ -101,28 +104,15 @@ def privileged_ports(settings: ServingSettings) -> list[Fault]:
     ]
 
 
-def another_port(host: str, taken: Ports) -> int:
-    """Return a free port beside those that are taken.
+def free_port(host: str, taken: Mapping[str, int], usual: int | None = None) -> int:
+    """Return a free port beside those that are taken; the usual one if that is free.
 
     Raises:
         UserError: none was found.
     """
-    return _choose(host, None, taken)
-
-
-def _check_given(host: str, name: str, port: int) -> None:
-    if not is_free(host, port):
-        raise UserError(
-            f"serving.{name}={port} cannot be used: something already listens on {host}:{port}, "
-            "or it needs more rights (below 1024).",
-            todo=f"Stop that program, or use any free port: serving.{name}=null",
-        )
-
-
-def _choose(host: str, usual: int | None, chosen: Ports) -> int:
     candidates = [] if usual is None else [usual]
     candidates += [_chance.randint(*FREE_RANGE) for _ in range(200)]
     for port in candidates:
-        if port not in chosen.values() and is_free(host, port):
+        if port not in taken.values() and is_free(host, port):
             return port
     raise UserError(f"There is no free port on {host} between {FREE_RANGE[0]} and {FREE_RANGE[1]}.")

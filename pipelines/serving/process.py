@@ -9,16 +9,15 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
 from pipelines.domain.progress import Progress, SilentProgress
 from pipelines.host.supervised import SupervisedProcess
 from pipelines.serving import logs
-from pipelines.serving.command_lines import NVIDIA_FRONTEND, Launch, Ranks, nvidia_frontend_command, server_command
+from pipelines.serving.command_lines import NVIDIA_FRONTEND, Ranks, nvidia_frontend_command, server_command
 from pipelines.serving.config import ServingSettings
-from pipelines.serving.locate import Located, backend_directory, locate
+from pipelines.serving.locate import backend_directory, locate
 from pipelines.serving.logs import (
     CrashWatch,
     LoadWatch,
@@ -87,7 +86,11 @@ class TritonServer:
         self._progress = progress or SilentProgress()
         self._usual_ports = usual_ports
         self.log_is_temporary = log_file is None
-        self.log_file = log_file.absolute() if log_file else _temporary_log()
+        if log_file is None:
+            handle, name = tempfile.mkstemp(prefix="tritonserver-", suffix=".log")
+            os.close(handle)
+            log_file = Path(name)
+        self.log_file = log_file.absolute()
         self._process: SupervisedProcess | None = None
         self._shm_prefix = ""
         self._log_start = self._ready_at = 0  # bytes of the log
@@ -148,11 +151,11 @@ class TritonServer:
             except PortTakenError as error:
                 self._abort()
                 if attempt == ATTEMPTS or getattr(self.settings, error.setting) is not None:
-                    raise error.for_user() from None
-            except StartCrashError as error:
+                    raise
+            except StartCrashError:
                 self._abort()
                 if attempt == ATTEMPTS:
-                    raise error.for_user() from None
+                    raise
                 self._progress.note("tritonserver crashed while it loaded the models; starting it again")
             except BaseException:
                 self._abort()
@@ -179,9 +182,6 @@ class TritonServer:
         try:
             self._start()
             self._wait_until_ready()
-        except (PortTakenError, StartCrashError) as error:
-            self._abort()
-            raise error.for_user() from None
         except BaseException:
             self._abort()
             raise
@@ -193,11 +193,20 @@ class TritonServer:
         no requests. It then waits for HTTP connections that clients keep open, which an idle engine need not.
         """
         if self._process is not None and self._process.poll() is None:
-            until = time.monotonic() + self.settings.drain_timeout_s
+            busy_at = time.monotonic()
+            until = busy_at + self.settings.drain_timeout_s
+
+            def has_been_idle() -> bool:
+                """Return whether the engine has had no request for `IDLE_S`."""
+                nonlocal busy_at
+                if self._requests() != 0:
+                    busy_at = time.monotonic()
+                return time.monotonic() - busy_at >= IDLE_S
+
             self._process.stop(
                 self.settings.drain_timeout_s + EXIT_GRACE_S,
                 first=lambda: time.monotonic() < until and (self._requests() or 0) > 0,
-                finished=self._idle_watch(),
+                finished=has_been_idle,
             )
         remove_own(self._shm_prefix)
 
@@ -206,18 +215,6 @@ class TritonServer:
         answer = get(self.host, self._metrics_port, "/metrics")
         numbers = [float(number) for number in REQUESTS.findall(answer[1] if answer else "")]
         return sum(numbers) if numbers else None
-
-    def _idle_watch(self) -> Callable[[], bool]:
-        """Return a function that tells whether the engine has had no request for `IDLE_S`."""
-        busy_at = time.monotonic()
-
-        def is_idle() -> bool:
-            nonlocal busy_at
-            if self._requests() != 0:
-                busy_at = time.monotonic()
-            return time.monotonic() - busy_at >= IDLE_S
-
-        return is_idle
 
     def kill(self) -> None:
         """Kill the server, even with running requests."""
@@ -256,27 +253,26 @@ class TritonServer:
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
         self._shm_prefix = own_prefix(next(_number))
-        launch = self._launch(located, self._shm_prefix)
+        if self.nvidia_frontend:
+            launch = nvidia_frontend_command(
+                self.repository.path, self.settings, self.ports, tokenizer=self.repository.tokenizer
+            )
+        else:
+            launch = server_command(
+                located.binary,
+                self.repository.path,
+                self.settings,
+                self.ports,
+                shm_prefix=self._shm_prefix,
+                backends=backend_directory(located.wheel) if located.wheel else None,
+                ranks=Ranks(self.repository.world_size, self.settings.multi_gpu),
+            )
         self._process = SupervisedProcess(
             launch.command,
             env={**os.environ, **located.env, **launch.env, RESTARTS_VARIABLE: str(self.restarts)},
             cwd=self.repository.path,
             log_file=self.log_file,
             shm_prefix=self._shm_prefix,
-        )
-
-    def _launch(self, located: Located, prefix: str) -> Launch:
-        repository = self.repository
-        if self.nvidia_frontend:
-            return nvidia_frontend_command(repository.path, self.settings, self.ports, tokenizer=repository.tokenizer)
-        return server_command(
-            located.binary,
-            repository.path,
-            self.settings,
-            self.ports,
-            shm_prefix=prefix,
-            backends=backend_directory(located.wheel) if located.wheel else None,
-            ranks=Ranks(repository.world_size, self.settings.multi_gpu),
         )
 
     def _wait_until_ready(self) -> None:
@@ -321,7 +317,7 @@ class TritonServer:
             return PortTakenError(next(name for name, number in self.ports.items() if number == port), port)
         why = why_not_started(lines, None if code is None else self._running.describe_exit(), self.log_file)
         by_chance = code is not None and any(map(logs.LOST_RACE.search, lines))
-        return StartCrashError(why) if by_chance else why
+        return StartCrashError.of(why.faults) if by_chance else why
 
     def _abort(self) -> None:
         """End a failed start without draining, since no requests are running."""
@@ -339,12 +335,6 @@ def remove_bytecode(repository: Path) -> None:
     """
     for folder in repository.glob("*/*/__pycache__"):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _temporary_log() -> Path:
-    handle, name = tempfile.mkstemp(prefix="tritonserver-", suffix=".log")
-    os.close(handle)
-    return Path(name)
 
 
 # Name the Python backend's regions in /dev/shm, and remove those whose owner is dead.

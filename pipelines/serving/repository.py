@@ -84,12 +84,15 @@ def read_repository(folder: Path) -> ModelRepository:
             todo="Write one: make repository",
         )
     described = _description(path)
+    engine = path / "tensorrt_llm" / "config.pbtxt"
+    engine_config = engine.read_text() if engine.is_file() else ""
+    backend = BACKEND.search(engine_config)
     settings, limits = described.get("settings") or {}, described.get("limits") or {}
     return ModelRepository(
         path=path,
         models=models,
         label=str(described.get("label") or path.name),
-        gpu=_backend(path) == "tensorrtllm",
+        gpu=backend is not None and backend[1] == "tensorrtllm",
         world_size=int(described.get("world_size") or 1),
         max_input_len=limits.get("max_input_len"),
         max_seq_len=limits.get("max_seq_len"),
@@ -99,7 +102,7 @@ def read_repository(folder: Path) -> ModelRepository:
         guided=settings.get("guided_decoding_backend") is not None,
         tokens_per_block=described.get("tokens_per_block"),
         draws_anew=described.get("flavour") == CPU_ENGINE,
-        few_log_probs='"return_top_log_probs"' in _engine_config(path),
+        few_log_probs='"return_top_log_probs"' in engine_config,
         launched_by_hand=bool(settings.get("participant_ids")) or int(settings.get("num_nodes") or 1) > 1,
     )
 
@@ -139,14 +142,3 @@ def _description(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{file} is not valid JSON: {error}.", todo="Write the repository again.") from None
     return described if isinstance(described, dict) else {}
-
-
-def _backend(path: Path) -> str:
-    """Return the backend named by the `tensorrt_llm` model, or an empty string."""
-    match = BACKEND.search(_engine_config(path))
-    return match[1] if match else ""
-
-
-def _engine_config(path: Path) -> str:
-    config = path / "tensorrt_llm" / "config.pbtxt"
-    return config.read_text() if config.is_file() else ""

@@ -23,7 +23,7 @@ from pipelines.serving.config import ServingSettings
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.logs import ServerFailedError
 from pipelines.serving.openai.__main__ import LONG_HEAD
-from pipelines.serving.ports import another_port, answers_200
+from pipelines.serving.ports import answers_200, free_port
 from pipelines.serving.process import TritonServer
 from tests.conftest import ROOT
 
@@ -202,7 +202,7 @@ def another_front(
 ) -> Iterator[tuple[OpenAiFrontend, int]]:
     """Start a service of its own beside the shared one, before the same server; on a free port unless one is chosen."""
     beside = copy(echo_server)
-    beside.ports = echo_server.ports | {"openai_port": port or another_port("127.0.0.1", echo_server.ports)}
+    beside.ports = echo_server.ports | {"openai_port": port or free_port("127.0.0.1", echo_server.ports)}
     beside.settings = echo_server.settings.model_copy(update=settings)
     beside.log_file = echo_server.log_file.with_suffix(".beside.log")
     with OpenAiFrontend(beside) as service:

@@ -22,7 +22,7 @@ from pipelines.serving.logs import ServerFailedError
 from pipelines.serving.openai import nginx
 from pipelines.serving.openai.bodies import Limits
 from pipelines.serving.openai.nginx import Nginx
-from pipelines.serving.ports import another_port, answers_200
+from pipelines.serving.ports import answers_200, free_port
 from pipelines.serving.process import TritonServer
 from tests.contract.serving.test_front_limits import COMPLETIONS, JSON, another_front, ask, p99_beside_attackers, post
 from tests.support.eventually import eventually
@@ -76,7 +76,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     monkeypatch.setattr(nginx, "BODY_TIMEOUT_S", 1)
     monkeypatch.setattr(nginx, "IDLE_TIMEOUT_S", 2)
     monkeypatch.setattr(nginx, "MOST_OF_ONE_CLIENT", OF_ONE_CLIENT)
-    found = another_port("127.0.0.1", {})
+    found = free_port("127.0.0.1", {})
     program = nginx.find()
     assert program is not None
     one = Nginx(program, "127.0.0.1", found, LIMITS, drain_s=5)
@@ -206,7 +206,7 @@ def test_events_leave_as_they_come(port: int) -> None:
 def test_without_a_service_behind_the_answer_is_unavailable() -> None:
     program = nginx.find()
     assert program is not None
-    found = another_port("127.0.0.1", {})
+    found = free_port("127.0.0.1", {})
     one = Nginx(program, "127.0.0.1", found, LIMITS, drain_s=1)
     try:
         one.start()
