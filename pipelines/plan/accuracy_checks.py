@@ -7,6 +7,7 @@ from eval.dataset import LAYOUT, complete_subjects
 from eval.results import all_references, references_of
 from eval.spec import BUNDLED, JSON_VALIDITY, MMLU, PASSKEY, TASK_SIZES, WRITTEN, known_questions, task_fault
 from eval.verdict import Criteria, least_for_go, least_to_stop, too_few
+from pipelines.checkpoint.tokenizer import chat_templates
 from pipelines.domain.errors import Fault
 from pipelines.plan.deployment import Deployment
 from pipelines.plan.targets import EVALUATED
@@ -66,10 +67,14 @@ def question_faults(d: Deployment) -> list[Fault]:
     if asked.task == MMLU and asked.dataset_path is not None:
         subjects, complete = TASK_SIZES[MMLU][0], complete_subjects(asked.dataset_path.expanduser())
         if complete < subjects:
-            what = (
-                f"eval.dataset_path='{asked.dataset_path}' has {complete} subjects with questions; mmlu has {subjects}."
-            )
-            return [Fault(what, LAYOUT, "Give a complete copy, or set eval= to the task whose questions it has.")]
+            what = f"eval.dataset_path='{asked.dataset_path}' has {complete} subjects with questions; mmlu has"
+            return [
+                Fault(
+                    f"{what} {subjects}.",
+                    LAYOUT,
+                    "Give a complete copy, or set eval= to the task whose questions it has.",
+                )
+            ]
     if asked.task in BUNDLED or asked.dataset or asked.dataset_path or asked.path:
         return []
     return [
@@ -90,11 +95,9 @@ def chat_fault(asked: EvalSettings, model: InputSource | None) -> Fault | None:
         )
     if not asked.apply_chat_template:
         return None
-    # here, because they load what renders templates, a sixth of the time in which a plan is imported
-    from eval.server import WRITTEN_CHATS, WRITTEN_CHATS_TODO
-    from pipelines.checkpoint.tokenizer import chat_templates
-
     if asked.asks_triton and asked.task in WRITTEN:
+        from eval.server import WRITTEN_CHATS, WRITTEN_CHATS_TODO  # loads numpy and asyncio
+
         return Fault(WRITTEN_CHATS.format(url=asked.url), todo=WRITTEN_CHATS_TODO)
     if model is None or "default" in chat_templates(model.path)[0]:
         return None
@@ -136,9 +139,7 @@ def few_questions(d: Deployment) -> list[Fault]:
     """Warn of too few questions for GO, as far as their number is known before they are read."""
     wanted, stops = d.settings.eval, d.is_sequential
     asked, criteria = asked_questions(wanted), Criteria.of(wanted)
-    if not d.has_verdict or asked is None:
-        return []
-    if not too_few(asked, criteria, stops=stops):
+    if not d.has_verdict or asked is None or not too_few(asked, criteria, stops=stops):
         return []
     least = least_to_stop(criteria) if stops else least_for_go(criteria)
     subjects, questions = TASK_SIZES[wanted.task]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from pipelines.compress.config import ABOUT, CalibrationSettings
@@ -21,7 +20,6 @@ from pipelines.domain.formats import (
     version_faults,
 )
 from pipelines.domain.units import show_bytes
-from pipelines.engines.config import HardwareSettings
 from pipelines.engines.openvino.memory import unheard
 from pipelines.engines.registry import OPENVINO
 from pipelines.host.machine import Machine, library_versions
@@ -98,17 +96,17 @@ def check(d: Deployment) -> Checked:
         *pruning_notes(d),
         *recovery_notes(d),
     )
-    _gpu_memory(d if d.engine.needs_gpu else d.limited, checked, partial(_is_allowed, d, _refusing(findings)))
+
+    def allowed(change: str) -> bool:
+        """Return whether a change breaks no rule besides those broken, and another format none on formats."""
+        facts, broken = d.changed(change).tuned.facts, _refusing(findings)
+        least = refused_whatever_format(facts) & broken if "quant=" in change else broken
+        return _refusing(check_table(facts)) <= least
+
+    _gpu_memory(d if d.engine.needs_gpu else d.limited, checked, allowed)
     _host_memory(d, checked)
     checked.faults += served
     return checked
-
-
-def _is_allowed(d: Deployment, broken: set[str], change: str) -> bool:
-    """Return whether a change breaks no rule besides those broken, and another format none on formats."""
-    facts = d.changed(change).tuned.facts
-    least = refused_whatever_format(facts) & broken if "quant=" in change else broken
-    return _refusing(check_table(facts)) <= least
 
 
 def _refusing(findings: Iterable[BrokenRule]) -> set[str]:
@@ -134,7 +132,7 @@ def _served(d: Deployment) -> list[Fault]:
         *serving_checks.check(d),
         *(question_faults(d) if d.target in EVALUATED else ()),
         *nothing_to_do(d, compares=d.has_fidelity and not memory_checks.two_models(d)),
-        *(_logged(d.settings.report.mlflow) if d.target == "all" else ()),
+        *_logged(d),
     ]
 
 
@@ -146,8 +144,11 @@ def _host_memory(d: Deployment, checked: Checked) -> None:
     if memory is not None:
         checked.notes += memory_checks.cpu_notes(memory, request_tokens(d.settings))
     checked.notes += (note,) if (note := unheard(d.settings.engine.openvino)) else ()
-    if d.has_fidelity:
-        _two_models(d, checked)
+    why = memory_checks.two_models(d) if d.has_fidelity else ""
+    if why and d.target == "fidelity":
+        checked.faults.append(Fault(why, todo="Use a smaller model, or a machine with more memory."))
+    elif why:  # `all` goes without
+        checked.notes += (f"left out: {why}",)
     if memory is not None and d.target in (*EVALUATED, *STARTED, *COMPARED):
         fit = memory_checks.check_cpu(d.settings, memory, d.machine.memory_bytes)
         checked.faults += fit.faults
@@ -168,22 +169,13 @@ def _quant(settings: Settings) -> list[Fault]:
     return faults + [fault for qformat, *ways in sorted(wanted) for fault in version_faults(qformat, version, *ways)]
 
 
-def _logged(mlflow: str | None) -> list[Fault]:
+def _logged(d: Deployment) -> list[Fault]:
     """Refuse to log results that nothing could log, before hours are spent on them."""
-    if mlflow is None:
+    if d.target != "all" or (mlflow := d.settings.report.mlflow) is None:
         return []
     from pipelines.report.mlflow_runs import mlflow_fault  # imports all that a report is made of
 
     return [fault] if (fault := mlflow_fault(mlflow)) else []
-
-
-def _two_models(d: Deployment, checked: Checked) -> None:
-    """Check the memory of two models at a time: `fidelity` is refused without it, and `all` leaves that part out."""
-    why = memory_checks.two_models(d)
-    if why and d.target == "fidelity":
-        checked.faults.append(Fault(why, todo="Use a smaller model, or a machine with more memory."))
-    elif why:
-        checked.notes += (f"left out: {why}",)
 
 
 def _baseline(d: Deployment, known: Sequence[BrokenRule]) -> list[Fault]:
@@ -267,8 +259,17 @@ def check_machine(d: Deployment, stages: Sequence[Stage]) -> list[Fault]:
     if not engine.builder or not used:
         return []
     lacks = engine.lacks(d.machine)
+    wanted, gpus_here = d.settings.hardware, d.machine.gpus
+    if not lacks and (wanted.name == "auto" or any(gpus.is_a(gpu, wanted) for gpu in gpus_here)):
+        return []
     if not lacks:
-        return _other_gpu(d.machine, d.settings.hardware)
+        return [
+            Fault(
+                f"hardware={wanted.name} is not here: this machine has {gpus_here[0].name}.",
+                "A TensorRT engine is built on the GPU it is for.",
+                "Run the same command there, or leave out hardware=... to build for the GPU of this machine.",
+            )
+        ]
     on_cpu = replace(d, engine=OPENVINO, limits=None).tuned
     return [
         Fault(
@@ -276,19 +277,6 @@ def check_machine(d: Deployment, stages: Sequence[Stage]) -> list[Fault]:
             engine.place,
             f"Run the same command there (make shell); {'' if check(on_cpu).faults else CPU_WAY}"
             f"or serve an engine that is already built with engine.path=/its/folder.",
-        )
-    ]
-
-
-def _other_gpu(machine: Machine, wanted: HardwareSettings) -> list[Fault]:
-    """Refuse to build on another kind of GPU than the one that was planned for."""
-    if wanted.name == "auto" or any(gpus.is_a(gpu, wanted) for gpu in machine.gpus):
-        return []
-    return [
-        Fault(
-            f"hardware={wanted.name} is not here: this machine has {machine.gpus[0].name}.",
-            "A TensorRT engine is built on the GPU it is for.",
-            "Run the same command there, or leave out hardware=... to build for the GPU of this machine.",
         )
     ]
 
@@ -333,23 +321,22 @@ def check_installed(goal: Goal, stages: Sequence[Stage], only: str | None) -> tu
         stages: that will run.
         only: the stage that is wanted, if not the whole plan.
     """
-    packages = [_missing(package, stages) for package in sorted(_absent(stages))]
+    users: dict[str, set[str]] = {}
+    for stage in stages:
+        for package in stage.needs:
+            if importlib.util.find_spec(package) is None:
+                users.setdefault(package, set()).add(stage.name)
+    packages = [
+        Fault(
+            f"Stage {', '.join(sorted(names))} needs the Python package '{package}', which is not installed.",
+            todo="Run: make setup",
+        )
+        for package, names in sorted(users.items())
+    ]
     starts, serving = goal.target in STARTED and only in (None, "benchmark"), goal.settings.serving
     starts = starts and not goal.is_elsewhere and serving.tritonserver is None
     server = why_no_server(serving) if starts else None
     return (*packages, *([server] if server else ()))
-
-
-def _absent(stages: Iterable[Stage]) -> set[str]:
-    return {package for stage in stages for package in stage.needs if importlib.util.find_spec(package) is None}
-
-
-def _missing(package: str, stages: Sequence[Stage]) -> Fault:
-    users = sorted({stage.name for stage in stages if package in stage.needs})
-    return Fault(
-        f"Stage {', '.join(users)} needs the Python package '{package}', which is not installed.",
-        todo="Run: make setup",
-    )
 
 
 def output_folders(goal: Goal, store: Path, *, makes: bool) -> dict[str, Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 
 from pipelines.domain.errors import Fault
 from pipelines.domain.formats import QFormat
@@ -40,7 +41,10 @@ def colocated(d: Deployment) -> list[ColocatedEngine]:
         return []
     beside = []
     sizes = draft_sizes(d)
-    if sizes is not None and not _draft_is_apart(settings):
+    build, groups, draft_groups = settings.build, settings.triton.gpu_device_ids, settings.triton.draft_gpu_device_ids
+    own = groups or (tuple(range(build.tp_size * build.pp_size)),)
+    is_apart = draft_groups is not None and not {*chain(*own)} & {*chain(*draft_groups)}
+    if sizes is not None and not is_apart:
         one, usual = device_memory(replace(sizes, max_batch_size=1), 0), device_memory(sizes, 0)
         kv = sizes.kv_request_bytes(_tokens(settings, sizes))
         least = one.weights + one.activations + one.buffers + kv
@@ -65,15 +69,6 @@ def draft_sizes(d: Deployment) -> EngineSizes | None:
     if sizes.shape.num_attention_heads % sizes.tp_size:
         return None  # another rule refuses this split
     return replace(sizes, max_seq_len=min(sizes.max_seq_len, shape.max_position_embeddings))
-
-
-def _draft_is_apart(settings: Settings) -> bool:
-    """Return whether the draft model has GPUs of its own."""
-    triton, build = settings.triton, settings.build
-    if triton.draft_gpu_device_ids is None:
-        return False
-    own = triton.gpu_device_ids or (tuple(range(build.tp_size * build.pp_size)),)
-    return not {gpu for group in own for gpu in group} & {gpu for group in triton.draft_gpu_device_ids for gpu in group}
 
 
 def _tokens(settings: Settings, sizes: EngineSizes) -> int:
@@ -109,9 +104,16 @@ def baseline_faults(d: Deployment, total: float, name: str) -> list[Fault]:
     tokens = _tokens(d.settings, sizes)
     if sizes.shape.num_attention_heads % sizes.tp_size or _one_fits(sizes, tokens, total):
         return []
-    ranks = _enough_ranks(sizes, tokens, total, d.gpu.gpus_per_server)
-    ways = [f"eval.baseline_tp_size={ranks}"] if ranks else []
-    ways.append("eval.baseline=skip (then no loss of accuracy is stated)")
+    gpus = d.gpu.gpus_per_server or MORE_RANKS[-1]
+    enough = (
+        f"eval.baseline_tp_size={ranks}"
+        for ranks in MORE_RANKS
+        if ranks > sizes.tp_size
+        and ranks * sizes.pp_size <= gpus
+        and not check_checkpoint(sizes.shape, QFormat.NONE, tp_size=ranks, pp_size=sizes.pp_size)
+        and _one_fits(replace(sizes, tp_size=ranks), tokens, total)
+    )
+    ways = [*islice(enough, 1), "eval.baseline=skip (then no loss of accuracy is stated)"]
     return [
         Fault(
             f"The 16-bit baseline of {d.settings.model.label} {_takes(sizes)}; one {name} has {show_bytes(total)} "
@@ -123,15 +125,3 @@ def baseline_faults(d: Deployment, total: float, name: str) -> list[Fault]:
 
 def _one_fits(sizes: EngineSizes, tokens: int, total: float) -> bool:
     return fits(replace(sizes, max_batch_size=1), total, tokens)
-
-
-def _enough_ranks(sizes: EngineSizes, tokens: int, total: float, gpus: int | None) -> int | None:
-    """Return the fewest ranks with which the baseline fits; None if there are none."""
-    for ranks in MORE_RANKS:
-        more = replace(sizes, tp_size=ranks)
-        if ranks <= sizes.tp_size or ranks * sizes.pp_size > (gpus or MORE_RANKS[-1]):
-            continue
-        refused = check_checkpoint(sizes.shape, QFormat.NONE, tp_size=ranks, pp_size=sizes.pp_size)
-        if not refused and _one_fits(more, tokens, total):
-            return ranks
-    return None

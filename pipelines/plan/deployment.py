@@ -11,7 +11,7 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.variant import Variant
 from pipelines.engines.config import HardwareSettings
 from pipelines.engines.registry import EngineDescription
-from pipelines.engines.tensorrt_llm.config import NOT_SPECULATING, BuildSettings
+from pipelines.engines.tensorrt_llm.config import NOT_SPECULATING
 from pipelines.engines.tuning import Recommended, adjusted, advice, tuned
 from pipelines.host.machine import Machine, torch_device
 from pipelines.plan.targets import Goal
@@ -24,11 +24,7 @@ from pipelines.store.sources import BuiltEngine, InputSource
 from triton_repo.tensors import BLS
 
 OF_ADAPTERS = ("lora_plugin", "lora_target_modules")
-DRAFT_ALONE = {
-    **NOT_SPECULATING,
-    "max_prompt_embedding_table_size": 0,
-    "weight_sparsity": False,
-}
+DRAFT_ALONE = {**NOT_SPECULATING, "max_prompt_embedding_table_size": 0, "weight_sparsity": False}
 """Build settings that a draft model is built without, because it answers like any other engine."""
 
 
@@ -154,21 +150,14 @@ class Deployment(Goal):
         if guess.mode != "draft_target" or guess.draft is None or guess.draft_qformat is None:
             return None
         own = build if guess.draft_qformat == quant.qformat else build.in_16_bit()
+        longest, target, draft = build.max_seq_len, self.positions, self.draft_shape
+        if longest is None and target and draft and draft.max_position_embeddings > target:
+            longest = target  # else its own longest sequence
         changed = {
             "quant": quant.model_copy(update={"qformat": guess.draft_qformat}),
-            "build": own.without(OF_ADAPTERS).model_copy(
-                update={**DRAFT_ALONE, "max_seq_len": self._draft_longest(build)}
-            ),
+            "build": own.without(OF_ADAPTERS).model_copy(update={**DRAFT_ALONE, "max_seq_len": longest}),
         }
         return replace(self.with_groups(**changed), shape=self.draft_shape, limits=None, prefix="draft.").tuned
-
-    def _draft_longest(self, build: BuildSettings) -> int | None:
-        """Return the draft's max_seq_len, no longer than its target's; None means its own longest sequence."""
-        target, draft = self.shape, self.draft_shape
-        if build.max_seq_len is None and target and draft:
-            longest = target.max_position_embeddings
-            return longest if draft.max_position_embeddings > longest else None
-        return build.max_seq_len
 
     def changed(self, change: str) -> Deployment:
         """Return the same with overrides such as "build.tp_size=2 quant=fp8", as messages propose them."""

@@ -129,18 +129,19 @@ def _recover(d: Deployment, weights: Input) -> list[Node]:
 
 
 def build(d: Deployment, predicted: Mapping[str, float] | None = None) -> Build:
-    """Return the stage that builds the engine of a deployment."""
-    libraries, packages = d.engine.build_libraries, d.engine.packages
-    return Build(d.engine.name, d.settings.build, libraries, packages, _on_gpu(d), d.positions, predicted or {})
-
-
-def _on_gpu(d: Deployment) -> OnGpu | None:
-    """Return the GPU an engine is built for: this machine's, or without one the GPU named by the settings."""
-    if not d.engine.needs_gpu:
-        return None
+    """Return the stage that builds the engine of a deployment: for this machine's GPU, or without one that named."""
     gpus, hardware, paths = d.machine.gpus, d.settings.hardware, d.settings.paths
     name, sm = (gpus[0].name, gpus[0].sm) if gpus else (hardware.gpu or "", hardware.sm)
-    return OnGpu(name, sm, paths.store.absolute() / ".timing_caches", paths.runs.absolute())
+    on_gpu = OnGpu(name, sm, paths.store.absolute() / ".timing_caches", paths.runs.absolute())
+    return Build(
+        d.engine.name,
+        d.settings.build,
+        d.engine.build_libraries,
+        d.engine.packages,
+        on_gpu if d.engine.needs_gpu else None,
+        d.positions,
+        predicted or {},
+    )
 
 
 def _with_heads(d: Deployment) -> list[Node]:

@@ -10,7 +10,7 @@ from typing import Any
 from eval.fidelity.config import ALONE, AMONG_OTHERS
 from eval.spec import PASSKEY
 from pipelines.domain.errors import UserError, did_you_mean
-from pipelines.engines.registry import EngineDescription, ServerBackend
+from pipelines.engines.registry import ServerBackend
 from pipelines.plan.accuracy_checks import asked_questions
 from pipelines.plan.deployment import Deployment
 from pipelines.plan.engine_nodes import (
@@ -28,7 +28,6 @@ from pipelines.plan.engine_nodes import (
 )
 from pipelines.plan.memory_checks import cpu_reached, two_models
 from pipelines.plan.targets import MEASURED, SERVED
-from pipelines.settings.features import MultimodalSettings
 from pipelines.stages.benchmark import Benchmark
 from pipelines.stages.diagnose import Diagnose
 from pipelines.stages.download import Download
@@ -50,7 +49,12 @@ from triton_repo.parameters import ImageSpec
 
 def nodes(d: Deployment) -> list[Node]:
     """List the stages of a deployment's target in the order they run."""
-    return in_order([*model_download(d), *_questions_download(d), *_nodes(d)])
+    made, questions = model_download(d), d.settings.eval
+    if d.asks and "dataset" not in d.sources:  # all variants share them
+        source = str(questions.dataset), questions.revision or "main"
+        stage = Download(*source, "dataset", copy_setting="eval.dataset_path")
+        made.append(Node("download.eval", stage, questions.task, {}))
+    return in_order([*made, *_nodes(d)])
 
 
 def _nodes(d: Deployment) -> list[Node]:
@@ -60,18 +64,6 @@ def _nodes(d: Deployment) -> list[Node]:
     if d.target == "diagnose":
         return _diagnose(d)
     compares = d.has_fidelity and not two_models(d)
-    made = _compared_with(d, compares=compares) + engine_nodes(d)
-    if d.asks:
-        made.append(_evaluate_in_turns(d) if d.is_sequential else _evaluate(d))
-    if d.compares_server:
-        made += _fidelity_of_server(d)
-    elif compares:
-        made += _fidelity(d)
-    return made + _served(d)
-
-
-def _compared_with(d: Deployment, *, compares: bool) -> list[Node]:
-    """Return what the engine is compared with; compares: whether predictions are, too."""
     made = engine_nodes(d.baseline) if d.has_baseline else []
     if d.has_baseline and d.asks and not d.is_sequential:
         made.append(_evaluate(d.baseline))
@@ -79,7 +71,14 @@ def _compared_with(d: Deployment, *, compares: bool) -> list[Node]:
         made.append(_evaluate_reference(d))
     if compares and d.settings.fidelity.reference_path is not None:
         made += engine_nodes(d.reference)
-    return made
+    made += engine_nodes(d)
+    if d.asks:
+        made.append(_evaluate(d))
+    if d.compares_server:
+        made += _fidelity_of_server(d)
+    elif compares:
+        made += _fidelity(d)
+    return made + _served(d)
 
 
 def _served(d: Deployment) -> list[Node]:
@@ -133,54 +132,29 @@ def needed_for(made: list[Node], name: str) -> list[Node]:
     return [node for node in made if node.id in needed]
 
 
-def _questions_download(d: Deployment) -> list[Node]:
-    """Return the download of the questions from the Hub, which all variants share; no node for those at hand."""
-    if not d.asks or "dataset" in d.sources:
-        return []
-    asked = d.settings.eval
-    stage = Download(str(asked.dataset), asked.revision or "main", "dataset", copy_setting="eval.dataset_path")
-    return [Node("download.eval", stage, asked.task, {})]
-
-
 def _asked(d: Deployment) -> dict[str, Input]:
     """Return the inputs of an evaluation besides the engine."""
     return {"model": model(d), "dataset": d.sources.get("dataset", "download.eval")}
 
 
 def _evaluate(d: Deployment) -> Node:
-    """Return the evaluation of an engine by itself."""
-    settings = d.settings
-    options, name = d.engine.options_of(settings.engine), settings.model.label
-    needed = _harness(d.engine)
-    stage = Evaluate(d.engine.name, options, settings.eval, name, settings.variant.label, *needed, warns=_warns(d))
-    return Node(f"{d.prefix}evaluate", stage, d.label, {"engine": engine(d), **_asked(d)})
-
-
-def _evaluate_in_turns(d: Deployment) -> Node:
-    """Return the evaluation of the engine in turns with the 16-bit one."""
-    settings = d.settings
-    stage = EvaluateSequentially(
-        d.engine.name,
-        d.engine.options_of(settings.engine),
-        settings.eval,
-        settings.model.label,
-        settings.variant.label,
-        *_harness(d.engine),
-        warns=_warns(d),
-        answers=settings.paths.store.absolute() / ANSWERS,
-    )
-    return Node("evaluate", stage, d.label, {"engine": engine(d), "baseline": engine(d.baseline), **_asked(d)})
+    """Return the evaluation of an engine: in turns with the 16-bit one, or by itself."""
+    settings, chosen = d.settings, d.engine
+    labels = settings.model.label, settings.variant.label
+    libraries = (*chosen.run_libraries, "lm-eval", "transformers", "tokenizers")
+    packages = (*chosen.packages, "lm_eval", "transformers")
+    needed = chosen.name, chosen.options_of(settings.engine), settings.eval, *labels, libraries, packages
+    if not d.is_sequential:
+        stage = Evaluate(*needed, warns=_warns(d))
+        return Node(f"{d.prefix}evaluate", stage, d.label, {"engine": engine(d), **_asked(d)})
+    answers = settings.paths.store.absolute() / ANSWERS
+    in_turns = EvaluateSequentially(*needed, warns=_warns(d), answers=answers)
+    return Node("evaluate", in_turns, d.label, {"engine": engine(d), "baseline": engine(d.baseline), **_asked(d)})
 
 
 def _warns(d: Deployment) -> bool:
     """Return whether a verdict follows, and only the evaluation learns whether the questions are too few for it."""
     return (d.has_verdict or bool(d.prefix)) and asked_questions(d.settings.eval) is None
-
-
-def _harness(chosen: EngineDescription) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the libraries and the packages of an evaluation."""
-    libraries = (*chosen.run_libraries, "lm-eval", "transformers", "tokenizers")
-    return libraries, (*chosen.packages, "lm_eval", "transformers")
 
 
 def _evaluate_reference(d: Deployment) -> Node:
@@ -263,7 +237,9 @@ def _diagnose(given: Deployment) -> list[Node]:
     # activations that the engine rounds by itself would look like a fault of it
     d = given.with_groups(engine=given.settings.engine.with_checkpoints_arithmetic())
     settings, asked, quantized = d.settings, d.settings.diagnose, quantize(d)
-    made, inputs = (list[Node](), _given(d)) if asked.given else _made_here(d)
+    made, inputs = (list[Node](), dict[str, Input]()) if asked.given else _made_here(d)
+    if asked.given:
+        inputs |= {name: d.sources[name] for name in ("checkpoint", "engine", "repository") if name in d.sources}
     if not asked.given and asked.simulate and quantized.calibrated:
         before, text = calibration_text(d)
         made, inputs = [*made, *before], inputs | text
@@ -288,10 +264,6 @@ def _diagnose(given: Deployment) -> list[Node]:
     return [*made, Node("diagnose", stage, d.label, inputs)]
 
 
-def _given(d: Deployment) -> dict[str, Input]:
-    return {name: d.sources[name] for name in ("checkpoint", "engine", "repository") if name in d.sources}
-
-
 def _made_here(d: Deployment) -> tuple[list[Node], dict[str, Input]]:
     """Return what is made to be diagnosed, by the names under which the diagnosis reads it."""
     asked = d.settings.diagnose
@@ -310,8 +282,8 @@ def _made_here(d: Deployment) -> tuple[list[Node], dict[str, Input]]:
 
 def _repository(d: Deployment) -> Node:
     """Return the Triton repository of the engine."""
-    settings = d.settings
-    beside = _beside(d)
+    settings, images, beside = d.settings, d.settings.multimodal, _beside(d)
+    encoder = ImageSpec(images.model_type, str(images.path), images.images_per_request)
     adapters: dict[str, Input] = {name: given for name, given in d.sources.items() if name.startswith("lora.")}
     stage = WriteRepository(
         d.engine.name,
@@ -323,7 +295,7 @@ def _repository(d: Deployment) -> Node:
         d.variant.label,
         *_ranks(d),
         num_draft_tokens=settings.speculative.num_draft_tokens if "draft_engine" in beside else None,
-        images=_images(settings.multimodal) if "vision_engine" in beside else None,
+        images=encoder if "vision_engine" in beside else None,
         lora_tasks=tuple(sorted(int(name.removeprefix("lora.")) for name in adapters)),
     )
     return Node("repository", stage, d.label, {"engine": engine(d), "model": model(d), **beside, **adapters})
@@ -334,12 +306,6 @@ def _beside(d: Deployment) -> dict[str, Input]:
     beside: dict[str, Input] = {"draft_engine": "draft.build"} if draft_nodes(d) else {}
     vision = d.target != "diagnose" and vision_nodes(d)
     return beside | ({"vision_engine": "vision"} if vision else {})
-
-
-def _images(wanted: MultimodalSettings) -> ImageSpec | None:
-    if wanted.model_type == "none":
-        return None
-    return ImageSpec(wanted.model_type, str(wanted.path), wanted.images_per_request)
 
 
 def _benchmark(d: Deployment) -> Node:
@@ -381,25 +347,19 @@ def _labels(d: Deployment) -> dict[str, Any]:
             "world_size": stated.tp_size or 1,
         }
     tp_size, pp_size = _ranks(d)
+    gpus, triton = tp_size * pp_size, d.settings.triton
+    if d.engine.server is ServerBackend.TENSORRTLLM:  # of all instances together, and of a draft model with its own
+        groups = list(triton.gpu_device_ids or (range(gpus),))
+        groups += (triton.draft_gpu_device_ids or ()) if "draft_engine" in _beside(d) else ()
+        gpus = len({gpu for group in groups for gpu in group})
     return {
         "model": d.settings.model.label,
         "precision": d.variant.label,
         "engine": d.engine.name,
         "tp_size": tp_size,
         "world_size": tp_size * pp_size,
-        "gpu_count": _gpu_count(d, tp_size * pp_size),
+        "gpu_count": gpus,
     }
-
-
-def _gpu_count(d: Deployment, world_size: int) -> int:
-    """Return the GPUs of all instances together, and of a draft model that has its own."""
-    triton = d.settings.triton
-    if d.engine.server is not ServerBackend.TENSORRTLLM:
-        return world_size
-    groups = list(triton.gpu_device_ids or (range(world_size),))
-    if "draft_engine" in _beside(d):
-        groups += triton.draft_gpu_device_ids or ()
-    return len({gpu for group in groups for gpu in group})
 
 
 def _ranks(d: Deployment) -> tuple[int, int]:

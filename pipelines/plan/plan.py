@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from pipelines.compress.pruned_shape import pruned_shape
 from pipelines.domain.errors import Fault, UserError, collecting
-from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.registry import choose
 from pipelines.host.disk import no_folders, relative_to_cwd, unwritable_folders
 from pipelines.host.machine import Machine, library_versions
@@ -27,7 +26,6 @@ from pipelines.plan.flow import needed_for, nodes
 from pipelines.plan.targets import EVALUATED, Goal, Target
 from pipelines.plan.user_inputs import Found, inspect_inputs
 from pipelines.predict.performance.limits import ChosenLimits
-from pipelines.settings.model import ModelSettings
 from pipelines.settings.root import Settings
 from pipelines.stages.download import Download
 from pipelines.store.manifest import DamagedError
@@ -152,7 +150,14 @@ def _resolved(
     with collecting(faults):
         found = inspect_inputs(goal, store.hashes)
     if found.shape and shape and found.shape != shape:
-        faults.append(_wrong_shape(settings.model, shape, found.shape))
+        model, wrong = settings.model, shape.differences(found.shape)[0]
+        faults.append(
+            Fault(
+                f"model.path='{model.folder}' is not a {model.name}: "
+                f"its {wrong} is {getattr(found.shape, wrong)}, model={model.name} says {getattr(shape, wrong)}.",
+                todo="Leave out model=... to use the folder as it is.",
+            )
+        )
     shape = found.shape or shape
     if goal.compares_server:  # its format is its own
         settings = settings.baseline()
@@ -243,15 +248,6 @@ def node_key(node: Node, digests: Mapping[str, str]) -> tuple[str, dict[str, Any
     return fingerprint(parts), parts
 
 
-def _wrong_shape(model: ModelSettings, wanted: ModelShape, found: ModelShape) -> Fault:
-    first = wanted.differences(found)[0]
-    return Fault(
-        f"model.path='{model.folder}' is not a {model.name}: "
-        f"its {first} is {getattr(found, first)}, model={model.name} says {getattr(wanted, first)}.",
-        todo="Leave out model=... to use the folder as it is.",
-    )
-
-
 def _resolve(nodes: list[Node], store: Store) -> tuple[PlannedStep, ...]:
     steps: dict[str, PlannedStep] = {}
     for node in nodes:
@@ -262,6 +258,8 @@ def _resolve(nodes: list[Node], store: Store) -> tuple[PlannedStep, ...]:
 def _step(node: Node, before: Mapping[str, PlannedStep], store: Store) -> PlannedStep:
     digests: dict[str, str] = {}
     waits, damage = [], ""
+    past = [manifest for manifest in store.history(node.stage.name) if manifest["label"] == node.label]
+    seconds = next((float(manifest["seconds"]) for manifest in past if manifest["seconds"] is not None), None)
     for name, given in node.inputs.items():
         if isinstance(given, InputSource):
             digests[name] = given.digest
@@ -276,16 +274,11 @@ def _step(node: Node, before: Mapping[str, PlannedStep], store: Store) -> Planne
                 return PlannedStep(node, "cached", key, artifact, "nothing changed", None)
         except DamagedError as error:
             damage = f"{relative_to_cwd(error.folder)} is {error.state}"
-    past = [m for m in store.history(node.stage.name) if m["label"] == node.label]
     if node.stage.measures:
-        return PlannedStep(node, "run", None, None, "it measures, so it runs every time", _last_seconds(past))
+        return PlannedStep(node, "run", None, None, "it measures, so it runs every time", seconds)
     if waits:
-        return PlannedStep(node, "waits", None, None, "; ".join(waits), _last_seconds(past))
-    return PlannedStep(node, "run", key, None, damage or explain(parts, past), _last_seconds(past))
-
-
-def _last_seconds(past: list[dict[str, Any]]) -> float | None:
-    return next((float(m["seconds"]) for m in past if m["seconds"] is not None), None)
+        return PlannedStep(node, "waits", None, None, "; ".join(waits), seconds)
+    return PlannedStep(node, "run", key, None, damage or explain(parts, past), seconds)
 
 
 def explain(parts: Mapping[str, Any], past: list[dict[str, Any]]) -> str:

@@ -17,7 +17,6 @@ from pipelines.loadgen.plan import read_trace, sampler
 from pipelines.plan.deployment import Deployment
 from pipelines.plan.targets import EVALUATED, MEASURED, SERVED, STARTED, Target
 from pipelines.rules.cpu import DRAFTING
-from pipelines.serving.config import ServingSettings
 from pipelines.serving.locate import why_no_server
 from pipelines.serving.ports import privileged_ports
 from pipelines.store.sources import BuiltEngine
@@ -34,7 +33,10 @@ def check(d: Deployment) -> list[Fault]:
         return faults
     if target in MEASURED and load.streaming and not settings.triton.decoupled_mode:
         faults.append(_STREAMING)
-    faults += _program(settings.serving) if target in STARTED else []
+    faults += privileged_ports(settings.serving) if target in STARTED else []
+    is_named = target in STARTED and settings.serving.tritonserver is not None
+    missing = why_no_server(settings.serving) if is_named else None
+    faults += [missing] if missing else []
     if target in SERVED and engine.server is None:
         faults.append(_not_served(d))
     elif target in SERVED:
@@ -58,14 +60,6 @@ _STREAMING = Fault(
     "triton.decoupled_mode=false sends one.",
     todo="Set benchmark.streaming=false (TTFT and ITL then have no value), or triton.decoupled_mode=true.",
 )
-
-
-def _program(serving: ServingSettings) -> list[Fault]:
-    """Check the ports and the program of a server that is started here."""
-    faults = privileged_ports(serving)
-    if serving.tritonserver is not None and (fault := why_no_server(serving)):
-        faults.append(fault)
-    return faults
 
 
 def _devices(d: Deployment) -> list[Fault]:

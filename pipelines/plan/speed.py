@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 
 from pipelines.document.show import ms, number
-from pipelines.domain.benchmark import Summary
 from pipelines.domain.errors import UserError
 from pipelines.host.screen import table, wrapped
 from pipelines.plan.plan import Plan
@@ -52,11 +51,12 @@ def modelled_text(plan: Plan) -> str:
     if not levels:
         return ""
     name = plan.settings.workload.name
-    told = f"modelled under workload={name} ({origin(model.provenance, model.why)}):"
-    lines = ["", wrapped(told)]
+    lines = ["", wrapped(f"modelled under workload={name} ({origin(model.provenance, model.why)}):")]
     rows: list[tuple[str, ...]] = [("load", "requests/s", "TTFT p50 ms", "TTFT p95 ms", "ITL p50 ms")]
     for level in levels:
-        rows.append((level.label.text, *_cells(run_trial(level, model.deployment, backend="numpy"))))
+        trial = run_trial(level, model.deployment, backend="numpy")
+        times = (trial.ttft_s.p50, trial.ttft_s.p95, trial.itl_s.p50)
+        rows.append((level.label.text, number(trial.requests_per_s), *map(ms, times)))
     lines += table(rows, indent=2)
     wide = "  ".join(f"{name} {100 * (np.exp(sd) - 1):.0f} %" for name, sd in model.spread.items())
     return "\n".join([*lines, wrapped(f"  usually off by (one standard deviation): {wide}", 4)]) + "\n"
@@ -104,8 +104,3 @@ def _levels(plan: Plan, deployment: ModelledDeployment) -> list[SimulatedLevel]:
         fit = [level for level in levels if not level.faults(deployment.engine)]
         return [level for level in fit if len(level.load.isl) <= MOST_REQUESTS]
     return []
-
-
-def _cells(found: Summary) -> tuple[str, ...]:
-    times = (found.ttft_s.p50, found.ttft_s.p95, found.itl_s.p50)
-    return (number(found.requests_per_s), *(ms(value) for value in times))

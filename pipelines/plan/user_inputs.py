@@ -119,7 +119,7 @@ def inspect_inputs(goal: Goal, hashes: HashCache) -> Found:
             read_own(sources["dataset"].path, settings.eval)
     if faults:
         raise UserError.of(faults)
-    heads = _pickles(settings.speculative.heads_path), _heads_bytes(settings.speculative.heads_path)
+    heads = _heads(settings.speculative.heads_path)
     return Found(sources, shape, built, draft, same, *heads, adapters, vision, rotary, draft_rotary, few, reference)
 
 
@@ -194,17 +194,13 @@ def vision_bytes(folder: Path) -> int | None:
     return 2 * count or None
 
 
-def _pickles(heads: Path | None) -> tuple[str, ...]:
-    """List pickled weights among trained heads; NVIDIA's scripts load them."""
-    return tuple(sorted(path.name for pattern in PICKLES for path in heads.glob(pattern))) if heads else ()
-
-
-def _heads_bytes(heads: Path | None) -> int | None:
-    """Return the bytes of the weights of trained heads, which are 16 bit on disk as in the engine."""
-    if heads is None:
-        return None
-    files = {path for pattern in ("*.safetensors", *PICKLES) for path in heads.glob(pattern)}
-    return sum(path.stat().st_size for path in files) or None
+def _heads(folder: Path | None) -> tuple[tuple[str, ...], int | None]:
+    """Return pickles among trained heads, which NVIDIA's scripts load, and the bytes of their weights, in 16 bit."""
+    if folder is None:
+        return (), None
+    pickles = {path for pattern in PICKLES for path in folder.glob(pattern)}
+    size = sum(path.stat().st_size for path in pickles.union(folder.glob("*.safetensors")))
+    return tuple(sorted(path.name for path in pickles)), size or None
 
 
 FOREIGN = ("heads", "vision")
@@ -246,8 +242,6 @@ def _places(goal: Goal) -> dict[str, tuple[str, Path]]:
 
 def same_vocabulary(target: Path | None, draft: Path) -> bool | None:
     """Return whether two model folders have the same tokens with the same ids; None where that cannot be determined."""
-    if target is None:
-        return None
-    if not all((folder / TOKENIZER).is_file() for folder in (target, draft)):
+    if target is None or not all((folder / TOKENIZER).is_file() for folder in (target, draft)):
         return None
     return tokens_of(target) == tokens_of(draft)

@@ -326,19 +326,11 @@ def training_memory_bytes(shape: ModelShape, settings: Settings, processes: int 
     activations = 4 * tokens * layers * (10 * shape.hidden_size + 4 * shape.intermediate_size)
     held = WEIGHT_BYTES * weights + LEARNED_BYTES * learned + shared + teacher + masks
     if sharded:
-        held = held / processes + _collected(shape, recover)
+        # whole weights of embedding, output head, this layer and the next, and of three the gradients, twice
+        others, layer = shape.num_params - shape.linear_params, shape.linear_params / shape.num_hidden_layers
+        gradients = 0 if recover.lora_rank is not None else 2 * (others + layer)
+        held = held / processes + WEIGHT_BYTES * (others + 2 * layer + gradients)
     return held + computed + logits + activations + GIB
-
-
-def _collected(shape: ModelShape, recover: RecoverSettings) -> float:
-    """Return the bytes that a process with a part of the model has of whole weights and gradients at a time.
-
-    They are those of the embedding and the output head, of the layer that computes and of the next, which is on its
-    way; gradients of the first three, twice while they are exchanged.
-    """
-    others, layer = shape.num_params - shape.linear_params, shape.linear_params / shape.num_hidden_layers
-    gradients = 0 if recover.lora_rank is not None else 2 * (others + layer)
-    return WEIGHT_BYTES * (others + 2 * layer + gradients)
 
 
 def _learned(shape: ModelShape, recover: RecoverSettings) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from pipelines.domain.formats import KvFormat, QFormat, rules_out_reuse
 from pipelines.rules.builder import longest
 from pipelines.rules.record import BUILT, CPU, GPU, Cases, DeploymentFacts, Rule, Severity, listed, shape
@@ -45,11 +47,10 @@ def _own_window_unset(d: DeploymentFacts) -> Cases:
     return () if same else [{**case, "windows": listed(pattern)} for case in _own_window(d)]
 
 
+gpu_rule = partial(Rule, topic=TOPIC, engines=GPU)
 RULES = (
-    Rule(
+    gpu_rule(
         name="a-models-window-is-told",
-        topic=TOPIC,
-        engines=GPU,
         needs=("shape",),
         when=_own_window_unset,
         failed="{d.shape.architecture} was trained with an attention window of {window} tokens, but sequences of up to"
@@ -80,39 +81,31 @@ RULES = (
         todo="Change kv_cache, or do without: {without}",
         source=BUILDER,
     ),
-    Rule(
+    gpu_rule(
         name="no-context-fmha-no-reuse",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: _switched_off(d, "context_fmha"),
         failed="build.trtllm.context_fmha=disable rules out {lost}: it also disables paged and FP8 context attention.",
         todo="Set build.trtllm.context_fmha=enable, or do without: {without}",
         source=BUILDER,
     ),
-    Rule(
+    gpu_rule(
         name="no-paged-context-no-reuse",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: _switched_off(d, "use_paged_context_fmha"),
         failed="build.trtllm.use_paged_context_fmha=disable rules out {lost}, which read earlier blocks of the KV"
         " cache.",
         todo="Set build.trtllm.use_paged_context_fmha=enable, or do without: {without}",
         source=f"{PLUGIN}; {REUSE}",
     ),
-    Rule(
+    gpu_rule(
         name="without-context-fmha",
-        topic=TOPIC,
         severity=Severity.WARN,
-        engines=GPU,
         when=lambda d: d.build["context_fmha"] == "disable" and not wanted(d),
         failed="build.trtllm.context_fmha=disable switches FP8 and paged context attention off as well, and prompts are"
         " slower.",
         source=BUILDER,
     ),
-    Rule(
+    gpu_rule(
         name="fp8-cache-brings-fp8-attention",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: (
             d.build["use_fp8_context_fmha"] == "disable"
             and d.kv_format is KvFormat.FP8
@@ -125,10 +118,8 @@ RULES = (
         todo="Leave it out, set kv_cache=auto, or set build.trtllm.use_paged_context_fmha=disable.",
         source="tensorrt_llm/builder.py (1.3.0rc3): FP8 Context FMHA is enabled to support FP8 Paged Context FMHA",
     ),
-    Rule(
+    gpu_rule(
         name="features-need-a-paged-kv-cache",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: (
             d.build.kv_cache_type != "paged"
             and (d.kv_reuse or d.chunked_context or d.triton.batching_strategy in IN_FLIGHT)
@@ -138,39 +129,31 @@ RULES = (
         todo="Set build.kv_cache_type=paged.",
         source=f"{COMMAND}; docs/source/features/paged-attention-ifb-scheduler.md",
     ),
-    Rule(
+    gpu_rule(
         name="paged-kv-cache-is-deprecated",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: d.build["paged_kv_cache"] == "disable",
         failed="build.trtllm.paged_kv_cache=disable is the deprecated spelling of kv_cache_type, which says"
         " '{d.build.kv_cache_type}'.",
         todo="Set build.kv_cache_type instead.",
         source=COMMAND,
     ),
-    Rule(
+    gpu_rule(
         name="in-flight-batching-packs-its-input",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: d.build["remove_input_padding"] == "disable" and d.triton.batching_strategy in IN_FLIGHT,
         failed="build.trtllm.remove_input_padding=disable cannot be combined with triton.batching_strategy="
         "{d.triton.batching_strategy}, which needs packed tokens.",
         todo="Set build.trtllm.remove_input_padding=enable, or triton.batching_strategy=V1.",
         source="docs/source/features/paged-attention-ifb-scheduler.md",
     ),
-    Rule(
+    gpu_rule(
         name="streamingllm-cannot-be-built",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: d.build["streamingllm"] == "enable",
         failed="build.trtllm.streamingllm=enable stops TensorRT-LLM 1.2 with an assertion.",
         todo="Set build.trtllm.streamingllm=disable; attention sinks run with engine=openvino.",
         source=COMMAND,
     ),
-    Rule(
+    gpu_rule(
         name="sinks-need-streamingllm",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: bool(d.triton.sink_token_length),
         failed="triton.sink_token_length={d.triton.sink_token_length} needs an engine built with --streamingllm, which"
         " TensorRT-LLM 1.2 cannot build.",
@@ -199,11 +182,9 @@ RULES = (
         todo="Set a larger window or fewer sinks.",
         source=TEMPLATES,
     ),
-    Rule(
+    gpu_rule(
         name="a-passed-window-ends-reuse",
-        topic=TOPIC,
         severity=Severity.WARN,
-        engines=GPU,
         when=lambda d: (
             (windows := d.triton.max_attention_window_size) is not None
             and d.kv_reuse
@@ -214,10 +195,8 @@ RULES = (
         todo="Keep shared prefixes within the window, or remove the window.",
         source="issues #2983, #2912",
     ),
-    Rule(
+    gpu_rule(
         name="host-blocks-are-for-reuse",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: d.triton.kv_cache_host_memory_bytes > 0 and not d.kv_reuse,
         failed="triton.kv_cache_host_memory_bytes={d.triton.kv_cache_host_memory_bytes} keeps blocks for reuse, but"
         " KV-cache reuse is off.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from pipelines.domain.families import titles
 from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.engines.tensorrt_llm.config import key_of
@@ -107,60 +109,51 @@ def _norm_quant(d: DeploymentFacts) -> bool:
     return d.build["norm_quant_fusion"] == "enable" and not fits
 
 
+plugin_rule = partial(Rule, topic=PLUGINS, engines=GPU)
+weights_rule = partial(Rule, topic=WEIGHTS, engines=GPU)
+limit_rule = partial(Rule, topic=LIMITS, engines=BUILT)
 RULES = (
-    Rule(
+    limit_rule(
         name="longer-than-the-model",
-        topic=LIMITS,
-        engines=BUILT,
         needs=("shape",),
         when=lambda d: (d.build.max_seq_len or 0) > shape(d).max_position_embeddings,
         failed="build.max_seq_len={d.build.max_seq_len} is more than {d.label} supports.",
         allowed="Its limit is {d.shape.max_position_embeddings} tokens.",
         source=BUILDER,
     ),
-    Rule(
+    limit_rule(
         name="prompt-longer-than-the-sequence",
-        topic=LIMITS,
-        engines=BUILT,
         when=_prompt_too_long,
         failed="build.max_input_len={d.build.max_input_len} is more than max_seq_len={limit}, which counts prompt and"
         " output together.",
         todo="Set build.max_input_len={limit} or less.",
         source=BUILDER,
     ),
-    Rule(
+    limit_rule(
         name="kv-blocks-are-powers-of-two",
-        topic=LIMITS,
-        engines=BUILT,
         when=lambda d: bool(d.build.tokens_per_block & (d.build.tokens_per_block - 1)),
         failed="build.tokens_per_block={d.build.tokens_per_block} is not a power of two.",
         allowed="Allowed: 8, 16, 32, 64, 128.",
         source=REUSE,
     ),
-    Rule(
+    plugin_rule(
         name="profiles-or-a-tuning-point",
-        topic=PLUGINS,
-        engines=GPU,
         when=lambda d: d.build.multiple_profiles == "enable" and d.build.opt_num_tokens is not None,
         failed="build.opt_num_tokens={d.build.opt_num_tokens} cannot be combined with multiple_profiles=enable, which"
         " has tuning points of its own.",
         todo="Set build.opt_num_tokens=null or build.multiple_profiles=disable.",
         source=COMMAND,
     ),
-    Rule(
+    plugin_rule(
         name="redrafter-has-one-profile",
-        topic=PLUGINS,
-        engines=GPU,
         when=lambda d: d.build.multiple_profiles == "enable" and d.speculation == "redrafter",
         failed="build.multiple_profiles=enable cannot be combined with speculative={d.speculation}, whose class in"
         " TensorRT-LLM defines its inputs for one profile.",
         todo="Set build.multiple_profiles=disable.",
         source="tensorrt_llm/models/redrafter/model.py, tensorrt_llm/models/generation_mixin.py (1.3.0rc3)",
     ),
-    Rule(
+    plugin_rule(
         name="context-logits-without-drafts",
-        topic=PLUGINS,
-        engines=GPU,
         when=_gathers,
         failed="{key}=true cannot be combined with max_draft_len={d.build.max_draft_len}: an engine"
         " that checks drafts"
@@ -168,29 +161,23 @@ RULES = (
         todo="Set {key}=false, or speculative=none.",
         source=COMMAND,
     ),
-    Rule(
+    plugin_rule(
         name="generation-logits-need-no-flag",
-        topic=PLUGINS,
         severity=Severity.WARN,
-        engines=GPU,
         when=lambda d: d.build["gather_generation_logits"],
         failed="build.trtllm.gather_generation_logits=true is deprecated and has no effect: the runtime decides.",
         todo="Remove it.",
         source=COMMAND,
     ),
-    Rule(
+    plugin_rule(
         name="fp8-plugins-need-fp8",
-        topic=PLUGINS,
-        engines=GPU,
         when=_fp8_plugins,
         failed="{key}=fp8 multiplies in FP8; quant={d.qformat} has no FP8 weights and activations.",
         todo="Remove {key}{quants:, or choose }.",
         source=PLUGIN,
     ),
-    Rule(
+    plugin_rule(
         name="swiglu-plugins-need-swiglu",
-        topic=PLUGINS,
-        engines=GPU,
         needs=("shape",),
         when=_swiglu,
         failed="{key}=fp8 computes a SwiGLU without bias; TensorRT-LLM's MLP of {d.shape.architecture} is none.",
@@ -221,20 +208,16 @@ RULES = (
         todo="Change build.tp_size{quants:, or choose }.",
         source=LAYERS,
     ),
-    Rule(
+    plugin_rule(
         name="rowwise-plugin-needs-rowwise-scales",
-        topic=PLUGINS,
-        engines=GPU,
         when=lambda d: d.build["fp8_rowwise_gemm_plugin"] != "disable",
         failed="build.trtllm.fp8_rowwise_gemm_plugin={d.build[fp8_rowwise_gemm_plugin]} needs FP8 scales per token and"
         " channel; quant={d.qformat} has none.",
         todo="Set build.trtllm.fp8_rowwise_gemm_plugin=disable.",
         source=PLUGIN,
     ),
-    Rule(
+    plugin_rule(
         name="nvfp4-plugin-needs-nvfp4",
-        topic=PLUGINS,
-        engines=GPU,
         when=lambda d: (
             d.qformat is not QFormat.NVFP4 and (d.build.gemm_plugin == "nvfp4" or d.build["fuse_fp4_quant"] == "enable")
         ),
@@ -244,11 +227,9 @@ RULES = (
         todo="Remove them{quants:, or choose }.",
         source=PLUGIN,
     ),
-    Rule(
+    plugin_rule(
         name="fp8-is-slower-with-gemm-plugin",
-        topic=PLUGINS,
         severity=Severity.WARN,
-        engines=GPU,
         when=lambda d: (
             d.qformat is QFormat.FP8
             and d.build.gemm_plugin not in (None, "disable", "fp8")
@@ -259,10 +240,8 @@ RULES = (
         todo="Remove build.gemm_plugin.",
         source=f"{FLAGS_GUIDE}; {GEMMA}; {FP8_GUIDE}",
     ),
-    Rule(
+    plugin_rule(
         name="reduce-fusion-would-be-ignored",
-        topic=PLUGINS,
-        engines=GPU,
         needs=("shape",),
         when=lambda d: d.build.reduce_fusion == "enable" and not _fuses(d),
         failed="build.reduce_fusion=enable would be ignored: it needs tp_size of 2 or more, given {d.build.tp_size},"
@@ -271,11 +250,9 @@ RULES = (
         todo="Set build.reduce_fusion=disable.",
         source=BUILDER,
     ),
-    Rule(
+    plugin_rule(
         name="reduce-fusion-is-left-off",
-        topic=PLUGINS,
         severity=Severity.WARN,
-        engines=GPU,
         needs=("shape",),
         when=lambda d: d.build.reduce_fusion == "disable" and _fuses(d),
         failed="build.reduce_fusion=disable with tp_size={d.build.tp_size}: NVIDIA measured 6 % less time per"
@@ -283,19 +260,15 @@ RULES = (
         todo="Set build.reduce_fusion=enable.",
         source=FLAGS_GUIDE,
     ),
-    Rule(
+    plugin_rule(
         name="user-buffers-need-reduce-fusion",
-        topic=PLUGINS,
-        engines=GPU,
         when=lambda d: d.build.user_buffer == "enable" and d.build.reduce_fusion == "disable",
         failed="build.user_buffer=enable would be ignored with reduce_fusion={d.build.reduce_fusion}.",
         todo="Set build.reduce_fusion=enable, or build.user_buffer=disable.",
         source=BUILDER,
     ),
-    Rule(
+    plugin_rule(
         name="user-buffers-are-for-fp8-llama",
-        topic=PLUGINS,
-        engines=GPU,
         needs=("shape",),
         when=lambda d: (
             d.build.user_buffer == "enable"
@@ -307,10 +280,8 @@ RULES = (
         todo="Set build.user_buffer=disable.",
         source=f"{FP8_GUIDE}; {PLUGIN}",
     ),
-    Rule(
+    plugin_rule(
         name="norm-quant-fusion-would-be-ignored",
-        topic=PLUGINS,
-        engines=GPU,
         needs=("shape",),
         when=_norm_quant,
         failed="build.trtllm.norm_quant_fusion=enable would be ignored: it supports only"
@@ -319,47 +290,37 @@ RULES = (
         todo="Set build.trtllm.norm_quant_fusion=disable.",
         source=BUILDER,
     ),
-    Rule(
+    plugin_rule(
         name="norm-quant-fusion-or-reduce-fusion",
-        topic=PLUGINS,
-        engines=GPU,
         when=lambda d: d.build["norm_quant_fusion"] == "enable" and d.build.reduce_fusion == "enable",
         failed="build.trtllm.norm_quant_fusion=enable would be ignored with reduce_fusion={d.build.reduce_fusion}.",
         todo="Choose one of the two.",
         source=BUILDER,
     ),
-    Rule(
+    plugin_rule(
         name="pp-reduce-scatter-is-for-mixtral",
-        topic=PLUGINS,
-        engines=GPU,
         when=lambda d: d.build["pp_reduce_scatter"] == "enable",
         failed="build.trtllm.pp_reduce_scatter=enable stops the build with an assertion: it is for Mixtral only.",
         todo="Set build.trtllm.pp_reduce_scatter=disable.",
         source=COMMAND,
     ),
-    Rule(
+    weights_rule(
         name="streaming-is-for-weights-without-plugin",
-        topic=WEIGHTS,
-        engines=GPU,
         when=lambda d: d.build.weight_streaming and d.build.gemm_plugin != "disable",
         failed="build.weight_streaming=true needs gemm_plugin=disable, given '{d.build.gemm_plugin}': weights inside a"
         " plugin cannot stay on the host.",
         todo="Set build.gemm_plugin=disable, or use weights=streaming, which sets it.",
         source=STREAMING,
     ),
-    Rule(
+    weights_rule(
         name="weights-on-the-host-need-streaming",
-        topic=WEIGHTS,
-        engines=GPU,
         when=lambda d: d.triton.gpu_weights_percent < 1.0 and not d.build.weight_streaming,
         failed="triton.gpu_weights_percent={d.triton.gpu_weights_percent} needs an engine built with weight streaming.",
         todo="Set triton.gpu_weights_percent=1.0, or use weights=streaming.",
         source=STREAMING,
     ),
-    Rule(
+    weights_rule(
         name="sparse-kernels-without-plugin",
-        topic=WEIGHTS,
-        engines=GPU,
         when=lambda d: d.build.weight_sparsity and d.build.gemm_plugin != "disable",
         failed="build.weight_sparsity=true needs gemm_plugin=disable, given '{d.build.gemm_plugin}': the plugin's"
         " kernels"
@@ -367,42 +328,34 @@ RULES = (
         todo="Set build.gemm_plugin=disable.",
         source="NVIDIA/Model-Optimizer issue #1974",
     ),
-    Rule(
+    weights_rule(
         name="sparse-kernels-need-sparse-weights",
-        topic=WEIGHTS,
         severity=Severity.WARN,
-        engines=GPU,
         when=lambda d: d.build.weight_sparsity and d.sparsity == "none",
         failed="build.weight_sparsity=true with sparsity={d.sparsity}: dense weights run in dense kernels.",
         todo="Use sparsity=sparsegpt_2_4, unless the model itself is already 2:4 sparse.",
         source=NO_SPEED_UP,
     ),
-    Rule(
+    weights_rule(
         name="zeros-need-sparse-kernels",
-        topic=WEIGHTS,
         severity=Severity.WARN,
-        engines=GPU,
         when=lambda d: d.sparsity != "none" and not d.build.weight_sparsity,
         failed="build.weight_sparsity=false with sparsity={d.sparsity}: the zeros cost accuracy and save nothing.",
         todo="Set build.weight_sparsity=true.",
         source=COMMAND,
     ),
-    Rule(
+    weights_rule(
         name="no-sparse-kernels",
-        topic=WEIGHTS,
         severity=Severity.WARN,
-        engines=GPU,
         when=lambda d: d.sparsity != "none" and not FORMATS[d.qformat].products_of_tensorrt,
         failed="sparsity={d.sparsity} with quant={d.qformat} saves no time and no memory: plugins multiply these"
         " linears, and their kernels are dense.",
         todo="Use sparsity=none, or prune in 16 bit or FP8.",
         source=BUILDER,
     ),
-    Rule(
+    weights_rule(
         name="sparsity-may-not-be-faster",
-        topic=WEIGHTS,
         severity=Severity.WARN,
-        engines=GPU,
         when=lambda d: d.build.weight_sparsity and d.sparsity != "none" and FORMATS[d.qformat].products_of_tensorrt,
         failed="sparsity={d.sparsity}: users measured a speed-up of 0 to 5 %; small batches are memory-bound.",
         todo="Compare with sparsity=none before you deploy it.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from pipelines.domain.formats import FORMATS, UNIFORM
 from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, least_window, nearest_window
 from pipelines.rules.builder import longest
@@ -41,21 +43,18 @@ def _rounded_otherwise(d: DeploymentFacts) -> Cases:
     return [{"other": other[0], "works": works}] if d.dynamic_quantization not in ("auto", "off") and other else ()
 
 
+rule = partial(Rule, topic=TOPIC, engines=CPU)
 RULES = (
-    Rule(
+    rule(
         name="cpu-rounds-activations-of-weight-only-formats",
-        topic=TOPIC,
-        engines=CPU,
         when=_rounded_otherwise,
         failed="engine.openvino.dynamic_quantization={d.dynamic_quantization} has no effect on quant={other}.",
         allowed="It applies to formats that quantize weights only: {works}.",
         todo="Leave it out.",
         source="pipelines/engines/openvino/runtime.py: formats with activation scales round activations in the graph",
     ),
-    Rule(
+    rule(
         name="cpu-windows-are-whole-blocks",
-        topic=TOPIC,
-        engines=CPU,
         when=_not_in_blocks,
         failed="triton.max_attention_window_size={window} with sink_token_length={d.triton.sink_token_length} is not"
         " supported by engine=openvino, which drops whole blocks of 32 tokens.",
@@ -63,69 +62,55 @@ RULES = (
         todo="Set triton.max_attention_window_size=[{works}].",
         source=WINDOW,
     ),
-    Rule(
+    rule(
         name="cpu-layers-share-a-window",
-        topic=TOPIC,
-        engines=CPU,
         when=_sizes,
         failed="triton.max_attention_window_size=[{windows}] is not supported by engine=openvino:"
         " all layers share one.",
         todo="Set one number, e.g. [{one}].",
         source=WINDOW,
     ),
-    Rule(
+    rule(
         name="cpu-windows-exclude-reuse",
-        topic=TOPIC,
-        engines=CPU,
         when=lambda d: d.kv_reuse and bool(_window(d)) and [{"window": _window(d)}],
         failed="triton.max_attention_window_size=[{window}] with KV-cache reuse is not supported by engine=openvino:"
         " openvino_genai 2026.4 frees dropped blocks twice when they are shared.",
         todo="Set kv_cache.enable_block_reuse=false, as window=sliding and window=sinks do.",
         source=WINDOW,
     ),
-    Rule(
+    rule(
         name="cpu-windows-exclude-drafts",
-        topic=TOPIC,
-        engines=CPU,
         when=lambda d: d.speculation == "draft_target" and bool(_window(d)) and [{"window": _window(d)}],
         failed="triton.max_attention_window_size=[{window}] with speculative={d.speculation} is not supported by"
         " engine=openvino.",
         todo="Remove one of the two.",
         source=WINDOW,
     ),
-    Rule(
+    rule(
         name="cpu-blocks-have-32-tokens",
-        topic=TOPIC,
-        engines=CPU,
         when=lambda d: d.build.tokens_per_block != KV_BLOCK_TOKENS,
         failed="build.tokens_per_block={d.build.tokens_per_block} is not supported by engine=openvino.",
         allowed="OpenVINO's CPU cache has blocks of 32 tokens.",
         todo="Set it to 32, or build for engine=tensorrt_llm.",
         source="openvinotoolkit/openvino src/plugins/intel_cpu: KV-cache blocks of 32 tokens (measured, 2026.4)",
     ),
-    Rule(
+    rule(
         name="the-cpu-engine-drafts-with-a-model",
-        topic=TOPIC,
-        engines=CPU,
         when=lambda d: d.speculation not in DRAFTING,
         failed="speculative={d.speculation} is not supported by engine=openvino.",
         allowed="The CPU engine supports speculative=draft_target.",
         todo="Use that, or engine=tensorrt_llm.",
         source="openvinotoolkit/openvino.genai ContinuousBatchingPipeline: a draft model or prompt lookup (2026.4)",
     ),
-    Rule(
+    rule(
         name="the-cpu-engine-guides-with-llguidance",
-        topic=TOPIC,
-        engines=CPU,
         when=lambda d: d.triton.guided_decoding_backend not in (None, "llguidance"),
         failed="triton.guided_decoding_backend={d.triton.guided_decoding_backend} is not supported by engine=openvino.",
         todo="Set guided=llguidance, or use engine=tensorrt_llm.",
         source="pipelines/engines/openvino/serving_options.py: it refuses the others; xgrammar needs triton",
     ),
-    Rule(
+    rule(
         name="cpu-adapters-see-scaled-activations",
-        topic=TOPIC,
-        engines=CPU,
         when=lambda d: not FORMATS[d.qformat].plain_activations and bool(d.adapters),
         failed="lora.adapters with quant={d.qformat} is not supported by engine=openvino: the format scales or"
         " rounds the activations, and an adapter would receive the altered values.",
@@ -133,10 +118,8 @@ RULES = (
         todo="Choose one of these, or engine=tensorrt_llm.",
         source="pipelines/engines/openvino/lora.py: y = W x + B (A x), Hu et al., 2021",
     ),
-    Rule(
+    rule(
         name="the-cpu-engine-sees-no-images",
-        topic=TOPIC,
-        engines=CPU,
         needs=("images",),
         when=lambda d: d.images is not None,
         failed="multimodal={d.images.model_type} is not supported by engine=openvino, which is built from the language"
@@ -144,10 +127,8 @@ RULES = (
         todo="Use multimodal=none, or engine=tensorrt_llm.",
         source="pipelines/engines/openvino: the graph has token inputs only",
     ),
-    Rule(
+    rule(
         name="the-cpu-engine-keeps-its-weights",
-        topic=TOPIC,
-        engines=CPU,
         when=lambda d: d.build.weight_streaming,
         failed="build.weight_streaming={d.build.weight_streaming} is not supported by engine=openvino: there is no"
         " second memory to stream from.",

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from pipelines.domain import families
 from pipelines.domain.families import titles
-from pipelines.domain.formats import (
-    QFormat,
-    lacks_fp4,
-    lacks_fp8,
-    lacks_fp8_kv,
-    lacks_int8_kv,
-    lacks_integers,
-)
+from pipelines.domain.formats import QFormat, lacks_fp4, lacks_fp8, lacks_fp8_kv, lacks_int8_kv, lacks_integers
 from pipelines.engines.tensorrt_llm.config import key_of
 from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, either, shape, sm
 from pipelines.rules.split import BUILDER, GEMMA, MODELOPT, PLUGIN, PRECISION, SUPPORT

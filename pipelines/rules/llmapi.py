@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from pipelines.domain.families import titles
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.engines.tensorrt_llm.config import BuildSettings, key_of
@@ -65,41 +67,34 @@ def _options(d: DeploymentFacts) -> Cases:
     ]
 
 
+rule = partial(Rule, topic=TOPIC, engines=LLM_API)
 RULES = (
-    Rule(
+    rule(
         name="llm-api-formats",
-        topic=TOPIC,
-        engines=LLM_API,
         when=lambda d: () if FORMATS[d.qformat].llm_api else [{"why": WHY_NOT[d.qformat]}],
         failed="engine=tensorrt_llm_llmapi does not support quant={d.qformat}: {why}.",
         allowed="It supports {quants.names}.",
         todo="Choose one of these, or engine=tensorrt_llm (up to TensorRT-LLM 1.2).",
         source=LLM_FORMATS,
     ),
-    Rule(
+    rule(
         name="llm-api-awq-is-for-hopper",
-        topic=TOPIC,
-        engines=LLM_API,
         needs=("sm",),
         when=lambda d: (limit := FORMATS[d.qformat].llm_api_below) is not None and sm(d) >= limit,
         failed="engine=tensorrt_llm_llmapi does not support quant={d.qformat} on compute capability {d.sm}.",
         allowed="The PyTorch backend runs AWQ on Hopper (9.0) and older. Supported here: {quants}.",
         source=f"{LLM_FORMATS}@09d4c79: Hardware Support Matrix (no AWQ on sm100, sm103, sm120)",
     ),
-    Rule(
+    rule(
         name="llm-api-formats-of-families",
-        topic=TOPIC,
-        engines=LLM_API,
         needs=("shape",),
         when=lambda d: shape(d).family.name in NOT_LISTED.get(d.qformat, ()),
         failed="quant={d.qformat} of {d.shape.architecture} is not in TensorRT-LLM's matrix of models and formats.",
         allowed="Supported here: {quants}.",
         source=f"{LLM_FORMATS}: Model Supported Matrix (1.3.0rc3)",
     ),
-    Rule(
+    rule(
         name="llm-api-has-no-sinks",
-        topic=TOPIC,
-        engines=LLM_API,
         when=lambda d: bool(d.triton.sink_token_length),
         failed="triton.sink_token_length={d.triton.sink_token_length} has no effect with engine=tensorrt_llm_llmapi:"
         " its PyTorch backend keeps no attention sinks and drops the option.",
@@ -107,30 +102,24 @@ RULES = (
         todo="Set triton.sink_token_length=null, or use engine=openvino.",
         source="tensorrt_llm/llmapi/llm_args.py (1.4): KvCacheConfig.sink_token_length is deprecated and ignored",
     ),
-    Rule(
+    rule(
         name="llm-api-has-no-int8-kv",
-        topic=TOPIC,
-        engines=LLM_API,
         when=lambda d: d.kv_format is KvFormat.INT8,
         failed="engine=tensorrt_llm_llmapi does not support kv_cache={d.kv_format}: ModelOpt exports no INT8 scales"
         " for it.",
         allowed="Supported here: {kv_caches}.",
         source="NVIDIA/Model-Optimizer modelopt/torch/export/quant_utils.py (0.47)",
     ),
-    Rule(
+    rule(
         name="llm-api-has-no-sparsity",
-        topic=TOPIC,
-        engines=LLM_API,
         when=lambda d: d.sparsity != "none",
         failed="engine=tensorrt_llm_llmapi does not support sparsity={d.sparsity}: the PyTorch backend lists no 2:4"
         " format.",
         todo="Set sparsity=none, or use engine=tensorrt_llm.",
         source=LLM_FORMATS,
     ),
-    Rule(
+    rule(
         name="mixtures-are-exported-in-fp8",
-        topic=TOPIC,
-        engines=LLM_API,
         needs=("shape",),
         when=lambda d: bool(shape(d).family.experts) and d.qformat is not QFormat.FP8,
         failed="quant={d.qformat} of {d.shape.architecture} cannot be exported: of models with experts that"
@@ -138,10 +127,8 @@ RULES = (
         allowed="Supported here: {quants}.",
         source="NVIDIA/Model-Optimizer modelopt/torch/export/layer_utils.py, unified_export_hf.py (0.47)",
     ),
-    Rule(
+    rule(
         name="llm-api-has-gemma-3-only",
-        topic=TOPIC,
-        engines=LLM_API,
         needs=("shape",),
         when=lambda d: "llm_api" not in shape(d).family.features,
         failed="engine=tensorrt_llm_llmapi cannot serve {d.shape.architecture}: TensorRT-LLM's PyTorch backend supports"
@@ -150,60 +137,48 @@ RULES = (
         todo=f"Use a {either(titles('llm_api'))} model, or engine=tensorrt_llm.",
         source=SUPPORT,
     ),
-    Rule(
+    rule(
         name="llm-api-builds-nothing",
-        topic=TOPIC,
-        engines=LLM_API,
         when=_options,
         failed="engine=tensorrt_llm_llmapi does not support {key}={value}: it is an option of trtllm-build.",
         allowed="It reads {read}.",
         todo="Remove it, or use engine=tensorrt_llm.",
         source=f"{COMMAND}; {LLM_ARGS}",
     ),
-    Rule(
+    rule(
         name="llm-api-drafts-with-a-model",
-        topic=TOPIC,
-        engines=LLM_API,
         when=lambda d: d.speculation not in DRAFTING,
         failed="speculative={d.speculation} is not supported by engine=tensorrt_llm_llmapi: of its kinds only"
         " draft_target is configured.",
         todo="Use that, speculative=none, or engine=tensorrt_llm.",
         source=f'{LLM_ARGS}: Medusa and lookahead are "not in (pytorch, _autodeploy)"',
     ),
-    Rule(
+    rule(
         name="llm-api-has-no-decoding-mode",
-        topic=TOPIC,
-        engines=LLM_API,
         when=lambda d: d.triton.decoding_mode in DECODING and d.triton.decoding_mode != d.speculation,
         failed="engine=tensorrt_llm_llmapi does not support triton.decoding_mode={d.triton.decoding_mode}: it belongs"
         " to TensorRT engines.",
         todo="Remove it, or use engine=tensorrt_llm.",
         source=LLM_ARGS,
     ),
-    Rule(
+    rule(
         name="llm-api-serves-no-adapters",
-        topic=TOPIC,
-        engines=LLM_API,
         when=lambda d: bool(d.adapters) and [{"tasks": listed(d.adapters)}],
         failed="lora.adapters has {tasks}, but engine=tensorrt_llm_llmapi does not support lora: its Triton model has"
         " no LoRA inputs.",
         todo="Set lora=none, or engine=tensorrt_llm.",
         source=LLM_MODEL,
     ),
-    Rule(
+    rule(
         name="llm-api-prefetches-no-adapters",
-        topic=TOPIC,
-        engines=LLM_API,
         when=lambda d: d.triton.lora_prefetch_dir is not None,
         failed="engine=tensorrt_llm_llmapi does not support triton.lora_prefetch_dir='{d.triton.lora_prefetch_dir}':"
         " PeftCacheConfig rejects it.",
         todo="Remove it.",
         source=LLM_ARGS,
     ),
-    Rule(
+    rule(
         name="llm-api-sees-no-images",
-        topic=TOPIC,
-        engines=LLM_API,
         needs=("images",),
         when=lambda d: d.images is not None,
         failed="engine=tensorrt_llm_llmapi does not support multimodal={d.images.model_type}: its Triton model has no"

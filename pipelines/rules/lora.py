@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from pipelines.domain.adapter import Adapter, linear_widths
 from pipelines.domain.formats import QFormat
@@ -49,78 +50,64 @@ def _fused_swiglu(d: DeploymentFacts) -> Cases:
     return [{"key": key_of(name), "modules": listed(modules)} for name in given] if modules else []
 
 
+gpu_rule = partial(Rule, topic=TOPIC, engines=GPU)
+built_rule = partial(Rule, topic=TOPIC, engines=BUILT)
 RULES = (
-    Rule(
+    gpu_rule(
         name="lora-plugin-and-modules-together",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: (d.build["lora_plugin"] == "disable") != (d.build["lora_target_modules"] is None),
         failed="build.trtllm.lora_plugin={d.build[lora_plugin]} and build.trtllm.lora_target_modules="
         "{d.build[lora_target_modules]} go together only.",
         todo="Use lora=adapters, which sets both, or set neither.",
         source=f"{COMMAND}; {LORA}",
     ),
-    Rule(
+    gpu_rule(
         name="lora-has-no-fp4-linears",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: d.build["lora_plugin"] != "disable" and d.qformat is QFormat.NVFP4,
         failed="build.trtllm.lora_plugin={d.build[lora_plugin]} cannot be combined with quant={d.qformat}: "
         "TensorRT-LLM's FP4 linears take no adapters.",
         todo="Use lora=none{quants:, or choose }.",
         source=LAYERS,
     ),
-    Rule(
+    gpu_rule(
         name="lora-is-outside-of-fused-swiglu",
-        topic=TOPIC,
-        engines=GPU,
         when=_fused_swiglu,
         failed="lora.target_modules has {modules}, which {key}=fp8 computes in one kernel without adapters.",
         todo="Set {key}=disable, or leave them out of lora.target_modules.",
         source=MLP,
     ),
-    Rule(
+    gpu_rule(
         name="dora-needs-the-lora-plugin",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: d.build["dora_plugin"] == "enable" and d.build["lora_plugin"] == "disable",
         failed="build.trtllm.dora_plugin=enable needs the LoRA plugin; build.trtllm.lora_plugin is"
         " {d.build[lora_plugin]}.",
         todo="Set build.trtllm.lora_plugin=auto and build.trtllm.lora_target_modules.",
         source=LORA,
     ),
-    Rule(
+    gpu_rule(
         name="adapters-need-the-lora-plugin",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: bool(d.adapters) and d.build["lora_plugin"] == "disable" and [{"tasks": listed(d.adapters)}],
         failed="lora.adapters has {tasks}, but the engine is built with lora_plugin={d.build[lora_plugin]}.",
         todo="Use lora=adapters, which sets build.trtllm.lora_plugin=auto.",
         source=LORA,
     ),
-    Rule(
+    built_rule(
         name="adapter-rank-fits",
-        topic=TOPIC,
-        engines=BUILT,
         when=lambda d: [words for words, adapter in _each(d) if adapter.rank > d.build["max_lora_rank"]],
         failed="lora.adapters.{task}='{place}' has rank {adapter.rank}, more than"
         " lora.max_rank={d.build[max_lora_rank]}.",
         todo="Set lora.max_rank={adapter.rank}.",
         source=LORA,
     ),
-    Rule(
+    gpu_rule(
         name="adapter-modules-are-built-in",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: _missing(d) if d.build["lora_plugin"] != "disable" else (),
         failed="lora.adapters.{task}='{place}' adapts {missing}, but the engine is built for {served}.",
         todo="Add them to lora.target_modules.",
         source=LORA,
     ),
-    Rule(
+    built_rule(
         name="adapter-fits-the-model",
-        topic=TOPIC,
-        engines=BUILT,
         needs=("shape",),
         when=_widths,
         failed="lora.adapters.{task}='{place}' was trained for another model: its {name} has {given[0]} inputs and"
@@ -128,10 +115,8 @@ RULES = (
         todo="Use an adapter for this model.",
         source=MANAGER,
     ),
-    Rule(
+    built_rule(
         name="adapter-layers-exist",
-        topic=TOPIC,
-        engines=BUILT,
         needs=("shape",),
         when=lambda d: [words for words, adapter in _each(d) if adapter.layers > shape(d).num_hidden_layers],
         failed="lora.adapters.{task}='{place}' was trained for another model: it changes layers of a model that has at"
@@ -139,10 +124,8 @@ RULES = (
         todo="Use an adapter for this model.",
         source=MANAGER,
     ),
-    Rule(
+    gpu_rule(
         name="adapter-fits-the-cache",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: (
             d.build["lora_plugin"] != "disable" and d.build["max_lora_rank"] > d.triton.lora_cache_max_adapter_size
         ),
@@ -151,32 +134,26 @@ RULES = (
         todo="Set triton.lora_cache_max_adapter_size={d.build[max_lora_rank]}.",
         source=MODEL_CONFIG,
     ),
-    Rule(
+    gpu_rule(
         name="adapters-have-the-engines-type",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: bool(d.adapters) and d.dtype == "bfloat16",
         failed="lora.adapters with quant.dtype={d.dtype}: an adapter must have the engine's type, and its .npy file"
         " cannot be of that type.",
         todo="Set quant.dtype=float16.",
         source=f"{MANAGER}; cpp/tensorrt_llm/runtime/loraUtils.cpp, runtime/utils/numpyUtils.cpp",
     ),
-    Rule(
+    gpu_rule(
         name="adapters-want-float16",
-        topic=TOPIC,
         severity=Severity.WARN,
-        engines=GPU,
         when=lambda d: bool(d.adapters) and d.dtype == "auto",
         failed="lora.adapters with quant.dtype={d.dtype}: only an engine of float16 (or float32) serves adapters, and"
         " many models are bfloat16.",
         todo="Set quant.dtype=float16.",
         source=f"{MANAGER}; cpp/tensorrt_llm/runtime/loraUtils.cpp, runtime/utils/numpyUtils.cpp",
     ),
-    Rule(
+    gpu_rule(
         name="adapters-with-speculation-are-untested",
-        topic=TOPIC,
         severity=Severity.WARN,
-        engines=GPU,
         when=lambda d: d.build["lora_plugin"] != "disable" and d.speculation != "none",
         failed="lora with speculative={d.speculation} is listed as untested by NVIDIA.",
         todo="Compare answers with and without speculation.",

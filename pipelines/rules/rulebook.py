@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from pipelines.domain.errors import Fault
 from pipelines.domain.families import titles
 from pipelines.domain.formats import QFormat
@@ -35,11 +37,10 @@ def _rotary(d: DeploymentFacts) -> Rotary:
     return d.rotary
 
 
+rotary_rule = partial(Rule, topic=TOPIC, engines=BUILT)
 ROTARY_RULES = (
-    Rule(
+    rotary_rule(
         name="rope-types-are-known",
-        topic=TOPIC,
-        engines=BUILT,
         needs=("rotary",),
         when=lambda d: _rotary(d).kind not in ROPE_TYPES and [{"known": either(ROPE_TYPES)}],
         failed="{d.label} scales its rotary positions by rope_type '{d.rotary.kind}', which would be computed without"
@@ -48,10 +49,8 @@ ROTARY_RULES = (
         todo="Choose another model, or use engine=tensorrt_llm_llmapi.",
         source=ROPE,
     ),
-    Rule(
+    rotary_rule(
         name="yarn-is-plain",
-        topic=TOPIC,
-        engines=BUILT,
         needs=("rotary",),
         when=lambda d: bool(_rotary(d).differences) and [{"found": either(_rotary(d).differences, "and")}],
         failed="{d.label} scales its rotary positions by yarn with {found}, which an engine would compute in another"
@@ -60,10 +59,8 @@ ROTARY_RULES = (
         todo="Change the block in config.json if the model allows, or use engine=tensorrt_llm_llmapi.",
         source=ROPE,
     ),
-    Rule(
+    rotary_rule(
         name="heads-rotate-wholly",
-        topic=TOPIC,
-        engines=BUILT,
         needs=("rotary",),
         when=lambda d: _rotary(d).fraction != 1.0,
         failed="{d.label} rotates only a part of each head (partial_rotary_factor={d.rotary.fraction:g}), but all of it"
@@ -81,17 +78,9 @@ RANKS = "Several GPUs"
 IMAGES = "Images"
 
 
-def visual_positions(batch: int, visual_tokens: int, images_per_request: int) -> int:
-    """Return `max_multimodal_len`, the rows of the prompt table; 8 x 576 x 1 -> 4608 (LLaVA 1.5).
-
-    Source: examples/models/core/multimodal/README.md@89fd9b7.
-    """
-    return batch * visual_tokens * images_per_request
-
-
 def _table(d: DeploymentFacts) -> Cases:
-    seen = images(d)
-    needed = visual_positions(d.build.max_batch_size, seen.visual_tokens, seen.images_per_request)
+    """Compare with `max_multimodal_len`, e.g. 8 x 576 x 1: examples/models/core/multimodal/README.md@89fd9b7."""
+    needed = d.build.max_batch_size * images(d).visual_tokens * images(d).images_per_request
     return ({"needed": needed},) if d.build.max_prompt_embedding_table_size < needed else ()
 
 
@@ -100,21 +89,19 @@ def _crowded(d: DeploymentFacts) -> Cases:
     return ({"per_node": d.world_size // nodes},) if d.world_size // nodes > (d.gpus_per_server or 0) else ()
 
 
+built_rule = partial(Rule, topic=SERVING_TOPIC, engines=BUILT)
+image_rule = partial(Rule, topic=IMAGES, engines=GPU)
 SERVING_RULES = (
-    Rule(
+    built_rule(
         name="batches-fit-the-engine",
-        topic=SERVING_TOPIC,
-        engines=BUILT,
         when=lambda d: (d.triton.triton_max_batch_size or 0) > d.build.max_batch_size,
         failed="triton.triton_max_batch_size={d.triton.triton_max_batch_size} is more than the engine's"
         " max_batch_size={d.build.max_batch_size}.",
         todo="Remove it, or raise build.max_batch_size.",
         source=f"{MODEL_CONFIG}; issue #2303",
     ),
-    Rule(
+    built_rule(
         name="beams-fit-the-engine",
-        topic=SERVING_TOPIC,
-        engines=BUILT,
         when=lambda d: (d.triton.max_beam_width or 0) > d.build.max_beam_width,
         failed="triton.max_beam_width={d.triton.max_beam_width} is more than the engine's"
         " max_beam_width={d.build.max_beam_width}.",
@@ -131,11 +118,9 @@ SERVING_RULES = (
         todo="Set guided=xgrammar.",
         source=GUIDED,
     ),
-    Rule(
+    built_rule(
         name="bls-answers-one-request-per-instance",
-        topic=SERVING_TOPIC,
         severity=Severity.WARN,
-        engines=BUILT,
         when=lambda d: d.through_bls and d.triton.bls_instance_count < d.build.max_batch_size,
         failed="Of requests to tensorrt_llm_bls, triton.bls_instance_count={d.triton.bls_instance_count} are answered"
         " at a time, and the engine takes {d.build.max_batch_size}: the others wait.",
@@ -174,10 +159,8 @@ SERVING_RULES = (
         todo="Raise triton.num_nodes, or lower the ranks.",
         source="data sheets of conf/hardware",
     ),
-    Rule(
+    image_rule(
         name="visual-positions-fit-the-table",
-        topic=IMAGES,
-        engines=GPU,
         needs=("images",),
         when=_table,
         failed="build.max_prompt_embedding_table_size={d.build.max_prompt_embedding_table_size} is less than"
@@ -186,10 +169,8 @@ SERVING_RULES = (
         todo="Let the group `multimodal` set it, or set {needed}.",
         source=MULTIMODAL,
     ),
-    Rule(
+    image_rule(
         name="images-are-for-llama-here",
-        topic=IMAGES,
-        engines=GPU,
         needs=("images", "shape"),
         when=lambda d: images(d).model_type == "llava" and "llava" not in shape(d).family.features,
         failed=f"multimodal=llava has a {either(titles('llava'))} behind its encoder;"
@@ -197,11 +178,9 @@ SERVING_RULES = (
         todo="Use LLaVA's own language model.",
         source=MULTIMODAL,
     ),
-    Rule(
+    image_rule(
         name="images-are-reused-by-id-only",
-        topic=IMAGES,
         severity=Severity.WARN,
-        engines=GPU,
         needs=("images",),
         when=lambda d: d.kv_reuse,
         failed="kv_cache.enable_block_reuse={d.kv_reuse} with images: requests must send prompt_table_extra_id, or"
@@ -209,11 +188,9 @@ SERVING_RULES = (
         todo="Send it, or set kv_cache.enable_block_reuse=false.",
         source=REUSE,
     ),
-    Rule(
+    image_rule(
         name="images-need-nvidias-models",
-        topic=IMAGES,
         severity=Severity.WARN,
-        engines=GPU,
         needs=("images",),
         when=lambda d: d.images is not None,
         failed="multimodal={d.images.model_type}: the code of multimodal_encoders, preprocessing and"

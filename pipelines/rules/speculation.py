@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from pipelines.domain.families import titles
 from pipelines.domain.formats import QFormat
 from pipelines.rules.builder import longest
@@ -88,40 +90,34 @@ def _speculates(d: DeploymentFacts) -> bool:
     return d.speculation != "none" or d.build.speculative_decoding_mode is not None
 
 
+gpu_rule = partial(Rule, topic=TOPIC, engines=GPU)
+built_rule = partial(Rule, topic=TOPIC, engines=BUILT)
 RULES = (
-    Rule(
+    gpu_rule(
         name="drafts-fit-one-iteration",
-        topic=TOPIC,
-        engines=GPU,
         when=_tokens,
         failed="build.max_num_tokens={d.build.max_num_tokens} is less than max_batch_size * (max_draft_len + 1) ="
         " {d.build.max_batch_size} * {d.build.max_draft_len} + {d.build.max_batch_size} = {needed}.",
         todo="Set build.max_num_tokens={needed} or more, or build.max_batch_size={fits} or less.",
         source=BUILDER,
     ),
-    Rule(
+    gpu_rule(
         name="a-mode-needs-a-draft-length",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: d.build.speculative_decoding_mode is not None and d.build.max_draft_len == 0,
         failed="build.speculative_decoding_mode={d.build.speculative_decoding_mode} with"
         " max_draft_len={d.build.max_draft_len} verifies no draft tokens.",
         todo="Set build.max_draft_len, or use a file of the group `speculative`, which does.",
         source=SPECULATIVE,
     ),
-    Rule(
+    gpu_rule(
         name="a-draft-length-needs-a-mode",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: d.build.speculative_decoding_mode is None and d.build.max_draft_len > 0,
         failed="build.max_draft_len={d.build.max_draft_len} is set without build.speculative_decoding_mode.",
         todo="Use a file of the group `speculative`, or set build.max_draft_len=0.",
         source=SPECULATIVE,
     ),
-    Rule(
+    gpu_rule(
         name="server-and-engine-speculate-alike",
-        topic=TOPIC,
-        engines=GPU,
         when=_wrong_decoding,
         failed="triton.decoding_mode={d.triton.decoding_mode} cannot be combined with an engine of"
         " speculative_decoding_mode="
@@ -129,68 +125,54 @@ RULES = (
         allowed="For this engine: triton.decoding_mode={wanted}.",
         source=f"{SPECULATIVE}; {BACKEND}",
     ),
-    Rule(
+    built_rule(
         name="speculation-has-no-beams",
-        topic=TOPIC,
-        engines=BUILT,
         when=lambda d: _speculates(d) and max(d.build.max_beam_width, d.triton.max_beam_width or 1) > 1,
         failed="build.max_beam_width={d.build.max_beam_width} cannot be combined with speculative={d.speculation}.",
         todo="Set build.max_beam_width=1 and triton.max_beam_width=null.",
         source=SPECULATIVE,
     ),
-    Rule(
+    gpu_rule(
         name="speculation-has-no-pipeline",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: _speculates(d) and d.build.pp_size > 1,
         failed="build.pp_size={d.build.pp_size} cannot be combined with speculative={d.speculation}.",
         todo="Set build.pp_size=1 and split with build.tp_size.",
         source=f"{COMBINATIONS}; {EAGLE}",
     ),
-    Rule(
+    gpu_rule(
         name="drafting-reads-the-kv-cache-again",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: d.speculation == "draft_target" and not d.kv_reuse,
         failed="speculative=draft_target needs KV-cache reuse in both engines; kv_cache.enable_block_reuse is"
         " {d.kv_reuse}.",
         todo="Set kv_cache.enable_block_reuse=true, with a KV format that supports it.",
         source=f"{DRAFT_TARGET}; {SPECULATIVE}",
     ),
-    Rule(
+    built_rule(
         name="draft-and-target-share-a-vocabulary",
-        topic=TOPIC,
-        engines=BUILT,
         when=lambda d: d.same_vocabulary is False,
         failed="speculative.draft has a different vocabulary from {d.label}: tokens would not mean the same.",
         todo="Choose a draft model of the same family and tokenizer: model@speculative.draft=...",
         source=DRAFT_TARGET,
     ),
-    Rule(
+    built_rule(
         name="draft-and-target-have-as-many-tokens",
-        topic=TOPIC,
-        engines=BUILT,
         needs=("draft", "shape"),
         when=lambda d: draft(d).vocab_size != shape(d).vocab_size,
         failed="speculative.draft has {d.draft.vocab_size} tokens, {d.label} has {d.shape.vocab_size}.",
         todo="Choose a draft model of the same family and tokenizer: model@speculative.draft=...",
         source=DRAFT_TARGET,
     ),
-    Rule(
+    built_rule(
         name="a-draft-reaches-as-far",
-        topic=TOPIC,
-        engines=BUILT,
         needs=("draft", "shape"),
         when=lambda d: (longest(d) or 0) > draft(d).max_position_embeddings and [{"longest": longest(d)}],
         failed="speculative.draft supports {d.draft.max_position_embeddings} tokens; {d.label} is built for {longest}.",
         todo="Set build.max_seq_len={d.draft.max_position_embeddings} or less.",
         source=DRAFT_TARGET,
     ),
-    Rule(
+    built_rule(
         name="a-draft-is-smaller",
-        topic=TOPIC,
         severity=Severity.WARN,
-        engines=BUILT,
         needs=("draft", "shape"),
         when=lambda d: draft(d).num_params >= shape(d).num_params,
         failed="speculative.draft has {d.draft.num_params:,} parameters, {d.label} has {d.shape.num_params:,}: drafting"
@@ -198,21 +180,17 @@ RULES = (
         todo="Choose a smaller draft model.",
         source=SPECULATIVE,
     ),
-    Rule(
+    gpu_rule(
         name="two-models-share-the-memory",
-        topic=TOPIC,
         severity=Severity.WARN,
-        engines=GPU,
         when=lambda d: d.speculation == "draft_target" and d.triton.kv_cache_free_gpu_mem_fraction > MANY_TOKENS,
         failed="triton.kv_cache_free_gpu_mem_fraction={d.triton.kv_cache_free_gpu_mem_fraction} leaves the second model"
         " of speculative=draft_target little memory on the same GPU.",
         todo="Set it to 0.45, or place the models with triton.gpu_device_ids.",
         source="triton-inference-server/tensorrtllm_backend issues #303, #577, #59",
     ),
-    Rule(
+    gpu_rule(
         name="heads-are-for-llama",
-        topic=TOPIC,
-        engines=GPU,
         needs=("shape",),
         when=lambda d: d.speculation in HEADS and "decoding_heads" not in shape(d).family.features,
         failed="speculative={d.speculation} is prepared only for"
@@ -222,41 +200,33 @@ RULES = (
         todo=f"Use speculative=draft_target, or a {either(titles('decoding_heads'))} model.",
         source=f"{MEDUSA}; {EAGLE}; {REDRAFTER}",
     ),
-    Rule(
+    gpu_rule(
         name="heads-are-converted-in-16-bit",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: d.speculation in HEADS and (d.qformat is not QFormat.NONE or d.sparsity != "none"),
         failed="speculative={d.speculation} is converted by TensorRT-LLM's own script in 16 bit; given are"
         " quant={d.qformat} and sparsity={d.sparsity}.",
         todo="Use quant=none sparsity=none, or speculative=draft_target.",
         source=f"{MEDUSA}; {EAGLE}; {REDRAFTER}",
     ),
-    Rule(
+    gpu_rule(
         name="heads-are-converted-with-a-16-bit-cache",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: d.speculation in HEADS and d.kv_format != "auto",
         failed="speculative={d.speculation} is converted by TensorRT-LLM's own script without KV-cache scales; given is"
         " kv_cache={d.kv_format}.",
         todo="Use kv_cache=auto.",
         source=f"{MEDUSA}; {EAGLE}; {REDRAFTER}",
     ),
-    Rule(
+    gpu_rule(
         name="heads-answer-greedily",
-        topic=TOPIC,
         severity=Severity.WARN,
-        engines=GPU,
         when=lambda d: d.speculation in ("medusa", "eagle"),
         failed="speculative={d.speculation} accepts tokens greedily: temperature, top_k and top_p of a request have no"
         " effect.",
         source=f"{MEDUSA}; {EAGLE}",
     ),
-    Rule(
+    gpu_rule(
         name="pickled-heads-can-run-code",
-        topic=TOPIC,
         severity=Severity.WARN,
-        engines=GPU,
         when=lambda d: bool(d.pickled_heads) and [{"names": listed(d.pickled_heads)}],
         failed="speculative.heads_path has pickled weights ({names}), which can run code when TensorRT-LLM's script"
         " loads"
@@ -264,19 +234,15 @@ RULES = (
         todo="Use only heads that you trust.",
         source=f"{MEDUSA}; pickle module of Python: security",
     ),
-    Rule(
+    gpu_rule(
         name="trees-fit-the-draft-tokens",
-        topic=TOPIC,
-        engines=GPU,
         when=_wide_tree,
         failed="triton.{name} has {nodes} nodes, more than build.max_draft_len={d.build.max_draft_len}.",
         todo="Set speculative.num_draft_tokens={nodes}, or give a smaller tree.",
         source=TREES,
     ),
-    Rule(
+    gpu_rule(
         name="trees-are-as-deep-as-the-draft",
-        topic=TOPIC,
-        engines=GPU,
         needs=("draft_depth",),
         when=_deep_tree,
         failed="triton.{name} is {depth} tokens deep; speculative.{given} is {d.draft_depth}.",
@@ -284,19 +250,15 @@ RULES = (
         todo="Give another tree, or speculative.{given}={depth} if the heads were trained for it.",
         source=TREES,
     ),
-    Rule(
+    gpu_rule(
         name="trees-have-whole-branches",
-        topic=TOPIC,
-        engines=GPU,
         when=_torn_tree,
         failed="triton.{name} has the node ({node}) without its parent ({parent}).",
         todo="Add the parent.",
         source=TREES,
     ),
-    Rule(
+    gpu_rule(
         name="lookahead-is-not-for-every-family",
-        topic=TOPIC,
-        engines=GPU,
         needs=("shape",),
         when=lambda d: (
             d.build.speculative_decoding_mode == "lookahead_decoding" and "lookahead" not in shape(d).family.features
@@ -307,10 +269,8 @@ RULES = (
         todo="Use speculative=draft_target or none.",
         source="tensorrt_llm/models/gemma/model.py, tensorrt_llm/models/modeling_utils.py (1.3.0rc3)",
     ),
-    Rule(
+    gpu_rule(
         name="eagle-bounds",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: (
             d.build.speculative_decoding_mode == "eagle"
             and (d.build.max_batch_size > 512 or d.build.max_draft_len > 256)
@@ -320,10 +280,8 @@ RULES = (
         todo="Lower the value that is too large.",
         source=BUILDER,
     ),
-    Rule(
+    gpu_rule(
         name="eagle-needs-paged-context",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: (
             d.build.speculative_decoding_mode == "eagle"
             and "disable" in (d.build["use_paged_context_fmha"], d.build["context_fmha"])
@@ -333,28 +291,22 @@ RULES = (
         todo="Set both to enable.",
         source=EAGLE,
     ),
-    Rule(
+    gpu_rule(
         name="eagle-takes-whole-prompts",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: d.build.speculative_decoding_mode == "eagle" and d.chunked_context,
         failed="runtime.enable_chunked_context={d.chunked_context} is not supported with EAGLE.",
         todo="Set runtime.enable_chunked_context=false.",
         source=EAGLE,
     ),
-    Rule(
+    gpu_rule(
         name="eagle-has-no-cuda-graphs",
-        topic=TOPIC,
-        engines=GPU,
         when=lambda d: d.build.speculative_decoding_mode == "eagle" and d.triton.cuda_graph_mode,
         failed="triton.cuda_graph_mode={d.triton.cuda_graph_mode} is not supported with EAGLE.",
         todo="Set triton.cuda_graph_mode=false.",
         source=EAGLE,
     ),
-    Rule(
+    gpu_rule(
         name="lookahead-sizes-give-the-draft-length",
-        topic=TOPIC,
-        engines=GPU,
         when=_lookahead,
         failed="build.max_draft_len={d.build.max_draft_len} does not match the lookahead sizes {sizes} (window, n-gram,"
         " verification) need: {needed}.",

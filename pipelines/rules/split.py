@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.domain.model_shape import ModelShape
@@ -166,6 +167,7 @@ def _heads_of_a_rank(d: DeploymentFacts) -> Cases:
     return [{"heads": heads}] if mixed else ()
 
 
+rule = partial(Rule, topic=TOPIC, engines=BUILT)
 RULES = (
     Rule(
         name="head-norms-need-shared-kv-heads",
@@ -179,10 +181,8 @@ RULES = (
         todo="Use engine=tensorrt_llm_llmapi or engine=openvino.",
         source="tensorrt_llm/layers/attention.py (qk_layernorm)",
     ),
-    Rule(
+    rule(
         name="gemma-has-no-pipeline",
-        topic=TOPIC,
-        engines=BUILT,
         needs=("shape",),
         when=lambda d: shape(d).family.head_is_embedding and d.build.pp_size > 1,
         failed="pp_size={d.build.pp_size} does not work with {d.shape.architecture}: its embedding is also its head,"
@@ -191,10 +191,8 @@ RULES = (
         todo="Set pp_size=1 and split with tp_size.",
         source=f"{GEMMA_CONVERT}: no pipeline parallelism",
     ),
-    Rule(
+    rule(
         name="ranks-divide-heads-and-mlp",
-        topic=TOPIC,
-        engines=BUILT,
         needs=("shape",),
         when=_uneven,
         failed="tp_size={d.build.tp_size} does not divide {what}={count}.",
@@ -202,10 +200,8 @@ RULES = (
         todo="Change tp_size.",
         source=SHARDS,
     ),
-    Rule(
+    rule(
         name="ranks-share-kv-heads-evenly",
-        topic=TOPIC,
-        engines=BUILT,
         needs=("shape",),
         when=_kv_heads_uneven,
         failed="tp_size={d.build.tp_size} and num_key_value_heads={d.shape.num_key_value_heads} do not divide one"
@@ -213,10 +209,8 @@ RULES = (
         todo="Change tp_size so that ranks get whole KV heads, or whole copies of one.",
         source=SHARDS,
     ),
-    Rule(
+    rule(
         name="smoothquant-cannot-copy-kv-heads",
-        topic=TOPIC,
-        engines=BUILT,
         needs=("shape",),
         when=lambda d: FORMATS[d.qformat].weights.scale_per_output and d.build.tp_size > shape(d).num_key_value_heads,
         failed="quant={d.qformat} with tp_size={d.build.tp_size} needs copies of the {d.shape.num_key_value_heads} KV"
@@ -225,10 +219,8 @@ RULES = (
         todo="Lower tp_size{quants:, or choose }.",
         source=f"{MODELOPT}: layer_utils.build_qkv raises",
     ),
-    Rule(
+    rule(
         name="stages-divide-layers",
-        topic=TOPIC,
-        engines=BUILT,
         needs=("shape",),
         when=_stages_uneven,
         failed="pp_size={d.build.pp_size} does not divide num_hidden_layers={d.shape.num_hidden_layers}.",
@@ -236,10 +228,8 @@ RULES = (
         todo="Change pp_size.",
         source=f"{MODELOPT}: postprocess.py cuts layers into equal stages",
     ),
-    Rule(
+    rule(
         name="mix-has-no-pipeline",
-        topic=TOPIC,
-        engines=BUILT,
         when=lambda d: d.qformat is QFormat.AUTO and d.build.pp_size > 1,
         failed="pp_size={d.build.pp_size} does not work with quant=auto: TensorRT-LLM looks up a stage's formats by"
         " the numbers of its own layers, and one file has to do for all stages.",
@@ -247,10 +237,8 @@ RULES = (
         source=f"{MODELOPT}: model_config_export.py writes quant_cfg.json of the last rank; LayerQuantConfig in"
         " tensorrt_llm/models/modeling_utils.py",
     ),
-    Rule(
+    rule(
         name="groups-divide-inputs",
-        topic=TOPIC,
-        engines=BUILT,
         needs=("shape",),
         when=_groups,
         failed="quant={d.qformat} has groups of {group} inputs, which do not divide the {width} inputs of"
@@ -259,20 +247,16 @@ RULES = (
         todo="Change group_size or tp_size.",
         source=f"{MODELOPT}: postprocess.check_weight_shape_valid",
     ),
-    Rule(
+    rule(
         name="int4-packs-pairs-of-outputs",
-        topic=TOPIC,
-        engines=BUILT,
         needs=("shape",),
         when=_odd_rows,
         failed="quant={d.qformat} packs two output channels into a byte, but some linears have an odd number: {odd}.",
         todo="Change tp_size{quants:, or choose }.",
         source=f"{MODELOPT}: INT4 weights are int8 [out/2, in] (measured exports of 0.37 and 0.47)",
     ),
-    Rule(
+    rule(
         name="sparsity-needs-whole-groups-of-inputs",
-        topic=TOPIC,
-        engines=BUILT,
         needs=("shape",),
         when=_sparse_inputs,
         failed="2:4 sparsity by {d.sparsity} needs inputs in multiples of {multiple}; {name} has {width}{where}.",
@@ -280,10 +264,8 @@ RULES = (
         source="NVIDIA A100 whitepaper, structured sparsity; NVIDIA/Model-Optimizer weight_sparsity/magnitude.py leaves"
         " other widths dense",
     ),
-    Rule(
+    rule(
         name="magnitude-sparsity-needs-outputs-in-eights",
-        topic=TOPIC,
-        engines=BUILT,
         needs=("shape",),
         when=_sparse_outputs,
         failed="2:4 sparsity by {d.sparsity} needs outputs in multiples of 8; {what} is {count}.",
