@@ -125,6 +125,9 @@ class Level:
         complete: False if the level was cut short.
         reason: why it was cut short.
         notes: for the reader, e.g. that the queue kept growing.
+        intervals: 95 % confidence intervals over several runs of this load, by figure, as `pipelines.domain.metrics`
+            names it, e.g. {"output_tokens_per_s": (990.0, 1030.0)}; empty for a single run.
+        runs: how often it was measured; the other figures are of the run with the median output tokens/s.
     """
 
     arrival: str
@@ -137,6 +140,8 @@ class Level:
     complete: bool = True
     reason: str = ""
     notes: tuple[str, ...] = ()
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    runs: int = 1
 
     @property
     def counts(self) -> bool:

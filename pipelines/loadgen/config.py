@@ -208,8 +208,8 @@ class SloSettings(Group):
         return Slo(name, self.ttft_ms or ttft, self.itl_ms or itl, self.e2e_ms)
 
 
-_LATER = ("api",)
-"""Keys that came after results were stored."""
+_LATER = {"api": None, "repeats": 1, "on_busy": "mark"}
+"""Defaults of keys that came after results were stored."""
 
 
 class BenchmarkSettings(Group):
@@ -237,6 +237,9 @@ class BenchmarkSettings(Group):
         min_requests: the window does not end before this many have finished, whatever `duration_s` is.
         timeout_s: a request without its last token by then is given up and counted as an error.
         processes: client processes; None chooses automatically.
+        repeats: how often each load is measured, in turns; above 1 the result has 95 % intervals.
+        on_busy: what to do where other work keeps the measuring machine busy before a load: wait up to a minute, mark
+            the load, or refuse; refuse also ends the run at a load that the client limited.
         slo: limits for goodput.
     """
 
@@ -257,12 +260,14 @@ class BenchmarkSettings(Group):
     min_requests: Positive = 10
     timeout_s: Rate = 300
     processes: Ranks | None = None
+    repeats: Annotated[int, Field(ge=1, le=100)] = 1
+    on_busy: Literal["wait", "mark", "refuse"] = "mark"
     slo: SloSettings = Field(default_factory=SloSettings)
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that tell one measurement from another; a later key at its default says nothing."""
         stated = self.model_dump(mode="json")
-        return {key: value for key, value in stated.items() if key not in _LATER or value is not None}
+        return {key: value for key, value in stated.items() if _LATER.get(key, ...) != value}
 
     @property
     def is_openai(self) -> bool:

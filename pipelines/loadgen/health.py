@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from itertools import chain
@@ -56,6 +57,33 @@ class MachineWatch:
         idle = delta.get("idle", 0.0) + delta.get("iowait", 0.0)
         steal = delta.get("steal", 0.0) / total
         return MachineLoad(busy=1 - idle / total - steal, steal=steal, cpus=psutil.cpu_count() or 1)
+
+
+_BEFORE_S, _BEFORE_BUSY, _LONGEST_WAIT_S = 0.25, 0.2, 60.0
+
+
+def other_work(*, wait: bool, note: Callable[[str], None]) -> str:
+    """Look at the machine while no load is applied; return what is wrong with it, empty if it is quiet.
+
+    Args:
+        wait: whether to wait until it is quiet, up to a minute.
+        note: told once that it waits.
+    """
+    end = time.monotonic() + (_LONGEST_WAIT_S if wait else 0)
+    waits = False
+    while True:
+        watch = MachineWatch()
+        time.sleep(_BEFORE_S)
+        load = watch.load()
+        share = load.busy + load.steal
+        if share <= _BEFORE_BUSY:
+            return ""
+        fault = f"other work kept the {load.cpus} CPUs of this machine {share:.0%} busy"
+        if time.monotonic() >= end:
+            return f"{fault}, for a minute" if wait else fault
+        if not waits:
+            note(f"waiting for a quiet machine: {fault}")
+        waits = True
 
 
 def judge(
@@ -199,21 +227,27 @@ _FAMILIES = {
 """Family -> prefix of our names, label that distinguishes its series (TensorRT-LLM's custom metrics reporter)."""
 
 
+_CACHED = ("vllm:prefix_cache_hits", "trtllm_prompt_cached_tokens")
+"""Counters of input tokens that came from the KV cache: vLLM's, and trtllm-serve's."""
+
+
 def read_metrics(text: str) -> dict[str, float]:
-    """Read the gauges of TensorRT-LLM's families from a Prometheus page, e.g. {"kv_cache_block_used": 12.0}.
+    """Read TensorRT-LLM's families and the KV cache's hits from a Prometheus page, e.g. {"kv_cache_block_used": 12.0}.
 
     Series of several models or versions are summed.
     """
     from prometheus_client.parser import text_string_to_metric_families
 
-    found: dict[str, float] = {}
+    gauges: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         if family.name in _FAMILIES:
             prefix, label = _FAMILIES[family.name]
             for sample in family.samples:
                 name = f"{prefix}_{sample.labels.get(label, 'unnamed')}"
-                found[name] = found.get(name, 0.0) + sample.value
-    return found
+                gauges[name] = gauges.get(name, 0.0) + sample.value
+        elif family.name in _CACHED:
+            gauges["cached_tokens"] = gauges.get("cached_tokens", 0.0) + sum(each.value for each in family.samples)
+    return gauges
 
 
 class MetricsWatch:
@@ -249,12 +283,25 @@ class MetricsWatch:
         gauges = {name: {"mean": sum(row) / len(row), "max": max(row)} for name, row in columns.items()}
         return {"samples": len(self._samples), **gauges}
 
+    @property
+    def cached_tokens(self) -> float | None:
+        """Input tokens that came from the KV cache between the first and the last sample; None if not reported."""
+        if not self._samples:
+            return None
+        first, last = self._samples[0], self._samples[-1]
+        for name, tokens in (("cached_tokens", 1.0), ("kv_cache_block_reused", last.get("kv_cache_block_tokens_per"))):
+            if name in first and name in last and tokens:
+                return max(last[name] - first[name], 0.0) * tokens
+        return None
+
     def _watch(self) -> None:
+        over = False
         while True:
             try:
                 with urllib.request.urlopen(str(self._url), timeout=5) as page:
                     self._samples.append(read_metrics(page.read().decode()))
             except (OSError, HTTPException, ValueError) as error:  # unreachable; cut short; a page without metrics
                 self.fault = f"{self._url}: {error}"
-            if self._stop.wait(_PERIOD_S):
+            if over:
                 return
+            over = self._stop.wait(_PERIOD_S)

@@ -306,6 +306,8 @@ class HttpStream(RequestStream):
         if usage := reply.usage:
             counts[0] = usage.get("prompt_tokens") or counts[0]
             counts.append(usage.get("completion_tokens") or 0)
+            if (cached := (usage.get("prompt_tokens_details") or {}).get("cached_tokens")) is not None:
+                self.cached_tokens = (self.cached_tokens or 0) + cached
         return (chunks[-1] if chunks else reply.stamp), None
 
 

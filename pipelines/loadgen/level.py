@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from secrets import randbits
+from secrets import randbits, token_hex
 from time import monotonic, monotonic_ns
 from typing import Any
 
@@ -60,6 +60,7 @@ class BenchmarkContext:
     workload: WorkloadSettings
     settings: BenchmarkSettings
     metrics_url: str | None
+    nonce: str = field(default_factory=lambda: token_hex(8))
 
 
 @dataclass
@@ -98,7 +99,7 @@ def run_level(bench: BenchmarkContext, load: PlannedLevel, title: str) -> LevelO
         load: the level.
         title: the load as text, for the live view.
     """
-    plan = LevelPlan(load, bench.workload, bench.settings, bench.maker)
+    plan = LevelPlan(load, bench.workload, bench.settings, bench.maker, nonce=bench.nonce)
     if is_whole(bench.workload, bench.settings):
         warmed = _warm_up(bench, load, title)
         if warmed is not None:
@@ -118,7 +119,7 @@ def _warm_up(bench: BenchmarkContext, load: PlannedLevel, title: str) -> LevelOu
     )
     workload = bench.workload.model_copy(update={"arrival": "closed", "trace": None, "prompts": _WARMUP_PROMPTS})
     closed = PlannedLevel(load.number, "closed", users, None)
-    plan = LevelPlan(closed, workload, inner, bench.maker, salt=1)
+    plan = LevelPlan(closed, workload, inner, bench.maker, salt=1, nonce=bench.nonce)
     warm = replace(bench, workload=workload, settings=inner, metrics_url=None)
     outcome = _Run(warm, closed, plan, f"{title}, warm-up").go()
     outcome.window = None
@@ -155,7 +156,12 @@ class _Run:
                     pass
         reports = clients.collect()
         timings = sorted(self._timings(reports), key=lambda timing: timing.index)
-        server = {"statistics": statistics_between(self._before, self._after), "metrics": watch.summary()}
+        stated = [report.cached_tokens for report in reports if report.cached_tokens is not None]
+        server = {
+            "statistics": statistics_between(self._before, self._after),
+            "metrics": watch.summary(),
+            "cached_tokens": sum(stated) if stated else watch.cached_tokens,
+        }
         return LevelOutcome(timings, self._window(timings), self._start, reports, machine.load(), server, self._reason)
 
     def _follow(self, show: View) -> None:
@@ -276,7 +282,7 @@ class _Run:
         size, base = self._bench.clients.size, self._base()
         if self._load.arrival == "closed":
             users, asked = self._load.concurrency or 1, self._settings.num_requests
-            limit = asked if self._whole else None
+            limit, words = asked if self._whole else None, self._bench.maker.words
             pool = plan.pool(None if limit is None else limit + users * self._bench.workload.turns)
             return [
                 ClientJob(
@@ -287,6 +293,7 @@ class _Run:
                     think_ns=round(self._bench.workload.think_time_s * SECOND),
                     limit=None if limit is None else _part(limit, k, size),
                     pool=pool[k::size] or pool,
+                    words=words,
                 )
                 for k in range(size)
             ], None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 from pathlib import Path
 from random import Random
@@ -178,11 +178,34 @@ _POOL_LEAST = 64
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """One request: prompt, its input tokens by the tokenizer, requested output tokens."""
+    """One request.
+
+    Attributes:
+        text: the prompt.
+        isl: its input tokens by the tokenizer.
+        osl: requested output tokens.
+        shared: words at the beginning that are common to all prompts.
+    """
 
     text: str
     isl: int
     osl: int
+    shared: int = 0
+
+    def renewed(self, words: Mapping[str, int], times: int) -> PlannedRequest:
+        """Return the same request with another word behind the common prefix, so that a KV cache does not know it.
+
+        Args:
+            words: words of one token each, without the space before them, and their places.
+            times: how often the request was sent already.
+        """
+        pieces = self.text.split(" ")
+        place = max(self.shared, 1) + (not pieces[0])  # the very first word is of another kind than the others
+        if place >= len(pieces) or pieces[place] not in words:
+            return self
+        names = list(words)
+        pieces[place] = names[(words[pieces[place]] + times) % len(names)]
+        return replace(self, text=" ".join(pieces))
 
 
 Conversation = list[PlannedRequest]
@@ -231,6 +254,7 @@ class LevelPlan:
         settings: BenchmarkSettings,
         maker: PromptMaker,
         salt: int = 0,
+        nonce: str = "",
     ) -> None:
         """Prepare to draw.
 
@@ -240,9 +264,11 @@ class LevelPlan:
             settings: length of the window, number of requests.
             maker: makes the prompts.
             salt: another number gives other requests; the warm-up uses its own.
+            nonce: of this run, so that no prompt is one of an earlier run; lengths and times do not depend on it.
         """
         self.load, self._workload, self._settings, self._maker = load, workload, settings, maker
         self._rng = Random(f"{workload.seed}/{load.number}/{salt}")
+        self._words = Random(f"{nonce}/{workload.seed}/{load.number}/{salt}")
 
     def pool(self, count: int | None = None) -> list[Conversation]:
         """Make conversations for a closed loop; users take one after another and start over when all are used.
@@ -259,11 +285,14 @@ class LevelPlan:
             count = turns * max(min(self._workload.prompts // turns, _POOL_TOKENS // tokens), _POOL_LEAST)
         first += [(self._room(isl()), osl()) for _ in range(-(-count // turns) - 1)]
         share = self._workload.shared_prefix_share
-        texts = self._maker.make([tokens for tokens, _ in first], rng, prefix_share=share)
-        found = [[PlannedRequest(text, *sizes)] for text, sizes in zip(texts, first, strict=True)]
-        for conversation in found:
+        texts = self._maker.make([tokens for tokens, _ in first], self._words, prefix_share=share)
+        conversations = [
+            [PlannedRequest(text, *sizes, shared=round(share * sizes[0]))]
+            for text, sizes in zip(texts, first, strict=True)
+        ]
+        for conversation in conversations:
             self._go_on(conversation, isl, osl)
-        return found
+        return conversations
 
     def schedule(self) -> list[tuple[int, PlannedRequest]]:
         """Make the due times (ns from the start of the level) and requests of an open loop, a burst or a trace."""
@@ -315,8 +344,8 @@ class LevelPlan:
         for _ in range(self._workload.turns - 1):
             last = conversation[-1]
             tokens = last.isl + last.osl + isl()
-            text = self._maker.extend(last.text, tokens, self._rng)
-            conversation.append(PlannedRequest(text, tokens, osl()))
+            text = self._maker.extend(last.text, tokens, self._words)
+            conversation.append(PlannedRequest(text, tokens, osl(), last.shared))
 
     def _room(self, tokens: int) -> int:
         """Raise a drawn length that leaves no room for a word to the shortest that does; a fixed one is refused."""
@@ -327,7 +356,7 @@ class LevelPlan:
         assert self._workload.trace is not None  # checked by the settings
         items = read_trace(self._workload.trace, self._workload.trace_speed)[: self._settings.num_requests]
         lengths = [self._room(item.isl) for item in items if item.isl is not None]
-        made = iter(self._maker.make(lengths, self._rng, prefix_share=self._workload.shared_prefix_share))
+        made = iter(self._maker.make(lengths, self._words, prefix_share=self._workload.shared_prefix_share))
         return [(item.offset_ns, self._asked(item, made)) for item in items]
 
     def _asked(self, item: TraceItem, made: Iterator[str]) -> PlannedRequest:

@@ -41,6 +41,11 @@ class PromptMaker:
         self._words = self._find_words()
         self._first = self._find_first()
 
+    @property
+    def words(self) -> dict[str, int]:
+        """Words that are one token after a space, and their places."""
+        return {word.lstrip(): place for place, word in enumerate(self._words)}
+
     def count(self, text: str) -> int:
         """Count the input tokens of a text as the server does."""
         return len(self._tokenizer.encode(text, add_special_tokens=self._special).ids) + self._added

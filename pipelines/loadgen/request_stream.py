@@ -60,7 +60,7 @@ class Interface(Protocol):
 class RequestStream(ABC):
     """A connection and its current request."""
 
-    __slots__ = ("deadline_ns", "error_text", "given_up")
+    __slots__ = ("cached_tokens", "deadline_ns", "error_text", "given_up")
 
     def __init__(self) -> None:
         self.deadline_ns: int | None = None
@@ -69,6 +69,8 @@ class RequestStream(ABC):
         """Why we closed it: "timeout" or "cancelled"."""
         self.error_text = ""
         """The server's message about the last failure."""
+        self.cached_tokens: int | None = None
+        """Input tokens of all requests that came from the server's KV cache; None if it does not say."""
 
     @abstractmethod
     async def open(self) -> None:
@@ -203,7 +205,8 @@ class ClientJob:
         users: closed loop: requests kept in flight.
         think_ns: closed loop: pause between a response and the next request.
         limit: closed loop: maximum number of requests; None means until told to stop.
-        pool: closed loop: conversations to draw from.
+        pool: closed loop: conversations to draw from; when all were sent, with another word each.
+        words: those words, and their places.
         schedule: open loop: due times from the start of the level, and the requests.
         mean_gap_ns: open loop: expected between two of them.
     """
@@ -221,6 +224,7 @@ class ClientJob:
     think_ns: int = 0
     limit: int | None = None
     pool: list[Conversation] = field(default_factory=list)
+    words: dict[str, int] = field(default_factory=dict)
     schedule: list[tuple[int, PlannedRequest]] = field(default_factory=list)
     mean_gap_ns: float = 0.0
 
@@ -236,6 +240,7 @@ class ClientReport:
         cpu_share: CPU seconds / seconds, without the pacer's deliberate spinning.
         cpu: number of the CPU it last ran on.
         distinct: whether no request was repeated.
+        cached_tokens: input tokens that came from the server's KV cache, by its answers; None if they do not say.
         nice: its scheduling priority; -10 if the system let it run ahead of a server on the same CPUs.
     """
 
@@ -246,3 +251,4 @@ class ClientReport:
     cpu: int
     distinct: bool
     nice: int = 0
+    cached_tokens: int | None = None

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
+
+from scipy.special import stdtrit
 
 from pipelines.document.show import count
 from pipelines.domain.benchmark import RESULT, BenchmarkResult, Level, Slo
@@ -27,7 +32,7 @@ from pipelines.loadgen.config import (
     WorkloadSettings,
     load_faults,
 )
-from pipelines.loadgen.health import columns_of, growth_note, judge, tail_note
+from pipelines.loadgen.health import columns_of, growth_note, judge, other_work, tail_note
 from pipelines.loadgen.level import INTERRUPTED, REFUSED, BenchmarkContext, LevelOutcome, run_level, three_digits
 from pipelines.loadgen.openai_server import OpenAiServer
 from pipelines.loadgen.plan import PlannedLevel, is_whole, loads
@@ -40,6 +45,8 @@ from pipelines.loadgen.server import Server
 
 UNKNOWN: Mapping[str, Any] = {"engine": "unknown", "tp_size": 1, "world_size": 1, "machine": {}, "versions": {}}
 """Labels of a server of which nothing is said."""
+_HITS = 0.01
+"""Share of input tokens from the KV cache above which a load without planned reuse is marked."""
 _TOGETHER = 1.01
 """Tokens per response above which that is said."""
 LIBRARIES = ("tritonclient", "grpcio", "uvloop", "tokenizers")
@@ -168,6 +175,14 @@ def _row(level: Level, columns: Sequence[MetricStatistic], marks: dict[str, str]
         texts.append(f"The client was the limit: {level.client.reason}.")
     if not level.complete:
         texts.append(f"Cut short: {level.reason}.")
+    if level.intervals:
+        shown = [
+            f"{figure.metric.narrow or figure.metric.title} {figure.statistic}".strip()
+            + " to".join(f" {three_digits(end * figure.metric.unit.scale)}" for end in level.intervals[figure.key])
+            for figure in columns
+            if figure.key in level.intervals
+        ]
+        texts.insert(0, f"{level.runs} runs, 95 % intervals: {', '.join(shown)}.")
     signs = "".join(_mark(text, marks) for text in texts)
     values = [figure.shown(figure.of(level.summary)) for figure in columns]
     cells = ("-" if value is None else three_digits(value) for value in values)
@@ -251,18 +266,26 @@ def run_benchmark(
 def _measure(
     bench: BenchmarkContext, result: BenchmarkResult, out_dir: Path, note: Callable[[str], None]
 ) -> BenchmarkResult:
-    """Measure all levels, writing the result after each."""
-    for load in loads(bench.workload, bench.settings):
+    """Measure all levels, in turns if each is measured several times, writing the result after each."""
+    settings = bench.settings
+    runs: dict[int, list[Level]] = {}
+    for turn, load in product(range(1, settings.repeats + 1), loads(bench.workload, settings)):
         try:
+            busy = other_work(wait=settings.on_busy == "wait", note=note)
+            if busy and settings.on_busy == "refuse":
+                raise _too_busy(busy, result, out_dir)
             outcome = run_level(bench, load, _title(load))
         except KeyboardInterrupt:  # between two levels
             result = replace(result, complete=False, reason=INTERRUPTED)
             break
         if outcome.window is not None:
-            level = _level(bench, load, outcome, result.slo)
+            level = _level(bench, load, outcome, result.slo, turn, busy)
             keep_requests(out_dir / level.requests_file, outcome)
-            result = replace(result, levels=(*result.levels, level))
+            runs.setdefault(load.number, []).append(level)
+            result = replace(result, levels=tuple(_together(levels) for levels in runs.values()))
             note(level_line(level))
+            if level.client.bottleneck and settings.on_busy == "refuse" and not outcome.reason:
+                outcome.reason = f"the client was the limit, {level.client.reason} (benchmark.on_busy=refuse)"
         _check_answers(load, outcome)
         if outcome.reason:
             result = replace(result, complete=False, reason=f"{outcome.reason} at {_title(load)}")
@@ -272,7 +295,31 @@ def _measure(
     return result
 
 
-def _level(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome, slo: Slo) -> Level:
+def _too_busy(busy: str, result: BenchmarkResult, out_dir: Path) -> UserError:
+    """Keep what was measured, and say that this machine is busy."""
+    if result.levels:
+        write_json(out_dir / RESULT, replace(result, complete=False, reason=busy).to_json())
+    return UserError(
+        f"Before a load, {busy} (benchmark.on_busy=refuse).",
+        todo="Stop it, wait for a quiet machine with benchmark.on_busy=wait, or have loads marked with =mark.",
+    )
+
+
+def _together(levels: Sequence[Level]) -> Level:
+    """Return the run with the median output tokens/s, and 95 % intervals of the mean of all runs (Student's t)."""
+    if len(levels) == 1:
+        return levels[0]
+    median = sorted(levels, key=lambda level: level.summary.output_tokens_per_s)[(len(levels) - 1) // 2]
+    intervals = {}
+    for figure in TERMINAL:
+        values = [value for level in levels if (value := figure.of(level.summary)) is not None]
+        if len(values) == len(levels):
+            half = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))
+            intervals[figure.key] = (max(mean(values) - half, 0.0), mean(values) + half)
+    return replace(median, intervals=intervals, runs=len(levels))
+
+
+def _level(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome, slo: Slo, turn: int, busy: str) -> Level:
     assert outcome.window is not None
     summary = summarise(columns_of(outcome.timings), outcome.window, slo)
     client = judge(outcome.reports, outcome.timings, summary, outcome.machine)
@@ -283,10 +330,15 @@ def _level(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome, s
         summary=summary,
         client=client,
         server={**outcome.server, "tokens_per_response": _tokens_per_response(outcome)},
-        requests_file=f"requests-{load.number}.json.gz",
+        requests_file=f"requests-{load.number}{f'-{turn}' if turn > 1 else ''}.json.gz",
         complete=not outcome.reason,
         reason=outcome.reason,
-        notes=tuple(filter(None, [tail_note(client, summary), *_notes(bench, load, outcome)])),
+        notes=tuple(
+            filter(
+                None,
+                [busy and f"Before this load, {busy}.", tail_note(client, summary), *_notes(bench, load, outcome)],
+            )
+        ),
     )
 
 
@@ -306,6 +358,11 @@ def _notes(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome) -
     if not all(report.distinct for report in outcome.reports):
         notes.append("Prompts were repeated, which favours a server that reuses KV blocks (workload.prompts).")
     done = [timing for timing in outcome.timings if timing.ok]
+    if (share := _unplanned_hits(bench, outcome)) > _HITS:
+        notes.append(
+            f"{share:.0%} of the input tokens came from the server's KV cache, which new prompts would not: TTFT and "
+            "throughput are better than without it. Start the server anew, or switch reuse of KV blocks off."
+        )
     if (together := _tokens_per_response(outcome) or 1) > _TOGETHER:
         notes.append(
             f"There were {together:.2f} tokens in each response: gaps between responses are not gaps between tokens."
@@ -317,6 +374,17 @@ def _notes(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome) -
     if not done:
         notes.append("No request finished.")
     return notes
+
+
+def _unplanned_hits(bench: BenchmarkContext, outcome: LevelOutcome) -> float:
+    """Return the share of input tokens from the KV cache in a load that repeats nothing on purpose; 0 if unknown."""
+    work = bench.workload
+    if work.shared_prefix_share or work.turns > 1 or work.arrival == "trace":
+        return 0.0
+    done = [timing for timing in outcome.timings if timing.ok]
+    planned = len(done) * (bench.interface.added_tokens or 0)  # a chat template is the same for all
+    hits = (outcome.server.get("cached_tokens") or 0) - planned
+    return max(hits, 0) / (sum(timing.isl for timing in done) or 1)
 
 
 def _check_answers(load: PlannedLevel, outcome: LevelOutcome) -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import cycle
+from itertools import count
 from multiprocessing.connection import Connection
 from time import monotonic_ns as now
 from typing import Any
@@ -159,7 +159,11 @@ class _Worker:
         for stream in self._streams:
             await stream.close()
         self._count_texts()
-        return ClientReport(self._rows, self._messages, lag, max(share, 0.0), _cpu_number(), load.distinct, os.nice(0))
+        stated = [stream.cached_tokens for stream in self._streams if stream.cached_tokens is not None]
+        cached = sum(stated) if stated else None
+        return ClientReport(
+            self._rows, self._messages, lag, max(share, 0.0), _cpu_number(), load.distinct, os.nice(0), cached
+        )
 
     def _count_texts(self) -> None:
         """Count the output tokens of answers that the server did not count, now that nothing is timed."""
@@ -226,12 +230,12 @@ class _Closed:
     def __init__(self, worker: _Worker, job: ClientJob) -> None:
         self._worker, self._job = worker, job
         self._pool = [[(build(job, ask), ask.isl) for ask in conversation] for conversation in job.pool]
-        self._given, self._sent = 0, 0
+        self._given, self._sent, self._repeats = 0, 0, False
         self._users = [worker.stream() for _ in range(job.users)]
 
     @property
     def distinct(self) -> bool:
-        return self._given <= len(self._pool)
+        return not self._repeats and self._given <= len(self._pool) * max(len(self._job.words), 1)
 
     async def prepare(self) -> None:
         await asyncio.gather(*(stream.open() for stream in self._users))
@@ -241,7 +245,16 @@ class _Closed:
         await asyncio.gather(*(self._user(stream, turns, start) for stream in self._users))
 
     def _conversations(self) -> Iterator[tuple[int, list[tuple[Any, int]]]]:
-        return enumerate(cycle(self._pool), 1)
+        """Yield the pool's conversations, and from its second round on with another word each."""
+        job = self._job
+        for taken in count(1):
+            times, place = divmod(taken - 1, len(self._pool))
+            if times == 0 or not job.words:
+                yield taken, self._pool[place]
+            else:
+                again = [request.renewed(job.words, times) for request in job.pool[place]]
+                self._repeats = self._repeats or again[0] is job.pool[place][0]
+                yield taken, [(build(job, request), request.isl) for request in again]
 
     async def _user(
         self, stream: RequestStream, conversations: Iterator[tuple[int, list[tuple[Any, int]]]], start: int

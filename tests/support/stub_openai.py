@@ -29,6 +29,7 @@ class StubOpenAi:
         per_event: tokens of one event.
         overhead: input tokens that it adds to a prompt.
         usage: whether it counts tokens.
+        cached: input tokens of a request that it says to have found in its cache.
         silent: whether its tokens are without text.
         refuses: names of parameters that it does not know.
         key: API key that it wants.
@@ -45,6 +46,7 @@ class StubOpenAi:
     per_event: int = 1
     overhead: int = 5
     usage: bool = True
+    cached: int = 0
     silent: bool = False
     refuses: tuple[str, ...] = ()
     key: str = ""
@@ -93,7 +95,8 @@ class StubOpenAi:
         text = body["prompt"] if "prompt" in body else body["messages"][0]["content"]
         count = body["max_tokens"]
         isl = len(TOKENIZER.encode(text, add_special_tokens=False).ids) + self.overhead
-        usage = {"prompt_tokens": isl, "completion_tokens": count}
+        usage: dict[str, Any] = {"prompt_tokens": isl, "completion_tokens": count}
+        usage |= {"prompt_tokens_details": {"cached_tokens": self.cached}}
         words = [" is"] * count if not self.silent else [""] * count
         await asyncio.sleep(self.ttft_s)
         if not body["stream"]:

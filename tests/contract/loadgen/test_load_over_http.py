@@ -11,6 +11,8 @@ import pytest
 import trustme
 
 from pipelines.domain.errors import UserError
+from pipelines.loadgen.health import MachineLoad
+from pipelines.loadgen.run import benchmark_table
 from tests.contract.loadgen.test_load_against_stub import measure, records
 from tests.support.stub_openai import StubOpenAi, serving
 from tests.support.yardstick import oversleeping
@@ -102,6 +104,49 @@ def test_what_goes_wrong_is_counted_apart(tmp_path: Path, fault: str, kind: str,
     assert set(level.summary.errors) == {kind}
     assert any(words in note for note in level.notes)
     assert len(stub.sent) == len(records(tmp_path)) + 3  # and the first questions
+
+
+@pytest.mark.parametrize(("cached", "work", "marked"), [(8, {}, True), (8, {"shared_prefix_share": 0.5}, False)])
+def test_input_tokens_from_the_cache_are_marked_unless_planned(
+    tmp_path: Path, cached: int, work: dict[str, Any], marked: bool
+) -> None:
+    """8 of 16 in every answer; a chat template of 3 tokens is the same for all, whatever is sent."""
+    level = once(StubOpenAi(cached=cached, overhead=3), tmp_path, work)
+    requests = len(records(tmp_path))
+    assert level.server["cached_tokens"] == 8 * requests
+    assert any("31% of the input tokens came from the server's KV cache" in note for note in level.notes) is marked
+
+
+def test_no_prompt_is_sent_twice_even_if_the_pool_is_small(tmp_path: Path) -> None:
+    """64 prompts, and hundreds of requests."""
+    stub = StubOpenAi()
+    once(stub, tmp_path, {"prompts": 1})
+    prompts = [body["prompt"] for body in stub.sent[3:]]
+    assert len(prompts) > 200
+    assert len(set(prompts)) == len(prompts)
+
+
+def test_loads_are_repeated_in_turns_and_have_intervals(tmp_path: Path) -> None:
+    """Every run's records stay; the figures are those of the median run."""
+    with serving(StubOpenAi(ttft_s=0.01)) as url:
+        result = measure(url, tmp_path, concurrency=[1, 2], repeats=3, duration_s=0.3, warmup_s=0.1)
+    assert [(level.concurrency, level.runs) for level in result.levels] == [(1, 3), (2, 3)]
+    for level in result.levels:
+        low, high = level.intervals["ttft_p50_s"]
+        assert 0 < low < high
+        assert low - 0.01 < level.summary.ttft_s.p50 < high + 0.01
+        assert "3 runs, 95 % intervals: " in benchmark_table(result)
+    assert len(list(tmp_path.glob("requests-*.json.gz"))) == 6
+
+
+def test_a_busy_machine_is_refused_or_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other work before a load."""
+    busy = MachineLoad(0.7, 0.05, 4)
+    monkeypatch.setattr("pipelines.loadgen.health.MachineWatch.load", lambda _: busy)
+    words = "other work kept the 4 CPUs of this machine 75% busy"
+    assert any(words in note for note in once(StubOpenAi(), tmp_path).notes)
+    with serving(StubOpenAi()) as url, pytest.raises(UserError, match=f"Before a load, {words} .*on_busy=refuse"):
+        measure(url, tmp_path, on_busy="refuse")
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,36 @@ def test_the_same_settings_ask_the_same_and_other_levels_other_prompts(maker: Pr
     assert not {ask.text for (ask,) in first} & {ask.text for (ask,) in second}
 
 
+def test_no_prompt_of_an_earlier_run_is_sent_again(maker: PromptMaker) -> None:
+    """Lengths stay, words do not: the server's KV cache knows none of them, unless a common prefix is wanted."""
+    work, how, load = (
+        workload(isl={"distribution": "uniform", "min": 8, "max": 40}),
+        benchmark(),
+        PlannedLevel(1, "closed", 1, None),
+    )
+    one, other = (LevelPlan(load, work, how, maker, nonce=nonce).pool(20) for nonce in "ab")
+    assert [ask.isl for (ask,) in one] == [ask.isl for (ask,) in other]
+    assert not {ask.text for (ask,) in one} & {ask.text for (ask,) in other}
+
+
+@pytest.mark.parametrize("share", [0, 0.5])
+def test_a_prompt_that_is_sent_again_has_another_word(maker: PromptMaker, share: float) -> None:
+    """Behind the common prefix, and at the same length; later turns go on to begin with the earlier ones."""
+    work = workload(isl=20, osl=4, turns=2, shared_prefix_share=share)
+    load = PlannedLevel(1, "closed", 1, None)
+    pool = LevelPlan(load, work, benchmark(), maker).pool(40)
+    for times in (1, 2, 3):
+        for conversation in pool:
+            first, second = (request.renewed(maker.words, times) for request in conversation)
+            assert first.text != conversation[0].text
+            assert (maker.count(first.text), maker.count(second.text)) == (first.isl, second.isl)
+            assert second.text.startswith(first.text)
+            common = conversation[0].text.split(" ")[: round(share * 20)]
+            assert first.text.split(" ")[: len(common)] == common
+    texts = {pool[0][0].renewed(maker.words, times).text for times in range(50)}
+    assert len(texts) == 50
+
+
 def test_a_trace_asks_its_own_prompts(maker: PromptMaker, tmp_path: Path) -> None:
     """Given text stays as it is, counted by the tokenizer; given lengths are made."""
     path = tmp_path / "trace.jsonl"

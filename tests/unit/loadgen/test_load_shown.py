@@ -131,3 +131,14 @@ def test_metrics_of_the_kv_cache_are_read() -> None:
         "# TYPE nv_inference_count counter\nnv_inference_count 7\n"
     )
     assert read_metrics(page) == {"kv_cache_block_used": 15}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("vllm:prefix_cache_hits_total", 96.0), ("trtllm_prompt_cached_tokens_total", 96.0)],
+)
+def test_tokens_from_the_kv_cache_are_read(name: str, value: float) -> None:
+    """Counters of vLLM and of trtllm-serve, not when they were created."""
+    page = f'# TYPE {name.removesuffix("_total")} counter\n{name}{{model_name="m"}} {value}\n'
+    page += f'{name.removesuffix("_total")}_created{{model_name="m"}} 1.7e9\n'
+    assert read_metrics(page)["cached_tokens"] == value
