@@ -139,6 +139,7 @@ def test_metrics_of_the_kv_cache_are_read() -> None:
 )
 def test_tokens_from_the_kv_cache_are_read(name: str, value: float) -> None:
     """Counters of vLLM and of trtllm-serve, not when they were created."""
-    page = f'# TYPE {name.removesuffix("_total")} counter\n{name}{{model_name="m"}} {value}\n'
-    page += f'{name.removesuffix("_total")}_created{{model_name="m"}} 1.7e9\n'
+    created = f"{name.removesuffix('_total')}_created"
+    page = f'# TYPE {name} counter\n{name}{{model_name="m"}} {value}\n'
+    page += f'# TYPE {created} gauge\n{created}{{model_name="m"}} 1.7e9\n'
     assert read_metrics(page)["cached_tokens"] == value
