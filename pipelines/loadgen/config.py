@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import Fault, masked
@@ -138,6 +138,10 @@ class LengthSettings(Group):
         return max(self.values) if self.values else self.max
 
 
+TRACE_COLUMNS = ("time", "isl", "osl", "prompt")
+TRACE_UNITS = {"s": 1, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
 class WorkloadSettings(Group):
     """Requests sent to the server, and their arrival.
 
@@ -151,7 +155,10 @@ class WorkloadSettings(Group):
         arrival: closed loop, or open loop at a rate, all at once, or according to a trace.
         think_time_s: closed loop: pause of a user between an answer and the next request.
         cv: gamma: coefficient of variation of the gaps; 1 is Poisson, above 1 is burstier.
-        trace: JSON lines with `time` (seconds) and `isl`, `osl` or `prompt`, `osl`.
+        trace: file of requests with their times and lengths, CSV or JSON lines: `time` (seconds), `osl`, and `isl` or
+            `prompt`; or as Mooncake, Azure, Weka, BurstGPT and gateways write them (docs/sizing.md).
+        columns: the trace's own names where they are others: time, isl, osl or prompt; unit: of times that are numbers,
+            s, ms, us or ns. `usage.prompt_tokens` is the count inside `usage`.
         trace_speed: factor by which the trace is sped up.
         prompts: maximum of distinct prompts per level if the number of requests is not known beforehand.
         seed: of lengths, prompts and arrival times.
@@ -167,15 +174,44 @@ class WorkloadSettings(Group):
     think_time_s: Seconds = 0
     cv: Annotated[float, Field(gt=0)] = 1
     trace: Path | None = None
+    columns: dict[str, str] | None = None
     trace_speed: Annotated[float, Field(gt=0)] = 1
     prompts: Positive = 4096
     seed: Annotated[int, Field(ge=0)] = 1234
 
+    @model_validator(mode="before")
+    @classmethod
+    def _arrives_as_in_a_trace(cls, data: object) -> object:
+        """Take a trace for the load: a closed loop is only what nobody chose."""
+        if isinstance(data, dict) and data.get("trace") is not None and data.get("arrival", "closed") == "closed":
+            name = data.get("name")
+            return {**data, "arrival": "trace", "name": "trace" if name == "fixed" else name}
+        return data
+
+    @field_validator("columns")
+    @classmethod
+    def _known_columns(cls, columns: dict[str, str] | None) -> dict[str, str] | None:
+        for key, name in (columns or {}).items():
+            if key not in (*TRACE_COLUMNS, "unit"):
+                raise ValueError(f"has {key}; it takes {', '.join(TRACE_COLUMNS)} and unit")
+            if key == "unit" and name not in TRACE_UNITS:
+                raise ValueError(f"has unit={name}; it takes {', '.join(TRACE_UNITS)}")
+        return columns
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave `columns` out where there are none: results and their keys are then those of earlier versions."""
+        return {key: value for key, value in plain(self).items() if key != "columns" or value is not None}
+
     @model_validator(mode="after")
     def _fits_together(self) -> WorkloadSettings:
+        if self.columns is not None and self.trace is None:
+            raise ValueError(f"has columns={self.columns} without a trace: add workload.trace=FILE")
         if (self.arrival == "trace") != (self.trace is not None):
             given = "no trace" if self.trace is None else f"trace={self.trace}"
-            raise ValueError(f"has arrival={self.arrival} and {given}: workload=trace needs workload.trace=FILE")
+            raise ValueError(
+                f"has arrival={self.arrival} and {given}: a trace needs workload.trace=FILE, and no other arrival"
+            )
         if self.think_time_s and self.arrival != "closed":
             raise ValueError(
                 f"has think_time_s={self.think_time_s:g}, which only a closed loop has; arrival is '{self.arrival}'"

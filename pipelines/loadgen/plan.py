@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.summary import SECOND
 from pipelines.host.files import small_text
 from pipelines.loadgen.config import DEFAULT_CONCURRENCY, OPEN_RATE, BenchmarkSettings, LengthSettings, WorkloadSettings
 from pipelines.loadgen.prompts import PromptMaker
+from pipelines.loadgen.trace import read_trace
 
 # Draw the lengths of prompts and outputs for each request.
 
@@ -97,75 +96,6 @@ def offsets(arrival: str, rate: float, cv: float, rng: Random) -> Iterator[int]:
         else:
             now += rng.gammavariate(1 / cv**2, cv**2 / rate)
         yield round(now * SECOND)
-
-
-@dataclass(frozen=True, slots=True)
-class TraceItem:
-    """One line of a trace: ns from its first line; `isl` tokens, or the prompt itself; `osl` tokens wanted."""
-
-    offset_ns: int
-    osl: int
-    isl: int | None = None
-    prompt: str | None = None
-
-
-MOST_TRACE_BYTES = 2**30
-"""Largest trace that is read: 250,000 prompts of 4,000 characters."""
-
-
-def read_trace(path: Path, speed: float, key: str = "workload.trace") -> list[TraceItem]:
-    """Read a trace of JSON lines, sorted by time, with its first request at 0.
-
-    Args:
-        path: the file; each line has `time` (seconds), `osl`, and `isl` or `prompt`.
-        speed: 2 plays it twice as fast.
-        key: setting that names it, for messages.
-
-    Raises:
-        UserError: it cannot be read, or a line has another form.
-    """
-    try:
-        lines = small_text(path, MOST_TRACE_BYTES).splitlines()
-    except UserError as error:
-        raise UserError(f"{key}={path} cannot be read: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{key}={path} cannot be read: {error}.") from None
-    rows = [_row(path, number, line, key) for number, line in enumerate(lines, 1) if line.strip()]
-    if not rows:
-        raise UserError(f"{key}={path} is empty.", allowed=_FORM)
-    rows.sort(key=lambda row: float(row["time"]))
-    first = float(rows[0]["time"])
-    return [
-        TraceItem(round((row["time"] - first) / speed * SECOND), row["osl"], row.get("isl"), row.get("prompt"))
-        for row in rows
-    ]
-
-
-_FORM = 'Each line is {"time": 0.5, "isl": 128, "osl": 64} or {"time": 0.5, "prompt": "...", "osl": 64}.'
-
-
-def _row(path: Path, number: int, line: str, key: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        row = None
-    if not isinstance(row, dict) or not _fine(row):
-        raise UserError(f"{key}={path}, line {number}: '{line[:60]}' is not a request.", allowed=_FORM)
-    return row
-
-
-def _fine(row: dict[str, Any]) -> bool:
-    time, isl, osl, prompt = (row.get(key) for key in ("time", "isl", "osl", "prompt"))
-    return (
-        isinstance(time, int | float)
-        and math.isfinite(time)
-        and _count(osl)
-        and ((prompt is None and _count(isl)) or (isl is None and isinstance(prompt, str) and prompt != ""))
-    )
-
-
-def _count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 WARMUP_USERS = 4
@@ -353,15 +283,12 @@ class LevelPlan:
         return tokens if fixed else max(tokens, self._maker.overhead + 1)
 
     def _trace(self) -> list[tuple[int, PlannedRequest]]:
-        assert self._workload.trace is not None  # checked by the settings
-        items = read_trace(self._workload.trace, self._workload.trace_speed)[: self._settings.num_requests]
-        lengths = [self._room(item.isl) for item in items if item.isl is not None]
+        trace, most = read_trace(self._workload), self._settings.num_requests
+        lengths = [self._room(isl) for isl in trace.isl[:most] if isl]
         made = iter(self._maker.make(lengths, self._words, prefix_share=self._workload.shared_prefix_share))
-        return [(item.offset_ns, self._asked(item, made)) for item in items]
-
-    def _asked(self, item: TraceItem, made: Iterator[str]) -> PlannedRequest:
-        text = item.prompt if item.prompt is not None else next(made)
-        return PlannedRequest(text, self._maker.count(text), item.osl)
+        texts = (trace.prompts[place] if place in trace.prompts else next(made) for place in range(len(trace.osl)))
+        rows = zip(trace.offset_ns[:most], trace.osl[:most], texts, strict=False)
+        return [(due, PlannedRequest(text, self._maker.count(text), osl)) for due, osl, text in rows]
 
 
 def _interleaved(pool: list[Conversation]) -> Iterator[PlannedRequest]:

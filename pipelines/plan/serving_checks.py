@@ -13,7 +13,8 @@ from pipelines.engines.config import EngineSettings
 from pipelines.engines.registry import ENGINES, EngineDescription, ServerBackend
 from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.loadgen.config import WorkloadSettings, load_faults
-from pipelines.loadgen.plan import read_trace, sampler
+from pipelines.loadgen.plan import sampler
+from pipelines.loadgen.trace import read_trace
 from pipelines.plan.deployment import Deployment
 from pipelines.plan.targets import EVALUATED, MEASURED, SERVED, STARTED, Target
 from pipelines.rules.cpu import DRAFTING
@@ -96,7 +97,7 @@ def _files(work: WorkloadSettings) -> list[Fault]:
     faults = list[Fault]()
     if work.trace is not None:
         with collecting(faults):
-            read_trace(work.trace, work.trace_speed)
+            read_trace(work)
     for key, length in (("workload.isl", work.isl), ("workload.osl", work.osl)):
         with collecting(faults):
             sampler(length, Random(work.seed), key=key)

@@ -158,8 +158,7 @@ class AutoscalingSettings(Group):
 
     Attributes:
         day: the load of a day: 24 numbers, one per hour, of which only the ratios count; "business" is a built-in,
-            assumed shape; null replays nothing.
-        trace: arrivals instead of `day`, in the format of workload.trace.
+            assumed shape; "auto" is that of workload.trace where there is one, else business; null replays nothing.
         cold_start_s: from the decision until the new instance takes requests (engine load and what comes before).
         signal: that decides: time in the queue, TTFT, or use of the KV cache.
         up_at: add an instance when the signal is above this share of its limit: the TTFT limit, or the use of the KV
@@ -171,8 +170,7 @@ class AutoscalingSettings(Group):
         step_s: seconds between two checks of the signal.
     """
 
-    day: Literal["business"] | tuple[Annotated[float, Field(ge=0)], ...] | None = None
-    trace: Path | None = None
+    day: Literal["auto", "business"] | tuple[Annotated[float, Field(ge=0)], ...] | None = None
     cold_start_s: Annotated[float, Field(ge=0)] | None = None
     signal: Signal = "kv_use"
     up_at: Rate = 0.7
@@ -188,8 +186,6 @@ class AutoscalingSettings(Group):
             raise ValueError(f"has day of {len(self.day)} numbers; give 24, one per hour")
         if isinstance(self.day, tuple) and not any(self.day):
             raise ValueError("has day of zeros: no load")
-        if self.day is not None and self.trace is not None:
-            raise ValueError(f"has day and trace={self.trace}: give one of them")
         if self.wanted and self.cold_start_s is None:
             raise ValueError(
                 "has no cold_start_s: seconds until a new instance takes requests, as your cluster shows them"
@@ -201,7 +197,7 @@ class AutoscalingSettings(Group):
     @property
     def wanted(self) -> bool:
         """Whether there is a load to replay."""
-        return self.day is not None or self.trace is not None
+        return self.day is not None
 
 
 class SizingSettings(Group):
@@ -218,6 +214,7 @@ class SizingSettings(Group):
         peak_rate: requests per second to size for, as measured.
         peak_factor: measured peak over average.
         peak_percentile: of Poisson arrivals in one second; null is 95 if nothing else states the peak.
+        peak_window_s: of workload.trace, where no rate is given: the peak is that of its busiest so many seconds.
         slo: limits.
         headroom: share of each instance's rate that is kept free.
         spare: additional instances.
@@ -246,6 +243,7 @@ class SizingSettings(Group):
     peak_rate: Rate | None = None
     peak_factor: Annotated[float, Field(ge=1)] | None = None
     peak_percentile: Percentile | None = None
+    peak_window_s: Rate = 60
     slo: SizingSloSettings = Field(default_factory=SizingSloSettings)
     headroom: Share = 0
     spare: Annotated[int, Field(ge=0)] = 0

@@ -262,7 +262,7 @@ def _known_keys(overrides: Sequence[str]) -> set[str]:
     return found
 
 
-RENAMED = {"sizing.calibration": "sizing.fit"}
+RENAMED = {"sizing.calibration": "sizing.fit", "sizing.autoscaling.trace": "workload.trace"}
 """Former names of settings whose nearest word would mislead: `calibration` is ModelOpt's text."""
 
 

@@ -10,7 +10,8 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.tensorrt_llm.config import LIMITS_FOR_LOAD, BuildSettings
 from pipelines.loadgen.config import WorkloadSettings
-from pipelines.loadgen.plan import read_trace, sampler
+from pipelines.loadgen.plan import sampler
+from pipelines.loadgen.trace import read_trace
 from pipelines.predict.performance.memory import EngineSizes
 from pipelines.settings.root import Settings
 
@@ -50,7 +51,10 @@ def known_lengths(settings: Settings) -> LoadLengths | None:
         sends or simulates those requests reports it.
     """
     try:
-        return _stated(settings.workload) or LoadLengths.of(*drawn_lengths(settings.workload, settings.sizing.requests))
+        workload, drawn = settings.workload, settings.sizing.requests
+        if workload.trace is not None and len(read_trace(workload).osl) > drawn:
+            return LoadLengths.of(*traced_lengths(workload))
+        return _stated(workload) or LoadLengths.of(*drawn_lengths(workload, drawn))
     except UserError:
         return None
 
@@ -77,13 +81,32 @@ def drawn_lengths(workload: WorkloadSettings, count: int) -> tuple[Any, Any]:
     """
     import numpy as np  # a plan without a GPU needs none
 
-    if workload.trace is not None:
-        items = read_trace(workload.trace, workload.trace_speed)
-        if any(item.isl is None for item in items):
-            raise UserError(f"workload.trace={workload.trace} has prompts; sizing needs isl on every line.")
-        pairs = [(item.isl, item.osl) for item in items]
-        return tuple(np.resize(np.array(column, dtype=np.int64), count) for column in zip(*pairs, strict=True))  # type: ignore[return-value]
-    return sampled_lengths(workload, count, Random(workload.seed))
+    if workload.trace is None:
+        return sampled_lengths(workload, count, Random(workload.seed))
+    isl, osl = traced_lengths(workload)
+    if len(isl) <= count:
+        return np.resize(isl, count), np.resize(osl, count)
+    # of more requests, the middle one of each of so many equal parts by length, in an order of its own
+    places = np.argsort(isl + osl, kind="stable")[((np.arange(count) + 0.5) * len(isl) / count).astype(int)]
+    places = np.random.default_rng(workload.seed).permutation(places)
+    return isl[places], osl[places]
+
+
+def traced_lengths(workload: WorkloadSettings) -> tuple[Any, Any]:
+    """Return int64[n] input and output tokens of all requests of a trace.
+
+    Raises:
+        UserError: it cannot be read, or has prompts instead of lengths.
+    """
+    import numpy as np
+
+    trace = read_trace(workload)
+    if trace.prompts:
+        raise UserError(
+            f"workload.trace={workload.trace} has prompts, whose tokens only the model's tokenizer can count.",
+            todo="Give their lengths instead, in a column isl.",
+        )
+    return np.array(trace.isl, dtype=np.int64), np.array(trace.osl, dtype=np.int64)
 
 
 def sampled_lengths(workload: WorkloadSettings, count: int, random: Random, users: int = 1) -> tuple[Any, Any]:

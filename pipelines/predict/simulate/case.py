@@ -292,7 +292,9 @@ def _filled(outcomes: Sequence[PolicyOutcome]) -> bool:
 def asked(settings: Settings, case: SimulationCase, load: str | None = None) -> str:
     """Describe the simulation in one line; `load` replaces all loads of the settings, "" omits the load."""
     work = settings.workload
-    lengths = f"workload {work.name}: ISL {_length(work.isl)}, OSL {_length(work.osl)}"
+    lengths = f"workload {work.name}"
+    if work.trace is None:
+        lengths += f": ISL {_length(work.isl)}, OSL {_length(work.osl)}"
     parts = [case.what] if case.what else []
     parts += [count(case.slots, "slot"), lengths + (f", {work.turns} turns" if work.turns > 1 else "")]
     if load is None:

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault
 from pipelines.domain.summary import SECOND
 from pipelines.loadgen.config import WorkloadSettings
-from pipelines.loadgen.plan import is_whole, offsets, read_trace
+from pipelines.loadgen.plan import is_whole, offsets
 from pipelines.loadgen.plan import loads as levels_of
-from pipelines.predict.performance.limits import sampled_lengths
+from pipelines.loadgen.trace import read_trace
+from pipelines.predict.performance.limits import sampled_lengths, traced_lengths
 from pipelines.predict.performance.modelled import Trial
 from pipelines.predict.simulate.case import SimulationCase
 from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel, PolicyOutcome, measure
@@ -120,18 +121,9 @@ def _arrivals(workload: WorkloadSettings, rate: float | None, count: int, random
 
 
 def _trace(workload: WorkloadSettings, limit: int | None) -> OfferedLoad:
-    assert workload.trace is not None  # the settings have been checked
-    items = read_trace(workload.trace, workload.trace_speed)[:limit]
-    if any(item.isl is None for item in items):
-        raise UserError(
-            f"workload.trace={workload.trace} has prompts, whose tokens only the model's tokenizer can count.",
-            todo='Give their lengths: {"time": 0.5, "isl": 128, "osl": 64}.',
-        )
-    return OfferedLoad(
-        np.array([item.isl for item in items], dtype=np.int64),
-        np.array([item.osl for item in items], dtype=np.int64),
-        np.array([item.offset_ns / SECOND for item in items]),
-    )
+    isl, osl = traced_lengths(workload)
+    arrival = np.array(read_trace(workload).offset_ns, dtype=np.int64) / SECOND
+    return OfferedLoad(isl[:limit], osl[:limit], arrival[:limit])
 
 
 def _text(settings: Settings, case: SimulationCase, users: int | None, rate: float | None) -> str:

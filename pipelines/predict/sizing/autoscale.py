@@ -114,28 +114,28 @@ def day_rates(shape: Sequence[float], busiest: float, step_s: float) -> Any:
     return np.interp(times, middles, around) * busiest / max(shape)
 
 
-def counted_rates(times: Sequence[float], step_s: float) -> Any:
-    """Return float[steps], requests per second of a trace whose arrival times ascend from 0 s."""
+def counted_rates(times: Any, step_s: float) -> Any:
+    """Return float[steps], requests per second of a trace whose arrival times, float[n], ascend from 0 s."""
     steps = int(times[-1] // step_s) + 1
-    return np.bincount((np.asarray(times) // step_s).astype(int), minlength=steps) / step_s
+    return np.bincount((times // step_s).astype(int), minlength=steps) / step_s
 
 
 def replay(
-    rates: Any, curve: LoadCurve, policy: AutoscalingSettings, slo: Slo, *, least: int, most: int, seed: int
+    rates: Any, curve: LoadCurve, policy: AutoscalingSettings, slo: Slo, *, least: int, most: int, seed: int | None
 ) -> Replay:
     """Replay a day, starting with as many instances as its first load needs.
 
     Args:
-        rates: float[steps], requests per second; arrivals are drawn from them, or are exactly these with a trace.
+        rates: float[steps], requests per second.
         curve: behaviour of one instance.
         policy: when instances start and stop.
         slo: a request counts as over when it misses any limit.
         least: instances that always run; as many as `most` are a fixed fleet.
         most: upper bound on the number of instances.
-        seed: seed of the arrivals.
+        seed: of the arrivals that are drawn from the rates; None takes the rates as they are, as of a trace.
     """
     mean = np.asarray(rates) * policy.step_s
-    arrivals = np.random.default_rng(seed).poisson(mean) if policy.trace is None else mean
+    arrivals = mean if seed is None else np.random.default_rng(seed).poisson(mean)
     begin = min(most, max(least, math.ceil(rates[0] / (policy.up_at * curve.most))))
     scaler, signal = _Scaler(policy, least, most, begin), _signal(curve, policy.signal, slo)
     rows, over, total, queue = [], 0.0, 0.0, 0.0

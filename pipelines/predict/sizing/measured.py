@@ -129,7 +129,7 @@ def answer_of(settings: Settings, machine: Machine, path: Path) -> MeasuredAnswe
     Raises:
         UserError: no load to size for, no benchmark, GPUs that nobody names, or no load that meets the limits.
     """
-    demand, sizing = demand_of(settings.sizing), settings.sizing
+    demand, sizing = demand_of(settings.sizing, settings.workload), settings.sizing
     if sizing.autoscaling.wanted:
         raise UserError(
             "Replaying a day needs a model, but sizing.measured gives only measured loads.",
@@ -249,7 +249,7 @@ def rate_answer(settings: Settings, machine: Machine, rate: float) -> RateAnswer
     Raises:
         UserError: no load to size for, GPUs that nobody names, or a day to replay.
     """
-    demand, served, sizing = demand_of(settings.sizing), stated_gpus(settings), settings.sizing
+    demand, served, sizing = demand_of(settings.sizing, settings.workload), stated_gpus(settings), settings.sizing
     if served.gpus is None:
         raise UserError(f"sizing.rate={rate:g} does not say how many GPUs serve it.", todo=TELL)
     if sizing.autoscaling.wanted:

@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.document.show import count
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError, collecting
 from pipelines.domain.formats import KvFormat, QFormat, group_instead, proposed
 from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.summary import SECOND
 from pipelines.domain.units import HOUR
 from pipelines.host.machine import Machine
 from pipelines.loadgen.config import WorkloadSettings
+from pipelines.loadgen.trace import Trace, read_trace
 from pipelines.predict.config import PriceSettings, SizingSettings
 from pipelines.predict.performance.coverage import unmodelled
 from pipelines.predict.performance.deployment import tuned_for, tuned_kv_formats
@@ -58,8 +61,8 @@ class Demand:
         return None if self.average is None else requests_per_day(self.average, self.busy_hours)
 
 
-def demand_of(settings: SizingSettings) -> Demand:
-    """Return the load to size for.
+def demand_of(settings: SizingSettings, workload: WorkloadSettings) -> Demand:
+    """Return the load to size for: as given, else that of the workload's trace.
 
     Raises:
         UserError: no load is given.
@@ -67,11 +70,13 @@ def demand_of(settings: SizingSettings) -> Demand:
     average = settings.average
     if settings.peak_rate is not None:
         return Demand(average, settings.peak_rate, settings.busy_hours, "peak as given")
+    if average is None and workload.trace is not None:
+        return _traced_demand(settings, workload)
     if average is None:
         raise UserError(
             "No load to size for is given.",
             todo="Add sizing.average_rate=... (requests/s), or sizing.users=... with sizing.requests_per_user_day=..., "
-            "or sizing.peak_rate=...",
+            "or sizing.peak_rate=..., or the file of your traffic, workload.trace=...",
         )
     if settings.mode == "offline":
         return Demand(average, average, settings.busy_hours, "the average: offline requests can wait")
@@ -81,6 +86,23 @@ def demand_of(settings: SizingSettings) -> Demand:
     percent = settings.peak_percentile or USUAL_PERCENTILE
     peak = max(1, poisson_percentile(average, percent))
     return Demand(average, float(peak), settings.busy_hours, f"P{percent:g} of Poisson arrivals in one second")
+
+
+def _traced_demand(settings: SizingSettings, workload: WorkloadSettings) -> Demand:
+    """Return the average of a trace, and the rate of its busiest `peak_window_s` seconds (of all, if it is shorter)."""
+    times = np.array(read_trace(workload).offset_ns)
+    span = times[-1] / SECOND
+    if span == 0:
+        raise UserError(
+            f"workload.trace={workload.trace} has no rate: all its requests come at once.",
+            todo="Give the rate: sizing.peak_rate=...",
+        )
+    average, window = (len(times) - 1) / float(span), min(settings.peak_window_s, float(span))
+    if settings.mode == "offline":
+        return Demand(average, average, settings.busy_hours, "the average of the trace: offline requests can wait")
+    within = np.searchsorted(times, times + round(window * SECOND)) - np.arange(len(times))
+    peak = max(average, float(within.max()) / window)
+    return Demand(average, peak, settings.busy_hours, f"busiest {window:,.4g} s of the trace")
 
 
 def poisson_percentile(average: float, percent: float) -> int:
@@ -123,6 +145,7 @@ class Question:
         prices: prices of servers, GPUs and electricity.
         framework: framework that serves the model.
         stated: mean and longest lengths as the settings state them; None takes those of `isl` and `osl`.
+        trace: description of the trace that the load is from; "" without one.
         judge: rules that a plan of the configuration would have to keep.
     """
 
@@ -147,6 +170,7 @@ class Question:
     prices: PriceSettings = field(default_factory=PriceSettings)
     framework: str = "TensorRT-LLM 1.2"
     stated: LoadLengths | None = None
+    trace: str = ""
     judge: Judge = unjudged
 
     @property
@@ -157,7 +181,7 @@ class Question:
     @property
     def longest(self) -> int:
         """Tokens of the longest request."""
-        return int((self.isl + self.osl).max())
+        return self.lengths.longest if self.trace else int((self.isl + self.osl).max())
 
     @property
     def mean_isl(self) -> float:
@@ -189,12 +213,14 @@ class Question:
         """
         if self.longest > self.model.max_position_embeddings:
             worst = int((self.isl + self.osl).argmax())
+            tokens = f"{self.isl[worst]:,} input and {self.osl[worst]:,} output"
+            shorten = "Shorten workload.isl or workload.osl (a distribution needs a max)"
             raise UserError(
-                f"A request of {self.isl[worst]:,} input and {self.osl[worst]:,} output tokens is longer than the "
+                f"A request of {f'{self.longest:,}' if self.trace else tokens} tokens is longer than the "
                 f"context of {self.model.name}, {self.model.max_position_embeddings:,} tokens.",
-                todo="Shorten workload.isl or workload.osl (a distribution needs a max), or choose another model.",
+                todo=f"{'Leave such requests out of the trace' if self.trace else shorten}, or choose another model.",
             )
-        prompt = int(self.isl.max())
+        prompt = self.lengths.longest_isl if self.trace else int(self.isl.max())
         for name, tokens in (("max_input_len", prompt), ("max_seq_len", self.longest)):
             given = getattr(self.terms.wanted, name)
             if given is not None and tokens > given:
@@ -228,7 +254,7 @@ def ask(settings: Settings, machine: Machine) -> Question:
     with collecting(faults):
         gpu = gpu_for(settings, machine)
     with collecting(faults):
-        demand = demand_of(settings.sizing)
+        demand = demand_of(settings.sizing, settings.workload)
     if faults or model is None or gpu is None or demand is None:
         raise UserError.of(faults)
     isl, osl = drawn_lengths(settings.workload, settings.sizing.requests)
@@ -257,7 +283,16 @@ def ask(settings: Settings, machine: Machine) -> Question:
         sparse=settings.sparsity.method != "none" and build.weight_sparsity,
         prices=sizing.prices,
         stated=known_lengths(settings),
+        trace="" if settings.workload.trace is None else trace_text(read_trace(settings.workload), len(isl)),
     )
+
+
+def trace_text(trace: Trace, drawn: int) -> str:
+    """Describe a trace of which so many requests are drawn, and what a reader of the figures should know of it."""
+    seconds = trace.offset_ns[-1] / SECOND
+    lasts = f"{seconds / HOUR:,.3g} h" if seconds >= HOUR else f"{seconds:,.4g} s"
+    part = f", of which {drawn:,} are simulated" if drawn < len(trace.osl) else ""
+    return "; ".join((f"{count(len(trace.osl), 'request')} in {lasts}{part}", *trace.notes))
 
 
 def gpu_for(settings: Settings, machine: Machine) -> GpuSpec:
@@ -291,14 +326,14 @@ def formats_to_try(settings: Settings, model: ModelShape, gpu: GpuSpec) -> tuple
     return tuple(proposed(runnable(Setup(model, gpu)))) if "auto" in given else tuple(QFormat(name) for name in given)
 
 
-def unit_gaps(workload: WorkloadSettings, count: int) -> Any:
+def unit_gaps(workload: WorkloadSettings, size: int) -> Any:
     """Return float64[n] gaps with mean 1: gamma or constant if the workload says so, else Poisson.
 
     The sample is scaled to a mean of exactly 1, so that the nominal rate is the actual rate.
     """
     rng = np.random.default_rng(workload.seed)
     if workload.arrival == "constant":
-        return np.ones(count)
+        return np.ones(size)
     cv = workload.cv if workload.arrival == "gamma" else 1.0
-    gaps = rng.gamma(1 / cv**2, cv**2, size=count)
+    gaps = rng.gamma(1 / cv**2, cv**2, size=size)
     return gaps / gaps.mean()

@@ -7,13 +7,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from pipelines.document.canvas import write_document
 from pipelines.domain.errors import UserError
+from pipelines.domain.summary import SECOND
 from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.files import write_json, write_text
 from pipelines.host.machine import Machine, gather
 from pipelines.host.screen import say
-from pipelines.loadgen.plan import read_trace
+from pipelines.loadgen.trace import read_trace
 from pipelines.predict.performance.deployment import costs
 from pipelines.predict.performance.placement import Judge
 from pipelines.predict.sizing.answer import Answer, CostOf, answer, check, ladder
@@ -91,20 +94,21 @@ def _judge_day(settings: Settings) -> None:
 
 def _day(settings: Settings, question: Question, found: Answer) -> Day:
     """Replay a day on the fixed fleet and on one that scales up to it."""
-    scaling, best, demand = settings.sizing.autoscaling, found.chosen, question.demand
-    of_one, seed = curve(question, best), settings.workload.seed
-    if scaling.trace is not None:
-        items = read_trace(scaling.trace, 1.0, "sizing.autoscaling.trace")
-        rates, how = counted_rates([item.offset_ns / 1e9 for item in items], scaling.step_s), f"trace {scaling.trace}"
+    sizing, best, demand = settings.sizing, found.chosen, question.demand
+    scaling, workload = sizing.autoscaling, settings.workload
+    of_one = curve(question, best)
+    traced = scaling.day == "auto" and workload.trace is not None
+    if traced:
+        times = np.array(read_trace(workload).offset_ns) / SECOND
+        rates, how = counted_rates(times, scaling.step_s), f"trace {workload.trace}"
     else:
-        business = scaling.day == "business"
-        shape = BUSINESS if business or scaling.day is None else scaling.day
-        # a percentile refers to the seconds of the busiest hour; a factor or a given peak is that hour
-        given = settings.sizing.peak_rate is not None or settings.sizing.peak_factor is not None
+        shape = scaling.day if isinstance(scaling.day, tuple) else BUSINESS
+        # a percentile refers to the seconds of the busiest hour; a factor, a trace's or a given peak is that hour
+        given = sizing.peak_rate is not None or sizing.peak_factor is not None or sizing.average is None
         busiest = (None if given else demand.average) or demand.peak
-        rates = day_rates(shape, busiest, scaling.step_s)  # type: ignore[arg-type]
-        how = "built-in shape of a business day (assumed, not measured)" if business else "24 hours as given"
-    most = best.fleet.instances
+        rates = day_rates(shape, busiest, scaling.step_s)
+        how = "built-in shape of a business day (assumed, not measured)" if shape is BUSINESS else "24 hours as given"
+    most, seed = best.fleet.instances, None if traced else workload.seed
     fixed, moving = (
         replay(rates, of_one, scaling, question.slo, least=least, most=most, seed=seed)
         for least in (most, min(scaling.least, most))

@@ -44,6 +44,7 @@ def question_terms(question: Question) -> tuple[tuple[str, str], ...]:
     return (
         ("model", f"{question.model.name} on {question.gpu.gpu}, {question.framework} (modelled)"),
         ("load", load_text(question.demand)),
+        *([("trace", question.trace)] if question.trace else ()),
         ("requests", f"{length_text(question.isl)} tokens in, {length_text(question.osl)} out; {question.mode}"),
         ("limits", limits_text(question)),
     )

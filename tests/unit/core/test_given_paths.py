@@ -49,8 +49,7 @@ READ = {
     "serving.chat_template": "plan",
     "serving.tritonserver": "plan",
     "workload.isl": "plan",
-    "workload.trace": "plan workload=trace",
-    "sizing.autoscaling.trace": f"{SIZE} sizing.slo.ttft_ms=500 sizing.autoscaling.cold_start_s=120",
+    "workload.trace": "plan",
     "sizing.measured": "calibrate",
     "sizing.fit": SIZE,
 }

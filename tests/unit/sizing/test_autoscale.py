@@ -1,7 +1,5 @@
 """A day's load on instances that come and go. The instance serves 10/s at most; TTFT is 0.1 s plus 0.01 s per load."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -19,12 +17,11 @@ SLO = Slo("given", ttft_ms=250)
 def replay(rates, *, slo=SLO, least=1, most=10, seed=1, drawn=True, **changes):
     """Replay a day; not drawn is a trace."""
     given = {
-        "day": "business" if drawn else None, "trace": None if drawn else Path("trace.jsonl"), "cold_start_s": 100,
-        "signal": "ttft", "up_at": 0.7, "down_at": 0.5, "up_after_s": 20, "down_after_s": 300, "least": 1,
-        "step_s": 10,
+        "day": "auto", "cold_start_s": 100, "signal": "ttft", "up_at": 0.7, "down_at": 0.5, "up_after_s": 20,
+        "down_after_s": 300, "least": 1, "step_s": 10,
     }  # fmt: skip
     scaling = AutoscalingSettings(**given | changes)
-    return replay_day(rates, CURVE, scaling, slo, least=least, most=most, seed=seed)
+    return replay_day(rates, CURVE, scaling, slo, least=least, most=most, seed=seed if drawn else None)
 
 
 def steady(rate, hours=1.0, step=10.0):
@@ -110,7 +107,7 @@ def test_the_busiest_hour_has_the_rate_that_was_asked_for():
 
 
 def test_a_trace_is_counted_and_not_drawn_again():
-    rates = counted_rates([0.0, 1.0, 2.0, 25.0], 10.0)
+    rates = counted_rates(np.array([0.0, 1.0, 2.0, 25.0]), 10.0)
     assert list(rates * 10) == [3, 0, 1]
     found = replay(rates, least=1, most=1, seed=1, drawn=False)
     assert found.requests == 4

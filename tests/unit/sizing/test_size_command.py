@@ -7,12 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipelines.cli.main import main
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import GpuFacts, Machine
-from pipelines.predict.performance.limits import drawn_lengths
+from pipelines.predict.performance.limits import drawn_lengths, known_lengths
 from pipelines.predict.sizing.question import ask
 from pipelines.predict.sizing.size_command import question_id
 from pipelines.settings.root import Settings
@@ -186,10 +187,45 @@ def test_lengths_of_a_trace_are_its_own(tmp_path):
     assert (list(isl), list(osl)) == ([10, 20, 10, 20], [5, 7, 5, 7])
 
 
+def test_many_requests_are_represented_by_those_that_are_simulated(tmp_path):
+    """Their mean is that of all within half a percent; limits of the engine are for the longest of all."""
+    file, rng = tmp_path / "trace.csv", np.random.default_rng(1)
+    isl, osl = rng.lognormal(6, 1, 5000).astype(int) + 1, rng.integers(1, 400, 5000)
+    file.write_text("time,isl,osl\n" + "".join(f"{i},{a},{b}\n" for i, (a, b) in enumerate(zip(isl, osl, strict=True))))
+    drawn, answers = drawn_lengths(workload(trace=file), 1000)
+    assert (drawn + answers).mean() == pytest.approx((isl + osl).mean(), rel=5e-3)
+    lengths = known_lengths(load(f"workload.trace={file}", "sizing.requests=1000"))
+    assert (lengths.longest_isl, lengths.longest) == (isl.max(), (isl + osl).max())
+    question = ask(load("model=llama_3_8b", "hardware=h100_sxm", f"workload.trace={file}"), NO_GPU)
+    assert question.longest == (isl + osl).max()
+    with pytest.raises(UserError, match=r"is longer than the context of llama_3_8b.* Leave such requests out of"):
+        question.check()
+
+
+def test_one_file_is_rate_peak_lengths_and_day(tmp_path, capsys):
+    """Nothing else is given of the load."""
+    file = tmp_path / "log.csv"
+    log = (f"{1e12 + 100 * n},{1900 + n % 200},200\n" for n in range(3000))
+    file.write_text("start,sent,got\n" + "".join(log))
+    columns = "workload.columns={time: start, isl: sent, osl: got}"
+    words = (f"workload.trace={file}", columns, "sizing=autoscaled", "sizing.autoscaling.cold_start_s=60")
+    assert size(tmp_path, *H100[:3], *words, "sizing.slo.ttft_ms=500", "sizing.requests=400") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "load 10/s on average, 10/s at peak (busiest 60 s of the trace)" in said
+    assert "trace 3,000 requests in 299.9 s, of which 400 are simulated" in said
+    assert "requests 2,000 (1,900 to 2,099) tokens in, 200 out; online" in said
+    assert f"day trace {file}; 3,000 requests, busiest 10/s" in said
+
+
+def test_the_former_trace_of_a_day_says_where_it_went(tmp_path, capsys):
+    assert size(tmp_path, *ASKED, "sizing.autoscaling.trace=x.csv") == 2
+    assert "It is now\n       'workload.trace'." in capsys.readouterr().err
+
+
 def test_a_trace_without_lengths_is_refused(tmp_path):
     file = tmp_path / "trace.jsonl"
     file.write_text('{"time": 0, "prompt": "Hello", "osl": 5}\n')
-    with pytest.raises(UserError, match="sizing needs isl on every line"):
+    with pytest.raises(UserError, match="has prompts, whose tokens only the model's tokenizer can count"):
         drawn_lengths(workload(arrival="trace", trace=file), 4)
 
 

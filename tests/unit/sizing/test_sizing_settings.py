@@ -6,6 +6,7 @@ from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError
 from pipelines.predict.sizing.question import demand_of
 from pipelines.settings.compose import load
+from tests.support.load_settings import workload
 
 
 def sizing(*overrides):
@@ -26,14 +27,40 @@ def sizing(*overrides):
     ],
 )
 def test_the_peak_that_is_sized_for(given, peak, how):
-    demand = demand_of(sizing(*given))
+    demand = demand_of(sizing(*given), workload())
     assert demand.peak == peak
     assert how in demand.how
 
 
 def test_without_a_rate_there_is_no_demand():
     with pytest.raises(UserError, match="No load to size for is given"):
-        demand_of(sizing())
+        demand_of(sizing(), workload())
+
+
+@pytest.mark.parametrize(
+    ("given", "peak", "how"),
+    [
+        (["peak_window_s=5"], 2.0, "busiest 5 s of the trace"),
+        (["peak_window_s=1"], 4.0, "busiest 1 s of the trace"),
+        ([], 0.22, "busiest 50 s of the trace"),  # all of it
+        (["mode=offline"], 0.22, "the average of the trace"),
+        (["peak_rate=3"], 3.0, "peak as given"),
+        (["average_rate=1"], 3.0, "P95"),
+    ],
+)
+def test_a_trace_has_its_own_rate_unless_one_is_given(tmp_path, given, peak, how):
+    """12 requests in 50 s: ten of them in 2.25 s, four of these in each second."""
+    file = tmp_path / "trace.csv"
+    file.write_text("time,isl,osl\n" + "".join(f"{at},8,2\n" for at in (0, *(20 + n / 4 for n in range(10)), 50)))
+    demand = demand_of(sizing(*given), workload(trace=file))
+    assert demand.peak == pytest.approx(peak)
+    assert how in demand.how
+
+
+def test_requests_that_come_at_once_have_no_rate(tmp_path):
+    (tmp_path / "trace.csv").write_text("time,isl,osl\n1,8,2\n1,8,2\n")
+    with pytest.raises(UserError, match="has no rate: all its requests come at once"):
+        demand_of(sizing(), workload(trace=tmp_path / "trace.csv"))
 
 
 def test_daily_users_are_an_average():
@@ -88,7 +115,7 @@ def test_what_does_not_fit_together_is_refused(given, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("day=leisure", r"^sizing.autoscaling.day='leisure' is not valid: it should be 'business', or a list\.$"),
+        ("day=leisure", r"^sizing.autoscaling.day='leisure' is not valid: .* 'auto' or 'business', or a list\.$"),
         ("day=[1,-2]", r"^sizing.autoscaling.day.1='-2' is not valid: input should be greater than or equal to 0\.$"),
     ],
 )

@@ -1,0 +1,302 @@
+"""Real traffic as a load: a file of requests with times and lengths, in the columns of whoever wrote it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic_core import from_json
+
+from pipelines.domain.errors import UserError
+from pipelines.domain.summary import SECOND
+from pipelines.host.files import small_text
+from pipelines.loadgen.config import TRACE_COLUMNS, TRACE_UNITS, WorkloadSettings
+
+MOST_TRACE_BYTES = 2**30
+"""Largest trace that is read: 250,000 prompts of 4,000 characters."""
+LONGEST_S = 10**9
+"""Longest trace, as it is sent: 31 years."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Requests of a trace, in order of time.
+
+    Attributes:
+        offset_ns: int64[n], ns from the first request, as they are sent.
+        isl: int64[n], input tokens; 0 where the prompt itself is given.
+        osl: int64[n], output tokens.
+        prompts: the prompts that are given, by place.
+        notes: what a reader of figures should know of the file.
+    """
+
+    offset_ns: array[int]
+    isl: array[int]
+    osl: array[int]
+    prompts: Mapping[int, str]
+    notes: tuple[str, ...]
+
+
+class TraceFormat(NamedTuple):
+    """A published format: the names of each column, and the unit of times that are numbers ("": told by their size)."""
+
+    title: str
+    time: tuple[str, ...]
+    isl: tuple[str, ...]
+    osl: tuple[str, ...]
+    prompt: tuple[str, ...] = ()
+    unit: str = "s"
+
+
+_IN, _OUT = ("input_length", "input_tokens"), ("output_length", "output_tokens")
+_LOGGED = ("timestamp", "time", "start_time", "startTime", "created", "created_at")
+_USAGE = (("prompt_tokens", "usage.prompt_tokens"), ("completion_tokens", "usage.completion_tokens"))
+FORMATS = (
+    TraceFormat("ours", ("time",), ("isl",), ("osl",), ("prompt",)),
+    TraceFormat("Mooncake", ("timestamp", "created_time"), _IN, _OUT, ("text_input",), "ms"),
+    TraceFormat("Weka", ("t",), ("in",), ("out",)),
+    TraceFormat("Azure", ("TIMESTAMP",), ("ContextTokens",), ("GeneratedTokens",)),
+    TraceFormat("BurstGPT", ("Timestamp",), ("Request tokens",), ("Response tokens",)),
+    TraceFormat("gateways", _LOGGED, *_USAGE, unit=""),
+)
+"""Mooncake has Dynamo's aliases, Weka is a session of AgentX, gateways are logs with OpenAI's counts."""
+KNOWN = f"Known: {'; '.join(f'{row.title}: {row.time[0]}, {row.isl[0]}, {row.osl[0]}' for row in FORMATS)}."
+EPOCH = {"s": 1e9, "ms": 1e12, "us": 1e15, "ns": 1e18}
+"""A time from this number up to ten times as much counts from 1970 in the unit: the years 2001 to 2286."""
+Row = tuple[int, tuple[Any, Any, Any, Any]]
+"""Number of a line (of a request in a session), and its time, input tokens, output tokens and prompt."""
+
+
+def read_trace(workload: WorkloadSettings) -> Trace:
+    """Read the trace of a workload.
+
+    Raises:
+        UserError: it cannot be read, a column is missing, or a value is wrong.
+    """
+    path, columns = workload.trace, tuple((workload.columns or {}).items())
+    assert path is not None  # checked by the settings
+    try:
+        state = path.stat()
+        return _read(path, workload.trace_speed, columns, (state.st_mtime_ns, state.st_size))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"workload.trace={path} cannot be read: {error}.") from None
+
+
+@lru_cache(maxsize=1)
+def _read(path: Path, speed: float, columns: tuple[tuple[str, str], ...], _state: object) -> Trace:
+    """Read a file once, although its lengths, rate and day are asked for one by one."""
+    try:
+        text = small_text(path, MOST_TRACE_BYTES).removeprefix("\ufeff")
+    except UserError as error:
+        raise UserError(f"workload.trace={path} cannot be read: {error}") from None
+    return _Reader(path, dict(columns)).read(text, speed)
+
+
+class _Reader:
+    """Reads one file: chooses its columns by the first row, and judges every value."""
+
+    def __init__(self, path: Path, given: Mapping[str, str]) -> None:
+        self._file, self._given = f"workload.trace={path}", given
+        self._names, self._unit, self._line, self._notes = dict[str, str](), "", "line", list[str]()
+
+    def read(self, text: str, speed: float) -> Trace:
+        """Read all requests, in order of time."""
+        seconds, isl, osl, prompts = array("d"), array("q"), array("q"), dict[int, str]()
+        scale, last, early = 0.0, -math.inf, 0
+        for number, (time, tokens, answer, prompt) in self._json(text) if text.lstrip()[:1] == "{" else self._csv(text):
+            scale = scale or self._scale(time, number)
+            moment = self._moment(time, scale, number)
+            early += moment < last
+            last = moment
+            if prompt in (None, ""):
+                isl.append(self._tokens(tokens, "isl", number))
+            else:
+                prompts[len(isl)] = self._prompt(tokens, prompt, number)
+                isl.append(0)
+            osl.append(self._tokens(answer, "osl", number))
+            seconds.append(moment)
+        if not osl:
+            raise UserError(f"{self._file} is empty.", allowed=KNOWN)
+        if early:
+            lines = f"{early:,} {self._line}{'s were' if early > 1 else ' was'} earlier than the one before"
+            self._notes.append(f"{lines}: sorted by time")
+            order = sorted(range(len(osl)), key=seconds.__getitem__)
+            prompts = {place: prompts[row] for place, row in enumerate(order) if row in prompts}
+            seconds = array("d", map(seconds.__getitem__, order))
+            isl, osl = (array("q", map(column.__getitem__, order)) for column in (isl, osl))
+        if (lasts := (seconds[-1] - seconds[0]) / speed) > LONGEST_S:
+            raise UserError(
+                f"{self._file} lasts {lasts:,.3g} s.",
+                allowed=f"At most {LONGEST_S:,} s.",
+                todo="Give the unit of its times, e.g. workload.columns={unit: ms}, or a higher workload.trace_speed.",
+            )
+        offsets = array("q", (round((moment - seconds[0]) / speed * SECOND) for moment in seconds))
+        return Trace(offsets, isl, osl, prompts, tuple(self._notes))
+
+    def _csv(self, text: str) -> Iterator[Row]:
+        reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
+        try:
+            header = [name.strip() for name in next((row for row in reader if row), ())]
+            if header:
+                self._choose(header)
+            places = [header.index(name) if name in header else None for name in self._names.values()]
+            for row in filter(None, reader):
+                if len(row) != len(header):
+                    raise self._wrong(reader.line_num, f"has {len(row)} values, and the header {len(header)}")
+                time, isl, osl, prompt = (None if place is None else row[place] for place in places)
+                yield reader.line_num, (time, isl, osl, prompt)
+        except csv.Error as error:
+            raise self._wrong(reader.line_num, f"is not CSV: {error}") from None
+
+    def _json(self, text: str) -> Iterator[Row]:
+        """Read one object a line, or a session: one object with all its requests."""
+        rest = ((number, line) for number, line in enumerate(io.StringIO(text), 1) if not line.isspace())
+        number, line = next(rest)
+        try:
+            first = from_json(line)
+        except ValueError:  # a session on several lines, or a mistake in the first one
+            try:
+                first, rest = from_json(text), (each for each in ())
+            except ValueError:
+                first = self._parsed(number, line)
+        if isinstance(first.get("requests"), list):
+            if more := next(rest, None):
+                raise self._wrong(more[0], "begins another session; when it starts is not in the file")
+            self._line = "request"
+            rows: Iterator[tuple[int, Any]] = enumerate(_of_session(first["requests"]), 1)
+        else:
+            rows = chain([(number, first)], ((number, self._parsed(number, line)) for number, line in rest))
+        for number, row in rows:
+            if not isinstance(row, dict):
+                raise self._wrong(number, "is no JSON object")
+            if not self._names:
+                self._choose([*_flat(row)])
+                nested = any("." in name for name in self._names.values())
+                if "hash_ids" in row:
+                    self._notes.append("hash_ids are not used: prompts share what workload.shared_prefix_share says")
+            time, isl, osl, prompt = map((_flat(row) if nested else row).get, self._names.values())
+            yield number, (time, isl, osl, prompt)
+
+    def _parsed(self, number: int, line: str) -> Any:
+        try:
+            return from_json(line)
+        except ValueError as error:
+            raise self._wrong(number, f"is not JSON ({error}): '{line.strip()[:60]}'") from None
+
+    def _choose(self, header: list[str]) -> None:
+        """Choose the columns: those that are given, and for the rest those of the first format that has them."""
+        given = {key: name for key, name in self._given.items() if key != "unit"}
+        for row in (*FORMATS, TraceFormat("", (), (), (), unit="")):
+            names = {key: next((name for name in getattr(row, key) if name in header), "") for key in TRACE_COLUMNS}
+            names |= given
+            if enough := names["time"] and names["osl"] and (names["isl"] or names["prompt"]):
+                break
+        absent = next((name for name in given.values() if name not in header), "")
+        if absent or not enough:
+            what = f"no column {absent}" if absent else "no columns that are known"
+            raise UserError(
+                f"{self._file} has {what}; it has {', '.join(header[:20])}.",
+                allowed=KNOWN,
+                todo="Name its own: workload.columns={time: ..., isl: ..., osl: ...}.",
+            )
+        for key in ("isl", "prompt"):  # JSON may have the one in this line and the other in the next
+            names[key] = names[key] or next(iter(getattr(row, key)), "")
+        self._names, self._unit = names, "" if "time" in given else row.unit
+
+    def _scale(self, time: Any, number: int) -> float:
+        """Return the seconds of one unit of the times, by the first of them; 1 for dates, which have no unit."""
+        first = _number(time)
+        if first is None or "unit" in self._given:
+            return TRACE_UNITS[self._given.get("unit", "s")]
+        since_1970 = next((unit for unit, least in EPOCH.items() if least <= first < 10 * least), "")
+        unit = self._unit or since_1970
+        if unit and since_1970 in ("", unit):
+            return TRACE_UNITS[unit]
+        what = f"{unit} by the format, and looks like {since_1970} since 1970" if unit else "not known"
+        raise UserError(
+            f"{self._at('time', number)}: the unit of {time} is {what}.",
+            allowed=f"One of {', '.join(TRACE_UNITS)}.",
+            todo=f"Say it: workload.columns={{unit: {since_1970 or 'ms'}}}.",
+        )
+
+    def _moment(self, time: Any, scale: float, number: int) -> float:
+        if isinstance(time, str) and time[4:5] == "-":
+            try:
+                date = datetime.fromisoformat(time)
+                return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+            except ValueError:
+                pass
+        if (value := _number(time)) is None:
+            raise self._bad(time, "time", "a time", "a number, or a date such as 2023-11-16 18:17:03.97", number)
+        return value * scale
+
+    def _tokens(self, value: Any, key: str, number: int) -> int:
+        tokens = value if type(value) is int else _number(value)
+        if tokens is None or tokens != int(tokens) or not 0 < tokens < 2**31:
+            raise self._bad(value, key, "a number of tokens", "a whole number from 1", number)
+        return int(tokens)
+
+    def _prompt(self, tokens: Any, prompt: Any, number: int) -> str:
+        if not isinstance(prompt, str):
+            raise self._bad(prompt, "prompt", "a prompt", "text", number)
+        if tokens not in (None, ""):
+            raise self._wrong(number, f"has {self._names['isl']} and {self._names['prompt']}; one of them is enough")
+        return prompt
+
+    def _bad(self, value: Any, key: str, what: str, allowed: str, number: int) -> UserError:
+        if value not in (None, ""):
+            shown = f"'{str(value)[:40]}' is not {what}"
+            return UserError(f"{self._at(key, number)}: {shown}.", allowed=f"It is {allowed}.")
+        todo = ""
+        if key == "time" and self._names["time"] in FORMATS[1].time:
+            todo = "A turn's delay begins when the answer before ends, which is not in the file: give each turn a time."
+        return UserError(f"{self._at(key, number)} is empty.", allowed=f"It is {allowed}.", todo=todo)
+
+    def _at(self, key: str, number: int) -> str:
+        return f"{self._file}, {self._line} {number}, column {self._names[key]}"
+
+    def _wrong(self, number: int, what: str) -> UserError:
+        return UserError(f"{self._file}, {self._line} {number} {what}.")
+
+
+def _of_session(requests: list[Any]) -> list[Any]:
+    """List the requests of a Weka session, those of its subagents included, by time.
+
+    The times of a subagent's requests count from the session's start, or from its own if the first is before it.
+    """
+    found: list[Any] = []
+    for entry in requests:
+        inner = entry.get("requests") if isinstance(entry, dict) else None
+        if not isinstance(inner, list) or not all(isinstance(each, dict) for each in inner):
+            found.append(entry)
+            continue
+        start, times = entry.get("t"), [each.get("t") for each in inner]
+        own = times and all(isinstance(time, int | float) for time in (start, *times)) and times[0] < start
+        found += [each | {"t": start + each["t"]} for each in inner] if own else inner
+    return sorted(found, key=lambda each: (_number(each.get("t")) if isinstance(each, dict) else None) or 0.0)
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """Add what is inside of mappings: `usage.prompt_tokens`."""
+    inner = ((key, value) for key, value in row.items() if isinstance(value, dict))
+    return row | {f"{key}.{name}": each for key, value in inner for name, each in value.items()}
+
+
+def _number(value: Any) -> float | None:
+    """Return a finite number, also one that is written as text; None for all else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
