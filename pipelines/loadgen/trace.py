@@ -98,10 +98,10 @@ def _read(path: Path, speed: float, columns: tuple[tuple[str, str], ...], _state
         text = small_text(path, MOST_TRACE_BYTES).removeprefix("\ufeff")
     except UserError as error:
         raise UserError(f"workload.trace={path} cannot be read: {error}") from None
-    return _Reader(path, dict(columns)).read(text, speed)
+    return _TraceReader(path, dict(columns)).read(text, speed)
 
 
-class _Reader:
+class _TraceReader:
     """Reads one file: chooses its columns by the first row, and judges every value."""
 
     def __init__(self, path: Path, given: Mapping[str, str]) -> None:
@@ -159,13 +159,15 @@ class _Reader:
 
     def _json(self, text: str) -> Iterator[Row]:
         """Read one object a line, or a session: one object with all its requests."""
-        rest = ((number, line) for number, line in enumerate(io.StringIO(text), 1) if not line.isspace())
+        rest: Iterator[tuple[int, str]] = (
+            (number, line) for number, line in enumerate(io.StringIO(text), 1) if not line.isspace()
+        )
         number, line = next(rest)
         try:
             first = from_json(line)
         except ValueError:  # a session on several lines, or a mistake in the first one
             try:
-                first, rest = from_json(text), (each for each in ())
+                first, rest = from_json(text), iter(())
             except ValueError:
                 first = self._parsed(number, line)
         if isinstance(first.get("requests"), list):

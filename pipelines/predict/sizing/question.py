@@ -213,10 +213,10 @@ class Question:
         """
         if self.longest > self.model.max_position_embeddings:
             worst = int((self.isl + self.osl).argmax())
-            tokens = f"{self.isl[worst]:,} input and {self.osl[worst]:,} output"
+            both = f"{self.isl[worst]:,} input and {self.osl[worst]:,} output"
             shorten = "Shorten workload.isl or workload.osl (a distribution needs a max)"
             raise UserError(
-                f"A request of {f'{self.longest:,}' if self.trace else tokens} tokens is longer than the "
+                f"A request of {f'{self.longest:,}' if self.trace else both} tokens is longer than the "
                 f"context of {self.model.name}, {self.model.max_position_embeddings:,} tokens.",
                 todo=f"{'Leave such requests out of the trace' if self.trace else shorten}, or choose another model.",
             )

@@ -26,8 +26,8 @@ CALLED_BY_A_LIBRARY = {
 
 
 def registered(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
-    """Whether a decorator hands it to a framework: a validator of pydantic, a handler of FastAPI."""
-    return any(re.search(r"validator|exception_handler", ast.unparse(each)) for each in node.decorator_list)
+    """Whether a decorator hands it to a framework: a validator or serializer of pydantic, a handler of FastAPI."""
+    return any(re.search(r"validator|serializer|exception_handler", ast.unparse(each)) for each in node.decorator_list)
 
 
 def test_every_function_and_class_is_named_elsewhere_in_the_product():
