@@ -80,7 +80,7 @@ class FleetOption:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedOption:
     """A configuration that does not qualify, and why. `kind`: "format", "rules", "memory" or "limit"."""
 
     label: str
@@ -103,7 +103,7 @@ class Answer:
 
     question: Question
     options: tuple[FleetOption, ...]
-    refused: tuple[Refused, ...]
+    refused: tuple[RefusedOption, ...]
     reason: str
 
     @property
@@ -121,7 +121,7 @@ def answer(question: Question, cost_of: CostOf) -> Answer:
     question.check()
     tried = [attempt(question, setup, cost_of) for setup in question.setups()]
     options = [found for found in tried if isinstance(found, FleetOption)]
-    refused = [found for found in tried if isinstance(found, Refused)]
+    refused = [found for found in tried if isinstance(found, RefusedOption)]
     if not options:
         raise _nothing(question, refused)
     options.sort(key=rank)
@@ -133,24 +133,24 @@ def rank(option: FleetOption) -> tuple[float, ...]:
     return option.fleet.servers, option.fleet.gpus, -option.per_gpu, option.gpus
 
 
-def attempt(question: Question, setup: Setup, cost_of: CostOf) -> FleetOption | Refused:
+def attempt(question: Question, setup: Setup, cost_of: CostOf) -> FleetOption | RefusedOption:
     """Size one configuration, or say why it does not qualify."""
     label = setup_label(setup)
     try:
         costed = cost_of(setup)
     except UserError as error:
-        return Refused(label, str(error), "format")
+        return RefusedOption(label, str(error), "format")
     try:
         one = instance(question, setup, costed)
     except AgainstRulesError as error:
-        return Refused(label, str(error), "rules")
+        return RefusedOption(label, str(error), "rules")
     except UserError as error:
-        return Refused(label, str(error), "memory")
+        return RefusedOption(label, str(error), "memory")
     loaded = InstanceUnderLoad(question, one)
     try:
         found = loaded.capacity(question.slo)
     except OutOfReachError as error:
-        return Refused(label, _missed(question, error), "limit", error.metric, error.seconds)
+        return RefusedOption(label, _missed(question, error), "limit", error.metric, error.seconds)
     low, high = interval(loaded, found)
     return option(question, one, found, low, high)
 
@@ -231,7 +231,7 @@ def _missed(question: Question, error: OutOfReachError) -> str:
     )
 
 
-def _nothing(question: Question, refused: list[Refused]) -> UserError:
+def _nothing(question: Question, refused: list[RefusedOption]) -> UserError:
     """Build the error for a demand that no configuration serves, with the one that comes nearest."""
     by_kind = {kind: [each for each in refused if each.kind == kind] for kind in ("limit", "memory", "format")}
     name, gpu = question.model.name, question.gpu.gpu
