@@ -6,24 +6,22 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from google.protobuf.text_format import ParseError
+from tritonclient.grpc import model_config_pb2 as pb
 
 from pipelines.domain.errors import Fault, UserError
 from pipelines.engines.limits import EngineLimits
 from pipelines.engines.registry import ServerBackend
 from triton_repo.consistency import config_faults, draft_engine_faults, parameter, tensor_faults
 from triton_repo.generate import parse
-from triton_repo.llmapi import DESCRIPTION, MODEL_YAML, VOCABULARIES, llmapi_faults
+from triton_repo.llmapi import AGAIN, DESCRIPTION, LIMITS, MODEL_YAML, VOCABULARIES, llmapi_faults
 from triton_repo.parameters import OF_NVIDIA
 from triton_repo.tensors import DRAFT, ENCODERS, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
 
-if TYPE_CHECKING:
-    from tritonclient.grpc import model_config_pb2 as pb
-
 PLACEHOLDER = re.compile(r"\$\{(\w*)\}")
 COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
-LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
-AGAIN = "Make the repository again: make repository"
 
 
 def check_repository(
@@ -90,8 +88,6 @@ def _draft_faults(folder: Path, configs: dict[str, pb.ModelConfig], limits: Engi
 
 def _read_configs(files: list[Path]) -> tuple[dict[str, pb.ModelConfig], list[Fault]]:
     """Parse every config.pbtxt; a file with a placeholder in place of a number cannot be parsed."""
-    from google.protobuf.text_format import ParseError
-
     configs: dict[str, pb.ModelConfig] = {}
     faults: list[Fault] = []
     for file in files:
@@ -119,14 +115,6 @@ def _read_configs(files: list[Path]) -> tuple[dict[str, pb.ModelConfig], list[Fa
     return configs, faults
 
 
-def _code_of_nvidia(name: str) -> Fault:
-    return Fault(
-        f"{name} has no '{name}/1/model.py': where there are images its code is NVIDIA's.",
-        f"It stands in {OF_NVIDIA[name]}/{name}/1 of their Triton container up to TensorRT-LLM 1.2.",
-        f"Copy it, as the commands in {DESCRIPTION} do.",
-    )
-
-
 def _missing_files(
     folder: Path, configs: dict[str, pb.ModelConfig], *, llmapi: bool, to_be_served: bool
 ) -> Iterator[Fault]:
@@ -139,7 +127,11 @@ def _missing_files(
             if ENCODERS not in configs or name not in OF_NVIDIA:
                 yield Fault(f"{name} has no '{name}/1/model.py', and its backend is python.", todo=AGAIN)
             elif to_be_served:
-                yield _code_of_nvidia(name)
+                yield Fault(
+                    f"{name} has no '{name}/1/model.py': where there are images its code is NVIDIA's.",
+                    f"It stands in {OF_NVIDIA[name]}/{name}/1 of their Triton container up to TensorRT-LLM 1.2.",
+                    f"Copy it, as the commands in {DESCRIPTION} do.",
+                )
         if name in (PREPROCESSING, POSTPROCESSING):
             place = parameter(config, "tokenizer_dir")
             if not any((folder / place / vocabulary).is_file() for vocabulary in VOCABULARIES):

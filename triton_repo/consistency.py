@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+
+from tritonclient.grpc import model_config_pb2 as pb
 
 from pipelines.domain.errors import Fault, did_you_mean
 from pipelines.engines.limits import EngineLimits
@@ -13,10 +14,7 @@ from triton_repo.generate import logits_outputs
 from triton_repo.parameters import RepositorySpec
 from triton_repo.tensors import BLS, DRAFT, INTERFACES, LLMAPI, LOGITS, TENSORRT_LLM, Tensor, interface
 
-if TYPE_CHECKING:
-    from tritonclient.grpc import model_config_pb2 as pb
-
-Configs = Mapping[str, "pb.ModelConfig"]
+Configs = Mapping[str, pb.ModelConfig]
 TRUE = ("1", "true", "True", "TRUE")
 """Texts that the C++ backend reads as true."""
 
@@ -38,9 +36,9 @@ def tensor_faults(configs: Configs, *, llmapi: bool) -> list[Fault]:
     faults: list[Fault] = []
     ours = not llmapi and TENSORRT_LLM in configs and configs[TENSORRT_LLM].backend == ServerBackend.PYTHON
     for name, config in configs.items():
-        known_as = LLMAPI if llmapi else TENSORRT_LLM if name == DRAFT else name
-        if known_as in INTERFACES:
-            tensors = interface(known_as, ours=ours)
+        interface_name = LLMAPI if llmapi else TENSORRT_LLM if name == DRAFT else name
+        if interface_name in INTERFACES:
+            tensors = interface(interface_name, ours=ours)
             faults += _unknown(name, "input", config.input, tensors.inputs)
             faults += _unknown(name, "output", config.output, tensors.outputs)
     return faults
@@ -54,18 +52,18 @@ def parameter(config: pb.ModelConfig, key: str) -> str:
 def _batch_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
     most = limits.max_batch_size
     for name, config in configs.items():
-        given = config.max_batch_size
-        if given > most:
+        batch = config.max_batch_size
+        if batch > most:
             yield Fault(
-                f"{name} has max_batch_size={given}; the engine was built for {most}.",
+                f"{name} has max_batch_size={batch}; the engine was built for {most}.",
                 f"At most {most}.",
-                f"Set triton.triton_max_batch_size={most} or less, or build with build.max_batch_size={given}.",
+                f"Set triton.triton_max_batch_size={most} or less, or build with build.max_batch_size={batch}.",
             )
         for preferred in config.dynamic_batching.preferred_batch_size:
-            if preferred > given:
+            if preferred > batch:
                 yield Fault(
-                    f"{name} has preferred_batch_size={preferred} and max_batch_size={given}.",
-                    f"At most {given}; Triton does not load it otherwise.",
+                    f"{name} has preferred_batch_size={preferred} and max_batch_size={batch}.",
+                    f"At most {batch}; Triton does not load it otherwise.",
                 )
 
 
@@ -90,16 +88,14 @@ def _engine_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
 
 def _logits_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
     """Check the type of logits: the C++ backend copies them bytewise, so another type would be read as garbage."""
-    from tritonclient.grpc import model_config_pb2 as pb
-
-    wanted = f"TYPE_{limits.logits_type}"
+    expected = f"TYPE_{limits.logits_type}"
     for name, config in configs.items():
         for output in logits_outputs(config):
-            given = pb.DataType.Name(output.data_type)
-            if given != wanted:
+            declared = pb.DataType.Name(output.data_type)
+            if declared != expected:
                 yield Fault(
-                    f"{name} declares {output.name} as {given}; the engine's logits are {limits.logits_dtype}.",
-                    f"It must be {wanted}.",
+                    f"{name} declares {output.name} as {declared}; the engine's logits are {limits.logits_dtype}.",
+                    f"It must be {expected}.",
                     "Make the repository again: make repository",
                 )
 
@@ -108,10 +104,10 @@ def _decoupled_faults(configs: Configs) -> Iterator[Fault]:
     engine, bls = configs.get(TENSORRT_LLM), configs.get(BLS)
     if engine is None or bls is None:
         return
-    given = engine.model_transaction_policy.decoupled, bls.model_transaction_policy.decoupled
-    if given[0] != given[1]:
+    ours, theirs = (each.model_transaction_policy.decoupled for each in (engine, bls))
+    if ours != theirs:
         yield Fault(
-            f"decoupled is {given[0]} in {TENSORRT_LLM} and {given[1]} in {BLS}.",
+            f"decoupled is {ours} in {TENSORRT_LLM} and {theirs} in {BLS}.",
             "Both must be the same: streaming needs it in both.",
             "Set triton.decoupled_mode and make the repository again.",
         )
@@ -131,9 +127,9 @@ def _node_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
             "Every node has the same number of ranks.",
             "Set triton.num_nodes to a divisor, or build with other build.tp_size and build.pp_size.",
         )
-    if given := parameter(configs[TENSORRT_LLM], "participant_ids"):
+    if ranks := parameter(configs[TENSORRT_LLM], "participant_ids"):
         yield Fault(
-            f"{TENSORRT_LLM} has num_nodes={nodes} and participant_ids='{given}'.",
+            f"{TENSORRT_LLM} has num_nodes={nodes} and participant_ids='{ranks}'.",
             "Several nodes run in leader mode, which names no ranks.",
             "Leave out triton.participant_ids.",
         )
@@ -157,12 +153,10 @@ def _rank_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
                 )
 
 
-def _unknown(model: str, kind: str, given: Iterable[pb.ModelInput], known: tuple[Tensor, ...]) -> Iterator[Fault]:
+def _unknown(model: str, kind: str, entries: Iterable[pb.ModelInput], tensors: tuple[Tensor, ...]) -> Iterator[Fault]:
     """Find tensors that the reference lacks or defines differently."""
-    from tritonclient.grpc import model_config_pb2 as pb
-
-    by_name = {tensor.name: tensor for tensor in known}
-    for entry in given:
+    by_name = {tensor.name: tensor for tensor in tensors}
+    for entry in entries:
         tensor = by_name.get(entry.name)
         if tensor is None:
             yield Fault(
@@ -207,49 +201,52 @@ def draft_faults(
 
 
 def draft_engine_faults(target: EngineLimits, draft: EngineLimits) -> list[Fault]:
-    """Find faults that follow from the two engines alone."""
-    return [*_same_tokens(target, draft), *_same_room(target, draft)]
-
-
-def _same_tokens(target: EngineLimits, draft: EngineLimits) -> Iterator[Fault]:
+    """Find faults that follow from the two engines alone: they differ in tokens, or the draft reads less."""
+    faults = []
     if draft.flavour != target.flavour:
-        yield Fault(
-            f"The draft engine is of flavour '{draft.flavour}', the engine of '{target.flavour}'.",
-            todo="Build both with the same engine=.",
+        faults.append(
+            Fault(
+                f"The draft engine is of flavour '{draft.flavour}', the engine of '{target.flavour}'.",
+                todo="Build both with the same engine=.",
+            )
         )
     if draft.vocab_size != target.vocab_size:
-        yield Fault(
-            f"The draft engine has {draft.vocab_size} tokens, the engine {target.vocab_size}.",
-            "A guess is checked token by token, so both need one vocabulary.",
-            "Take a draft model of the same family.",
+        faults.append(
+            Fault(
+                f"The draft engine has {draft.vocab_size} tokens, the engine {target.vocab_size}.",
+                "A guess is checked token by token, so both need one vocabulary.",
+                "Take a draft model of the same family.",
+            )
         )
     if draft.version != target.version:
-        yield Fault(
-            f"The draft engine was built by version {draft.version}, the engine by {target.version}.",
-            "One server runs both.",
-            "Build both again with the same version.",
+        faults.append(
+            Fault(
+                f"The draft engine was built by version {draft.version}, the engine by {target.version}.",
+                "One server runs both.",
+                "Build both again with the same version.",
+            )
         )
-
-
-def _same_room(target: EngineLimits, draft: EngineLimits) -> Iterator[Fault]:
     # trtllm-build adds max_draft_len to max_seq_len for the draft (builder.py), which does not lengthen sequences
     needed = {"max_seq_len": target.max_seq_len - target.max_draft_len, "max_input_len": target.max_input_len}
     for name, ours in needed.items():
         theirs = getattr(draft, name)
         if theirs < ours:
-            yield Fault(
-                f"The draft engine has {name}={theirs}; the engine has {ours}.",
-                "It reads everything the engine has read.",
-                f"Build the draft with {name}={ours}, or the engine with {theirs}.",
+            faults.append(
+                Fault(
+                    f"The draft engine has {name}={theirs}; the engine has {ours}.",
+                    "It reads everything the engine has read.",
+                    f"Build the draft with {name}={ours}, or the engine with {theirs}.",
+                )
             )
+    return faults
 
 
 def _gpu_engines(target: EngineLimits, draft: EngineLimits, spec: RepositorySpec) -> Iterator[Fault]:
-    wanted = spec.num_draft_tokens or 0
-    if target.max_draft_len < wanted:
+    drafts = spec.num_draft_tokens or 0
+    if target.max_draft_len < drafts:
         yield Fault(
-            f"speculative.num_draft_tokens={wanted}; the engine was built with max_draft_len={target.max_draft_len}.",
-            todo=f"Build it with build.speculative_decoding_mode=draft_tokens_external build.max_draft_len={wanted}.",
+            f"speculative.num_draft_tokens={drafts}; the engine was built with max_draft_len={target.max_draft_len}.",
+            todo=f"Build it with build.speculative_decoding_mode=draft_tokens_external build.max_draft_len={drafts}.",
         )
     for name, limits in (("engine", target), ("draft engine", draft)):
         if limits.paged_context_fmha is False:

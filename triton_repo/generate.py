@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
 
 from pipelines.engines.limits import EngineLimits
 from pipelines.engines.registry import ServerBackend
@@ -24,9 +26,6 @@ from triton_repo.tensors import (
     Tensor,
     interface,
 )
-
-if TYPE_CHECKING:
-    from tritonclient.grpc import model_config_pb2 as pb
 
 # How the ensemble feeds its three models: tensors whose names begin with "_" never leave the server.
 #
@@ -203,7 +202,8 @@ def repository_configs(
     _instances(configs[PREPROCESSING], settings.preprocessing_instance_count)
     _instances(configs[POSTPROCESSING], settings.postprocessing_instance_count)
     _instances(configs[BLS], settings.bls_instance_count)
-    _instances(configs[TENSORRT_LLM], _engine_instances(settings, spec))
+    # one per group of GPUs; the CPU engine batches all requests in one
+    _instances(configs[TENSORRT_LLM], 1 if ours else len(settings.gpu_device_ids or (None,)))
     _parameters(configs[PREPROCESSING], parameters.preprocessing(settings, spec))
     _parameters(configs[POSTPROCESSING], parameters.postprocessing(settings))
     _parameters(configs[BLS], parameters.bls(settings, spec))
@@ -231,13 +231,12 @@ def draft_config(settings: TritonSettings, limits: EngineLimits, spec: Repositor
     config.name, config.backend = DRAFT, "tensorrtllm"
     _queue(config, batch, settings)
     config.model_transaction_policy.decoupled = settings.decoupled_mode
-    devices = settings.draft_gpu_device_ids or settings.gpu_device_ids
-    _instances(config, len(devices) if devices else 1)
+    _instances(config, len(settings.draft_gpu_device_ids or settings.gpu_device_ids or (None,)))
     _parameters(config, parameters.draft(settings, limits, spec))
     return config
 
 
-def llmapi_configs(settings: TritonSettings) -> dict[str, pb.ModelConfig]:
+def llmapi_config(settings: TritonSettings) -> pb.ModelConfig:
     """Return the configuration of the single llmapi model.
 
     max_batch_size is 0 (its model.py takes requests one by one). Both values are also in model.yaml, where that
@@ -247,13 +246,11 @@ def llmapi_configs(settings: TritonSettings) -> dict[str, pb.ModelConfig]:
     config.name, config.backend = TENSORRT_LLM, "python"
     config.model_transaction_policy.decoupled = settings.decoupled_mode
     _instances(config, 1)
-    return {TENSORRT_LLM: config}
+    return config
 
 
 def to_text(config: pb.ModelConfig) -> str:
     """Return the content of config.pbtxt."""
-    from google.protobuf import text_format
-
     return HEADER + str(text_format.MessageToString(config))
 
 
@@ -263,16 +260,11 @@ def parse(text: str) -> pb.ModelConfig:
     Raises:
         google.protobuf.text_format.ParseError: it is not a ModelConfig, e.g. a number is still a placeholder.
     """
-    from google.protobuf import text_format
-    from tritonclient.grpc import model_config_pb2 as pb
-
     return text_format.Parse(text, pb.ModelConfig())
 
 
 def _model(name: str, batch: int, logits: str, *, ours: bool = False) -> pb.ModelConfig:
     """Make a model's configuration with name, batch size and tensors."""
-    from tritonclient.grpc import model_config_pb2 as pb
-
     config = pb.ModelConfig(name=name, max_batch_size=batch)
     tensors = interface(name, ours=ours)
     for tensor in tensors.inputs:
@@ -284,8 +276,6 @@ def _model(name: str, batch: int, logits: str, *, ours: bool = False) -> pb.Mode
 
 def _fill(target: pb.ModelInput | pb.ModelOutput, tensor: Tensor, logits: str) -> None:
     """Fill in name, type and shape of one tensor."""
-    from tritonclient.grpc import model_config_pb2 as pb
-
     target.name = tensor.name
     target.data_type = pb.DataType.Value(f"TYPE_{logits if tensor.dtype == LOGITS else tensor.dtype}")
     target.dims.extend(tensor.dims)
@@ -306,16 +296,7 @@ def _queue(config: pb.ModelConfig, batch: int, settings: TritonSettings) -> None
 
 def _instances(config: pb.ModelConfig, count: int) -> None:
     """Set KIND_CPU, even on a GPU machine, because the backend places the engine itself."""
-    from tritonclient.grpc import model_config_pb2 as pb
-
     config.instance_group.add(count=count, kind=pb.ModelInstanceGroup.KIND_CPU)
-
-
-def _engine_instances(settings: TritonSettings, spec: RepositorySpec) -> int:
-    """Set one instance per group of GPUs; the CPU engine batches all requests in one."""
-    if spec.engine.server is ServerBackend.PYTHON or settings.gpu_device_ids is None:
-        return 1
-    return len(settings.gpu_device_ids)
 
 
 def _parameters(config: pb.ModelConfig, values: Mapping[str, str]) -> None:

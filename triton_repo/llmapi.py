@@ -22,17 +22,14 @@ from pipelines.checkpoint import tokenizer_folder
 from pipelines.domain.errors import Fault, UserError
 from pipelines.settings.base import Group, Positive
 from triton_repo.config import TritonSettings
-from triton_repo.generate import llmapi_configs, to_text
-from triton_repo.parameters import RepositorySpec, changed, start_commands
+from triton_repo.parameters import RepositorySpec, start_commands
 from triton_repo.tensors import TENSORRT_LLM
 
 # Arguments of `tensorrt_llm.LLM` (TensorRT-LLM 1.3 and later, PyTorch backend), typed as the library types them.
 #
-# Source: `tensorrt_llm/llmapi/llm_args.py` and `tests/unittest/api_stability/references_committed/llm.yaml` of the
-# 1.3
-# line; a test compares names, types and defaults with a copy of them. Only fields with a setting are here; None
-# leaves a
-# field out of the file, so that the library's own default holds.
+# Source: `tensorrt_llm/llmapi/llm_args.py` and `tests/unittest/api_stability/references_committed/llm.yaml` of the 1.3
+# line; a test compares names, types and defaults with a copy of them. Only fields with a setting are here; None leaves
+# a field out of the file, so that the library's own default holds.
 
 Count = Annotated[int, Field(ge=0)]
 DraftWord = Literal["DraftTarget", "Draft_Target"]
@@ -129,8 +126,8 @@ class LlmArgs(Group):
 
 def _fault(source: str, item: Mapping[str, Any]) -> Fault:
     key = ".".join(str(part) for part in item["loc"]) or "the file"
-    said = str(item["msg"])
-    return Fault(f"{source}: {key}={item.get('input')!r} is not valid: {said[:1].lower() + said[1:]}.")
+    text = str(item["msg"])
+    return Fault(f"{source}: {key}={item.get('input')!r} is not valid: {text[:1].lower() + text[1:]}.")
 
 
 # The files of a repository: a model's folder, linked engines and tokenizers, and repository.json.
@@ -175,8 +172,8 @@ def describe(
     }
     (out_dir / DESCRIPTION).write_text(json.dumps(whole, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     size = sum(path.stat().st_size for path in out_dir.rglob("*") if path.is_file())
-    remembered = ("flavour", "models", "world_size", "engine_version", "settings_without_effect")
-    return {**{name: whole[name] for name in remembered}, "bytes": size}
+    names = ("flavour", "models", "world_size", "engine_version", "settings_without_effect")
+    return {**{name: whole[name] for name in names}, "bytes": size}
 
 
 def write_model(folder: Path, config: str, sources: Path | None) -> None:
@@ -198,14 +195,14 @@ def tokenizer_files(folder: Path) -> list[Path]:
     Raises:
         UserError: it has no tokenizer.
     """
-    found = sorted({path for pattern in TOKENIZER_FILES for path in folder.glob(pattern) if path.is_file()})
-    if not any(path.name in VOCABULARIES for path in found):
+    files = sorted({path for pattern in TOKENIZER_FILES for path in folder.glob(pattern) if path.is_file()})
+    if not any(path.name in VOCABULARIES for path in files):
         raise UserError(
             f"'{folder}' has no tokenizer, so the repository could not turn text into tokens.",
             allowed=f"One of {', '.join(VOCABULARIES)} must be in it.",
             todo="Take the model's own Hugging Face folder, or save its tokenizer there with save_pretrained().",
         )
-    return found
+    return files
 
 
 def engine_files(folder: Path) -> list[Path]:
@@ -215,9 +212,15 @@ def engine_files(folder: Path) -> list[Path]:
 
 
 def link_files(files: Iterable[Path], root: Path, target: Path) -> None:
-    """Link files below `target` with the same relative paths as below `root`."""
+    """Link files below `target` with the same relative paths as below `root`, or copy where links are not possible."""
     for path in files:
-        _link(path.resolve(), _free(target / path.relative_to(root)))  # the Hub's cache holds symbolic links
+        source, place = path.resolve(), _free(target / path.relative_to(root))  # the Hub's cache holds symbolic links
+        try:
+            os.link(source, place)
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+                raise
+            shutil.copy2(source, place)
 
 
 def copy_files(files: Iterable[Path], root: Path, target: Path) -> None:
@@ -232,102 +235,18 @@ def _free(place: Path) -> Path:
     return place
 
 
-def _link(source: Path, place: Path) -> None:
-    """Make a hard link, or a copy where links are not possible."""
-    try:
-        os.link(source, place)
-    except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
-            raise
-        shutil.copy2(source, place)
-
-
 CHECKPOINT_DIR, DRAFT_DIR = f"{TENSORRT_LLM}/1/{CHECKPOINT}", f"{TENSORRT_LLM}/1/{DRAFT}"
 MODEL_YAML = "model.yaml"
 BESIDE_THE_ARGUMENTS = ("model", "backend", "triton_config")
 AGAIN = "Make the repository again: make repository"
 CHECKPOINT_FILES = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
 LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
-READ = {
-    "batch_scheduler_policy",
-    "cancellation_check_period_ms",
-    "decoupled_mode",
-    "guided_decoding_backend",
-    "kv_cache_free_gpu_mem_fraction",
-    "kv_cache_host_memory_bytes",
-    "max_attention_window_size",
-    "max_tokens_in_paged_kv_cache",
-}
-"""The settings that the LLM API supports; the others belong to the C++ backend."""
-
-
-def write_llmapi(
-    out_dir: Path,
-    engine_dir: Path,
-    settings: TritonSettings,
-    spec: RepositorySpec,
-    made_from: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Write the repository of `tensorrt_llm.LLM`; see `triton_repo.write.write_repository`.
-
-    Raises:
-        UserError: the folder was not written by `make build engine=tensorrt_llm_llmapi`, or is for other ranks.
-    """
-    checkpoint, options = engine_dir / CHECKPOINT, engine_dir / OPTIONS
-    if not (checkpoint / "config.json").is_file() or not options.is_file():
-        raise UserError(
-            f"'{engine_dir}' is not made for the LLM API: it lacks {CHECKPOINT}/config.json or {OPTIONS}.",
-            todo="Make it:",
-            command=("make", "build", "engine=tensorrt_llm_llmapi"),
-        )
-    arguments = LlmArgs.from_yaml(options.read_text(encoding="utf-8"), str(options))
-    if faults := _rank_faults(arguments, spec):
-        raise UserError.of(faults)
-    for name, config in llmapi_configs(settings).items():
-        write_model(out_dir / name, to_text(config), None)
-    link_files(checkpoint_files(checkpoint), checkpoint, out_dir / CHECKPOINT_DIR)
-    link_files(checkpoint_files(engine_dir / DRAFT), engine_dir / DRAFT, out_dir / DRAFT_DIR)
-    target = out_dir / TENSORRT_LLM / "1" / MODEL_YAML
-    target.write_text(yaml.safe_dump(model_yaml(arguments, settings), sort_keys=False), encoding="utf-8")
-    description: dict[str, Any] = {
-        "limits": {name: getattr(arguments, name) for name in LIMITS},
-        "engine_version": None,
-        "world_size": spec.world_size,
-        "models": [TENSORRT_LLM],
-        "settings_without_effect": sorted(changed(settings, set(TritonSettings.model_fields) - READ)),
-    }
-    return describe(out_dir, settings, spec, made_from, description)
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
     """List weights, configuration and tokenizer, without the copies in other formats that the Hub often has."""
-    found = {path for pattern in CHECKPOINT_FILES for path in folder.glob(pattern) if path.is_file()}
-    return sorted(path for path in found if path.name not in OF_THE_STORE)
-
-
-def model_yaml(arguments: LlmArgs, settings: TritonSettings) -> dict[str, Any]:
-    """Return the arguments of `tensorrt_llm.LLM`, and the model's own configuration for Triton."""
-    triton = {"max_batch_size": 0, "decoupled": settings.decoupled_mode}
-    if settings.cancellation_check_period_ms != TritonSettings.model_fields["cancellation_check_period_ms"].default:
-        triton["cancellation_check_period_ms"] = settings.cancellation_check_period_ms
-    given = arguments.as_dict()
-    if "speculative_config" in given:
-        given["speculative_config"]["speculative_model"] = DRAFT_DIR
-    return {"model": CHECKPOINT_DIR, "backend": "pytorch", **given, "triton_config": triton}
-
-
-def _rank_faults(arguments: LlmArgs, spec: RepositorySpec) -> list[Fault]:
-    given = arguments.tensor_parallel_size, arguments.pipeline_parallel_size
-    if given == (spec.tp_size, spec.pp_size):
-        return []
-    return [
-        Fault(
-            f"build.tp_size={spec.tp_size} and build.pp_size={spec.pp_size} were given; the LLM API was configured for "
-            f"tensor_parallel_size={given[0]} and pipeline_parallel_size={given[1]}.",
-            todo="Build it again:",
-            command=("make", "build", "engine=tensorrt_llm_llmapi"),
-        )
-    ]
+    files = {path for pattern in CHECKPOINT_FILES for path in folder.glob(pattern) if path.is_file()}
+    return sorted(path for path in files if path.name not in OF_THE_STORE)
 
 
 def llmapi_faults(folder: Path) -> list[Fault]:

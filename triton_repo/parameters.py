@@ -125,12 +125,12 @@ def _tensorrt_llm(settings: TritonSettings, world_size: int, models: list[str]) 
         ranks = 1 + max(rank for group in settings.participant_ids for rank in group)
         return {"orchestrator_without_spawning": _line(env, _ranks(ranks, models))}
     leader = _ranks(world_size, models) if world_size > 1 else [*SERVER]
-    found = {"leader": _line({}, leader)}
+    values = {"leader": _line({}, leader)}
     if settings.num_nodes == 1:  # spawning works on one machine only
         pools = [f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(world_size)]
         spawning = [*SERVER, "--pinned-memory-pool-byte-size=0", "--enable-peer-access=false", *pools]
-        found["orchestrator"] = _line({"TRTLLM_ORCHESTRATOR": "1"}, spawning)
-    return found
+        values["orchestrator"] = _line({"TRTLLM_ORCHESTRATOR": "1"}, spawning)
+    return values
 
 
 def _ranks(count: int, models: list[str]) -> list[str]:
@@ -231,11 +231,11 @@ def text(value: Any) -> str:
 def preprocessing(settings: TritonSettings, spec: RepositorySpec) -> dict[str, str]:
     """Return the parameters of preprocessing, which also prepares images."""
     folder = TOKENIZER.format(model="preprocessing")
-    found = {"tokenizer_dir": folder, "add_special_tokens": text(settings.add_special_tokens)}
+    values = {"tokenizer_dir": folder, "add_special_tokens": text(settings.add_special_tokens)}
     if spec.images is not None:
         images = {"multimodal_model_path": VISION_DIR, "gpt_model_path": ENGINE_DIR}
-        found |= images | {"max_num_images": text(spec.images.max_images)}
-    return found
+        values |= images | {"max_num_images": text(spec.images.max_images)}
+    return values
 
 
 def encoders(images: ImageSpec) -> dict[str, str]:
@@ -251,22 +251,22 @@ def postprocessing(settings: TritonSettings) -> dict[str, str]:
 
 def bls(settings: TritonSettings, spec: RepositorySpec) -> dict[str, str]:
     """Return the parameters of tensorrt_llm_bls; on the CPU, drafts and KV blocks are handled by the engine."""
-    found = {"accumulate_tokens": text(settings.accumulate_tokens), "tensorrt_llm_model_name": TENSORRT_LLM}
+    values = {"accumulate_tokens": text(settings.accumulate_tokens), "tensorrt_llm_model_name": TENSORRT_LLM}
     if spec.engine.server is ServerBackend.PYTHON:
-        return found
+        return values
     if spec.num_draft_tokens is not None:
-        found["tensorrt_llm_draft_model_name"] = DRAFT
-        found["exclude_input_in_output"] = text(settings.exclude_input_in_output)
+        values["tensorrt_llm_draft_model_name"] = DRAFT
+        values["exclude_input_in_output"] = text(settings.exclude_input_in_output)
     if spec.images is not None:
-        found["multimodal_encoders_name"] = ENCODERS
+        values["multimodal_encoders_name"] = ENCODERS
     if settings.retention_tokens is not None:
-        found |= _set(settings, ("retention_tokens", "retention_priority", "retention_duration_ms"))
-    return found
+        values |= _set(settings, ("retention_tokens", "retention_priority", "retention_duration_ms"))
+    return values
 
 
 def tensorrt_llm(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) -> dict[str, str]:
     """Return the parameters of the engine's model, for the C++ backend or for the CPU engine."""
-    found = {
+    values = {
         "gpt_model_type": settings.batching_strategy,
         "gpt_model_path": ENGINE_DIR,
         "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
@@ -277,39 +277,34 @@ def tensorrt_llm(settings: TritonSettings, limits: EngineLimits, spec: Repositor
         **({"lora_prefetch_dir": LORA_DIR} if spec.lora_tasks else {}),
     }
     if spec.engine.server is ServerBackend.PYTHON:
-        return {**found, **_own(settings, spec)}
+        options = {f"{spec.flavour}_{name}": text(value) for name, value in spec.options.items() if value is not None}
+        if spec.num_draft_tokens is not None:
+            options |= {"openvino_draft_dir": CPU_DRAFT_DIR, "openvino_num_draft_tokens": text(spec.num_draft_tokens)}
+        if settings.fold_token_ids:
+            options["openvino_fold_token_ids"] = "true"
+        if settings.max_queue_size:
+            options["openvino_max_queue_size"] = text(settings.max_queue_size)
+        tokenizer = TOKENIZER.format(model=PREPROCESSING)  # for characters and guides
+        return {**values, "tokenizer_dir": tokenizer, **options, "pipelines_version": __version__}
     vocabulary = {"xgrammar_tokenizer_info_path": VOCABULARY} if writes_vocabulary(settings, spec) else {}
-    return {**dict.fromkeys(MUST_BE_THERE, ""), **found, **vocabulary, **_set(settings, (*SPECULATION, *GPU_PLACES))}
+    return {**dict.fromkeys(MUST_BE_THERE, ""), **values, **vocabulary, **_set(settings, (*SPECULATION, *GPU_PLACES))}
 
 
 def writes_vocabulary(settings: TritonSettings, spec: RepositorySpec) -> bool:
     """Return whether the repository contains the vocabulary file of guided decoding, because the user gives none."""
-    wanted = settings.guided_decoding_backend == "xgrammar" and settings.xgrammar_tokenizer_info_path is None
-    return wanted and spec.engine.server is ServerBackend.TENSORRTLLM
+    needed = settings.guided_decoding_backend == "xgrammar" and settings.xgrammar_tokenizer_info_path is None
+    return needed and spec.engine.server is ServerBackend.TENSORRTLLM
 
 
 def draft(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) -> dict[str, str]:
     """Return the draft model's parameters: the target's, with its own engine and GPUs, without target-only ones."""
-    found = tensorrt_llm(settings, limits, spec)
+    values = tensorrt_llm(settings, limits, spec)
     for name in (*TARGET_ONLY, "gpu_device_ids"):
-        found.pop(name, None)
-    found |= dict.fromkeys(MUST_BE_THERE, "")
+        values.pop(name, None)
+    values |= dict.fromkeys(MUST_BE_THERE, "")
     devices = settings.draft_gpu_device_ids or settings.gpu_device_ids
     own = {"gpt_model_path": DRAFT_ENGINE_DIR, "max_beam_width": "1"}
-    return {**found, **own, **({} if devices is None else {"gpu_device_ids": text(devices)})}
-
-
-def _own(settings: TritonSettings, spec: RepositorySpec) -> dict[str, str]:
-    """Return the parameters that only the CPU engine reads; its tokenizer is for characters and guides."""
-    options = {f"{spec.flavour}_{name}": text(value) for name, value in spec.options.items() if value is not None}
-    tokenizer = TOKENIZER.format(model=PREPROCESSING)
-    if spec.num_draft_tokens is not None:
-        options |= {"openvino_draft_dir": CPU_DRAFT_DIR, "openvino_num_draft_tokens": text(spec.num_draft_tokens)}
-    if settings.fold_token_ids:
-        options["openvino_fold_token_ids"] = "true"
-    if settings.max_queue_size:
-        options["openvino_max_queue_size"] = text(settings.max_queue_size)
-    return {"tokenizer_dir": tokenizer, **options, "pipelines_version": __version__}
+    return {**values, **own, **({} if devices is None else {"gpu_device_ids": text(devices)})}
 
 
 def _set(settings: TritonSettings, names: Iterable[str]) -> dict[str, str]:
@@ -339,14 +334,13 @@ def setting_faults(settings: TritonSettings, engine: EngineDescription) -> list[
 
 def cpu_faults(settings: TritonSettings) -> list[Fault]:
     """Find settings that the CPU engine does not support."""
-    wanted = changed(settings, SPECULATION)
     faults = [
         Fault(
             f"triton.{name}='{text(value)}' was given, which engine=openvino does not have.",
             "It is a feature of TensorRT-LLM.",
             f"Leave triton.{name} out, or take engine=tensorrt_llm.",
         )
-        for name, value in wanted.items()
+        for name, value in changed(settings, SPECULATION).items()
     ]
     if delay := settings.max_queue_delay_microseconds:
         faults.append(
@@ -355,13 +349,13 @@ def cpu_faults(settings: TritonSettings) -> list[Fault]:
                 todo="Leave it out, or take engine=tensorrt_llm.",
             )
         )
-    for name, known in CPU_WORDS.items():
-        given = getattr(settings, name)
-        if given is not None and given not in known:
+    for name, words in CPU_WORDS.items():
+        word = getattr(settings, name)
+        if word is not None and word not in words:
             faults.append(
                 Fault(
-                    f"triton.{name}='{given}' was given, which engine=openvino does not have.",
-                    f"It has {', '.join(known)}.",
+                    f"triton.{name}='{word}' was given, which engine=openvino does not have.",
+                    f"It has {', '.join(words)}.",
                 )
             )
     return faults

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import yaml
+from tritonclient.grpc import model_config_pb2 as pb
 
 from pipelines.checkpoint import adapter_files
 from pipelines.checkpoint.adapter_files import AdapterFiles, place
@@ -15,19 +19,14 @@ from pipelines.domain.errors import Fault, UserError
 from pipelines.engines.limits import EngineLimits
 from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS
 from pipelines.engines.registry import ServerBackend
-from triton_repo import parameters
+from triton_repo import llmapi, parameters
 from triton_repo.config import TritonSettings
 from triton_repo.consistency import config_faults, draft_faults
-from triton_repo.generate import draft_config, repository_configs, to_text
-from triton_repo.llmapi import copy_files, describe, engine_files, link_files, tokenizer_files, write_model
+from triton_repo.generate import draft_config, llmapi_config, repository_configs, to_text
 from triton_repo.parameters import OF_NVIDIA, RepositorySpec
 from triton_repo.tensors import DRAFT, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
-    from tritonclient.grpc import model_config_pb2 as pb
+Array = np.ndarray[Any, Any]
 
 # The vocabulary file that xgrammar needs in TensorRT-LLM's backend.
 #
@@ -49,12 +48,12 @@ def tokenizer_info(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: there is no tokenizer.json, or no end token is named.
     """
-    found = opened(folder, "triton.guided_decoding_backend=xgrammar")
-    by_token: dict[str, int] = found.tokenizer.get_vocab(with_added_tokens=True)
+    opened_folder = opened(folder, "triton.guided_decoding_backend=xgrammar")
+    by_token: dict[str, int] = opened_folder.tokenizer.get_vocab(with_added_tokens=True)
     vocabulary = [""] * (max(by_token.values()) + 1)
     for token, number in by_token.items():
         vocabulary[number] = token
-    if not found.end_ids:
+    if not opened_folder.end_ids:
         raise UserError(
             f"triton.guided_decoding_backend=xgrammar: '{folder}' names no end token among its {len(by_token)} tokens.",
             todo="Set eos_token in tokenizer_config.json, or give the file: "
@@ -62,14 +61,9 @@ def tokenizer_info(folder: Path) -> dict[str, Any]:
         )
     return {
         "encoded_vocab": vocabulary,
-        "tokenizer_str": found.tokenizer.to_str(),
-        "stop_token_ids": list(found.end_ids),
+        "tokenizer_str": opened_folder.tokenizer.to_str(),
+        "stop_token_ids": list(opened_folder.end_ids),
     }
-
-
-def write_vocabulary(folder: Path, path: Path) -> None:
-    """Write the file."""
-    path.write_text(json.dumps(tokenizer_info(folder)), encoding="utf-8")
 
 
 # Convert a peft LoRA adapter to the two arrays that TensorRT-LLM's Triton backend reads.
@@ -115,8 +109,6 @@ def convert(folder: Path, dtype: str = "float16") -> tuple[Array, Array]:
     Raises:
         UserError: it is not a LoRA adapter, or has more than LoRA matrices of linears.
     """
-    import numpy as np
-
     files = AdapterFiles.read(folder)
     rows, keys = [], []
     order = {name: MODULE_IDS[module] for name, module in MODULES.items()}
@@ -132,28 +124,6 @@ def convert(folder: Path, dtype: str = "float16") -> tuple[Array, Array]:
     if not np.isfinite(weights).all():
         raise UserError(f"The adapter '{folder}' holds values that {dtype} cannot hold.", todo="Train it again.")
     return weights, np.array([keys], dtype=np.int32)
-
-
-def write_lora(folder: Path, out_dir: Path, dtype: str) -> None:
-    """Convert an adapter into two files."""
-    import numpy as np
-
-    weights, config = convert(folder, dtype)
-    out_dir.mkdir(parents=True, exist_ok=True)
-    np.save(out_dir / WEIGHTS, weights)
-    np.save(out_dir / CONFIG, config)
-
-
-def check_values(adapters: Mapping[int, Path]) -> None:
-    """Read every matrix of adapters that are served as they are.
-
-    Raises:
-        UserError: see `AdapterFiles`.
-    """
-    for folder in adapters.values():
-        files = AdapterFiles.read(folder)
-        for module in files.scalings:
-            files.matrices(module)
 
 
 def adapter_faults(adapters: Mapping[int, Path], limits: EngineLimits) -> list[Fault]:
@@ -199,8 +169,6 @@ def adapter_faults(adapters: Mapping[int, Path], limits: EngineLimits) -> list[F
     return faults
 
 
-__all__ = ["RepositorySpec", "write_repository"]
-
 SOURCES = Path(__file__).resolve().parent / "models"
 
 
@@ -239,23 +207,24 @@ def write_repository(
         UserError: every fault at once: the engine, the settings and the tokenizer do not go together.
     """
     if spec.engine.server is ServerBackend.LLM_API:
-        from triton_repo.llmapi import write_llmapi
-
         return write_llmapi(out_dir, engine_dir, settings, spec, made_from or {})
-    tokenizer = tokenizer_files(tokenizer_dir)
+    tokenizer = llmapi.tokenizer_files(tokenizer_dir)
     limits = EngineLimits.load(engine_dir)
     configs = _configs(limits, settings, spec, draft_dir, adapters or {})
     for name, config in configs.items():
-        write_model(out_dir / name, to_text(config), None if _has_no_code(name, spec) else SOURCES / name)
-    link_files(engine_files(engine_dir), engine_dir, out_dir / parameters.ENGINE_DIR)
+        llmapi.write_model(out_dir / name, to_text(config), None if _has_no_code(name, spec) else SOURCES / name)
+    llmapi.link_files(llmapi.engine_files(engine_dir), engine_dir, out_dir / parameters.ENGINE_DIR)
     _put_features(out_dir, limits, draft_dir, adapters or {})
     for name in (PREPROCESSING, POSTPROCESSING):
-        copy_files(tokenizer, tokenizer_dir, out_dir / parameters.TOKENIZER.format(model=name))
+        llmapi.copy_files(tokenizer, tokenizer_dir, out_dir / parameters.TOKENIZER.format(model=name))
     if spec.images is not None and vision_dir is not None:
-        link_files(engine_files(vision_dir), vision_dir, out_dir / parameters.VISION_DIR)
+        llmapi.link_files(llmapi.engine_files(vision_dir), vision_dir, out_dir / parameters.VISION_DIR)
     if parameters.writes_vocabulary(settings, spec):
-        write_vocabulary(tokenizer_dir, out_dir / parameters.VOCABULARY)
-    return describe(out_dir, settings, spec, made_from or {}, _description(limits, settings, spec, sorted(configs)))
+        vocabulary = json.dumps(tokenizer_info(tokenizer_dir))
+        (out_dir / parameters.VOCABULARY).write_text(vocabulary, encoding="utf-8")
+    return llmapi.describe(
+        out_dir, settings, spec, made_from or {}, _description(limits, settings, spec, sorted(configs))
+    )
 
 
 def _description(
@@ -290,7 +259,10 @@ def _adapter_faults(
         ]
     if spec.engine.server is ServerBackend.TENSORRTLLM:
         return adapter_faults(adapters, limits)
-    check_values(adapters)
+    for folder in adapters.values():  # served as they are: every matrix is read once
+        files = AdapterFiles.read(folder)
+        for module in files.scalings:
+            files.matrices(module)
     return []
 
 
@@ -301,11 +273,6 @@ def _configs(
     draft_dir: Path | None,
     adapters: Mapping[int, Path],
 ) -> dict[str, pb.ModelConfig]:
-    """The configuration of every model.
-
-    Raises:
-        UserError: engine, settings, draft engine and adapters do not go together.
-    """
     if faults := [*_faults(settings, limits, spec), *_adapter_faults(adapters, limits, settings, spec)]:
         raise UserError.of(faults)
     if spec.images is not None and settings.retention_tokens is not None:
@@ -328,23 +295,20 @@ def _put_features(out_dir: Path, limits: EngineLimits, draft_dir: Path | None, a
     own_server = limits.engine.server is ServerBackend.PYTHON
     if draft_dir is not None:
         place = parameters.CPU_DRAFT_DIR if own_server else parameters.DRAFT_ENGINE_DIR
-        link_files(engine_files(draft_dir), draft_dir, out_dir / place)
+        llmapi.link_files(llmapi.engine_files(draft_dir), draft_dir, out_dir / place)
     for task, folder in adapters.items():
         place_of_task = out_dir / parameters.LORA_DIR / str(task)
         if own_server:
-            copy_files([folder / name for name in PEFT_FILES], folder, place_of_task)
+            llmapi.copy_files([folder / name for name in PEFT_FILES], folder, place_of_task)
         else:
-            write_lora(folder, place_of_task, limits.dtype)
+            place_of_task.mkdir(parents=True, exist_ok=True)
+            for name, values in zip((WEIGHTS, CONFIG), convert(folder, limits.dtype), strict=True):
+                np.save(place_of_task / name, values)
 
 
 def _draft(
     folder: Path | None, limits: EngineLimits, settings: TritonSettings, spec: RepositorySpec
 ) -> EngineLimits | None:
-    """Limits of the draft engine.
-
-    Raises:
-        UserError: it does not go with the engine, or only one of engine and num_draft_tokens is given.
-    """
     if (folder is None) != (spec.num_draft_tokens is None):
         raise UserError(
             f"num_draft_tokens={spec.num_draft_tokens} with the draft engine '{folder}'.",
@@ -387,3 +351,73 @@ def _faults(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec
             )
         )
     return faults
+
+
+# Repositories of the LLM API: one model, whose code is NVIDIA's.
+
+READ = {
+    "batch_scheduler_policy",
+    "cancellation_check_period_ms",
+    "decoupled_mode",
+    "guided_decoding_backend",
+    "kv_cache_free_gpu_mem_fraction",
+    "kv_cache_host_memory_bytes",
+    "max_attention_window_size",
+    "max_tokens_in_paged_kv_cache",
+}
+"""The settings that the LLM API supports; the others belong to the C++ backend."""
+
+
+def write_llmapi(
+    out_dir: Path,
+    engine_dir: Path,
+    settings: TritonSettings,
+    spec: RepositorySpec,
+    made_from: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Write the repository of `tensorrt_llm.LLM`; see `triton_repo.write.write_repository`.
+
+    Raises:
+        UserError: the folder was not written by `make build engine=tensorrt_llm_llmapi`, or is for other ranks.
+    """
+    checkpoint, options = engine_dir / llmapi.CHECKPOINT, engine_dir / llmapi.OPTIONS
+    if not (checkpoint / "config.json").is_file() or not options.is_file():
+        raise UserError(
+            f"'{engine_dir}' is not made for the LLM API: it lacks {llmapi.CHECKPOINT}/config.json or"
+            f" {llmapi.OPTIONS}.",
+            todo="Make it:",
+            command=("make", "build", "engine=tensorrt_llm_llmapi"),
+        )
+    arguments = llmapi.LlmArgs.from_yaml(options.read_text(encoding="utf-8"), str(options))
+    ranks = arguments.tensor_parallel_size, arguments.pipeline_parallel_size
+    if ranks != (spec.tp_size, spec.pp_size):
+        raise UserError(
+            f"build.tp_size={spec.tp_size} and build.pp_size={spec.pp_size} were given; the LLM API was configured for "
+            f"tensor_parallel_size={ranks[0]} and pipeline_parallel_size={ranks[1]}.",
+            todo="Build it again:",
+            command=("make", "build", "engine=tensorrt_llm_llmapi"),
+        )
+    llmapi.write_model(out_dir / TENSORRT_LLM, to_text(llmapi_config(settings)), None)
+    for source, target in ((checkpoint, llmapi.CHECKPOINT_DIR), (engine_dir / llmapi.DRAFT, llmapi.DRAFT_DIR)):
+        llmapi.link_files(llmapi.checkpoint_files(source), source, out_dir / target)
+    text = yaml.safe_dump(model_yaml(arguments, settings), sort_keys=False)
+    (out_dir / TENSORRT_LLM / "1" / llmapi.MODEL_YAML).write_text(text, encoding="utf-8")
+    description: dict[str, Any] = {
+        "limits": {name: getattr(arguments, name) for name in llmapi.LIMITS},
+        "engine_version": None,
+        "world_size": spec.world_size,
+        "models": [TENSORRT_LLM],
+        "settings_without_effect": sorted(parameters.changed(settings, set(TritonSettings.model_fields) - READ)),
+    }
+    return llmapi.describe(out_dir, settings, spec, made_from, description)
+
+
+def model_yaml(arguments: llmapi.LlmArgs, settings: TritonSettings) -> dict[str, Any]:
+    """Return the arguments of `tensorrt_llm.LLM`, and the model's own configuration for Triton."""
+    triton = {"max_batch_size": 0, "decoupled": settings.decoupled_mode}
+    if settings.cancellation_check_period_ms != TritonSettings.model_fields["cancellation_check_period_ms"].default:
+        triton["cancellation_check_period_ms"] = settings.cancellation_check_period_ms
+    given = arguments.as_dict()
+    if "speculative_config" in given:
+        given["speculative_config"]["speculative_model"] = llmapi.DRAFT_DIR
+    return {"model": llmapi.CHECKPOINT_DIR, "backend": "pytorch", **given, "triton_config": triton}

@@ -13,10 +13,8 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.engines.config import EngineOptions, all_options
 from pipelines.host.hashing import sha256_file
-from triton_repo.check import check_repository
 from triton_repo.config import TritonSettings
-from triton_repo.parameters import ImageSpec
-from triton_repo.write import RepositorySpec, write_repository
+from triton_repo.parameters import ImageSpec, RepositorySpec
 
 MODELS = Path(__file__).resolve().parents[2] / "triton_repo" / "models"
 """Sources of the Python models, which are copied into each repository."""
@@ -86,6 +84,9 @@ class WriteRepository:
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Write the repository, then read it back and check it against its engine."""
+        from triton_repo.check import check_repository  # with NumPy and the messages of Triton's client
+        from triton_repo.write import write_repository
+
         facts = write_repository(
             out_dir,
             engine_dir=inputs["engine"],

@@ -17,7 +17,7 @@ from pipelines.engines.limits import EngineLimits
 from tests.support.engine_folders import write_engine
 from tests.support.own_tensors import OWN
 from triton_repo.config import DECIDED_ELSEWHERE, TritonSettings
-from triton_repo.generate import llmapi_configs, repository_configs
+from triton_repo.generate import llmapi_config, repository_configs
 from triton_repo.parameters import ENGINE_DIR, ImageSpec, RepositorySpec
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -91,7 +91,7 @@ def test_the_reference_declares_exactly_one_tensor_twice():
 
 
 def test_llmapi_tensors_are_those_of_the_reference():
-    config = llmapi_configs(TritonSettings())["tensorrt_llm"]
+    config = llmapi_config(TritonSettings())
     reference = IO["llmapi_tensorrt_llm"]
     assert [as_reference(tensor, is_input=True) for tensor in config.input] == expected(reference["inputs"])
     assert [as_reference(tensor, is_input=False) for tensor in config.output] == expected(reference["outputs"])

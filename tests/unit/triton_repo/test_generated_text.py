@@ -15,7 +15,7 @@ from pipelines.engines.registry import describe
 from pipelines.settings.base import LARGEST
 from tests.support.own_tensors import OWN
 from triton_repo.config import TritonSettings
-from triton_repo.generate import llmapi_configs, parse, repository_configs, to_text
+from triton_repo.generate import llmapi_config, parse, repository_configs, to_text
 from triton_repo.parameters import RepositorySpec, setting_faults
 
 LIMITS = EngineLimits(
@@ -83,7 +83,7 @@ def test_every_text_reads_back_and_holds_no_placeholder(given_settings, spec, lo
     limits = replace(LIMITS, logits_dtype=logits_dtype)
     for config in (
         *repository_configs(given_settings, limits, spec).values(),
-        *llmapi_configs(given_settings).values(),
+        llmapi_config(given_settings),
     ):
         text = to_text(config)
         assert parse(text) == config

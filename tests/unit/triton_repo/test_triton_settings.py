@@ -69,7 +69,7 @@ def test_where_a_gpu_works_is_no_fault_on_a_cpu():
 def test_reading_settings_imports_no_client():
     """`make plan` answers in two seconds."""
     heavy = "[name for name in ('torch', 'tritonclient', 'numpy', 'google.protobuf') if name in sys.modules]"
-    modules = "triton_repo.config, triton_repo.write, triton_repo.check, pipelines.engines.limits"
+    modules = "triton_repo.config, triton_repo.llmapi, pipelines.stages.repository, pipelines.engines.limits"
     code = f"import sys, {modules}; found = {heavy}; sys.exit(str(found) if found else 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

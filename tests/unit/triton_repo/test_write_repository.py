@@ -16,7 +16,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
 from pipelines.stages.repository import WriteRepository
 from tests.support.engine_folders import write_engine, write_llm_folder, write_tokenizer
-from triton_repo import write
+from triton_repo import llmapi, write
 from triton_repo.check import check_repository
 from triton_repo.config import TritonSettings
 from triton_repo.llmapi import DraftTargetConfig
@@ -134,7 +134,7 @@ def test_a_symbolic_link_of_a_cache_becomes_a_file(tmp_path):
     (tmp_path / "model" / "tokenizer.json").unlink()
     (tmp_path / "model" / "tokenizer.json").symlink_to(tmp_path / "blob")
     target = tmp_path / "target"
-    write.link_files(write.tokenizer_files(tmp_path / "model"), tmp_path / "model", target)
+    llmapi.link_files(llmapi.tokenizer_files(tmp_path / "model"), tmp_path / "model", target)
     assert not (target / "tokenizer.json").is_symlink()
     assert (target / "tokenizer.json").read_text() == '{"vocab": 1}'
 
