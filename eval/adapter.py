@@ -7,11 +7,13 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from lm_eval import utils
+from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+from transformers import PreTrainedTokenizerFast
 
 from eval.fidelity.measure import TOKENS_AT_ONCE, Side, not_finite
 from eval.kept import KeptSession
@@ -28,10 +30,6 @@ from pipelines.engines.port import (
     TokenIds,
 )
 from pipelines.serving.openai.prompts import NoPromptError, Renderer
-
-if TYPE_CHECKING:
-    from lm_eval.api.instance import Instance
-
 
 Tokens = list[int]
 Encoded = tuple[tuple[str, str] | None, Tokens, Tokens]
@@ -63,10 +61,7 @@ def load_tokenizer(folder: Path) -> Any:
     Raises:
         UserError: the folder has no tokenizer, or it cannot be read.
     """
-    found = opened(folder)
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast(**found.for_transformers())  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(**opened(folder).for_transformers())  # type: ignore[no-untyped-call]
 
 
 class _PerQuestion:

@@ -129,38 +129,6 @@ def as_datasets(splits: Splits) -> dict[str, Any]:
     return {split: Dataset.from_list([dict(row) for row in rows]) for split, rows in splits.items()}
 
 
-def grouped(name: str, tasks: Iterable[Mapping[str, Any]], **group: Any) -> dict[str, Any]:
-    """Return lm-eval's `TaskDict` of a group of tasks, made from their configurations.
-
-    Args:
-        name: of the group.
-        tasks: configuration of each, with its questions as `rows`.
-        group: further configuration of the group.
-    """
-    from lm_eval.api.group import Group
-    from lm_eval.api.task import ConfigurableTask
-
-    made = Group.from_config({"group": name, "task": [], **group})
-    for task in tasks:
-        config = {
-            "custom_dataset": lambda rows=task["rows"], **_metadata: as_datasets({"test": rows}),
-            "test_split": "test",
-            "num_fewshot": 0,
-            **task,
-        }
-        del config["rows"]
-        made.add(ConfigurableTask(config=config))
-    return loaded(made)
-
-
-def loaded(group: Any) -> dict[str, Any]:
-    """Return lm-eval's `TaskDict` of a group."""
-    from lm_eval.tasks import TaskManager
-
-    tasks: dict[str, Any] = TaskManager(include_defaults=False).load([group])
-    return tasks
-
-
 # Questions of the user's own: a table with question, choices and answer, judged row by row.
 
 MOST_BYTES = 64 * 2**20

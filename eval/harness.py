@@ -13,8 +13,13 @@ from functools import cache
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
+import lm_eval.api.task
+import lm_eval.evaluator
+from lm_eval.utils import env
+
+from eval.adapter import ChatPrompts, EngineLM, load_tokenizer
 from eval.metric import PERPLEXITIES, Questions, TaskMetric
 from eval.perplexity import PerplexityResult
 from eval.results import PLAIN_PROMPTS, EvalResult, QuestionRecord, Score
@@ -24,15 +29,8 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.engines.port import ScoringSession
 
-if TYPE_CHECKING:
-    from eval.adapter import EngineLM
-
-# Results in the forms that others read: lm-eval's own JSON, and the Hub's `.eval_results`.
-
 LM_EVAL = "lm_eval_results.json"
 """Name of the file in lm-eval's form."""
-HUB = ".eval_results"
-"""Folder of a model repository in which the Hub looks for results."""
 
 
 def write_lm_eval(raw: Mapping[str, Any], result: EvalResult | PerplexityResult, folder: Path) -> None:
@@ -60,31 +58,6 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "item"):
         return value.item()
     return getattr(value, "__name__", type(value).__name__)
-
-
-def write_hub(result: EvalResult, dataset: str, revision: str | None, folder: Path) -> None:
-    """Write `.eval_results/<task>.yaml`, to be copied into the model's repository on the Hub.
-
-    The value is a fraction, as in lm-eval's results.
-
-    Args:
-        result: over all questions of the task.
-        dataset: the task's data set on the Hub, org/name.
-        revision: its commit; a branch or tag is not a revision to compare with, and is left out.
-        folder: the folder `.eval_results` is made in it.
-    """
-    import yaml
-
-    source: dict[str, Any] = {"id": dataset, "task_id": result.task}
-    if revision is not None and len(revision) == 40 and not revision.strip("0123456789abcdef"):
-        source["revision"] = revision
-    notes = (
-        f"lm-eval {result.lm_eval_version}, {result.shots}, {result.metric}, {result.questions} questions; "
-        f"format {result.qformat}, computed by {result.engine}"
-    )
-    (folder / HUB).mkdir()
-    text = yaml.safe_dump([{"dataset": source, "value": result.accuracy, "notes": notes}], sort_keys=False, width=120)
-    (folder / HUB / f"{result.task}.yaml").write_text(text, encoding="utf-8")
 
 
 CATEGORIES = ("stem", "humanities", "social_sciences", "other")
@@ -148,8 +121,6 @@ def load_questions(spec: EvalSpec, tokenizer_dir: Path | None = None) -> Questio
     Raises:
         UserError: they are missing or malformed, or the task has no usable metric.
     """
-    from eval.adapter import load_tokenizer
-
     with _tamed():
         return Questions(spec, load_tokenizer(tokenizer_dir) if tokenizer_dir else None)
 
@@ -186,12 +157,19 @@ def ask(
             f"eval.task='{spec.task}' measures the perplexity of texts, which are neither right nor wrong.",
             todo="Leave out eval.sequential, or choose a task with questions.",
         )
-    tasks, chosen = (questions.tasks, None) if first is None else questions.first(first)
-    lm, raw = _run(session, tokenizer_dir, spec, tasks, spec.limit if first is None else None, progress)
-    if chosen is not None:
-        _name_questions(raw["samples"], chosen)
+    if first is None:
+        lm, raw = _run(session, tokenizer_dir, spec, questions.tasks, spec.limit, progress)
+        return _result(raw, questions.tasks["tasks"], spec, metric, lm.truncated, labels), raw
+    tasks, chosen = questions.first(first)
+    lm, raw = _run(session, tokenizer_dir, spec, tasks, None, progress)
+    for name, rows in raw["samples"].items():  # numbered as in the data set; lm-eval numbers those that it was given
+        for row in rows:
+            row["doc_id"] = chosen[name][row["doc_id"]]
     result = _result(raw, tasks["tasks"], spec, metric, lm.truncated, labels)
-    return (result if first is None else _in_order(result, questions, first)), raw
+    order = enumerate(questions.order[:first])  # lm-eval returns the records task by task
+    place = {(name.removeprefix(f"{spec.task}_"), index): at for at, (name, index) in order}
+    records = sorted(result.records, key=lambda record: place[record.subject, record.index])
+    return replace(result, records=tuple(records)), raw
 
 
 def _run(
@@ -203,10 +181,6 @@ def _run(
     progress: Progress,
 ) -> tuple[EngineLM, Mapping[str, Any]]:
     """Let lm-eval ask, and return its adapter and what it returns."""
-    import lm_eval.evaluator
-
-    from eval.adapter import ChatPrompts, EngineLM, load_tokenizer
-
     with _tamed():
         tokenizer, system = load_tokenizer(tokenizer_dir), spec.system_instruction
         chat = ChatPrompts(tokenizer_dir, progress, system_instruction=system) if spec.apply_chat_template else None
@@ -233,21 +207,6 @@ def note_truncated(result: EvalResult, progress: Progress) -> None:
         )
 
 
-def _name_questions(samples: Mapping[str, Sequence[dict[str, Any]]], chosen: Mapping[str, Sequence[int]]) -> None:
-    """Number the questions of a beginning as the data set does; lm-eval numbers those that it was given."""
-    for name, rows in samples.items():
-        for row in rows:
-            row["doc_id"] = chosen[name][row["doc_id"]]
-
-
-def _in_order(result: EvalResult, questions: Questions, first: int) -> EvalResult:
-    """Return a result with its records in the order of the questions; lm-eval returns them task by task."""
-    task = questions.spec.task
-    place = {(name.removeprefix(f"{task}_"), index): at for at, (name, index) in enumerate(questions.order[:first])}
-    records = sorted(result.records, key=lambda record: place[record.subject, record.index])
-    return replace(result, records=tuple(records))
-
-
 @contextmanager
 def _tamed() -> Iterator[None]:
     """Silence lm-eval's log and bars and compile each of its prompt templates once.
@@ -255,32 +214,23 @@ def _tamed() -> Iterator[None]:
     lm-eval offers no switch for these within a process. It recompiles a template for every example and
     question: 1.4 ms, seven times per question, two minutes for MMLU.
     """
-    import lm_eval.api.task as task_module
-    from lm_eval.utils import env
-
-    logger, bar = logging.getLogger("lm_eval"), task_module.tqdm
+    logger, bar = logging.getLogger("lm_eval"), lm_eval.api.task.tqdm
     level = logger.level
     logger.setLevel(logging.ERROR)
-    task_module.tqdm = lambda iterable, **_settings: iterable
+    lm_eval.api.task.tqdm = lambda iterable, **_settings: iterable
     env.from_string = cache(env.from_string)
     try:
         yield
     finally:
         logger.setLevel(level)
-        task_module.tqdm = bar
+        lm_eval.api.task.tqdm = bar
         del env.from_string  # makes the class's own method visible again
 
 
 def _perplexity(raw: Mapping[str, Any], spec: EvalSpec, labels: Labels) -> PerplexityResult:
     (rows,) = raw["samples"].values()
     figures: dict[str, Any] = {name: float(raw["results"][spec.task][f"{name},none"]) for name in PERPLEXITIES}
-    return PerplexityResult(
-        **labels,
-        **_how_asked(spec, rows),
-        task=spec.task,
-        documents=len(rows),
-        **figures,
-    )
+    return PerplexityResult(**labels, **_how_asked(spec, rows), task=spec.task, documents=len(rows), **figures)
 
 
 def _how_asked(spec: EvalSpec, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -359,14 +309,7 @@ def _record(subject: str, row: Mapping[str, Any], task: Any, metric: TaskMetric)
     scores = logprobs
     if metric.name == "acc_norm":  # lm-eval divides by the length of the choice in characters
         scores = tuple(score / len(choice) for score, choice in zip(logprobs, choices, strict=True))
-    return QuestionRecord(
-        subject, index, logprobs, scores.index(max(scores)), _right_choice(row["target"], choices), correct
-    )
-
-
-def _right_choice(target: Any, choices: Sequence[str]) -> int:
-    """Return the index of the right choice, the first if there are several; a task gives its index or its text."""
-    first = target[0] if isinstance(target, list) else target
-    if isinstance(first, str):
-        return choices.index(first) if first in choices else int(first)
-    return int(first)
+    # the index or the text of the right choice, the first if there are several
+    target = row["target"][0] if isinstance(row["target"], list) else row["target"]
+    answer = choices.index(target) if isinstance(target, str) and target in choices else int(target)
+    return QuestionRecord(subject, index, logprobs, scores.index(max(scores)), answer, correct)

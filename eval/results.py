@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import yaml
+
 from eval.exact import Answered, Changed, Evidence, Interim, PlannedInterim
 from pipelines.domain.errors import JsonFile, UserError
 
@@ -156,6 +158,33 @@ class EvalResult(JsonFile):
         values = asdict(self)
         unused = {"sequential": None, **PLAIN_PROMPTS}
         return {name: value for name, value in values.items() if name not in unused or value != unused[name]}
+
+
+HUB = ".eval_results"
+"""Folder of a model repository in which the Hub looks for results."""
+
+
+def write_hub(result: EvalResult, dataset: str, revision: str | None, folder: Path) -> None:
+    """Write `.eval_results/<task>.yaml`, to be copied into the model's repository on the Hub.
+
+    The value is a fraction, as in lm-eval's results.
+
+    Args:
+        result: over all questions of the task.
+        dataset: the task's data set on the Hub, org/name.
+        revision: its commit; a branch or tag is not a revision to compare with, and is left out.
+        folder: the folder `.eval_results` is made in it.
+    """
+    source: dict[str, Any] = {"id": dataset, "task_id": result.task}
+    if revision is not None and len(revision) == 40 and not revision.strip("0123456789abcdef"):
+        source["revision"] = revision
+    notes = (
+        f"lm-eval {result.lm_eval_version}, {result.shots}, {result.metric}, {result.questions} questions; "
+        f"format {result.qformat}, computed by {result.engine}"
+    )
+    (folder / HUB).mkdir()
+    text = yaml.safe_dump([{"dataset": source, "value": result.accuracy, "notes": notes}], sort_keys=False, width=120)
+    (folder / HUB / f"{result.task}.yaml").write_text(text, encoding="utf-8")
 
 
 # Accuracies that NVIDIA published, to be shown beside measured ones: `references.csv`, facts only.

@@ -4,16 +4,49 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
-from eval.dataset import MINI_MMLU, Row, Splits, as_datasets, grouped, loaded, open_questions, read_own, read_subjects
+import lm_eval.tasks
+from lm_eval.api.group import Group
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.tasks import TaskManager
+
+from eval.dataset import MINI_MMLU, Row, Splits, as_datasets, open_questions, read_own, read_subjects
 from eval.spec import JSON_VALIDITY, MMLU, OWN_READER, PASSKEY, PASSKEY_QUESTIONS, QUESTIONS_PER_SCHEMA, EvalSpec
 from eval.tasks.local import load_lm_eval_task
 from pipelines.domain.errors import Fault, UserError
+
+
+def grouped(name: str, tasks: Iterable[Mapping[str, Any]], **group: Any) -> dict[str, Any]:
+    """Return lm-eval's `TaskDict` of a group of tasks, made from their configurations.
+
+    Args:
+        name: of the group.
+        tasks: configuration of each, with its questions as `rows`.
+        group: further configuration of the group.
+    """
+    tree = Group.from_config({"group": name, "task": [], **group})
+    for task in tasks:
+        config = {
+            "custom_dataset": lambda rows=task["rows"], **_metadata: as_datasets({"test": rows}),
+            "test_split": "test",
+            "num_fewshot": 0,
+            **task,
+        }
+        del config["rows"]
+        tree.add(ConfigurableTask(config=config))
+    return _loaded(tree)
+
+
+def _loaded(group: Group) -> dict[str, Any]:
+    """Return lm-eval's `TaskDict` of a group."""
+    tasks: dict[str, Any] = TaskManager(include_defaults=False).load([group])
+    return tasks
+
 
 # A number hidden in a long text, at several depths and lengths up to the engine's own maximum, to be written down.
 #
@@ -109,17 +142,12 @@ def _row(tokens: int, depth: float, sizes: dict[str, int], tokenizer: Any, draw:
     while (sentence := draw.choice(names)) and room >= sizes[sentence]:
         filler.append(sentence)
         room -= sizes[sentence]
-    for text in _shorter(filler, depth, key):
+    for kept in range(len(filler), -1, -1):  # a sentence less each time, since tokens of sentences do not quite add up
+        at = round(depth * kept)
+        text = _prompt([*filler[:at], HIDDEN.format(key=key), *filler[at:kept]])
         if _count(text, tokenizer) <= tokens:
             return {"prompt": text, "key": str(key)}
     raise UserError(f"eval.task='{PASSKEY}': no text of {tokens} tokens can be made with this tokenizer.")
-
-
-def _shorter(filler: list[str], depth: float, key: int) -> Iterator[str]:
-    """Yield the prompt, and again with a sentence less each time, since tokens of sentences do not quite add up."""
-    for kept in range(len(filler), -1, -1):
-        at = round(depth * kept)
-        yield _prompt([*filler[:at], HIDDEN.format(key=key), *filler[at:kept]])
 
 
 def _prompt(sentences: Sequence[str]) -> str:
@@ -209,10 +237,10 @@ def _of_schema(name: str, schema: str, questions: Sequence[str], spec: EvalSpec)
 def judge_json(doc: Mapping[str, str], results: Sequence[str]) -> dict[str, int]:
     """Return for an answer 0 or 1: whether it is JSON of the schema, and whether it is JSON at all."""
     try:
-        found = json.loads(results[0], parse_constant=_refuse)
+        answer = json.loads(results[0], parse_constant=_refuse)
     except (ValueError, RecursionError):
         return {"follows_schema": 0, "is_json": 0}
-    return {"follows_schema": int(_validator(doc["schema"]).is_valid(found)), "is_json": 1}
+    return {"follows_schema": int(_validator(doc["schema"]).is_valid(answer)), "is_json": 1}
 
 
 def _refuse(constant: str) -> None:
@@ -230,13 +258,8 @@ def _validator(schema: str) -> Any:
 # The user's own questions.
 
 
-def load_own(path: Path, settings: EvalSpec) -> dict[str, Any]:
-    """Return lm-eval's `TaskDict`: a group with a task for each subject, in MMLU's form without worked examples."""
-    rows = read_own(path, settings)
-    return grouped(settings.task, _own_tasks(settings, rows), aggregate_metric_list=[{"metric": "acc"}])
-
-
 def _own_tasks(settings: EvalSpec, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """Yield a task for each subject, in MMLU's form without worked examples."""
     for subject in dict.fromkeys(row["subject"] for row in rows):
         about = "" if subject == settings.own_name else f" about {subject}"
         yield {
@@ -278,60 +301,42 @@ def load_tasks(spec: EvalSpec, tokenizer: Any = None) -> dict[str, Any]:
     if spec.task not in OWN_READER:
         return load_lm_eval_task(spec.task, spec)
     if spec.path is not None and spec.dataset_path is not None:
-        return load_own(spec.dataset_path, spec)
+        rows = read_own(spec.dataset_path, spec)
+        return grouped(spec.task, _own_tasks(spec, rows), aggregate_metric_list=[{"metric": "acc"}])
     if spec.task == PASSKEY:
         return load_passkey(spec, tokenizer)
     if spec.task == JSON_VALIDITY:
         return load_json_validity(spec)
     shots = OWN_SHOTS if spec.num_fewshot is None else spec.num_fewshot
-    index = {name: entry.cfg for name, entry in _task_index(spec.task).items() if entry.cfg}
+    # the index of one folder, because indexing all tasks of lm-eval would take seconds
+    theirs = Path(lm_eval.tasks.__file__).parent / "mmlu" / "default"
+    folder = theirs if spec.task == MMLU else Path(__file__).parent
+    entries = TaskManager(include_defaults=False, include_path=folder).task_index
+    index = {name: entry.cfg for name, entry in entries.items() if entry.cfg}
     subjects = {cfg["dataset_name"] for cfg in index.values() if "dataset_name" in cfg}
     data = read_subjects(spec.dataset_path or MINI_MMLU, sorted(subjects))
-    _check_examples(data, shots)
+    if faults := [
+        Fault(f"eval.num_fewshot={shots}, but 'dev' of {subject} has {len(splits['dev'])} examples.")
+        for subject, splits in data.items()
+        if len(splits["dev"]) < shots
+    ]:
+        raise UserError.of(faults)
     if spec.task == "mini_answers":
         data = {subject: open_questions(splits) for subject, splits in data.items()}
-    return loaded(_group(index[spec.task], index, data, shots))
-
-
-def _task_index(task: str) -> Mapping[str, Any]:
-    """Return lm-eval's index of one folder, because indexing all its tasks would take seconds."""
-    import lm_eval.tasks
-
-    theirs = Path(lm_eval.tasks.__file__).parent / "mmlu" / "default"
-    folder = theirs if task == MMLU else Path(__file__).parent
-    index: Mapping[str, Any] = lm_eval.tasks.TaskManager(include_defaults=False, include_path=folder).task_index
-    return index
-
-
-def _check_examples(data: Mapping[str, Splits], num_fewshot: int) -> None:
-    faults = [
-        Fault(f"eval.num_fewshot={num_fewshot}, but 'dev' of {subject} has {len(splits['dev'])} examples.")
-        for subject, splits in data.items()
-        if len(splits["dev"]) < num_fewshot
-    ]
-    if faults:
-        raise UserError.of(faults)
+    return _loaded(_group(index[spec.task], index, data, shots))
 
 
 def _group(cfg: Config, index: Mapping[str, Config], data: Mapping[str, Splits], num_fewshot: int) -> Any:
     """Build a group with its members: subgroups are found by name, tasks by their tag."""
-    from lm_eval.api.group import Group
-
     group = Group.from_config(cfg)
     for member in cfg["task"]:
         if member in index:
             group.add(_group(index[member], index, data, num_fewshot))
         else:
             for name in sorted(name for name, task in index.items() if task.get("tag") == member):
-                group.add(_task(index[name], data, num_fewshot))
+                splits = data[index[name]["dataset_name"]]
+                config = {key: value for key, value in index[name].items() if key not in ("tag", "dataset_kwargs")}
+                config["custom_dataset"] = lambda splits=splits, **_metadata: as_datasets(splits)
+                config["num_fewshot"] = num_fewshot
+                group.add(ConfigurableTask(config=config))
     return group
-
-
-def _task(cfg: Config, data: Mapping[str, Splits], num_fewshot: int) -> Any:
-    from lm_eval.api.task import ConfigurableTask
-
-    splits = data[cfg["dataset_name"]]
-    config = {key: value for key, value in cfg.items() if key not in ("tag", "dataset_kwargs")}
-    config["custom_dataset"] = lambda **_metadata: as_datasets(splits)
-    config["num_fewshot"] = num_fewshot
-    return ConfigurableTask(config=config)

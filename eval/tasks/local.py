@@ -8,6 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import datasets
+from datasets import get_dataset_config_names
+from jinja2 import UndefinedError
+from lm_eval.tasks import TaskManager
+
 from eval.spec import EvalSpec, find
 from pipelines.domain.errors import Fault, UserError
 
@@ -26,16 +31,17 @@ def load_lm_eval_task(name: str, spec: EvalSpec) -> dict[str, Any]:
     reader = _LocalCopy(spec.dataset_path)
     with tempfile.TemporaryDirectory() as cache, reader.instead_of_the_hub(cache), _explained(name, reader):
         loaded: dict[str, Any] = _manager(name).load([name])
-        for task in loaded["tasks"].values():
-            _configure(task, spec.num_fewshot)
+        for task in loaded["tasks"].values():  # as lm-eval's `simple_evaluate` does: a task's own 0 examples stay
+            own = task.get_config("num_fewshot")
+            shots = own if own == 0 or spec.num_fewshot is None else spec.num_fewshot
+            task.set_config(key="num_fewshot", value=shots or 0)
+            task.set_fewshot_seed(seed=SEED)
     _check(name, loaded["tasks"], spec.dataset_path)
     return loaded
 
 
 def _manager(name: str) -> Any:
     """Index the folder of one task, because all would take 20 seconds; all if that folder lacks members of a group."""
-    from lm_eval.tasks import TaskManager
-
     file = find(name)
     if file is not None:
         manager = TaskManager(include_defaults=False, include_path=file.parent)
@@ -52,18 +58,6 @@ def _complete(name: str, index: Mapping[str, Any]) -> bool:
     if not isinstance(members, list):
         return True
     return all(isinstance(member, str) and _complete(member, index) for member in members)
-
-
-def _configure(task: Any, num_fewshot: int | None) -> None:
-    """Set the number of worked examples and their seed as lm-eval's `simple_evaluate` does.
-
-    A task that says 0 examples itself keeps that.
-    """
-    own = task.get_config("num_fewshot")
-    task.set_config(key="num_fewshot", value=own if own == 0 or num_fewshot is None else num_fewshot)
-    if task.get_config("num_fewshot") is None:
-        task.set_config(key="num_fewshot", value=0)
-    task.set_fewshot_seed(seed=SEED)
 
 
 def _check(name: str, tasks: Mapping[str, Any], folder: Path) -> None:
@@ -98,8 +92,6 @@ class _LocalCopy:
     @contextmanager
     def instead_of_the_hub(self, cache: str) -> Iterator[None]:
         """Let `datasets.load_dataset` read the local copy; lm-eval and its tasks have no other way in."""
-        import datasets
-
         original = datasets.load_dataset
 
         def load(path: str, name: str | None = None, **settings: Any) -> Any:
@@ -107,9 +99,10 @@ class _LocalCopy:
             # Settings such as data_files and revision say how to find on the Hub what is here already.
             kept = {key: value for key, value in settings.items() if key == "split"}
             part = name if _named(folder, name) else None
-            found = original(str(folder), part, cache_dir=cache, keep_in_memory=True, **kept)
-            self._note(found)
-            return found
+            data = original(str(folder), part, cache_dir=cache, keep_in_memory=True, **kept)
+            splits = data if isinstance(data, dict) else {"data": data}
+            self.columns |= {split: list(rows.column_names) for split, rows in splits.items()}
+            return data
 
         bars = datasets.utils.logging.is_progress_bar_enabled()
         datasets.utils.logging.disable_progress_bar()
@@ -126,26 +119,18 @@ class _LocalCopy:
         root = self.folder / path if (self.folder / path).is_dir() else self.folder
         return root / name if name and not _named(root, name) and (root / name).is_dir() else root
 
-    def _note(self, found: Any) -> None:
-        splits = found if isinstance(found, dict) else {"data": found}
-        self.columns |= {split: list(rows.column_names) for split, rows in splits.items()}
-
     def __str__(self) -> str:
         return "; ".join(f"{split}: {', '.join(names)}" for split, names in self.columns.items())
 
 
 def _named(folder: Path, name: str | None) -> bool:
     """Return whether the card of a data set defines a part of this name."""
-    from datasets import get_dataset_config_names
-
     return name is not None and (folder / "README.md").is_file() and name in get_dataset_config_names(str(folder))
 
 
 @contextmanager
 def _explained(name: str, reader: _LocalCopy) -> Iterator[None]:
     """Turn what a task's code raises on foreign data into a fault of the user's files."""
-    from jinja2 import UndefinedError
-
     try:
         yield
     except ImportError as error:
@@ -153,9 +138,9 @@ def _explained(name: str, reader: _LocalCopy) -> Iterator[None]:
             f"eval.task='{name}' needs a package that is not installed: {error}.", todo=f"Install lm-eval[{name}]."
         ) from None
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, OSError, UndefinedError) as error:
-        found = f" It has these columns: {reader}." if reader.columns else ""
+        columns = f" It has these columns: {reader}." if reader.columns else ""
         raise UserError(
-            f"The data at '{reader.folder}' do not fit eval.task='{name}': {type(error).__name__}: {error}.{found}",
+            f"The data at '{reader.folder}' do not fit eval.task='{name}': {type(error).__name__}: {error}.{columns}",
             allowed="A copy of the task's data set on the Hub is needed, with its columns and splits.",
             todo="Check eval.dataset_path.",
         ) from None

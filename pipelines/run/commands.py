@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipelines.domain.errors import UserError
+from pipelines.engines.registry import runtime_version
+from pipelines.engines.tensorrt_llm.folder import fit_faults
 from pipelines.host.disk import check_folders
 from pipelines.host.files import link_to
 from pipelines.host.machine import gather
-from pipelines.host.screen import complain, say
+from pipelines.host.screen import ScreenProgress, complain, say
+from pipelines.plan.candidates import judge_of
+from pipelines.plan.plan import Plan, make_plan
 from pipelines.plan.targets import Target, farthest
 from pipelines.predict.config import fit_files
+from pipelines.run.console import plan_text
+from pipelines.run.runner import StepOutcome
+from pipelines.run.session import FinishedRun, run_target
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
+from pipelines.store.leases import in_use
 from pipelines.store.manifest import MANIFEST, read_manifest
+from pipelines.store.space import remember_link
 from pipelines.store.store import Artifact, Store
-
-if TYPE_CHECKING:
-    from pipelines.plan.plan import Plan
-    from pipelines.run.runner import StepOutcome
-    from pipelines.run.session import FinishedRun
+from triton_repo.parameters import ENGINE_DIR
 
 BUNDLED_PROMPT = "The river of Githbrel is"
 """A prompt that the bundled models can continue, for the example lines that `serve` prints."""
@@ -30,15 +33,11 @@ INTERRUPTED = 130
 
 
 def _plan(settings: Settings, target: Target, only: str | None = None) -> tuple[Plan, Store]:
-    from pipelines.plan.plan import make_plan  # imports every stage
-
     store = Store(settings.paths.store)
     return make_plan(settings, target, store, gather(), only), store
 
 
 def _run(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, FinishedRun]:
-    from pipelines.run.session import run_target
-
     plan, store = _plan(load(overrides), target)
     return plan, store, run_target(plan, store, overrides)
 
@@ -79,10 +78,9 @@ def diagnose(overrides: Sequence[str]) -> int:
 
 def serve(overrides: Sequence[str]) -> int:
     """Build an engine and its repository, and run tritonserver on it until it is told to stop."""
-    from pipelines.host.screen import ScreenProgress
-    from pipelines.serving.foreground import EXAMPLE_PROMPT
-    from pipelines.serving.foreground import serve as serve_until_stopped
-    from pipelines.store.leases import in_use
+    from pipelines.serving import foreground  # with the server's processes
+    from pipelines.serving.repository import read_repository
+    from triton_repo.check import check_repository
 
     settings = load(overrides)
     folder = settings.serving.repository
@@ -92,36 +90,21 @@ def serve(overrides: Sequence[str]) -> int:
     else:
         if not folder.is_dir():
             raise UserError(f"serving.repository='{folder}' does not exist.", todo="Write one: make repository")
-        _refuse_damaged(folder.absolute(), Store(settings.paths.store))
-    _refuse_unfit(folder)
-    bundled = settings.model.bundled and not settings.model.path
-    prompt = BUNDLED_PROMPT if bundled else EXAMPLE_PROMPT
-    with in_use(folder):
-        return serve_until_stopped(folder, settings.serving, ScreenProgress(), prompt=prompt)
-
-
-def _refuse_damaged(folder: Path, store: Store) -> None:
-    """Refuse a repository, or a copy of one, whose bytes differ from its manifest; without one they are not known."""
-    if (folder / MANIFEST).is_file():
-        store.check(Artifact(folder, read_manifest(folder)))
-        store.hashes.save()
-
-
-def _refuse_unfit(folder: Path) -> None:
-    """Refuse a repository that was edited, or whose engine was built by another version or on another GPU."""
-    from pipelines.engines.registry import runtime_version
-    from pipelines.serving.repository import read_repository
-    from triton_repo.check import check_repository
-
+        if (folder / MANIFEST).is_file():  # a copy has it too; without one its bytes are not known
+            store, place = Store(settings.paths.store), folder.absolute()
+            store.check(Artifact(place, read_manifest(place)))
+            store.hashes.save()
+    # it was edited, or its engine was built by another version or on another GPU
     if not read_repository(folder).gpu:
         faults = check_repository(folder, running_version=runtime_version)
-    elif not (faults := check_repository(folder)):
-        from pipelines.engines.tensorrt_llm.folder import fit_faults
-        from triton_repo.parameters import ENGINE_DIR
-
-        faults = fit_faults(folder / ENGINE_DIR)
+    else:
+        faults = check_repository(folder) or fit_faults(folder / ENGINE_DIR)
     if faults:
         raise UserError.of(faults)
+    bundled = settings.model.bundled and not settings.model.path
+    prompt = BUNDLED_PROMPT if bundled else foreground.EXAMPLE_PROMPT
+    with in_use(folder):
+        return foreground.serve(folder, settings.serving, ScreenProgress(), prompt=prompt)
 
 
 def benchmark(overrides: Sequence[str]) -> int:
@@ -154,8 +137,6 @@ def _code(outcomes: Sequence[StepOutcome]) -> int:
 
 def plan(overrides: Sequence[str]) -> int:
     """Show what would run, and why; write nothing."""
-    from pipelines.run.console import plan_text
-
     settings = load(overrides)
     made, _ = _plan(settings, settings.plan.target or farthest(settings))
     text = plan_text(made, overrides)
@@ -169,7 +150,6 @@ def plan(overrides: Sequence[str]) -> int:
 
 def size(overrides: Sequence[str]) -> int:
     """Size a fleet of engines that a plan accepts."""
-    from pipelines.plan.candidates import judge_of
     from pipelines.predict.sizing import size_command
 
     return size_command.size(overrides, judge_of)
@@ -177,7 +157,6 @@ def size(overrides: Sequence[str]) -> int:
 
 def simulate(overrides: Sequence[str]) -> int:
     """Simulate an engine that a plan accepts."""
-    from pipelines.plan.candidates import judge_of
     from pipelines.predict.simulate import simulate_command
 
     return simulate_command.simulate(overrides, judge_of)
@@ -185,9 +164,6 @@ def simulate(overrides: Sequence[str]) -> int:
 
 def stage(overrides: Sequence[str]) -> int:
     """Run one stage of the plan with what it needs, and put a link to its result where it is asked for."""
-    from pipelines.run.session import run_target
-    from pipelines.store.space import remember_link
-
     settings = load(overrides)
     name, link = settings.stage.name, settings.stage.link
     if name is None:

@@ -6,16 +6,17 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import yaml
+
 from pipelines.host.screen import wrapped
 from pipelines.settings.compose import compose
+from pipelines.settings.describe import about, keys_of
 from pipelines.settings.groups import CONF, choices, groups
 from pipelines.settings.root import validate
 
 
 def config(overrides: Sequence[str]) -> int:
     """Print the resolved configuration, or explain a group when its name comes first."""
-    import yaml
-
     if overrides and "=" not in overrides[0] and not overrides[0].startswith("~"):
         sys.stdout.write(explained(overrides[0], overrides[1:]))
         return 0
@@ -27,8 +28,6 @@ def config(overrides: Sequence[str]) -> int:
 
 def explained(group: str, overrides: Sequence[str]) -> str:
     """Each key of a group: type, allowed values, value with these overrides, and what it means."""
-    from pipelines.settings.describe import about, keys_of
-
     raw = compose(overrides)
     validate(raw)
     lines = _wrap(f"{group}: {about(group)}", 2) if about(group) else [group]

@@ -24,7 +24,7 @@ from pipelines.host import screen
 from pipelines.host.disk import relative_to_cwd
 from pipelines.host.screen import table, wrapped
 from pipelines.plan.needs import needs
-from pipelines.plan.plan import Plan, PlannedStep
+from pipelines.plan.plan import Plan
 from pipelines.run.runner import StepOutcome
 from pipelines.stages.evaluate import Evaluate, EvaluateReference, EvaluateServed, baseline_of
 from pipelines.stages.fidelity import FidelityServed
@@ -51,26 +51,24 @@ def stored_flips(measured: Artifact, store: Store) -> Flips | None:
         (EvalResult.load(folder / BASELINE), EvalResult.load(folder / RESULT))
         for folder in _evaluated(store, engine=engines["engine"], baseline=engines["reference"])
     ]
-    before, after = (_evaluations(store, engines[name]) for name in ("reference", "engine"))
+    before, after = (
+        [EvalResult.load(folder / RESULT) for folder in _evaluated(store, engine=engines[name])]
+        for name in ("reference", "engine")
+    )
     apart = [(a, b) for b in after for a in before if a.prompts_sha256 == b.prompts_sha256 and a.task == b.task]
     pairs = [*in_turns, *apart]
     return flips(*max(pairs, key=lambda pair: pair[1].questions)) if pairs else None
 
 
-def _evaluations(store: Store, engine: str) -> list[EvalResult]:
-    """Return the evaluations of an engine, newest first."""
-    return [EvalResult.load(folder / RESULT) for folder in _evaluated(store, engine=engine)]
-
-
 def _evaluated(store: Store, **digests: str) -> list[Path]:
     """Return the folders of evaluations with these inputs, newest first."""
     whole = Manifests.read(subfolders(store.root / "evaluate")).whole
-    found = [
+    folders = [
         folder
         for folder, made in whole.items()
         if RESULT in made["files"] and digests.items() <= made["made_from"]["inputs"].items()
     ]
-    return sorted(found, key=lambda folder: (str(whole[folder]["created"]), folder), reverse=True)
+    return sorted(folders, key=lambda folder: (str(whole[folder]["created"]), folder), reverse=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +77,11 @@ class ResultTable:
 
     rows: list[dict[str, Any]]
     text: str
+
+    @classmethod
+    def joined(cls, tables: Sequence[ResultTable]) -> ResultTable:
+        """Return the tables below each other."""
+        return cls([row for each in tables for row in each.rows], "\n\n".join(each.text for each in tables))
 
     @property
     def exit_code(self) -> int:
@@ -109,7 +112,8 @@ def plan_text(plan: Plan, overrides: Sequence[str] = ()) -> str:
         word = {"cached": "cached", "run": "run   ", "waits": "run   "}[step.state]
         lines.append(wrapped(f"{word}  {step.node.id:<{width}}  {step.node.label}", 8))
         if step.state != "cached":
-            lines.append(wrapped(f"{'':<8}why: {step.why}{_last(step)}", 13))
+            last = "" if step.last_seconds is None else f"; took {show_seconds(step.last_seconds)} last time"
+            lines.append(wrapped(f"{'':<8}why: {step.why}{last}", 13))
     lines.append("")
     lines.append("Nothing to do." if plan.is_done else _cost(plan))
     if not plan.is_done:
@@ -119,17 +123,13 @@ def plan_text(plan: Plan, overrides: Sequence[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _last(step: PlannedStep) -> str:
-    return f"; took {show_seconds(step.last_seconds)} last time" if step.last_seconds is not None else ""
-
-
 def _cost(plan: Plan) -> str:
     todo = [step for step in plan.steps if step.state != "cached"]
-    known = [step.last_seconds for step in todo if step.last_seconds is not None]
+    seconds = [step.last_seconds for step in todo if step.last_seconds is not None]
     text = f"{len(todo)} of {count(len(plan.steps), 'stage')} to run"
-    if known:
-        unknown = len(todo) - len(known)
-        text += f"; about {show_seconds(sum(known))} (measured last time)"
+    if seconds:
+        unknown = len(todo) - len(seconds)
+        text += f"; about {show_seconds(sum(seconds))} (measured last time)"
         text += f" and {unknown} not yet measured here" if unknown else ""
     return wrapped(text + ".", 8)
 
@@ -186,21 +186,20 @@ def unasked_table(labels: Sequence[tuple[str, str]]) -> ResultTable:
     """Say of models and formats that were asked no questions that their loss is not measured."""
     verdict = str(Verdict.NOT_MEASURED)
     rows = [{"model": model, "format": variant, "task": None, "verdict": verdict} for model, variant in labels]
-    said = ", ".join(f"{model} {variant}" for model, variant in labels)
-    why = f"{verdict}: {said} answered no questions, and fidelity alone accepts no format. {WHAT_MEASURES}"
+    names = ", ".join(f"{model} {variant}" for model, variant in labels)
+    why = f"{verdict}: {names} answered no questions, and fidelity alone accepts no format. {WHAT_MEASURES}"
     return ResultTable(rows, wrapped(why, 0))
 
 
 def fidelity_table(outcome: StepOutcome, store: Store) -> str:
     """Render how far predictions are from the 16-bit model's, with flips where both answered the same questions."""
-    from eval.fidelity.bounds import BoundsResult
-    from eval.fidelity.divergence import FidelityResult
-    from eval.fidelity.fidelity_text import bounds_table, fidelity_text
+    from eval.fidelity import bounds, divergence, fidelity_text  # import NumPy
 
     if isinstance(outcome.node.stage, FidelityServed):
-        return render_text([bounds_table(BoundsResult.load(outcome.artifact.path / BoundsResult.FILE))])
-    result = FidelityResult.load(outcome.artifact.path / FidelityResult.FILE)
-    return fidelity_text(result, stored_flips(outcome.artifact, store))
+        served = bounds.BoundsResult.load(outcome.artifact.path / bounds.BoundsResult.FILE)
+        return render_text([fidelity_text.bounds_table(served)])
+    result = divergence.FidelityResult.load(outcome.artifact.path / divergence.FidelityResult.FILE)
+    return fidelity_text.fidelity_text(result, stored_flips(outcome.artifact, store))
 
 
 def diagnosis(outcome: StepOutcome) -> str:
@@ -225,7 +224,7 @@ def comparison(pairs: Sequence[tuple[Path | None, Path]], settings: EvalSettings
     questions = [pair for pair in pairs if pair not in texts]
     tables = [_accuracies(questions, settings)] if questions or not texts else []
     tables += [_perplexities(texts)] if texts else []
-    return ResultTable([row for each in tables for row in each.rows], "\n\n".join(each.text for each in tables))
+    return ResultTable.joined(tables)
 
 
 def _perplexities(pairs: Sequence[tuple[Path | None, Path]]) -> ResultTable:
@@ -252,8 +251,8 @@ def _accuracies(pairs: Sequence[tuple[Path | None, Path]], settings: EvalSetting
         else:
             paired.append((result if before == after else EvalResult.load(before), result))
     rows = loss_rows(paired, Criteria.of(settings))
-    texts = [loss_table(rows)] if rows or not alone else []
-    return ResultTable(rows + alone, "\n\n".join([*texts, *([alone_table(alone)] if alone else [])]))
+    tables = [ResultTable(rows, loss_table(rows))] if rows or not alone else []
+    return ResultTable.joined([*tables, *([ResultTable(alone, alone_table(alone))] if alone else [])])
 
 
 def closing(outcomes: Sequence[StepOutcome], folder: Path, *, more: bool = False) -> str:

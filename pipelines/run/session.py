@@ -57,8 +57,8 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> FinishedRu
             _save(folder / "accuracy.json", table)
         if (last := outcomes[-1]).node.id == "diagnose":
             say("\n" + console.diagnosis(last))
-        if (measured := outcomes[-1]).node.id == "benchmark":
-            say("\n" + console.measured_table(measured))
+        elif last.node.id == "benchmark":
+            say("\n" + console.measured_table(last))
         say(console.closing(outcomes, folder, more=plan.command == "serve"))
     return FinishedRun(outcomes, table.exit_code if table else 0)
 

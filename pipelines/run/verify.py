@@ -9,7 +9,6 @@ from pathlib import Path
 
 from pipelines.document.show import count
 from pipelines.domain.errors import UserError, collecting
-from pipelines.domain.progress import Advance
 from pipelines.domain.units import show_bytes
 from pipelines.host.disk import why_no_folder
 from pipelines.host.machine import gather
@@ -17,7 +16,7 @@ from pipelines.host.screen import ScreenProgress, warn
 from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
-from pipelines.store.manifest import MANIFEST, Json, Manifests, check_files, read_manifest, unlisted_files
+from pipelines.store.manifest import MANIFEST, Manifests, check_files, read_manifest, unlisted_files
 from pipelines.store.store import Store
 
 
@@ -45,7 +44,11 @@ def verify(overrides: Sequence[str]) -> int:
         alone = Manifests({folder: read_manifest(folder)}, older=(), faults=())
         sys.stdout.write(f"{_checked(alone, store)}\n")
     if not has_manifest or (folder / "rank0.safetensors").is_file():
-        sys.stdout.write(f"{_checkpoint(folder)}\n")
+        from pipelines.checkpoint import describe, verify  # import NumPy
+
+        if faults := verify.verify(folder):
+            raise UserError.of(faults)
+        sys.stdout.write(f"{describe.render(describe.describe(folder))}\n")
     sys.stdout.write("verified: no faults found\n")
     return 0
 
@@ -74,33 +77,15 @@ def _checked(manifests: Manifests, store: Store) -> str:
     with ScreenProgress().task("verifying", total, "bytes") as advance:
         for folder, manifest in manifests.whole.items():
             with collecting(faults):
-                _check(folder, manifest, store, advance)
+                if added := unlisted_files(folder, manifest):
+                    named = f"{', '.join(added[:3])}{', ...' if len(added) > 3 else ''}"
+                    warn(f"{folder} has {count(len(added), 'file')} that its manifest does not list: {named}.")
+                check_files(folder, manifest, partial(store.hashes.from_disk, advance=advance))
     store.hashes.save()
     if faults:
         raise UserError.of(faults)
     artifacts = f"{count(len(manifests.whole), 'artifact')}, " if len(manifests.whole) > 1 else ""
     return f"{artifacts}{count(len(entries), 'file')}, {show_bytes(total)}, each byte as its manifest says"
-
-
-def _check(folder: Path, manifest: Json, store: Store, advance: Advance) -> None:
-    if added := unlisted_files(folder, manifest):
-        named = f"{', '.join(added[:3])}{', ...' if len(added) > 3 else ''}"
-        warn(f"{folder} has {count(len(added), 'file')} that its manifest does not list: {named}.")
-    check_files(folder, manifest, partial(store.hashes.from_disk, advance=advance))
-
-
-def _checkpoint(folder: Path) -> str:
-    """Check a checkpoint against the rules of its format, and describe it.
-
-    Raises:
-        UserError: it breaks a rule.
-    """
-    from pipelines.checkpoint.describe import describe, render
-    from pipelines.checkpoint.verify import verify as check
-
-    if faults := check(folder):
-        raise UserError.of(faults)
-    return render(describe(folder))
 
 
 def _folder(settings: Settings, store: Store) -> Path:

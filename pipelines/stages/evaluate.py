@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eval.config import EvalSettings
-from eval.harness import evaluate, load_questions, write_hub, write_lm_eval
 from eval.kept import AnswerLog, AskedEngine
 from eval.perplexity import PerplexityResult
-from eval.results import BASELINE, RESULT, EvalResult
+from eval.results import BASELINE, RESULT, EvalResult, write_hub
 from eval.spec import EvalSpec
 from eval.verdict import Criteria, too_few
 from pipelines.document.show import count
@@ -135,6 +134,7 @@ class EvaluateSequentially(Evaluate):
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Ask both engines in turns."""
+        from eval.harness import load_questions, write_lm_eval  # imports lm-eval
         from eval.sequential import ask_in_turns
 
         folders = inputs["engine"], inputs["baseline"]
@@ -294,6 +294,8 @@ def _evaluated(
     warns: bool = False,
 ) -> dict[str, Any]:
     """Ask all questions, write the result, and return its figures."""
+    from eval.harness import evaluate  # imports lm-eval
+
     criteria = Criteria.of(stage.eval) if warns else None
     labels = {"model": stage.model, "qformat": qformat, "engine": engine}
     result = evaluate(session, inputs["model"], spec, progress, export_to=out_dir, criteria=criteria, **labels)

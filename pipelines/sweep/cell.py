@@ -15,6 +15,7 @@ from pipelines.host.lifetimes import end_with
 from pipelines.host.machine import Machine, gather
 from pipelines.plan.plan import make_plan
 from pipelines.plan.targets import MEASURED
+from pipelines.run.session import run_target
 from pipelines.settings.compose import load
 from pipelines.store.store import Store
 from pipelines.sweep.cells import SweepCell, read
@@ -71,8 +72,6 @@ def _run(cell: SweepCell, machine: Machine) -> SweepCell:
         UserError: a fault in the settings, or in something a stage reads.
         KeyboardInterrupt: the benchmark was told to stop, and kept what it had measured.
     """
-    from pipelines.run.session import run_target
-
     settings = load(cell.overrides)
     cell = replace(cell, model=settings.model.label, variant=settings.variant.label)
     store = Store(settings.paths.store)

@@ -11,13 +11,23 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from hydra import compose as compose_by_hydra
+from hydra._internal.callbacks import Callbacks  # a HydraContext takes it, and it has no public name
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from hydra.types import HydraContext
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 
 from pipelines.domain.errors import Fault, UserError, collecting
@@ -46,7 +56,7 @@ FILE = ".nodes.json"
 def recall(store: Path, launcher: Any) -> Machine | None:
     """Return the machine that this launcher's jobs last ran on, or None."""
     try:
-        return TypeAdapter(Machine).validate_python(_known(store)[_key(launcher)])
+        return TypeAdapter(Machine).validate_python(_machines(store)[_key(launcher)])
     except (KeyError, ValidationError):  # never used, or written by another version
         return None
 
@@ -55,20 +65,17 @@ def remember(store: Path, launcher: Any, cells: Sequence[SweepCell]) -> None:
     """Record the machine of a cell that ran."""
     machines = [cell.machine for cell in cells if cell.machine]
     if machines and store.is_dir():
-        write_json(store / FILE, {**_known(store), _key(launcher): machines[-1]})
+        write_json(store / FILE, {**_machines(store), _key(launcher): machines[-1]})
 
 
-def _known(store: Path) -> dict[str, Any]:
+def _machines(store: Path) -> dict[str, Any]:
     try:
-        known: dict[str, Any] = json.loads((store / FILE).read_text())
+        return dict(json.loads((store / FILE).read_text()))
     except (OSError, ValueError):  # only a cache: losing it costs some jobs that find everything finished
         return {}
-    return known
 
 
 def _key(launcher: Any) -> str:
-    from omegaconf import OmegaConf
-
     return fingerprint(OmegaConf.to_container(launcher, resolve=False))[:16]
 
 
@@ -85,7 +92,8 @@ def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[Swee
         UserError: Hydra cannot compose the combinations, or the launcher cannot work here.
         KeyboardInterrupt: after the running cells were stopped.
     """
-    folder = _new_folder(overrides)
+    runs = Path(compose([word for word in overrides if word.startswith("paths.")])["paths"]["runs"])
+    folder = runs.absolute() / "sweeps" / f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     sweep = expand(overrides, folder)
     paths = sweep.config.paths
     check_folders({"paths.runs": Path(paths.runs)}, read={"paths.store": Path(paths.store)})
@@ -104,12 +112,6 @@ def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[Swee
         cells = [_ended(cell.fresh(folder), folder) for cell in cells]
         remember(store.root, sweep.config.hydra.launcher, cells)
     return folder, cells
-
-
-def _new_folder(overrides: Sequence[str]) -> Path:
-    """Create a folder for the cells' files and logs, named after the current time."""
-    kept = compose([word for word in overrides if word.startswith("paths.")])
-    return Path(kept["paths"]["runs"]).absolute() / "sweeps" / f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
 
 
 def _write(folder: Path, cells: Sequence[SweepCell]) -> None:
@@ -145,12 +147,6 @@ def expand(overrides: Sequence[str], folder: Path) -> Sweep:
     Raises:
         UserError: Hydra refuses an override.
     """
-    from hydra import compose as compose_by_hydra
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
     place = str(folder).replace("\\", "\\\\").replace("'", "\\'")
     try:
         with hydra_on_conf():
@@ -158,8 +154,9 @@ def expand(overrides: Sequence[str], folder: Path) -> Sweep:
             words = parser.parse_overrides(list(overrides))
             plain = [str(word.input_line) for word in words if not word.is_sweep_override()]
             config = compose_by_hydra("config", [*plain, f"hydra.sweep.dir='{place}'"], return_hydra_config=True)
-            given = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
-            words = [*parser.parse_overrides(given), *(word for word in words if not _of_hydra(word))]
+            listed = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
+            own = (word for word in words if not str(word.key_or_group).startswith(("hydra.", "hydra/")))
+            words = [*parser.parse_overrides(listed), *own]
             combinations = product(*{word.get_key_element(): _alternatives(word) for word in words}.values())
     except (HydraException, OmegaConfBaseException, ValueError):  # ValueError: a number for a name
         faults = [*launcher_faults(overrides), *diagnose(overrides, sweeping=True)]
@@ -185,30 +182,21 @@ def _alternatives(word: Any) -> list[str]:
     return [f"{key}={value}" for value in word.sweep_string_iterator()]
 
 
-def _of_hydra(word: Any) -> bool:
-    return str(word.key_or_group).startswith(("hydra.", "hydra/"))
-
-
 def _together(cells: Sequence[SweepCell], store: Store) -> list[SweepCell]:
     """Tell each cell that may stop asking early how many are judged with it, so that its verdict holds in the table."""
-    goals = {cell.number: goal for cell in cells if (goal := _valid(cell, store)) is not None}
+    goals: dict[int, Goal] = {}
+    for cell in cells:
+        with suppress(UserError):  # which is said when the cell is planned
+            goals[cell.number] = with_questions(Goal(validate(compose(cell.overrides)), cell.target), store)[0]
     judged = Counter(goal.settings.model.label for goal in goals.values() if goal.has_baseline)
-    told = []
+    adjusted = []
     for cell in cells:
         own = goals.get(cell.number)
         number = judged[own.settings.model.label] if own is not None and own.is_sequential else 1
-        given = any(word.startswith(TOGETHER) for word in cell.overrides)
-        more = (f"{TOGETHER}{number}",) if number > 1 and not given else ()
-        told.append(replace(cell, overrides=(*cell.overrides, *more)))
-    return told
-
-
-def _valid(cell: SweepCell, store: Store) -> Goal | None:
-    """Return what a cell asks for, with its questions; None if it is refused, which is said when it is planned."""
-    try:
-        return with_questions(Goal(validate(compose(cell.overrides)), cell.target), store)[0]
-    except UserError:
-        return None
+        is_set = any(word.startswith(TOGETHER) for word in cell.overrides)
+        more = (f"{TOGETHER}{number}",) if number > 1 and not is_set else ()
+        adjusted.append(replace(cell, overrides=(*cell.overrides, *more)))
+    return adjusted
 
 
 def _without_finished(cells: Sequence[SweepCell], store: Store, machine: Machine | None, here: bool) -> list[SweepCell]:
@@ -269,8 +257,6 @@ def _tell(cells: Sequence[SweepCell], waiting: Sequence[SweepCell], sweep: Sweep
 
 def _launch(sweep: Sweep, folder: Path, waiting: Sequence[SweepCell]) -> None:
     """Hand the cells to the launcher and return when all have ended."""
-    from hydra.core.hydra_config import HydraConfig
-
     shown = sweep.launcher == BASIC
     task = RunCell(folder, tuple(cell.file(folder) for cell in waiting), shown)
     watched = nullcontext() if shown or sweep.launcher == SLURM else Watch(folder, waiting).meanwhile()
@@ -283,13 +269,6 @@ def _launch(sweep: Sweep, folder: Path, waiting: Sequence[SweepCell]) -> None:
 
 
 def _launcher(sweep: Sweep, task: RunCell) -> Any:
-    # A launcher is set up with a HydraContext, which takes this class; Hydra has no public name for it.
-    from hydra._internal.callbacks import Callbacks
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.plugins import Plugins
-    from hydra.types import HydraContext
-    from omegaconf import OmegaConf
-
     context = HydraContext(config_loader=GlobalHydra.instance().config_loader(), callbacks=Callbacks(sweep.config))
     if sweep.launcher != SLURM:
         return Plugins.instance().instantiate_launcher(context, task, sweep.config)

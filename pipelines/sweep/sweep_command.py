@@ -11,7 +11,7 @@ from pipelines.host.files import write_json
 from pipelines.host.screen import say, table
 from pipelines.run.console import ResultTable, comparison, unasked_table
 from pipelines.settings.compose import load
-from pipelines.store.store import Store
+from pipelines.store.store import Store, recover
 from pipelines.sweep.cells import SweepCell
 from pipelines.sweep.launch import run_cells
 
@@ -44,7 +44,6 @@ def compare(overrides: Sequence[str]) -> int:
         0, 1 when a cell failed, or 4 when a loss could not be measured.
     """
     from pipelines.report.report_command import write
-    from pipelines.store.store import recover
 
     settings = load(_single(overrides))
     check_folders(settings.report.written)
@@ -67,7 +66,7 @@ def _judged(cells: Sequence[SweepCell], settings: EvalSettings) -> ResultTable:
     asked = [(cell.baseline, cell.after) for cell in cells if "evaluate" in cell.artifacts]
     tables = [comparison(asked, settings)] if asked or not unasked else []
     tables += [unasked_table(unasked)] if unasked else []
-    return ResultTable([row for each in tables for row in each.rows], "\n\n".join(each.text for each in tables))
+    return ResultTable.joined(tables)
 
 
 def _single(overrides: Sequence[str]) -> list[str]:
@@ -79,13 +78,15 @@ def _close(folder: Path, cells: Sequence[SweepCell]) -> int:
     """Name the cells that failed, and where the results are."""
     failed = [cell for cell in cells if cell.state == "failed"]
     if failed:
-        rows = [(f"[{cell.number}] {cell.words}", _why(cell, folder)) for cell in failed]
+        logs = [(cell, cell.log(folder)) for cell in failed]
+        rows = [
+            (
+                f"[{cell.number}] {cell.words}",
+                f"{cell.reason}; log: {relative_to_cwd(log)}" if log.is_file() else cell.reason,
+            )
+            for cell, log in logs
+        ]
         say("\nfailed cells:\n" + "\n".join(table(rows, words=(1,))))
         say("Run the same command again to finish what is missing.")
     say(f"\nsweep: {relative_to_cwd(folder)}")
     return 1 if failed else 0
-
-
-def _why(cell: SweepCell, folder: Path) -> str:
-    log = cell.log(folder)
-    return f"{cell.reason}; log: {relative_to_cwd(log)}" if log.is_file() else cell.reason

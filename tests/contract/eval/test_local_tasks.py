@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from eval.harness import LM_EVAL, EvalResult, EvalSpec, evaluate, write_hub
-from eval.results import compare_pair, logprob_shift
+from eval.harness import LM_EVAL, EvalResult, EvalSpec, evaluate
+from eval.results import compare_pair, logprob_shift, write_hub
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress, SilentProgress
 from pipelines.engines.port import Generation, SamplingParams
