@@ -250,7 +250,7 @@ COMMANDS = {
         ),
     ),
     "size": Command(
-        "pipelines.run.commands:size",
+        "pipelines.run.predict_commands:size",
         "how many GPUs and servers a load needs within limits",
         "Finds the fleet that serves a load within latency limits: instances, GPUs, servers, what limits them, what "
         "they cost and what changes the answer. Everything is modelled, or taken from a benchmark of yours.",
@@ -262,7 +262,7 @@ COMMANDS = {
         ),
     ),
     "simulate": Command(
-        "pipelines.run.commands:simulate",
+        "pipelines.run.predict_commands:simulate",
         "static against in-flight batching, in ticks or in seconds",
         "Simulates how an engine schedules requests, in ticks to look at, or in seconds when a GPU or a fit "
         "is named; prints a table and writes pictures, a Perfetto trace and a page that plays it.",

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from pipelines.domain.errors import UserError
 from pipelines.engines.registry import runtime_version
-from pipelines.engines.tensorrt_llm.folder import fit_faults
 from pipelines.host.disk import check_folders
 from pipelines.host.files import link_to
 from pipelines.host.machine import gather
 from pipelines.host.screen import ScreenProgress, complain, say
-from pipelines.plan.candidates import judge_of
 from pipelines.plan.plan import Plan, make_plan
 from pipelines.plan.targets import Target, farthest
 from pipelines.predict.config import fit_files
@@ -79,8 +78,6 @@ def diagnose(overrides: Sequence[str]) -> int:
 def serve(overrides: Sequence[str]) -> int:
     """Build an engine and its repository, and run tritonserver on it until it is told to stop."""
     from pipelines.serving import foreground  # with the server's processes
-    from pipelines.serving.repository import read_repository
-    from triton_repo.check import check_repository
 
     settings = load(overrides)
     folder = settings.serving.repository
@@ -94,17 +91,25 @@ def serve(overrides: Sequence[str]) -> int:
             store, place = Store(settings.paths.store), folder.absolute()
             store.check(Artifact(place, read_manifest(place)))
             store.hashes.save()
-    # it was edited, or its engine was built by another version or on another GPU
-    if not read_repository(folder).gpu:
-        faults = check_repository(folder, running_version=runtime_version)
-    else:
-        faults = check_repository(folder) or fit_faults(folder / ENGINE_DIR)
-    if faults:
-        raise UserError.of(faults)
+    _refuse_unfit(folder)
     bundled = settings.model.bundled and not settings.model.path
     prompt = BUNDLED_PROMPT if bundled else foreground.EXAMPLE_PROMPT
     with in_use(folder):
         return foreground.serve(folder, settings.serving, ScreenProgress(), prompt=prompt)
+
+
+def _refuse_unfit(folder: Path) -> None:
+    """Refuse a repository that was edited, or whose engine was built by another version or on another GPU."""
+    from pipelines.engines.tensorrt_llm.folder import fit_faults
+    from pipelines.serving.repository import read_repository
+    from triton_repo.check import check_repository
+
+    if read_repository(folder).gpu:
+        faults = check_repository(folder) or fit_faults(folder / ENGINE_DIR)
+    else:
+        faults = check_repository(folder, running_version=runtime_version)
+    if faults:
+        raise UserError.of(faults)
 
 
 def benchmark(overrides: Sequence[str]) -> int:
@@ -146,20 +151,6 @@ def plan(overrides: Sequence[str]) -> int:
         text += modelled_text(made)
     sys.stdout.write(text)
     return 0
-
-
-def size(overrides: Sequence[str]) -> int:
-    """Size a fleet of engines that a plan accepts."""
-    from pipelines.predict.sizing import size_command
-
-    return size_command.size(overrides, judge_of)
-
-
-def simulate(overrides: Sequence[str]) -> int:
-    """Simulate an engine that a plan accepts."""
-    from pipelines.predict.simulate import simulate_command
-
-    return simulate_command.simulate(overrides, judge_of)
 
 
 def stage(overrides: Sequence[str]) -> int:
