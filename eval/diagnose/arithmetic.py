@@ -361,10 +361,6 @@ def _order_of(suspect: Suspect, *, rows: bool) -> str:
     ordered[came_from] = found
     if not _holds(suspect, ordered if rows else ordered.T):
         return ""
-    return _name_of_order(came_from, moved, suspect, rows)
-
-
-def _name_of_order(came_from: Array, moved: Array, suspect: Suspect, rows: bool) -> str:
     count, what = len(came_from), "rows" if rows else "columns"
     every = np.arange(count)
     if np.array_equal(came_from, every ^ 1):

@@ -58,30 +58,18 @@ def examine(
     _configuration(checkpoint, model, found)
     # with another number of heads or layers, tensors cannot be told apart
     if not found.findings:
-        _tensors(checkpoint, model, inputs, found, progress)
+        try:
+            _plain(checkpoint, model, "transformer.vocab_embedding", None, found)
+            with progress.task("comparing the checkpoint", model.layers, "layers") as advance:
+                for layer in range(model.layers):
+                    _layer(checkpoint, model, layer, inputs, found)
+                    advance(1)
+            _plain(checkpoint, model, "transformer.ln_f", None, found)
+            _head(checkpoint, model, found)
+        except UserError as error:
+            cause = f"the checkpoint cannot be read as its config.json says: {error.faults[0].message}"
+            found.add(None, "files", "unreadable", cause)
     return found.result(Place.CHECKPOINT, f"{Place.ORIGINAL}: configuration and {found.tensors} tensors")
-
-
-def _tensors(
-    checkpoint: Checkpoint,
-    model: TracedModel,
-    inputs: Mapping[tuple[int, str], Array],
-    found: Examined,
-    progress: Progress,
-) -> None:
-    try:
-        _plain(checkpoint, model, "transformer.vocab_embedding", None, found)
-        with progress.task("comparing the checkpoint", model.layers, "layers") as advance:
-            for layer in range(model.layers):
-                _layer(checkpoint, model, layer, inputs, found)
-                advance(1)
-        _plain(checkpoint, model, "transformer.ln_f", None, found)
-        _head(checkpoint, model, found)
-    except UserError as error:
-        fault = error.faults[0]
-        found.add(
-            None, "files", "unreadable", f"the checkpoint cannot be read as its config.json says: {fault.message}"
-        )
 
 
 def _configuration(checkpoint: Checkpoint, model: TracedModel, found: Examined) -> None:
@@ -97,10 +85,6 @@ def _configuration(checkpoint: Checkpoint, model: TracedModel, found: Examined) 
         same = abs(given - right) <= SAME_NUMBER * abs(right) if isinstance(right, float) else given == right
         if not same:
             found.add(None, f"config.json {name}", f"{given}", f"it is {given}, the model has {right}")
-    _frequencies(checkpoint, model, found)
-
-
-def _frequencies(checkpoint: Checkpoint, model: TracedModel, found: Examined) -> None:
     if found.findings:
         return
     right, given = model.inverse_frequencies(), inverse_frequencies(checkpoint.config)
@@ -132,35 +116,28 @@ def _plain(checkpoint: Checkpoint, model: TracedModel, module: str, layer: int |
         )
         return
     away = float(np.linalg.norm(given - right)) / (float(np.linalg.norm(right)) or 1.0)
-    rows = 0.0 if given.ndim == 1 else _worst_row(given, right)
-    found.saw(name, max(away, rows) / ROUNDED_ONCE)
-    if max(away, rows) > ROUNDED_ONCE:
+    if given.ndim > 1:  # or the worst row
+        norms = np.linalg.norm(right, axis=1)
+        usual = float(np.median(norms)) * 1e-2 or 1.0
+        away = max(away, float((np.linalg.norm(given - right, axis=1) / np.maximum(norms, usual)).max()))
+    found.saw(name, away / ROUNDED_ONCE)
+    if away > ROUNDED_ONCE:
         cause = _norm_cause(checkpoint, model, module, given, right) if given.ndim == 1 else _table_cause(given, right)
-        found.add(layer, name, f"{100 * max(away, rows):.3g} % off", cause)
-
-
-def _worst_row(given: Array, right: Array) -> float:
-    norms = np.linalg.norm(right, axis=1)
-    usual = float(np.median(norms)) * 1e-2 or 1.0
-    return float((np.linalg.norm(given - right, axis=1) / np.maximum(norms, usual)).max())
+        found.add(layer, name, f"{100 * away:.3g} % off", cause)
 
 
 def _norm_cause(checkpoint: Checkpoint, model: TracedModel, module: str, given: Array, right: Array) -> str:
     offset = FAMILIES[checkpoint.config.architecture].norm_offset
     if offset and np.allclose(given, right - offset, rtol=ROUNDED_ONCE, atol=ROUNDED_ONCE):
         return f"the norm lacks the + {offset:g} of this family"
-    for other in _norms(model):
+    norms = [f"transformer.layers.{n}.{name}" for n in range(model.layers) for name in model.norms]
+    for other in (*norms, "transformer.ln_f"):
         if other != module and np.allclose(given, model.other(other), rtol=ROUNDED_ONCE):
             return f"it holds {other}"
     ratio = given / np.where(right == 0, 1, right)
     if np.allclose(ratio, ratio.mean(), rtol=2 * ROUNDED_ONCE):
         return f"all its values are {ratio.mean():.4g} times those of the model"
     return "its values are not the model's; a smoothing factor may be folded into it that the next linears lack"
-
-
-def _norms(model: TracedModel) -> list[str]:
-    names = model.norms
-    return [f"transformer.layers.{n}.{name}" for n in range(model.layers) for name in names] + ["transformer.ln_f"]
 
 
 def _table_cause(given: Array, right: Array) -> str:
@@ -207,8 +184,12 @@ def _layer(
             _bias(checkpoint, model, layer, module, part, found)
         if len(found.findings) == before:
             _activation(checkpoint, f"{path}.{module}", layer, inputs[layer, parts[0]], found)
-    if checkpoint.config.kv_format is not KvFormat.AUTO:
-        _kv_scale(checkpoint, layer, inputs, found)
+    if (form := checkpoint.config.kv_format) is not KvFormat.AUTO:
+        name = f"{path}.attention.kv_cache_scaling_factor"
+        scale = float(checkpoint.tensor(name).astype(np.float32).reshape(-1)[0])
+        largest = max(float(inputs[layer, part].max()) for part in ("k", "v"))
+        ratio = scale * LARGEST_CACHED[form] / max(largest, 1e-30)
+        cover(name, layer, ratio, (LEAST_KV, MOST_KV[form]), found, "a key or value", scale=scale)
 
 
 def _bias(checkpoint: Checkpoint, model: TracedModel, layer: int, module: str, part: str, found: Examined) -> None:
@@ -243,15 +224,6 @@ def _activation(checkpoint: Checkpoint, module: str, layer: int, seen: Array, fo
     first = float(scale.reshape(-1)[0])
     ratio = first * bound / max(largest, 1e-30)
     cover(f"{module}.{ACTIVATION}", layer, ratio, (LEAST_COVER, MOST_COVER), found, "an input", scale=first)
-
-
-def _kv_scale(checkpoint: Checkpoint, layer: int, inputs: Mapping[tuple[int, str], Array], found: Examined) -> None:
-    name = f"transformer.layers.{layer}.attention.kv_cache_scaling_factor"
-    scale = float(checkpoint.tensor(name).astype(np.float32).reshape(-1)[0])
-    largest = max(float(inputs[layer, part].max()) for part in ("k", "v"))
-    form = checkpoint.config.kv_format
-    ratio = scale * LARGEST_CACHED[form] / max(largest, 1e-30)
-    cover(name, layer, ratio, (LEAST_KV, MOST_KV[form]), found, "a key or value", scale=scale)
 
 
 def cover(
@@ -306,7 +278,13 @@ def examine_simulation(
                 for part in parts:
                     _linear(simulated, model, spec, (layer, part), inputs, found)
             if spec.kv_cache is not KvFormat.AUTO:
-                _cached(simulated, spec.kv_cache, layer, inputs, found)
+                for part in ("k", "v"):
+                    largest = simulated.largest_cached(layer, part)
+                    # without a scale of its own, ModelOpt's cache has the scale 1
+                    held = LARGEST_CACHED[spec.kv_cache] if largest is None else largest
+                    ratio = held / max(float(inputs[layer, part].max()), 1e-30)
+                    name, limits = f"layers.{layer}.attention.{part}", (LEAST_KV, MOST_KV[spec.kv_cache])
+                    cover(name, layer, ratio, limits, found, "a key or value")
             advance(1)
     return found.result(Place.MODELOPT, f"{Place.ORIGINAL}: {found.tensors} weights and scales")
 
@@ -356,11 +334,3 @@ def _linear(
     seen = inputs[layer, part] * (1 if smoothing is None else np.abs(smoothing))
     ratio = largest / max(float(seen.max()), 1e-30)
     cover(f"{name}.{ACTIVATION}", layer, ratio, (LEAST_COVER, MOST_COVER), found, "an input")
-
-
-def _cached(simulated: SimulatedModel, form: KvFormat, layer: int, inputs: Inputs, found: Examined) -> None:
-    for name in ("k", "v"):
-        largest = simulated.largest_cached(layer, name)
-        # without a scale of its own, ModelOpt's cache has the scale 1
-        ratio = (LARGEST_CACHED[form] if largest is None else largest) / max(float(inputs[layer, name].max()), 1e-30)
-        cover(f"layers.{layer}.attention.{name}", layer, ratio, (LEAST_KV, MOST_KV[form]), found, "a key or value")

@@ -65,7 +65,8 @@ class Part:
 
 def compare_linear(checkpoint: Checkpoint, part: Part, found: Examined) -> None:
     """Compare a decoded weight with the model's own, and explain it if it is further off than its format is."""
-    kind = _kind(checkpoint, part.module)
+    form = checkpoint.config.format_of(part.module)
+    kind = FLOAT_WEIGHTS if form.weights.at_build else form.weights
     prequant = scale_of(checkpoint, part.module, PREQUANT)
     # formats that the build quantizes are floats here, and must be the model's own
     floats = kind is FLOAT_WEIGHTS
@@ -78,16 +79,18 @@ def compare_linear(checkpoint: Checkpoint, part: Part, found: Examined) -> None:
         return
     decoded = decoded if prequant is None else decoded * prequant
     group = checkpoint.config.quantization_of(part.module).group_size
-    form = checkpoint.config.format_of(part.module)
     measured, expected = measure(part.source, decoded, prequant, replace(form, weights=kind), group)
     found.saw(part.tensor, measured.ratio)
     if not measured.suspicious:
         return
-    suspect = _suspect(checkpoint, part, decoded, expected)
-    tensor, cause = _scale_cause(checkpoint, part, suspect, kind) or (
-        part.tensor,
-        arithmetic.explain(suspect, _others(part)),
-    )
+    of_heads, heads = part.part == "attention.dense", 0
+    if of_heads or part.part.endswith(".qkv.q"):
+        heads = checkpoint.config.num_attention_heads
+    elif ".qkv." in part.part:
+        heads = checkpoint.config.num_key_value_heads
+    suspect = arithmetic.Suspect(part.source, decoded, expected, heads, of_heads)
+    explained = _scale_cause(checkpoint, part, suspect, kind)
+    tensor, cause = explained or (part.tensor, arithmetic.explain(suspect, _others(part)))
     found.add(part.layer, tensor, figure_of(measured), cause)
 
 
@@ -123,25 +126,12 @@ def figure_of(measured: arithmetic.WeightError) -> str:
     return f"{100 * measured.error:.3g} % off, {100 * measured.expected:.2g} % expected"
 
 
-def _kind(checkpoint: Checkpoint, module: str) -> WeightKind:
-    kind = checkpoint.config.format_of(module).weights
-    return FLOAT_WEIGHTS if kind.at_build else kind
-
-
 def scale_of(checkpoint: Checkpoint, module: str, leaf: str) -> Array | None:
     """Return a scale of a linear, float32; None if the checkpoint has none, or the linear is not quantized."""
     name = f"{module}.{leaf}"
     if name not in checkpoint or checkpoint.config.format_of(module).weights is FLOAT_WEIGHTS:
         return None
     return checkpoint.tensor(name).astype(np.float32)
-
-
-def _suspect(checkpoint: Checkpoint, part: Part, decoded: Array, expected: Array) -> arithmetic.Suspect:
-    config, name = checkpoint.config, part.part[-1]
-    heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads, "v": config.num_key_value_heads}
-    of_heads = part.part == "attention.dense"
-    count = config.num_attention_heads if of_heads else heads.get(name, 0) if ".qkv." in part.part else 0
-    return arithmetic.Suspect(part.source, decoded, expected, count, of_heads)
 
 
 def _others(part: Part) -> Iterator[tuple[str, Array]]:
@@ -175,12 +165,8 @@ def _scale_cause(
     if np.mean(np.abs(ratio / np.median(ratio) - 1) < MOSTLY_EQUAL) > MOSTLY:
         leaf = SECOND if kind is FP4_WEIGHTS else SCALE
         return f"{part.module}.{leaf}", f"the scale is {1 / float(np.median(ratio)):.4g} times what the weight needs"
-    needed = _fitting(checkpoint, part, scale) * ratio.reshape(_fitting(checkpoint, part, scale).shape)
-    return f"{part.module}.{SCALE}", _scales_of(checkpoint, part, needed, _fitting(checkpoint, part, scale))
-
-
-def _fitting(checkpoint: Checkpoint, part: Part, scale: Array) -> Array:
-    return part.taken(checkpoint, scale) if scale.ndim and len(scale) > 1 else scale
+    stored = part.taken(checkpoint, scale) if scale.ndim and len(scale) > 1 else scale
+    return f"{part.module}.{SCALE}", _scales_of(checkpoint, part, stored * ratio.reshape(stored.shape), stored)
 
 
 def _prequant_cause(suspect: arithmetic.Suspect, prequant: Array) -> str:

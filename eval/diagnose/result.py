@@ -136,7 +136,9 @@ def diagnosis_text(result: StageDiagnosis) -> str:
     rows = [("stage", "worst", "noise", "verdict")]
     rows += [(each.stage, each.worst or "-", each.noise or "-", each.verdict) for each in result.stages]
     lines = [f"{result.model} {result.variant}, {result.items}:", "", *table(rows, words=(1, 2, 3)), ""]
-    lines += [wrapped(f"{each.stage}: {_said(each)}", 2) for each in result.stages if _said(each)]
+    for each in result.stages:
+        if notes := [f"against {each.against}"] * bool(each.against) + [each.note] * bool(each.note):
+            lines.append(wrapped(f"{each.stage}: {'; '.join(notes)}", 2))
     lines += ["", wrapped(result.sentence(), 0)]
     if (accused := result.accused) and len(accused.findings) > 1:
         more = accused.findings[1 : MOST_FINDINGS + 1]
@@ -144,11 +146,6 @@ def diagnosis_text(result: StageDiagnosis) -> str:
         shown = "; ".join(f"{each.tensor} ({each.figure})" for each in more)
         lines.append(wrapped(f"Also: {shown}" + (f"; and {rest} more." if rest else "."), 0))
     return "\n".join(lines)
-
-
-def _said(stage: StageResult) -> str:
-    compared = f"against {stage.against}" if stage.against else ""
-    return "; ".join(part for part in (compared, stage.note) if part)
 
 
 # What is found where tensors are compared one by one, and the names of a checkpoint's tensors.

@@ -109,27 +109,19 @@ def diagnose(
         UserError: a stage cannot be read at all.
     """
     work = _Work(given, seed, new_tokens, progress)
-    results: list[StageResult] = []
+    results: dict[str, StageResult] = {}
+    accused = False
     for stage in work.stages():
-        results.append(stage)
-        if stage.verdict == StageVerdict.ACCUSED:
+        results[stage.stage] = stage
+        if accused := stage.verdict == StageVerdict.ACCUSED:
             break
-    lengths = sorted(len(item.ids) for item in work.items)
-    said = f"{count(len(lengths), 'item')} of {lengths[0]} to {lengths[-1]} tokens"
-    return StageDiagnosis(model, variant, said, tuple(_with_others(results, given)))
-
-
-def _with_others(results: Sequence[StageResult], given: DiagnosedFolders) -> list[StageResult]:
-    """Return the results of all stages in order, those that were not judged as well."""
-    found, accused = (
-        {each.stage: each for each in results},
-        any(each.verdict == StageVerdict.ACCUSED for each in results),
-    )
     for place in Place:
         why = given.not_run.get(place, "")
         verdict = StageVerdict.AFTER if accused and not why else StageVerdict.NOT_RUN
-        found.setdefault(place, StageResult(place, "", "", "", verdict, why))
-    return [found[place] for place in Place]
+        results.setdefault(place, StageResult(place, "", "", "", verdict, why))
+    lengths = sorted(len(item.ids) for item in work.items)
+    items = f"{count(len(lengths), 'item')} of {lengths[0]} to {lengths[-1]} tokens"
+    return StageDiagnosis(model, variant, items, tuple(results[place] for place in Place))
 
 
 @dataclass
@@ -222,15 +214,18 @@ class _Work:
         self, session: LogitsSession, checkpoint: Checkpoint, decoded: TracedModel, noise: float
     ) -> StageResult:
         """Compare the engine with its checkpoint: its description, each step, and its answers."""
-        findings, worst, note = list(self._description(checkpoint)), _Worst(), ""
+        findings, note = list(self._description(checkpoint)), ""
+        errors: list[tuple[float, float, str]] = []
         for step in self._steps(session, checkpoint) if not findings else ():
-            worst.see(step)
+            errors.append((step.error / step.allowed, step.error, step.name))
             if step.error > step.allowed:
                 findings.append(step.finding())
                 break
+        _, error, name = max(errors, key=lambda each: each[0], default=(0.0, 0.0, ""))
         if not findings:
-            away = _kl(decoded.logits(self.read), self._logits(session))
-            note = f"{worst.steps} steps, worst {worst.name}; answers KL {away:.2g} from the decoded checkpoint"
+            forcing = session.teacher_forcing()
+            away = _kl(decoded.logits(self.read), [_whole(forcing, ids) for ids in self.read])
+            note = f"{len(errors)} steps, worst {name}; answers KL {away:.2g} from the decoded checkpoint"
             fp4 = any(FORMATS[qformat].activation == "fp4" for qformat in checkpoint.config.qformats)
             if away > max(LIKE_NOISE * noise, LEAST_KL_FP4 if fp4 else LEAST_KL):
                 cause = "its steps are right, but its answers are not those of the decoded checkpoint"
@@ -238,7 +233,7 @@ class _Work:
         return StageResult(
             Place.CPU_ENGINE,
             f"{Place.CHECKPOINT}: every step, computed again",
-            findings[0].figure if findings else f"{100 * worst.error:.1g} %",
+            findings[0].figure if findings else f"{100 * error:.1g} %",
             f"{100 * EXACT:g} %, codes {100 * ROUNDED:g} %",
             StageVerdict.ACCUSED if findings else StageVerdict.CLEAN,
             note,
@@ -252,8 +247,8 @@ class _Work:
         theirs = parse_json((self.given.engine / "config.json").read_text(encoding="utf-8"))["pretrained_config"]
         for name in sorted(set(theirs) | set(ours)):
             if theirs.get(name) != ours.get(name):
-                said = f"it is {theirs.get(name)}, the checkpoint has {ours.get(name)}"
-                cause = f"{said}: the engine was built from another checkpoint, or edited"
+                values = f"it is {theirs.get(name)}, the checkpoint has {ours.get(name)}"
+                cause = f"{values}: the engine was built from another checkpoint, or edited"
                 yield Finding(None, f"config.json {name}", str(theirs.get(name)), cause, AGAIN)
 
     def _steps(self, session: LogitsSession, checkpoint: Checkpoint) -> Iterator[Step]:
@@ -273,10 +268,6 @@ class _Work:
                     yield from retraced.layer(steps, layer)
                     advance(1)
         yield from retraced.head(steps)
-
-    def _logits(self, session: LogitsSession, *, varied: bool = False) -> list[Array]:
-        forcing = session.teacher_forcing(varied=varied)
-        return [_whole(forcing, ids) for ids in self.read]
 
     def _served(self, last: TracedModel, place: Place) -> Iterator[StageResult]:
         """Compare what is served with the last stage before it that runs here."""
@@ -324,23 +315,6 @@ class _Answers:
             row, spread = one[-1], 2 * float(np.abs(one - two).max())
         best, second = np.sort(row)[-1:-3:-1]
         return bool(best - second <= spread)
-
-
-@dataclass
-class _Worst:
-    """The step with the largest error in units of what is allowed."""
-
-    steps: int = 0
-    ratio: float = -1.0
-    error: float = 0.0
-    name: str = ""
-
-    def see(self, step: Step) -> None:
-        """Count a step."""
-        self.steps += 1
-        ratio = step.error / step.allowed
-        if ratio > self.ratio:
-            self.ratio, self.error, self.name = ratio, step.error, step.name
 
 
 def _whole(forcing: Any, ids: Sequence[int]) -> Array:

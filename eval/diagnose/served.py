@@ -77,12 +77,10 @@ def answers_cause(wrong: Sequence[tuple[Item, list[int], list[int]]], expected: 
 def misfed(ids: Sequence[int], expected: RightAnswers) -> dict[str, list[int]]:
     """Return prompts that a server may have taken for another one, by what went wrong."""
     bos = expected.tokenizer.bos_token_id
-    found: dict[str, list[int]] = {}
-    if bos is not None:
-        found["the BOS token is doubled"] = [bos, *ids]
-        if ids[0] == bos and len(ids) > 1:
-            found["the BOS token is missing"] = list(ids[1:])
-    return found
+    if bos is None:
+        return {}
+    missing = {"the BOS token is missing": list(ids[1:])} if ids[0] == bos and len(ids) > 1 else {}
+    return {"the BOS token is doubled": [bos, *ids], **missing}
 
 
 def text_cause(wrong: Sequence[tuple[Item, list[int], str, str]], expected: RightAnswers) -> str:
@@ -124,12 +122,18 @@ class Wrong:
 def written_cause(wrong: Sequence[Wrong], expected: RightAnswers, again: Callable[[Item], Reply]) -> tuple[str, str]:
     """Return (what is wrong, its probable cause) of answers to texts."""
     if all(each.item.messages is not None for each in wrong):
-        extra = {each.extra for each in wrong}
-        if extra == {1}:
+        if all(each.extra == 1 for each in wrong):
             return "chat template", "messages become a prompt of one token too many: the chat template doubles BOS"
         return "chat template", "messages become another prompt: the chat template is not the model's own"
-    if cause := _prompt_cause(wrong):
-        return "prompt tokens", cause
+    extra = [each.extra for each in wrong if each.extra is not None]
+    if any(extra):  # the server read another number of tokens
+        if all(each == 1 for each in extra):
+            return "prompt tokens", "the BOS token is doubled"
+        if all(each == -1 for each in extra):
+            return "prompt tokens", "the BOS token is missing"
+        if all(each < 0 for each in extra):
+            return "prompt tokens", f"prompts are truncated to {wrong[0].reply.prompt_tokens} tokens"
+        return "prompt tokens", "prompts have another number of tokens: the tokenizer is another one"
     if any(again(each.item).text != each.reply.text for each in wrong):
         cause = "the same prompt is answered differently each time: it samples, although temperature 0 was asked for"
         return "sampling", cause
@@ -138,20 +142,6 @@ def written_cause(wrong: Sequence[Wrong], expected: RightAnswers, again: Callabl
     if len(sizes) == 1 and abs(off := sizes.pop()) in (1, 2):
         return "max_tokens", f"answers have {abs(off)} token{'s' * (abs(off) > 1)} too {'many' if off > 0 else 'few'}"
     return "text", _texts_cause(wrong, expected)
-
-
-def _prompt_cause(wrong: Sequence[Wrong]) -> str:
-    """Explain answers by the number of tokens that the server read; empty if that is right."""
-    extra = [each.extra for each in wrong if each.extra is not None]
-    if not any(extra):
-        return ""
-    if all(each == 1 for each in extra):
-        return "the BOS token is doubled"
-    if all(each == -1 for each in extra):
-        return "the BOS token is missing"
-    if all(each < 0 for each in extra):
-        return f"prompts are truncated to {wrong[0].reply.prompt_tokens} tokens"
-    return "prompts have another number of tokens: the tokenizer is another one"
 
 
 def _texts_cause(wrong: Sequence[Wrong], expected: RightAnswers) -> str:
@@ -251,22 +241,21 @@ def _preprocessing(client: TritonModels, expected: RightAnswers) -> Found:
 def _engine_model(client: TritonModels, expected: RightAnswers) -> Found:
     """Compare what the served engine continues token ids with."""
     answers = [client.continued(item.ids, expected) for item in expected.items]
-    return _answers_differ(answers, expected, "tensorrt_llm output_ids", client.continued)
-
-
-def _answers_differ(given: Sequence[Sequence[int]], expected: RightAnswers, tensor: str, again: Any) -> Found:
     wrong, ties = [], 0
-    for item, right, answer in zip(expected.items, expected.answers, given, strict=True):
-        if list(answer) == right:
+    for item, right, answer in zip(expected.items, expected.answers, answers, strict=True):
+        if answer == right:
             continue
         if expected.within_noise(item, right, answer):
             ties += 1
         else:
-            wrong.append((item, right, list(answer)))
+            wrong.append((item, right, answer))
     if not wrong:
         return [], ties
-    figure = f"{len(wrong)} of {len(expected.items)} answers differ"
-    return [Finding(None, tensor, figure, answers_cause(wrong, expected, again), BESIDE)], ties
+    figure, cause = (
+        f"{len(wrong)} of {len(expected.items)} answers differ",
+        answers_cause(wrong, expected, client.continued),
+    )
+    return [Finding(None, "tensorrt_llm output_ids", figure, cause, BESIDE)], ties
 
 
 def _postprocessing(client: TritonModels, expected: RightAnswers) -> Found:
@@ -292,7 +281,8 @@ def _text_model(client: Any, expected: RightAnswers) -> Found:
     wrong, ties = [], 0
     for item, answer in zip(expected.items, expected.answers, strict=True):
         each = Wrong(item, answer, expected.text(item, answer), client.written(item, expected))
-        if each.reply.text == each.right and not each.extra and _same_length(each, expected):
+        lengths = (None, len(answer), len(answer) + expected.ended_early(answer))  # perhaps with the token that ends it
+        if each.reply.text == each.right and not each.extra and each.reply.answer_tokens in lengths:
             continue
         if not each.extra and _parts_at_a_tie(each, expected):
             ties += 1
@@ -303,12 +293,6 @@ def _text_model(client: Any, expected: RightAnswers) -> Found:
     figure = f"{len(wrong)} of {len(expected.items)} answers differ"
     what, cause = written_cause(wrong, expected, lambda item: client.written(item, expected))
     return [Finding(None, f"{client.text_model} {what}", figure, cause, SERVER)], ties
-
-
-def _same_length(each: Wrong, expected: RightAnswers) -> bool:
-    """Return whether the server counts the tokens of the right answer, perhaps with the one that ends it."""
-    count = each.reply.answer_tokens
-    return count in (None, len(each.answer), len(each.answer) + expected.ended_early(each.answer))
 
 
 def _parts_at_a_tie(each: Wrong, expected: RightAnswers) -> bool:
@@ -334,8 +318,8 @@ def _stop_word(client: Any, expected: RightAnswers) -> Found:
                 continue
             early = (right + stop).startswith(given)
             cause = "end answers too early" if early else "do not end answers where they should"
-            said = f"stop words {cause}: {stop!r} gives {given[-20:]!r} instead of {right[-20:]!r}"
-            return [Finding(None, f"{client.text_model} stop words", f"{stop!r} differs", said, SERVER)], 0
+            sentence = f"stop words {cause}: {stop!r} gives {given[-20:]!r} instead of {right[-20:]!r}"
+            return [Finding(None, f"{client.text_model} stop words", f"{stop!r} differs", sentence, SERVER)], 0
     return [], 0
 
 
@@ -343,7 +327,7 @@ def _stop_words(text: str, answer: Sequence[int], tokenizer: Any) -> list[str]:
     """Return words of an answer to stop at: of several tokens, the first of which comes alone before, if there are."""
     words = text.split(" ")
     pairs = [f" {a} {b}" for a, b in itertools.pairwise(words[2:]) if a and b]
-    found = [each for each in pairs if text.count(each) == 1]
-    first = {each: tokenizer(each, add_special_tokens=False)["input_ids"][0] for each in found}
-    telling = [each for each in found if list(answer).count(first[each]) > 1 and text.index(each) > len(text) // 3]
-    return [*telling, *found][:STOPS]
+    unique = [each for each in pairs if text.count(each) == 1]
+    first = {each: tokenizer(each, add_special_tokens=False)["input_ids"][0] for each in unique}
+    telling = [each for each in unique if list(answer).count(first[each]) > 1 and text.index(each) > len(text) // 3]
+    return [*telling, *unique][:STOPS]

@@ -96,7 +96,7 @@ def _chats(tokenizer: Any, model: Path, template: Path | None) -> list[Item]:
     templates, tokens = chat_templates(model, template)
     if "default" not in templates:
         return []
-    renderer, found = Renderer(templates["default"], tokens), []
+    renderer, chats = Renderer(templates["default"], tokens), []
     for text in MESSAGES:
         messages = ({"role": "user", "content": text},)
         try:
@@ -107,8 +107,8 @@ def _chats(tokenizer: Any, model: Path, template: Path | None) -> list[Item]:
             ) from None
         ids, texts = _ids(rendered, tokenizer), (str(rendered), rendered.removeprefix(tokenizer.bos_token or ""))
         sent = next((each for each in texts if _ids(each, tokenizer) == ids), "")
-        found.append(Item(f"chat {json.dumps(text)}", sent, ids, messages))
-    return found
+        chats.append(Item(f"chat {json.dumps(text)}", sent, ids, messages))
+    return chats
 
 
 # What should be served, and why an answer may differ from it.
@@ -218,15 +218,15 @@ class TritonModels:
         from pipelines.serving.openai.backend import Backend as Client
 
         async def responses(backend: Client) -> dict[str, Any]:
-            found: dict[str, Any] = {}
+            tensors: dict[str, Any] = {}
             backend.open()
             try:
                 async with asyncio.timeout(TIMEOUT_S), aclosing(backend.stream(model, inputs, outputs)) as results:  # type: ignore[type-var]
                     async for result in results:
-                        found |= {each.name: result.as_numpy(each.name) for each in result.get_response().outputs}
+                        tensors |= {each.name: result.as_numpy(each.name) for each in result.get_response().outputs}
             finally:
                 await backend.close()
-            return found
+            return tensors
 
         try:
             return asyncio.run(responses(Client(self._url)))
@@ -246,10 +246,10 @@ class TritonModels:
         ]
         if more := expected.ends[1:]:
             inputs.append(word_list("stop_words_list", [[token] for token in more]))
-        found = self.ask("tensorrt_llm", inputs, ("output_ids", "sequence_length"))
-        answer: list[int] = found["output_ids"].reshape(-1).tolist()
-        if "sequence_length" in found:
-            answer = answer[: int(found["sequence_length"].reshape(-1)[0])]
+        tensors = self.ask("tensorrt_llm", inputs, ("output_ids", "sequence_length"))
+        answer: list[int] = tensors["output_ids"].reshape(-1).tolist()
+        if "sequence_length" in tensors:
+            answer = answer[: int(tensors["sequence_length"].reshape(-1)[0])]
         return answer[:-1] if answer and answer[-1] in expected.ends else answer
 
     def text_of(self, ids: Sequence[int]) -> str:
@@ -263,13 +263,13 @@ class TritonModels:
     def written(self, item: Item, expected: RightAnswers, stop: str | None = None) -> Reply:
         """Return what the model for text answers."""
         inputs = text_inputs(item.text, expected.new_tokens, (stop,) if stop else ())
-        found = self.ask(self.text_model, inputs)
-        words = b"".join(found["text_output"].reshape(-1).tolist()).decode(errors="replace")
-        return Reply(words, _first(found, "num_input_tokens"), _first(found, "num_output_tokens"))
+        tensors = self.ask(self.text_model, inputs)
+        words = b"".join(tensors["text_output"].reshape(-1).tolist()).decode(errors="replace")
+        return Reply(words, _first(tensors, "num_input_tokens"), _first(tensors, "num_output_tokens"))
 
 
-def _first(found: Mapping[str, Any], name: str) -> int | None:
-    values = found.get(name)
+def _first(tensors: Mapping[str, Any], name: str) -> int | None:
+    values = tensors.get(name)
     return None if values is None or values.size == 0 else int(values.reshape(-1)[0])
 
 
