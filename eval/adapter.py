@@ -156,8 +156,8 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         """Encode as lm-eval's `hf` does: special tokens as the tokenizer adds them, but no second BOS."""
         if add_special_tokens is not None:
             return list(self.tokenizer.encode(string, add_special_tokens=add_special_tokens, verbose=False))
-        if (known := self._memo.get(string)) is not None:
-            return known
+        if (ids := self._memo.get(string)) is not None:
+            return ids
         # not verbose: long texts are read in windows, so that there is nothing to warn of
         own = self._chat is None and not string.startswith(self._bos_text)
         return list(self.tokenizer.encode(string, add_special_tokens=own, verbose=False))
@@ -275,21 +275,21 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         return texts
 
     def _generate(self, contexts: Sequence[str], settings: dict[str, Any], progress: Progress) -> list[str]:
-        wanted = dict(normalize_gen_kwargs(settings, DEFAULT_NEW_TOKENS))
-        if unknown := set(wanted) - GENERATION_SETTINGS:
+        arguments = dict(normalize_gen_kwargs(settings, DEFAULT_NEW_TOKENS))
+        if unknown := set(arguments) - GENERATION_SETTINGS:
             raise UserError(
                 f"generate_until does not support {', '.join(sorted(unknown))}.",
                 allowed=f"Supported: {', '.join(sorted(GENERATION_SETTINGS))}.",
             )
         limits = SamplingParams(
-            max_new_tokens=int(wanted["max_gen_toks"]),
+            max_new_tokens=int(arguments["max_gen_toks"]),
             stop_token_ids=frozenset(self._ends),
-            temperature=float(wanted.get("temperature", 0.0)),
-            top_k=int(wanted.get("top_k", 0)),
-            top_p=float(wanted.get("top_p", 1.0)),
-            guide=None if (schema := wanted.get("json_schema")) is None else JsonGuide(schema, self._folder),
+            temperature=float(arguments.get("temperature", 0.0)),
+            top_k=int(arguments.get("top_k", 0)),
+            top_p=float(arguments.get("top_p", 1.0)),
+            guide=None if (schema := arguments.get("json_schema")) is None else JsonGuide(schema, self._folder),
         )
-        stop = handle_stop_sequences(wanted.get("until"), eos=None)
+        stop = handle_stop_sequences(arguments.get("until"), eos=None)
         if not isinstance(self._session, Session | TextSession):
             raise UserError(f"{type(self._session).__name__} only scores answers; this task needs generated text.")
         room = self.max_length - limits.max_new_tokens

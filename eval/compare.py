@@ -95,21 +95,12 @@ def _verdict_of(judged: Judgement | None, other: EvalResult, criteria: Criteria)
     row: Row = {"margin": criteria.margin, "false_go": criteria.false_go, "power": criteria.power}
     if judged is None:
         return row | dict.fromkeys((*_PROVEN, "p_guessing")) | {"compared": 0, "verdict": ITSELF}
-    told = {"compared": judged.compared, "verdict": str(judged.verdict), "p_guessing": judged.p_guessing}
+    verdict = {"compared": judged.compared, "verdict": str(judged.verdict), "p_guessing": judged.p_guessing}
     if judged.verdict is Verdict.NOT_MEASURED:
-        return row | dict.fromkeys((*_PROVEN, "loss_percent")) | told
-    return (
-        row
-        | told
-        | {
-            "loss_least": judged.least,
-            "loss_most": judged.most,
-            "p_go": judged.p_go,
-            "p_no_go": judged.p_no_go,
-            "questions_needed": judged.needed,
-            "next_setting": _next_setting(judged, other),
-        }
-    )
+        return row | dict.fromkeys((*_PROVEN, "loss_percent")) | verdict
+    setting = _next_setting(judged, other)
+    proven = (judged.least, judged.most, judged.p_go, judged.p_no_go, judged.needed, setting)
+    return {**row, **verdict, **dict(zip(_PROVEN, proven, strict=True))}
 
 
 def _next_setting(judged: Judgement, result: EvalResult) -> str | None:
@@ -136,7 +127,9 @@ def loss_table(rows: Sequence[Row]) -> str:
         return "No compressed result to compare."
     losses = table([_LOSS_HEADER, *_by_task(rows, _loss_cells)], left=2, words=(5,))
     paired = table([_PAIRED_HEADER, *_by_task(rows, _paired_cells)])
-    return "\n".join([*losses, "", *paired, "", *_footnotes(_told_apart(rows))])
+    if len({row["task"] for row in rows}) > 1:
+        rows = [{**row, "format": f"{row['format']} on {row['task']}"} for row in rows]
+    return "\n".join([*losses, "", *paired, "", *_footnotes(rows)])
 
 
 def _by_task(rows: Sequence[Row], cells: Callable[[Row], tuple[str, ...]]) -> list[tuple[str, ...] | str]:
@@ -145,12 +138,6 @@ def _by_task(rows: Sequence[Row], cells: Callable[[Row], tuple[str, ...]]) -> li
     if len(tasks) == 1:
         return [cells(row) for row in rows]
     return [line for task in tasks for line in (task, *(cells(row) for row in rows if row["task"] == task))]
-
-
-def _told_apart(rows: Sequence[Row]) -> list[Row]:
-    """Return rows whose format has the task beside it if not all are of the same task."""
-    several = len({row["task"] for row in rows}) > 1
-    return [{**row, "format": f"{row['format']} on {row['task']}"} for row in rows] if several else list(rows)
 
 
 def _loss_cells(row: Row) -> tuple[str, ...]:
@@ -198,8 +185,8 @@ def _footnotes(rows: Sequence[Row]) -> list[str]:
         notes += [wrapped(against_original(row), 2) for row in original]
     alone = sorted({row["model"] for row in rows if row["verdict"] == ITSELF and not row["baseline_above_chance"]})
     if alone:
-        told = f"The baseline of {', '.join(alone)} does not beat guessing, so no loss could be measured."
-        notes.append(wrapped(told, 0))
+        sentence = f"The baseline of {', '.join(alone)} does not beat guessing, so no loss could be measured."
+        notes.append(wrapped(sentence, 0))
     if stopped := sequential_text(rows):
         notes += ["", wrapped(stopped, 0)]
     verdicts = [wrapped(sentence, 0) for row in rows if (sentence := verdict_sentence(row))]
@@ -321,22 +308,19 @@ def alone_rows(results: Iterable[EvalResult]) -> list[Row]:
 
 def alone_table(rows: Sequence[Row]) -> str:
     """Return accuracies without a baseline as text."""
-    lines = table([("model", "format", "asked", "accuracy %"), *_by_task(rows, _alone_cells)], left=2)
+    cells = _by_task(rows, lambda row: (row["model"], row["format"], str(row["questions"]), percent(row["accuracy"])))
+    lines = table([("model", "format", "asked", "accuracy %"), *cells], left=2)
     notes = ["There is no baseline (eval.baseline=skip, or a server is asked), so no loss can be stated."]
     if guessing := [f"{row['model']} on {row['task']}" for row in rows if not row["above_chance"]]:
         notes.append(wrapped(f"Not shown to beat guessing (exact test, 5 %): {', '.join(guessing)}.", 0))
     return "\n".join([*lines, "", *notes])
 
 
-def _alone_cells(row: Row) -> tuple[str, ...]:
-    return row["model"], row["format"], str(row["questions"]), percent(row["accuracy"])
-
-
 def reference_rows(results: Iterable[EvalResult]) -> list[Row]:
     """Return the rows of `alone_rows` with what NVIDIA published of each model, in percent."""
     results = list(results)
     published = [[asdict(each) for each in references_of(result.model, result.task)] for result in results]
-    return [{**row, "published": found} for row, found in zip(alone_rows(results), published, strict=True)]
+    return [{**row, "published": each} for row, each in zip(alone_rows(results), published, strict=True)]
 
 
 def published_table(results: Sequence[EvalResult]) -> Table:

@@ -51,7 +51,8 @@ def read_subjects(root: Path, subjects: Iterable[str]) -> dict[str, Splits]:
             else:
                 missing.append(f"{subject}/{split}")
     if missing:
-        faults.insert(0, _missing(root, missing))
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        faults.insert(0, Fault(f"The data set at '{root}' has no {shown}.", LAYOUT, "Check eval.dataset_path."))
     if faults:
         raise UserError.of(faults)
     return read
@@ -60,15 +61,6 @@ def read_subjects(root: Path, subjects: Iterable[str]) -> dict[str, Splits]:
 def complete_subjects(root: Path) -> int:
     """Return how many folders of `root` have all splits, without reading them."""
     return sum(all(_files(folder, split) for split in SPLITS) for folder in root.glob("*"))
-
-
-def _missing(root: Path, missing: list[str]) -> Fault:
-    shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-    return Fault(
-        f"The data set at '{root}' has no {shown}.",
-        LAYOUT,
-        "Check eval.dataset_path.",
-    )
 
 
 def _files(folder: Path, split: str) -> list[Path]:
@@ -173,9 +165,9 @@ def read_own(path: Path, settings: EvalSettings) -> list[Row]:
             )
     read = [_row(f"{path}, {where}", row, place, parts, settings.own_name) for where, row in table]
     _settle(path, read, str(place["answer"]), settings.answers)
-    if len(found := {row["subject"] for row in read}) > MOST_SUBJECTS:
+    if len(subjects := {row["subject"] for row in read}) > MOST_SUBJECTS:
         raise UserError(
-            f"eval.path='{path}' has {len(found):,} subjects in the column '{place['subject']}'.",
+            f"eval.path='{path}' has {len(subjects):,} subjects in the column '{place['subject']}'.",
             allowed=f"At most {MOST_SUBJECTS}.",
             todo="Name another column with eval.subject_column.",
         )
@@ -254,22 +246,22 @@ def _column(path: Path, columns: Sequence[str], role: str, given: str | None) ->
                 f"eval.{role}_column='{given}' is not a column of {path}.", allowed=f"It has {', '.join(columns)}."
             )
         return given
-    for known in COLUMN_NAMES[role][:1], COLUMN_NAMES[role][1:]:
-        found = [name for name in columns if _plain(name) in known]
-        if len(found) > 1:
+    for usual in COLUMN_NAMES[role][:1], COLUMN_NAMES[role][1:]:
+        matching = [name for name in columns if _plain(name) in usual]
+        if len(matching) > 1:
             raise UserError(
-                f"{path}: {' and '.join(found)} may each be the {role}.",
-                todo=f"Name one: eval.{role}_column={found[0]}",
+                f"{path}: {' and '.join(matching)} may each be the {role}.",
+                todo=f"Name one: eval.{role}_column={matching[0]}",
             )
-        if found:
-            return found[0]
+        if matching:
+            return matching[0]
     return None
 
 
 def _parts(columns: Sequence[str], taken: set[str | None]) -> list[str]:
     """Return the columns with one choice each: A, B, ...; option_1, option_2, ...; opa, opb, ..."""
-    found = [(m[1], name) for name in columns if name not in taken and (m := _LETTERS.fullmatch(_plain(name)))]
-    return [name for _, name in sorted(found, key=lambda each: (len(each[0]), each[0]))]
+    parts = [(m[1], name) for name in columns if name not in taken and (m := _LETTERS.fullmatch(_plain(name)))]
+    return [name for _, name in sorted(parts, key=lambda each: (len(each[0]), each[0]))]
 
 
 def _row(where: str, row: Row, place: Mapping[str, str | None], parts: Sequence[str], name: str) -> Row:
@@ -338,20 +330,20 @@ def _choices(value: Any) -> tuple[list[Any], list[str]]:
 
 def _readings(row: Row) -> dict[str, int]:
     """Return the index that an answer means, for each kind that it may be."""
-    given, texts, found = row["given"], row["choices"], {}
+    given, texts, index = row["given"], row["choices"], {}
     letter = given.strip("().").upper()
     if given in row["labels"]:
-        found["label"] = row["labels"].index(given)
+        index["label"] = row["labels"].index(given)
     if given in texts:
-        found["text"] = texts.index(given)
+        index["text"] = texts.index(given)
     if len(letter) == 1 and letter in ascii_uppercase[: len(texts)]:
-        found["letter"] = ascii_uppercase.index(letter)
+        index["letter"] = ascii_uppercase.index(letter)
     number = int(given) if re.fullmatch(r"\d{1,3}(\.0)?", given) is not None and "." not in given else None
     if number is not None and number < len(texts):
-        found["index0"] = number
+        index["index0"] = number
     if number is not None and 1 <= number <= len(texts):
-        found["index1"] = number - 1
-    return found
+        index["index1"] = number - 1
+    return index
 
 
 def _settle(path: Path, rows: Sequence[Row], column: str, asked: str | None) -> None:

@@ -208,9 +208,12 @@ def p_below(changed: Changed, loss: float) -> float:
 def _chance_of_better(questions: int, lost: Any, least_gained: Any, rates: Any, loss: float) -> Any:
     """Return, for each P(gained), the probability that as many answers are gained as each number of lost ones needs."""
     import numpy as np
-    from scipy.special import betainc
+    from scipy.special import betainc, gammaln, xlog1py, xlogy
 
-    chance = _binomial(questions, lost, np.clip(rates + loss, 0.0, 1.0))
+    # the probability of each count (rows) at each rate (columns)
+    ways = gammaln(questions + 1) - gammaln(lost + 1) - gammaln(questions - lost + 1)
+    losing = np.clip(rates + loss, 0.0, 1.0)
+    chance = np.exp(ways[:, None] + xlogy(lost[:, None], losing) + xlog1py((questions - lost)[:, None], -losing))
     share = np.clip(rates / np.maximum(1 - rates - loss, 1e-300), 0.0, 1.0)  # of gained among those not lost
     row, column = np.nonzero((chance > NEGLIGIBLE) & (least_gained <= questions - lost)[:, None])
     needed = least_gained[row]
@@ -265,15 +268,6 @@ def gain_rate(lost: Any, gained: Any, questions: float, loss: float) -> Any:
     constant = gained * loss * (1 - loss)
     root = np.sqrt(np.maximum(linear * linear + 8 * questions * constant, 0.0))
     return np.maximum((linear + root) / (4 * questions), max(0.0, -loss))
-
-
-def _binomial(trials: int, counts: Any, rates: Any) -> Any:
-    """Return the probability of each count (rows) at each rate (columns)."""
-    import numpy as np
-    from scipy.special import gammaln, xlog1py, xlogy
-
-    ways = gammaln(trials + 1) - gammaln(counts + 1) - gammaln(trials - counts + 1)
-    return np.exp(ways[:, None] + xlogy(counts[:, None], rates) + xlog1py((trials - counts)[:, None], -rates))
 
 
 # Stop asking as soon as the answer is known: the order of the questions, the interim analyses, and what they prove.
@@ -357,8 +351,8 @@ class Evidence:
 
     def p_guessing(self, margin: float) -> float:
         """Return the p-value of "the baseline is better than guessing by the margin or less"; 0 if it is not known."""
-        known = [(each.before, each.share) for each in self.interims if each.before is not None]
-        return min(1.0, *(before.p_above(margin) / share for before, share in known)) if known else 0.0
+        counted = [(each.before, each.share) for each in self.interims if each.before is not None]
+        return min(1.0, *(before.p_above(margin) / share for before, share in counted)) if counted else 0.0
 
     def bounds(self, level: float) -> tuple[float, float]:
         """Return (lower, upper) bound of the loss; each is wrong with a probability of at most `level`."""

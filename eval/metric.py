@@ -99,17 +99,17 @@ def deciding_metric(name: str, tasks: Sequence[Any], wanted: str | None) -> Task
     Raises:
         UserError: the tasks have no such metric, or it is not defined for a single question.
     """
-    known = [TaskMetric(metric, each.name) for metric in tasks[0].aggregation() for each in tasks[0]._filters]
+    common = [TaskMetric(metric, each.name) for metric in tasks[0].aggregation() for each in tasks[0]._filters]
     for task in tasks[1:]:
         own = {(metric, each.name) for metric in task.aggregation() for each in task._filters}
-        known = [metric for metric in known if (metric.name, metric.filter) in own]
-    usable = [metric for metric in known if metric.name not in NOT_OF_ONE_QUESTION]
+        common = [metric for metric in common if (metric.name, metric.filter) in own]
+    usable = [metric for metric in common if metric.name not in NOT_OF_ONE_QUESTION]
     for metric in usable:
         if wanted in (None, str(metric), metric.name):
             return metric
     raise UserError(
         f"eval.task='{name}' has no metric {'that is 0 or 1 for each question' if wanted is None else repr(wanted)}.",
-        allowed=f"It has {', '.join(map(str, usable)) or ', '.join(map(str, known))}.",
+        allowed=f"It has {', '.join(map(str, usable)) or ', '.join(map(str, common))}.",
         todo="Set eval.metric.",
     )
 
@@ -149,8 +149,8 @@ class Questions:
     @cached_property
     def sizes(self) -> Mapping[str, int]:
         """Number of questions of each task that may be asked."""
-        found = {name: len(self._all(name)) for name in self.tasks["tasks"]}
-        return {name: min(size, self.spec.limit or size) for name, size in found.items()}
+        sizes = {name: len(self._all(name)) for name in self.tasks["tasks"]}
+        return {name: min(size, self.spec.limit or size) for name, size in sizes.items()}
 
     @property
     def count(self) -> int:

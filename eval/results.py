@@ -315,8 +315,16 @@ def compare_pair(baseline: EvalResult, other: EvalResult) -> Paired:
         UserError: the two did not answer the same questions.
     """
     _check_same_questions(baseline, other)
-    before, after = baseline.records, other.records
+    before, after, answers = baseline.records, other.records, answers_of(baseline)
     changes = [int(b.correct) - int(a.correct) for a, b in zip(before, after, strict=True)]
+    if other.sequential is None:
+        evidence = Evidence.once(_counted(changes), Answered.of(answers))
+    else:
+        interims = (
+            Interim(_counted(changes[: each.questions]), each.share, Answered.of(answers[: each.questions]))
+            for each in other.sequential.looks
+        )
+        evidence = Evidence(tuple(interims), other.sequential.of)
     return Paired(
         questions=len(changes),
         baseline_accuracy=sum(a.correct for a in before) / len(before),
@@ -325,32 +333,13 @@ def compare_pair(baseline: EvalResult, other: EvalResult) -> Paired:
         gained=changes.count(1),
         flips=sum(a.choice != b.choice for a, b in zip(before, after, strict=True)),
         difference=sum(changes) / len(changes),
-        evidence=evidence_of(changes, answers_of(baseline), other.sequential),
+        evidence=evidence,
     )
 
 
 def answers_of(result: EvalResult) -> list[tuple[bool, float]]:
     """Return, per question, whether it was answered right and how probable that is by guessing among its choices."""
     return [(each.correct, 1 / len(each.logprobs) if len(each.logprobs) > 1 else 0.0) for each in result.records]
-
-
-def evidence_of(
-    changes: Sequence[int], before: Sequence[tuple[bool, float]], sequential: Sequential | None
-) -> Evidence:
-    """Return what a verdict is made from.
-
-    Args:
-        changes: per question, in the order asked, -1 if it was lost, 1 if it was gained, 0 otherwise.
-        before: what the baseline answered, as `answers_of` returns it.
-        sequential: how asking went, if it could stop early.
-    """
-    if sequential is None:
-        return Evidence.once(_counted(changes), Answered.of(before))
-    interims = (
-        Interim(_counted(changes[: interim.questions]), interim.share, Answered.of(before[: interim.questions]))
-        for interim in sequential.looks
-    )
-    return Evidence(tuple(interims), sequential.of)
 
 
 def _counted(changes: Sequence[int]) -> Changed:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from eval.adapter import OnOneBar
-from eval.exact import SEED, Answered, Evidence, PlannedInterim, planned_interims
-from eval.harness import Labels, ask, note_truncated
+from eval.exact import SEED, Answered, PlannedInterim, planned_interims
+from eval.harness import ask, note_truncated
 from eval.kept import AnswerLog, AskedEngine, KeptSession
 from eval.metric import Questions
 from eval.results import EvalResult, Sequential, answers_of, compare_pair
@@ -60,24 +60,29 @@ def ask_in_turns(
         model: name of the model, for the results.
         engine: what executes both, for the results.
     """
-    strict, known = replace(criteria, false_go=criteria.false_go / together), ""
+    strict, progress_text = replace(criteria, false_go=criteria.false_go / together), ""
     taken: list[PlannedInterim] = []
     for interim in planned_interims(most):
         taken.append(interim)
         how = Sequential(most, questions.count, SEED, tuple(taken))
-        title = f"{interim.questions:,} of {count(most, 'question')}{known}"
+        title = f"{interim.questions:,} of {count(most, 'question')}{progress_text}"
         with progress.task(title, 2 * interim.questions, "answers") as advance:
-            both = [
-                _answers(
-                    side, tokenizer_dir, questions, OnOneBar(advance, progress), interim.questions,
-                    model=model, qformat=side.qformat, engine=engine,
-                )
-                for side in (baseline, other)
-            ]  # fmt: skip
+            both = []
+            for side in (baseline, other):  # opened only if it has not answered everything before
+                with KeptSession(side.opened, AnswerLog(side.answers)) as session:
+                    both.append(
+                        ask(
+                            session, tokenizer_dir, questions, OnOneBar(advance, progress), first=interim.questions,
+                            model=model, qformat=side.qformat, engine=engine,
+                        )
+                    )  # fmt: skip
         before, after = (replace(result, sequential=how) for result, _ in both)
         evidence = compare_pair(before, after).evidence
-        known = f", {_known(evidence, strict)}"
-        progress.note(f"{interim.questions:,} of {count(most, 'question')} asked{known}")
+        changed, (least, most_lost) = evidence.changed, evidence.bounds(strict.false_go)
+        progress_text = (
+            f", {changed.lost} lost, {changed.gained} gained, loss {100 * least:+.2f} to {100 * most_lost:+.2f}"
+        )
+        progress.note(f"{interim.questions:,} of {count(most, 'question')} asked{progress_text}")
         verdict = judge([evidence], strict)[0].verdict
         if verdict in (Verdict.GO, Verdict.NO_GO) or _hopeless(before, verdict, most, strict):
             break
@@ -91,22 +96,3 @@ def _hopeless(baseline: EvalResult, verdict: Verdict, most: int, criteria: Crite
         return False
     share = planned_interims(most)[-1].share
     return Answered.of(answers_of(baseline)).is_hopeless(most, criteria.margin, criteria.false_go, share)
-
-
-def _answers(
-    side: AskedEngine,
-    tokenizer_dir: Path,
-    questions: Questions,
-    progress: Progress,
-    first: int,
-    **labels: Unpack[Labels],
-) -> tuple[EvalResult, Mapping[str, Any]]:
-    """Ask one side, which is opened only if it has not answered everything before."""
-    with KeptSession(side.opened, AnswerLog(side.answers)) as session:
-        return ask(session, tokenizer_dir, questions, progress, first=first, **labels)
-
-
-def _known(evidence: Evidence, criteria: Criteria) -> str:
-    """Describe in a few words what the answers show so far."""
-    changed, (least, most) = evidence.changed, evidence.bounds(criteria.false_go)
-    return f"{changed.lost} lost, {changed.gained} gained, loss {100 * least:+.2f} to {100 * most:+.2f}"

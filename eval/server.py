@@ -286,7 +286,17 @@ class OpenAiServer:
 
     def _once(self, method: str, path: str, body: Json | None) -> Json:
         try:
-            status, headers, raw = self._exchange(method, path, body)
+            parts, connection = urlsplit(self.url), getattr(self._local, "connection", None)
+            if connection is None:
+                kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+                self._local.connection = connection = kind(parts.netloc, timeout=self.timeout_s)
+            headers = {"Content-Type": "application/json"}
+            if key := os.environ.get("OPENAI_API_KEY"):
+                headers["Authorization"] = f"Bearer {key}"
+            content = None if body is None else json.dumps(body).encode()
+            connection.request(method, parts.path.rstrip("/") + path, content, headers)
+            response = connection.getresponse()
+            status, raw = response.status, response.read()
         except (OSError, http.client.HTTPException) as error:
             self._local.connection = None
             raise ForTheMoment(f"{type(error).__name__}: {error}") from None
@@ -295,27 +305,15 @@ class OpenAiServer:
         except ValueError:
             reply = None
         if status in FOR_THE_MOMENT or (status == http.HTTPStatus.OK and not isinstance(reply, dict)):
-            raise ForTheMoment(f"HTTP status {status}, {_message(reply, raw)}", _seconds(headers.get("Retry-After")))
+            raise ForTheMoment(
+                f"HTTP status {status}, {_message(reply, raw)}", _seconds(response.headers.get("Retry-After"))
+            )
         if status != http.HTTPStatus.OK:
             raise UserError(
                 f"The server at {self.url} refused a request with HTTP status {status}: {_message(reply, raw)}.",
                 todo=_todo(body),
             )
         return dict(reply)
-
-    def _exchange(self, method: str, path: str, body: Json | None) -> tuple[int, Any, bytes]:
-        parts = urlsplit(self.url)
-        connection = getattr(self._local, "connection", None)
-        if connection is None:
-            kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-            self._local.connection = connection = kind(parts.netloc, timeout=self.timeout_s)
-        headers = {"Content-Type": "application/json"}
-        if key := os.environ.get("OPENAI_API_KEY"):
-            headers["Authorization"] = f"Bearer {key}"
-        content = None if body is None else json.dumps(body).encode()
-        connection.request(method, parts.path.rstrip("/") + path, content, headers)
-        response = connection.getresponse()
-        return response.status, response.headers, response.read()
 
 
 def _todo(body: Json | None) -> str:
@@ -410,18 +408,15 @@ class TritonGrpc(OpenAiServer):
                     if not await backend.ready():
                         raise ForTheMoment("the server is not ready")
                     return {"few_log_probs": await backend.takes_few_log_probs()}
-                if body.get("echo"):
-                    return await _scores(backend, body, few=self.few_log_probs)
+                if body.get("echo"):  # the log probabilities in the form of OpenAI's response
+                    scorer = PromptScorer(backend, few=self.few_log_probs)
+                    (scores,) = await scorer.score([tuple(body["prompt"])])
+                    best = [None if each is None else dict(each) for each in scores.best]
+                    logprobs = {"token_logprobs": list(scores.log_probs), "top_logprobs": best}
+                    return {"choices": [{"logprobs": logprobs}]}
                 return await _text(backend, self.model, body)
         finally:
             await backend.close()
-
-
-async def _scores(backend: Backend, body: Json, *, few: bool) -> Json:
-    """Return the log probabilities of a prompt in the form of OpenAI's response."""
-    (scores,) = await PromptScorer(backend, few=few).score([tuple(body["prompt"])])
-    best = [None if each is None else dict(each) for each in scores.best]
-    return {"choices": [{"logprobs": {"token_logprobs": list(scores.log_probs), "top_logprobs": best}}]}
 
 
 async def _text(backend: Backend, model: str, body: Json) -> Json:

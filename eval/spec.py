@@ -46,37 +46,32 @@ def find(name: str) -> Path | None:
     if root is None:
         return None
     for length in range(len(words), 0, -1):
-        if found := _defined(root / "_".join(words[:length])).get(name):
-            return found
+        if file := _defined(root / "_".join(words[:length])).get(name):
+            return file
     return _defined(root).get(name)
-
-
-def all_names() -> tuple[str, ...]:
-    """Return all names; empty where lm-eval is not installed."""
-    root = folder()
-    return tuple(_defined(root)) if root else ()
 
 
 @cache
 def _defined(root: Path) -> dict[str, Path]:
     """Return the first file below a folder for each name that one of them defines."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for file in sorted(root.rglob("*.yaml")):
         text = file.read_text(encoding="utf-8", errors="replace")
         listed = [name for block in _TAGS.findall(text) for name in _ITEM.findall(block)]
         for name in (*_NAME.findall(text), *listed):
-            found.setdefault(name, file)
-    return found
+            files.setdefault(name, file)
+    return files
 
 
 def task_fault(task: str) -> Fault | None:
     """Return what is wrong with the name of a task; None if it is known, or lm-eval is not installed."""
-    if task in OWN_READER or find(task) or folder() is None:
+    root = folder()
+    if task in OWN_READER or find(task) or root is None:
         return None
     return Fault(
         f"eval.task='{task}' is not known.",
         f"Choose one of {', '.join(OWN_READER)}, or a task, group or tag of lm-eval (`lm-eval ls tasks`).",
-        did_you_mean(task, (*OWN_READER, *all_names())),
+        did_you_mean(task, (*OWN_READER, *_defined(root))),
     )
 
 

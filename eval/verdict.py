@@ -113,14 +113,14 @@ def judge(pairs: Sequence[Evidence], criteria: Criteria) -> list[Judgement]:
     margin, level = criteria.margin, criteria.false_go
     go = holm([pair.p_below(margin) for pair in pairs])
     no_go = holm([pair.mirrored.p_below(-margin) for pair in pairs])
-    found = []
+    judgements = []
     for pair, good, bad in zip(pairs, go, no_go, strict=True):
         guessing = pair.p_guessing(margin)
         verdict = verdict_of(good, bad, level, guessing)
         needed = questions_needed(pair, criteria, len(pairs)) if verdict is Verdict.UNDECIDED else None
         least, most = pair.bounds(level)
-        found.append(Judgement(verdict, least, most, good, bad, len(pairs), needed, guessing))
-    return found
+        judgements.append(Judgement(verdict, least, most, good, bad, len(pairs), needed, guessing))
+    return judgements
 
 
 def verdict_of(p_go: float, p_no_go: float, level: float, p_guessing: float = 0.0) -> Verdict:

@@ -102,10 +102,13 @@ def _block(reference: Array, known: KnownTokens, rounding: float) -> BoundedPosi
     rest = 1 - np.exp(-rounding) * np.exp(logq, out=np.zeros_like(logq), where=~unknown).sum(axis=1)
     likeliest = np.exp(known.logprobs.min(axis=1) + rounding)
     least = _least(p, logp, unknown, np.maximum(rest, 0.0), likeliest)
+    # of several likeliest tokens, the one with the lowest id, as `argmax` of logits
+    best = known.logprobs == known.logprobs.max(axis=1, keepdims=True)
+    first = np.where(best, known.ids, np.iinfo(np.int64).max).min(axis=1)
     return BoundedPositions(
         np.maximum(exact - rounding * mass + least, 0.0),
         mass,
-        logp.argmax(axis=1) == _first_of_likeliest(known),
+        logp.argmax(axis=1) == first,
         -logp[each, known.targets],
         -known.target_logprobs,
     )
@@ -117,7 +120,7 @@ def _least(p: Array, logp: Array, unknown: Array, rest: Array, likeliest: Array)
     A token is at the limit as soon as the factor takes it there; the factor only grows as others are fixed, so a token
     that is at the limit stays there.
     """
-    found, free = np.zeros(len(p)), unknown.copy()
+    total, free = np.zeros(len(p)), unknown.copy()
     while True:
         mass = np.where(free, p, 0.0).sum(axis=1)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -125,19 +128,12 @@ def _least(p: Array, logp: Array, unknown: Array, rest: Array, likeliest: Array)
         over = free & (p * factor[:, None] > likeliest[:, None])
         if not over.any():
             with np.errstate(divide="ignore"):
-                found -= np.where(mass > 0, mass * np.log(np.where(mass > 0, factor, 1.0)), 0.0)
-            return found
-        found += np.where(over, p * (logp - np.log(likeliest)[:, None]), 0.0).sum(axis=1)
+                total -= np.where(mass > 0, mass * np.log(np.where(mass > 0, factor, 1.0)), 0.0)
+            return total
+        total += np.where(over, p * (logp - np.log(likeliest)[:, None]), 0.0).sum(axis=1)
         free &= ~over
         left = factor * np.where(free, p, 0.0).sum(axis=1)  # never less than this; the difference may cancel
         rest = np.maximum(rest - over.sum(axis=1) * likeliest, left)
-
-
-def _first_of_likeliest(known: KnownTokens) -> Array:
-    """Return the likeliest tokens; of several, the one with the lowest id, as `argmax` of logits does."""
-    best = known.logprobs == known.logprobs.max(axis=1, keepdims=True)
-    found: Array = np.where(best, known.ids, np.iinfo(np.int64).max).min(axis=1)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +163,11 @@ class BoundFigures:
     perplexity: float
 
     @classmethod
-    def of(cls, found: BoundedPositions) -> BoundFigures:
+    def of(cls, positions: BoundedPositions) -> BoundFigures:
         """Summarize positions; all four figures grow with every divergence, so bounds give bounds."""
-        known, top1 = float(found.known_mass.mean()), float(found.same_top.mean())
-        nlls = (found.reference_nll, found.other_nll)
-        return cls(len(found.kl_at_least), *spread(found.kl_at_least), known, top1, *map(perplexity, nlls))
+        mass, top1 = float(positions.known_mass.mean()), float(positions.same_top.mean())
+        nlls = (positions.reference_nll, positions.other_nll)
+        return cls(len(positions.kl_at_least), *spread(positions.kl_at_least), mass, top1, *map(perplexity, nlls))
 
     @property
     def perplexity_ratio(self) -> float:
@@ -259,17 +255,16 @@ def measure_served(
             f"fidelity.top_logprobs={top} is more than {reference.name} has tokens: {reference.session.vocabulary:,}.",
             todo="Give a smaller one.",
         )
-    said = server.top_logprobs([row for text in texts for row in text.rows], top, progress)
-    answers = iter(said)
+    answers = iter(server.top_logprobs([row for text in texts for row in text.rows], top, progress))
     known = [[_known(row, next(answers), reference) for row in text.rows] for text in texts]
     forcing = reference.session.teacher_forcing()
-    found = []
+    compared = []
     with progress.task("comparing predictions", sum(text.tokens for text in texts), "tokens") as advance:
         for text, each in zip(texts, known, strict=True):
-            found.append(BoundedPositions.joined(list(_read(reference, forcing, text.rows, each, advance))))
+            compared.append(BoundedPositions.joined(list(_read(reference, forcing, text.rows, each, advance))))
     return MeasuredBounds(
-        BoundFigures.of(BoundedPositions.joined(found)),
-        tuple(TextBounds(text.name, BoundFigures.of(each)) for text, each in zip(texts, found, strict=True)),
+        BoundFigures.of(BoundedPositions.joined(compared)),
+        tuple(TextBounds(text.name, BoundFigures.of(each)) for text, each in zip(texts, compared, strict=True)),
         forcing.arithmetic,
     )
 

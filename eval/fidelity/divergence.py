@@ -94,14 +94,10 @@ def _block(reference: Array, other: Array, targets: Array) -> Positions:
     norm_a, norm_b = np.log(total_a), np.log(np.exp(b, out=b).sum(axis=1))
     kl = np.einsum("nv,nv->n", weights, a) / total_a - norm_a + norm_b
     if (small := kl < SMALL).any():
-        kl[small] = _small(weights[small] / total_a[small, None], (norm_a - norm_b)[small, None] - a[small])
+        # the sum of p (e^x - 1 - x) for x = ln q - ln p: the same number, as the sum of p e^x is 1
+        p, x = weights[small] / total_a[small, None], (norm_a - norm_b)[small, None] - a[small]
+        kl[small] = np.maximum(np.einsum("nv,nv->n", p, np.expm1(x) - x), 0.0)
     return Positions(kl, same_top, norm_a - chosen_a, norm_b - chosen_b)
-
-
-def _small(p: Array, ratio: Array) -> Array:
-    """Return the sum of p (e^x - 1 - x) for x = ln q - ln p: the same number, as the sum of p e^x is 1."""
-    found: Array = np.einsum("nv,nv->n", p, np.expm1(ratio) - ratio)
-    return np.maximum(found, 0.0)
 
 
 def spread(values: Array) -> tuple[float, float, float, float]:
@@ -142,10 +138,10 @@ class Figures:
     perplexity: float
 
     @classmethod
-    def of(cls, found: Positions) -> Figures:
+    def of(cls, positions: Positions) -> Figures:
         """Summarize positions."""
-        top1, nlls = float(found.same_top.mean()), (found.reference_nll, found.other_nll)
-        return cls(len(found.kl), *spread(found.kl), top1, *map(perplexity, nlls))
+        top1, nlls = float(positions.same_top.mean()), (positions.reference_nll, positions.other_nll)
+        return cls(len(positions.kl), *spread(positions.kl), top1, *map(perplexity, nlls))
 
     @property
     def perplexity_ratio(self) -> float:
@@ -202,8 +198,8 @@ class GreedyFidelity:
     @property
     def median_first(self) -> float | None:
         """Median number of equal tokens of the continuations that differ; None if none does."""
-        found = [at for at in self.first_difference if at is not None]
-        return float(median(found)) if found else None
+        places = [at for at in self.first_difference if at is not None]
+        return float(median(places)) if places else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,11 @@ def bounds_table(result: BoundsResult) -> Table:
     texts = [(text.name, text.figures) for text in result.texts]
     if len(texts) > 1:
         texts.append(("all", result.overall))
+    known = (
+        f"The server gives the probabilities of {result.top_logprobs} of {result.vocabulary:,} tokens, which hold "
+        f"{100 * result.overall.known_mass:.2f} % of the 16-bit model's probability (mean). >=: the KL divergence is "
+        "this or more. There is no upper bound, as a token that was not returned may have any probability down to 0."
+    )
     return Table(
         caption=(
             f"Bounds: predictions of {result.served_model} at {result.url} beside those of {result.model} in 16 bit, "
@@ -76,16 +81,7 @@ def bounds_table(result: BoundsResult) -> Table:
             *right(*HEADINGS[4:]),
         ),
         rows=tuple((name, f"{figures.tokens:,}", *bound_cells(figures)) for name, figures in texts),
-        notes=(known_text(result), BOUND_READING, LEFT_OUT),
-    )
-
-
-def known_text(result: BoundsResult) -> str:
-    """Return how much of the probability is known, and what a bound means."""
-    return (
-        f"The server gives the probabilities of {result.top_logprobs} of {result.vocabulary:,} tokens, which hold "
-        f"{100 * result.overall.known_mass:.2f} % of the 16-bit model's probability (mean). >=: the KL divergence is "
-        "this or more. There is no upper bound, as a token that was not returned may have any probability down to 0."
+        notes=(known, BOUND_READING, LEFT_OUT),
     )
 
 
@@ -122,12 +118,12 @@ def sentences(result: FidelityResult, flips: Flips | None) -> list[str]:
         f"({result.noise_arithmetic}; the figures: {result.arithmetic}), on the first part of each text. "
         f"{WITHIN}: within noise."
     )
-    found = [noise, greedy_text(result)]
+    lines = [noise, greedy_text(result)]
     if seen := [text.name for text in result.texts if not text.unseen]:
-        found.append(
+        lines.append(
             f"Calibration may have observed the text {', '.join(seen)}: it is too short to leave that part out."
         )
-    return [*found, flips_text(flips)] if flips is not None else found
+    return [*lines, flips_text(flips)] if flips is not None else lines
 
 
 def greedy_text(result: FidelityResult) -> str:
@@ -142,17 +138,17 @@ def greedy_text(result: FidelityResult) -> str:
     return f"{text}; the others first differ after {greedy.median_first:g} (median)."
 
 
-def flips_text(found: Flips) -> str:
+def flips_text(flips: Flips) -> str:
     """Return what became of the answers to questions, in a sentence."""
     text = (
-        f"Flips: {count(found.flipped, 'answer')} of {found.questions:,} changed: {found.to_wrong} from right to "
-        f"wrong, {found.to_right} from wrong to right, {found.wrong_to_wrong} from wrong to wrong"
+        f"Flips: {count(flips.flipped, 'answer')} of {flips.questions:,} changed: {flips.to_wrong} from right to "
+        f"wrong, {flips.to_right} from wrong to right, {flips.wrong_to_wrong} from wrong to wrong"
     )
-    if found.margin_flipped is None or found.margin_kept is None:
+    if flips.margin_flipped is None or flips.margin_kept is None:
         return f"{text}."
     return (
-        f"{text}. The 16-bit model preferred its choice by a probability of {found.margin_flipped:.3f} (median) there, "
-        f"and by {found.margin_kept:.3f} where the answer stayed."
+        f"{text}. The 16-bit model preferred its choice by a probability of {flips.margin_flipped:.3f} (median) there, "
+        f"and by {flips.margin_kept:.3f} where the answer stayed."
     )
 
 

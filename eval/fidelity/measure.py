@@ -261,12 +261,9 @@ def greedy(
         with side.session as session:
             longest = max(1, min(new_tokens, session.limits.max_seq_len - max(map(len, beginnings))))
             answers.append([each.token_ids for each in session.generate(beginnings, SamplingParams(longest), progress)])
-    return GreedyFidelity(new_tokens, tuple(map(_first_difference, *answers)))
-
-
-def _first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
-    pairs = itertools.zip_longest(ours, theirs)
-    return next((at for at, (a, b) in enumerate(pairs) if a != b), None)
+    both = (itertools.zip_longest(*each) for each in zip(*answers, strict=True))
+    firsts = (next((at for at, (a, b) in enumerate(pairs) if a != b), None) for pairs in both)
+    return GreedyFidelity(new_tokens, tuple(firsts))
 
 
 def layer_errors(
@@ -290,7 +287,7 @@ def layer_errors(
         ):
             weights.setdefault(name.partition(".")[2], []).append(weight_error(ours, theirs, scaled=scaled))
             advance(1)
-    return LayerErrors(blocks, noise, {name: tuple(found) for name, found in weights.items()}, scaled)
+    return LayerErrors(blocks, noise, {name: tuple(errors) for name, errors in weights.items()}, scaled)
 
 
 def _block_errors(reference: Side, other: Side, rows: Rows) -> tuple[float, ...]:
@@ -316,12 +313,12 @@ def weight_error(reference: Array, other: Array, *, scaled: bool) -> float:
         other: the same weight as it is multiplied after compression.
         scaled: multiply each input channel of the reference by the factor that fits best (least squares).
     """
-    right, found = reference.astype(np.float64), other.astype(np.float64)
+    right, held = reference.astype(np.float64), other.astype(np.float64)
     if scaled:
         energy = (right**2).sum(axis=0)
-        right = right * np.where(energy > 0, (right * found).sum(axis=0) / np.where(energy > 0, energy, 1), 1)
+        right = right * np.where(energy > 0, (right * held).sum(axis=0) / np.where(energy > 0, energy, 1), 1)
     total = float(np.linalg.norm(right))
-    return float(np.linalg.norm(found - right)) / total if total else float(np.linalg.norm(found) > 0)
+    return float(np.linalg.norm(held - right)) / total if total else float(np.linalg.norm(held) > 0)
 
 
 # Texts as windows of token ids, and whether two tokenizers give the same ids.
@@ -384,13 +381,13 @@ def cut(
 
 def _ids(texts: Iterable[str], tokenizer: Any, most: int) -> list[int]:
     """Return the ids of the first texts that have `most` tokens together, or of all of them."""
-    found: list[int] = []
+    ids: list[int] = []
     for text in texts:
-        between = BETWEEN if found and not isinstance(text, RenderedChat) else ""
-        found += tokenizer.encode(between + text, add_special_tokens=False, verbose=False)
-        if len(found) >= most:
+        between = BETWEEN if ids and not isinstance(text, RenderedChat) else ""
+        ids += tokenizer.encode(between + text, add_special_tokens=False, verbose=False)
+        if len(ids) >= most:
             break
-    return found[:most]
+    return ids[:most]
 
 
 def refuse_other_tokens(ours: Any, theirs: Any, *, model: str, reference: str) -> None:
@@ -413,9 +410,9 @@ def refuse_other_tokens(ours: Any, theirs: Any, *, model: str, reference: str) -
     )
     if wrong is None:
         return
-    said = [f"{each[wrong]!r}" if wrong in each else "no token" for each in (mine, other)]
+    shown = [f"{each[wrong]!r}" if wrong in each else "no token" for each in (mine, other)]
     raise UserError(
-        f"{model} and {reference} have different tokenizers: token {wrong} is {said[0]} in {model} and {said[1]} in "
+        f"{model} and {reference} have different tokenizers: token {wrong} is {shown[0]} in {model} and {shown[1]} in "
         f"{reference}, so their probabilities are not of the same tokens.",
         todo="Compare with the model it was made from, with its own tokenizer.",
     )

@@ -95,7 +95,9 @@ class _LocalCopy:
         original = datasets.load_dataset
 
         def load(path: str, name: str | None = None, **settings: Any) -> Any:
-            folder = self._place(path, name)
+            # the folder of one data set, or of its part that lm-eval calls `dataset_name`
+            root = self.folder / path if (self.folder / path).is_dir() else self.folder
+            folder = root / name if name and not _named(root, name) and (root / name).is_dir() else root
             # Settings such as data_files and revision say how to find on the Hub what is here already.
             kept = {key: value for key, value in settings.items() if key == "split"}
             part = name if _named(folder, name) else None
@@ -113,11 +115,6 @@ class _LocalCopy:
             datasets.load_dataset = original
             if bars:
                 datasets.utils.logging.enable_progress_bar()
-
-    def _place(self, path: str, name: str | None) -> Path:
-        """Return the folder of one data set, or of its part that lm-eval calls `dataset_name`."""
-        root = self.folder / path if (self.folder / path).is_dir() else self.folder
-        return root / name if name and not _named(root, name) and (root / name).is_dir() else root
 
     def __str__(self) -> str:
         return "; ".join(f"{split}: {', '.join(names)}" for split, names in self.columns.items())

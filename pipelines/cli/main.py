@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from pipelines import __version__
-from pipelines.cli.commands import COMMANDS, EXITS, PROGRAM, SECTIONS, Command
+from pipelines.cli.commands import COMMANDS, EXITS, PROGRAM, SECTIONS
 from pipelines.cli.words import check_command, groups_with_keys, overrides_of
 from pipelines.domain.errors import Fault, UserError
 from pipelines.host.disk import disk_error
@@ -77,8 +77,17 @@ def command_help(name: str) -> str:
     command = COMMANDS[name]
     usage = " ".join(filter(None, [PROGRAM, name, command.argument, "[key=value ...]"]))
     lines = [f"Usage: {usage}", "", *_wrap(command.about), ""]
-    lines += _groups(command)
-    lines += ["Examples"]
+    keys_only, presets = [], groups()
+    if command.groups:
+        lines += ["Settings (config GROUP explains the keys of one)"]
+    for group in command.groups:
+        if group in presets and len(names := choices(group)) > 1:
+            lines += _row(group, ", ".join(names), 14)
+        else:  # there is no real choice
+            keys_only.append(group)
+    if keys_only:
+        lines += _wrap(f"  keys of: {', '.join(keys_only)}", "    ")
+    lines += ["", "Examples"] if command.groups else ["Examples"]
     for example in command.examples:
         lines += _wrap(f"  {PROGRAM} {example}", "      ")
     lines += ["", "Exit codes"]
@@ -92,22 +101,6 @@ _THROUGH_MAKE = (
     "make ends with the same code where GNU make 4 and a C compiler are installed; elsewhere it ends with 2 for any "
     "failure and names the code in its last line."
 )
-
-
-def _groups(command: Command) -> list[str]:
-    """Render groups of settings with their choices, or by name alone if there is no real choice."""
-    if not command.groups:
-        return []
-    known = groups()
-    lines, keys_only = ["Settings (config GROUP explains the keys of one)"], []
-    for group in command.groups:
-        if group in known and len(found := choices(group)) > 1:
-            lines += _row(group, ", ".join(found), 14)
-        else:
-            keys_only.append(group)
-    if keys_only:
-        lines += _wrap(f"  keys of: {', '.join(keys_only)}", "    ")
-    return [*lines, ""]
 
 
 def _row(left: str, text: str, column: int = 14) -> list[str]:
@@ -193,10 +186,10 @@ def _candidates(typed: Sequence[str]) -> list[str]:
         return ["--help"]
     from pipelines.settings.complete import complete
 
-    found = complete(typed[1:])
+    overrides = complete(typed[1:])
     if len(typed) == 2 and COMMANDS[typed[0]].argument:
-        found += [group for group in groups_with_keys() if group.startswith(word)]
-    return [each for each in found if typed[0] in LISTS or not each.startswith("hydra")]
+        overrides += [group for group in groups_with_keys() if group.startswith(word)]
+    return [each for each in overrides if typed[0] in LISTS or not each.startswith("hydra")]
 
 
 HELP = ("help", "-h", "--help")
@@ -267,9 +260,9 @@ def _code(error: Exception, name: str) -> int | None:
     # pydantic wraps a Ctrl-C that arrives while it serializes settings
     if isinstance(error.__cause__, KeyboardInterrupt):
         return _interrupted()
-    if (said := disk_error(error, f"`{name}`", Path.cwd())) is None:
+    if (fault := disk_error(error, f"`{name}`", Path.cwd())) is None:
         return None
-    complain(said.faults[0].text)
+    complain(fault.faults[0].text)
     return 2
 
 

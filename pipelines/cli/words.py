@@ -83,9 +83,9 @@ def _flag(word: str, following: str) -> tuple[int, Fault]:
     key, equals, value = word.lstrip("-").partition("=")
     takes_next = not equals and _is_bare(following)
     meant = f"{key.replace('-', '_')}={value or (following if takes_next else '...')}"
-    given = f"{word} {following}" if takes_next else word
+    typed = f"{word} {following}" if takes_next else word
     todo = f"Did you mean '{meant}'?" if key.split(".")[0].replace("-", "_") in groups_with_keys() else ""
-    fault = Fault(f"'{given}' is not an option.", "Settings are written key=value, without dashes.", todo)
+    fault = Fault(f"'{typed}' is not an option.", "Settings are written key=value, without dashes.", todo)
     return (2 if takes_next else 1), fault
 
 
@@ -119,10 +119,10 @@ def _meanings(word: str) -> list[str]:
     if colon and left.split(".")[0] in groups_with_keys():
         return [f"{left}={right}"]
     order = [*USUAL, *(group for group in groups() if group not in USUAL)]
-    known = {group: choices(group) for group in order}
-    exact = [f"{group}={word}" for group, names in known.items() if word in names]
+    names_of = {group: choices(group) for group in order}
+    exact = [f"{group}={word}" for group, names in names_of.items() if word in names]
     if exact:
         return exact if len(exact) <= MOST_MEANINGS else []
-    near = {f"Did you mean '{name}'?": f"{group}={name}" for group in USUAL for name in known[group]}
-    hint = did_you_mean(word, [name for group in USUAL for name in known[group]])
+    near = {f"Did you mean '{name}'?": f"{group}={name}" for group in USUAL for name in names_of[group]}
+    hint = did_you_mean(word, [name for group in USUAL for name in names_of[group]])
     return [near[hint]] if hint else []

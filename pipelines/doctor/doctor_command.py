@@ -50,28 +50,24 @@ def probe_templates(folder: Path = TEMPLATES) -> list[ProbeResult]:
     """Compare the templates with the table of parameters; no result outside the container."""
     if not folder.is_dir():
         return []
-    found: list[ProbeResult] = []
+    results: list[ProbeResult] = []
     for model, ours in json.loads(TABLE.read_text(encoding="utf-8")).items():
         file = folder / model / "config.pbtxt"
         try:
             theirs = set(PLACEHOLDER.findall(file.read_text(encoding="utf-8")))
         except OSError as error:
             if model != "multimodal_encoders":
-                found.append(
+                results.append(
                     ProbeResult("templates", f"{file}: {error.strerror}", "note", "Is this NVIDIA's container?")
                 )
             continue
-        found += _differences(model, theirs, set(ours))
-    return found or [ProbeResult("templates", f"{folder}: parameters match our table")]
-
-
-def _differences(model: str, theirs: set[str], ours: set[str]) -> list[ProbeResult]:
-    told = ((theirs - ours, "takes {names}, unknown to this project"), (ours - theirs, "does not take {names} here"))
-    return [
-        ProbeResult("templates", f"{model} " + text.format(names=", ".join(sorted(names))), "note", TODO)
-        for names, text in told
-        if names
-    ]
+        if more := theirs - set(ours):
+            text = f"{model} takes {', '.join(sorted(more))}, unknown to this project"
+            results.append(ProbeResult("templates", text, "note", TODO))
+        if lacking := set(ours) - theirs:
+            text = f"{model} does not take {', '.join(sorted(lacking))} here"
+            results.append(ProbeResult("templates", text, "note", TODO))
+    return results or [ProbeResult("templates", f"{folder}: parameters match our table")]
 
 
 # Folders that are written to: whether they are writable, and how much room they have.
@@ -184,12 +180,18 @@ def probe_processor(
         cpuinfo: the file in which Linux lists features.
         cgroup: the folder with a container's limits.
     """
-    return [_cores(machine, cpuinfo, cgroup), _features(cpuinfo), _memory(machine), _python()]
+    try:  # the fields of the first processor
+        first = cpuinfo.read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
+    except OSError:
+        first = ""
+    pairs = (line.partition(":") for line in first.splitlines())
+    fields = {name.strip(): value.strip() for name, _, value in pairs}
+    system = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
+    cores = _cores(machine, fields.get("model name") or platform.machine(), cgroup)
+    return [cores, _features(fields, cpuinfo), _memory(machine), ProbeResult("system", system)]
 
 
-def _cores(machine: Machine, cpuinfo: Path, cgroup: Path) -> ProbeResult:
-    fields = _read(cpuinfo)
-    model = fields.get("model name") or platform.machine()
+def _cores(machine: Machine, model: str, cgroup: Path) -> ProbeResult:
     quota = cpu_quota(cgroup)
     if quota is not None and quota < machine.cpu_count:
         return ProbeResult(
@@ -201,12 +203,11 @@ def _cores(machine: Machine, cpuinfo: Path, cgroup: Path) -> ProbeResult:
     return ProbeResult("processor", f"{model}, {count(machine.cpu_count, 'core')}")
 
 
-def _features(cpuinfo: Path) -> ProbeResult:
-    fields = _read(cpuinfo)
+def _features(fields: Mapping[str, str], cpuinfo: Path) -> ProbeResult:
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
     if not flags:
         return ProbeResult("features", f"unknown: {cpuinfo} does not say", "note")
-    found = list(dict.fromkeys(name for flag, name in FEATURES.items() if flag in flags))
+    names = list(dict.fromkeys(name for flag, name in FEATURES.items() if flag in flags))
     computes = (
         "the CPU engine computes in bf16" if native_bf16(cpuinfo) else "no native bf16: the CPU engine computes in f32"
     )
@@ -214,7 +215,7 @@ def _features(cpuinfo: Path) -> ProbeResult:
         return ProbeResult(
             "features", "no AVX2", "bad", "OpenVINO's CPU plugin is slow or fails here; use another machine."
         )
-    return ProbeResult("features", f"{', '.join(found) or 'none of note'}; {computes}")
+    return ProbeResult("features", f"{', '.join(names) or 'none of note'}; {computes}")
 
 
 def _memory(machine: Machine) -> ProbeResult:
@@ -224,20 +225,6 @@ def _memory(machine: Machine) -> ProbeResult:
     if machine.memory_bytes < 4 * GIB:
         return ProbeResult("memory", text, "note", "While quantizing, the libraries alone take 2 GiB.")
     return ProbeResult("memory", text)
-
-
-def _python() -> ProbeResult:
-    return ProbeResult("system", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}")
-
-
-def _read(cpuinfo: Path) -> dict[str, str]:
-    """Read the first processor's fields; empty where there is no such file."""
-    try:
-        first = cpuinfo.read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in first.splitlines())
-    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 # Judge every model in every format on every engine by the rules of `make plan`.
@@ -265,7 +252,7 @@ def _judge(
     shape: ModelShape | None,
     quant: QuantSettings,
 ) -> CombinationVerdict:
-    asked = settings.model_copy(
+    combination = settings.model_copy(
         update={"model": model, "quant": quant, "engine": settings.engine.model_copy(update={"name": engine.setting})}
     )
 
@@ -276,7 +263,7 @@ def _judge(
     if lacking := _missing(engine, machine, settings.build.tp_size * settings.build.pp_size):
         return verdict(*lacking)
     try:
-        faults = checks.check(Deployment(asked, "build", engine, machine, shape=shape)).faults
+        faults = checks.check(Deployment(combination, "build", engine, machine, shape=shape)).faults
     except UserError as error:
         faults = list(error.faults)
     return verdict(faults[0].message, f"{faults[0].allowed} {faults[0].todo}".strip()) if faults else verdict()
@@ -320,35 +307,35 @@ def examine(settings: Settings, machine: Machine, environment: Mapping[str, str]
     release = versions.release_for(library_versions(("tensorrt-llm",))["tensorrt-llm"])
     builder = shutil.which("trtllm-build")
     with ThreadPoolExecutor() as pool:
-        asked_hub = pool.submit(probe_hub, environment, settings.doctor.timeout_s)
-        asked_gpus = pool.submit(versions.probe_gpus, machine, release)
-        asked_builder = pool.submit(versions.help_of_builder, builder) if builder else None
+        hub = pool.submit(probe_hub, environment, settings.doctor.timeout_s)
+        gpus = pool.submit(versions.probe_gpus, machine, release)
+        builder_help = pool.submit(versions.help_of_builder, builder) if builder else None
         software = [*versions.probe_software(settings.serving)]
         folders = probe_places(settings.paths.store, settings.paths.runs, environment)
         judged = judge_combinations(settings, machine)
         broken = _broken(settings, machine, software + folders)
-        if asked_builder:
-            software += asked_builder.result()
+        if builder_help:
+            software += builder_help.result()
         sections = {
-            "Machine": [*probe_processor(machine), *asked_gpus.result()],
+            "Machine": [*probe_processor(machine), *gpus.result()],
             "Software": [*software, *probe_templates()],
-            "Places": [*folders, *asked_hub.result()],
+            "Places": [*folders, *hub.result()],
         }
     return Diagnosis(sections, judged, broken)
 
 
-def _broken(settings: Settings, machine: Machine, found: list[ProbeResult]) -> list[ProbeResult]:
+def _broken(settings: Settings, machine: Machine, findings: list[ProbeResult]) -> list[ProbeResult]:
     """List what stops the configured pipeline here: what planning refuses and what the probes call broken."""
-    broken = [finding for finding in found if finding.status == "bad"]
+    broken = [finding for finding in findings if finding.status == "bad"]
     try:
         faults: Sequence[Fault] = make_plan(settings, "all", Store(settings.paths.store), machine).refusals
     except UserError as error:
         faults = error.faults
-    told = " ".join(finding.value for finding in broken)
+    shown = " ".join(finding.value for finding in broken)
     return broken + [
         ProbeResult("plan", fault.message, "bad", f"{fault.allowed} {fault.todo}".strip())
         for fault in faults
-        if fault.message not in told
+        if fault.message not in shown
     ]
 
 
@@ -359,7 +346,7 @@ def doctor(overrides: Sequence[str]) -> int:
         0, or 1 when the configuration given does not run here.
     """
     settings = load(overrides)
-    found = examine(settings, gather(), os.environ)
-    text = json.dumps(found.to_json(), indent=2) + "\n" if settings.doctor.format == "json" else render(found)
-    sys.stdout.write(text)
-    return 1 if found.broken else 0
+    diagnosis = examine(settings, gather(), os.environ)
+    as_json = settings.doctor.format == "json"
+    sys.stdout.write(json.dumps(diagnosis.to_json(), indent=2) + "\n" if as_json else render(diagnosis))
+    return 1 if diagnosis.broken else 0

@@ -148,8 +148,8 @@ def _cuda_version() -> str:
         answer = subprocess.run([tool], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    found = re.search(r"CUDA Version:\s*([\d.]+)", answer.stdout)
-    return found[1] if found else ""
+    stated = re.search(r"CUDA Version:\s*([\d.]+)", answer.stdout)
+    return stated[1] if stated else ""
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -174,7 +174,9 @@ def render(diagnosis: Diagnosis) -> str:
         lines += [title, *_findings(findings, colour=colour), ""]
     for engine, judged in groupby(diagnosis.verdicts, key=lambda verdict: verdict.engine):
         lines += [f"engine={engine}", *_verdicts(list(judged)), ""]
-    return "\n".join(lines + _end(diagnosis)) + "\n"
+    broken = [wrapped(f"  !! {each.name}: {each.value} {each.todo}", 5) for each in diagnosis.broken]
+    head = "does not run here:" if broken else "runs here: make all"
+    return "\n".join([*lines, f"The configured pipeline {head}", *broken]) + "\n"
 
 
 def _findings(findings: list[ProbeResult], *, colour: bool) -> list[str]:
@@ -222,8 +224,8 @@ def _together(cases: list[CombinationVerdict]) -> str:
     }
     first = next(iter(of_model.values()))
     others: dict[str, list[str]] = {}
-    for model, said in list(of_model.items())[1:]:
-        own = [word for word, usual in zip(said, first, strict=True) if word not in (usual, model)]
+    for model, words in list(of_model.items())[1:]:
+        own = [word for word, usual in zip(words, first, strict=True) if word not in (usual, model)]
         others.setdefault(", ".join(own), []).append(model)
     listed = "; ".join(", ".join(models) + (f" ({own})" if own else "") for own, models in others.items())
     return "".join(first) + (f" Likewise {listed}." if listed else "")
@@ -241,15 +243,6 @@ def _size(word: str) -> tuple[int, float, str]:
     """Return the sort key of a word: sizes by size, other words alphabetically."""
     number, _, unit = word.partition(" ")
     return "KMGT".find(unit[:1]), float(number) if unit else 0.0, word
-
-
-def _end(diagnosis: Diagnosis) -> list[str]:
-    if not diagnosis.broken:
-        return ["The configured pipeline runs here: make all"]
-    lines = ["The configured pipeline does not run here:"]
-    for finding in diagnosis.broken:
-        lines.append(wrapped(f"  !! {finding.name}: {finding.value} {finding.todo}", 5))
-    return lines
 
 
 TABLE = Path(__file__).with_name("compatibility.json")
@@ -272,9 +265,9 @@ CPU_ONLY = ("openvino", "openvino-genai")
 
 def release_for(version: str) -> dict[str, Any] | None:
     """Return the row of a TensorRT-LLM version, or None; that of 1.2.1, the one to install, when it is absent."""
-    wanted = "1.2.1" if version == ABSENT else version
+    meant = "1.2.1" if version == ABSENT else version
     rows: list[dict[str, Any]] = json.loads(TABLE.read_text(encoding="utf-8"))["releases"]
-    return next((row for row in rows if begins(wanted, row["tensorrt_llm"])), None)
+    return next((row for row in rows if begins(meant, row["tensorrt_llm"])), None)
 
 
 def begins(version: str, prefix: str) -> bool:
@@ -287,8 +280,8 @@ def probe_software(serving: ServingSettings) -> list[ProbeResult]:
     installed = library_versions(tuple(LIBRARIES.values()))
     version = installed["tensorrt-llm"]
     release = release_for(version)
-    found = [_library(name, installed[dist], version, release) for name, dist in LIBRARIES.items()]
-    return [*found, _python(release if version != ABSENT else None), _triton(serving)]
+    libraries = [_library(name, installed[dist], version, release) for name, dist in LIBRARIES.items()]
+    return [*libraries, _python(release if version != ABSENT else None), _triton(serving)]
 
 
 def _library(name: str, version: str, engine: str, release: dict[str, Any] | None) -> ProbeResult:
@@ -306,9 +299,9 @@ def _library(name: str, version: str, engine: str, release: dict[str, Any] | Non
         return ProbeResult(name, version, "bad", "Triton's python backend crashes with numpy 2. Run: make setup")
     needed = release.get(COLUMNS[name]) if release and engine != ABSENT and name in COLUMNS else None
     if needed and not _within(version, needed):
-        wanted = needed if isinstance(needed, str) else f"{needed[0]} to {needed[1]}"
+        fitting = needed if isinstance(needed, str) else f"{needed[0]} to {needed[1]}"
         return ProbeResult(
-            name, f"{version}; TensorRT-LLM {engine} goes with {wanted}", "note", f"Install {name} {wanted}."
+            name, f"{version}; TensorRT-LLM {engine} goes with {fitting}", "note", f"Install {name} {fitting}."
         )
     return ProbeResult(name, version)
 
@@ -339,25 +332,25 @@ def _within(version: str, needed: str | list[str]) -> bool:
 def _python(release: dict[str, Any] | None) -> ProbeResult:
     version = platform.python_version()
     here: list[str] = json.loads(TABLE.read_text(encoding="utf-8"))["here"]["python"]
-    if not any(begins(version, known) for known in here):
+    if not any(begins(version, tested) for tested in here):
         todo = f"This project is tested with {' and '.join(here)}."
         return ProbeResult("Python", version, "bad" if numbers(version) < (3, 11) else "note", todo)
-    known = (release or {}).get("python")
-    if known and not any(begins(version, each) for each in known):
-        return ProbeResult("Python", version, "note", f"TensorRT-LLM is made for {' and '.join(known)}.")
+    theirs = (release or {}).get("python")
+    if theirs and not any(begins(version, each) for each in theirs):
+        return ProbeResult("Python", version, "note", f"TensorRT-LLM is made for {' and '.join(theirs)}.")
     return ProbeResult("Python", version)
 
 
 def _triton(serving: ServingSettings) -> ProbeResult:
     try:
-        found = locate(serving)
+        server = locate(serving)
     except UserError as error:
         (fault,) = error.faults
         return ProbeResult("tritonserver", fault.message, "bad", f"{fault.allowed} {fault.todo}".strip())
-    if found.wheel is not None:
-        return ProbeResult("tritonserver", f"of nvidia-pytriton {found.wheel.version}, CPU")
-    version, status = _triton_version(found.binary)
-    return ProbeResult("tritonserver", f"{version}, {found.binary}", status)
+    if server.wheel is not None:
+        return ProbeResult("tritonserver", f"of nvidia-pytriton {server.wheel.version}, CPU")
+    version, status = _triton_version(server.binary)
+    return ProbeResult("tritonserver", f"{version}, {server.binary}", status)
 
 
 def _triton_version(binary: Path) -> tuple[str, Status]:
@@ -382,8 +375,8 @@ def help_of_builder(tool: str) -> list[ProbeResult]:
         return [ProbeResult("trtllm-build", f"{tool} --help failed: {error}", "note", "Repair the installation.")]
     if answer.returncode != 0:
         last = (answer.stderr or answer.stdout).strip().splitlines() or ["nothing"]
-        said = f"{tool} --help says: {last[-1]} (exit code {answer.returncode})"
-        return [ProbeResult("trtllm-build", said, "note", "Repair the installation.")]
+        text = f"{tool} --help says: {last[-1]} (exit code {answer.returncode})"
+        return [ProbeResult("trtllm-build", text, "note", "Repair the installation.")]
     faults = help_differences(answer.stdout)
     notes = [
         ProbeResult("trtllm-build", f"{extra}, which our table lacks", "note", "Nothing: the settings work without it.")

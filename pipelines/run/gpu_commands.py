@@ -86,7 +86,10 @@ class _ByHand:
         served = list(self._served())
         if (made or served) and self.plan.deployment.engine.lacks(self.plan.deployment.machine):
             if self.plan.deployment.engine.builder:  # else the folders are made on any machine, and served elsewhere
-                yield "container, in which the rest is typed", self._own_container()
+                words = [f"engine={self.plan.deployment.engine.setting}"]
+                words += [word for word in self.overrides if word.startswith(OF_THE_IMAGE)]
+                commands = [*_command(["make", "image", *words]), *_command(["make", "shell", *words])]
+                yield "container, in which the rest is typed", commands
             elif served:
                 inside = _nvidias_container(self.plan.settings.image.base_llm_api)
                 served.insert(0, ("container, in which the rest is typed", inside))
@@ -139,27 +142,20 @@ class _ByHand:
                 line = f"trtllm-serve {CHECKPOINT} --extra_llm_api_options {OPTIONS}"
                 yield "serve, with an OpenAI API", _inside(self._name(step), line)
             elif isinstance(stage := step.node.stage, WriteRepository):
-                yield self._server(step, stage)
-
-    def _server(self, step: PlannedStep, stage: WriteRepository) -> Block:
-        """Render the start of Triton on a repository, as `make serve` starts it."""
-        spec = RepositorySpec(stage.flavour, stage.model, stage.variant, tp_size=stage.tp_size, pp_size=stage.pp_size)
-        start = start_commands(self.plan.settings.triton, spec)
-        title = f"or serve, in {start['needs'].rstrip('.')}" if spec.engine.server is ServerBackend.LLM_API else "serve"
-        return title, _inside(self._name(step), next(iter(start["commands"].values())))
-
-    def _own_container(self) -> Lines:
-        about = [word for word in self.overrides if word.startswith(OF_THE_IMAGE)]
-        words = [f"engine={self.plan.deployment.engine.setting}", *about]
-        return [*_command(["make", "image", *words]), *_command(["make", "shell", *words])]
+                spec = RepositorySpec(
+                    stage.flavour, stage.model, stage.variant, tp_size=stage.tp_size, pp_size=stage.pp_size
+                )
+                start = start_commands(self.plan.settings.triton, spec)
+                other = spec.engine.server is ServerBackend.LLM_API
+                title = f"or serve, in {start['needs'].rstrip('.')}" if other else "serve"
+                yield title, _inside(self._name(step), next(iter(start["commands"].values())))
 
     def _words(self) -> list[str]:
         """Return the overrides that decide what is made."""
         return [word for word in self.overrides if not word.lstrip("+~").startswith(OF_THE_STAGE)]
 
     def _inputs(self, step: PlannedStep) -> list[PlannedStep]:
-        given = step.node.inputs.values()
-        return [other for other in self.plan.steps if other.node.id in given]
+        return [other for other in self.plan.steps if other.node.id in step.node.inputs.values()]
 
     def _name(self, step: PlannedStep) -> str:
         """Return the folder of what a step writes: the artifact, or a name of its own."""

@@ -11,7 +11,7 @@ from pipelines.domain.units import DAY, show_bytes
 from pipelines.host.disk import check_folders, disk_errors, relative_to_cwd
 from pipelines.host.screen import say, table, wrapped
 from pipelines.settings.compose import load
-from pipelines.store.space import Holding, Space, freed, occupied, remove, survey
+from pipelines.store.space import Space, freed, occupied, remove, survey
 from pipelines.store.store import Store, recover
 
 
@@ -27,25 +27,18 @@ def prune(overrides: Sequence[str]) -> int:
         if not space.artifacts and not space.abandoned:
             say("It is empty.")
             return 0
-        say("\n" + "\n".join(_rows(space)) + "\n")
+        rows = [("artifact", "size", "last used", "kept because")]
+        rows += [(each.name, show_bytes(each.bytes), _ago(each.used), each.needed or "-") for each in space.artifacts]
+        for each in space.abandoned:
+            stopped = (each.path / PARTIAL).is_dir()
+            why = "a stopped run, which the same command continues" if stopped else "a killed run"
+            rows.append((each.name, show_bytes(each.bytes), _ago(each.used), f"- (left by {why})"))
+        say("\n" + "\n".join(table(rows, words=(3,))) + "\n")
         if settings.store.remove:
             _remove(store, space)
         else:
             _offer(space)
     return 0
-
-
-def _rows(space: Space) -> list[str]:
-    rows = [("artifact", "size", "last used", "kept because")]
-    rows += [(each.name, show_bytes(each.bytes), _ago(each.used), each.needed or "-") for each in space.artifacts]
-    rows += [(each.name, show_bytes(each.bytes), _ago(each.used), _abandoned(each)) for each in space.abandoned]
-    return table(rows, words=(3,))
-
-
-def _abandoned(holding: Holding) -> str:
-    if (holding.path / PARTIAL).is_dir():
-        return "- (left by a stopped run, which the same command continues)"
-    return "- (left by a killed run)"
 
 
 def _ago(used: float) -> str:

@@ -7,10 +7,11 @@ import os
 import resource
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +77,17 @@ def _make(
 ) -> StepOutcome:
     node = step.node
     paths, digests = {}, {}
-    for name, given in node.inputs.items():
-        found: InputSource | Artifact
-        if isinstance(given, InputSource):
-            given.check(store.hashes)
-            found = given
+    for name, wired in node.inputs.items():
+        source: InputSource | Artifact
+        if isinstance(wired, InputSource):
+            wired.check(store.hashes)
+            source = wired
         else:
-            found = artifacts[given] = _whole(given, artifacts, plan, store, overrides, progress)
-        paths[name], digests[name] = found.path, found.digest
+            source = artifacts[wired] = _whole(wired, artifacts, plan, store, overrides, progress)
+        paths[name], digests[name] = source.path, source.digest
     key, parts = node_key(node, digests)
-    with disk_errors(f"Stage {node.id}", store.root), store.lock(key, _waiting(node)):
+    waiting = partial(say, f"{node.id}: another run is making {node.label}; waiting for it")
+    with disk_errors(f"Stage {node.id}", store.root), store.lock(key, waiting):
         if artifact := _find(node, key, store):  # equal bytes from an earlier stage, or another run made it
             return StepOutcome(node, artifact, "cached", 0.0)
         say(f"{node.id}: {node.label}")
@@ -135,10 +137,6 @@ def _find(node: Node, key: str, store: Store) -> Artifact | None:
         place = relative_to_cwd(store.set_aside(error.folder))
         warn(f"{relative_to_cwd(error.folder)} is {error.state}. It is now {place} and is made again.")
         return None
-
-
-def _waiting(node: Node) -> Callable[[], None]:
-    return lambda: say(f"{node.id}: another run is making {node.label}; waiting for it")
 
 
 def provenance(plan: Plan, overrides: Sequence[str]) -> dict[str, Any]:

@@ -10,11 +10,12 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from eval.results import RESULT
 from pipelines.domain.units import show_seconds
@@ -131,7 +132,7 @@ class Watch:
     def __init__(self, folder: Path, cells: Sequence[SweepCell]) -> None:
         self.folder = folder
         self.cells = list(cells)
-        self._told: dict[int, str] = {}
+        self._shown_text: dict[int, str] = {}
 
     def look(self, queued: Mapping[int, str] | None = None) -> list[SweepCell]:
         """Read every unfinished cell and print what changed.
@@ -146,12 +147,14 @@ class Watch:
         changed = False
         for cell in self.cells:
             text = self._text(cell, (queued or {}).get(cell.number, "waiting"))
-            if self._told.get(cell.number, "waiting") != text:
-                self._told[cell.number] = text
+            if self._shown_text.get(cell.number, "waiting") != text:
+                self._shown_text[cell.number] = text
                 say(f"[{cell.number}] {text}")
                 changed = True
         if changed and not all(cell.ended for cell in self.cells):
-            say(f"    {self._counts()}")
+            counts = Counter(cell.state for cell in self.cells)
+            states = ("waiting", "running", "done", "failed")
+            say("    " + ", ".join(f"{counts[state]} {state}" for state in states if counts[state]))
         return self.cells
 
     def _text(self, cell: SweepCell, waiting: str) -> str:
@@ -163,11 +166,6 @@ class Watch:
             return f"failed: {cell.words}"
         return waiting
 
-    def _counts(self) -> str:
-        states = ("waiting", "running", "done", "failed")
-        counts = {state: sum(cell.state == state for cell in self.cells) for state in states}
-        return ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-
     def meanwhile(self) -> AbstractContextManager[None]:
         """Poll while a launcher works in the `with` block."""
         return repeated(self.look, LOOK_S, "sweep-watch")
@@ -176,8 +174,7 @@ class Watch:
 # Run one cell in a process of its own, for any launcher.
 #
 # One process per cell, whatever the launcher: memory, GPUs and MPI are free again for the next cell, a crash ends
-# nothing
-# else, and a sweep behaves the same wherever it runs.
+# nothing else, and a sweep behaves the same wherever it runs.
 
 STOP_S = 30.0  # time for a stopped cell to drain its server and remove staging folders
 
@@ -220,18 +217,10 @@ class RunCell:
         python_path = os.pathsep.join([str(PROJECT_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         env = {**os.environ, "PYTHONPATH": python_path}
         with (
-            self._output(cell) as out,
+            nullcontext() if self.shown else cell.log(self.folder).open("ab") as out,
             child_process(command, grace_s=STOP_S, stdout=out, stderr=out, env=env) as process,
         ):
             return process.wait()
-
-    @contextmanager
-    def _output(self, cell: SweepCell) -> Iterator[IO[bytes] | None]:
-        if self.shown:
-            yield None
-        else:
-            with cell.log(self.folder).open("ab") as file:
-                yield file
 
 
 def _how(code: int) -> str:

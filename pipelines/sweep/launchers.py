@@ -58,7 +58,23 @@ def check_launcher(sweep: Sweep, target: Target) -> None:
     Raises:
         UserError: a package or program is missing, or measurements would disturb one another.
     """
-    faults = [*_sweeper(sweep), *_package(sweep.launcher_word, sweep.launcher), *_programs(sweep)]
+    faults = []
+    if (word := sweep.config.hydra.runtime.choices["hydra/sweeper"]) != "basic":
+        faults.append(
+            Fault(
+                f"hydra/sweeper={word} cannot be used here: it chooses the next cell by a number, and a cell returns "
+                "none.",
+                todo="Leave it out and list the values: quant=fp8,int4_awq",
+            )
+        )
+    faults += _package(sweep.launcher_word, sweep.launcher)
+    if missing := [name for name in PROGRAMS.get(sweep.launcher, ()) if shutil.which(name) is None]:
+        faults.append(
+            Fault(
+                f"hydra/launcher={sweep.launcher_word} needs Slurm's {', '.join(missing)}, not found on PATH.",
+                todo="Run the command on a login node of the cluster, or leave out hydra/launcher to run here.",
+            )
+        )
     if sweep.launcher == JOBLIB and target in MEASURED and sweep.config.hydra.launcher.n_jobs != 1:
         faults.append(
             Fault(
@@ -73,30 +89,18 @@ def check_launcher(sweep: Sweep, target: Target) -> None:
 
 def launcher_faults(overrides: Sequence[str]) -> list[Fault]:
     """Find faults in the launcher's settings after Hydra failed to compose."""
-    given = dict(text.partition("=")[::2] for text in overrides)
-    word = given.get("hydra/launcher", "basic")
+    values = dict(text.partition("=")[::2] for text in overrides)
+    word = values.get("hydra/launcher", "basic")
     if word not in WORDS:
         near = did_you_mean(word, WORDS)
         return [Fault(f"hydra/launcher={word} is not known.", f"Choose one of {', '.join(WORDS)}.", near)]
     file = CONF / "hydra" / "launcher" / f"{word}.yaml"
-    known = yaml.safe_load(file.read_text()).keys() if file.is_file() else ()
-    keys = [key.removeprefix("hydra.launcher.") for key in given if key.startswith("hydra.launcher.")]
-    unknown = [key for key in keys if known and key.split(".")[0] not in known]
+    options = yaml.safe_load(file.read_text()).keys() if file.is_file() else ()
+    keys = [key.removeprefix("hydra.launcher.") for key in values if key.startswith("hydra.launcher.")]
+    unknown = [key for key in keys if options and key.split(".")[0] not in options]
     return _package(word, WORDS[word]) + [
-        Fault(f"hydra.launcher.{key} is not an option of {word}.", did_you_mean(key, known), f"See {file}.")
+        Fault(f"hydra.launcher.{key} is not an option of {word}.", did_you_mean(key, options), f"See {file}.")
         for key in unknown
-    ]
-
-
-def _sweeper(sweep: Sweep) -> list[Fault]:
-    word = sweep.config.hydra.runtime.choices["hydra/sweeper"]
-    if word == "basic":
-        return []
-    return [
-        Fault(
-            f"hydra/sweeper={word} cannot be used here: it chooses the next cell by a number, and a cell returns none.",
-            todo="Leave it out and list the values: quant=fp8,int4_awq",
-        )
     ]
 
 
@@ -117,15 +121,3 @@ def _is_installed(name: str) -> bool:
         return importlib.util.find_spec(f"hydra_plugins.{name.replace('-', '_')}") is not None
     except ModuleNotFoundError:  # not a Hydra plugin
         return False
-
-
-def _programs(sweep: Sweep) -> list[Fault]:
-    missing = [name for name in PROGRAMS.get(sweep.launcher, ()) if shutil.which(name) is None]
-    if not missing:
-        return []
-    return [
-        Fault(
-            f"hydra/launcher={sweep.launcher_word} needs Slurm's {', '.join(missing)}, not found on PATH.",
-            todo="Run the command on a login node of the cluster, or leave out hydra/launcher to run here.",
-        )
-    ]

@@ -137,9 +137,9 @@ class SlurmLauncher(PluginLauncher):  # type: ignore[misc]
                 )
             )
         except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
-            said = "; ".join(line.split("error: ")[-1] for line in str(error).splitlines() if line.strip())
+            reasons = "; ".join(line.split("error: ")[-1] for line in str(error).splitlines() if line.strip())
             raise UserError(
-                f"sbatch refused the jobs: {said}.",
+                f"sbatch refused the jobs: {reasons}.",
                 todo="Set what this cluster requires, e.g. hydra.launcher.partition=... hydra.launcher.account=...; "
                 "`sinfo` lists the partitions.",
             ) from None
@@ -175,7 +175,9 @@ class _Waiting:
     def _all_over(self) -> bool:
         states = queue_states(self._number)
         if states is None:
-            self._tell_silence()
+            if time.monotonic() - self._answered > SILENT_S:
+                self._answered = time.monotonic()
+                say(f"Slurm has not answered for {SILENT_S / 60:.0f} minutes; still waiting for job {self._number}")
             self._watch.look()
             return False
         self._answered = time.monotonic()
@@ -199,9 +201,3 @@ class _Waiting:
         output = relative_to_cwd(submitted.paths.stdout)
         cell.failed(f"Slurm job {submitted.job_id} {how} and left no result; its output: {output}").write(self._folder)
         return True
-
-    def _tell_silence(self) -> None:
-        silence = time.monotonic() - self._answered
-        if silence > SILENT_S:
-            self._answered = time.monotonic()
-            say(f"Slurm has not answered for {SILENT_S / 60:.0f} minutes; still waiting for job {self._number}")

@@ -65,28 +65,28 @@ def smallest(overrides: Sequence[str]) -> int:
     """
     settings = load([word for word in overrides if not word.startswith("hydra")])
     _check(settings, overrides)
-    asked = grid(settings.quant.candidates or ())
-    level = _rounded_down(settings.eval.false_go / len(asked))
-    given = [word for word in overrides if not word.startswith(f"{LEVEL}=")]
+    bounds = grid(settings.quant.candidates or ())
+    level = _rounded_down(settings.eval.false_go / len(bounds))
+    own = [word for word in overrides if not word.startswith(f"{LEVEL}=")]
     settings = settings.model_copy(update={"eval": settings.eval.model_copy(update={"false_go": level})})
     say(
-        f"{asked[0]:g} to {asked[-1]:g} bits per weight, {len(asked)} bounds. The verdict on each is wrong in at most"
-        f" {100 * level:g} % of cases, and so the GO that is found in at most {100 * level * len(asked):.2g} %."
+        f"{bounds[0]:g} to {bounds[-1]:g} bits per weight, {len(bounds)} bounds. The verdict on each is wrong in at"
+        f" most {100 * level:g} % of cases, and so the GO that is found in at most {100 * level * len(bounds):.2g} %."
     )
     failed: list[SweepCell] = []
 
     def evaluate(bound: float) -> Tried | None:
-        folder, [cell] = run_cells("evaluate", [*given, f"{BITS}={bound:g}", f"{LEVEL}={level:g}"])
+        folder, [cell] = run_cells("evaluate", [*own, f"{BITS}={bound:g}", f"{LEVEL}={level:g}"])
         if cell.state == "failed":
             say(f"failed: {cell.reason}")
             failed.append(cell)
             return None
-        found = _read(cell, bound, settings)
-        write_json(folder / "accuracy.json", [found.row])
-        say(f"{bound:g} bits: {found.row['verdict']}")
-        return found
+        mix = _read(cell, bound, settings)
+        write_json(folder / "accuracy.json", [mix.row])
+        say(f"{bound:g} bits: {mix.row['verdict']}")
+        return mix
 
-    tried = search(asked, evaluate)
+    tried = search(bounds, evaluate)
     if failed:
         say("Run the same command again to finish what is missing.")
         return 1
@@ -111,26 +111,26 @@ def grid(candidates: Sequence[QFormat]) -> list[float]:
     return [low + STEP * number for number in range(round((high - low) / STEP) + 1)]
 
 
-def search(asked: Sequence[float], evaluate: Callable[[float], Tried | None]) -> list[Tried]:
+def search(bounds: Sequence[float], evaluate: Callable[[float], Tried | None]) -> list[Tried]:
     """Evaluate bounds until the smallest that is GO is known, if fewer bits are never better.
 
     The largest comes first: without it nothing is GO. A bound above the bits that a mix has was answered by that mix.
 
     Args:
-        asked: bounds, ascending.
+        bounds: ascending.
         evaluate: evaluates one; None if that failed, which ends the search.
 
     Returns:
         what was tried, in this order.
     """
     tried: list[Tried] = []
-    last = len(asked) - 1
+    last = len(bounds) - 1
     # places: of the largest bound that is not GO, of the smallest that is, and of the next to try
     lost, go, at = -1, last, last
-    while (found := evaluate(asked[at])) is not None:
-        tried.append(found)
-        if found.is_go:
-            go = next((place for place in range(at) if asked[place] >= found.bits), at)
+    while (mix := evaluate(bounds[at])) is not None:
+        tried.append(mix)
+        if mix.is_go:
+            go = next((place for place in range(at) if bounds[place] >= mix.bits), at)
         elif at == last:
             break
         else:
@@ -148,16 +148,16 @@ def _check(settings: Settings, overrides: Sequence[str]) -> None:
             f"quant={quant.qformat} has one size. This command looks for the smallest mix of formats.",
             todo="Add quant=auto, or see several formats side by side with make compare.",
         )
-    if given := next((word for word in overrides if word.lstrip("+").startswith(f"{BITS}=")), None):
-        raise UserError(f"{given} is what this command looks for.", todo="Leave it out, or use make evaluate.")
+    if bound := next((word for word in overrides if word.lstrip("+").startswith(f"{BITS}=")), None):
+        raise UserError(f"{bound} is what this command looks for.", todo="Leave it out, or use make evaluate.")
     goal = Goal(settings, "evaluate")
     if not goal.has_baseline:
         raise UserError(
             f"eval.baseline={settings.eval.baseline} gives no verdict on what a mix loses.",
             allowed="eval.baseline=build, the usual one.",
         )
-    asked, notes = with_questions(goal, Store(settings.paths.store))
-    if asked.settings.eval.is_auto:
+    resolved, notes = with_questions(goal, Store(settings.paths.store))
+    if resolved.settings.eval.is_auto:
         raise UserError(f"This command needs a verdict on each mix. {' '.join(notes)}")
 
 

@@ -51,7 +51,7 @@ def test_all_faults_at_once() -> None:
 def test_planning_imports_nothing_heavy() -> None:
     """A plan may name the evaluation without paying for torch, transformers or lm-eval."""
     code = (
-        "import sys, eval.harness, eval.compare, eval.dataset, eval.tasks.load\n"
+        "import sys, eval.compare, eval.dataset, pipelines.stages.evaluate\n"
         "print({'torch', 'transformers', 'lm_eval', 'datasets', 'numpy'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
