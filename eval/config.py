@@ -98,19 +98,15 @@ class EvalSettings(Group):
     answers: Literal["letter", "index0", "index1", "text"] | None = None
 
     @model_validator(mode="after")
-    def _has_own_questions(self) -> Self:
+    def _has_questions_and_server(self) -> Self:
         own = ("path", "name", "question_column", "choices_column", "answer_column", "subject_column", "answers")
-        given = [name for name in own if getattr(self, name) is not None]
-        if self.task != "local" and given:
-            raise ValueError(f"has {given[0]} with task={self.task}: it is for questions of your own, eval=local")
+        set_names = [name for name in own if getattr(self, name) is not None]
+        if self.task != "local" and set_names:
+            raise ValueError(f"has {set_names[0]} with task={self.task}: it is for questions of your own, eval=local")
         if self.task == "local" and self.path is None:
             raise ValueError("has task=local without path: give eval.path=questions.csv")
         if self.task == "local" and self.num_fewshot:
             raise ValueError(f"has num_fewshot={self.num_fewshot} with task=local, which has no worked examples")
-        return self
-
-    @model_validator(mode="after")
-    def _is_consistent(self) -> Self:
         if self.url is None and self.model is not None:
             raise ValueError(f"has model={self.model} without url: it is for a server that already runs")
         if self.url is not None and not URL.fullmatch(self.url):
@@ -128,8 +124,8 @@ class EvalSettings(Group):
             return self
         beside = f"baseline={self.baseline}" if self.url is None else f"url={self.url}"
         needs = {"sequential": self.sequential, "max_questions": self.max_questions, "fidelity": self.fidelity}
-        if wanted := next((name for name, given in needs.items() if given), None):
-            shown = f"{wanted}={str(needs[wanted]).lower()}"
+        if name := next((name for name, value in needs.items() if value), None):
+            shown = f"{name}={str(needs[name]).lower()}"
             raise ValueError(f"has {shown} with {beside}; it needs the 16-bit engine, made here with baseline=build")
         return self
 
@@ -137,11 +133,11 @@ class EvalSettings(Group):
     def _has_turns(self) -> Self:
         """Refuse to say how worked examples are put into turns where there are none."""
         if self.fewshot_as_multiturn is not None:
-            given = f"has fewshot_as_multiturn={str(self.fewshot_as_multiturn).lower()}"
+            shown = f"has fewshot_as_multiturn={str(self.fewshot_as_multiturn).lower()}"
             if not self.apply_chat_template:
-                raise ValueError(f"{given} without apply_chat_template=true: there are no turns")
+                raise ValueError(f"{shown} without apply_chat_template=true: there are no turns")
             if self.num_fewshot == 0:
-                raise ValueError(f"{given} with num_fewshot=0: there are no worked examples")
+                raise ValueError(f"{shown} with num_fewshot=0: there are no worked examples")
         return self
 
     @property

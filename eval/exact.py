@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
@@ -166,7 +166,13 @@ def _upper(changed: Changed, level: float) -> float:
     if changed.lost == changed.questions or p_below(changed, ALMOST_ALL) > level:
         return 1.0
     # An exact p-value is expensive for thousands of questions, so the search starts at Tango's own bound.
-    start = float(brentq(_beyond_normal(changed, level), max(changed.loss, -ALMOST_ALL), ALMOST_ALL))
+    n, quantile = changed.questions, NormalDist().inv_cdf(1 - level)
+    tango = brentq(
+        lambda loss: float(score(changed.lost, changed.gained, n, loss)) + quantile,
+        max(changed.loss, -ALMOST_ALL),
+        ALMOST_ALL,
+    )
+    start = float(tango)
     step = max((start - changed.loss) / 50, 1e-4)
     low = high = start
     while p_below(changed, high) > level:
@@ -176,12 +182,6 @@ def _upper(changed: Changed, level: float) -> float:
         low, high = max(low - step, changed.loss), low
         step *= 2
     return float(brentq(lambda loss: p_below(changed, loss) - level, low, high, xtol=1e-6)) if low < high else high
-
-
-def _beyond_normal(changed: Changed, level: float) -> Callable[[float], float]:
-    """Return a function of the loss that is positive where the score test with normal quantiles does not reject it."""
-    quantile = NormalDist().inv_cdf(1 - level)
-    return lambda loss: float(score(changed.lost, changed.gained, changed.questions, loss)) + quantile
 
 
 @lru_cache(maxsize=65536)

@@ -100,7 +100,10 @@ def evaluate(
     result: EvalResult | PerplexityResult
     if questions.metric is None:
         _, raw = _run(session, tokenizer_dir, spec, questions.tasks, spec.limit, progress)
-        result = _perplexity(raw, spec, labels)
+        (rows,) = raw["samples"].values()
+        figures: dict[str, Any] = {name: float(raw["results"][spec.task][f"{name},none"]) for name in PERPLEXITIES}
+        common = {**labels, **_how_asked(spec, rows)}
+        result = PerplexityResult(**common, task=spec.task, documents=len(rows), **figures)
     else:
         if criteria and (few := too_few(questions.count, criteria, stops=False)):
             progress.note(f"warning: {few}")
@@ -225,12 +228,6 @@ def _tamed() -> Iterator[None]:
         logger.setLevel(level)
         lm_eval.api.task.tqdm = bar
         del env.from_string  # makes the class's own method visible again
-
-
-def _perplexity(raw: Mapping[str, Any], spec: EvalSpec, labels: Labels) -> PerplexityResult:
-    (rows,) = raw["samples"].values()
-    figures: dict[str, Any] = {name: float(raw["results"][spec.task][f"{name},none"]) for name in PERPLEXITIES}
-    return PerplexityResult(**labels, **_how_asked(spec, rows), task=spec.task, documents=len(rows), **figures)
 
 
 def _how_asked(spec: EvalSpec, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -82,29 +82,20 @@ def perplexity_rows(
     return rows
 
 
-def _cells(result: PerplexityResult, baseline: PerplexityResult | None) -> tuple[str, ...]:
-    """Return perplexity per word of the baseline and of the result, their ratio, and the result's bits per byte."""
-    before = "-" if baseline is None else f"{baseline.word_perplexity:.4g}"
-    ratio = "-" if baseline is None else f"{result.word_perplexity / baseline.word_perplexity:.4f}"
-    return (
-        before,
-        f"{result.word_perplexity:.4g}",
-        ratio,
-        f"{result.byte_perplexity:.4f}",
-        f"{result.bits_per_byte:.4f}",
-    )
-
-
 def perplexity_table(named: Sequence[tuple[str, PerplexityResult | None, PerplexityResult]]) -> Table:
     """Return perplexities beside the baseline's: of each row its name, the baseline's result and its own."""
     lengths = dict.fromkeys(f"{result.max_length:,}" for _, _, result in named)
     engines = dict.fromkeys(result.engine for _, _, result in named)
+    rows = []
+    for name, baseline, result in named:
+        before = "-" if baseline is None else f"{baseline.word_perplexity:.4g}"
+        ratio = "-" if baseline is None else f"{result.word_perplexity / baseline.word_perplexity:.4f}"
+        own = f"{result.word_perplexity:.4g}", ratio, f"{result.byte_perplexity:.4f}", f"{result.bits_per_byte:.4f}"
+        rows.append((name, result.task, f"{result.documents:,}", before, *own))
     return Table(
         caption=f"Perplexity of texts: windows of {', '.join(lengths)} tokens, engine {', '.join(engines)}; no verdict",
         origin="measured",
         columns=(*left("format", "task"), *right("texts", "base", "per word", "ratio", "per byte", "bits/byte")),
-        rows=tuple(
-            (name, result.task, f"{result.documents:,}", *_cells(result, baseline)) for name, baseline, result in named
-        ),
+        rows=tuple(rows),
         notes=(NO_VERDICT,),
     )

@@ -84,15 +84,11 @@ def ask_in_turns(
         )
         progress.note(f"{interim.questions:,} of {count(most, 'question')} asked{progress_text}")
         verdict = judge([evidence], strict)[0].verdict
-        if verdict in (Verdict.GO, Verdict.NO_GO) or _hopeless(before, verdict, most, strict):
+        if verdict in (Verdict.GO, Verdict.NO_GO):
+            break
+        share = planned_interims(most)[-1].share  # would further questions make a baseline one that beats guessing?
+        asked = Answered.of(answers_of(before))
+        if verdict is Verdict.NOT_MEASURED and asked.is_hopeless(most, strict.margin, strict.false_go, share):
             break
     note_truncated(after, progress)
     return Asked(before, after, both[1][1])
-
-
-def _hopeless(baseline: EvalResult, verdict: Verdict, most: int, criteria: Criteria) -> bool:
-    """Return whether further questions would not make a baseline that does not beat guessing into one that does."""
-    if verdict is not Verdict.NOT_MEASURED:
-        return False
-    share = planned_interims(most)[-1].share
-    return Answered.of(answers_of(baseline)).is_hopeless(most, criteria.margin, criteria.false_go, share)

@@ -309,18 +309,12 @@ class OpenAiServer:
                 f"HTTP status {status}, {_message(reply, raw)}", _seconds(response.headers.get("Retry-After"))
             )
         if status != http.HTTPStatus.OK:
-            raise UserError(
-                f"The server at {self.url} refused a request with HTTP status {status}: {_message(reply, raw)}.",
-                todo=_todo(body),
-            )
+            todo = "Check eval.url and eval.model."
+            if body and body.get("echo"):
+                todo = TOP_TODO if "return_tokens_as_token_ids" in body else SCORING_TODO
+            message = f"The server at {self.url} refused a request with HTTP status {status}: {_message(reply, raw)}."
+            raise UserError(message, todo=todo)
         return dict(reply)
-
-
-def _todo(body: Json | None) -> str:
-    """Return what to do about a request that was refused."""
-    if not body or not body.get("echo"):
-        return "Check eval.url and eval.model."
-    return TOP_TODO if "return_tokens_as_token_ids" in body else SCORING_TODO
 
 
 def _message(reply: Any, raw: bytes) -> str:

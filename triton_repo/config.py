@@ -189,17 +189,13 @@ class TritonSettings(ChoosingGroup):
         return text
 
     @model_validator(mode="after")
-    def _lookahead_is_whole(self) -> TritonSettings:
+    def _is_consistent(self) -> TritonSettings:
         sizes = (self.lookahead_window_size, self.lookahead_ngram_size, self.lookahead_verification_set_size)
         if self.decoding_mode == "lookahead" and None in sizes:
             raise ValueError(
                 f"decoding_mode 'lookahead' needs lookahead_window_size, lookahead_ngram_size and "
                 f"lookahead_verification_set_size, given: {sizes}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _fast_logits_have_ranks(self) -> TritonSettings:
         if self.speculative_decoding_fast_logits and self.participant_ids is None:
             raise ValueError(
                 "speculative_decoding_fast_logits 'true' needs orchestrator mode without spawning: participant_ids=..."

@@ -18,10 +18,14 @@ from triton_repo.tensors import (
     DRAFT,
     ENCODERS,
     ENSEMBLE,
+    INDEXES,
+    INTERFACES,
     LLMAPI,
     LOGITS,
     POSTPROCESSING,
     PREPROCESSING,
+    PROBABILITIES,
+    STATISTICS,
     TENSORRT_LLM,
     Tensor,
     interface,
@@ -47,10 +51,13 @@ class EnsembleStep:
     outputs: Mapping[str, str]
 
 
-def same(*names: str) -> dict[str, str]:
+def same(names: Iterable[str]) -> dict[str, str]:
     """Tensors that go through under their own name."""
     return {name: name for name in names}
 
+
+NAMES = {model: [tensor.name for tensor in INTERFACES[model].inputs] for model in (TENSORRT_LLM, ENSEMBLE)}
+"""Inputs of the engine and of the ensemble; those that both have under one name go through."""
 
 STEPS = (
     EnsembleStep(
@@ -84,73 +91,27 @@ STEPS = (
     EnsembleStep(
         TENSORRT_LLM,
         inputs={
+            **same(name for name in NAMES[TENSORRT_LLM] if name in NAMES[ENSEMBLE]),
             "input_ids": "_INPUT_ID",
             "decoder_input_ids": "_DECODER_INPUT_ID",
             "input_lengths": "_REQUEST_INPUT_LEN",
             "decoder_input_lengths": "_REQUEST_DECODER_INPUT_LEN",
-            "exclude_input_in_output": "exclude_input_in_output",
             "request_output_len": "_REQUEST_OUTPUT_LEN",
             "end_id": "_PREPROCESSOR_END_ID",
             "pad_id": "_PREPROCESSOR_PAD_ID",
             "embedding_bias": "_EMBEDDING_BIAS",
             "runtime_top_k": "top_k",
             "runtime_top_p": "top_p",
-            "temperature": "temperature",
             "len_penalty": "length_penalty",
-            **same(
-                "repetition_penalty",
-                "min_tokens",
-                "presence_penalty",
-                "frequency_penalty",
-                "seed",
-                "return_log_probs",
-                "return_context_logits",
-                "return_generation_logits",
-                "return_perf_metrics",
-                "return_num_input_tokens",
-                "return_num_output_tokens",
-                "num_return_sequences",
-                "beam_width",
-            ),
             "streaming": "stream",
-            **same(
-                "prompt_embedding_table",
-                "prompt_vocab_size",
-            ),
             "stop_words_list": "_STOP_WORDS_IDS",
             "bad_words_list": "_BAD_WORDS_IDS",
             "prompt_table_extra_ids": "_OUT_PROMPT_TABLE_EXTRA_IDS",
-            **same(
-                "lora_task_id",
-                "lora_weights",
-                "lora_config",
-                "guided_decoding_guide_type",
-                "guided_decoding_guide",
-            ),
         },
         outputs={
             "output_ids": "_TOKENS_BATCH",
             "sequence_length": "_SEQUENCE_LENGTH",
-            **same(
-                "cum_log_probs",
-                "output_log_probs",
-                "context_logits",
-                "generation_logits",
-                "batch_index",
-                "sequence_index",
-                "kv_cache_alloc_new_blocks",
-                "kv_cache_reused_blocks",
-                "kv_cache_alloc_total_blocks",
-                "arrival_time_ns",
-                "first_scheduled_time_ns",
-                "first_token_time_ns",
-                "last_token_time_ns",
-                "acceptance_rate",
-                "total_accepted_draft_tokens",
-                "total_draft_tokens",
-                "num_input_tokens",
-                "num_output_tokens",
-            ),
+            **same(tensor.name for tensor in (*PROBABILITIES, *INDEXES, *STATISTICS)),
         },
     ),
     EnsembleStep(

@@ -51,10 +51,6 @@ class Positions:
         """Return the positions of all parts in order."""
         return cls(*concatenated(parts))
 
-    def part(self, which: slice) -> Positions:
-        """Return some of the positions."""
-        return Positions(self.kl[which], self.same_top[which], self.reference_nll[which], self.other_nll[which])
-
 
 def concatenated(parts: Sequence[Any]) -> Iterator[Array]:
     """Yield each array of records that hold nothing but arrays, all parts in order."""

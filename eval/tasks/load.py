@@ -78,6 +78,13 @@ def load_passkey(spec: EvalSpec, tokenizer: Any) -> dict[str, Any]:
         UserError: the engine takes too few tokens for any text, or worked examples were asked for.
     """
     _refuse_examples(spec)
+    longest = min(spec.max_length - ANSWER_TOKENS, spec.max_prompt or spec.max_length)
+    least = 2 * SHARES[0] * _count(_prompt([HIDDEN.format(key=10_000)]), tokenizer)
+    if longest < least:
+        raise UserError(
+            f"eval.task='{PASSKEY}' needs an engine for prompts of {least} tokens or more; this one takes {longest}.",
+            todo=f"Set build.max_input_len={least} and build.max_seq_len={least + ANSWER_TOKENS}, or more.",
+        )
     sentences = [f"{row['question'].strip()} {row['answer']}." for row in _questions(spec)]  # both models may know them
     tasks = [
         {
@@ -91,7 +98,7 @@ def load_passkey(spec: EvalSpec, tokenizer: Any) -> dict[str, Any]:
             "metric_list": [{"metric": "exact_match", **MEAN}],
             "metadata": {"version": 1.0},
         }
-        for tokens in _lengths(spec, tokenizer)
+        for tokens in (longest // share for share in SHARES)
     ]
     return grouped(PASSKEY, tasks, metadata={"version": 1})
 
@@ -109,17 +116,6 @@ def _questions(spec: EvalSpec) -> list[Row]:
     data = spec.dataset_path or MINI_MMLU
     subjects = sorted(path.name for path in data.iterdir() if path.is_dir())
     return [row for splits in read_subjects(data, subjects).values() for row in open_questions(splits)["test"]]
-
-
-def _lengths(spec: EvalSpec, tokenizer: Any) -> list[int]:
-    longest = min(spec.max_length - ANSWER_TOKENS, spec.max_prompt or spec.max_length)
-    least = 2 * SHARES[0] * _count(_prompt([HIDDEN.format(key=10_000)]), tokenizer)
-    if longest < least:
-        raise UserError(
-            f"eval.task='{PASSKEY}' needs an engine for prompts of {least} tokens or more; this one takes {longest}.",
-            todo=f"Set build.max_input_len={least} and build.max_seq_len={least + ANSWER_TOKENS}, or more.",
-        )
-    return [longest // share for share in SHARES]
 
 
 def passkey_rows(tokens: int, sentences: Sequence[str], tokenizer: Any) -> list[dict[str, str]]:

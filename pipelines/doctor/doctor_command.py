@@ -188,7 +188,11 @@ def probe_processor(
     fields = {name.strip(): value.strip() for name, _, value in pairs}
     system = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
     cores = _cores(machine, fields.get("model name") or platform.machine(), cgroup)
-    return [cores, _features(fields, cpuinfo), _memory(machine), ProbeResult("system", system)]
+    text = show_bytes(machine.memory_bytes) + (" (limit of this container)" if machine.memory_limited else "")
+    memory = ProbeResult("memory", text)
+    if machine.memory_bytes < 4 * GIB:
+        memory = ProbeResult("memory", text, "note", "While quantizing, the libraries alone take 2 GiB.")
+    return [cores, _features(fields, cpuinfo), memory, ProbeResult("system", system)]
 
 
 def _cores(machine: Machine, model: str, cgroup: Path) -> ProbeResult:
@@ -216,15 +220,6 @@ def _features(fields: Mapping[str, str], cpuinfo: Path) -> ProbeResult:
             "features", "no AVX2", "bad", "OpenVINO's CPU plugin is slow or fails here; use another machine."
         )
     return ProbeResult("features", f"{', '.join(names) or 'none of note'}; {computes}")
-
-
-def _memory(machine: Machine) -> ProbeResult:
-    text = show_bytes(machine.memory_bytes)
-    if machine.memory_limited:
-        text += " (limit of this container)"
-    if machine.memory_bytes < 4 * GIB:
-        return ProbeResult("memory", text, "note", "While quantizing, the libraries alone take 2 GiB.")
-    return ProbeResult("memory", text)
 
 
 # Judge every model in every format on every engine by the rules of `make plan`.

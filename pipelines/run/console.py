@@ -115,23 +115,16 @@ def plan_text(plan: Plan, overrides: Sequence[str] = ()) -> str:
             last = "" if step.last_seconds is None else f"; took {show_seconds(step.last_seconds)} last time"
             lines.append(wrapped(f"{'':<8}why: {step.why}{last}", 13))
     lines.append("")
-    lines.append("Nothing to do." if plan.is_done else _cost(plan))
-    if not plan.is_done:
-        lines += needs(plan)
+    todo = [step for step in plan.steps if step.state != "cached"]
+    seconds = [step.last_seconds for step in todo if step.last_seconds is not None]
+    cost = f"{len(todo)} of {count(len(plan.steps), 'stage')} to run"
+    if seconds:
+        cost += f"; about {show_seconds(sum(seconds))} (measured last time)"
+        cost += f" and {len(todo) - len(seconds)} not yet measured here" if len(todo) > len(seconds) else ""
+    lines += ["Nothing to do."] if plan.is_done else [wrapped(f"{cost}.", 8), *needs(plan)]
     lines += [wrapped(f"not run here: {fault}", 8) for fault in plan.missing]
     lines += gpu_commands(plan, overrides)
     return "\n".join(lines) + "\n"
-
-
-def _cost(plan: Plan) -> str:
-    todo = [step for step in plan.steps if step.state != "cached"]
-    seconds = [step.last_seconds for step in todo if step.last_seconds is not None]
-    text = f"{len(todo)} of {count(len(plan.steps), 'stage')} to run"
-    if seconds:
-        unknown = len(todo) - len(seconds)
-        text += f"; about {show_seconds(sum(seconds))} (measured last time)"
-        text += f" and {unknown} not yet measured here" if unknown else ""
-    return wrapped(text + ".", 8)
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:

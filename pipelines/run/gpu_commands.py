@@ -115,13 +115,25 @@ class _ByHand:
                 yield step.node.id, self._build(step, stage, later=timed)
                 timed = True
             else:
-                yield step.node.id, self._script(step, stage)
+                inputs = step.node.inputs.items()
+                places = {name: str(wired.path) for name, wired in inputs if isinstance(wired, InputSource)}
+                for before in self._inputs(step):
+                    places |= {name: self._name(before) for name, wired in inputs if wired == before.node.id}
+                yield step.node.id, _option_lines(stage.command(places, self._name(step)))
 
     def _repository(self) -> Iterator[Block]:
         """Yield what makes the Triton repository."""
         for step in self.plan.steps:
             if isinstance(step.node.stage, WriteRepository) and not step.artifact:
-                engine = self._engine_by_hand(step)
+                built = next((s for s in self._inputs(step) if s.node.id == step.node.inputs["engine"]), None)
+                engine = []  # the override that serves the engine built by hand, where it is the only one
+                if (
+                    built
+                    and not built.artifact
+                    and _of_nvidia(built.node.stage)
+                    and not BESIDE & step.node.inputs.keys()
+                ):
+                    engine = [f"engine.path={self._name(built)}"]
                 again = ", which builds its engines again: engine.path= names only one"
                 several = BESIDE & step.node.inputs.keys()
                 yield step.node.id + (again if several else ""), self._ours(step, *engine)
@@ -187,20 +199,6 @@ class _ByHand:
             return None
         cache = stage.on_gpu.timing_caches / f"{BuiltOn.here(stage.on_gpu.gpu, stage.on_gpu.sm or 0.0).file_name}.cache"
         return relative_to_cwd(cache) if cache.is_file() else None
-
-    def _script(self, step: PlannedStep, stage: Script) -> Lines:
-        """Render one of TensorRT-LLM's own scripts."""
-        places = {name: str(given.path) for name, given in step.node.inputs.items() if isinstance(given, InputSource)}
-        for before in self._inputs(step):
-            places |= {name: self._name(before) for name, given in step.node.inputs.items() if given == before.node.id}
-        return _option_lines(stage.command(places, self._name(step)))
-
-    def _engine_by_hand(self, step: PlannedStep) -> tuple[str, ...]:
-        """Return the override that serves the engine built by hand, where it is the only one."""
-        built = next((s for s in self._inputs(step) if s.node.id == step.node.inputs["engine"]), None)
-        if built is None or built.artifact or BESIDE & step.node.inputs.keys() or not _of_nvidia(built.node.stage):
-            return ()
-        return (f"engine.path={self._name(built)}",)
 
 
 def _nvidias_container(image: str) -> Lines:

@@ -53,18 +53,14 @@ def run(plan: Plan, store: Store, overrides: Sequence[str], progress: Progress) 
     artifacts: dict[str, Artifact] = {}
     with store.leases.hold(*(step.artifact.path for step in plan.steps if step.artifact)) as use:
         for step in plan.steps:
-            outcome = _cached(step) or _make(step, artifacts, plan, store, overrides, progress)
+            if step.artifact and (step.artifact.path / MANIFEST).is_file():
+                outcome = StepOutcome(step.node, step.artifact, "cached", 0.0)
+            else:  # not made yet, or removed since the plan found it
+                outcome = _make(step, artifacts, plan, store, overrides, progress)
             use(outcome.artifact.path)
             artifacts[step.node.id] = outcome.artifact
             outcomes.append(outcome)
     return outcomes
-
-
-def _cached(step: PlannedStep) -> StepOutcome | None:
-    """Take the artifact that the plan found, unless it was removed since: then the stage runs."""
-    if step.artifact is None or not (step.artifact.path / MANIFEST).is_file():
-        return None
-    return StepOutcome(step.node, step.artifact, "cached", 0.0)
 
 
 def _make(

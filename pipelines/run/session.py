@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from pipelines.domain.errors import UserError
 from pipelines.host.disk import disk_errors
@@ -54,7 +53,11 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> FinishedRu
             say("\n" + console.fidelity_table(compared, store))
         if table := judged(plan, outcomes):  # after fidelity, which accepts nothing
             say("\n" + table.text)
-            _save(folder / "accuracy.json", table)
+            file = folder / "accuracy.json"
+            try:
+                write_json(file, table.rows)
+            except OSError as error:  # it has been shown, and can be had again
+                warn(f"{file} cannot be written: {error.strerror}. The results themselves are in the store.")
         if (last := outcomes[-1]).node.id == "diagnose":
             say("\n" + console.diagnosis(last))
         elif last.node.id == "benchmark":
@@ -70,11 +73,3 @@ def judged(plan: Plan, outcomes: Sequence[runner.StepOutcome]) -> console.Result
     if plan.only is None and plan.deployment.is_unasked:
         return console.unasked_table([(plan.settings.model.label, plan.settings.variant.label)])
     return None
-
-
-def _save(path: Path, table: console.ResultTable) -> None:
-    """Write a table for programs; it has been shown, and can be had again, so that a full disk is only a warning."""
-    try:
-        write_json(path, table.rows)
-    except OSError as error:
-        warn(f"{path} cannot be written: {error.strerror}. The results themselves are in the store.")

@@ -263,18 +263,15 @@ def _launch(sweep: Sweep, folder: Path, waiting: Sequence[SweepCell]) -> None:
     with hydra_on_conf(), watched:
         HydraConfig.instance().set_config(sweep.config)
         try:
-            _launcher(sweep, task).launch([list(cell.overrides) for cell in waiting], 0)
+            context = HydraContext(GlobalHydra.instance().config_loader(), Callbacks(sweep.config))
+            if sweep.launcher == SLURM:
+                from pipelines.sweep.slurm import SlurmLauncher  # imports submitit
+
+                options: Any = OmegaConf.to_container(sweep.config.hydra.launcher, resolve=True)
+                launcher = SlurmLauncher(**{name: value for name, value in options.items() if name != "_target_"})
+                launcher.setup(hydra_context=context, task_function=task, config=sweep.config)
+            else:
+                launcher = Plugins.instance().instantiate_launcher(context, task, sweep.config)
+            launcher.launch([list(cell.overrides) for cell in waiting], 0)
         except BrokenExecutor as error:
             say(f"The launcher's workers were killed: {str(error).splitlines()[0]}")
-
-
-def _launcher(sweep: Sweep, task: RunCell) -> Any:
-    context = HydraContext(config_loader=GlobalHydra.instance().config_loader(), callbacks=Callbacks(sweep.config))
-    if sweep.launcher != SLURM:
-        return Plugins.instance().instantiate_launcher(context, task, sweep.config)
-    from pipelines.sweep.slurm import SlurmLauncher
-
-    options: Any = OmegaConf.to_container(sweep.config.hydra.launcher, resolve=True)
-    launcher = SlurmLauncher(**{name: value for name, value in options.items() if name != "_target_"})
-    launcher.setup(hydra_context=context, task_function=task, config=sweep.config)
-    return launcher

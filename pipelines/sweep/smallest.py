@@ -66,7 +66,9 @@ def smallest(overrides: Sequence[str]) -> int:
     settings = load([word for word in overrides if not word.startswith("hydra")])
     _check(settings, overrides)
     bounds = grid(settings.quant.candidates or ())
-    level = _rounded_down(settings.eval.false_go / len(bounds))
+    level = settings.eval.false_go / len(bounds)
+    unit = 10.0 ** (math.floor(math.log10(level)) - 1)
+    level = round(math.floor(level / unit + 1e-9) * unit, 12)  # down to two digits, so that what is shown is used
     own = [word for word in overrides if not word.startswith(f"{LEVEL}=")]
     settings = settings.model_copy(update={"eval": settings.eval.model_copy(update={"false_go": level})})
     say(
@@ -159,12 +161,6 @@ def _check(settings: Settings, overrides: Sequence[str]) -> None:
     resolved, notes = with_questions(goal, Store(settings.paths.store))
     if resolved.settings.eval.is_auto:
         raise UserError(f"This command needs a verdict on each mix. {' '.join(notes)}")
-
-
-def _rounded_down(level: float) -> float:
-    """Keep two digits, so that what is shown is what is used."""
-    unit = 10.0 ** (math.floor(math.log10(level)) - 1)
-    return round(math.floor(level / unit + 1e-9) * unit, 12)
 
 
 def _read(cell: SweepCell, asked: float, settings: Settings) -> Tried:
