@@ -150,7 +150,11 @@ def read_own(path: Path, settings: EvalSettings) -> list[Row]:
         raise UserError(f"eval.path='{path}' has {path.stat().st_size:,} bytes.", allowed=f"At most {MOST_BYTES:,}.")
     if not path.is_file() or path.suffix.lower() not in READERS:
         raise UserError(f"eval.path='{path}' is not a file of questions.", allowed=f"A file {', '.join(READERS)}.")
-    table = [(where, _columns(path, where, row)) for where, row in rows_of(path)]
+    table: list[tuple[str, Row]] = []
+    for where, row in rows_of(path):
+        if not isinstance(row, dict):
+            raise UserError(f"{path}, {where}: {str(row)[:60]!r} is not an object with columns.")
+        table.append((where, {str(name).strip(): value for name, value in row.items()}))
     if not table:
         raise UserError(f"eval.path='{path}' contains no questions.", todo="Give a file with rows.")
     columns = list(dict.fromkeys(name for _, row in table[:100] for name in row))
@@ -172,12 +176,6 @@ def read_own(path: Path, settings: EvalSettings) -> list[Row]:
             todo="Name another column with eval.subject_column.",
         )
     return [{key: row[key] for key in ("question", "choices", "answer", "subject")} for row in read]
-
-
-def _columns(path: Path, where: str, row: object) -> Row:
-    if not isinstance(row, dict):
-        raise UserError(f"{path}, {where}: {str(row)[:60]!r} is not an object with columns.")
-    return {str(name).strip(): value for name, value in row.items()}
 
 
 def rows_of(path: Path) -> Iterator[tuple[str, Any]]:
@@ -239,13 +237,13 @@ def _plain(name: str) -> str:
     return re.sub(r"[\s_-]", "", name).lower()
 
 
-def _column(path: Path, columns: Sequence[str], role: str, given: str | None) -> str | None:
-    if given is not None:
-        if given not in columns:
+def _column(path: Path, columns: Sequence[str], role: str, chosen: str | None) -> str | None:
+    if chosen is not None:
+        if chosen not in columns:
             raise UserError(
-                f"eval.{role}_column='{given}' is not a column of {path}.", allowed=f"It has {', '.join(columns)}."
+                f"eval.{role}_column='{chosen}' is not a column of {path}.", allowed=f"It has {', '.join(columns)}."
             )
-        return given
+        return chosen
     for usual in COLUMN_NAMES[role][:1], COLUMN_NAMES[role][1:]:
         matching = [name for name in columns if _plain(name) in usual]
         if len(matching) > 1:
@@ -330,15 +328,15 @@ def _choices(value: Any) -> tuple[list[Any], list[str]]:
 
 def _readings(row: Row) -> dict[str, int]:
     """Return the index that an answer means, for each kind that it may be."""
-    given, texts, index = row["given"], row["choices"], {}
-    letter = given.strip("().").upper()
-    if given in row["labels"]:
-        index["label"] = row["labels"].index(given)
-    if given in texts:
-        index["text"] = texts.index(given)
+    answer, texts, index = row["given"], row["choices"], {}
+    letter = answer.strip("().").upper()
+    if answer in row["labels"]:
+        index["label"] = row["labels"].index(answer)
+    if answer in texts:
+        index["text"] = texts.index(answer)
     if len(letter) == 1 and letter in ascii_uppercase[: len(texts)]:
         index["letter"] = ascii_uppercase.index(letter)
-    number = int(given) if re.fullmatch(r"\d{1,3}(\.0)?", given) is not None and "." not in given else None
+    number = int(answer) if re.fullmatch(r"\d{1,3}(\.0)?", answer) is not None and "." not in answer else None
     if number is not None and number < len(texts):
         index["index0"] = number
     if number is not None and 1 <= number <= len(texts):

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -368,10 +368,8 @@ class TritonGrpc(OpenAiServer):
 
     def _once(self, method: str, path: str, body: Json | None) -> Json:
         try:
-            if body is not None and body.get("echo"):
-                with self._scoring:
-                    return asyncio.run(self._answer(body))
-            return asyncio.run(self._answer(body))
+            with self._scoring if body and body.get("echo") else nullcontext():
+                return asyncio.run(self._answer(body))
         except ApiError as error:
             if error.status in FOR_THE_MOMENT:
                 raise ForTheMoment(error.message) from None

@@ -121,13 +121,12 @@ class LlmArgs(Group):
         except yaml.YAMLError as error:
             raise UserError(f"{source} is not valid YAML: {error}.") from None
         except ValidationError as error:
-            raise UserError.of([_fault(source, dict(item)) for item in error.errors()]) from None
-
-
-def _fault(source: str, item: Mapping[str, Any]) -> Fault:
-    key = ".".join(str(part) for part in item["loc"]) or "the file"
-    text = str(item["msg"])
-    return Fault(f"{source}: {key}={item.get('input')!r} is not valid: {text[:1].lower() + text[1:]}.")
+            faults = []
+            for item in error.errors():
+                key, text = ".".join(map(str, item["loc"])) or "the file", item["msg"]
+                why = text[:1].lower() + text[1:]
+                faults.append(Fault(f"{source}: {key}={item.get('input')!r} is not valid: {why}."))
+            raise UserError.of(faults) from None
 
 
 # The files of a repository: a model's folder, linked engines and tokenizers, and repository.json.

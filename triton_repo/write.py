@@ -281,9 +281,16 @@ def _configs(
             "code, which asks for no retention.",
             todo="Leave out triton.retention_tokens.",
         )
-    draft = _draft(draft_dir, limits, settings, spec)
+    if (draft_dir is None) != (spec.num_draft_tokens is None):
+        raise UserError(
+            f"num_draft_tokens={spec.num_draft_tokens} with the draft engine '{draft_dir}'.",
+            allowed="Both or neither.",
+        )
+    draft = None if draft_dir is None else EngineLimits.load(draft_dir)
+    if draft and (faults := draft_faults(limits, draft, settings, spec)):
+        raise UserError.of(faults)
     configs = repository_configs(settings, limits, spec)
-    if draft is not None and spec.engine.server is ServerBackend.TENSORRTLLM:
+    if draft and spec.engine.server is ServerBackend.TENSORRTLLM:
         configs[DRAFT] = draft_config(settings, draft, spec)
     if faults := config_faults(configs, limits):
         raise UserError.of(faults)
@@ -304,22 +311,6 @@ def _put_features(out_dir: Path, limits: EngineLimits, draft_dir: Path | None, a
             place_of_task.mkdir(parents=True, exist_ok=True)
             for name, values in zip((WEIGHTS, CONFIG), convert(folder, limits.dtype), strict=True):
                 np.save(place_of_task / name, values)
-
-
-def _draft(
-    folder: Path | None, limits: EngineLimits, settings: TritonSettings, spec: RepositorySpec
-) -> EngineLimits | None:
-    if (folder is None) != (spec.num_draft_tokens is None):
-        raise UserError(
-            f"num_draft_tokens={spec.num_draft_tokens} with the draft engine '{folder}'.",
-            allowed="Both or neither.",
-        )
-    if folder is None:
-        return None
-    draft = EngineLimits.load(folder)
-    if faults := draft_faults(limits, draft, settings, spec):
-        raise UserError.of(faults)
-    return draft
 
 
 def _has_no_code(name: str, spec: RepositorySpec) -> bool:

@@ -42,11 +42,11 @@ def rotate(x: Array, angles: Array) -> Array:
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=2)
 
 
-def rotation_cause(found: Array, plain: Array, angles: Array) -> str:
+def rotation_cause(actual: Array, plain: Array, angles: Array) -> str:
     """Explain rotated queries or keys [heads, T, D] that are wrong."""
-    if np.allclose(found, plain, rtol=1e-3, atol=1e-5):
+    if np.allclose(actual, plain, rtol=1e-3, atol=1e-5):
         return "queries or keys are not rotated"
-    if np.allclose(found, rotate(plain, -angles), rtol=1e-2, atol=1e-3):
+    if np.allclose(actual, rotate(plain, -angles), rtol=1e-2, atol=1e-3):
         return "they are rotated in the wrong direction"
     return "they are not rotated by the angles of their positions"
 
@@ -61,11 +61,11 @@ def attend(
     if causal:
         scores = np.where(np.tril(np.ones(scores.shape[1:], dtype=bool)), scores, np.float32(-1e30))
     shares = np.exp(scores - scores.max(2, keepdims=True))
-    found: Array = (shares / shares.sum(2, keepdims=True)) @ v
-    return found
+    result: Array = (shares / shares.sum(2, keepdims=True)) @ v
+    return result
 
 
-def attention_cause(found: Array, q: Array, k: Array, v: Array, hidden: int) -> str:
+def attention_cause(actual: Array, q: Array, k: Array, v: Array, hidden: int) -> str:
     """Explain an attention [N, T, D] that is wrong."""
     size = q.shape[2]
     tries = {
@@ -83,42 +83,42 @@ def attention_cause(found: Array, q: Array, k: Array, v: Array, hidden: int) -> 
     tries |= {
         f"the attention scale is {name}, not 1 / sqrt(head size)": attend(q, k, v, s) for name, s in scales.items()
     }
-    return _nearest(found, tries) or "attention is computed wrongly: its scale, mask or heads"
+    return _nearest(actual, tries) or "attention is computed wrongly: its scale, mask or heads"
 
 
-def _nearest(found: Array, tries: Mapping[str, Array]) -> str:
+def _nearest(actual: Array, tries: Mapping[str, Array]) -> str:
     """Return the name of the array that equals the result; empty if none does."""
-    size = float(np.linalg.norm(found)) or 1.0
-    errors = {name: float(np.linalg.norm(found - right)) / size for name, right in tries.items()}
+    size = float(np.linalg.norm(actual)) or 1.0
+    errors = {name: float(np.linalg.norm(actual - right)) / size for name, right in tries.items()}
     name = min(errors, key=lambda key: errors[key])
     return name if errors[name] <= SAME else ""
 
 
-def act_cause(found: Array, gate: Array, up: Array, act: str) -> str:
+def act_cause(actual: Array, gate: Array, up: Array, act: str) -> str:
     """Explain a wrong product of the activated gate and up, [T, I]."""
     tries = {f"the activation function is {name}, not {act}": each(gate) * up for name, each in _ALL_ACTS.items()}
     tries |= {"gate and up are exchanged": ACTS[act](up) * gate, "the gate is missing": gate * up}
-    return _nearest(found, tries) or f"the product of {act}(gate) and up is wrong"
+    return _nearest(actual, tries) or f"the product of {act}(gate) and up is wrong"
 
 
 def normed(x: Array, eps: float) -> Array:
     """Return x over the root of its mean square, without the weight; [T, H]."""
     wide = x.astype(np.float64)
-    found: Array = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + eps)
-    return found.astype(np.float32)
+    result: Array = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + eps)
+    return result.astype(np.float32)
 
 
-def norm_cause(found: Array, x: Array, weight: Array, eps: float, offset: float) -> str:
+def norm_cause(actual: Array, x: Array, weight: Array, eps: float, offset: float) -> str:
     """Explain a wrong result of a norm, [T, H]."""
-    if offset and _nearest(found, {"minus": normed(x, eps) * (weight - np.float32(offset))}):
+    if offset and _nearest(actual, {"minus": normed(x, eps) * (weight - np.float32(offset))}):
         return f"the norm lacks the + {offset:g} of this family"
     tries = {
         f"norm_epsilon is {other:g}, not {eps:g}": normed(x, other) * weight for other in _EPSILONS if other != eps
     }
-    if cause := _nearest(found, tries):
+    if cause := _nearest(actual, tries):
         return cause
-    per_channel = np.median(found / np.where(normed(x, eps) == 0, 1, normed(x, eps)), axis=0)
-    if _nearest(found, {"weight": normed(x, eps) * per_channel}):
+    per_channel = np.median(actual / np.where(normed(x, eps) == 0, 1, normed(x, eps)), axis=0)
+    if _nearest(actual, {"weight": normed(x, eps) * per_channel}):
         return "the factors of the norm are not the checkpoint's"
     return f"the norm is computed wrongly: its epsilon is not {eps:g}, or its mean is taken over something else"
 
@@ -126,33 +126,33 @@ def norm_cause(found: Array, x: Array, weight: Array, eps: float, offset: float)
 _EPSILONS = (0.0, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 
 
-def input_cause(found: Array, x: Array, right: Array, prequant: Array | None) -> str:
+def input_cause(actual: Array, x: Array, right: Array, prequant: Array | None) -> str:
     """Explain a wrong input of a linear, [T, I]: smoothed and rounded where the format does."""
-    if np.array_equal(found, x):
+    if np.array_equal(actual, x):
         return "the input is passed on as it is: neither scaled nor rounded"
-    if prequant is not None and float(np.linalg.norm(found - x)) < 0.1 * float(np.linalg.norm(right - x)):
+    if prequant is not None and float(np.linalg.norm(actual - x)) < 0.1 * float(np.linalg.norm(right - x)):
         return "the smoothing factor of each input channel is not applied"
     return "the input is rounded with another scale than the checkpoint's"
 
 
-def scale_cause(found: Array, right: Array, what: str, otherwise: str) -> str:
+def scale_cause(actual: Array, right: Array, what: str, otherwise: str) -> str:
     """Recognize one factor for all."""
-    if found.shape != right.shape:
-        return f"{what} has the shape {list(found.shape)}, not {list(right.shape)}"
-    gain = float((found.astype(np.float64) * right).sum()) / (float((right.astype(np.float64) ** 2).sum()) or 1.0)
-    if float(np.linalg.norm(found - np.float32(gain) * right)) <= SAME * float(np.linalg.norm(found)):
+    if actual.shape != right.shape:
+        return f"{what} has the shape {list(actual.shape)}, not {list(right.shape)}"
+    gain = float((actual.astype(np.float64) * right).sum()) / (float((right.astype(np.float64) ** 2).sum()) or 1.0)
+    if float(np.linalg.norm(actual - np.float32(gain) * right)) <= SAME * float(np.linalg.norm(actual)):
         return f"{what} is {gain:.4g} times what it should be ({otherwise})"
     return f"{what} is not what it should be ({otherwise})"
 
 
 def _tanh_gelu(x: Array) -> Array:
-    found: Array = 0.5 * x * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)))
-    return found
+    result: Array = 0.5 * x * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)))
+    return result
 
 
 def _silu(x: Array) -> Array:
-    found: Array = x / (1 + np.exp(-x.astype(np.float64)))
-    return found.astype(np.float32)
+    result: Array = x / (1 + np.exp(-x.astype(np.float64)))
+    return result.astype(np.float32)
 
 
 ACTS: Mapping[str, Callable[[Array], Array]] = {"silu": _silu, "gelu": _tanh_gelu, "gelu_pytorch_tanh": _tanh_gelu}
@@ -272,21 +272,21 @@ def _integers_to(largest: Array, values: Array, bound: int) -> Array:
 
 def integers(values: Array, scale: Array | np.float32, bound: int) -> Array:
     """Round to multiples of a scale, from -bound - 1 to bound of them."""
-    found: Array = np.clip(np.rint(values / scale), -bound - 1, bound) * scale
-    return found
+    result: Array = np.clip(np.rint(values / scale), -bound - 1, bound) * scale
+    return result
 
 
 def e4m3(values: Array, scale: Array | np.float32) -> Array:
     """Round to multiples of a scale that are FP8 codes."""
-    found: Array = np.clip(values / scale, -448, 448).astype(numpy_dtype("F8_E4M3")).astype(np.float32) * scale
-    return found
+    result: Array = np.clip(values / scale, -448, 448).astype(numpy_dtype("F8_E4M3")).astype(np.float32) * scale
+    return result
 
 
 def e2m1(values: Array, scale: Array) -> Array:
     """Round to multiples of a scale that are FP4 codes."""
     codes = E2M1[np.searchsorted(E2M1_BOUNDS, np.abs(values) / scale)]
-    found: Array = np.copysign(codes, values) * scale
-    return found
+    result: Array = np.copysign(codes, values) * scale
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,12 +333,12 @@ def _holds(suspect: Suspect, corrected: Array) -> bool:
 
 
 def _one_factor(suspect: Suspect) -> str:
-    found = suspect.decoded.astype(np.float64)
-    energy = float((found**2).sum())
+    actual = suspect.decoded.astype(np.float64)
+    energy = float((actual**2).sum())
     if not energy:
         return "all its values are zero"
-    factor = energy / (float((found * suspect.source).sum()) or 1e-30)
-    if abs(factor - 1) < WRONG_GAIN / 2 or not _holds(suspect, (found / factor).astype(np.float32)):
+    factor = energy / (float((actual * suspect.source).sum()) or 1e-30)
+    if abs(factor - 1) < WRONG_GAIN / 2 or not _holds(suspect, (actual / factor).astype(np.float32)):
         return ""
     return (
         f"all its values are {factor:.4g} times too large"
@@ -349,16 +349,16 @@ def _one_factor(suspect: Suspect) -> str:
 
 def _order_of(suspect: Suspect, *, rows: bool) -> str:
     """Recognize rows, or columns, in another order."""
-    right, found = (each if rows else each.T for each in (suspect.source, suspect.decoded))
+    right, actual = (each if rows else each.T for each in (suspect.source, suspect.decoded))
     if len(right) > MANY_ROWS:
         return ""
-    likeness = _unit(found) @ _unit(right).T
+    likeness = _unit(actual) @ _unit(right).T
     came_from = likeness.argmax(1)
     moved = np.flatnonzero(came_from != np.arange(len(right)))
     if not len(moved) or len(np.unique(came_from)) < len(right):
         return ""
-    ordered = np.empty_like(found)
-    ordered[came_from] = found
+    ordered = np.empty_like(actual)
+    ordered[came_from] = actual
     if not _holds(suspect, ordered if rows else ordered.T):
         return ""
     count, what = len(came_from), "rows" if rows else "columns"
@@ -382,8 +382,8 @@ def reversed_blocks(values: Array, blocks: int) -> Array:
 
 def _unit(values: Array) -> Array:
     norms = np.linalg.norm(values, axis=1, keepdims=True)
-    found: Array = values / np.where(norms > 0, norms, 1)
-    return found
+    result: Array = values / np.where(norms > 0, norms, 1)
+    return result
 
 
 def _another(suspect: Suspect, others: Iterable[tuple[str, Array]]) -> str:
@@ -398,10 +398,10 @@ def _another(suspect: Suspect, others: Iterable[tuple[str, Array]]) -> str:
 
 def _factors(suspect: Suspect) -> str:
     """Recognize a wrong factor for each input channel, or each output channel."""
-    found, right = suspect.decoded.astype(np.float64), suspect.expected.astype(np.float64)
+    actual, right = suspect.decoded.astype(np.float64), suspect.expected.astype(np.float64)
     for axis, what in ((0, "input channel"), (1, "output channel")):
-        energy = (found**2).sum(axis, keepdims=True)
-        factor = (found * right).sum(axis, keepdims=True) / np.where(energy > 0, energy, 1)
-        if _holds(suspect, (found * factor).astype(np.float32)):
+        energy = (actual**2).sum(axis, keepdims=True)
+        factor = (actual * right).sum(axis, keepdims=True) / np.where(energy > 0, energy, 1)
+        if _holds(suspect, (actual * factor).astype(np.float32)):
             return f"each {what} has a wrong factor, between {1 / factor.max():.3g} and {1 / factor.min():.3g}"
     return ""

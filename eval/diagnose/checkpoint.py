@@ -54,25 +54,25 @@ def examine(
         inputs: largest magnitude of each input channel of each linear (`TracedModel.largest_inputs`).
         progress: counts layers.
     """
-    found = Examined()
-    _configuration(checkpoint, model, found)
+    examined = Examined()
+    _configuration(checkpoint, model, examined)
     # with another number of heads or layers, tensors cannot be told apart
-    if not found.findings:
+    if not examined.findings:
         try:
-            _plain(checkpoint, model, "transformer.vocab_embedding", None, found)
+            _plain(checkpoint, model, "transformer.vocab_embedding", None, examined)
             with progress.task("comparing the checkpoint", model.layers, "layers") as advance:
                 for layer in range(model.layers):
-                    _layer(checkpoint, model, layer, inputs, found)
+                    _layer(checkpoint, model, layer, inputs, examined)
                     advance(1)
-            _plain(checkpoint, model, "transformer.ln_f", None, found)
-            _head(checkpoint, model, found)
+            _plain(checkpoint, model, "transformer.ln_f", None, examined)
+            _head(checkpoint, model, examined)
         except UserError as error:
             cause = f"the checkpoint cannot be read as its config.json says: {error.faults[0].message}"
-            found.add(None, "files", "unreadable", cause)
-    return found.result(Place.CHECKPOINT, f"{Place.ORIGINAL}: configuration and {found.tensors} tensors")
+            examined.add(None, "files", "unreadable", cause)
+    return examined.result(Place.CHECKPOINT, f"{Place.ORIGINAL}: configuration and {examined.tensors} tensors")
 
 
-def _configuration(checkpoint: Checkpoint, model: TracedModel, found: Examined) -> None:
+def _configuration(checkpoint: Checkpoint, model: TracedModel, examined: Examined) -> None:
     ours, facts = checkpoint.config, model.facts()
     stated = {name: getattr(ours, name, None) for name in facts} | {
         "attn_bias": bool(ours.raw.get("attn_bias")),
@@ -81,139 +81,145 @@ def _configuration(checkpoint: Checkpoint, model: TracedModel, found: Examined) 
     facts["hidden_act"] = ACTS.get(facts["hidden_act"], facts["hidden_act"])
     stated["hidden_act"] = ACTS.get(str(stated["hidden_act"]), stated["hidden_act"])
     for name, right in facts.items():
-        given: Any = stated[name]
-        same = abs(given - right) <= SAME_NUMBER * abs(right) if isinstance(right, float) else given == right
+        stored: Any = stated[name]
+        same = abs(stored - right) <= SAME_NUMBER * abs(right) if isinstance(right, float) else stored == right
         if not same:
-            found.add(None, f"config.json {name}", f"{given}", f"it is {given}, the model has {right}")
-    if found.findings:
+            examined.add(None, f"config.json {name}", f"{stored}", f"it is {stored}, the model has {right}")
+    if examined.findings:
         return
-    right, given = model.inverse_frequencies(), inverse_frequencies(checkpoint.config)
-    wrong = float(np.abs(given / right - 1).max())
-    found.saw("config.json rotary_base", wrong / SAME_FREQUENCIES)
+    right, stored = model.inverse_frequencies(), inverse_frequencies(checkpoint.config)
+    wrong = float(np.abs(stored / right - 1).max())
+    examined.saw("config.json rotary_base", wrong / SAME_FREQUENCIES)
     scale, stated = model.rotary_factor(), attention_factor(checkpoint.config)
     if abs(stated / scale - 1) > SAME_FREQUENCIES:
         cause = f"rotated queries and keys are multiplied by {stated:.5g}, in the model by {scale:.5g}"
-        found.add(None, "config.json rotary_scaling", f"{stated:.5g}", cause)
+        examined.add(None, "config.json rotary_scaling", f"{stated:.5g}", cause)
     if wrong <= SAME_FREQUENCIES:
         return
-    ratio = given / right
+    ratio = stored / right
     if np.allclose(ratio, ratio[0]):
         name, cause = "rotary_scaling", f"all rotary angles are {1 / ratio[0]:.4g} times too small"
     elif abs(ratio[0] - 1) < SAME_FREQUENCIES and np.allclose(np.diff(np.log(ratio)), np.log(ratio[1]), atol=1e-4):
         name, cause = "rotary_base", f"rotary angles belong to another base than {checkpoint.config.rotary_base:g}"
     else:
         name, cause = "rotary_scaling", "the type or a factor of the scaling of rotary angles is not the model's"
-    found.add(None, f"config.json {name}", f"{100 * wrong:.3g} % of an angle", cause)
+    examined.add(None, f"config.json {name}", f"{100 * wrong:.3g} % of an angle", cause)
 
 
-def _plain(checkpoint: Checkpoint, model: TracedModel, module: str, layer: int | None, found: Examined) -> None:
+def _plain(checkpoint: Checkpoint, model: TracedModel, module: str, layer: int | None, examined: Examined) -> None:
     """Compare a tensor that no format quantizes: a norm, the embedding or the head."""
     name = f"{module}.weight"
-    given, right = checkpoint.tensor(name).astype(np.float32), model.other(module)
-    if given.shape != right.shape:
-        found.add(
-            layer, name, f"{list(given.shape)}", f"its shape is {list(given.shape)}, the model's {list(right.shape)}"
+    stored, right = checkpoint.tensor(name).astype(np.float32), model.other(module)
+    if stored.shape != right.shape:
+        examined.add(
+            layer, name, f"{list(stored.shape)}", f"its shape is {list(stored.shape)}, the model's {list(right.shape)}"
         )
         return
-    away = float(np.linalg.norm(given - right)) / (float(np.linalg.norm(right)) or 1.0)
-    if given.ndim > 1:  # or the worst row
+    away = float(np.linalg.norm(stored - right)) / (float(np.linalg.norm(right)) or 1.0)
+    if stored.ndim > 1:  # or the worst row
         norms = np.linalg.norm(right, axis=1)
         usual = float(np.median(norms)) * 1e-2 or 1.0
-        away = max(away, float((np.linalg.norm(given - right, axis=1) / np.maximum(norms, usual)).max()))
-    found.saw(name, away / ROUNDED_ONCE)
+        away = max(away, float((np.linalg.norm(stored - right, axis=1) / np.maximum(norms, usual)).max()))
+    examined.saw(name, away / ROUNDED_ONCE)
     if away > ROUNDED_ONCE:
-        cause = _norm_cause(checkpoint, model, module, given, right) if given.ndim == 1 else _table_cause(given, right)
-        found.add(layer, name, f"{100 * away:.3g} % off", cause)
+        cause = (
+            _norm_cause(checkpoint, model, module, stored, right) if stored.ndim == 1 else _table_cause(stored, right)
+        )
+        examined.add(layer, name, f"{100 * away:.3g} % off", cause)
 
 
-def _norm_cause(checkpoint: Checkpoint, model: TracedModel, module: str, given: Array, right: Array) -> str:
+def _norm_cause(checkpoint: Checkpoint, model: TracedModel, module: str, stored: Array, right: Array) -> str:
     offset = FAMILIES[checkpoint.config.architecture].norm_offset
-    if offset and np.allclose(given, right - offset, rtol=ROUNDED_ONCE, atol=ROUNDED_ONCE):
+    if offset and np.allclose(stored, right - offset, rtol=ROUNDED_ONCE, atol=ROUNDED_ONCE):
         return f"the norm lacks the + {offset:g} of this family"
     norms = [f"transformer.layers.{n}.{name}" for n in range(model.layers) for name in model.norms]
     for other in (*norms, "transformer.ln_f"):
-        if other != module and np.allclose(given, model.other(other), rtol=ROUNDED_ONCE):
+        if other != module and np.allclose(stored, model.other(other), rtol=ROUNDED_ONCE):
             return f"it holds {other}"
-    ratio = given / np.where(right == 0, 1, right)
+    ratio = stored / np.where(right == 0, 1, right)
     if np.allclose(ratio, ratio.mean(), rtol=2 * ROUNDED_ONCE):
         return f"all its values are {ratio.mean():.4g} times those of the model"
     return "its values are not the model's; a smoothing factor may be folded into it that the next linears lack"
 
 
-def _table_cause(given: Array, right: Array) -> str:
+def _table_cause(stored: Array, right: Array) -> str:
     energy = float((right**2).sum()) or 1.0
-    gain = float((given * right).sum()) / energy
-    if float(np.linalg.norm(given - gain * right)) <= ROUNDED_ONCE * float(np.linalg.norm(given)):
+    gain = float((stored * right).sum()) / energy
+    if float(np.linalg.norm(stored - gain * right)) <= ROUNDED_ONCE * float(np.linalg.norm(stored)):
         return f"all its values are {gain:.4g} times those of the model"
     for ranks in (2, 4, 8):
-        if len(given) % ranks == 0 and np.allclose(reversed_blocks(given, ranks), right, rtol=0.02, atol=1e-3):
+        if len(stored) % ranks == 0 and np.allclose(reversed_blocks(stored, ranks), right, rtol=0.02, atol=1e-3):
             return f"its rows are {ranks} blocks in reverse order: the files of tensor-parallel ranks are exchanged"
     for shift in (-2, -1, 1, 2):
-        if np.allclose(np.roll(given, shift, axis=0)[4:-4], right[4:-4], rtol=0.02, atol=1e-3):
+        if np.allclose(np.roll(stored, shift, axis=0)[4:-4], right[4:-4], rtol=0.02, atol=1e-3):
             return f"its rows are shifted by {-shift}: the vocabulary was padded in the wrong place"
-    moved = np.flatnonzero(np.linalg.norm(given - right, axis=1) > ROUNDED_ONCE * np.linalg.norm(right, axis=1))
-    if len(moved) < len(given) / 2:
+    moved = np.flatnonzero(np.linalg.norm(stored - right, axis=1) > ROUNDED_ONCE * np.linalg.norm(right, axis=1))
+    if len(moved) < len(stored) / 2:
         return f"{len(moved)} of its rows differ, the first is that of token {int(moved[0])}"
     return "its rows are not the model's: they are of another model, or in another order"
 
 
-def _head(checkpoint: Checkpoint, model: TracedModel, found: Examined) -> None:
+def _head(checkpoint: Checkpoint, model: TracedModel, examined: Examined) -> None:
     if "lm_head.weight" in checkpoint:
         if checkpoint.config.format_of("lm_head").weights.stored is None:
-            _plain(checkpoint, model, "lm_head", None, found)
+            _plain(checkpoint, model, "lm_head", None, examined)
         else:
-            compare_linear(checkpoint, Part(model, "lm_head", None, "", model.other("lm_head")), found)
+            compare_linear(checkpoint, Part(model, "lm_head", None, "", model.other("lm_head")), examined)
     elif not model.tied():
-        found.add(None, "lm_head.weight", "missing", "the checkpoint has no head, and the model's is not its embedding")
+        examined.add(
+            None, "lm_head.weight", "missing", "the checkpoint has no head, and the model's is not its embedding"
+        )
 
 
 def _layer(
-    checkpoint: Checkpoint, model: TracedModel, layer: int, inputs: Mapping[tuple[int, str], Array], found: Examined
+    checkpoint: Checkpoint, model: TracedModel, layer: int, inputs: Mapping[tuple[int, str], Array], examined: Examined
 ) -> None:
     path = f"transformer.layers.{layer}"
-    _plain(checkpoint, model, f"{path}.input_layernorm", layer, found)
+    _plain(checkpoint, model, f"{path}.input_layernorm", layer, examined)
     for norm in FAMILIES[checkpoint.config.architecture].head_norms:
-        _plain(checkpoint, model, f"{path}.attention.{norm}", layer, found)
+        _plain(checkpoint, model, f"{path}.attention.{norm}", layer, examined)
     for module in LINEARS:
         if module == "mlp.fc":
-            _plain(checkpoint, model, f"{path}.post_layernorm", layer, found)
-        before = len(found.findings)
+            _plain(checkpoint, model, f"{path}.post_layernorm", layer, examined)
+        before = len(examined.findings)
         parts = [f"{module}.{part}" for part in QKV] if module == "attention.qkv" else [module]
         for part in parts:
-            compare_linear(checkpoint, Part(model, f"{path}.{module}", layer, part, model.linear(layer, part)), found)
-            _bias(checkpoint, model, layer, module, part, found)
-        if len(found.findings) == before:
-            _activation(checkpoint, f"{path}.{module}", layer, inputs[layer, parts[0]], found)
+            compare_linear(
+                checkpoint, Part(model, f"{path}.{module}", layer, part, model.linear(layer, part)), examined
+            )
+            _bias(checkpoint, model, layer, module, part, examined)
+        if len(examined.findings) == before:
+            _activation(checkpoint, f"{path}.{module}", layer, inputs[layer, parts[0]], examined)
     if (form := checkpoint.config.kv_format) is not KvFormat.AUTO:
         name = f"{path}.attention.kv_cache_scaling_factor"
         scale = float(checkpoint.tensor(name).astype(np.float32).reshape(-1)[0])
         largest = max(float(inputs[layer, part].max()) for part in ("k", "v"))
         ratio = scale * LARGEST_CACHED[form] / max(largest, 1e-30)
-        cover(name, layer, ratio, (LEAST_KV, MOST_KV[form]), found, "a key or value", scale=scale)
+        cover(name, layer, ratio, (LEAST_KV, MOST_KV[form]), examined, "a key or value", scale=scale)
 
 
-def _bias(checkpoint: Checkpoint, model: TracedModel, layer: int, module: str, part: str, found: Examined) -> None:
+def _bias(checkpoint: Checkpoint, model: TracedModel, layer: int, module: str, part: str, examined: Examined) -> None:
     name, right = f"transformer.layers.{layer}.{module}.bias", model.bias(layer, part)
     if right is None and name not in checkpoint:
         return
     if right is None or name not in checkpoint:
-        given = "has" if name in checkpoint else "lacks"
-        found.add(
-            layer, name, given, f"the checkpoint {given} a bias that the model {'lacks' if right is None else 'has'}"
+        verb = "has" if name in checkpoint else "lacks"
+        examined.add(
+            layer, name, verb, f"the checkpoint {verb} a bias that the model {'lacks' if right is None else 'has'}"
         )
         return
     whole = Part(model, name, layer, part, right)
-    given_values = whole.taken(checkpoint, checkpoint.tensor(name).astype(np.float32))
-    away = float(np.linalg.norm(given_values - right)) / (float(np.linalg.norm(right)) or 1.0)
-    found.saw(name, away / ROUNDED_ONCE)
+    values = whole.taken(checkpoint, checkpoint.tensor(name).astype(np.float32))
+    away = float(np.linalg.norm(values - right)) / (float(np.linalg.norm(right)) or 1.0)
+    examined.saw(name, away / ROUNDED_ONCE)
     if away > ROUNDED_ONCE:
-        zero = not given_values.any()
-        found.add(
+        zero = not values.any()
+        examined.add(
             layer, name, f"{100 * away:.3g} % off", "the bias was dropped" if zero else "it is not the model's bias"
         )
 
 
-def _activation(checkpoint: Checkpoint, module: str, layer: int, seen: Array, found: Examined) -> None:
+def _activation(checkpoint: Checkpoint, module: str, layer: int, seen: Array, examined: Examined) -> None:
     """Check that the scale of activations covers what the linear sees."""
     scale = scale_of(checkpoint, module, ACTIVATION)
     if scale is None:
@@ -223,7 +229,7 @@ def _activation(checkpoint: Checkpoint, module: str, layer: int, seen: Array, fo
     bound = LARGEST_CODE[checkpoint.config.format_of(module).activation]
     first = float(scale.reshape(-1)[0])
     ratio = first * bound / max(largest, 1e-30)
-    cover(f"{module}.{ACTIVATION}", layer, ratio, (LEAST_COVER, MOST_COVER), found, "an input", scale=first)
+    cover(f"{module}.{ACTIVATION}", layer, ratio, (LEAST_COVER, MOST_COVER), examined, "an input", scale=first)
 
 
 def cover(
@@ -231,20 +237,20 @@ def cover(
     layer: int,
     ratio: float,
     limits: tuple[float, float],
-    found: Examined,
+    examined: Examined,
     what: str,
     *,
     scale: float | None = None,
 ) -> None:
     """Judge the largest value that a scale represents, in units of the largest that was seen."""
     least, most = limits
-    found.saw(name, max(least / ratio, ratio / most))
+    examined.saw(name, max(least / ratio, ratio / most))
     if least <= ratio <= most:
         return
     missing = " (the scale is missing: it is 1)" if scale == 1 else ""
     much = f"{ratio:.3g} times the largest value that was seen"
     effect = "values are clipped" if ratio < least else "few codes are used"
-    found.add(layer, name, f"covers {ratio:.3g} x", f"the scale covers {much} of {what}, so {effect}{missing}")
+    examined.add(layer, name, f"covers {ratio:.3g} x", f"the scale covers {much} of {what}, so {effect}{missing}")
 
 
 # ModelOpt's simulation of the format against the model it was calibrated on: weights and scales, each by itself.
@@ -270,13 +276,13 @@ def examine_simulation(
         inputs: largest magnitude of each input channel of each linear (`TracedModel.largest_inputs`).
         progress: counts layers.
     """
-    found = Examined(todo=OTHERWISE)
+    examined = Examined(todo=OTHERWISE)
     with progress.task("comparing ModelOpt's simulation", model.layers, "layers") as advance:
         for layer in range(model.layers):
             for module in LINEARS:
                 parts = [f"{module}.{part}" for part in QKV] if module == "attention.qkv" else [module]
                 for part in parts:
-                    _linear(simulated, model, spec, (layer, part), inputs, found)
+                    _linear(simulated, model, spec, (layer, part), inputs, examined)
             if spec.kv_cache is not KvFormat.AUTO:
                 for part in ("k", "v"):
                     largest = simulated.largest_cached(layer, part)
@@ -284,9 +290,9 @@ def examine_simulation(
                     held = LARGEST_CACHED[spec.kv_cache] if largest is None else largest
                     ratio = held / max(float(inputs[layer, part].max()), 1e-30)
                     name, limits = f"layers.{layer}.attention.{part}", (LEAST_KV, MOST_KV[spec.kv_cache])
-                    cover(name, layer, ratio, limits, found, "a key or value")
+                    cover(name, layer, ratio, limits, examined, "a key or value")
             advance(1)
-    return found.result(Place.MODELOPT, f"{Place.ORIGINAL}: {found.tensors} weights and scales")
+    return examined.result(Place.MODELOPT, f"{Place.ORIGINAL}: {examined.tensors} weights and scales")
 
 
 def compare_scales(checkpoint: Checkpoint, simulated: SimulatedModel) -> list[Finding]:
@@ -294,7 +300,7 @@ def compare_scales(checkpoint: Checkpoint, simulated: SimulatedModel) -> list[Fi
 
     Not those of AWQ: it searches factors, and a search may end elsewhere on another machine.
     """
-    form, found = FORMATS[checkpoint.config.qformat], Examined()
+    form, examined = FORMATS[checkpoint.config.qformat], Examined()
     if form.activation == "16bit" or form.tuning == "awq":
         return []
     for layer in range(simulated.layers):
@@ -307,8 +313,8 @@ def compare_scales(checkpoint: Checkpoint, simulated: SimulatedModel) -> list[Fi
             ratio = float(scale.reshape(-1)[0]) * LARGEST_CODE[form.activation] / largest
             if abs(ratio - 1) > SAME_SCALE:
                 cause = f"the scale is {ratio:.3g} times that of ModelOpt's calibration"
-                found.add(layer, f"{name}.{ACTIVATION}", f"{ratio:.3g} x", cause)
-    return found.findings
+                examined.add(layer, f"{name}.{ACTIVATION}", f"{ratio:.3g} x", cause)
+    return examined.findings
 
 
 def _linear(
@@ -317,20 +323,20 @@ def _linear(
     spec: QuantSpec,
     at: tuple[int, str],
     inputs: Inputs,
-    found: Examined,
+    examined: Examined,
 ) -> None:
     """Compare the weight of one linear, and the scale of its input."""
     layer, part = at
     name, form, smoothing = f"layers.{layer}.{part}", FORMATS[spec.quant.qformat], simulated.smoothing(layer, part)
     source, decoded = model.linear(layer, part), simulated.linear(layer, part)
     measured, expected = measure(source, decoded, smoothing, form, spec.quant.group_size)
-    found.saw(f"{name}.weight", measured.ratio)
+    examined.saw(f"{name}.weight", measured.ratio)
     if measured.suspicious:
         cause = explain(Suspect(source, decoded, expected), ())
-        found.add(layer, f"{name}.weight", figure_of(measured), cause)
+        examined.add(layer, f"{name}.weight", figure_of(measured), cause)
     largest = simulated.largest_input(layer, part)
     if largest is None:
         return
     seen = inputs[layer, part] * (1 if smoothing is None else np.abs(smoothing))
     ratio = largest / max(float(seen.max()), 1e-30)
-    cover(f"{name}.{ACTIVATION}", layer, ratio, (LEAST_COVER, MOST_COVER), found, "an input")
+    cover(f"{name}.{ACTIVATION}", layer, ratio, (LEAST_COVER, MOST_COVER), examined, "an input")

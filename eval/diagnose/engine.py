@@ -62,7 +62,7 @@ class Step:
         name: of the node.
         layer: decoder layer; None outside.
         tensor: what of the checkpoint it reads.
-        found: the engine's result.
+        actual: the engine's result.
         right: the result computed here.
         allowed: relative error without a fault.
         why: explains a difference.
@@ -71,7 +71,7 @@ class Step:
     name: str
     layer: int | None
     tensor: str
-    found: Array
+    actual: Array
     right: Array
     allowed: float
     why: Callable[[], str]
@@ -79,9 +79,9 @@ class Step:
     @property
     def error(self) -> float:
         """Relative error, Frobenius norm; infinite if a value is not finite or shapes differ."""
-        if self.found.shape != self.right.shape or not np.isfinite(self.found).all():
+        if self.actual.shape != self.right.shape or not np.isfinite(self.actual).all():
             return math.inf
-        return float(np.linalg.norm(self.found - self.right)) / (float(np.linalg.norm(self.right)) or 1.0)
+        return float(np.linalg.norm(self.actual - self.right)) / (float(np.linalg.norm(self.right)) or 1.0)
 
     def finding(self) -> Finding:
         """Return the step as something that is wrong."""
@@ -111,18 +111,18 @@ class Retraced:
         plain, factor = table[list(tokens)], 1.0
         if FAMILIES[config.architecture].scales_embedding:
             factor = float(np.array(config.hidden_size**0.5).astype(numpy_dtype(_DTYPES[config.dtype])))
-        found = steps["model.embed_tokens"]
+        actual = steps["model.embed_tokens"]
         right, how = plain * np.float32(factor), f"it is multiplied by {factor:.4g}"
         yield Step(
-            "model.embed_tokens", None, name, found, right, EXACT,
-            partial(scale_cause, found, right, "the embedding", how),
+            "model.embed_tokens", None, name, actual, right, EXACT,
+            partial(scale_cause, actual, right, "the embedding", how),
         )  # fmt: skip
         angles, positions = steps["rotary.angles"], np.arange(first_position, first_position + len(tokens))
         right = positions[:, None] * inverse_frequencies(config)[None]
-        given = angles.reshape(len(tokens), -1)[:, : config.head_size // 2]
+        rotary = angles.reshape(len(tokens), -1)[:, : config.head_size // 2]
         yield Step(
-            "rotary.angles", None, "config.json rotary_base", given, right, EXACT,
-            lambda: scale_cause(given, right, "the rotary angle", "it follows from rotary_base and rotary_scaling"),
+            "rotary.angles", None, "config.json rotary_base", rotary, right, EXACT,
+            lambda: scale_cause(rotary, right, "the rotary angle", "it follows from rotary_base and rotary_scaling"),
         )  # fmt: skip
 
     def head(self, steps: Steps) -> Iterator[Step]:
@@ -174,21 +174,21 @@ class Retraced:
             yield self._norm(number, f"{here}.{theirs}", module, plain, steps[f"{here}.{theirs}"])
         q, k = (steps.get(f"{here}.{part}_norm", plain) for part, plain in (("q", q), ("k", k)))
         for part, plain in (("q", q), ("k", k)):
-            found, right = steps[f"{here}.{part}_rotated"], rotate(plain, angles) * factor
+            actual, right = steps[f"{here}.{part}_rotated"], rotate(plain, angles) * factor
             yield Step(
-                f"{here}.{part}_rotated", number, f"attention.qkv ({part} heads)", found, right, EXACT,
-                partial(rotation_cause, found, plain, angles),
+                f"{here}.{part}_rotated", number, f"attention.qkv ({part} heads)", actual, right, EXACT,
+                partial(rotation_cause, actual, plain, angles),
             )  # fmt: skip
         keys, values = steps[f"{here}.k_rotated"], v
         if config.kv_format is not KvFormat.AUTO:
             yield from self._kv(steps, number, {"k": keys, "v": values})
             keys, values = steps[f"{here}.k_rounded"], steps[f"{here}.v_rounded"]
-        rotated, found = steps[f"{here}.q_rotated"], steps[f"{here}.attention"]
+        rotated, actual = steps[f"{here}.q_rotated"], steps[f"{here}.attention"]
         yield Step(
-            f"{here}.attention", number, "attention", found, attend(rotated, keys, values), EXACT,
-            lambda: attention_cause(found, rotated, keys, values, config.hidden_size),
+            f"{here}.attention", number, "attention", actual, attend(rotated, keys, values), EXACT,
+            lambda: attention_cause(actual, rotated, keys, values, config.hidden_size),
         )  # fmt: skip
-        merged = found.transpose(1, 0, 2).reshape(normed.shape[0], -1)
+        merged = actual.transpose(1, 0, 2).reshape(normed.shape[0], -1)
         yield self._input(number, f"{here}.o_proj", f"transformer.layers.{number}.attention.dense", merged, steps)
         yield from self._linear(steps, number, "self_attn.o_proj", steps.get(f"{here}.o_proj.input", merged))
 
@@ -211,19 +211,19 @@ class Retraced:
         yield self._input(number, f"{here}.up_proj", f"{ours}.gate", normed, steps, shared=gate_in)
         yield from self._linear(steps, number, "mlp.up_proj", steps.get(f"{here}.up_proj.input", gate_in))
         gate, up = (_last(steps, f"{here}.{name}_proj") for name in ("gate", "up"))
-        found, act = steps[f"{here}.product"], self._config.hidden_act
+        actual, act = steps[f"{here}.product"], self._config.hidden_act
         yield Step(
-            f"{here}.product", number, "config.json hidden_act", found, ACTS[act](gate) * up, EXACT,
-            lambda: act_cause(found, gate, up, act),
+            f"{here}.product", number, "config.json hidden_act", actual, ACTS[act](gate) * up, EXACT,
+            lambda: act_cause(actual, gate, up, act),
         )  # fmt: skip
-        yield self._input(number, f"{here}.down_proj", f"{ours}.proj", found, steps)
-        yield from self._linear(steps, number, "mlp.down_proj", steps.get(f"{here}.down_proj.input", found))
+        yield self._input(number, f"{here}.down_proj", f"{ours}.proj", actual, steps)
+        yield from self._linear(steps, number, "mlp.down_proj", steps.get(f"{here}.down_proj.input", actual))
 
-    def _norm(self, layer: int | None, node: str, module: str, x: Array, found: Array) -> Step:
+    def _norm(self, layer: int | None, node: str, module: str, x: Array, actual: Array) -> Step:
         weight, eps = self._checkpoint.tensor(f"{module}.weight").astype(np.float32), self._config.norm_epsilon
         return Step(
-            node, layer, f"{module}.weight", found, normed(x, eps) * weight, EXACT,
-            lambda: norm_cause(found, x, weight, eps, FAMILIES[self._config.architecture].norm_offset),
+            node, layer, f"{module}.weight", actual, normed(x, eps) * weight, EXACT,
+            lambda: norm_cause(actual, x, weight, eps, FAMILIES[self._config.architecture].norm_offset),
         )  # fmt: skip
 
     def _input(
@@ -236,11 +236,11 @@ class Retraced:
         right = x if prequant is None or excluded else x * prequant
         if not excluded and scale is not None:
             right = ROUNDINGS[kind](right, float(scale.reshape(-1)[0]))
-        found = steps.get(f"{node}.input", x if shared is None else shared)
+        actual = steps.get(f"{node}.input", x if shared is None else shared)
         tensor = f"{module}.{ACTIVATION if scale is not None else PREQUANT}"
         return Step(
-            f"{node}.input", layer, tensor, found, right, EXACT if kind == "16bit" or excluded else ROUNDED,
-            lambda: input_cause(found, x, right, prequant),
+            f"{node}.input", layer, tensor, actual, right, EXACT if kind == "16bit" or excluded else ROUNDED,
+            lambda: input_cause(actual, x, right, prequant),
         )  # fmt: skip
 
     def _leaf(self, module: str, leaf: str) -> Array | None:
@@ -258,10 +258,12 @@ class Retraced:
             lambda: self._weight_cause(number, name, weight, x, steps[node]),
         )  # fmt: skip
         bias = self._leaf(module, "bias")
-        given = steps.get(f"{node}.biased", steps[node])
+        engine_value = steps.get(f"{node}.biased", steps[node])
         right = steps[node] if bias is None else steps[node] + self._rows(bias, part if merged else "")
         if bias is not None or f"{node}.biased" in steps:
-            yield Step(f"{node}.biased", number, f"{module}.bias", given, right, EXACT, lambda: "the bias is not added")
+            yield Step(
+                f"{node}.biased", number, f"{module}.bias", engine_value, right, EXACT, lambda: "the bias is not added"
+            )
 
     def _rows(self, values: Array, part: str) -> Array:
         q, kv = (
@@ -270,20 +272,20 @@ class Retraced:
         where = {"": slice(None), "q": slice(0, q), "k": slice(q, q + kv), "v": slice(q + kv, None)}
         return values[where[part]]
 
-    def _weight_cause(self, number: int, name: str, weight: Array, x: Array, found: Array) -> str:
+    def _weight_cause(self, number: int, name: str, weight: Array, x: Array, actual: Array) -> str:
         """Explain a product: by the engine's weight if it differs, otherwise by the product itself."""
-        given = self._engine_weight(f"{number}.{name}")
-        if given is None or given.shape != weight.shape:
+        engine_value = self._engine_weight(f"{number}.{name}")
+        if engine_value is None or engine_value.shape != weight.shape:
             return "the engine's weight has another shape"
-        if not arithmetic.compare(weight, given, weight).suspicious:
+        if not arithmetic.compare(weight, engine_value, weight).suspicious:
             return scale_cause(
-                found, x @ weight.T, "the product", "its weight is right, so the product is computed wrongly"
+                actual, x @ weight.T, "the product", "its weight is right, so the product is computed wrongly"
             )
         config = self._config
         part = name.rpartition(".")[2][0]
         heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads, "v": config.num_key_value_heads}
         suspect = arithmetic.Suspect(
-            weight, given, weight, heads.get(part, 0) if "self_attn" in name else 0, name.endswith("o_proj")
+            weight, engine_value, weight, heads.get(part, 0) if "self_attn" in name else 0, name.endswith("o_proj")
         )
         return arithmetic.explain(suspect, self._others(number, name))
 
@@ -312,5 +314,5 @@ def _last(steps: Steps, node: str) -> Array:
     return steps.get(f"{node}.biased", steps[node])
 
 
-def _sum(layer: int, node: str, a: Array, b: Array, found: Array) -> Step:
-    return Step(node, layer, node.partition(".layers.")[2], found, a + b, EXACT, lambda: "the residual sum is wrong")
+def _sum(layer: int, node: str, a: Array, b: Array, actual: Array) -> Step:
+    return Step(node, layer, node.partition(".layers.")[2], actual, a + b, EXACT, lambda: "the residual sum is wrong")

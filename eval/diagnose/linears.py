@@ -63,7 +63,7 @@ class Part:
         return f"{self.module}.weight{rows}"
 
 
-def compare_linear(checkpoint: Checkpoint, part: Part, found: Examined) -> None:
+def compare_linear(checkpoint: Checkpoint, part: Part, examined: Examined) -> None:
     """Compare a decoded weight with the model's own, and explain it if it is further off than its format is."""
     form = checkpoint.config.format_of(part.module)
     kind = FLOAT_WEIGHTS if form.weights.at_build else form.weights
@@ -75,12 +75,12 @@ def compare_linear(checkpoint: Checkpoint, part: Part, found: Examined) -> None:
     decoded = part.taken(checkpoint, whole)
     if decoded.shape != part.source.shape:
         shapes = f"its shape is {list(decoded.shape)}, the model's {list(part.source.shape)}"
-        found.add(part.layer, part.tensor, "shape", shapes)
+        examined.add(part.layer, part.tensor, "shape", shapes)
         return
     decoded = decoded if prequant is None else decoded * prequant
     group = checkpoint.config.quantization_of(part.module).group_size
     measured, expected = measure(part.source, decoded, prequant, replace(form, weights=kind), group)
-    found.saw(part.tensor, measured.ratio)
+    examined.saw(part.tensor, measured.ratio)
     if not measured.suspicious:
         return
     of_heads, heads = part.part == "attention.dense", 0
@@ -91,7 +91,7 @@ def compare_linear(checkpoint: Checkpoint, part: Part, found: Examined) -> None:
     suspect = arithmetic.Suspect(part.source, decoded, expected, heads, of_heads)
     explained = _scale_cause(checkpoint, part, suspect, kind)
     tensor, cause = explained or (part.tensor, arithmetic.explain(suspect, _others(part)))
-    found.add(part.layer, tensor, figure_of(measured), cause)
+    examined.add(part.layer, tensor, figure_of(measured), cause)
 
 
 def measure(
@@ -170,10 +170,10 @@ def _scale_cause(
 
 
 def _prequant_cause(suspect: arithmetic.Suspect, prequant: Array) -> str:
-    found, right = suspect.decoded.astype(np.float64), suspect.expected.astype(np.float64)
-    energy = (found**2).sum(0)
-    ratio = (found * right).sum(0) / np.where(energy > 0, energy, 1)
-    corrected = (found * ratio).astype(np.float32)
+    decoded, right = suspect.decoded.astype(np.float64), suspect.expected.astype(np.float64)
+    energy = (decoded**2).sum(0)
+    ratio = (decoded * right).sum(0) / np.where(energy > 0, energy, 1)
+    corrected = (decoded * ratio).astype(np.float32)
     if arithmetic.compare(suspect.source, corrected, suspect.expected).suspicious and not (prequant == 1).all():
         return ""
     if (prequant == 1).all():
@@ -185,16 +185,16 @@ def _prequant_cause(suspect: arithmetic.Suspect, prequant: Array) -> str:
 
 def _refitted(group_size: int, suspect: arithmetic.Suspect, kind: WeightKind) -> tuple[Array, Array]:
     """Return the best factor of each scale, and the same for each weight."""
-    found, right = suspect.decoded.astype(np.float64), suspect.expected.astype(np.float64)
-    rows, columns = found.shape
+    decoded, right = suspect.decoded.astype(np.float64), suspect.expected.astype(np.float64)
+    rows, columns = decoded.shape
     if kind.group:
         size = kind.group_size(group_size)
         shape = (rows, columns // size, size)
     else:
         shape = (rows, 1, columns) if kind is INT8_WEIGHTS else (1, 1, rows * columns)
-    found, right = found.reshape(shape), right.reshape(shape)
-    energy = (found**2).sum(2, keepdims=True)
-    ratio = (found * right).sum(2, keepdims=True) / np.where(energy > 0, energy, 1)
+    decoded, right = decoded.reshape(shape), right.reshape(shape)
+    energy = (decoded**2).sum(2, keepdims=True)
+    ratio = (decoded * right).sum(2, keepdims=True) / np.where(energy > 0, energy, 1)
     return ratio[:, :, 0], np.broadcast_to(ratio, shape).reshape(rows, columns).astype(np.float32)
 
 

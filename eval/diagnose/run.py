@@ -93,12 +93,12 @@ class DiagnosedFolders:
 
 
 def diagnose(
-    given: DiagnosedFolders, *, model: str, variant: str, seed: int, new_tokens: int, progress: Progress
+    folders: DiagnosedFolders, *, model: str, variant: str, seed: int, new_tokens: int, progress: Progress
 ) -> StageDiagnosis:
     """Compare each stage with the one before it, until one is accused.
 
     Args:
-        given: the stages.
+        folders: the stages.
         model: label of the model.
         variant: label of its compression.
         seed: of the items.
@@ -108,7 +108,7 @@ def diagnose(
     Raises:
         UserError: a stage cannot be read at all.
     """
-    work = _Work(given, seed, new_tokens, progress)
+    work = _Work(folders, seed, new_tokens, progress)
     results: dict[str, StageResult] = {}
     accused = False
     for stage in work.stages():
@@ -116,7 +116,7 @@ def diagnose(
         if accused := stage.verdict == StageVerdict.ACCUSED:
             break
     for place in Place:
-        why = given.not_run.get(place, "")
+        why = folders.not_run.get(place, "")
         verdict = StageVerdict.AFTER if accused and not why else StageVerdict.NOT_RUN
         results.setdefault(place, StageResult(place, "", "", "", verdict, why))
     lengths = sorted(len(item.ids) for item in work.items)
@@ -128,7 +128,7 @@ def diagnose(
 class _Work:
     """One diagnosis."""
 
-    given: DiagnosedFolders
+    folders: DiagnosedFolders
     seed: int
     new_tokens: int
     progress: Progress
@@ -136,14 +136,14 @@ class _Work:
     @cached_property
     def tokenizer(self) -> Any:
         """The model's own."""
-        return load_tokenizer(self.given.model)
+        return load_tokenizer(self.folders.model)
 
     @cached_property
     def session(self) -> LogitsSession | None:
         """The engine, which loads nothing before it is used."""
-        if self.given.engine is None:
+        if self.folders.engine is None:
             return None
-        session = open_engine(self.given.engine_name, **self.given.options).open(self.given.engine)
+        session = open_engine(self.folders.engine_name, **self.folders.options).open(self.folders.engine)
         assert isinstance(session, LogitsSession), "the plan gives no other engines"
         return session
 
@@ -154,7 +154,9 @@ class _Work:
         if self.session is not None:
             limits = self.session.limits
             longest = min(limits.max_input_len, limits.max_seq_len - self.new_tokens)
-        return make_items(self.tokenizer, self.given.texts, self.seed, longest, self.given.model, self.given.template)
+        return make_items(
+            self.tokenizer, self.folders.texts, self.seed, longest, self.folders.model, self.folders.template
+        )
 
     @property
     def read(self) -> list[tuple[int, ...]]:
@@ -164,27 +166,27 @@ class _Work:
     @cached_property
     def ends(self) -> tuple[int, ...]:
         """Tokens that end an answer."""
-        return opened(self.given.model).end_ids
+        return opened(self.folders.model).end_ids
 
     def stages(self) -> Iterator[StageResult]:
         """Yield the results of the stages that are there, in order."""
-        given, model = self.given, trace_model(self.given.model)
+        folders, model = self.folders, trace_model(self.folders.model)
         with self.progress.task("reading with Transformers", None):
-            noise = _kl(model.logits(self.read), trace_model(given.model, "bfloat16").logits(self.read))
+            noise = _kl(model.logits(self.read), trace_model(folders.model, "bfloat16").logits(self.read))
         note = "the model in float32; its distance from itself in bfloat16 is the noise of 16-bit arithmetic"
         yield StageResult(Place.ORIGINAL, "", f"KL {noise:.2g}", "", StageVerdict.REFERENCE, note)
-        if given.checkpoint is None:
+        if folders.checkpoint is None:
             yield from self._served(model, Place.ORIGINAL)
             return
-        if given.source != given.model:
-            model = trace_model(given.source)
+        if folders.source != folders.model:
+            model = trace_model(folders.source)
         inputs = model.largest_inputs([item.ids for item in self.items])
-        simulated = None if given.simulation is None else given.simulation.make()
-        if simulated is not None and given.simulation is not None:
-            yield examine_simulation(simulated, model, given.simulation.spec, inputs, self.progress)
-        checkpoint = Checkpoint.open(given.checkpoint)
+        simulated = None if folders.simulation is None else folders.simulation.make()
+        if simulated is not None and folders.simulation is not None:
+            yield examine_simulation(simulated, model, folders.simulation.spec, inputs, self.progress)
+        checkpoint = Checkpoint.open(folders.checkpoint)
         result = examine(checkpoint, model, inputs, self.progress)
-        model = trace_checkpoint(given.model, checkpoint)
+        model = trace_checkpoint(folders.model, checkpoint)
         yield result if simulated is None else self._exported(result, checkpoint, simulated, model, noise)
         if self.session is not None:
             yield self._engine(self.session, checkpoint, model, noise)
@@ -196,18 +198,18 @@ class _Work:
         """Compare a checkpoint with the simulation that it was exported from as well: its scales and its answers."""
         if result.verdict == StageVerdict.ACCUSED:
             return result
-        found, note = compare_scales(checkpoint, simulated), result.note
+        findings, note = compare_scales(checkpoint, simulated), result.note
         # weights that the build quantizes are floats in the simulation, which therefore answers otherwise
-        if not found and not FORMATS[checkpoint.config.qformat].weights.at_build:
+        if not findings and not FORMATS[checkpoint.config.qformat].weights.at_build:
             away = _kl(simulated.logits(self.read), decoded.logits(self.read))
             note = f"{note}; answers KL {away:.2g} from ModelOpt's simulation"
             if away > max(LIKE_NOISE * noise, LEAST_KL):
                 cause = "its tensors are within their limits, but its answers are not those of ModelOpt's simulation"
-                found = [Finding(None, "checkpoint", f"KL {away:.2g}", cause, EXPORT_AGAIN)]
-        if not found:
+                findings = [Finding(None, "checkpoint", f"KL {away:.2g}", cause, EXPORT_AGAIN)]
+        if not findings:
             return replace(result, note=note)
         return replace(
-            result, verdict=StageVerdict.ACCUSED, worst=found[0].figure, noise="", note="", findings=tuple(found)
+            result, verdict=StageVerdict.ACCUSED, worst=findings[0].figure, noise="", note="", findings=tuple(findings)
         )
 
     def _engine(
@@ -242,9 +244,9 @@ class _Work:
 
     def _description(self, checkpoint: Checkpoint) -> Iterator[Finding]:
         """Yield what differs between the configurations of the engine and the checkpoint."""
-        assert self.given.engine is not None
+        assert self.folders.engine is not None
         ours = checkpoint.config.raw
-        theirs = parse_json((self.given.engine / "config.json").read_text(encoding="utf-8"))["pretrained_config"]
+        theirs = parse_json((self.folders.engine / "config.json").read_text(encoding="utf-8"))["pretrained_config"]
         for name in sorted(set(theirs) | set(ours)):
             if theirs.get(name) != ours.get(name):
                 values = f"it is {theirs.get(name)}, the checkpoint has {ours.get(name)}"
@@ -271,13 +273,13 @@ class _Work:
 
     def _served(self, last: TracedModel, place: Place) -> Iterator[StageResult]:
         """Compare what is served with the last stage before it that runs here."""
-        if self.given.serve is None:
+        if self.folders.serve is None:
             return
         source = _Answers(self.session, last, self.new_tokens, frozenset(self.ends), self.progress)
         before = place if self.session is None else Place.CPU_ENGINE
         expected = RightAnswers(self.items, source, self.new_tokens, self.tokenizer, self.ends, before)
         with ExitStack() as stack:
-            served = self.given.serve(stack)
+            served = self.folders.serve(stack)
             for there, examined in ((served.triton, examine_triton), (served.openai, examine_openai)):
                 if there is None:
                     continue
@@ -323,13 +325,13 @@ def _whole(forcing: Any, ids: Sequence[int]) -> Array:
     return np.concatenate([np.array(logits[0]) for logits in forcing.logits(hidden, len(ids))])
 
 
-def _kl(right: Sequence[Array], found: Sequence[Array]) -> float:
+def _kl(right: Sequence[Array], actual: Sequence[Array]) -> float:
     """Return the mean KL divergence over all positions, nats.
 
     Raises:
         UserError: a logit is not finite.
     """
-    if not all(np.isfinite(each).all() for each in (*right, *found)):
+    if not all(np.isfinite(each).all() for each in (*right, *actual)):
         raise UserError("A stage gives logits that are NaN or infinite.", todo="Check the checkpoint: make verify")
-    kls = [compare_logits(a, b, np.zeros(len(a), dtype=np.int64)).kl for a, b in zip(right, found, strict=True)]
+    kls = [compare_logits(a, b, np.zeros(len(a), dtype=np.int64)).kl for a, b in zip(right, actual, strict=True)]
     return float(np.concatenate(kls).mean())

@@ -37,10 +37,10 @@ def ids_cause(wrong: Sequence[tuple[Item, list[int]]], expected: RightAnswers) -
             return "prompts are padded on the left, and the padding is not removed"
         if ids == right + [pad] * (len(ids) - len(right)):
             return "prompts are padded on the right, and the padding is not removed"
-    if all(len(given) < len(each.ids) for each, given in wrong):
-        if all(given == list(each.ids[: len(given)]) for each, given in wrong):
+    if all(len(actual) < len(each.ids) for each, actual in wrong):
+        if all(actual == list(each.ids[: len(actual)]) for each, actual in wrong):
             return f"prompts are truncated to {len(ids)} tokens, the end is lost"
-        if all(given[1:] == list(each.ids[len(each.ids) - len(given) + 1 :]) for each, given in wrong):
+        if all(actual[1:] == list(each.ids[len(each.ids) - len(actual) + 1 :]) for each, actual in wrong):
             return f"prompts are truncated to {len(ids)} tokens, the beginning is lost"
     at = next(
         (n for n, pair in enumerate(zip(ids, right, strict=False)) if pair[0] != pair[1]), min(len(ids), len(right))
@@ -55,7 +55,7 @@ def ids_cause(wrong: Sequence[tuple[Item, list[int]]], expected: RightAnswers) -
 def answers_cause(wrong: Sequence[tuple[Item, list[int], list[int]]], expected: RightAnswers, again: Any) -> str:
     """Explain wrong token ids of answers."""
     item, right, answer = wrong[0]
-    if any(again(each.ids, expected) != given for each, _, given in wrong):
+    if any(again(each.ids, expected) != actual for each, _, actual in wrong):
         return "the same prompt is answered differently each time: it samples, although greedy decoding was asked for"
     pairs = [(a, b) for _, a, b in wrong]
     if all(len(b) - len(a) == len(pairs[0][1]) - len(pairs[0][0]) != 0 for a, b in pairs):
@@ -85,15 +85,15 @@ def misfed(ids: Sequence[int], expected: RightAnswers) -> dict[str, list[int]]:
 
 def text_cause(wrong: Sequence[tuple[Item, list[int], str, str]], expected: RightAnswers) -> str:
     """Explain wrong texts of token ids."""
-    if all(given == expected.text(item, ids, skip=False) for item, ids, _, given in wrong):
+    if all(actual == expected.text(item, ids, skip=False) for item, ids, _, actual in wrong):
         return "special tokens are not skipped"
-    if all("".join(given.split()) == "".join(right.split()) for _, _, right, given in wrong):
+    if all("".join(actual.split()) == "".join(right.split()) for _, _, right, actual in wrong):
         return "spaces are lost or added when token ids become text"
-    _, ids, right, given = wrong[0]
+    _, ids, right, actual = wrong[0]
     whole = expected.tokenizer.decode(ids, skip_special_tokens=False)
-    if given in (whole, whole.lstrip()):
+    if actual in (whole, whole.lstrip()):
         return "special tokens are not skipped"
-    return f"the tokenizer is another one, or of another revision: {given[:30]!r} instead of {right[:30]!r}"
+    return f"the tokenizer is another one, or of another revision: {actual[:30]!r} instead of {right[:30]!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,8 @@ class Wrong:
     @property
     def extra(self) -> int | None:
         """Tokens of the prompt that the server counted too many; None if it does not count."""
-        given = self.reply.prompt_tokens
-        return None if given is None else given - len(self.item.ids)
+        actual = self.reply.prompt_tokens
+        return None if actual is None else actual - len(self.item.ids)
 
 
 def written_cause(wrong: Sequence[Wrong], expected: RightAnswers, again: Callable[[Item], Reply]) -> tuple[str, str]:
@@ -149,18 +149,18 @@ def _texts_cause(wrong: Sequence[Wrong], expected: RightAnswers) -> str:
     pairs = [(each.reply.text, each.right) for each in wrong]
     specials = [getattr(expected.tokenizer, name) for name in ("eos_token", "pad_token", "bos_token")]
     hypotheses: dict[str, Callable[[str, str], bool]] = {
-        "spaces are lost or added": lambda given, right: (
-            given.split() == right.split() or "".join(given.split()) == "".join(right.split())
+        "spaces are lost or added": lambda actual, right: (
+            actual.split() == right.split() or "".join(actual.split()) == "".join(right.split())
         ),
-        "the prompt is repeated in front of the answer": lambda given, right: given.endswith(right),
-        "answers end early": lambda given, right: right.startswith(given),
-        "special tokens are not skipped": lambda given, _: any(each and each in given for each in specials),
-        "answers go on after the token that ends them: another end id is used": lambda given, right: given.startswith(
+        "the prompt is repeated in front of the answer": lambda actual, right: actual.endswith(right),
+        "answers end early": lambda actual, right: right.startswith(actual),
+        "special tokens are not skipped": lambda actual, _: any(each and each in actual for each in specials),
+        "answers go on after the token that ends them: another end id is used": lambda actual, right: actual.startswith(
             right
         ),
     }
     for cause, holds in hypotheses.items():
-        if all(holds(given, right) for given, right in pairs):
+        if all(holds(actual, right) for actual, right in pairs):
             return cause
     first = wrong[0]
     for cause, fed in misfed(first.item.ids, expected).items():
@@ -265,10 +265,10 @@ def _postprocessing(client: TritonModels, expected: RightAnswers) -> Found:
         ids = [*answer, *expected.ends[:1]]
         if not answer:
             continue
-        given = client.text_of(ids)
+        actual = client.text_of(ids)
         right = expected.text(item, ids)
-        if given != right and not (given == right + "\ufffd" or "\ufffd" in right):
-            wrong.append((item, ids, right, given))
+        if actual != right and not (actual == right + "\ufffd" or "\ufffd" in right):
+            wrong.append((item, ids, right, actual))
     if not wrong:
         return [], 0
     return [
@@ -309,25 +309,20 @@ def _stop_word(client: Any, expected: RightAnswers) -> Found:
     """Compare where stop words end answers."""
     for item, answer in zip(expected.items, expected.answers, strict=True):
         text = expected.text(item, answer)
-        stops = _stop_words(text, answer, expected.tokenizer) if item.messages is None else []
+        # of several tokens, the first of which comes alone before, if there are such words
+        pairs = [f" {a} {b}" for a, b in itertools.pairwise(text.split(" ")[2:]) if a and b]
+        unique = [each for each in pairs if text.count(each) == 1 and item.messages is None]
+        first = {each: expected.tokenizer(each, add_special_tokens=False)["input_ids"][0] for each in unique}
+        telling = [each for each in unique if answer.count(first[each]) > 1 and text.index(each) > len(text) // 3]
+        stops = [*telling, *unique][:STOPS]
         if not stops or client.written(item, expected).text != text:  # at a near tie the words may not come
             continue
         for stop in stops:
-            right, given = text[: text.index(stop)], client.written(item, expected, stop=stop).text
-            if given in (right, right + stop):  # Triton's models keep the stop word
+            right, actual = text[: text.index(stop)], client.written(item, expected, stop=stop).text
+            if actual in (right, right + stop):  # Triton's models keep the stop word
                 continue
-            early = (right + stop).startswith(given)
+            early = (right + stop).startswith(actual)
             cause = "end answers too early" if early else "do not end answers where they should"
-            sentence = f"stop words {cause}: {stop!r} gives {given[-20:]!r} instead of {right[-20:]!r}"
+            sentence = f"stop words {cause}: {stop!r} gives {actual[-20:]!r} instead of {right[-20:]!r}"
             return [Finding(None, f"{client.text_model} stop words", f"{stop!r} differs", sentence, SERVER)], 0
     return [], 0
-
-
-def _stop_words(text: str, answer: Sequence[int], tokenizer: Any) -> list[str]:
-    """Return words of an answer to stop at: of several tokens, the first of which comes alone before, if there are."""
-    words = text.split(" ")
-    pairs = [f" {a} {b}" for a, b in itertools.pairwise(words[2:]) if a and b]
-    unique = [each for each in pairs if text.count(each) == 1]
-    first = {each: tokenizer(each, add_special_tokens=False)["input_ids"][0] for each in unique}
-    telling = [each for each in unique if list(answer).count(first[each]) > 1 and text.index(each) > len(text) // 3]
-    return [*telling, *unique][:STOPS]

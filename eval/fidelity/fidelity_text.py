@@ -123,7 +123,18 @@ def sentences(result: FidelityResult, flips: Flips | None) -> list[str]:
         lines.append(
             f"Calibration may have observed the text {', '.join(seen)}: it is too short to leave that part out."
         )
-    return [*lines, flips_text(flips)] if flips is not None else lines
+    if flips is not None:
+        text = (
+            f"Flips: {count(flips.flipped, 'answer')} of {flips.questions:,} changed: {flips.to_wrong} from right to "
+            f"wrong, {flips.to_right} from wrong to right, {flips.wrong_to_wrong} from wrong to wrong."
+        )
+        if flips.margin_flipped is not None and flips.margin_kept is not None:
+            text += (
+                f" The 16-bit model preferred its choice by a probability of {flips.margin_flipped:.3f} (median) there,"
+                f" and by {flips.margin_kept:.3f} where the answer stayed."
+            )
+        lines.append(text)
+    return lines
 
 
 def greedy_text(result: FidelityResult) -> str:
@@ -136,20 +147,6 @@ def greedy_text(result: FidelityResult) -> str:
     if greedy.median_first is None:
         return f"{text}."
     return f"{text}; the others first differ after {greedy.median_first:g} (median)."
-
-
-def flips_text(flips: Flips) -> str:
-    """Return what became of the answers to questions, in a sentence."""
-    text = (
-        f"Flips: {count(flips.flipped, 'answer')} of {flips.questions:,} changed: {flips.to_wrong} from right to "
-        f"wrong, {flips.to_right} from wrong to right, {flips.wrong_to_wrong} from wrong to wrong"
-    )
-    if flips.margin_flipped is None or flips.margin_kept is None:
-        return f"{text}."
-    return (
-        f"{text}. The 16-bit model preferred its choice by a probability of {flips.margin_flipped:.3f} (median) there, "
-        f"and by {flips.margin_kept:.3f} where the answer stayed."
-    )
 
 
 def layer_table(layers: LayerErrors) -> list[str]:

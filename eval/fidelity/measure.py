@@ -103,14 +103,14 @@ def measure(
     parts = noise_parts(rows)
     with TemporaryFile(dir=scratch) as kept:
         with progress.task("comparing predictions", sum(text.tokens for text in texts), "tokens") as advance:
-            found, arithmetic = _compared(reference, other, rows, [len(part) for part in parts], kept, advance)
+            compared, arithmetic = _compared(reference, other, rows, [len(part) for part in parts], kept, advance)
         token_bytes = kept.tell() // _predicted(parts)
         kept.seek(0)
         with progress.task("comparing the reference with itself", _predicted(parts), "tokens") as advance:
             noise, noise_arithmetic = _compared_with_itself(reference, parts, kept, token_bytes, advance)
-    each = zip(texts, found, noise, strict=True)
+    each = zip(texts, compared, noise, strict=True)
     return MeasuredFidelity(
-        Figures.of(Positions.joined(found)),
+        Figures.of(Positions.joined(compared)),
         Figures.of(Positions.joined(noise)),
         tuple(TextFidelity(text.name, text.unseen, Figures.of(ours), Figures.of(own)) for text, ours, own in each),
         arithmetic,
@@ -137,7 +137,7 @@ def _compared(
     float32 [T, H] of each.
     """
     first, second = reference.session.teacher_forcing(), other.session.teacher_forcing()
-    found = []
+    compared = []
     for rows, left in zip(texts, keep, strict=True):
         parts: list[Positions] = []
         for batch, sizes in batches(rows, (reference.session, other.session)):
@@ -149,8 +149,8 @@ def _compared(
             if seen:
                 kept.write(np.concatenate(seen, axis=1)[:left].tobytes())
             left -= len(batch)
-        found.append(Positions.joined(parts))
-    return found, second.arithmetic
+        compared.append(Positions.joined(parts))
+    return compared, second.arithmetic
 
 
 def _noted(pieces: Iterable[Array], seen: list[Array]) -> Iterator[Array]:
@@ -168,7 +168,7 @@ def _compared_with_itself(
     head.
     """
     head, second = reference.session.head(), reference.session.teacher_forcing(varied=True)
-    found = []
+    compared = []
     for rows in texts:
         parts: list[Positions] = []
         for batch, sizes in batches(rows, (reference.session,)):
@@ -176,8 +176,8 @@ def _compared_with_itself(
             hidden = np.frombuffer(kept.read(fed.size * token_bytes), dtype=np.float32).reshape(*fed.shape, -1)
             ours, theirs = head.logits([hidden], sizes.logits), predictions(second, fed.tolist(), sizes)
             parts += _positions((reference, ours), (reference, theirs), batch, sizes, advance)
-        found.append(Positions.joined(parts))
-    return found, second.arithmetic
+        compared.append(Positions.joined(parts))
+    return compared, second.arithmetic
 
 
 class ReadSizes(NamedTuple):
@@ -216,11 +216,11 @@ def _positions(
     for ours, theirs in zip(reference[1], other[1], strict=True):
         rows, width, vocabulary = ours.shape
         targets = batch[:, at : at + width].reshape(-1)
-        found = compare_logits(ours.reshape(-1, vocabulary), theirs.reshape(-1, vocabulary), targets)
-        if not np.isfinite(found.kl).all():
+        positions = compare_logits(ours.reshape(-1, vocabulary), theirs.reshape(-1, vocabulary), targets)
+        if not np.isfinite(positions.kl).all():
             side = other[0] if np.isfinite(ours).all() else reference[0]
             raise not_finite(side, batch[:, :-1].tolist(), sizes.tokens)
-        yield found
+        yield positions
         at += width
         advance(rows * width)
 

@@ -30,7 +30,12 @@ def load_lm_eval_task(name: str, spec: EvalSpec) -> dict[str, Any]:
     assert spec.dataset_path is not None  # checked by EvalSpec
     reader = _LocalCopy(spec.dataset_path)
     with tempfile.TemporaryDirectory() as cache, reader.instead_of_the_hub(cache), _explained(name, reader):
-        loaded: dict[str, Any] = _manager(name).load([name])
+        # the index of one task's folder, because all would take 20 seconds; all if it lacks members of a group
+        file = find(name)
+        manager = TaskManager(include_defaults=False, include_path=file.parent) if file else None
+        if manager is None or not _complete(name, manager.task_index):
+            manager = TaskManager()
+        loaded: dict[str, Any] = manager.load([name])
         for task in loaded["tasks"].values():  # as lm-eval's `simple_evaluate` does: a task's own 0 examples stay
             own = task.get_config("num_fewshot")
             shots = own if own == 0 or spec.num_fewshot is None else spec.num_fewshot
@@ -38,16 +43,6 @@ def load_lm_eval_task(name: str, spec: EvalSpec) -> dict[str, Any]:
             task.set_fewshot_seed(seed=SEED)
     _check(name, loaded["tasks"], spec.dataset_path)
     return loaded
-
-
-def _manager(name: str) -> Any:
-    """Index the folder of one task, because all would take 20 seconds; all if that folder lacks members of a group."""
-    file = find(name)
-    if file is not None:
-        manager = TaskManager(include_defaults=False, include_path=file.parent)
-        if _complete(name, manager.task_index):
-            return manager
-    return TaskManager()
 
 
 def _complete(name: str, index: Mapping[str, Any]) -> bool:

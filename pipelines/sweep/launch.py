@@ -104,17 +104,6 @@ def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[Swee
     cells = _without_finished(_together(cells_of(target, sweep.combinations), store), store, machine, here)
     waiting = [cell for cell in cells if not cell.ended]
     _tell(cells, waiting, sweep)
-    _write(folder, cells)
-    try:
-        if waiting:
-            _launch(sweep, folder, waiting)
-    finally:
-        cells = [_ended(cell.fresh(folder), folder) for cell in cells]
-        remember(store.root, sweep.config.hydra.launcher, cells)
-    return folder, cells
-
-
-def _write(folder: Path, cells: Sequence[SweepCell]) -> None:
     try:
         folder.mkdir(parents=True)
         for cell in cells:
@@ -124,6 +113,13 @@ def _write(folder: Path, cells: Sequence[SweepCell]) -> None:
             f"paths.runs='{folder.parent.parent}' cannot be written: {error.strerror}.",
             todo="Give another folder: paths.runs=/some/folder",
         ) from None
+    try:
+        if waiting:
+            _launch(sweep, folder, waiting)
+    finally:
+        cells = [_ended(cell.fresh(folder), folder) for cell in cells]
+        remember(store.root, sweep.config.hydra.launcher, cells)
+    return folder, cells
 
 
 def _ended(cell: SweepCell, folder: Path) -> SweepCell:
