@@ -90,10 +90,10 @@ def _configuration(checkpoint: Checkpoint, model: TracedModel, examined: Examine
     right, stored = model.inverse_frequencies(), inverse_frequencies(checkpoint.config)
     wrong = float(np.abs(stored / right - 1).max())
     examined.saw("config.json rotary_base", wrong / SAME_FREQUENCIES)
-    scale, stated = model.rotary_factor(), attention_factor(checkpoint.config)
-    if abs(stated / scale - 1) > SAME_FREQUENCIES:
-        cause = f"rotated queries and keys are multiplied by {stated:.5g}, in the model by {scale:.5g}"
-        examined.add(None, "config.json rotary_scaling", f"{stated:.5g}", cause)
+    scale, factor = model.rotary_factor(), attention_factor(checkpoint.config)
+    if abs(factor / scale - 1) > SAME_FREQUENCIES:
+        cause = f"rotated queries and keys are multiplied by {factor:.5g}, in the model by {scale:.5g}"
+        examined.add(None, "config.json rotary_scaling", f"{factor:.5g}", cause)
     if wrong <= SAME_FREQUENCIES:
         return
     ratio = stored / right

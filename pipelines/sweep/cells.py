@@ -152,7 +152,7 @@ class Watch:
                 say(f"[{cell.number}] {text}")
                 changed = True
         if changed and not all(cell.ended for cell in self.cells):
-            counts = Counter(cell.state for cell in self.cells)
+            counts = Counter[str](cell.state for cell in self.cells)
             states = ("waiting", "running", "done", "failed")
             say("    " + ", ".join(f"{counts[state]} {state}" for state in states if counts[state]))
         return self.cells

@@ -264,7 +264,7 @@ def _launch(sweep: Sweep, folder: Path, waiting: Sequence[SweepCell]) -> None:
                 from pipelines.sweep.slurm import SlurmLauncher  # imports submitit
 
                 options: Any = OmegaConf.to_container(sweep.config.hydra.launcher, resolve=True)
-                launcher = SlurmLauncher(**{name: value for name, value in options.items() if name != "_target_"})
+                launcher: Any = SlurmLauncher(**{name: value for name, value in options.items() if name != "_target_"})
                 launcher.setup(hydra_context=context, task_function=task, config=sweep.config)
             else:
                 launcher = Plugins.instance().instantiate_launcher(context, task, sweep.config)
