@@ -408,11 +408,11 @@ def good_single(dice: random.Random) -> Case:
 
 GPUS = {
     8.0: ("a30", "a100_sxm_80gb", "a100_pcie_40gb"),
-    8.6: ("a10",),
+    8.6: ("a10", "a10g"),
     8.9: ("l4", "l40s", "rtx_4090"),
-    9.0: ("h100_sxm", "h200_nvl", "gh200_96gb"),
+    9.0: ("h100_sxm", "h200_nvl", "h20_sxm", "gh200_96gb"),
     10.0: ("b200_sxm", "gb200"),
-    12.0: ("rtx_pro_6000",),
+    12.0: ("rtx_pro_6000", "rtx_5090"),
 }
 """Compute capability -> some files of conf/hardware."""
 

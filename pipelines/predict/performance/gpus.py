@@ -21,8 +21,8 @@ from pipelines.settings.root import Settings
 
 BRIDGED = {"a30": 2, "a100_pcie_40gb": 2, "a100_pcie_80gb": 2, "h100_pcie": 2, "h100_nvl": 2, "h200_nvl": 4}
 """Number of GPUs that an NVLink bridge joins, by the notes of their data sheets; larger groups use PCIe."""
-ACROSS_SERVERS = {"gb200": 72, "gh200_96gb": 32, "gh200_144gb": 32}
-"""Number of GPUs that NVLink joins where it leaves the server: NVIDIA's GB200 NVL72 and GH200 NVL32."""
+ACROSS_SERVERS = {"gb200": 72, "gb300": 72, "gh200_96gb": 32, "gh200_144gb": 32}
+"""Number of GPUs that NVLink joins where it leaves the server: NVIDIA's GB200 and GB300 NVL72, and GH200 NVL32."""
 NEEDED = (
     "memory_gb", "mem_bw_gb_s", "fp16_dense_tflops", "sparse_multiplier", "nvlink_gb_s_bidir", "pcie_gb_s_per_dir",
     "gpus_per_server", "tdp_w", "sm", "arch",
@@ -79,7 +79,7 @@ class GpuSpec:
 
     @property
     def family(self) -> str:
-        """Generation: ampere, ada, hopper or blackwell."""
+        """Generation: turing, ampere, ada, hopper or blackwell."""
         return self.arch.split()[0].lower()
 
 
@@ -105,7 +105,7 @@ def usable_bytes(hardware: HardwareSettings) -> float:
     """
     if hardware.reported_gb:
         return hardware.reported_gb * 1e9
-    inline_ecc = (hardware.arch or "").lower().startswith("ada") or hardware.name == "a10"
+    inline_ecc = (hardware.arch or "").lower().startswith(("ada", "turing")) or hardware.name in ("a10", "a10g")
     return (hardware.memory_gb or 0) * GIB * (15 / 16 if inline_ecc else 0.995)
 
 

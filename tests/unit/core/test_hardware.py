@@ -23,6 +23,12 @@ MIB = 2**20
         ("NVIDIA GH200 480GB", 9.0, 146831, "gh200_144gb"),
         ("NVIDIA L4", 8.9, 23034, "l4"),
         ("NVIDIA B200", 10.0, 183359, "b200_sxm"),
+        ("NVIDIA B300 SXM6 AC", 10.3, 275040, "b300_sxm"),
+        ("NVIDIA GB300", 10.3, 284208, "gb300"),
+        ("NVIDIA H20", 9.0, 97871, "h20_sxm"),
+        ("NVIDIA A10G", 8.6, 23028, "a10g"),
+        ("Tesla T4", 7.5, 15360, "t4"),
+        ("NVIDIA GeForce RTX 5090", 12.0, 32607, "rtx_5090"),
     ],
 )
 def test_a_gpu_is_found_by_name_and_memory(name, sm, mib, row):
@@ -31,10 +37,10 @@ def test_a_gpu_is_found_by_name_and_memory(name, sm, mib, row):
 
 @pytest.mark.parametrize(
     ("name", "sm", "mib"),
-    [("NVIDIA A10G", 8.6, 23028), ("NVIDIA H100 80GB HBM3", 9.0, 40000), ("NVIDIA GeForce RTX 3090", 8.6, 24576)],
+    [("NVIDIA A40", 8.6, 46068), ("NVIDIA H100 80GB HBM3", 9.0, 40000), ("NVIDIA GeForce RTX 3090", 8.6, 24576)],
 )
 def test_a_gpu_that_is_not_listed_is_no_near_one(name, sm, mib):
-    """An A10G has other clocks than an A10; a slice of an H100 has not its bandwidth."""
+    """A slice of an H100 has not its bandwidth."""
     assert row_of(GpuFacts(name, sm, mib * MIB)) is None
 
 
@@ -54,14 +60,16 @@ def test_memory_of_a_data_sheet_is_close_to_what_the_driver_counts():
     assert named["h100_sxm"] == pytest.approx(81559, rel=0.005)
     assert named["l40s"] == pytest.approx(46068, rel=0.005)
     assert named["h200_sxm"] == pytest.approx(143771, rel=0.005)
+    others = {"b300_sxm": 275040, "gb300": 284208, "h20_sxm": 97871, "a10g": 23028, "t4": 15360, "rtx_5090": 32607}
+    assert {name: named[name] for name in others} == pytest.approx(others, rel=0.005)
 
 
 def test_auto_keeps_what_is_said_of_an_unknown_gpu():
-    unknown = with_gpu(gpus=(GpuFacts("NVIDIA A10G", 8.6, 23028 * MIB),) * 2)
+    unknown = with_gpu(gpus=(GpuFacts("NVIDIA A40", 8.6, 46068 * MIB),) * 2)
     found = resolved(load([]).hardware, unknown)
-    assert (found.name, found.gpu, found.sm, found.mem_bw_gb_s) == ("auto", "NVIDIA A10G", 8.6, None)
+    assert (found.name, found.gpu, found.sm, found.mem_bw_gb_s) == ("auto", "NVIDIA A40", 8.6, None)
     assert describe(load([]).hardware, unknown).startswith(
-        "hardware: 2 x NVIDIA A10G (from nvidia-smi); not in conf/hard"
+        "hardware: 2 x NVIDIA A40 (from nvidia-smi); not in conf/hard"
     )
 
 

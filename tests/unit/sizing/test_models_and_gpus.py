@@ -70,7 +70,7 @@ def test_unknown_names_are_refused_with_the_nearest_one():
 
 def test_gpus_are_those_of_the_configuration():
     """FP8 needs Ada or later, FP4 Blackwell; rates are dense."""
-    assert len(gpus()) == 21
+    assert len(gpus()) == 27
     assert "fp8" not in gpu_named("a100_sxm_80gb").peak
     assert "fp4" not in gpu_named("h100_sxm").peak
     assert gpu_named("b200_sxm").peak["fp4"] == 9e15
