@@ -13,7 +13,7 @@ import torch
 
 from pipelines.checkpoint.describe import describe
 from pipelines.checkpoint.unified import describe_unified
-from pipelines.compress import transformers_door
+from pipelines.compress import modelopt_door, transformers_door
 from pipelines.compress.calibration import (
     CalibrationSet,
     ProgressRecord,
@@ -96,8 +96,6 @@ class QuantizeTask:
 
 def quantize_by_modelopt(asked: QuantizeTask, out_dir: Path, progress: Progress) -> dict[str, Any]:
     """Calibrate and export; return the facts of the checkpoint."""
-    from pipelines.compress import modelopt_door
-
     source, spec = asked.source, asked.spec
     with muted():
         # a search compares all linears, and Transformers stores experts under other names than it computes with
@@ -123,8 +121,6 @@ def quantize_by_modelopt(asked: QuantizeTask, out_dir: Path, progress: Progress)
 
 def _by_layer(asked: QuantizeTask, out_dir: Path, progress: Progress) -> _Exported:
     """Calibrate and export one layer after another; go on where a run was stopped."""
-    from pipelines.compress import modelopt_door
-
     source, spec, calibration = asked.source, asked.spec, asked.calibration
     config, data = prepared(source, spec, asked.texts, calibration, asked.device, progress)
     layers = LayerSource(source, asked.dtype, asked.device, rows=64 * asked.tp_size)
@@ -149,8 +145,6 @@ def _by_layer(asked: QuantizeTask, out_dir: Path, progress: Progress) -> _Export
 
 def _whole(asked: QuantizeTask, out_dir: Path, progress: Progress) -> _Exported:
     """Calibrate and export the whole model."""
-    from pipelines.compress import modelopt_door
-
     began, source, dtype = time.monotonic(), asked.source, torch_dtype(asked.dtype)
     done = simulated(source, asked.spec, asked.texts, asked.calibration, asked.dtype, asked.device, progress)
     out_dir.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import random
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from pipelines.compress.config import CalibrationSettings
@@ -41,6 +43,13 @@ class CalibrationSet:
     batches: tuple[torch.Tensor, ...]
     sequences: int
     tokens: int
+
+
+def seed_everything(seed: int) -> None:
+    """Seed every generator that ModelOpt or torch may draw from."""
+    random.seed(seed)
+    np.random.seed(seed)  # the global generator, because that is what ModelOpt draws from
+    torch.manual_seed(seed)
 
 
 def make_batches(texts: Iterable[str], tokenizer: Any, calibration: CalibrationSettings, size: int) -> CalibrationSet:

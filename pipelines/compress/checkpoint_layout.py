@@ -17,7 +17,6 @@ import torch
 
 from pipelines.checkpoint.tensors import ITEM_BYTES, TensorInfo, read_header
 from pipelines.compress.model_folder import EMBEDDING, FIRST, HEAD, ModelWeights, TensorWriter
-from pipelines.domain.families import Family
 from pipelines.domain.progress import Progress
 
 Header = Mapping[str, TensorInfo]
@@ -45,10 +44,6 @@ class Rows(NamedTuple):
 
 class CheckpointLayout(Protocol):
     """The files of a checkpoint."""
-
-    def export(self, model: torch.nn.Module, family: Family, dtype: torch.dtype, exported: Path) -> None:
-        """Export a model of one layer by ModelOpt."""
-        ...
 
     def create(self, exported: Path, out_dir: Path, vocab_size: int) -> TensorWriter:
         """Create all files of the checkpoint, with headers and room, from the export of the first layer."""
@@ -88,12 +83,6 @@ class RanksLayout:
     layers: int
     tp_size: int
     pp_size: int
-
-    def export(self, model: torch.nn.Module, family: Family, dtype: torch.dtype, exported: Path) -> None:
-        """See `CheckpointLayout.export`; only the layer is split, over tensor-parallel ranks."""
-        from pipelines.compress import modelopt_door
-
-        modelopt_door.export(model, family, dtype, exported, tp_size=self.tp_size, pp_size=1)
 
     def create(self, exported: Path, out_dir: Path, vocab_size: int) -> TensorWriter:
         """See `CheckpointLayout.create`."""
@@ -177,12 +166,6 @@ class FolderLayout:
         """Take the number of layers of the model."""
         self._layers = layers
         self._shards: dict[str, str] = {}
-
-    def export(self, model: torch.nn.Module, family: Family, dtype: torch.dtype, exported: Path) -> None:
-        """See `CheckpointLayout.export`."""
-        from pipelines.compress import modelopt_door
-
-        modelopt_door.export_unified(model, dtype, exported)
 
     def create(self, exported: Path, out_dir: Path, vocab_size: int) -> TensorWriter:
         """See `CheckpointLayout.create`."""

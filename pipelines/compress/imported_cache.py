@@ -17,13 +17,13 @@ from pipelines.checkpoint.dequantize import dequantize
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.checkpoint.unified import linear_shapes
-from pipelines.compress.calibration import CalibrationSet
+from pipelines.compress.calibration import CalibrationSet, seed_everything
 from pipelines.compress.checkpoint_layout import RanksLayout
 from pipelines.compress.config import CalibrationSettings, QuantSettings
 from pipelines.compress.contexts import muted
 from pipelines.compress.model_folder import ModelFolder, ModelWeights
 from pipelines.compress.one_layer import LayerSource
-from pipelines.compress.simulating import LayerQuantizer, prepared, seed_everything
+from pipelines.compress.simulating import LayerQuantizer, prepared
 from pipelines.compress.specs import QuantSpec
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import PARTIAL, Progress

@@ -195,11 +195,12 @@ def import_folder(
         writer.write(_FILE, name, iter([folder.rest.tensor(name)]))
     data, tool = None, {}
     if scales:
-        from pipelines.compress import modelopt_door
-        from pipelines.compress.imported_cache import calibrated_scales
+        from pipelines.compress import imported_cache, modelopt_door
 
         with gpu_memory_named("calibrating the KV cache", BATCHES):
-            found, data = calibrated_scales(source, out_dir, LINEARS, spec, texts, calibration, dtype, device, progress)
+            found, data = imported_cache.calibrated_scales(
+                source, out_dir, LINEARS, spec, texts, calibration, dtype, device, progress
+            )
         tool = {"nvidia-modelopt": modelopt_door.VERSION}
         for name in scales:
             writer.write(_FILE, name, iter([found[name]]))

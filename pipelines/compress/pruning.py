@@ -23,6 +23,7 @@ from pipelines.compress.calibration import (
     make_batches,
     new_files_removed,
     run_batch,
+    seed_everything,
     stamp,
 )
 from pipelines.compress.config import CalibrationSettings, PruningSettings
@@ -32,7 +33,6 @@ from pipelines.compress.loading import load_model, load_tokenizer
 from pipelines.compress.model_folder import ModelFolder, look_at, own_dtype, pick_device
 from pipelines.compress.one_layer import LayerSource
 from pipelines.compress.pruned_shape import pruned_shape
-from pipelines.compress.simulating import seed_everything
 from pipelines.compress.sparsifying import PrunedFolder
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import SILENT, Progress

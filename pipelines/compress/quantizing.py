@@ -9,7 +9,9 @@ from typing import Any
 from pipelines.checkpoint.declarations import quantization_of
 from pipelines.checkpoint.stored_linears import undeclared_faults
 from pipelines.compress.config import CalibrationSettings
+from pipelines.compress.importing import import_folder
 from pipelines.compress.model_folder import look_at, pick_device, pick_dtype
+from pipelines.compress.sixteen_bit import write_sixteen_bit
 from pipelines.compress.specs import Layout, QuantSpec
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SILENT, Progress
@@ -58,15 +60,11 @@ def quantize(
     if quantization_of(source.folder, source.config) is not None:
         if layout == "hugging_face":
             raise UserError(f"{model_dir} is already quantized; the PyTorch backend's export takes models in 16 bit.")
-        from pipelines.compress.importing import import_folder
-
         facts = import_folder(source, out_dir, spec, tp_size * pp_size, picked, texts, calibration, device, progress)
         return {**facts, "source_bytes": source.weight_bytes}
     if faults := [*undeclared_faults(str(model_dir), model_dir)]:
         raise UserError.of(faults)
     if spec.sixteen_bit and layout != "hugging_face" and source.shape.family.modelopt_type is not None:
-        from pipelines.compress.sixteen_bit import write_sixteen_bit
-
         facts = write_sixteen_bit(source, out_dir, spec, picked, tp_size, pp_size, progress)
     else:
         from pipelines.compress.by_modelopt import QuantizeTask, quantize_by_modelopt

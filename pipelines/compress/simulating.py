@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import random
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 
 from pipelines.checkpoint.tensors import TensorInfo
+from pipelines.compress import modelopt_door
 from pipelines.compress.calibration import (
     CalibrationSet,
     ProgressRecord,
@@ -23,8 +23,9 @@ from pipelines.compress.calibration import (
     forward_passes,
     layer_of,
     make_batches,
+    seed_everything,
 )
-from pipelines.compress.checkpoint_layout import CheckpointLayout, TensorPlace, copy_vocabulary
+from pipelines.compress.checkpoint_layout import CheckpointLayout, RanksLayout, TensorPlace, copy_vocabulary
 from pipelines.compress.config import SEARCH_CAP, CalibrationSettings
 from pipelines.compress.contexts import f32_products, muted
 from pipelines.compress.hidden_states import HiddenStates, true_name
@@ -40,6 +41,7 @@ from pipelines.compress.model_folder import (
 )
 from pipelines.compress.one_layer import LayerSource
 from pipelines.compress.recipes import Config, modelopt_config, of_one_layer
+from pipelines.compress.searching import search_mix
 from pipelines.compress.specs import QuantSpec
 from pipelines.compress.traced import PARTS, TracedModel
 from pipelines.domain.errors import UserError
@@ -81,8 +83,6 @@ def fake_quantized_model(
     """
     source = look_at(model_dir)
     with muted():
-        from pipelines.compress import modelopt_door
-
         picked = pick_dtype(source, spec.quant.dtype)
         model = simulated(source, spec, texts, calibration, picked, pick_device(device), progress).model
         modelopt_door.merge_fused_scales(model, source.shape.family, torch_dtype(picked))
@@ -99,8 +99,6 @@ def simulated(
     progress: Progress,
 ) -> WholeSimulation:
     """Load the model, insert quantizers and calibrate them; a format without quantizers leaves it unchanged."""
-    from pipelines.compress import modelopt_door
-
     config, data = prepared(source, spec, texts, calibration, device, progress)
     search = None
     with progress.task("loading the model", None):
@@ -111,8 +109,6 @@ def simulated(
             model = modelopt_door.simulate(model, config, forward)
         check_calibrated(model)
     elif spec.searches and data is not None:
-        from pipelines.compress.searching import search_mix
-
         model, search = search_mix(model, spec, source.shape.family, data, progress, device)
         check_calibrated(model)
     return WholeSimulation(model, data, search)
@@ -131,8 +127,6 @@ def prepared(
     Raises:
         UserError: this ModelOpt does not support the format on this device, the texts are empty.
     """
-    from pipelines.compress import modelopt_door
-
     seed_everything(calibration.seed)
     quant, size = spec.quant, calibration.sequences_for(spec.quant.qformat)
     for qformat in quant.formats:
@@ -162,8 +156,6 @@ def check_calibrated(model: torch.nn.Module, shown: Callable[[str], str] = str) 
     Raises:
         UserError: a scale is not finite, or a whole layer's weights or inputs are zero; names the layer.
     """
-    from pipelines.compress import modelopt_door
-
     for name, quantizer in modelopt_door.quantizers(model):
         amax = quantizer.amax
         if not all(torch.isfinite(scale).all() for scale in (amax, quantizer.pre_quant_scale) if scale is not None):
@@ -177,13 +169,6 @@ def check_calibrated(model: torch.nn.Module, shown: Callable[[str], str] = str) 
                 todo="No scale can be computed for them; check the model's weights.",
             )
         quantizer.amax = torch.where(amax > 0, amax, amax.max())
-
-
-def seed_everything(seed: int) -> None:
-    """Seed every generator that ModelOpt or torch may draw from."""
-    random.seed(seed)
-    np.random.seed(seed)  # the global generator, because that is what ModelOpt draws from
-    torch.manual_seed(seed)
 
 
 # ModelOpt's simulation of a format, in float32, to be watched as `traced.py` watches a model.
@@ -282,8 +267,6 @@ class LayerQuantizer:
         Raises:
             UserError: a weight, an activation or a scale is not finite; names the module.
         """
-        from pipelines.compress import modelopt_door
-
         model = self._source.load(number)
         if self._states is not None and self._config is not None:
             self._states.drop_before(number)
@@ -295,7 +278,11 @@ class LayerQuantizer:
                 if self._sequential:
                     self._states.passes(number)(model)
             check_calibrated(model, lambda name: true_name(name, number))
-        layout.export(model, self._family, self._source.dtype, exported)
+        dtype = self._source.dtype
+        if isinstance(layout, RanksLayout):  # only the layer is split, over tensor-parallel ranks
+            modelopt_door.export(model, self._family, dtype, exported, tp_size=layout.tp_size, pp_size=1)
+        else:
+            modelopt_door.export_unified(model, dtype, exported)
 
 
 def quantize_layers(

@@ -21,6 +21,7 @@ from pipelines.compress.calibration import (
     calibrated_on,
     make_batches,
     new_files_removed,
+    seed_everything,
     stamp,
 )
 from pipelines.compress.config import CalibrationSettings, SparsitySettings
@@ -29,7 +30,6 @@ from pipelines.compress.hidden_states import HiddenStates, run_layer
 from pipelines.compress.loading import hf_config, load_tokenizer
 from pipelines.compress.model_folder import ModelFolder, TensorWriter, loaded_files, look_at, own_dtype, pick_device
 from pipelines.compress.one_layer import LayerSource
-from pipelines.compress.simulating import seed_everything
 from pipelines.compress.sparsegpt import LINEARS, prune_layer
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape

@@ -191,19 +191,17 @@ def _read_csv(path: Path, column: str) -> Iterator[Row]:
 
 
 def _read_parquet(path: Path, column: str) -> Iterator[Row]:
-    import pyarrow.parquet as pq
-    from pyarrow import types
-    from pyarrow.lib import ArrowException
+    from pyarrow import lib, parquet, types
 
     try:
-        with pq.ParquetFile(path) as file:
+        with parquet.ParquetFile(path) as file:
             schema = file.schema_arrow
             lists = [field.name for field in schema if types.is_list(field.type)]
             chosen = _column(column, schema.names, lists, str(path))
             batches = file.iter_batches(batch_size=256, columns=[chosen])
             for number, value in enumerate(itertools.chain.from_iterable(each.column(0) for each in batches), start=1):
                 yield f"{path}, row {number}", chosen, _decoded(value, f"{path}, row {number}", chosen)
-    except (ArrowException, OSError) as error:
+    except (lib.ArrowException, OSError) as error:
         raise UserError(f"{path} is not a valid parquet file: {error}.", todo="Download it again.") from None
 
 

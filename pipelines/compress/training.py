@@ -20,6 +20,7 @@ from torch.utils.data import SequentialSampler
 # isort: split
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
+from pipelines.compress.calibration import seed_everything
 from pipelines.compress.config import RecoverSettings
 from pipelines.compress.contexts import gpu_memory_named
 from pipelines.compress.loading import load_model
@@ -32,7 +33,6 @@ from pipelines.compress.sharding import (
     save_moments,
     save_weights,
 )
-from pipelines.compress.simulating import seed_everything
 from pipelines.compress.specs import RecoverySpec
 from pipelines.compress.trained_weights import TrainedWeights, help_to_write, write_like
 from pipelines.domain.errors import ContinuableError

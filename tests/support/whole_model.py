@@ -69,10 +69,9 @@ def sparsify_whole(
     from safetensors.torch import load_file, save_file
 
     from pipelines.compress import modelopt_door
-    from pipelines.compress.calibration import make_batches
+    from pipelines.compress.calibration import make_batches, seed_everything
     from pipelines.compress.loading import load_model, load_tokenizer
     from pipelines.compress.model_folder import look_at, own_dtype, pick_device
-    from pipelines.compress.simulating import seed_everything
     from pipelines.compress.sparsegpt import LINEARS, prune_layer
 
     source = look_at(model_dir)
