@@ -94,18 +94,18 @@ class QuantizeTask:
     layout: Layout
 
 
-def quantize_by_modelopt(asked: QuantizeTask, out_dir: Path, progress: Progress) -> dict[str, Any]:
+def quantize_by_modelopt(task: QuantizeTask, out_dir: Path, progress: Progress) -> dict[str, Any]:
     """Calibrate and export; return the facts of the checkpoint."""
-    source, spec = asked.source, asked.spec
+    source, spec = task.source, task.spec
     with muted():
         # a search compares all linears, and Transformers stores experts under other names than it computes with
         whole = spec.searches or source.shape.num_experts > 1
         way = _whole if whole else _by_layer
         with gpu_memory_named("quantizing", BATCHES):
-            done = way(asked, out_dir, progress)
-    unified = asked.layout == "hugging_face"
+            done = way(task, out_dir, progress)
+    unified = task.layout == "hugging_face"
     if unified:
-        correct_unified(out_dir, source.config, asked.dtype)
+        correct_unified(out_dir, source.config, task.dtype)
     else:
         correct_export(out_dir, source.config, spec)
     if done.record is not None:
@@ -114,24 +114,24 @@ def quantize_by_modelopt(asked: QuantizeTask, out_dir: Path, progress: Progress)
         **(describe_unified(out_dir) if unified else describe(out_dir)),
         "calibration": calibration_facts(done.data, done.seconds),
         **({"search": done.search} if done.search else {}),
-        "device": asked.device,
+        "device": task.device,
         "tool": {"nvidia-modelopt": modelopt_door.VERSION},
     }
 
 
-def _by_layer(asked: QuantizeTask, out_dir: Path, progress: Progress) -> _Exported:
+def _by_layer(task: QuantizeTask, out_dir: Path, progress: Progress) -> _Exported:
     """Calibrate and export one layer after another; go on where a run was stopped."""
-    source, spec, calibration = asked.source, asked.spec, asked.calibration
-    config, data = prepared(source, spec, asked.texts, calibration, asked.device, progress)
-    layers = LayerSource(source, asked.dtype, asked.device, rows=64 * asked.tp_size)
+    source, spec, calibration = task.source, task.spec, task.calibration
+    config, data = prepared(source, spec, task.texts, calibration, task.device, progress)
+    layers = LayerSource(source, task.dtype, task.device, rows=64 * task.tp_size)
     files: CheckpointLayout = (
         FolderLayout(layers.layers)
-        if asked.layout == "hugging_face"
-        else RanksLayout(layers.layers, asked.tp_size, asked.pp_size)
+        if task.layout == "hugging_face"
+        else RanksLayout(layers.layers, task.tp_size, task.pp_size)
     )
     formats = [spec.quant.model_dump(mode="json"), spec.kv_cache]
     identity = {
-        "quantize": [*formats, asked.tp_size, asked.pp_size, asked.dtype, asked.device, asked.layout],
+        "quantize": [*formats, task.tp_size, task.pp_size, task.dtype, task.device, task.layout],
         "model": stamp(source),
         "calibration": calibrated_on(calibration, data),
         "tools": [modelopt_door.VERSION, torch.__version__, transformers_door.VERSION],
@@ -143,15 +143,15 @@ def _by_layer(asked: QuantizeTask, out_dir: Path, progress: Progress) -> _Export
     return _Exported(data, record.notes["seconds"], record=record)
 
 
-def _whole(asked: QuantizeTask, out_dir: Path, progress: Progress) -> _Exported:
+def _whole(task: QuantizeTask, out_dir: Path, progress: Progress) -> _Exported:
     """Calibrate and export the whole model."""
-    began, source, dtype = time.monotonic(), asked.source, torch_dtype(asked.dtype)
-    done = simulated(source, asked.spec, asked.texts, asked.calibration, asked.dtype, asked.device, progress)
+    began, source, dtype = time.monotonic(), task.source, torch_dtype(task.dtype)
+    done = simulated(source, task.spec, task.texts, task.calibration, task.dtype, task.device, progress)
     out_dir.mkdir(parents=True, exist_ok=True)
     with progress.task("exporting", None):
-        if asked.layout == "hugging_face":
+        if task.layout == "hugging_face":
             modelopt_door.export_unified(done.model, dtype, out_dir)
         else:
-            split = {"tp_size": asked.tp_size, "pp_size": asked.pp_size}
+            split = {"tp_size": task.tp_size, "pp_size": task.pp_size}
             modelopt_door.export(done.model, source.shape.family, dtype, out_dir, **split)
     return _Exported(done.data, time.monotonic() - began, done.search)

@@ -11,7 +11,7 @@ import itertools
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,25 +60,19 @@ def make_batches(texts: Iterable[str], tokenizer: Any, calibration: CalibrationS
     Raises:
         UserError: `texts` contains no text.
     """
-    kept = (text for text in texts if text.strip())
+    nonempty = filter(str.strip, texts)
     sequences = [
         ids
-        for text in itertools.islice(kept, size)
+        for text in itertools.islice(nonempty, size)
         if (ids := token_ids(tokenizer, text, truncation=True, max_length=calibration.seq_len))
     ]
     if not sequences:
         raise UserError("The calibration data contains no text.", todo="Give at least one non-empty text.")
-    batches = tuple(torch.tensor(group, dtype=torch.int64) for group in _groups(sequences, calibration.batch_size))
-    return CalibrationSet(batches, len(sequences), sum(batch.numel() for batch in batches))
-
-
-def _groups(sequences: Sequence[list[int]], batch_size: int) -> Iterator[list[list[int]]]:
-    """Yield up to `batch_size` sequences of one length at a time, longest first, so that memory peaks early."""
-    by_length = sorted(sequences, key=len, reverse=True)  # stable: texts of one length keep their order
-    for _, same in itertools.groupby(by_length, key=len):
-        rest = list(same)
-        for start in range(0, len(rest), batch_size):
-            yield rest[start : start + batch_size]
+    batches: list[torch.Tensor] = []
+    # longest first, so that memory peaks early; stable: texts of one length keep their order
+    for _, same in itertools.groupby(sorted(sequences, key=len, reverse=True), key=len):
+        batches += torch.tensor(list(same), dtype=torch.int64).split(calibration.batch_size)
+    return CalibrationSet(tuple(batches), len(sequences), sum(batch.numel() for batch in batches))
 
 
 def forward_passes(data: CalibrationSet, progress: Progress, device: str) -> Forward:
@@ -87,7 +81,7 @@ def forward_passes(data: CalibrationSet, progress: Progress, device: str) -> For
     AWQ calls it twice; progress shows each pass separately.
 
     Args:
-        data: the batches to run.
+        data: what to run.
         progress: advances by one per batch.
         device: the device that the model is on.
 
@@ -202,11 +196,11 @@ class ProgressRecord:
         self.folder, self._identity = out_dir / PARTIAL, json.loads(json.dumps(identity))
         self.layers, self.notes = 0, dict[str, Any]()
         try:
-            found = json.loads((self.folder / _RECORD).read_text())
+            record = json.loads((self.folder / _RECORD).read_text())
         except (OSError, ValueError):
-            found = {}
-        if found.get("identity") == self._identity:
-            self.layers, self.notes = found["layers"], found["notes"]
+            record = {}
+        if record.get("identity") == self._identity:
+            self.layers, self.notes = record["layers"], record["notes"]
         else:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.mkdir(parents=True)

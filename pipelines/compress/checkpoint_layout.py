@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,7 +19,6 @@ from pipelines.checkpoint.tensors import ITEM_BYTES, TensorInfo, read_header
 from pipelines.compress.model_folder import EMBEDDING, FIRST, HEAD, ModelWeights, TensorWriter
 from pipelines.domain.progress import Progress
 
-Header = Mapping[str, TensorInfo]
 _SHARD_BYTES = 10 * 10**9  # ModelOpt's default
 
 
@@ -34,40 +33,15 @@ class TensorPlace(NamedTuple):
     name: str
 
 
+Copies = Iterator[tuple[TensorPlace, Path, TensorInfo]]
+
+
 class Rows(NamedTuple):
     """Rows of a tensor of the model folder that one tensor of the checkpoint holds."""
 
     source: str
     start: int
     stop: int
-
-
-class CheckpointLayout(Protocol):
-    """The files of a checkpoint."""
-
-    def create(self, exported: Path, out_dir: Path, vocab_size: int) -> TensorWriter:
-        """Create all files of the checkpoint, with headers and room, from the export of the first layer."""
-        ...
-
-    def reopen(self, out_dir: Path) -> TensorWriter:
-        """Open files that a killed run has created."""
-        ...
-
-    def layer(self, exported: Path, number: int) -> Iterator[tuple[TensorPlace, Path, TensorInfo]]:
-        """Yield where each tensor of the exported layer goes, and where it is now."""
-        ...
-
-    def others(self, exported: Path) -> Iterator[tuple[TensorPlace, Path, TensorInfo]]:
-        """Yield the same for tensors outside of layers that the export of one layer contains as they are."""
-        ...
-
-    def copied(self, writer: TensorWriter, vocab_size: int) -> Iterator[tuple[TensorPlace, Rows]]:
-        """Yield the tensors that are copied from the model folder; `Rows.source` is EMBEDDING or HEAD."""
-        ...
-
-    def finish(self, exported: Path, out_dir: Path) -> None:
-        """Write the files without tensors."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,38 +59,41 @@ class RanksLayout:
     pp_size: int
 
     def create(self, exported: Path, out_dir: Path, vocab_size: int) -> TensorWriter:
-        """See `CheckpointLayout.create`."""
+        """Create all files of the checkpoint, with headers and room, from the export of the first layer."""
         files: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {name: {} for name in self._names()}
         for tp_rank in range(self.tp_size):
-            for name, info in self._header(exported, tp_rank).items():
+            for name, info in read_header(exported / self._file(0, tp_rank)).items():
                 shape = info.shape
                 if name in _COPIED:
-                    shape = (self._rows(vocab_size), *shape[1:])
+                    shape = (math.ceil(vocab_size / self.tp_size), *shape[1:])
                 for place in self._places(tp_rank, name):
                     files[place.file][place.name] = (info.dtype, shape)
         return TensorWriter.create(out_dir, files)
 
     def reopen(self, out_dir: Path) -> TensorWriter:
-        """See `CheckpointLayout.reopen`."""
+        """Open files that a killed run has created."""
         return TensorWriter(out_dir, self._names())
 
-    def layer(self, exported: Path, number: int) -> Iterator[tuple[TensorPlace, Path, TensorInfo]]:
-        """See `CheckpointLayout.layer`."""
+    def layer(self, exported: Path, number: int) -> Copies:
+        """Yield where each tensor of the exported layer goes, and where it is now."""
         for tp_rank in range(self.tp_size):
-            for name, info in self._header(exported, tp_rank).items():
+            for name, info in read_header(exported / self._file(0, tp_rank)).items():
                 if name.startswith(_LAYER):
-                    yield self._places(tp_rank, name)[number], exported / f"rank{tp_rank}.safetensors", info
+                    yield self._places(tp_rank, name)[number], exported / self._file(0, tp_rank), info
 
-    def others(self, exported: Path) -> Iterator[tuple[TensorPlace, Path, TensorInfo]]:
-        """See `CheckpointLayout.others`."""
+    def others(self, exported: Path) -> Copies:
+        """Yield the same for tensors outside of layers that the export of one layer contains as they are."""
         for tp_rank in range(self.tp_size):
-            for name, info in self._header(exported, tp_rank).items():
+            for name, info in read_header(exported / self._file(0, tp_rank)).items():
                 if not name.startswith(_LAYER) and name not in _COPIED:
-                    yield self._places(tp_rank, name)[0], exported / f"rank{tp_rank}.safetensors", info
+                    yield self._places(tp_rank, name)[0], exported / self._file(0, tp_rank), info
 
     def copied(self, writer: TensorWriter, vocab_size: int) -> Iterator[tuple[TensorPlace, Rows]]:
-        """See `CheckpointLayout.copied`; the vocabulary is split over tensor-parallel ranks."""
-        rows = self._rows(vocab_size)
+        """Yield the tensors that are copied from the model folder; `Rows.source` is EMBEDDING or HEAD.
+
+        The vocabulary is split over tensor-parallel ranks.
+        """
+        rows = math.ceil(vocab_size / self.tp_size)
         for tp_rank in range(self.tp_size):
             start = min(tp_rank * rows, vocab_size)
             for name, source in _COPIED.items():
@@ -125,7 +102,7 @@ class RanksLayout:
                     yield place, Rows(source, start, min(start + rows, vocab_size))
 
     def finish(self, exported: Path, out_dir: Path) -> None:
-        """See `CheckpointLayout.finish`."""
+        """Write the files without tensors."""
         config: dict[str, Any] = json.loads((exported / "config.json").read_text(encoding="utf-8"))
         config["num_hidden_layers"] = self.layers
         config["rank"] = self.tp_size * self.pp_size - 1  # the exporter writes that of the last rank
@@ -134,12 +111,6 @@ class RanksLayout:
 
     def _names(self) -> list[str]:
         return [f"rank{rank}.safetensors" for rank in range(self.tp_size * self.pp_size)]
-
-    def _header(self, exported: Path, tp_rank: int) -> Header:
-        return read_header(exported / f"rank{tp_rank}.safetensors")
-
-    def _rows(self, vocab_size: int) -> int:
-        return math.ceil(vocab_size / self.tp_size)
 
     def _places(self, tp_rank: int, name: str) -> list[TensorPlace]:
         """Return where a tensor goes: of a layer, for every layer; the rest is on the first or the last stage."""
@@ -168,9 +139,9 @@ class FolderLayout:
         self._shards: dict[str, str] = {}
 
     def create(self, exported: Path, out_dir: Path, vocab_size: int) -> TensorWriter:
-        """See `CheckpointLayout.create`."""
+        """See `RanksLayout.create`."""
         tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
-        for name, info in self._header(exported).items():
+        for name, info in read_header(exported / self._FILE).items():
             if name.startswith(FIRST):
                 rest = name.removeprefix(FIRST)
                 tensors |= {f"model.layers.{n}.{rest}": (info.dtype, info.shape) for n in range(self._layers)}
@@ -189,48 +160,40 @@ class FolderLayout:
         return writer
 
     def reopen(self, out_dir: Path) -> TensorWriter:
-        """See `CheckpointLayout.reopen`."""
+        """See `RanksLayout.reopen`."""
         files = [path.name for path in sorted(out_dir.glob("*.safetensors"))]
         self._shards = {name: file for file in files for name in read_header(out_dir / file)}
         return TensorWriter(out_dir, files)
 
-    def layer(self, exported: Path, number: int) -> Iterator[tuple[TensorPlace, Path, TensorInfo]]:
-        """See `CheckpointLayout.layer`."""
-        for name, info in self._header(exported).items():
+    def layer(self, exported: Path, number: int) -> Copies:
+        """See `RanksLayout.layer`."""
+        for name, info in read_header(exported / self._FILE).items():
             if name.startswith(FIRST):
                 yield self._place(f"model.layers.{number}.{name.removeprefix(FIRST)}"), exported / self._FILE, info
 
-    def others(self, exported: Path) -> Iterator[tuple[TensorPlace, Path, TensorInfo]]:
-        """See `CheckpointLayout.others`."""
-        for name, info in self._header(exported).items():
+    def others(self, exported: Path) -> Copies:
+        """See `RanksLayout.others`."""
+        for name, info in read_header(exported / self._FILE).items():
             if not name.startswith(FIRST) and name not in (EMBEDDING, HEAD):
                 yield self._place(name), exported / self._FILE, info
 
     def copied(self, writer: TensorWriter, vocab_size: int) -> Iterator[tuple[TensorPlace, Rows]]:
-        """See `CheckpointLayout.copied`."""
+        """See `RanksLayout.copied`."""
         for name in (EMBEDDING, HEAD):
             if name in self._shards:
                 yield self._place(name), Rows(name, 0, vocab_size)
 
     def finish(self, exported: Path, out_dir: Path) -> None:
-        """See `CheckpointLayout.finish`."""
+        """See `RanksLayout.finish`."""
         for path in sorted(exported.iterdir()):
             if path.name not in (self._FILE, self._INDEX):
                 (out_dir / path.name).write_bytes(path.read_bytes())
-
-    def _header(self, exported: Path) -> Header:
-        return read_header(exported / self._FILE)
 
     def _place(self, name: str) -> TensorPlace:
         return TensorPlace(self._shards[name], name)
 
 
-def _model_order(name: str) -> tuple[int, int, str]:
-    """Order tensors as the model computes: embedding, layers by number, norm, head."""
-    parts = name.split(".")
-    if parts[:2] == ["model", "layers"]:
-        return 1, int(parts[2]), name
-    return (0 if name == EMBEDDING else 2), 0, name
+CheckpointLayout = RanksLayout | FolderLayout
 
 
 def _nbytes(tensor: tuple[str, tuple[int, ...]]) -> int:
@@ -239,9 +202,16 @@ def _nbytes(tensor: tuple[str, tuple[int, ...]]) -> int:
 
 def _shards(tensors: Mapping[str, tuple[str, tuple[int, ...]]], most: int = _SHARD_BYTES) -> dict[str, list[str]]:
     """Distribute tensors over files of at most `most` bytes, in the order of the model, under Transformers' names."""
+
+    def order(name: str) -> tuple[int, int, str]:  # embedding, layers by number, norm, head
+        parts = name.split(".")
+        if parts[:2] == ["model", "layers"]:
+            return 1, int(parts[2]), name
+        return (0 if name == EMBEDDING else 2), 0, name
+
     shards: list[list[str]] = [[]]
     size = 0
-    for name in sorted(tensors, key=_model_order):
+    for name in sorted(tensors, key=order):
         nbytes = _nbytes(tensors[name])
         if shards[-1] and size + nbytes > most:
             shards.append([])

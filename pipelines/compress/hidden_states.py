@@ -8,8 +8,9 @@ Shapes: B sequences, T tokens, H hidden size.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ INPUT_BYTES = 2**28
 @contextmanager
 def linear_by_linear(layer: torch.nn.Module) -> Iterator[None]:
     """Search after the passes of this context what they would have searched; does nothing unless AWQ searches."""
-    linears = [module for module in layer.modules() if _is_searched(module)]
+    # those whose inputs AWQ has seen in its first pass, so that it searches in this one
+    linears = [each for each in layer.modules() if getattr(getattr(each, "awq_lite", None), "num_cache_steps", 0)]
     if not linears:
         yield
         return
@@ -54,11 +56,6 @@ def linear_by_linear(layer: torch.nn.Module) -> Iterator[None]:
         search.run()
     finally:
         search.end()
-
-
-def _is_searched(module: torch.nn.Module) -> bool:
-    """Return whether AWQ has seen the inputs of a linear in its first pass, and searches in this one."""
-    return bool(getattr(getattr(module, "awq_lite", None), "num_cache_steps", 0))
 
 
 class _Search:
@@ -116,16 +113,16 @@ def _search(linear: Any, forward: Any, inputs: list[torch.Tensor]) -> None:
 def _quantized_once(quantizer: Any) -> Iterator[None]:
     """Let a quantizer of one weight compute once for each scale of the input channels, which stands for a strength."""
     plain = quantizer.forward
-    known: dict[bytes, torch.Tensor] = {}
+    quantized: dict[bytes, torch.Tensor] = {}
 
     def forward(weight: torch.Tensor) -> torch.Tensor:
         scale = quantizer.pre_quant_scale
         if scale is None:  # the plain output is computed
             return weight
         key = scale.cpu().view(torch.int8).numpy().tobytes()
-        if key not in known:
-            known[key] = plain(weight)
-        return known[key]
+        if key not in quantized:
+            quantized[key] = plain(weight)
+        return quantized[key]
 
     quantizer.forward = forward
     try:
@@ -151,9 +148,31 @@ class HiddenStates:
             for batch in self._data.batches:
                 file.write(raw(self._source.first_states(batch)))
 
-    def passes(self, number: int, *, write: bool = True) -> LayerPasses:
-        """Return the passes through layer `number`, which write the inputs of the next layer if `write` is true."""
-        return LayerPasses(self, number, write)
+    def passes(self, number: int, *, write: bool = True) -> Callable[[Any], None]:
+        """Return what ModelOpt calls to run a model of one layer, which is layer `number`, over all batches.
+
+        Each call is the next pass. It keeps the outputs as inputs of the next layer if `write` is true.
+
+        Raises:
+            UserError: raised by the function if an activation is NaN or infinite; names the first module.
+        """
+        runs = itertools.count(1)
+
+        def forward(model: Any) -> None:
+            run, layer = next(runs), model.model.layers[0]
+            with torch.no_grad(), linear_by_linear(layer):
+                outputs = self.outputs(layer, number, run)
+                if write:
+                    self.write(number + 1, run, outputs)
+                else:
+                    deque(outputs, maxlen=0)  # only its effect on the quantizers counts
+
+        return forward
+
+    def outputs(self, layer: torch.nn.Module, number: int, run: int) -> Iterator[torch.Tensor]:
+        """Yield the outputs of layer `number` in pass `run`; errors as for `run_layer`."""
+        for hidden in self.batches(number, run):
+            yield run_layer(layer, hidden, self.arguments(number, hidden), number)
 
     def batches(self, number: int, run: int) -> Iterator[torch.Tensor]:
         """Read the inputs of a layer in pass `run`, counted from 1: [B, T, H] each."""
@@ -188,32 +207,6 @@ class HiddenStates:
         return self._folder / f"states-{number}-{run}"
 
 
-class LayerPasses:
-    """What ModelOpt calls to run the model over all batches; it runs the only layer, and may keep its outputs."""
-
-    def __init__(self, states: HiddenStates, number: int, write: bool) -> None:
-        self._states, self._number, self._write, self._runs = states, number, write, 0
-
-    def __call__(self, model: Any) -> None:
-        """Take the states of the next pass through the layer.
-
-        Raises:
-            UserError: an activation is NaN or infinite; names the first module.
-        """
-        self._runs += 1
-        layer = model.model.layers[0]
-        with torch.no_grad(), linear_by_linear(layer):
-            outputs = self._outputs(layer)
-            if self._write:
-                self._states.write(self._number + 1, self._runs, outputs)
-            else:
-                deque(outputs, maxlen=0)  # only its effect on the quantizers counts
-
-    def _outputs(self, layer: torch.nn.Module) -> Iterator[torch.Tensor]:
-        for hidden in self._states.batches(self._number, self._runs):
-            yield run_layer(layer, hidden, self._states.arguments(self._number, hidden), self._number)
-
-
 def run_layer(layer: torch.nn.Module, hidden_bth: torch.Tensor, arguments: dict[str, Any], number: int) -> torch.Tensor:
     """Return the outputs of a layer, [B, T, H].
 
@@ -222,9 +215,9 @@ def run_layer(layer: torch.nn.Module, hidden_bth: torch.Tensor, arguments: dict[
     """
 
     def again() -> torch.Tensor:
-        output = layer(hidden_bth, **arguments)
-        found: torch.Tensor = output[0] if isinstance(output, tuple) else output
-        return found
+        result = layer(hidden_bth, **arguments)
+        states: torch.Tensor = result[0] if isinstance(result, tuple) else result
+        return states
 
     try:
         output = again()

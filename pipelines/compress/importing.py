@@ -16,7 +16,6 @@ from pipelines.checkpoint.declarations import packing_of, quantization_of
 from pipelines.checkpoint.describe import describe
 from pipelines.checkpoint.given import given_format, import_faults
 from pipelines.checkpoint.packings import (
-    Fp8Linear,
     Int4Linear,
     as_modelopt,
     decode_fp8,
@@ -48,8 +47,7 @@ class _Folder:
         self._spec, self._dtype = spec, torch_dtype(dtype)
         self.block = quantization_of(source.folder, source.config) or {}
         self.rest = SixteenBitTensors(source, self._dtype)
-        self._files = {name: file for path in source.weight_files for file in [TensorFile(path)] for name in file}
-        self._tensors = _Tensors(self._files)
+        self._tensors = _Tensors({name: file for file in map(TensorFile, source.weight_files) for name in file})
         self._layers = range(source.shape.num_hidden_layers)
         self.given = given_format(self.block)
         self._packing = packing_of(self.block)
@@ -99,8 +97,8 @@ class _Folder:
         tensors: Mapping[str, Any] = self._tensors
         if self._packing != "modelopt":
             tensors = {leaf: each for name in names for leaf, each in as_modelopt(tensors, name).items()}
-        for leaf, found in decode_modelopt(tensors, names, types).items():
-            yield leaf, _from_numpy(found)
+        for leaf, values in decode_modelopt(tensors, names, types).items():
+            yield leaf, _from_numpy(values)
 
     def _stored_int4(self, layer: int, module: str) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the tensors of a linear; two neighbouring outputs share a byte."""
@@ -113,7 +111,7 @@ class _Folder:
             yield "zero", torch.from_numpy(np.ascontiguousarray(zero.T)).to(self._dtype)
 
     def _stored_fp8(self, layer: int, module: str) -> Iterator[tuple[str, torch.Tensor]]:
-        linear = self._fp8(layer, module)
+        linear = fused_fp8([decode_fp8(self._tensors, name) for name in names_of(layer, module)])
         yield "weight", _from_numpy(linear.weight)
         yield "weights_scaling_factor", torch.tensor([linear.scale])
         yield "activation_scaling_factor", torch.tensor([linear.input_scale])
@@ -123,9 +121,6 @@ class _Folder:
         parts = [decode_int4(self._tensors, name, packing, size) for name in names_of(layer, module)]
         merged = [np.concatenate([getattr(part, each) for part in parts]) for each in ("codes", "scales", "points")]
         return Int4Linear(*merged)
-
-    def _fp8(self, layer: int, module: str) -> Fp8Linear:
-        return fused_fp8([decode_fp8(self._tensors, name) for name in names_of(layer, module)])
 
 
 _TORCH = {"float8_e4m3fn": torch.float8_e4m3fn, "bfloat16": torch.bfloat16}
@@ -142,9 +137,6 @@ def _from_numpy(values: np.ndarray[Any, Any]) -> torch.Tensor:
 
 class _Tensors(dict[str, Any]):
     """Tensors by name, each from its file when asked for."""
-
-    def __init__(self, files: dict[str, TensorFile]) -> None:
-        super().__init__(files)
 
     def __getitem__(self, name: str) -> Any:
         return super().__getitem__(name)[name]
@@ -198,12 +190,12 @@ def import_folder(
         from pipelines.compress import imported_cache, modelopt_door
 
         with gpu_memory_named("calibrating the KV cache", BATCHES):
-            found, data = imported_cache.calibrated_scales(
+            calibrated, data = imported_cache.calibrated_scales(
                 source, out_dir, LINEARS, spec, texts, calibration, dtype, device, progress
             )
         tool = {"nvidia-modelopt": modelopt_door.VERSION}
         for name in scales:
-            writer.write(_FILE, name, iter([found[name]]))
+            writer.write(_FILE, name, iter([calibrated[name]]))
     writer.sync()
     seconds = time.monotonic() - began if data else 0.0
     return {**describe(out_dir), "calibration": calibration_facts(data, seconds), "tool": tool}

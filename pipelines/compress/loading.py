@@ -46,7 +46,13 @@ def load_model(source: ModelFolder, dtype: str, device: str) -> torch.nn.Module:
             f"{source.folder} lacks the tensor '{missing[0]}' ({len(missing)} missing).",
             todo="Download the model again.",
         )
-    check_finite(model, source.folder)
+    for name, weight in model.named_parameters():
+        # NaN and infinity both show up in the minimum or maximum, which need no copy of the tensor
+        if not all(torch.isfinite(extreme) for extreme in torch.aminmax(weight.detach())):
+            raise UserError(
+                f"The weight '{name}' of {source.folder} contains NaN or infinity.",
+                todo="Download or train the model again; such a model cannot be calibrated.",
+            )
     model.config.use_cache = False
     ready: torch.nn.Module = model.to(device).eval().requires_grad_(False)
     return ready
@@ -59,21 +65,6 @@ def load_tokenizer(source: ModelFolder) -> Any:
         UserError: the folder has no tokenizer, or it cannot be read.
     """
     return PreTrainedTokenizerFast(**opened(source.folder).for_transformers())  # type: ignore[no-untyped-call]
-
-
-def check_finite(model: torch.nn.Module, folder: Path) -> None:
-    """Reject a model with NaN or infinity in a weight.
-
-    Raises:
-        UserError: such a weight was found; the message names it.
-    """
-    for name, weight in model.named_parameters():
-        # NaN and infinity both show up in the minimum or maximum, which need no copy of the tensor
-        if not all(torch.isfinite(extreme) for extreme in torch.aminmax(weight.detach())):
-            raise UserError(
-                f"The weight '{name}' of {folder} contains NaN or infinity.",
-                todo="Download or train the model again; such a model cannot be calibrated.",
-            )
 
 
 def hf_config(source: ModelFolder) -> Any:
@@ -107,9 +98,6 @@ IN_FLOAT32, OTHERWISE = "the model in float32", "set eval.baseline=build"
 TOKENS_AT_ONCE = 4096
 """Tokens of the sequences that are computed together, unless a single one is longer."""
 
-Sequences = dict[int, dict[tuple[int, ...], list[int]]]
-"""Sequences by their length, each with the positions of the pairs that it scores."""
-
 
 class ReferenceModel:
     """A Hugging Face model that scores continuations.
@@ -138,15 +126,19 @@ class ReferenceModel:
     ) -> list[tuple[float, bool]]:
         """Score continuations; see `pipelines.engines.port.ScoringSession`."""
         scores: list[tuple[float, bool]] = [(0.0, False)] * len(pairs)
+        by_length: dict[int, dict[tuple[int, ...], list[int]]] = {}  # what is fed, and the positions of its pairs
+        for position, (context, continuation) in enumerate(pairs):
+            fed = (*context, *continuation[:-1])  # the last token is only predicted
+            by_length.setdefault(len(fed), {}).setdefault(fed, []).append(position)
         with progress.task("scoring with Transformers", total=len(pairs), unit="pairs") as advance:
-            for length, sequences in sorted(_by_length(pairs).items()):
+            for length, sequences in sorted(by_length.items()):
                 together = max(1, TOKENS_AT_ONCE // length)
-                fed = list(sequences)
-                for start in range(0, len(fed), together):
-                    batch = fed[start : start + together]
-                    wanted = [sequences[sequence] for sequence in batch]
-                    keep = max(len(pairs[position][1]) for positions in wanted for position in positions)
-                    for row, positions in zip(self._log_probabilities(batch, keep), wanted, strict=True):
+                distinct = list(sequences)
+                for start in range(0, len(distinct), together):
+                    batch = distinct[start : start + together]
+                    scored = [sequences[sequence] for sequence in batch]
+                    keep = max(len(pairs[position][1]) for positions in scored for position in positions)
+                    for row, positions in zip(self._log_probabilities(batch, keep), scored, strict=True):
                         for position in positions:
                             scores[position] = _score(row, pairs[position][1])
                         advance(len(positions))
@@ -157,15 +149,6 @@ class ReferenceModel:
         with torch.inference_mode(), gpu_memory_named(IN_FLOAT32, OTHERWISE):
             logits = self._model(torch.tensor(batch, device=self._device), logits_to_keep=keep).logits
         return torch.log_softmax(logits, dim=-1).cpu()
-
-
-def _by_length(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Sequences:
-    """Group what is fed to the model; the last token of a continuation is only predicted."""
-    found: Sequences = {}
-    for position, (context, continuation) in enumerate(pairs):
-        fed = (*context, *continuation[:-1])
-        found.setdefault(len(fed), {}).setdefault(fed, []).append(position)
-    return found
 
 
 def _score(log_probabilities: torch.Tensor, continuation: Sequence[int]) -> tuple[float, bool]:

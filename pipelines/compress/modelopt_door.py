@@ -199,7 +199,10 @@ def search(
             f"ModelOpt's search found no mix of {', '.join(configs)} with at most {effective_bits:g} bits per weight.",
             todo="Raise quant.effective_bits.",
         )
-    names = {_recipe_name(config, number): qformat for number, (qformat, config) in enumerate(configs.items())}
+    names = {  # a candidate has the name of a preset, or a number
+        QuantRecipe.get_auto_name_for_config(config) or f"CUSTOM_{number}": qformat
+        for number, (qformat, config) in enumerate(configs.items())
+    }
     return quantized, _choices(quantized, state, names | {"NONE": QFormat.NONE})
 
 
@@ -214,33 +217,23 @@ def _bits_with_head(model: torch.nn.Module, effective_bits: float) -> float:
     return (effective_bits * layers + 16 * head) / (layers + head)
 
 
-def _recipe_name(config: Config, number: int) -> str:
-    """Return ModelOpt's name for a candidate: that of a preset, or a number."""
-    name: str | None = QuantRecipe.get_auto_name_for_config(config)
-    return name or f"CUSTOM_{number}"
-
-
 def _choices(model: torch.nn.Module, state: Any, names: Mapping[str, QFormat]) -> list[LinearChoice]:
     """Translate ModelOpt's record of the search."""
 
     def ours(recipe: Any) -> QFormat:
         return names[str(recipe).partition("(")[0]]
 
-    found = []
+    choices = []
     for name, stats in state["candidate_stats"].items():
-        linears = _same_format(model, name.removesuffix(".quant_recipe"))
+        first = name.removesuffix(".quant_recipe")
+        parent = model.get_submodule(first.rpartition(".")[0])
+        linears = tuple(each for each in fused_with(first) if hasattr(parent, each.rpartition(".")[2]))
         if any(fnmatchcase(linear, _HEAD) for linear in linears):
             continue
         scores = {ours(recipe): float(score) for recipe, score in zip(stats["formats"], stats["scores"], strict=True)}
         weights = sum(model.get_parameter(f"{linear}.weight").numel() for linear in linears)
-        found.append(LinearChoice(linears, ours(state["best"]["recipe"][name]), weights, scores))
-    return found
-
-
-def _same_format(model: torch.nn.Module, name: str) -> tuple[str, ...]:
-    """Return the linears that share the format of one: TensorRT-LLM fuses q, k and v, and gate and up."""
-    parent = model.get_submodule(name.rpartition(".")[0])
-    return tuple(each for each in fused_with(name) if hasattr(parent, each.rpartition(".")[2]))
+        choices.append(LinearChoice(linears, ours(state["best"]["recipe"][name]), weights, scores))
+    return choices
 
 
 def quantize_kv_cache(model: torch.nn.Module, config: Config, forward: Forward) -> None:
@@ -264,7 +257,8 @@ def _columns_not_all_zero(model: torch.nn.Module, config: Config) -> Iterator[No
     """
     algorithm = config["algorithm"]
     smooths = isinstance(algorithm, dict) and algorithm.get("method") == "smoothquant"
-    columns = list(_zero_columns(model)) if smooths else []
+    linears = [module for module in model.modules() if smooths and isinstance(module, torch.nn.Linear)]
+    columns = [(module, ~module.weight.data.any(dim=0)) for module in linears]
     for module, zero in columns:
         module.weight.data[:, zero] = SPECK
     try:
@@ -272,15 +266,6 @@ def _columns_not_all_zero(model: torch.nn.Module, config: Config) -> Iterator[No
     finally:
         for module, zero in columns:
             module.weight.data[:, zero] = 0
-
-
-def _zero_columns(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Linear, torch.Tensor]]:
-    """Yield every linear with columns [I] that are all zero."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Linear):
-            zero = ~module.weight.data.any(dim=0)
-            if zero.any():
-                yield module, zero
 
 
 def quantizers(model: torch.nn.Module) -> Iterable[tuple[str, Any]]:

@@ -74,7 +74,16 @@ def _correct_smoothing(block: dict[str, Any], smoothed: bool) -> None:
 
 def corrected(exported: Mapping[str, Any], hf_config: Mapping[str, Any], spec: QuantSpec) -> dict[str, Any]:
     """Return ModelOpt's configuration with all corrections applied."""
-    config, family = dict(exported), FAMILIES[hf_config["architectures"][0]]
+    config, family, mapping = dict(exported), FAMILIES[hf_config["architectures"][0]], exported["mapping"]
+    # TensorRT-LLM's dataclass rejects any other key
+    block = {key: value for key, value in exported["quantization"].items() if key in _KNOWN_QUANTIZATION_KEYS}
+    if FORMATS[spec.quant.qformat].weights.at_build:
+        block["quant_algo"] = FORMATS[spec.quant.qformat].quant_algo
+    if spec.kv_cache is KvFormat.AUTO:
+        block["kv_cache_quant_algo"] = None
+    if block.get("exclude_modules"):
+        # the exporter writes a Python set, whose order changes from run to run
+        block["exclude_modules"] = sorted(block["exclude_modules"])
     config |= {
         "architecture": hf_config["architectures"][0],
         "model_type": hf_config["model_type"],
@@ -87,8 +96,14 @@ def corrected(exported: Mapping[str, Any], hf_config: Mapping[str, Any], spec: Q
         "attn_bias": family.qkv_bias or (family.attention_bias and bool(hf_config.get("attention_bias", False))),
         "mlp_bias": "mlp_bias" in family.defaults and bool(hf_config.get("mlp_bias", False)),
         "hidden_act": _activation(exported["hidden_act"]),
-        "mapping": _mapping(exported["mapping"]),
-        "quantization": _quantization(exported["quantization"], spec),
+        "mapping": {
+            **mapping,
+            "world_size": mapping["tp_size"] * mapping["pp_size"],
+            "cp_size": 1,
+            "attn_tp_size": -1,
+            "attn_cp_size": -1,
+        },
+        "quantization": block,
     }
     if family.qwen_type:
         config |= {"qwen_type": hf_config["model_type"], "seq_length": QWEN_SEQ_LENGTH}
@@ -108,27 +123,3 @@ def _rotary(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return rotary_base and rotary_scaling; ModelOpt misses both in a config written by Transformers 5."""
     config = settled(hf_config)
     return {"rotary_base": rope_base(config), "rotary_scaling": rope_scaling(config)}
-
-
-def _mapping(exported: Mapping[str, Any]) -> dict[str, Any]:
-    tp_size, pp_size = exported["tp_size"], exported["pp_size"]
-    return {
-        **exported,
-        "world_size": tp_size * pp_size,
-        "cp_size": 1,
-        "attn_tp_size": -1,
-        "attn_cp_size": -1,
-    }
-
-
-def _quantization(exported: Mapping[str, Any], spec: QuantSpec) -> dict[str, Any]:
-    """Return the block with known keys only, because TensorRT-LLM's dataclass rejects any other."""
-    block = {key: value for key, value in exported.items() if key in _KNOWN_QUANTIZATION_KEYS}
-    if FORMATS[spec.quant.qformat].weights.at_build:
-        block["quant_algo"] = FORMATS[spec.quant.qformat].quant_algo
-    if spec.kv_cache is KvFormat.AUTO:
-        block["kv_cache_quant_algo"] = None
-    if block.get("exclude_modules"):
-        # the exporter writes a Python set, whose order changes from run to run
-        block["exclude_modules"] = sorted(block["exclude_modules"])
-    return block

@@ -9,7 +9,7 @@ Shapes: B sequences, T tokens, I channels of the MLP or of all heads, O outputs,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from pipelines.compress.calibration import (
 )
 from pipelines.compress.config import CalibrationSettings, PruningSettings
 from pipelines.compress.contexts import BATCHES, gpu_memory_named, muted
-from pipelines.compress.hidden_states import HiddenStates, run_layer
+from pipelines.compress.hidden_states import HiddenStates
 from pipelines.compress.loading import load_model, load_tokenizer
 from pipelines.compress.model_folder import ModelFolder, look_at, own_dtype, pick_device
 from pipelines.compress.one_layer import LayerSource
@@ -82,10 +82,16 @@ def prune_model(
     with muted():
         data = make_batches(texts, load_tokenizer(source), calibration, pruning.texts)
         with new_files_removed(out_dir), gpu_memory_named("pruning", BATCHES):
-            record = ProgressRecord(out_dir, _identity(source, pruning, calibration, data, device))
+            identity = {
+                "prune": [pruning.model_dump(), device],
+                "model": stamp(source),
+                "calibration": calibrated_on(calibration, data),
+                "tools": [torch.__version__, transformers_door.VERSION],
+            }
+            record = ProgressRecord(out_dir, identity)
             way = _drop_layers if pruning.method == "depth" else _narrow
             folder = way(source, shape, data, out_dir, record, device, progress)
-            counted, found = folder.finish(shape), dict(record.notes)
+            sizes, notes = folder.finish(shape), dict(record.notes)
             record.close()
     return {
         "method": pruning.method,
@@ -93,8 +99,8 @@ def prune_model(
         "calibration": {"sequences": data.sequences, "tokens": data.tokens},
         "sizes_before": _sizes(source.shape),
         "sizes_after": _sizes(shape),
-        **counted,
-        **found,
+        **sizes,
+        **notes,
     }
 
 
@@ -104,18 +110,6 @@ def _sizes(shape: ModelShape) -> dict[str, int]:
         "mlp": shape.intermediate_size,
         "heads": shape.num_attention_heads,
         "kv_heads": shape.num_key_value_heads,
-    }
-
-
-def _identity(
-    source: ModelFolder, pruning: PruningSettings, calibration: CalibrationSettings, data: CalibrationSet, device: str
-) -> dict[str, Any]:
-    """Return everything that determines the bytes of the output."""
-    return {
-        "prune": [pruning.model_dump(), device],
-        "model": stamp(source),
-        "calibration": calibrated_on(calibration, data),
-        "tools": [torch.__version__, transformers_door.VERSION],
     }
 
 
@@ -172,14 +166,10 @@ def _layer_scores(layer: torch.nn.Module, states: HiddenStates, number: int) -> 
 
         return hook
 
-    def outputs() -> Iterator[torch.Tensor]:
-        for hidden in states.batches(number, 1):
-            yield run_layer(layer, hidden, states.arguments(number, hidden), number)
-
     for name in (MLP, HEADS):
         hooks.append(layer.get_submodule(name).register_forward_pre_hook(watch(name)))
     with torch.no_grad():
-        states.write(number + 1, 1, outputs())
+        states.write(number + 1, 1, states.outputs(layer, number, 1))
     for hook in hooks:
         hook.remove()
     return {
@@ -310,7 +300,7 @@ def _loss(model: torch.nn.Module, data: CalibrationSet, device: str) -> float:
             continue
         ids = batch_bt.to(device)
         logits = run_batch(model, ids, logits_to_keep=0)[:, :-1].float()
-        wanted = ids[:, 1:].flatten()
-        total += float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted, reduction="sum"))
-        count += wanted.numel()
+        following = ids[:, 1:].flatten()
+        total += float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), following, reduction="sum"))
+        count += following.numel()
     return total / count

@@ -69,7 +69,7 @@ def quantize(
     else:
         from pipelines.compress.by_modelopt import QuantizeTask, quantize_by_modelopt
 
-        asked = QuantizeTask(source, spec, texts, calibration, tp_size, pp_size, picked, device, layout)
-        facts = quantize_by_modelopt(asked, out_dir, progress)
+        task = QuantizeTask(source, spec, texts, calibration, tp_size, pp_size, picked, device, layout)
+        facts = quantize_by_modelopt(task, out_dir, progress)
     # the files do not name the algorithm
     return {**facts, "qformat": str(spec.quant.qformat), "source_bytes": source.weight_bytes}

@@ -51,9 +51,15 @@ def modelopt_config(spec: QuantSpec, family: Family, preset: Callable[[str], Con
     form = FORMATS[spec.quant.qformat]
     if spec.searches or spec.sixteen_bit:
         return None
-    config = _all_off(preset) if form.preset is None else copy.deepcopy(preset(form.preset))
-    if group := form.weights.group_size(spec.quant.group_size):
-        _set_group_size(config, group)
+    config = copy.deepcopy(preset(form.preset or _ANY_PRESET))
+    entries = config["quant_cfg"]
+    in_dict = isinstance(entries, dict)
+    if form.preset is None:  # all quantizers disabled, for the KV cache alone
+        config["quant_cfg"] = {"default": {"enable": False}} if in_dict else [{"quantizer_name": "*", "enable": False}]
+    elif group := form.weights.group_size(spec.quant.group_size):
+        weights = entries[_WEIGHTS] if in_dict else next(e["cfg"] for e in entries if e["quantizer_name"] == _WEIGHTS)
+        first = weights[0] if isinstance(weights, list) else weights
+        first["block_sizes"] = {**first["block_sizes"], -1: group}
     if spec.kv_cache is not KvFormat.AUTO:
         _set(config, _KV_PATTERN, _KV_CACHE[spec.kv_cache])
     config["algorithm"] = _algorithm(spec.quant, family, config["algorithm"])
@@ -81,16 +87,6 @@ def kv_cache_config(kv_cache: KvFormat, preset: Callable[[str], Config]) -> Conf
     return config
 
 
-def _all_off(preset: Callable[[str], Config]) -> Config:
-    """Return a preset with all quantizers disabled, the base for quantizing only the KV cache."""
-    config = copy.deepcopy(preset(_ANY_PRESET))
-    if isinstance(config["quant_cfg"], dict):
-        config["quant_cfg"] = {"default": {"enable": False}}
-    else:
-        config["quant_cfg"] = [{"quantizer_name": "*", "enable": False}]
-    return config
-
-
 def _set(config: Config, pattern: str, attributes: Config) -> None:
     """Enable the quantizers that match a name pattern with these attributes; later entries win in both styles."""
     entries = config["quant_cfg"]
@@ -100,16 +96,6 @@ def _set(config: Config, pattern: str, attributes: Config) -> None:
         entries.append({"quantizer_name": pattern, "cfg": dict(attributes), "enable": True})
 
 
-def _set_group_size(config: Config, group_size: int) -> None:
-    entries = config["quant_cfg"]
-    if isinstance(entries, dict):
-        attributes = entries[_WEIGHTS]
-    else:
-        attributes = next(entry["cfg"] for entry in entries if entry["quantizer_name"] == _WEIGHTS)
-    first = attributes[0] if isinstance(attributes, list) else attributes
-    first["block_sizes"] = {**first["block_sizes"], -1: group_size}
-
-
 def _algorithm(quant: QuantSettings, family: Family, default: Any) -> Any:
     """Return ModelOpt's calibration algorithm, with the given parameters or those that the family needs."""
     form = FORMATS[quant.qformat]
@@ -117,8 +103,8 @@ def _algorithm(quant: QuantSettings, family: Family, default: Any) -> Any:
         # the columns of a block must be whole groups
         block = max(GPTQ_BLOCK, quant.group_size)
         return {"method": "gptq", "block_size": block, "perc_damp": GPTQ_DAMP, "layerwise": {"enable": True}}
-    given = quant.smoothquant_alpha if form.tuning == "smoothquant" else quant.awq_alpha_step
-    value = family.tuning_default(form) if given is None else given
+    value = quant.smoothquant_alpha if form.tuning == "smoothquant" else quant.awq_alpha_step
+    value = family.tuning_default(form) if value is None else value
     if form.tuning == "smoothquant" and value is not None:
         return {"method": "smoothquant", "alpha": value}
     if form.tuning == "awq" and value is not None:

@@ -7,8 +7,7 @@ are those that ModelOpt exports, byte for byte; config.json has the same entries
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -86,38 +85,23 @@ class SixteenBitTensors:
         return self.weights.tensor(name, self.dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class RankParts:
-    """How the tensors of a layer are split over tensor-parallel ranks.
+def _rank_part(shape: ModelShape, tp_size: int, name: str, whole: torch.Tensor, rank: int) -> torch.Tensor:
+    """Return a tensor-parallel rank's part of a tensor, by its name within the layer.
 
-    Attributes:
-        shape: of the model.
-        tp_size: tensor-parallel ranks.
+    With more ranks than key and value heads, neighbouring ranks have the same head.
     """
-
-    shape: ModelShape
-    tp_size: int
-
-    def part(self, name: str, whole: torch.Tensor, rank: int) -> torch.Tensor:
-        """Return a rank's part of a tensor, by its name within the layer.
-
-        With more ranks than key and value heads, neighbouring ranks have the same head.
-        """
-        if self.tp_size == 1:
-            return whole
-        if name in _BY_INPUTS:
-            return whole.chunk(self.tp_size, dim=1)[rank]
-        if name.startswith(_BY_OUTPUTS):
-            return whole.chunk(self.tp_size)[rank]
-        if name.startswith("attention.qkv."):
-            heads = (self.shape.num_attention_heads, *[self.shape.num_key_value_heads] * 2)
-            rows = torch.split(whole, [count * self.shape.head_dim for count in heads])
-            return torch.cat([self._heads(each, count, rank) for each, count in zip(rows, heads, strict=True)])
+    if tp_size == 1:
         return whole
-
-    def _heads(self, rows: torch.Tensor, heads: int, rank: int) -> torch.Tensor:
-        parts = min(heads, self.tp_size)
-        return rows.chunk(parts)[rank * parts // self.tp_size]
+    if name in _BY_INPUTS:
+        return whole.chunk(tp_size, dim=1)[rank]
+    if name.startswith(_BY_OUTPUTS):
+        return whole.chunk(tp_size)[rank]
+    if not name.startswith("attention.qkv."):
+        return whole
+    heads = (shape.num_attention_heads, *[shape.num_key_value_heads] * 2)
+    rows = torch.split(whole, [count * shape.head_dim for count in heads])
+    parts = [min(count, tp_size) for count in heads]
+    return torch.cat([each.chunk(n)[rank * n // tp_size] for each, n in zip(rows, parts, strict=True)])
 
 
 def write_sixteen_bit(
@@ -168,13 +152,15 @@ def _write(
     progress: Progress,
 ) -> None:
     """Write every layer that `record` does not know yet, and what is outside of layers."""
-    tp_size, layers, parts = config.tp_size, config.num_hidden_layers, RankParts(shape, config.tp_size)
+    tp_size, layers = config.tp_size, config.num_hidden_layers
     per_stage = layers // config.pp_size
     expected = {f"rank{rank}.safetensors": expected_tensors(config, rank) for rank in range(config.world_size)}
     if record.layers:
         writer = TensorWriter(out_dir, list(expected))
     else:
-        layouts = {file: {name: (e.dtype, e.shape) for name, e in found.items()} for file, found in expected.items()}
+        layouts = {
+            file: {name: (e.dtype, e.shape) for name, e in in_file.items()} for file, in_file in expected.items()
+        }
         writer = TensorWriter.create(out_dir, layouts)
     record.announce(layers, progress)
     with progress.task("copying layers", layers - record.layers, "layers") as advance:
@@ -185,7 +171,7 @@ def _write(
             for name in [name.removeprefix(prefix) for name in expected[files[0]] if name.startswith(prefix)]:
                 whole = tensors.tensor(f"transformer.layers.{number}.{name}")
                 for rank, file in enumerate(files):
-                    writer.write(file, prefix + name, iter([parts.part(name, whole, rank)]))
+                    writer.write(file, prefix + name, iter([_rank_part(shape, tp_size, name, whole, rank)]))
             writer.sync()
             record.complete(number + 1)
             advance(1)
@@ -201,10 +187,18 @@ def _check(source: ModelFolder, tensors: SixteenBitTensors, config: CheckpointCo
     shape, weights = source.shape, tensors.weights
     tied = shape.tie_word_embeddings
     table = (shape.vocab_size, shape.hidden_size)
-    wanted = {EMBEDDING: table, NORM: (shape.hidden_size,), (EMBEDDING if tied else HEAD): table}
+    sizes = linear_shapes(shape)
+    of_a_layer: dict[str, tuple[int, ...]] = {}
+    for module, linears in LINEARS.items():
+        of_a_layer |= {f"{linear}.weight": sizes[linear] for linear in linears}
+        if has_bias(config, module):
+            of_a_layer |= {f"{linear}.bias": sizes[linear][:1] for linear in linears}
+    of_a_layer |= {f"{NORMS[norm]}.weight": (shape.hidden_size,) for norm in shape.family.layer_norms}
+    of_a_layer |= {f"self_attn.{norm}.weight": (shape.head_dim,) for norm in shape.family.head_norms.values()}
+    shapes = {EMBEDDING: table, NORM: (shape.hidden_size,), (EMBEDDING if tied else HEAD): table}
     for layer in range(shape.num_hidden_layers):
-        wanted |= {f"model.layers.{layer}.{name}": each for name, each in _layer_shapes(shape, config)}
-    weights.require(wanted)
+        shapes |= {f"model.layers.{layer}.{name}": each for name, each in of_a_layer.items()}
+    weights.require(shapes)
     own = HEAD in weights and not weights.same(EMBEDDING, HEAD, tensors.dtype)
     if own and not tied and shape.family.head_is_embedding:
         raise UserError(
@@ -216,20 +210,6 @@ def _check(source: ModelFolder, tensors: SixteenBitTensors, config: CheckpointCo
             f"{source.folder} has a '{HEAD}' of its own, but its config.json has tie_word_embeddings=true.",
             todo="Remove the tensor, or set tie_word_embeddings=false in config.json.",
         )
-
-
-def _layer_shapes(shape: ModelShape, config: CheckpointConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the tensors of a Hugging Face layer, by name within it."""
-    sizes = linear_shapes(shape)
-    for module, linears in LINEARS.items():
-        for linear in linears:
-            yield f"{linear}.weight", sizes[linear]
-            if has_bias(config, module):
-                yield f"{linear}.bias", sizes[linear][:1]
-    for norm in shape.family.layer_norms:
-        yield f"{NORMS[norm]}.weight", (shape.hidden_size,)
-    for norm in shape.family.head_norms.values():
-        yield f"self_attn.{norm}.weight", (shape.head_dim,)
 
 
 def checkpoint_config(

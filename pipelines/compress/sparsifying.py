@@ -16,7 +16,6 @@ from pipelines.checkpoint.tensors import ITEM_BYTES, TensorInfo, read_header
 from pipelines.checkpoint.tokenizer_folder import MORE_TEMPLATES
 from pipelines.compress import transformers_door
 from pipelines.compress.calibration import (
-    CalibrationSet,
     ProgressRecord,
     calibrated_on,
     make_batches,
@@ -26,7 +25,7 @@ from pipelines.compress.calibration import (
 )
 from pipelines.compress.config import CalibrationSettings, SparsitySettings
 from pipelines.compress.contexts import BATCHES, gpu_memory_named, muted
-from pipelines.compress.hidden_states import HiddenStates, run_layer
+from pipelines.compress.hidden_states import HiddenStates
 from pipelines.compress.loading import hf_config, load_tokenizer
 from pipelines.compress.model_folder import ModelFolder, TensorWriter, loaded_files, look_at, own_dtype, pick_device
 from pipelines.compress.one_layer import LayerSource
@@ -83,7 +82,13 @@ def sparsify(
         if sparsity.method == "sparsegpt":
             data = make_batches(texts, load_tokenizer(source), calibration, calibration.size)
         with new_files_removed(out_dir), gpu_memory_named("sparsifying", BATCHES):
-            record = ProgressRecord(out_dir, _identity(source, sparsity, calibration, data, device))
+            identity = {
+                "sparsify": [sparsity.method, device],
+                "model": stamp(source),
+                "calibration": None if data is None else calibrated_on(calibration, data),
+                "tools": [torch.__version__, transformers_door.VERSION],
+            }
+            record = ProgressRecord(out_dir, identity)
             states = HiddenStates(record.folder, layers, data) if data is not None else None
             pruned = _prune_layers(source, layers, states, out_dir, record, progress)
             link_small_files(model_dir, out_dir)
@@ -94,22 +99,6 @@ def sparsify(
     if errors:
         facts["relative_output_error"] = {name: sum(values) / len(values) for name, values in errors.items()}
     return facts | count_zeros([out_dir / path.name for path in source.weight_files], pruned)
-
-
-def _identity(
-    source: ModelFolder,
-    sparsity: SparsitySettings,
-    calibration: CalibrationSettings,
-    data: CalibrationSet | None,
-    device: str,
-) -> dict[str, Any]:
-    """Return everything that determines the bytes of the output."""
-    return {
-        "sparsify": [sparsity.method, device],
-        "model": stamp(source),
-        "calibration": None if data is None else calibrated_on(calibration, data),
-        "tools": [torch.__version__, transformers_door.VERSION],
-    }
 
 
 def _prune_layers(
@@ -135,7 +124,9 @@ def _prune_layers(
         for number in range(record.layers, layers.layers):
             model = layers.load(number)
             if states is None:
-                _prune_by_magnitude(model)
+                from pipelines.compress import modelopt_door
+
+                modelopt_door.prune_by_magnitude(model, [f"*.{name}" for name in LINEARS])
             else:
                 _prune_by_sparsegpt(model.model.layers[0], states, number, record)
             for name in linears:
@@ -165,12 +156,6 @@ def _copied(source: ModelFolder, out_dir: Path, progress: Progress) -> TensorWri
     return writer
 
 
-def _prune_by_magnitude(model: torch.nn.Module) -> None:
-    from pipelines.compress import modelopt_door
-
-    modelopt_door.prune_by_magnitude(model, [f"*.{name}" for name in LINEARS])
-
-
 def _prune_by_sparsegpt(layer: torch.nn.Module, states: HiddenStates, number: int, record: ProgressRecord) -> None:
     """Prune a layer on the outputs of the layers before it, and keep its own outputs for the next."""
 
@@ -183,7 +168,7 @@ def _prune_by_sparsegpt(layer: torch.nn.Module, states: HiddenStates, number: in
     for name, error in prune_layer(layer, inputs, f"model.layers.{number}").items():
         errors.setdefault(name, []).append(error)
     with torch.no_grad():
-        states.write(number + 1, 1, (run_layer(layer, *given, number) for given in inputs()))
+        states.write(number + 1, 1, states.outputs(layer, number, 1))
 
 
 def link_small_files(model_dir: Path, out_dir: Path) -> None:
@@ -205,7 +190,7 @@ def count_zeros(files: list[Path], names: set[str]) -> dict[str, Any]:
     Raises:
         RuntimeError: a group has fewer, or a linear is missing; either is a bug in this program.
     """
-    weights = zeros = found = 0
+    weights = zeros = linears = 0
     for path in files:
         with safe_open(path, framework="pt") as shard:
             for name in names & set(shard.keys()):
@@ -213,11 +198,11 @@ def count_zeros(files: list[Path], names: set[str]) -> dict[str, Any]:
                 zeros_in_group = (tensor_oi.reshape(-1, 4) == 0).sum(dim=1)
                 if int(zeros_in_group.min()) < 2:
                     raise RuntimeError(f"'{name}' in {path} was written with a group of four that is not 2:4 sparse")
-                weights, zeros, found = weights + tensor_oi.numel(), zeros + int(zeros_in_group.sum()), found + 1
-    if found != len(names):
-        raise RuntimeError(f"{len(names)} linears were pruned, but {found} are in the written files")
+                weights, zeros, linears = weights + tensor_oi.numel(), zeros + int(zeros_in_group.sum()), linears + 1
+    if linears != len(names):
+        raise RuntimeError(f"{len(names)} linears were pruned, but {linears} are in the written files")
     return {
-        "linears": found,
+        "linears": linears,
         "weights": weights,
         "zeros": zeros,
         "zero_fraction": round(zeros / weights, 6),
@@ -246,13 +231,13 @@ class PrunedFolder:
         self._source, self._out_dir, self.kept = source, out_dir, kept
         self._numbers = {old: new for new, old in enumerate(kept)}
         self._places: dict[str, tuple[str, str, tuple[int, ...]]] = {}
-        self._found: dict[str, tuple[Path, TensorInfo]] = {}
+        self._stored: dict[str, tuple[Path, TensorInfo]] = {}
         for path in loaded_files(source):
             for name, info in read_header(path).items():
                 if new := self._name(name):
                     shape = smaller(name.split(".", 3)[3], info.shape) if name.startswith(LAYER) else info.shape
                     self._places[name] = path.name, new, shape
-                    self._found[name] = path, info
+                    self._stored[name] = path, info
 
     @property
     def _files(self) -> list[str]:
@@ -261,12 +246,13 @@ class PrunedFolder:
     def create(self) -> TensorWriter:
         """Write the headers, and copy every tensor that does not change."""
         for file in self._files:
-            layout = {new: (self._found[old][1].dtype, shape) for old, (at, new, shape) in self._of(file)}
+            tensors = ((old, new, shape) for old, (at, new, shape) in self._places.items() if at == file)
+            layout = {new: (self._stored[old][1].dtype, shape) for old, new, shape in tensors}
             with safe_open(self._source.folder / file, framework="pt") as shard:
                 TensorWriter.create(self._out_dir, {file: layout}, shard.metadata())
         writer = self.reopen()
         for name, (file, new, shape) in self._places.items():
-            path, info = self._found[name]
+            path, info = self._stored[name]
             if shape == info.shape:
                 writer.copy(file, new, path, info)
         writer.sync()
@@ -279,7 +265,7 @@ class PrunedFolder:
     def changed(self, layer: int) -> Iterator[tuple[str, str, str]]:
         """Yield the tensors of a layer that become smaller: (name in the original, file, new name)."""
         for name, (file, new, shape) in self._places.items():
-            if name.startswith(f"{LAYER}{layer}.") and shape != self._found[name][1].shape:
+            if name.startswith(f"{LAYER}{layer}.") and shape != self._stored[name][1].shape:
                 yield name, file, new
 
     def finish(self, shape: ModelShape) -> dict[str, Any]:
@@ -296,9 +282,6 @@ class PrunedFolder:
             "source_bytes": sum(path.stat().st_size for path in loaded_files(self._source)),
             "total_bytes": sum((self._out_dir / file).stat().st_size for file in self._files),
         }
-
-    def _of(self, file: str) -> Iterator[tuple[str, tuple[str, str, tuple[int, ...]]]]:
-        return ((name, place) for name, place in self._places.items() if place[0] == file)
 
     def _name(self, name: str) -> str | None:
         """Return the name of a tensor in the pruned model; None if its layer is dropped."""
@@ -324,7 +307,7 @@ class PrunedFolder:
     def _index(self, index: Mapping[str, Any], parameters: int) -> dict[str, Any]:
         metadata = dict(index.get("metadata") or {})
         metadata["total_size"] = sum(
-            prod(shape) * ITEM_BYTES[self._found[name][1].dtype] for name, (_, _, shape) in self._places.items()
+            prod(shape) * ITEM_BYTES[self._stored[name][1].dtype] for name, (_, _, shape) in self._places.items()
         )
         if "total_parameters" in metadata:
             metadata["total_parameters"] = parameters

@@ -15,6 +15,9 @@ from pipelines.domain.errors import UserError
 
 DEFAULT_COLUMN = "text"
 
+_NOT_DATA = ("dataset_infos.json", "dataset_info.json", "state.json", "dataset_dict.json", "README.txt")
+"""Files of a snapshot that describe its data."""
+
 CHATS = ("messages", "conversations")
 """Columns that hold a chat, read where there is no column of texts."""
 
@@ -101,44 +104,29 @@ def _refuse_encoding(path: Path) -> NoReturn:
 
 
 def _files(source: Path, split: str | None) -> list[Path]:
-    known = ", ".join(_READERS)
+    types = ", ".join(_READERS)
     if source.is_file():
         if source.suffix.lower() not in _READERS:
-            raise UserError(f"{source} has the unknown file type '{source.suffix}'.", allowed=f"Known: {known}.")
+            raise UserError(f"{source} has the unknown file type '{source.suffix}'.", allowed=f"Known: {types}.")
         return [source]
     if not source.is_dir():
         raise UserError(f"Calibration data {source} does not exist.", todo="Give a local file or folder.")
-    found = sorted(path for path in source.rglob("*") if path.suffix.lower() in _READERS and _is_data(path, source))
-    if not found:
-        raise UserError(f"{source} contains no data file.", allowed=f"Known: {known}.")
-    chosen = [path for path in found if split is None or _in_split(path.relative_to(source), split)]
+    inside = (path.relative_to(source) for path in source.rglob("*") if path.is_file() and path.name not in _NOT_DATA)
+    shown = (path for path in inside if not any(part.startswith(".") for part in path.parts))
+    files = sorted(path for path in shown if path.suffix.lower() in _READERS)
+    if not files:
+        raise UserError(f"{source} contains no data file.", allowed=f"Known: {types}.")
+    # e.g. data/train-00000.parquet or train/part.jsonl
+    begins = (f"{split}-", f"{split}.", f"{split}_")
+    chosen = [
+        source / path
+        for path in files
+        if split is None or any(part == split or part.startswith(begins) for part in path.parts)
+    ]
     if not chosen:
-        names = ", ".join(str(path.relative_to(source)) for path in found[:5])
+        names = ", ".join(map(str, files[:5]))
         raise UserError(f"{source} has no file of the split '{split}'.", allowed=f"It contains {names}.")
     return chosen
-
-
-def _is_data(path: Path, root: Path) -> bool:
-    """Return whether a file contains data; hidden files and descriptions of a data set do not."""
-    inside = path.relative_to(root)
-    hidden = any(part.startswith(".") for part in inside.parts)
-    return (
-        not hidden
-        and path.is_file()
-        and path.name
-        not in {
-            "dataset_infos.json",
-            "dataset_info.json",
-            "state.json",
-            "dataset_dict.json",
-            "README.txt",
-        }
-    )
-
-
-def _in_split(inside: Path, split: str) -> bool:
-    """Return whether a path such as data/train-00000.parquet or train/part.jsonl belongs to a split."""
-    return any(part == split or part.startswith((f"{split}-", f"{split}.", f"{split}_")) for part in inside.parts)
 
 
 def _read_txt(path: Path, _column: str) -> Iterator[Row]:
@@ -272,10 +260,10 @@ def _as_text(value: object, column: str, where: str, render: Callable[[Sequence[
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        found = f"\\u{ord(value[error.start]):04x} at character {error.start + 1}"
+        place = f"\\u{ord(value[error.start]):04x} at character {error.start + 1}"
         inside = f" in the column '{column}'" if column else ""
         raise UserError(
-            f"{where}: half of a surrogate pair{inside}, {found}, is not text.",
+            f"{where}: half of a surrogate pair{inside}, {place}, is not text.",
             todo="Correct the row, or leave it out.",
         ) from None
     return value
@@ -289,9 +277,9 @@ def _rendered(chat: Sequence[Any], column: str, where: str, render: Callable[[Se
         raise UserError(f"{where}: {error}") from None
 
 
-def _message(given: Any, column: str, where: str) -> Message:
+def _message(message: Any, column: str, where: str) -> Message:
     """Read one message in either layout; a list of parts must be of texts."""
-    row = given if isinstance(given, dict) else {}
+    row = message if isinstance(message, dict) else {}
     role, content = (row.get(name, row.get(other)) for name, other in (("role", "from"), ("content", "value")))
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, dict) else part for part in content]

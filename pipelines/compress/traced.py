@@ -133,7 +133,7 @@ class TracedModel:
 
     def greedy(self, sequences: Sequence[Sequence[int]], new_tokens: int, stop: frozenset[int]) -> list[list[int]]:
         """Continue sequences with the likeliest tokens, up to a token of `stop`, which is left out."""
-        found = []
+        continuations = []
         with torch.inference_mode():
             for ids in sequences:
                 whole = list(ids)
@@ -142,19 +142,19 @@ class TracedModel:
                     if token in stop:
                         break
                     whole.append(token)
-                found.append(whole[len(ids) :])
-        return found
+                continuations.append(whole[len(ids) :])
+        return continuations
 
     def largest_inputs(self, sequences: Sequence[Sequence[int]]) -> dict[tuple[int, str], Array]:
         """Return the largest magnitude of each input channel [I] of each linear, and of the keys and values [O].
 
         The keys are (layer, name in `PARTS`), and for what leaves k and v "k" and "v".
         """
-        found: dict[tuple[int, str], torch.Tensor] = {}
+        largest: dict[tuple[int, str], torch.Tensor] = {}
 
         def seen(key: tuple[int, str], values: torch.Tensor) -> None:
-            largest = values.detach().abs().reshape(-1, values.shape[-1]).amax(0)
-            found[key] = torch.maximum(found[key], largest) if key in found else largest
+            here = values.detach().abs().reshape(-1, values.shape[-1]).amax(0)
+            largest[key] = torch.maximum(largest[key], here) if key in largest else here
 
         hooks = []
         for number, layer in enumerate(self._model.model.layers):
@@ -169,7 +169,7 @@ class TracedModel:
         finally:
             for hook in hooks:
                 hook.remove()
-        return {key: _numpy(values) for key, values in found.items()}
+        return {key: _numpy(values) for key, values in largest.items()}
 
     def _forward(self, ids: Sequence[int]) -> torch.Tensor:
         cache = self._cache()
@@ -241,21 +241,16 @@ def _fill(model: Any, checkpoint: Checkpoint) -> None:
         for norm, theirs in norms(checkpoint.config.architecture).items():
             layer.get_submodule(theirs).weight.data = _torch(checkpoint.tensor(f"{ours}.{norm}.weight")) - offset
         for module in dict.fromkeys(part.removesuffix(part[-2:]) if ".qkv." in part else part for part in PARTS):
-            parts = [theirs for part, theirs in PARTS.items() if part.startswith(module)]
-            _fill_linear([layer.get_submodule(name) for name in parts], checkpoint, f"{ours}.{module}")
-
-
-def _fill_linear(linears: Sequence[Any], checkpoint: Checkpoint, module: str) -> None:
-    weight = _torch(dequantize(checkpoint, module))
-    name = f"{module}.bias"
-    bias = _torch(checkpoint.tensor(name)) if name in checkpoint else None
-    rounding = _input_rounding(checkpoint, module)
-    for linear in linears:
-        rows = linear.out_features
-        linear.weight.data, weight = weight[:rows], weight[rows:]
-        if bias is not None:
-            linear.bias, bias = torch.nn.Parameter(bias[:rows], False), bias[rows:]
-        linear.register_forward_pre_hook(lambda _, args: (rounding(args[0]),))
+            linears = [layer.get_submodule(theirs) for part, theirs in PARTS.items() if part.startswith(module)]
+            name, rounding = f"{ours}.{module}", _input_rounding(checkpoint, f"{ours}.{module}")
+            sizes = [linear.out_features for linear in linears]
+            weights = _torch(dequantize(checkpoint, name)).split(sizes)
+            biases = _torch(checkpoint.tensor(f"{name}.bias")).split(sizes) if f"{name}.bias" in checkpoint else None
+            for place, linear in enumerate(linears):
+                linear.weight.data = weights[place]
+                if biases is not None:
+                    linear.bias = torch.nn.Parameter(biases[place], False)
+                linear.register_forward_pre_hook(lambda _, args, rounding=rounding: (rounding(args[0]),))
 
 
 def _input_rounding(checkpoint: Checkpoint, module: str) -> Rounding:
@@ -331,5 +326,5 @@ def _torch(values: Array) -> torch.Tensor:
 
 
 def _numpy(values: torch.Tensor) -> Array:
-    found: Array = values.detach().float().numpy()
-    return found
+    array: Array = values.detach().float().numpy()
+    return array

@@ -35,11 +35,9 @@ from pipelines.domain.formats import (
 
 # Weights as formats round them, for training that computes with what will be served.
 #
-# Only formats that round a weight by what it is alone can be known before they are applied
-# (`FormatSpec.rounds_alone`).
-# Each function computes in float32 what the exporter, or for weights that the engine build quantizes the build, makes
-#  of
-# 16-bit weights; a test holds them against the checkpoints.
+# Only formats that round a weight by what it is alone can be known before they are applied (`FormatSpec.rounds_alone`).
+# Each function computes in float32 what the exporter, or the engine build where that quantizes, makes of 16-bit
+# weights; a test holds them against the checkpoints.
 #
 # Shapes: O output and I input channels.
 
@@ -71,11 +69,6 @@ def rounder(rounding: QuantSettings) -> Round:
     return _ROUND[FORMATS[rounding.qformat].weights]
 
 
-def shares_scale(rounding: QuantSettings) -> bool:
-    """Return whether q, k and v share a scale of the tensor, and gate and up."""
-    return FORMATS[rounding.qformat].weights in (FP8_WEIGHTS, FP4_WEIGHTS)
-
-
 def _at_build(bits: int) -> Round:
     """Round as `checkpoint.weight_codes.quantize_weight_only`; the scale is stored in the weights' type."""
     bound = 2 ** (bits - 1)
@@ -85,8 +78,8 @@ def _at_build(bits: int) -> Round:
         scale = values.abs().amax(dim=1, keepdim=True) / bound
         scaled = values / _not_zero(scale)
         codes = torch.copysign(torch.floor(scaled.abs() + 0.5), scaled).clamp(-bound, bound - 1)
-        found: torch.Tensor = codes * scale.to(weight.dtype).float()
-        return found
+        rounded: torch.Tensor = codes * scale.to(weight.dtype).float()
+        return rounded
 
     return round_oi
 
@@ -108,19 +101,14 @@ def _fp8(weight: torch.Tensor, largest: torch.Tensor, _group: int) -> torch.Tens
 def _fp4(weight: torch.Tensor, largest: torch.Tensor, group: int) -> torch.Tensor:
     """Round as ModelOpt's `NVFP4QTensor`: an E4M3 scale for each group, under a scale of the tensor."""
     values, second = _groups(weight, group), largest.float() / (E2M1_MAX * E4M3_MAX)
-    wanted = values.abs().amax(dim=-1, keepdim=True) / (E2M1_MAX * second)
-    wanted = torch.where(wanted == 0, torch.ones_like(wanted), wanted).clamp(E4M3_LEAST, E4M3_MAX)
-    scale = wanted.to(torch.float8_e4m3fn).float() * second
+    scale = _not_zero(values.abs().amax(dim=-1, keepdim=True) / (E2M1_MAX * second)).clamp(E4M3_LEAST, E4M3_MAX)
+    scale = scale.to(torch.float8_e4m3fn).float() * second
     scaled = values / scale
-    return (torch.copysign(_e2m1(scaled.abs()), scaled) * scale).reshape(weight.shape)
-
-
-def _e2m1(magnitude: torch.Tensor) -> torch.Tensor:
-    """Return the nearest values of E2M1; halfway, the one whose last bit is 0."""
-    bounds = torch.tensor(E2M1_BOUNDS, device=magnitude.device)
-    below, above = torch.searchsorted(bounds, magnitude), torch.searchsorted(bounds, magnitude, right=True)
-    code = torch.where(below % 2 == 0, below, above)
-    return torch.tensor(E2M1_VALUES, device=magnitude.device)[code]
+    bounds = torch.tensor(E2M1_BOUNDS, device=weight.device)
+    below, above = (torch.searchsorted(bounds, scaled.abs(), right=right) for right in (False, True))
+    code = torch.where(below % 2 == 0, below, above)  # the nearest; halfway, the one whose last bit is 0
+    nearest = torch.tensor(E2M1_VALUES, device=weight.device)[code]
+    return (torch.copysign(nearest, scaled) * scale).reshape(weight.shape)
 
 
 def _groups(weight: torch.Tensor, group: int) -> torch.Tensor:
@@ -182,8 +170,8 @@ class TrainedWeights:
         whole = self._whole(name)
         if self._rounding is None:
             return whole
-        found: torch.Tensor = StraightThrough.apply(whole, partial(self._rounded, name))  # type: ignore[no-untyped-call]
-        return found
+        rounded: torch.Tensor = StraightThrough.apply(whole, partial(self._rounded, name))  # type: ignore[no-untyped-call]
+        return rounded
 
     def _whole(self, name: str) -> torch.Tensor:
         """Return a weight with its branch and the zeros of a sparse model, in float32."""
@@ -205,8 +193,9 @@ class TrainedWeights:
         assert self._rounding is not None  # or nobody asks
         half = self._narrowed(name, weight)
         largest = half.abs().amax()
-        if shares_scale(self._rounding):
-            for partner in self._partners(name):
+        if FORMATS[self._rounding.qformat].weights in (FP8_WEIGHTS, FP4_WEIGHTS):
+            # q, k and v share a scale of the tensor, and gate and up
+            for partner in (other for other in fused_with(name) if other != name and other in self._linears):
                 largest = torch.maximum(largest, self._narrowed(partner, self._whole(partner)).abs().amax())
         return self._round(half, largest, self._group)
 
@@ -214,9 +203,6 @@ class TrainedWeights:
         """Return a weight as it is read back from the file and converted for quantizing."""
         stored, exported = self._types[name]
         return weight.detach().to(stored).to(exported)
-
-    def _partners(self, name: str) -> list[str]:
-        return [other for other in fused_with(name) if other != name and other in self._linears]
 
     def _forward_of(self, name: str) -> Any:
         bias = f"{name}.bias"

@@ -24,7 +24,7 @@ from pipelines.compress.calibration import seed_everything
 from pipelines.compress.config import RecoverSettings
 from pipelines.compress.contexts import gpu_memory_named
 from pipelines.compress.loading import load_model
-from pipelines.compress.model_folder import ModelFolder, look_at
+from pipelines.compress.model_folder import look_at
 from pipelines.compress.sharding import (
     empty_model,
     load_moments,
@@ -66,6 +66,10 @@ class TrainingJob:
     spec: RecoverySpec
     device: str
 
+    def log(self, rank: int) -> Path:
+        """Return the log of one of several processes."""
+        return self.folder / f"process-{rank}.log"
+
 
 def train(job: TrainingJob, blocks: torch.Tensor, progress: Progress, rank: int = 0) -> dict[str, Any]:
     """Train on sequences [N, seq_len], let the first process write the weights, and return steps and losses."""
@@ -74,7 +78,11 @@ def train(job: TrainingJob, blocks: torch.Tensor, progress: Progress, rank: int 
     seed_everything(recover.seed)
     device = f"cuda:{rank}" if job.device == "cuda" and spec.processes > 1 else job.device
     with gpu_memory_named("training", _smaller(recover)):
-        weights = _student(spec, source, device)
+        if recover.sharding == "none":
+            weights = TrainedWeights(load_model(source, "float32", device), source, spec)
+        else:
+            weights = TrainedWeights(empty_model(source, "float32"), source, spec)
+            weights.shard(device)
         teacher = None
         if job.teacher_dir is not None:
             load = load_sharded if recover.sharding == "full" else load_model
@@ -108,15 +116,6 @@ def _forget_accelerates_environment() -> None:
         del os.environ[name]
 
 
-def _student(spec: RecoverySpec, source: ModelFolder, device: str) -> TrainedWeights:
-    """Load the model that is trained."""
-    if spec.recover.sharding == "none":
-        return TrainedWeights(load_model(source, "float32", device), source, spec)
-    weights = TrainedWeights(empty_model(source, "float32"), source, spec)
-    weights.shard(device)
-    return weights
-
-
 def _train(
     job: TrainingJob,
     weights: TrainedWeights,
@@ -128,7 +127,7 @@ def _train(
     recover, folder = job.spec.recover, job.folder
     held_out = max(1, len(blocks) // HELD_OUT)
     order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(recover.seed))
-    trained, judged = (_rows(blocks[order[part]]) for part in (slice(held_out, None), slice(held_out)))
+    rows = [{"input_ids": row} for row in blocks[order]]
     begun = last_checkpoint(folder)
     done = _number(begun) if begun else 0
     if done:
@@ -137,9 +136,10 @@ def _train(
         trainer = (_Sharded if recover.sharding == "full" else _Recovery)(
             model=weights.model.train(),
             args=_arguments(job, from_start=begun is None),
-            train_dataset=_visited(trained, recover),
-            eval_dataset=judged,
-            compute_metrics=_mean_loss,
+            train_dataset=_visited(rows[held_out:], recover),
+            eval_dataset=rows[:held_out],
+            # over all held-out sequences, whoever computed them
+            compute_metrics=lambda losses: {"loss": float(losses.predictions.mean(dtype="float64"))},
             callbacks=[_KeepZeros(weights), _Watch(advance, progress, recover, folder)],
         )
         trainer.teacher = teacher
@@ -215,46 +215,36 @@ def _number(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def _rows(blocks: torch.Tensor) -> list[dict[str, torch.Tensor]]:
-    return [{"input_ids": row} for row in blocks]
-
-
-def _looks(state: Any) -> list[tuple[int, float]]:
-    """Return step and held-out loss of each look; the first is from before training."""
+def _evaluations(state: Any) -> list[tuple[int, float]]:
+    """Return the steps and held-out losses; the first is from before training."""
     return [(entry["step"], entry["eval_loss"]) for entry in state.log_history if "eval_loss" in entry]
 
 
 def _best(state: Any) -> int:
     """Return the step of the lowest held-out loss while training, the first of equals."""
-    step, _ = min(_looks(state)[1:], key=lambda look: look[1])
-    return step
+    return min(_evaluations(state)[1:], key=lambda each: each[1])[0]
 
 
 def _is_complete(state: Any, recover: RecoverSettings) -> bool:
-    """Return whether all steps are done, or so many looks in a row found nothing better.
+    """Return whether all steps are done, or so many evaluations in a row found nothing better.
 
     The Trainer's own callback counts in memory, and would begin to count again when a stopped run goes on.
     """
-    since = [step for step, _ in _looks(state) if step > _best(state)]
+    since = [step for step, _ in _evaluations(state) if step > _best(state)]
     return state.global_step >= recover.steps or len(since) >= recover.patience
 
 
 def _report(state: Any, best: int) -> dict[str, Any]:
     """Return what happened."""
-    held_out = {step: round(loss, 6) for step, loss in _looks(state)}
+    held_out = {step: round(loss, 6) for step, loss in _evaluations(state)}
     return {
         "steps": state.global_step,
         "best_step": best,
         "loss_before": held_out[0],
         "loss_after": held_out[best],
         "losses": [[entry["step"], round(entry["loss"], 6)] for entry in state.log_history if "loss" in entry],
-        "held_out_losses": [list(look) for look in held_out.items()],
+        "held_out_losses": [list(each) for each in held_out.items()],
     }
-
-
-def _mean_loss(found: Any) -> dict[str, float]:
-    """Return the mean over all held-out sequences, whoever computed them."""
-    return {"loss": float(found.predictions.mean(dtype="float64"))}
 
 
 class _Recovery(Trainer):
@@ -262,7 +252,7 @@ class _Recovery(Trainer):
 
     teacher: torch.nn.Module | None = None
 
-    def _get_train_sampler(self, *_given: Any) -> Any:
+    def _get_train_sampler(self, *_arguments: Any) -> Any:
         """Take the sequences in the order in which they are given."""
         return SequentialSampler(self.train_dataset)  # type: ignore[arg-type] # it is a list
 
@@ -284,9 +274,9 @@ class _Recovery(Trainer):
             each = torch.nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
             return each.mean(dim=1)
         with torch.no_grad():
-            wanted = torch.log_softmax(self.teacher(input_ids=ids, use_cache=False).logits.float(), dim=-1)
+            target = torch.log_softmax(self.teacher(input_ids=ids, use_cache=False).logits.float(), dim=-1)
         own = torch.log_softmax(logits, dim=-1)
-        divergence = torch.nn.functional.kl_div(own, wanted, reduction="none", log_target=True)
+        divergence = torch.nn.functional.kl_div(own, target, reduction="none", log_target=True)
         return divergence.sum(dim=-1).mean(dim=1)
 
     def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
@@ -303,9 +293,9 @@ class _Sharded(_Recovery):
     optimizer: Any
     lr_scheduler: Any
 
-    def __init__(self, *given: Any, **named: Any) -> None:
+    def __init__(self, *arguments: Any, **named: Any) -> None:
         """Keep accelerate from wrapping the model for processes that each have all of it."""
-        super().__init__(*given, **named)
+        super().__init__(*arguments, **named)
         prepare = self.accelerator.prepare_model
         self.accelerator.prepare_model = partial(prepare, evaluation_mode=True)
 
@@ -333,7 +323,7 @@ class _KeepZeros(TrainerCallback):
     def __init__(self, weights: TrainedWeights) -> None:
         self._pairs = weights.zeros()
 
-    def on_optimizer_step(self, *_given: Any, **_named: Any) -> None:
+    def on_optimizer_step(self, *_arguments: Any, **_named: Any) -> None:
         """Multiply by the mask."""
         with torch.no_grad():
             for weight, mask in self._pairs:
@@ -348,7 +338,7 @@ class _Watch(TrainerCallback):
     ) -> None:
         self._advance, self._progress, self._recover, self._folder = advance, progress, recover, folder
 
-    def on_step_end(self, *_given: Any, **_named: Any) -> None:
+    def on_step_end(self, *_arguments: Any, **_named: Any) -> None:
         """Count a step."""
         self._advance(1)
 

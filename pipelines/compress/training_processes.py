@@ -84,8 +84,8 @@ def train_in_processes(job: TrainingJob, blocks: torch.Tensor, progress: Progres
     finally:
         for process in started:
             process.kill()
-    found: dict[str, Any] = json.loads((folder / REPORT).read_text())
-    return found
+    report: dict[str, Any] = json.loads((folder / REPORT).read_text())
+    return report
 
 
 def _start(job: TrainingJob, rank: int) -> SupervisedProcess:
@@ -105,11 +105,7 @@ def _start(job: TrainingJob, rank: int) -> SupervisedProcess:
         if job.spec.recover.sharding != "none":
             env["MALLOC_MMAP_THRESHOLD_"] = str(RETURNED_BYTES)
     command = [sys.executable, "-m", "pipelines.compress.training_processes", str(job.folder)]
-    return SupervisedProcess(command, env=env, cwd=job.folder, log_file=_log(job.folder, rank))
-
-
-def _log(folder: Path, rank: int) -> Path:
-    return folder / f"process-{rank}.log"
+    return SupervisedProcess(command, env=env, cwd=job.folder, log_file=job.log(rank))
 
 
 def _check(job: TrainingJob, started: list[SupervisedProcess]) -> None:
@@ -123,22 +119,22 @@ def _check(job: TrainingJob, started: list[SupervisedProcess]) -> None:
     if not failed:
         return
     for path in sorted(job.folder.glob("fault-*.json")):
-        found = json.loads(path.read_text())
-        kind = ContinuableError if found["continuable"] else UserError
-        raise kind.of([Fault(**{**fault, "command": tuple(fault["command"])}) for fault in found["faults"]])
+        failure = json.loads(path.read_text())
+        kind = ContinuableError if failure["continuable"] else UserError
+        raise kind.of([Fault(**{**fault, "command": tuple(fault["command"])}) for fault in failure["faults"]])
     rank, process = failed[0]
-    said = [line.strip() for line in _log(job.folder, rank).read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line.strip() for line in job.log(rank).read_text(errors="replace").splitlines() if line.strip()]
     good = last_checkpoint(job.folder)
     raise ContinuableError(
         f"Process {rank} of recover.processes={job.spec.processes} ended early ({process.describe_exit()})"
-        + (f": {' | '.join(_reason(said))}" if said else "."),
+        + (f": {' | '.join(_reason(lines))}" if lines else "."),
         todo=f"The same command goes on from {good.name}." if good else "",
     )
 
 
-def _reason(said: Sequence[str]) -> Sequence[str]:
+def _reason(log: Sequence[str]) -> Sequence[str]:
     """Return the lines that say why a process ended: its last exception, without one its last words."""
-    lines = [RANK.sub("", line) for line in said]
+    lines = [RANK.sub("", line) for line in log]
     raised = [number for number, line in enumerate(lines) if EXCEPTION.match(line)]
     start = raised[-1] if raised else max(0, len(lines) - LINES)
     return lines[start : start + LINES]
@@ -227,9 +223,8 @@ def main(folder: Path) -> None:
 
 # Train a compressed model on text or towards another model, and write it as it was.
 #
-# What is trained, and what the forward pass sees of it: `trained_weights`. The training: `training`, in this process,
-#  or
-# in several of `training_processes`. Weights and Adam's moments are float32.
+# What is trained, and what the forward pass sees of it: `trained_weights`. The training: `training`, in this process or
+# in several. Weights and Adam's moments are float32.
 
 LEAST_SEQUENCES = 2
 IDENTITY = "recovery.json"
@@ -248,8 +243,7 @@ def recover(
 ) -> dict[str, Any]:
     """Train a compressed Hugging Face model to win back what was lost.
 
-    A stopped run goes on from the last look at texts that are not trained on. Of several processes, none is left when
-    this returns.
+    A stopped run goes on from the last evaluation. Of several processes, none is left when this returns.
 
     Args:
         model_dir: plain Hugging Face folder.
@@ -275,7 +269,7 @@ def recover(
         if teacher_dir is not None:
             _check_teacher(source, look_at(teacher_dir))
         with new_files_removed(out_dir):
-            folder = _work_folder(out_dir, _identity(source, teacher_dir, spec, blocks, device))
+            folder = _work_folder(out_dir, source, teacher_dir, spec, blocks, device)
             job = TrainingJob(model_dir, teacher_dir, out_dir, folder, spec, device)
             report = (train if spec.processes == 1 else train_in_processes)(job, blocks, progress)
             link_small_files(model_dir, out_dir)
@@ -294,7 +288,9 @@ def recover(
     if spec.recover.lora is not None:
         facts["lora"] = spec.recover.lora
     if spec.sparse:
-        facts["sparse"] = count_zeros([out_dir / path.name for path in source.weight_files], _linears(source))
+        names = {name for path in source.weight_files for name in read_header(path)}
+        linears = {name for name in names if name.endswith(tuple(f"{linear}.weight" for linear in LINEARS))}
+        facts["sparse"] = count_zeros([out_dir / path.name for path in source.weight_files], linears)
     return facts
 
 
@@ -336,42 +332,28 @@ def _check_teacher(source: ModelFolder, teacher: ModelFolder) -> None:
     )
 
 
-def _linears(source: ModelFolder) -> set[str]:
-    """Return the names of the weights of the layers' linears."""
-    names = {name for path in source.weight_files for name in read_header(path)}
-    return {name for name in names if name.endswith(tuple(f"{linear}.weight" for linear in LINEARS))}
-
-
-def _identity(
-    source: ModelFolder, teacher: Path | None, spec: RecoverySpec, blocks: torch.Tensor, device: str
-) -> dict[str, Any]:
-    """Return everything that determines the result."""
-    tools = [
-        torch.__version__,
-        transformers_door.VERSION,
-        *([metadata.version("peft")] if spec.recover.lora_rank else []),
-    ]
-    return {
+def _work_folder(
+    out_dir: Path, source: ModelFolder, teacher: Path | None, spec: RecoverySpec, blocks: torch.Tensor, device: str
+) -> Path:
+    """Return the folder of the Trainer's checkpoints, empty unless it is of the same training."""
+    peft = [metadata.version("peft")] if spec.recover.lora_rank else []
+    identity = {
         "recover": TypeAdapter(RecoverySpec).dump_python(spec, mode="json"),
         "model": stamp(source),
         "teacher": None if teacher is None else stamp(look_at(teacher)),
         "tokens": [list(blocks.shape), int(blocks.sum())],
         "device": device,
-        "tools": tools,
+        "tools": [torch.__version__, transformers_door.VERSION, *peft],
     }
-
-
-def _work_folder(out_dir: Path, identity: dict[str, Any]) -> Path:
-    """Return the folder of the Trainer's checkpoints, empty unless it is of the same training."""
-    folder, wanted = out_dir / PARTIAL, json.loads(json.dumps(identity, default=str))
+    folder, identity = out_dir / PARTIAL, json.loads(json.dumps(identity, default=str))
     try:
-        same = json.loads((folder / IDENTITY).read_text()) == wanted
+        same = json.loads((folder / IDENTITY).read_text()) == identity
     except (OSError, ValueError):
         same = False
     if not same:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        write_json(folder / IDENTITY, wanted)
+        write_json(folder / IDENTITY, identity)
     return folder
 
 
