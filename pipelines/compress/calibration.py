@@ -71,7 +71,7 @@ def make_batches(texts: Iterable[str], tokenizer: Any, calibration: CalibrationS
     batches: list[torch.Tensor] = []
     # longest first, so that memory peaks early; stable: texts of one length keep their order
     for _, same in itertools.groupby(sorted(sequences, key=len, reverse=True), key=len):
-        batches += torch.tensor(list(same), dtype=torch.int64).split(calibration.batch_size)
+        batches += torch.split(torch.tensor(list(same), dtype=torch.int64), calibration.batch_size)
     return CalibrationSet(tuple(batches), len(sequences), sum(batch.numel() for batch in batches))
 
 

@@ -244,8 +244,10 @@ def _fill(model: Any, checkpoint: Checkpoint) -> None:
             linears = [layer.get_submodule(theirs) for part, theirs in PARTS.items() if part.startswith(module)]
             name, rounding = f"{ours}.{module}", _input_rounding(checkpoint, f"{ours}.{module}")
             sizes = [linear.out_features for linear in linears]
-            weights = _torch(dequantize(checkpoint, name)).split(sizes)
-            biases = _torch(checkpoint.tensor(f"{name}.bias")).split(sizes) if f"{name}.bias" in checkpoint else None
+            weights = torch.split(_torch(dequantize(checkpoint, name)), sizes)
+            biases = (
+                torch.split(_torch(checkpoint.tensor(f"{name}.bias")), sizes) if f"{name}.bias" in checkpoint else None
+            )
             for place, linear in enumerate(linears):
                 linear.weight.data = weights[place]
                 if biases is not None:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import SequentialSampler
 
@@ -139,7 +140,7 @@ def _train(
             train_dataset=_visited(rows[held_out:], recover),
             eval_dataset=rows[:held_out],
             # over all held-out sequences, whoever computed them
-            compute_metrics=lambda losses: {"loss": float(losses.predictions.mean(dtype="float64"))},
+            compute_metrics=lambda losses: {"loss": float(np.mean(losses.predictions, dtype="float64"))},
             callbacks=[_KeepZeros(weights), _Watch(advance, progress, recover, folder)],
         )
         trainer.teacher = teacher

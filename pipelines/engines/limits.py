@@ -90,16 +90,27 @@ class EngineLimits:
         flavour = str((raw.get("engine") or {}).get("flavour", TENSORRT_LLM.name))
         logits_dtype = str(pretrained.get("logits_dtype", "float32"))
         world_size = int(mapping.get("world_size", tp_size * pp_size))
-        faults = [*_size_faults(build, engine_dir), *_file_faults(flavour, world_size, engine_dir)]
+        sizes: dict[str, Any] = {name: build.get(name) for name in SIZES}
+        faults = [
+            Fault(
+                f"{engine_dir / CONFIG} has build_config.{name}={size!r}.",
+                "It must be an integer of at least 1.",
+                REBUILD,
+            )
+            for name, size in sizes.items()
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1
+        ]
+        faults += _file_faults(flavour, world_size, engine_dir)
         if logits_dtype not in LOGITS_TYPES:
-            known = ", ".join(LOGITS_TYPES)
+            types = ", ".join(LOGITS_TYPES)
             faults.append(
-                Fault(f"{engine_dir / CONFIG} has logits_dtype='{logits_dtype}'.", f"Known: {known}.", REBUILD)
+                Fault(f"{engine_dir / CONFIG} has logits_dtype='{logits_dtype}'.", f"Known: {types}.", REBUILD)
             )
         if faults:
             raise UserError.of(faults)
         plugins = build.get("plugin_config") or {}
-        lora = _lora_limits(build, plugins)
+        # an engine lists modules even if it was built without the plugin
+        lora = (build.get("lora_config") or {}) if plugins.get("lora_plugin") not in (None, "disable", False) else None
         return cls(
             flavour=flavour,
             version=str(raw.get("version", "")),
@@ -116,9 +127,9 @@ class EngineLimits:
             paged_context_fmha=plugins.get("use_paged_context_fmha"),
             max_draft_len=int(build.get("max_draft_len") or 0),
             lookahead=build.get("speculative_decoding_mode") == LOOKAHEAD,
-            max_lora_rank=lora[0],
-            lora_modules=lora[1],
-            **{name: int(build[name]) for name in SIZES},
+            max_lora_rank=0 if lora is None else int(lora.get("max_lora_rank", 64)),
+            lora_modules=() if lora is None else tuple(lora.get("lora_target_modules") or ()),
+            **sizes,
         )
 
     @property
@@ -133,16 +144,7 @@ class EngineLimits:
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object for repository.json, without features that the engine was not built with."""
-        found = asdict(self)
-        return {name: value for name, value in found.items() if value or name not in FEATURES}
-
-
-def _lora_limits(build: Mapping[str, Any], plugins: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
-    """Return rank and modules of adapters; an engine lists modules even if it was built without the plugin."""
-    if plugins.get("lora_plugin") in (None, "disable", False):
-        return 0, ()
-    config = build.get("lora_config") or {}
-    return int(config.get("max_lora_rank", 64)), tuple(config.get("lora_target_modules") or ())
+        return {name: value for name, value in asdict(self).items() if value or name not in FEATURES}
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -176,24 +178,11 @@ def _block(raw: Mapping[str, Any], name: str, folder: Path) -> Mapping[str, Any]
     return block
 
 
-def _size_faults(build: Mapping[str, Any], folder: Path) -> list[Fault]:
-    """List limits that are missing or invalid."""
-    return [
-        Fault(
-            f"{folder / CONFIG} has build_config.{name}={build.get(name)!r}.",
-            "It must be an integer of at least 1.",
-            REBUILD,
-        )
-        for name in SIZES
-        if not isinstance(build.get(name), int) or isinstance(build.get(name), bool) or build[name] < 1
-    ]
-
-
 def _file_faults(flavour: str, world_size: int, folder: Path) -> list[Fault]:
     """List files that the engine needs and lacks."""
-    known = [engine.name for engine in ENGINES.values() if engine.files]
-    if flavour not in known:
-        return [Fault(f"{folder / CONFIG} has engine='{flavour}', which is not known.", f"Known: {', '.join(known)}.")]
+    names = [engine.name for engine in ENGINES.values() if engine.files]
+    if flavour not in names:
+        return [Fault(f"{folder / CONFIG} has engine='{flavour}', which is not known.", f"Known: {', '.join(names)}.")]
     missing = [name for name in ENGINES[flavour].files_of(world_size) if not (folder / name).is_file()]
     if not missing:
         return []

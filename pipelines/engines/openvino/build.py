@@ -9,6 +9,7 @@ import shutil
 import xml.etree.ElementTree as ET
 from collections import Counter
 from dataclasses import asdict
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -111,10 +112,7 @@ def constant_types(model: ov.Model) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for node in model.get_ops():
         if node.get_type_name() == "Constant":
-            size = 1
-            for dim in node.get_output_shape(0):
-                size *= int(dim)
-            counts[node.get_output_element_type(0).get_type_name()] += size
+            counts[node.get_output_element_type(0).get_type_name()] += prod(node.get_output_shape(0))
     return dict(counts)
 
 

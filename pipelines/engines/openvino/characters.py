@@ -6,14 +6,15 @@ characters; only the ids of the others are stored, so an ordinary token costs on
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pipelines.checkpoint.tokenizer import opened
 
 MAX_CHARACTER = 4
 """Length of the longest UTF-8 character, bytes."""
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class PartialCharacters:
@@ -52,14 +53,9 @@ class PartialCharacters:
         tail = b""
         for index in range(len(tokens) - 1, start - 1, -1):
             tail = self._partial[tokens[index]] + tail
-            if _opens(tail):
+            if any(byte & 0xC0 != 0x80 for byte in tail):  # one of them starts a character
                 return index if _cut(tail) else len(tokens)
         return len(tokens)
-
-
-def _opens(piece: bytes) -> bool:
-    """Return whether any of the bytes starts a character."""
-    return any(byte & 0xC0 != 0x80 for byte in piece)
 
 
 def _cut(piece: bytes) -> bool:
@@ -75,19 +71,17 @@ def _cut(piece: bytes) -> bool:
 
 def _byte_fallback(words: Mapping[str, int]) -> dict[int, bytes]:
     """Return the bytes of SentencePiece's byte tokens, which are spelled like <0xE2>."""
-    found = {}
-    for word, token in words.items():
-        if len(word) == 6 and word.startswith("<0x") and word.endswith(">"):
-            value = int(word[3:5], 16)
-            if value >= 0x80:
-                found[token] = bytes([value])
-    return found
+    values = {token: int(match[1], 16) for word, token in words.items() if (match := _BYTE_TOKEN.fullmatch(word))}
+    return {token: bytes([value]) for token, value in values.items() if value >= 0x80}
 
 
 def _byte_level(words: Mapping[str, int]) -> dict[int, bytes]:
     """Return the bytes of byte-level BPE tokens, where every character stands for one byte."""
-    table = _byte_of_character()
-    found = {}
+    # GPT-2's alphabet: printable Latin-1 stands for itself, U+0100 onwards for the other bytes, in order
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    table = {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+    partial = {}
     for word, token in words.items():
         if word.isascii() or any(character not in table for character in word):
             continue
@@ -95,13 +89,5 @@ def _byte_level(words: Mapping[str, int]) -> dict[int, bytes]:
         try:
             raw.decode("utf-8")
         except UnicodeDecodeError:
-            found[token] = raw
-    return found
-
-
-def _byte_of_character() -> dict[str, int]:
-    """Return GPT-2's alphabet: printable Latin-1 stands for itself, U+0100 onwards for the other bytes, in order."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table: dict[str, int] = {chr(byte): byte for byte in printable}
-    others: list[Any] = [byte for byte in range(0x100) if byte not in set(printable)]
-    return table | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+            partial[token] = raw
+    return partial

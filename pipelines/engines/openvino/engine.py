@@ -63,13 +63,13 @@ def step_results(
     """
     exact = options.model_copy(update={"inference_precision": "f32", "dynamic_quantization": "off"})
     model = folder.read_model()
-    wanted = {*OUTSIDE, *(f"model.layers.{layer}.{end}" for layer in layers for end in OF_A_LAYER)}
+    steps = {*OUTSIDE, *(f"model.layers.{layer}.{end}" for layer in layers for end in OF_A_LAYER)}
     # the block before the first one is its input
-    wanted.add(f"model.layers.{layers.start - 1}.mlp_residual")
+    steps.add(f"model.layers.{layers.start - 1}.mlp_residual")
     names = []
     for node in model.get_ordered_ops():
         name = node.get_friendly_name()
-        if name in wanted:
+        if name in steps:
             result = op.result(node.output(0))
             result.get_output_tensor(0).add_names({f"step.{name}"})  # the node may have a name already
             model.add_results([result])
@@ -85,8 +85,8 @@ def step_results(
             "beam_idx": np.zeros(1, dtype=np.int32),
         }
     )
-    found = {name: np.array(request.get_tensor(f"step.{name}").data[0]) for name in names}
-    return {**found, "logits": np.array(request.get_tensor("logits").data[0])}
+    results = {name: np.array(request.get_tensor(f"step.{name}").data[0]) for name in names}
+    return {**results, "logits": np.array(request.get_tensor("logits").data[0])}
 
 
 # A loaded OpenVINO engine: generation with in-flight batching, and scoring.
@@ -136,7 +136,10 @@ class OpenVinoSession:
             self._check_tokens(prompt)
             check_request(self.folder, self._options, len(prompt), limits.max_new_tokens)
         if limits.guide is not None:
-            return self._guiding(limits.guide.tokenizer).generate(prompts, limits, limits.guide.schema, progress)
+            tokenizer, schema = limits.guide.tokenizer, limits.guide.schema
+            if self._guided is None or self._guided.tokenizer != tokenizer:
+                self._guided = GuidedGenerator(self.folder, self._compiled(), tokenizer)
+            return self._guided.generate(prompts, limits, schema, progress)
         if self._pipeline is None:
             self._pipeline = open_pipeline(self.folder, self._options)
         made = self._run(self._pipeline, prompts, limits, progress)
@@ -195,11 +198,6 @@ class OpenVinoSession:
             self._stateful = StatefulModel(self.folder, self._options)
         return self._stateful
 
-    def _guiding(self, tokenizer: Path) -> GuidedGenerator:
-        if self._guided is None or self._guided.tokenizer != tokenizer:
-            self._guided = GuidedGenerator(self.folder, self._compiled(), tokenizer)
-        return self._guided
-
     def _check_finite(
         self,
         pipeline: genai.ContinuousBatchingPipeline,
@@ -212,9 +210,10 @@ class OpenVinoSession:
         What may be such an answer is read once more, with log probabilities.
         """
         for prompt, one in zip(prompts, made, strict=True):
-            if not _doubtful(one, limits):
+            stopped = one.finish_reason == "stop"
+            if limits.temperature == 0 and not (0 in limits.stop_token_ids if stopped else one.token_ids[-1:] == [0]):
                 continue
-            before_last = one.token_ids if one.finish_reason == "stop" else one.token_ids[:-1]
+            before_last = one.token_ids if stopped else one.token_ids[:-1]
             try:
                 read_with_log_probs(pipeline, self._options, [*prompt, *before_last], 1)
             except NotFiniteError:
@@ -229,13 +228,17 @@ class OpenVinoSession:
         progress: Progress,
     ) -> list[Generation]:
         """Run the prompts in order, at any time as many as have blocks that fit into the KV cache."""
-        config, blocks = self._config(limits), [self._blocks_at_most(len(p), limits) for p in prompts]
+        config, eviction = generation_config(limits), self._options.eviction(self.folder.limits.max_seq_len)
+        if self._options.draft_dir is not None:
+            config.num_assistant_tokens = self._options.num_draft_tokens
+        blocks_at_most = eviction.blocks_at_most if eviction else lambda prompt, new: blocks_of(prompt + new)
+        blocks = [blocks_at_most(len(prompt), limits.max_new_tokens) for prompt in prompts]
         free, started = kv_blocks(self.folder, self._options), 0
         running: dict[int, genai.GenerationHandle] = {}
-        found: dict[int, Generation] = {}
+        generations: dict[int, Generation] = {}
         with progress.task("generating", len(prompts), "requests") as advance:
             try:
-                while len(found) < len(prompts):
+                while len(generations) < len(prompts):
                     while started < len(prompts) and blocks[started] <= free:
                         prompt = ov.Tensor(np.array([prompts[started]], dtype=np.int64))
                         running[started] = pipeline.add_request(started, prompt, config)
@@ -245,7 +248,7 @@ class OpenVinoSession:
                     going = genai.GenerationStatus.RUNNING
                     ended = [number for number, handle in running.items() if handle.get_status() != going]
                     for number in ended:
-                        found[number] = _generation(running.pop(number), limits)
+                        generations[number] = _generation(running.pop(number), limits)
                         free += blocks[number]
                     advance(len(ended))
             except KeyboardInterrupt:  # openvino_genai calls the blocks of requests that nobody ended an error
@@ -253,19 +256,7 @@ class OpenVinoSession:
                     handle.cancel()
                 pipeline.step()
                 raise
-        return [found[number] for number in range(len(prompts))]
-
-    def _config(self, limits: SamplingParams) -> genai.GenerationConfig:
-        config = generation_config(limits)
-        if self._options.draft_dir is not None:
-            config.num_assistant_tokens = self._options.num_draft_tokens
-        return config
-
-    def _blocks_at_most(self, prompt: int, limits: SamplingParams) -> int:
-        eviction = self._options.eviction(self.folder.limits.max_seq_len)
-        if eviction is None:
-            return blocks_of(prompt + limits.max_new_tokens)
-        return eviction.blocks_at_most(prompt, limits.max_new_tokens)
+        return [generations[number] for number in range(len(prompts))]
 
     def _check_tokens(self, tokens: TokenIds) -> None:
         vocab = self.folder.config.vocab_size
@@ -274,15 +265,6 @@ class OpenVinoSession:
             raise UserError(
                 f"Token id {wrong} is not in the vocabulary of {vocab}; was another model's tokenizer used?"
             )
-
-
-def _doubtful(made: Generation, limits: SamplingParams) -> bool:
-    """Return whether the last token may have been chosen among logits of NaN."""
-    if limits.temperature > 0:
-        return True
-    if made.finish_reason == "stop":
-        return 0 in limits.stop_token_ids
-    return made.token_ids[-1:] == [0]
 
 
 def generation_config(limits: SamplingParams) -> genai.GenerationConfig:

@@ -16,8 +16,7 @@ from pipelines.domain.errors import UserError
 # Guided decoding: answers that follow a JSON schema, a regular expression or a grammar, by llguidance.
 #
 # The kinds of guides, and what each means, are those of TensorRT-LLM with the same backend
-# (`tensorrt_llm/_torch/pyexecutor/grammar_matcher.py`, `LLGuidanceMatcherFactory.create`). JSON has no white space
-# but
+# (`tensorrt_llm/_torch/pyexecutor/grammar_matcher.py`, `LLGuidanceMatcherFactory.create`). JSON has no white space but
 # one space after commas and colons: a model that prefers line breaks could otherwise produce them until max_tokens.
 # A schema's own `x-guidance` comes first.
 
@@ -46,10 +45,10 @@ class Guides:
         Raises:
             UserError: there is no tokenizer.json, or llguidance cannot read it.
         """
-        found = opened(tokenizer_dir, "guided_decoding_backend=llguidance")
+        folder = opened(tokenizer_dir, "guided_decoding_backend=llguidance")
         try:
-            text = found.tokenizer.to_str()
-            self._tokenizer = llguidance.LLTokenizer(text, n_vocab=vocab_size, eos_token=found.end_id)
+            text = folder.tokenizer.to_str()
+            self._tokenizer = llguidance.LLTokenizer(text, n_vocab=vocab_size, eos_token=folder.end_id)
         except (ValueError, RuntimeError) as error:
             raise UserError(f"llguidance cannot read '{tokenizer_dir}': {_short(str(error))}") from error
         self._vocab_size = vocab_size
@@ -111,10 +110,10 @@ class GuidedTokens:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if self._matcher.is_error():
             raise ValueError(f"guided decoding: {_short(self._matcher.get_error())}")
-        found = np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
+        allowed = np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
         if 0 <= self._end_id < self._vocab_size:
-            found[self._end_id] = found[self._tokenizers_end]
-        return found
+            allowed[self._end_id] = allowed[self._tokenizers_end]
+        return allowed
 
     def take(self, token: int) -> None:
         """Go on after a token."""
@@ -139,10 +138,10 @@ def _grammar(kind: str, text: str) -> str:
 def _spacing(schema: str) -> Any:
     """Return how JSON is spaced, as far as the schema itself does not say it."""
     try:
-        given = json.loads(schema)
+        parsed = json.loads(schema)
     except (ValueError, RecursionError):  # llguidance says what is wrong with it
         return COMPACT
-    own = given.get("x-guidance") if isinstance(given, dict) else None
+    own = parsed.get("x-guidance") if isinstance(parsed, dict) else None
     if not isinstance(own, dict) or not own.keys() & SPACING:
         return COMPACT
     return {} if "whitespace_pattern" in own or own.get("whitespace_flexible") is False else BOUNDED

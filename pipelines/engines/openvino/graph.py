@@ -38,24 +38,6 @@ from pipelines.engines.openvino.weights import WeightStore, to_fp8, to_int8, to_
 # AWQ, W4A8 and SmoothQuant multiply by prequant_scaling_factor first.
 
 
-def quantized_input(store: WeightStore, module: str, x: ov.Node) -> ov.Node:
-    """Return the activation as the matrix product of `module` receives it.
-
-    Args:
-        store: the weights of the checkpoint.
-        module: the linear layer that uses it, e.g. "transformer.layers.0.mlp.fc".
-        x: float32 [..., I].
-    """
-    form = store.checkpoint.config.format_of(module)
-    if form.weights is FLOAT_WEIGHTS:
-        return x
-    prequant = f"{module}.prequant_scaling_factor"
-    if prequant in store.checkpoint:
-        x = op.multiply(x, op.constant(store.float32(prequant)))
-    quantize = _QUANTIZERS.get(form.activation)
-    return quantize(x, store.scalar(f"{module}.activation_scaling_factor")) if quantize else x
-
-
 def same_input(store: WeightStore, first: str, second: str) -> bool:
     """Return whether two linear layers with the same activation also share every activation scale."""
     names = [
@@ -210,7 +192,14 @@ class GraphBuilder:
         return self._norm(f"transformer.layers.{layer}.attention.{norm}", f"model.layers.{layer}.self_attn.{theirs}", x)
 
     def _quantized(self, module: str, name: str, x: ov.Node) -> ov.Node:
-        return named(quantized_input(self._store, module, x), f"{name}.input")
+        """Return the activation [..., I] as the matrix product of a linear receives it."""
+        form = self._config.format_of(module)
+        if form.weights is not FLOAT_WEIGHTS:
+            if (prequant := f"{module}.prequant_scaling_factor") in self._checkpoint:
+                x = op.multiply(x, op.constant(self._store.float32(prequant)))
+            if quantize := _QUANTIZERS.get(form.activation):
+                x = quantize(x, self._store.scalar(f"{module}.activation_scaling_factor"))
+        return named(x, f"{name}.input")
 
     def _linear(self, module: str, name: str, x: ov.Node, rows: slice = slice(None)) -> ov.Node:
         weight = named(self._store.weight(module, rows), f"{name}.weight")
@@ -231,12 +220,10 @@ class GraphBuilder:
         positions = op.convert(op.unsqueeze(position_ids, np.int64(2)), "f32")
         angles = op.unsqueeze(op.matmul(positions, frequencies, False, False), np.int64(1))
         both = named(op.concat([angles, angles], -1), "rotary.angles")
-        cos, sin = (self._magnified(turn) for turn in (op.cos(both), op.sin(both)))
+        cos, sin = op.cos(both), op.sin(both)
+        if (factor := attention_factor(self._config)) != 1.0:
+            cos, sin = op.multiply(cos, np.float32(factor)), op.multiply(sin, np.float32(factor))
         return named(cos, "rotary.cos"), named(sin, "rotary.sin")
-
-    def _magnified(self, turn: ov.Node) -> ov.Node:
-        factor = attention_factor(self._config)
-        return turn if factor == 1.0 else op.multiply(turn, np.float32(factor))
 
     def _heads(self, name: str, x: ov.Node) -> ov.Node:
         """Reshape [B, T, heads * head size] -> [B, heads, T, head size]."""

@@ -196,7 +196,9 @@ class _RunningSequence:
         following = request.prompt[1:]
         for piece in self._state.pieces(request.prompt, all_logits=request.context_logits or top > 0):
             if top:
-                scores.append(_scores(piece, following[: len(piece)], top))
+                norms, tokens = norms_of(piece), following[: len(piece)]  # none follows the last row of all
+                own = piece[np.arange(len(tokens)), tokens].astype(np.float64) - norms[: len(tokens)]
+                scores.append(PromptScores(own.astype(np.float32), _likeliest(piece, norms, top)))
                 following = following[len(piece) :]
             if request.context_logits:
                 logits.append(piece)
@@ -223,13 +225,6 @@ class _RunningSequence:
             step.best.append(_likeliest(logits[None], norms_of(logits[None]), request.top_log_probs))
         full = len(sequence.tokens) >= request.max_tokens
         step.ended = full or self._chooser.complete or sequence.stop_word_end(1) is not None
-
-
-def _scores(logits: Array, following: Array, top: int) -> PromptScores:
-    """Return log probabilities of the tokens that follow, of which the last row may have none, and the likeliest."""
-    norms = norms_of(logits)
-    own = logits[np.arange(len(following)), following].astype(np.float64) - norms[: len(following)]
-    return PromptScores(own.astype(np.float32), _likeliest(logits, norms, top))
 
 
 def _likeliest(logits: Array, norms: Array, top: int) -> Likeliest:
@@ -307,25 +302,29 @@ class LogitsLoop:
             self._runs = [run for run in self._runs if self._advance(run)]
 
     def _start(self, sequence: Sequence) -> None:
-        error = self._too_much(sequence)
+        request, error = sequence.request, ""
+        rows = len(request.prompt) * request.context_logits + request.max_tokens * request.generation_logits
+        if (size := rows * self._folder.config.vocab_size * 4) > MAX_LOGITS_BYTES:  # too large for a response
+            error = (
+                f"return_context_logits and return_generation_logits would take {show_bytes(size)}; the limit is"
+                f" {show_bytes(MAX_LOGITS_BYTES)}. Request fewer tokens."
+            )
         if sequence.deadline_ns and time.monotonic_ns() > sequence.deadline_ns:
             error = "The request waited longer than its timeout."
         if error:
             self._send(sequence, StepOutput(ended=True, error=error))
             return
         try:
-            self._runs.append(_RunningSequence(sequence, self._model_for(sequence.request.lora_task_id)))
+            task = request.lora_task_id
+            if task not in self._models:
+                adapter = self._adapters.get(task) if task is not None else None
+                self._models[task] = StatefulModel(replace(self._folder, adapter=adapter), self._options)
+            self._runs.append(_RunningSequence(sequence, self._models[task]))
         except RuntimeError as error_of_engine:
             log.exception("a sequence could not be started")
             self._send(
                 sequence, StepOutput(ended=True, error=f"The engine has failed: {error_of_engine}", unavailable=True)
             )
-
-    def _model_for(self, task: int | None) -> StatefulModel:
-        if task not in self._models:
-            adapter = self._adapters.get(task) if task is not None else None
-            self._models[task] = StatefulModel(replace(self._folder, adapter=adapter), self._options)
-        return self._models[task]
 
     def _advance(self, run: _RunningSequence) -> bool:
         """Generate one token; return whether the sequence continues."""
@@ -341,15 +340,3 @@ class LogitsLoop:
         if step.ended:
             self._finished(sequence)
         self._sender.send(sequence, step)
-
-    def _too_much(self, sequence: Sequence) -> str:
-        """Return an error for a request whose logits would be too large for a response."""
-        request = sequence.request
-        rows = len(request.prompt) * request.context_logits + request.max_tokens * request.generation_logits
-        size = rows * self._folder.config.vocab_size * 4
-        if size <= MAX_LOGITS_BYTES:
-            return ""
-        return (
-            f"return_context_logits and return_generation_logits would take {show_bytes(size)}; the limit is"
-            f" {show_bytes(MAX_LOGITS_BYTES)}. Request fewer tokens."
-        )

@@ -27,8 +27,7 @@ from pipelines.domain.formats import FORMATS, UNIFORM
 # Names of graph nodes.
 #
 # OpenVINO numbers an unnamed node by the count of nodes the process has created before ("Multiply_1042"), and writes
-# that
-# number into the engine file. Equal engines must have equal bytes, so every node gets a name here.
+# that number into the engine file. Equal engines must have equal bytes, so every node gets a name here.
 
 
 def named(node: ov.Node, name: str) -> ov.Node:
@@ -101,18 +100,18 @@ def read_adapters(folder: Path) -> dict[int, LoraAdapter]:
     Raises:
         UserError: the folder is missing or empty, or a name in it is not a number.
     """
-    found = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    if not found:
+    folders = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    if not folders:
         raise UserError(
             f"lora_prefetch_dir='{folder}' holds no adapters.",
             allowed="It must have a folder <task id>/ for each adapter.",
         )
-    for path in found:
+    for path in folders:
         if not path.name.isdecimal():
             raise UserError(
                 f"{path} is not a LoRA task id.", allowed="Folders in lora_prefetch_dir must be named by integers."
             )
-    return {int(path.name): LoraAdapter.read(path) for path in found}
+    return {int(path.name): LoraAdapter.read(path) for path in folders}
 
 
 def apply_adapter(model: ov.Model, adapter: LoraAdapter, config: CheckpointConfig) -> None:
@@ -141,11 +140,9 @@ def apply_adapter(model: ov.Model, adapter: LoraAdapter, config: CheckpointConfi
 
 def _add_branch(node: ov.Node, a: Array, b: Array, where: str) -> None:
     x = node.input(0).get_source_output()
-    wanted = (node.get_output_partial_shape(0)[2].get_length(), x.get_partial_shape()[2].get_length())
-    if (b.shape[0], a.shape[1]) != wanted:
-        raise UserError(
-            f"{where} is for a weight of shape [{b.shape[0]}, {a.shape[1]}]; the engine's is {list(wanted)}."
-        )
+    size = (node.get_output_partial_shape(0)[2].get_length(), x.get_partial_shape()[2].get_length())
+    if (b.shape[0], a.shape[1]) != size:
+        raise UserError(f"{where} is for a weight of shape [{b.shape[0]}, {a.shape[1]}]; the engine's is {list(size)}.")
     consumers = node.output(0).get_target_inputs()
     name = node.get_friendly_name()
     low = named(op.matmul(x, op.constant(a), transpose_a=False, transpose_b=True), f"{name}.lora_A")

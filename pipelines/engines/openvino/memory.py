@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pipelines.domain.formats import FORMATS, CpuCost, CpuKernels, QFormat
+from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, MIB
 from pipelines.engines.config import OpenVinoSettings
@@ -155,40 +155,32 @@ def cpu_memory(sizes: CpuSizes) -> CpuMemory | None:
     """
     if sizes.candidates:
         alone = [cpu_memory(replace(sizes, qformat=each, candidates=())) for each in (QFormat.NONE, *sizes.candidates)]
-        known = [memory for memory in alone if memory is not None]
-        return max(known, key=lambda memory: memory.total) if len(known) == len(alone) else None
+        measured = [memory for memory in alone if memory is not None]
+        return max(measured, key=lambda memory: memory.total) if len(measured) == len(alone) else None
     cost = FORMATS[sizes.qformat].cpu
     if cost is None:
         return None
     shape, wide = sizes.shape, sizes.precision == "f32"
     table, tables = shape.vocab_size * shape.hidden_size, 1 if shape.tie_word_embeddings else 2
     blocks = kv_blocks(sizes.block_bytes, sizes.max_seq_len, sizes.kv_cache_bytes)
-    per_token = _token_bytes(shape, cost) * (cost.f32_factor if wide else 1)
+    queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+    channels = (shape.intermediate_size, shape.hidden_size, queries, keys)
+    per_token = sum(each * count for each, count in zip(cost.token, channels, strict=True))
+    per_token *= cost.f32_factor if wide else 1
     linear, kernels = (cost.f32_linear, cost.f32_kernels) if wide else (cost.linear, cost.kernels)
     if wide and not sizes.avx512:
         linear, kernels = linear * cost.avx2_copies, cost.avx2_kernels or kernels
+    different = sizes.max_num_tokens if sizes.iterations is None else sizes.iterations
+    each_has = 1 + (len(set(shape.linear_shapes.values())) if kernels.linears else 0)
     return CpuMemory(
         process=PROCESS + cost.layer * shape.num_hidden_layers,
         weights=linear * shape.linear_params + HEAD * table,
         kv_pool=blocks * sizes.block_bytes,
         activations=sizes.max_num_tokens * per_token,
-        kernels=_kernel_bytes(kernels, sizes),
+        kernels=min(KERNEL_CACHE, different * each_has) * kernels.size,
         mapped=LIBRARIES + cost.mapped * shape.linear_params + EMBEDDING * table * tables,
         kv_blocks=blocks,
     )
-
-
-def _kernel_bytes(each: CpuKernels, sizes: CpuSizes) -> float:
-    different = sizes.max_num_tokens if sizes.iterations is None else sizes.iterations
-    count = 1 + (len(set(sizes.shape.linear_shapes.values())) if each.linears else 0)
-    return min(KERNEL_CACHE, different * count) * each.size
-
-
-def _token_bytes(shape: ModelShape, cost: CpuCost) -> float:
-    queries = shape.num_attention_heads * shape.head_dim
-    keys = shape.num_key_value_heads * shape.head_dim
-    channels = (shape.intermediate_size, shape.hidden_size, queries, keys)
-    return sum(each * count for each, count in zip(cost.token, channels, strict=True))
 
 
 def inference_precision(options: OpenVinoSettings) -> Precision:
@@ -210,8 +202,8 @@ def rounds_activations(options: OpenVinoSettings) -> bool:
 
 def unheard(options: OpenVinoSettings) -> str:
     """Say that a number for `dynamic_quantization` has no effect on this processor; empty if it has."""
-    asked = options.dynamic_quantization
-    if asked in ("auto", "off") or rounds_activations(options):
+    group = options.dynamic_quantization
+    if group in ("auto", "off") or rounds_activations(options):
         return ""
     why = "it has AMX and computes in bf16" if has_vnni() else "it has no VNNI"
-    return f"engine.openvino.dynamic_quantization={asked} has no effect on this processor: {why}."
+    return f"engine.openvino.dynamic_quantization={group} has no effect on this processor: {why}."

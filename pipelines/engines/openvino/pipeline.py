@@ -18,7 +18,7 @@ from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_bytes
 from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, blocks_of
 from pipelines.engines.openvino.build import MODEL_FILE
-from pipelines.engines.openvino.generation_request import GenerationRequest, Guide, Guides
+from pipelines.engines.openvino.generation_request import GenerationRequest, Guides
 from pipelines.engines.openvino.runtime import (
     FIRST_TOKENS,
     EngineFolder,
@@ -130,7 +130,11 @@ def finite(tokens: TokenIds = ()) -> Iterator[None]:
 
 def _load(folder: EngineFolder, options: OpenVinoOptions) -> genai.ContinuousBatchingPipeline:
     precision = kv_precision(folder.config, options)
-    _check_precision(precision)
+    if precision == "bf16" and not native_bf16():  # the plugin's attention does not support it
+        raise UserError(
+            "engine.openvino.kv_cache_precision='bf16' needs a processor that computes in bfloat16; this one does not.",
+            allowed="Here: auto, f32, f16, u8, u4.",
+        )
     blocks = kv_blocks(folder, options)
     if blocks * KV_BLOCK_TOKENS < folder.limits.max_seq_len:
         needed = blocks_of(folder.limits.max_seq_len) * kv_block_bytes(folder.config, precision)
@@ -148,15 +152,6 @@ def _load(folder: EngineFolder, options: OpenVinoOptions) -> genai.ContinuousBat
     with tempfile.TemporaryDirectory(prefix="pipelines-lora-") as scratch:
         ov.save_model(folder.read_model(), Path(scratch) / MODEL_FILE, compress_to_fp16=False)
         return genai.ContinuousBatchingPipeline(scratch, scheduler, "CPU", chosen)
-
-
-def _check_precision(precision: str) -> None:
-    """Reject a bf16 cache if the plugin's attention does not support it on this processor."""
-    if precision == "bf16" and not native_bf16():
-        raise UserError(
-            "engine.openvino.kv_cache_precision='bf16' needs a processor that computes in bfloat16; this one does not.",
-            allowed="Here: auto, f32, f16, u8, u4.",
-        )
 
 
 def _scheduler(folder: EngineFolder, options: OpenVinoOptions, blocks: int) -> genai.SchedulerConfig:
@@ -230,24 +225,21 @@ class GuidedGenerator:
             UserError: the schema is not valid.
         """
         guide = self._guides.read("json_schema", schema)
-        found = []
+        generations = []
         with progress.task("generating", len(prompts), "requests") as advance:
             for prompt in prompts:
-                found.append(_output(self._model, _request(prompt, limits, guide), limits.seed))
+                request = GenerationRequest(
+                    np.asarray(prompt, dtype=np.int64),
+                    limits.max_new_tokens,
+                    end_id=min(limits.stop_token_ids, default=NO_TOKEN),
+                    temperature=limits.temperature,
+                    top_k=limits.top_k,
+                    top_p=limits.top_p,
+                    guide=guide,
+                )
+                generations.append(_output(self._model, request, limits.seed))
                 advance(1)
-        return found
-
-
-def _request(prompt: TokenIds, limits: SamplingParams, guide: Guide) -> GenerationRequest:
-    return GenerationRequest(
-        np.asarray(prompt, dtype=np.int64),
-        limits.max_new_tokens,
-        end_id=min(limits.stop_token_ids, default=NO_TOKEN),
-        temperature=limits.temperature,
-        top_k=limits.top_k,
-        top_p=limits.top_p,
-        guide=guide,
-    )
+        return generations
 
 
 def _output(model: StatefulModel, request: GenerationRequest, seed: int) -> Generation:

@@ -131,24 +131,24 @@ class _Row:
 
     def value(self, name: str, default: Any) -> Any:
         """Return the scalar of an input as a Python value."""
-        found = self._inputs.get(name)
-        if found is None:
+        values = self._inputs.get(name)
+        if values is None:
             return default
-        return found.reshape(-1).tolist()[self.index if found.size >= self._batch else 0]
+        return values.reshape(-1).tolist()[self.index if values.size >= self._batch else 0]
 
     def vector(self, name: str) -> Array | None:
         """Return the row of an input as a vector."""
-        found = self._inputs.get(name)
-        return None if found is None else found.reshape(self._batch, -1)[self.index]
+        values = self._inputs.get(name)
+        return None if values is None else values.reshape(self._batch, -1)[self.index]
 
     def number(self, name: str, default: Any, allowed: str, fits: Callable[[Any], bool]) -> Any:
         """Return the scalar of an input if it is valid."""
         if name not in self._inputs:
             return default
-        found = self.value(name, default)
-        if not math.isfinite(found) or not fits(found):
-            raise UserError(f"{name}={found} is not valid.", allowed=f"It must be {allowed}.")
-        return found
+        number = self.value(name, default)
+        if not math.isfinite(number) or not fits(number):
+            raise UserError(f"{name}={number} is not valid.", allowed=f"It must be {allowed}.")
+        return number
 
 
 def _request(row: _Row, ids: Array, limits: ModelLimits) -> GenerationRequest:
@@ -205,7 +205,16 @@ def _check_together(request: GenerationRequest, limits: ModelLimits) -> None:
             todo="Create the repository with decoupled_mode=true.",
         )
     if limits.draft_model and request.lora_task_id is None and not request.needs_logits:
-        _check_speculation(request)
+        # it would stop openvino_genai 2026.4 for every client
+        what = f"beam_width={request.beam_width}" if request.beam_width > 1 else ""
+        if request.samples and not what:
+            what = f"sampling (runtime_top_k={request.top_k}, runtime_top_p={request.top_p})"
+        if what:
+            raise UserError(
+                f"{what} is not supported here: this model runs with a draft model, whose tokens are verified"
+                " greedily.",
+                todo="Leave it out, or create the repository without a draft model.",
+            )
     if request.beam_width > 1 and request.needs_logits:
         raise UserError(
             f"beam_width={request.beam_width} together with guided decoding, embedding_bias, bad_words_list, returned"
@@ -218,20 +227,6 @@ def _check_together(request: GenerationRequest, limits: ModelLimits) -> None:
         )
     if request.min_tokens > request.max_tokens:
         raise UserError(f"min_tokens={request.min_tokens} is more than request_output_len={request.max_tokens}.")
-
-
-def _check_speculation(request: GenerationRequest) -> None:
-    """Reject what would stop openvino_genai 2026.4 for every client when there is a draft model."""
-    what = ""
-    if request.beam_width > 1:
-        what = f"beam_width={request.beam_width}"
-    elif request.samples:
-        what = f"sampling (runtime_top_k={request.top_k}, runtime_top_p={request.top_p})"
-    if what:
-        raise UserError(
-            f"{what} is not supported here: this model runs with a draft model, whose tokens are verified greedily.",
-            todo="Leave it out, or create the repository without a draft model.",
-        )
 
 
 def _guide(row: _Row, guides: Guides | None) -> Guide | None:
@@ -247,11 +242,11 @@ def _guide(row: _Row, guides: Guides | None) -> Guide | None:
 
 
 def _text(row: _Row, name: str) -> str:
-    given = row.value(name, b"")
-    if isinstance(given, str):
-        return given
+    text = row.value(name, b"")
+    if isinstance(text, str):
+        return text
     try:
-        return bytes(given).decode()
+        return bytes(text).decode()
     except UnicodeDecodeError as error:
         raise UserError(f"{name} is not UTF-8 text: {error}") from error
 

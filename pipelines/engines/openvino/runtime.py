@@ -6,7 +6,7 @@ import ctypes
 import json
 import mmap
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -30,8 +30,7 @@ from pipelines.settings.base import Positive
 
 # Take back the signal stack that OpenVINO's CPU plugin gives the thread that loads it.
 #
-# With AMX, the plugin gives it an alternate stack, which it frees when it is unloaded. If nobody took it back, the
-# next
+# With AMX, the plugin gives it an alternate stack, which it frees when it is unloaded. If nobody took it back, the next
 # signal is written to freed memory: Ctrl-C then ends the process with SIGSEGV. The ordinary stack is large enough.
 
 SS_DISABLE = 2
@@ -52,20 +51,13 @@ def take_back_signal_stack() -> None:
 # Pages of an engine's weights file that stay resident although the plugin has its own copies of the weights.
 #
 # The plugin maps the file and packs each weight when it is first multiplied. The pages that it read for that stay in
-# the
-# process, as much again as the model, until the kernel needs memory; later only the embedding's rows are read from
-# the
-# file. The mapping cannot be written to, so its pages are those of the file, and a dropped one is read again on use.
+# the process, as much again as the model, until the kernel needs memory; later only the embedding's rows are read. The
+# mapping cannot be written to, so its pages are those of the file, and a dropped one is read again on use.
 
 INTERVAL_S = 0.02
 """Time between two drops while weights are packed, at about 1 GB/s: what is resident in between is 20 MB."""
 _libc = ctypes.CDLL(None)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
-
-def weights_dropped(file: Path) -> AbstractContextManager[None]:
-    """Keep the pages of a mapped file out of memory while weights are packed, and drop them at the end."""
-    return repeated(partial(drop_pages, file), INTERVAL_S, "weights dropped")
 
 
 def drop_pages(file: Path) -> int:
@@ -227,8 +219,12 @@ class EngineFolder:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Compile and run for the first time in here: the plugin then makes its copies of the weights."""
-        with weights_dropped((self.path / MODEL_FILE).with_suffix(".bin")):
+        """Compile and run for the first time in here: the plugin then makes its copies of the weights.
+
+        The pages of the mapped file are kept out of memory while weights are packed, and dropped at the end.
+        """
+        weights = (self.path / MODEL_FILE).with_suffix(".bin")
+        with repeated(partial(drop_pages, weights), INTERVAL_S, "weights dropped"):
             try:
                 yield
             finally:
@@ -247,13 +243,13 @@ def dynamic_quantization(config: CheckpointConfig, options: OpenVinoOptions) -> 
 
     Formats that quantize activations do so in the graph, with the checkpoint's scales; and not every processor does it.
     """
-    asked = options.dynamic_quantization
+    chosen = options.dynamic_quantization
     weight_only = all(FORMATS[qformat].weight_only for qformat in config.qformats)
-    if asked == "off" or not weight_only or not rounds_activations(options):
+    if chosen == "off" or not weight_only or not rounds_activations(options):
         return 0
-    if asked == "auto":
+    if chosen == "auto":
         return USUAL_GROUP if options.inference_precision == "auto" else 0
-    return int(asked)
+    return int(chosen)
 
 
 def arithmetic(config: CheckpointConfig, options: OpenVinoOptions) -> str:

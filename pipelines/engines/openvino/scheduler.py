@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.adapter_pipelines import AdapterPipelines, HandleReader, nothing_more
+from pipelines.engines.openvino.adapter_pipelines import AdapterPipelines, abandon, nothing_more, read
 from pipelines.engines.openvino.characters import PartialCharacters
 from pipelines.engines.openvino.generation_request import GenerationRequest
 from pipelines.engines.openvino.logits_loop import LogitsLoop, ResponseSender
@@ -27,7 +27,6 @@ from pipelines.engines.openvino.serving_stats import EngineCounters, EngineSnaps
 log = logging.getLogger(__name__)
 
 STOPPED = "The engine is stopping; no new requests are accepted."
-_READER = HandleReader()
 
 
 class QueueFullError(UserError):
@@ -69,7 +68,7 @@ class Scheduler:
         self._pipelines = AdapterPipelines(folder, options.engine, adapters)
         self._counters = EngineCounters(self._pipelines.max_blocks, folder.limits.max_batch_size)
         self._sender = ResponseSender(characters, self._sent)
-        self._logits_loop = LogitsLoop(folder, options.engine, adapters, self._sender, self._ended)
+        self._logits_loop = LogitsLoop(folder, options.engine, adapters, self._sender, self._counters.finished)
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._by_id: dict[str, set[Response]] = {}
@@ -125,11 +124,11 @@ class Scheduler:
             whether there were any.
         """
         with self._changed:
-            found = self._by_id.get(request_id, set())
-            for response in found:
+            responses = self._by_id.get(request_id, set())
+            for response in responses:
                 _cancel(response)
             self._changed.notify_all()
-        return bool(found)
+        return bool(responses)
 
     def snapshot(self) -> EngineSnapshot:
         """Return the current statistics."""
@@ -180,7 +179,10 @@ class Scheduler:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._running or self._closing)
                 if self._closing:
-                    self._stop_handles()
+                    for sequence in self._running:
+                        sequence.handle.cancel()
+                    for pipeline in self._pipelines.busy(self._running):
+                        pipeline.step()
                     return
                 admitted = self._admit()
             for sequence in admitted:
@@ -197,7 +199,8 @@ class Scheduler:
             sequence = self._waiting[0]
             if sequence.cancelled or (sequence.deadline_ns and now > sequence.deadline_ns):
                 self._waiting.popleft()
-                self._give_up(sequence)
+                error = "" if sequence.cancelled else "The request waited longer than its timeout."
+                self._sender.send(sequence, nothing_more(sequence, error))
                 continue
             pipeline = self._pipelines.of(sequence.request)
             # under guaranteed_no_evict, a request starts only when all the blocks it may need are free
@@ -207,10 +210,6 @@ class Scheduler:
             pipeline.reserve(sequence.request)
             admitted.append(sequence)
         return admitted
-
-    def _give_up(self, sequence: Sequence) -> None:
-        error = "" if sequence.cancelled else "The request waited longer than its timeout."
-        self._sender.send(sequence, nothing_more(sequence, error))
 
     def _start(self, sequence: Sequence) -> None:
         try:
@@ -228,12 +227,12 @@ class Scheduler:
         """Run one iteration of the engine and process its output."""
         cancelled = [sequence for sequence in self._running if sequence.cancelled]
         if cancelled:
-            self._conclude([(sequence, _READER.abandon(sequence)) for sequence in cancelled])
+            self._conclude([(sequence, abandon(sequence)) for sequence in cancelled])
         for pipeline in self._pipelines.busy(self._running):
             pipeline.step()
         now = time.monotonic_ns()
-        found = [(sequence, _READER.read(sequence, now)) for sequence in self._running]
-        outputs = [(sequence, step) for sequence, step in found if step is not None]
+        steps = ((sequence, read(sequence, now)) for sequence in self._running)
+        outputs = [(sequence, step) for sequence, step in steps if step is not None]
         ended = [(sequence, step) for sequence, step in outputs if step.ended]
         self._sender.send_all((sequence, step) for sequence, step in outputs if not step.ended)
         if ended:
@@ -242,20 +241,14 @@ class Scheduler:
 
     def _conclude(self, ended: list[tuple[Sequence, StepOutput]]) -> None:
         """Free the slots first, then notify the clients."""
-        self._release([sequence for sequence, _ in ended])
-        self._sender.send_all(ended)
-
-    def _release(self, ended: list[Sequence]) -> None:
-        gone = set(ended)
+        gone = {sequence for sequence, _ in ended}
         with self._changed:
             self._running = [sequence for sequence in self._running if sequence not in gone]
-        for sequence in ended:
+        for sequence, _ in ended:
             self._pipelines.of(sequence.request).release(sequence)
-            self._ended(sequence)
+            self._counters.finished(sequence)
             sequence.handle = None
-
-    def _ended(self, sequence: Sequence) -> None:
-        self._counters.finished(sequence)
+        self._sender.send_all(ended)
 
     def _sent(self, sequence: Sequence) -> None:
         """Forget a request after its last response was sent."""
@@ -282,12 +275,6 @@ class Scheduler:
                     with self._changed:
                         _cancel(response)
                         self._changed.notify_all()
-
-    def _stop_handles(self) -> None:
-        for sequence in self._running:
-            sequence.handle.cancel()
-        for pipeline in self._pipelines.busy(self._running):
-            pipeline.step()
 
     def _fail_all(self, message: str, *, unavailable: bool = False) -> None:
         with self._changed:

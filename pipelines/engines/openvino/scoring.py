@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -134,7 +135,9 @@ def _grouped(ordered: list[PrefixRow]) -> Iterator[PrefixGroup]:
     group: PrefixGroup | None = None
     for row in ordered:
         if group is not None:
-            shared = min(group.shared, row.free, _common(group.rows[-1].tokens, row.tokens))
+            neighbours = zip(group.rows[-1].tokens, row.tokens, strict=False)
+            common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], neighbours))
+            shared = min(group.shared, row.free, common)
             lost = (len(group.rows) - 1) * (group.shared - shared)
             if shared - lost >= MIN_SHARED_TOKENS:
                 group.shared = shared
@@ -144,14 +147,6 @@ def _grouped(ordered: list[PrefixRow]) -> Iterator[PrefixGroup]:
         group = PrefixGroup(row.free, [row])
     if group is not None:
         yield group
-
-
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the number of equal leading tokens."""
-    for position, (a, b) in enumerate(zip(first, second, strict=False)):
-        if a != b:
-            return position
-    return min(len(first), len(second))
 
 
 Array = np.ndarray[Any, Any]
@@ -210,7 +205,10 @@ class Scorer:
             saved = [np.array(state.state.data, copy=True) for state in states]
             for index, batch in enumerate(made):
                 if index:
-                    self._restore(saved)
+                    self._request.reset_state()
+                    # the tensors of the empty state cannot be set
+                    for state, values in zip(self._request.query_state() if saved else (), saved, strict=True):
+                        state.state = ov.Tensor(values)
                 self._score_batch(batch, past, scores)
                 done(sum(len(row.continuations) for _, row in batch))
         return scores
@@ -219,9 +217,9 @@ class Scorer:
         """Return the logits after every token, float32 [T, V]."""
         self._request.reset_state()
         parts: list[Array] = []
-        wanted = [(0, column) for column in range(len(tokens))]
+        positions = [(0, column) for column in range(len(tokens))]
         self._feed(
-            np.array([tokens], dtype=np.int64), NOTHING_PAST, wanted, lambda _, logits: parts.append(logits.copy())
+            np.array([tokens], dtype=np.int64), NOTHING_PAST, positions, lambda _, logits: parts.append(logits.copy())
         )
         return np.concatenate(parts)
 
@@ -235,23 +233,24 @@ class Scorer:
 
     def _score_batch(self, batch: list[tuple[int, PrefixRow]], past: Array, scores: list[tuple[float, bool]]) -> None:
         of = np.array([group for group, _ in batch])
-        asked: dict[Position, list[tuple[int, int]]] = {}  # what continuations have here: pair, token
+        targets: dict[Position, list[tuple[int, int]]] = {}  # what continuations have here: pair, token
         for index, (group, row) in enumerate(batch):
             for continuation in row.continuations:
                 for offset, target in enumerate(continuation.targets):
                     position = (index, continuation.start - int(past[group]) + offset)
-                    asked.setdefault(position, []).append((continuation.pair, target))
-        found: dict[int, list[tuple[float, bool]]] = {}
+                    targets.setdefault(position, []).append((continuation.pair, target))
+        of_pairs: dict[int, list[tuple[float, bool]]] = {}
 
         def use(here: list[Position], logits: Array) -> None:
-            picked = [(at, *each) for at, position in enumerate(here) for each in asked[position]]
-            rows, pairs, targets = zip(*picked, strict=True)
-            for pair, score in zip(pairs, _token_scores(logits, rows, targets), strict=True):
-                found.setdefault(pair, []).append(score)
+            picked = [(at, *each) for at, position in enumerate(here) for each in targets[position]]
+            norms, best = norms_of(logits).tolist(), logits.argmax(axis=1)
+            for row, pair, target in picked:
+                score = float(logits[row, target]) - norms[row], bool(best[row] == target)
+                of_pairs.setdefault(pair, []).append(score)
 
         rests = [row.tokens[past[group] :] for group, row in batch]
-        self._feed(_padded(rests), _Past(past, of), list(asked), use)
-        for pair, each in found.items():
+        self._feed(_padded(rests), _Past(past, of), list(targets), use)
+        for pair, each in of_pairs.items():
             logprobs, greedy = zip(*each, strict=True)
             scores[pair] = (float(np.array(logprobs).sum()), all(greedy))
 
@@ -300,13 +299,6 @@ class Scorer:
         logits: Array = self._request.infer(inputs, share_outputs=True)["logits"][0]
         return logits
 
-    def _restore(self, saved: list[Array]) -> None:
-        """Go back to a saved state, or to the empty one, whose tensors cannot be set."""
-        self._request.reset_state()
-        if saved:
-            for state, values in zip(self._request.query_state(), saved, strict=True):
-                state.state = ov.Tensor(values)
-
 
 def _padded(rows: Sequence[Sequence[int]]) -> Array:
     """Return token ids [B, T]; padding comes last, so no token attends to it in the same inference."""
@@ -314,12 +306,3 @@ def _padded(rows: Sequence[Sequence[int]]) -> Array:
     for index, row in enumerate(rows):
         tokens[index, : len(row)] = row
     return tokens
-
-
-def _token_scores(logits: Array, rows: Sequence[int], targets: Sequence[int]) -> list[tuple[float, bool]]:
-    """Return log softmax(logits [N, V]) of a token in each of some rows, and whether it is the likeliest."""
-    norms, best = norms_of(logits).tolist(), logits.argmax(axis=1)
-    return [
-        (float(logits[row, token]) - norms[row], bool(best[row] == token))
-        for row, token in zip(rows, targets, strict=True)
-    ]

@@ -206,6 +206,7 @@ class StepOutput:
         self.ended, self.error, self.unavailable = later.ended, later.error, later.unavailable
 
 
+@dataclass(slots=True, eq=False)
 class Sequence:
     """One sequence (or one beam search) being generated.
 
@@ -229,49 +230,27 @@ class Sequence:
         context_logits: logits of the prompt, likewise.
     """
 
-    __slots__ = (
-        "batch_index",
-        "cancelled",
-        "context_logits",
-        "cum",
-        "cum_sent",
-        "deadline_ns",
-        "draft",
-        "handle",
-        "held",
-        "kv",
-        "log_probs",
-        "request",
-        "response",
-        "sent_log_probs",
-        "sequence_index",
-        "stamps",
-        "tokens",
-    )
+    request: GenerationRequest
+    response: Response
+    batch_index: int
+    sequence_index: int
+    deadline_ns: int = 0
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    cum: float = 0.0
+    cancelled: bool = False
+    stamps: Stamps = field(default_factory=lambda: Stamps(arrival=time.monotonic_ns()))
+    kv: KvUse = field(default_factory=KvUse)
+    draft: DraftUse = field(default_factory=DraftUse)
+    handle: Any = None
+    held: StepOutput | None = None
+    sent_log_probs: list[float] = field(default_factory=list)
+    cum_sent: float = 0.0
+    context_logits: Array | None = None
 
-    def __init__(
-        self,
-        request: GenerationRequest,
-        response: Response,
-        batch_index: int,
-        sequence_index: int,
-        deadline_ns: int = 0,
-    ) -> None:
-        self.request, self.response = request, response
-        self.batch_index, self.sequence_index = batch_index, sequence_index
-        self.deadline_ns = deadline_ns
-        self.tokens: list[int] = []
-        self.log_probs: list[float] = []
-        self.cum = 0.0
-        self.cancelled = False
-        self.stamps, self.kv, self.draft = Stamps(arrival=time.monotonic_ns()), KvUse(), DraftUse()
-        self.handle: Any = None
-        self.held: StepOutput | None = None
-        self.sent_log_probs: list[float] = []
-        self.cum_sent = 0.0
-        self.context_logits: Array | None = None
-        response.sequences.append(self)
-        response.open += 1
+    def __post_init__(self) -> None:
+        self.response.sequences.append(self)
+        self.response.open += 1
 
     @property
     def streams_tokens(self) -> bool:
@@ -284,8 +263,8 @@ class Sequence:
         if not words:
             return None
         ends = range(len(tokens) - new + 1, len(tokens) + 1)
-        found = (end for end in ends for word in words if tuple(tokens[max(0, end - len(word)) : end]) == word)
-        return next(found, None)
+        matches = (end for end in ends for word in words if tuple(tokens[max(0, end - len(word)) : end]) == word)
+        return next(matches, None)
 
     def seed(self) -> int:
         """Return the seed of this output: it increases with each further output for a prompt."""

@@ -78,24 +78,30 @@ class ServingOptions:
         Raises:
             UserError: naming the parameter, its value and what is allowed.
         """
-        given = _Parameters(config.get("parameters", {}))
-        _refuse(given)
-        tokenizer = repository / given.text("tokenizer_dir", FALLBACK_TOKENIZER)
+        parameters = _Parameters(config.get("parameters", {}))
+        parameters.word("gpt_model_type", BATCHING[0], BATCHING)
+        parameters.word("decoding_mode", DECODING_MODES[0], DECODING_MODES)
+        for name in (name for name in NOT_HERE if name in parameters):
+            raise UserError(
+                f"Parameter {name}='{parameters.text(name, '')}' is not supported by the CPU engine.",
+                todo="Leave it out.",
+            )
+        tokenizer = repository / parameters.text("tokenizer_dir", FALLBACK_TOKENIZER)
         return cls(
-            engine_dir=repository / given.text("gpt_model_path", "tensorrt_llm/1/engine"),
-            engine=_engine_options(given, repository),
-            lora_dir=given.place("lora_prefetch_dir", repository),
+            engine_dir=repository / parameters.text("gpt_model_path", "tensorrt_llm/1/engine"),
+            engine=_engine_options(parameters, repository),
+            lora_dir=parameters.place("lora_prefetch_dir", repository),
             tokenizer_dir=tokenizer if tokenizer.is_dir() else None,
-            guided=given.word("guided_decoding_backend", "", ("", GUIDED)) == GUIDED,
-            max_tokens_in_cache=given.whole("max_tokens_in_paged_kv_cache", None),
-            max_beam_width=given.whole("max_beam_width", None),
-            max_queue_size=given.whole("openvino_max_queue_size", 0) or 0,
+            guided=parameters.word("guided_decoding_backend", "", ("", GUIDED)) == GUIDED,
+            max_tokens_in_cache=parameters.whole("max_tokens_in_paged_kv_cache", None),
+            max_beam_width=parameters.whole("max_beam_width", None),
+            max_queue_size=parameters.whole("openvino_max_queue_size", 0) or 0,
             decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
-            exclude_input=given.flag("exclude_input_in_output", default=False),
-            guaranteed_no_evict=given.word("batch_scheduler_policy", POLICIES[0], POLICIES) == POLICIES[0],
-            fold_token_ids=given.flag("openvino_fold_token_ids", default=False),
-            cancellation_check_period_ms=given.whole("cancellation_check_period_ms", 100) or 100,
-            stats_check_period_ms=given.whole("stats_check_period_ms", 100) or 100,
+            exclude_input=parameters.flag("exclude_input_in_output", default=False),
+            guaranteed_no_evict=parameters.word("batch_scheduler_policy", POLICIES[0], POLICIES) == POLICIES[0],
+            fold_token_ids=parameters.flag("openvino_fold_token_ids", default=False),
+            cancellation_check_period_ms=parameters.whole("cancellation_check_period_ms", 100) or 100,
+            stats_check_period_ms=parameters.whole("stats_check_period_ms", 100) or 100,
         )
 
     def fitted(self, folder: EngineFolder) -> ServingOptions:
@@ -143,17 +149,17 @@ class _Parameters:
         return repository / self._given[name] if name in self._given else None
 
 
-def _engine_options(given: _Parameters, repository: Path) -> OpenVinoOptions:
+def _engine_options(parameters: _Parameters, repository: Path) -> OpenVinoOptions:
     """Read the engine's own settings, `openvino_*`, and the parameters of TensorRT-LLM's backend that it supports."""
     names = (*OpenVinoSettings.model_fields, "num_draft_tokens")
-    own = {name: given.text(PREFIX + name, "") for name in names if PREFIX + name in given}
-    if draft_dir := given.place(f"{PREFIX}draft_dir", repository):
+    own = {name: parameters.text(PREFIX + name, "") for name in names if PREFIX + name in parameters}
+    if draft_dir := parameters.place(f"{PREFIX}draft_dir", repository):
         own["draft_dir"] = str(draft_dir)
     others = {
-        "enable_prefix_caching": given.flag("enable_kv_cache_reuse", default=True),
-        "enable_chunked_context": given.flag("enable_chunked_context", default=False),
-        "attention_window": _window(given),
-        "sink_tokens": given.whole("sink_token_length", 0, least=0) or 0,
+        "enable_prefix_caching": parameters.flag("enable_kv_cache_reuse", default=True),
+        "enable_chunked_context": parameters.flag("enable_chunked_context", default=False),
+        "attention_window": _window(parameters),
+        "sink_tokens": parameters.whole("sink_token_length", 0, least=0) or 0,
     }
     return OpenVinoOptions.judged({**own, **others}, f"Parameter {PREFIX}")
 
@@ -168,26 +174,16 @@ def _number(name: str, text: str, least: int) -> int:
     return value
 
 
-def _window(given: _Parameters) -> int | None:
+def _window(parameters: _Parameters) -> int | None:
     """Read a list of windows, one per layer and repeated over the layers; here all must be equal."""
     name = "max_attention_window_size"
-    if name not in given:
+    if name not in parameters:
         return None
-    windows = {_number(name, part.strip(), 1) for part in given.text(name, "").split(",")}
+    windows = {_number(name, part.strip(), 1) for part in parameters.text(name, "").split(",")}
     if len(windows) > 1:
         raise UserError(
-            f"Parameter {name}='{given.text(name, '')}' is not supported by the CPU engine.",
+            f"Parameter {name}='{parameters.text(name, '')}' is not supported by the CPU engine.",
             allowed="All of its layers share one window.",
             todo=f"Set one number, e.g. {max(windows)}.",
         )
     return windows.pop()
-
-
-def _refuse(given: _Parameters) -> None:
-    given.word("gpt_model_type", BATCHING[0], BATCHING)
-    given.word("decoding_mode", DECODING_MODES[0], DECODING_MODES)
-    for name in NOT_HERE:
-        if name in given:
-            raise UserError(
-                f"Parameter {name}='{given.text(name, '')}' is not supported by the CPU engine.", todo="Leave it out."
-            )

@@ -107,7 +107,12 @@ class GraphBlocks:
         """Load and compile; see `GraphForcing`. Iterations are of one size, as both sides of a comparison need."""
         model, chosen = _prepared(folder, options, varied=varied)
         _cut_head(model)
-        self._names = _with_block_outputs(model)
+        self._names = []
+        for node in _block_ends(model):
+            self._names.append(f"block.{int(node.get_friendly_name().split('.')[2])}")
+            result = op.result(node.output(0))
+            result.get_output_tensor(0).set_names({self._names[-1]})
+            model.add_results([result])
         with folder.loading():
             self._layers = _Layers(model, chosen.properties, {}, shorter=False)
             list(self.slices([[0] * FIRST_TOKENS], FIRST_TOKENS))
@@ -222,18 +227,6 @@ def linear_weights(folder: EngineFolder) -> Iterator[tuple[str, Array]]:
                 ov.Model([op.result(node.output(0))], [], name), "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
             )({})[0]
             yield name.removeprefix("model.layers.").removesuffix(".weight"), np.array(values, dtype=np.float32)
-
-
-def _with_block_outputs(model: ov.Model) -> list[str]:
-    """Add an output for each decoder block; return their names, "block.0" and so on, in order."""
-    names = []
-    for node in _block_ends(model):
-        layer = int(node.get_friendly_name().split(".")[2])
-        names.append(f"block.{layer}")
-        result = op.result(node.output(0))
-        result.get_output_tensor(0).set_names({names[-1]})
-        model.add_results([result])
-    return names
 
 
 def _round_results(model: ov.Model, bits: int) -> None:

@@ -113,17 +113,17 @@ class BuildLog:
         if not line:
             return False, None
         self._last = line
-        found = LINE.match(line)
-        if found is None:
+        entry = LINE.match(line)
+        if entry is None:
             if EXCEPTION.match(line):
                 self._exceptions.append(line)
             if version := VERSION.search(line):
                 self.version = version.group(1)
                 return False, f"TensorRT-LLM {self.version}"
             return False, None
-        self._read(found["text"])
-        step = any(pattern.search(found["text"]) for pattern in STEPS.values())
-        return step, self._note(found["tool"], found["level"], found["text"])
+        self._read(entry["text"])
+        step = any(pattern.search(entry["text"]) for pattern in STEPS.values())
+        return step, self._note(entry["tool"], entry["level"], entry["text"])
 
     def facts(self) -> dict[str, Any]:
         """Return facts for the manifest, only those that the log contains."""
@@ -143,12 +143,12 @@ class BuildLog:
 
     def _read(self, text: str) -> None:
         for name, pattern, read in NUMBERS:
-            if found := pattern.search(text):
-                self.numbers[name] = max(self.numbers.get(name, 0), int(read(found.group(1))))
-        if found := RANK_SECONDS.search(text):
-            self.rank_seconds.append(_clock(found.group(1)))
-        if found := TOTAL_SECONDS.search(text):
-            self.total_seconds = _clock(found.group(1))
+            if match := pattern.search(text):
+                self.numbers[name] = max(self.numbers.get(name, 0), int(read(match.group(1))))
+        if match := RANK_SECONDS.search(text):
+            self.rank_seconds.append(_clock(match.group(1)))
+        if match := TOTAL_SECONDS.search(text):
+            self.total_seconds = _clock(match.group(1))
 
     def _note(self, tool: str, level: str, text: str) -> str | None:
         if level == "E":
@@ -157,7 +157,9 @@ class BuildLog:
         if level == "W":
             return self._warning(tool, text)
         if RANK_SECONDS.search(text):
-            return f"built in {show_seconds(self.rank_seconds[-1])}{self._sizes()}"
+            words = {"weights_bytes": "weights", "activation_bytes": "activations"}
+            sizes = [f"{word} {show_bytes(self.numbers[name])}" for name, word in words.items() if name in self.numbers]
+            return f"built in {show_seconds(self.rank_seconds[-1])}" + (f": {', '.join(sizes)}" if sizes else "")
         return None
 
     def _warning(self, tool: str, text: str) -> str | None:
@@ -167,11 +169,6 @@ class BuildLog:
             return None
         self.warnings.append(text)
         return f"warning: {text}"
-
-    def _sizes(self) -> str:
-        words = {"weights_bytes": "weights", "activation_bytes": "activations"}
-        known = [f"{word} {show_bytes(self.numbers[name])}" for name, word in words.items() if name in self.numbers]
-        return f": {', '.join(known)}" if known else ""
 
 
 # Checkpoint -> engine folder: run trtllm-build, show its progress, and check its output.
@@ -229,10 +226,24 @@ def build_engine(
     if faults := read_back(out_dir, build, limits, config):
         _keep_log(out_dir, on_gpu)
         raise UserError.of(faults)
-    _keep_timing(out_dir / TIMING, cache)
+    if (timing := out_dir / TIMING).is_file():  # it includes the old cache's contents
+        with replacing(cache) as fresh:
+            shutil.copyfile(timing, fresh)
+        timing.unlink()
     built_on.save(out_dir)
     size = sum(path.stat().st_size for path in out_dir.glob("rank*.*"))
-    return EngineFacts(size, {**_details(parts, built_on), "timing_cache_reused": warm, **log.facts()})
+    details = {
+        "flavour": "tensorrt_llm",
+        "gpu": built_on.gpu,
+        "sm": built_on.sm,
+        "tensorrt_llm_version": built_on.tensorrt_llm,
+        "tensorrt_version": built_on.tensorrt,
+        # as given, without paths
+        "options": {
+            part[0].removeprefix("--"): " ".join(part[1:]) for part in parts[3:] if "timing_cache" not in part[0]
+        },
+    }
+    return EngineFacts(size, {**details, "timing_cache_reused": warm, **log.facts()})
 
 
 def _run(words: list[str], out_dir: Path, world_size: int, on_gpu: OnGpu, progress: Progress) -> BuildLog:
@@ -290,28 +301,6 @@ def _keep_log(out_dir: Path, on_gpu: OnGpu) -> Path:
     kept = on_gpu.failed_logs / f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}-{LOG}"
     shutil.copyfile(out_dir / LOG, kept)
     return kept
-
-
-def _keep_timing(made: Path, cache: Path) -> None:
-    """Replace the timing cache atomically; the new one includes the old one's contents."""
-    if not made.is_file():
-        return
-    with replacing(cache) as fresh:
-        shutil.copyfile(made, fresh)
-    made.unlink()
-
-
-def _details(parts: list[tuple[str, ...]], built_on: BuiltOn) -> dict[str, Any]:
-    """Return the options as given, without paths."""
-    options = {part[0].removeprefix("--"): " ".join(part[1:]) for part in parts[3:] if "timing_cache" not in part[0]}
-    return {
-        "flavour": "tensorrt_llm",
-        "gpu": built_on.gpu,
-        "sm": built_on.sm,
-        "tensorrt_llm_version": built_on.tensorrt_llm,
-        "tensorrt_version": built_on.tensorrt,
-        "options": options,
-    }
 
 
 class TensorRtEngine:

@@ -45,33 +45,33 @@ def help_differences(help_text: str) -> list[Fault]:
     Returns:
         a fault for every difference; an empty list if the program matches the table.
     """
-    found = described(help_text)
-    if not found:
+    here = described(help_text)
+    if not here:
         return [
             Fault(
                 "This is not the help of trtllm-build: it contains no options.",
                 todo="Pass the output of: trtllm-build --help",
             )
         ]
-    known = {name: option for option in OPTIONS.values() for name in (option.name, *option.aliases)}
-    gone = [Fault(f"This trtllm-build lacks {name}.", "1.2 has it.", REPORT) for name in known if name not in found]
-    new = [Fault(f"This trtllm-build has {name}, which 1.2 lacks.", todo=REPORT) for name in found if name not in known]
-    return [*gone, *new, *(fault for name in known if name in found for fault in _differs(known[name], found[name]))]
+    table = {name: option for option in OPTIONS.values() for name in (option.name, *option.aliases)}
+    gone = [Fault(f"This trtllm-build lacks {name}.", "1.2 has it.", REPORT) for name in table if name not in here]
+    new = [Fault(f"This trtllm-build has {name}, which 1.2 lacks.", todo=REPORT) for name in here if name not in table]
+    return [*gone, *new, *(fault for name in table if name in here for fault in _differs(table[name], here[name]))]
 
 
 def extra_choices(help_text: str) -> list[str]:
     """Describe the choices in a program's help that the table lacks; every setting works without them."""
-    found = described(help_text)
-    known = {option.name: option.choices for option in OPTIONS.values() if option.choices and option.name in found}
-    extra = {name: sorted(set(found[name].choices) - set(choices)) for name, choices in known.items()}
+    here = described(help_text)
+    table = {option.name: option.choices for option in OPTIONS.values() if option.choices and option.name in here}
+    extra = {name: sorted(set(here[name].choices) - set(choices)) for name, choices in table.items()}
     return [f"{name} also accepts {', '.join(new)}" for name, new in extra.items() if new]
 
 
 def _differs(option: BuildOption, here: OptionInHelp) -> Iterator[Fault]:
-    wanted_here = [choice for choice in option.choices or () if choice not in option.later_choices]
-    if here.choices and not set(wanted_here) <= set(here.choices):
-        given, wanted = ", ".join(here.choices), ", ".join(wanted_here)
-        yield Fault(f"This trtllm-build accepts {option.name} {{{given}}}.", f"In 1.2 it accepts {{{wanted}}}.", REPORT)
+    in_1_2 = [choice for choice in option.choices or () if choice not in option.later_choices]
+    if here.choices and not set(in_1_2) <= set(here.choices):
+        now, then = ", ".join(here.choices), ", ".join(in_1_2)
+        yield Fault(f"This trtllm-build accepts {option.name} {{{now}}}.", f"In 1.2 it accepts {{{then}}}.", REPORT)
     if here.default and here.default != str(option.default):
         yield Fault(
             f"The default of {option.name} in this trtllm-build is {here.default}.",
@@ -88,14 +88,14 @@ def described(help_text: str) -> dict[str, OptionInHelp]:
             blocks.append((match.group(1), [line]))
         elif blocks:
             blocks[-1][1].append(line.strip())
-    found: dict[str, OptionInHelp] = {}
+    options: dict[str, OptionInHelp] = {}
     for invocation, lines in blocks:
         listed, default = CHOICES.search(invocation), DEFAULT.search(" ".join(lines))
         choices = tuple(word.strip() for word in listed.group(1).split(",")) if listed else ()
         for name in re.findall(r"(?:^|, )(--?[\w-]+)", CHOICES.sub("", invocation)):
             if name not in STANDARD:
-                found[name] = OptionInHelp(choices, default.group(1) if default else "")
-    return found
+                options[name] = OptionInHelp(choices, default.group(1) if default else "")
+    return options
 
 
 # The exact trtllm-build command: the limits, and every option that differs from trtllm-build's default.
@@ -136,13 +136,14 @@ def command(build: BuildSettings, limits: BuildLimits, places: BuildPaths) -> li
     if places.timing_in is not None:
         parts.append(("--input_timing_cache", places.timing_in))
     parts.append(("--output_timing_cache", places.timing_out))
-    given = asdict(limits)
+    limit = asdict(limits)
     for option in OPTIONS.values():
         if option.key in DECIDED:
             continue
-        value = given.get(option.key, build[option.key])
+        value = limit.get(option.key, build[option.key])
         if option.key in ALWAYS or value != option.default:
-            parts.append(_part(option, value))
+            values = () if option.type == FLAG else value if option.type == LIST else (value,)
+            parts.append((option.name, *map(str, values)))
     return parts
 
 
@@ -151,14 +152,6 @@ def identity(build: BuildSettings) -> dict[str, Any]:
     values = build.every()
     changed = {name for name, option in OPTIONS.items() if name in values and values[name] != option.default}
     return {key: values[key] for key in sorted(changed - set(NO_BYTES) | {*ALWAYS, "tokens_per_block"})}
-
-
-def _part(option: BuildOption, value: Any) -> Part:
-    if option.type == FLAG:
-        return (option.name,)
-    if option.type == LIST:
-        return (option.name, *map(str, value))
-    return (option.name, str(value))
 
 
 BUILT_ON = "built_on.json"
@@ -220,8 +213,13 @@ def read_back(engine_dir: Path, build: BuildSettings, limits: BuildLimits, check
         version = str(raw["version"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         return [Fault(f"trtllm-build wrote no engine configuration: {path}: {error!r}.")]
-    faults = [*_files(engine_dir, checkpoint.world_size), *_model(pretrained, checkpoint)]
-    faults += _limits(built, build, limits)
+    engines = [engine_dir / f"rank{rank}.engine" for rank in range(checkpoint.world_size)]
+    faults = [
+        Fault(f"trtllm-build wrote no {file.name}; the checkpoint has {count(len(engines), 'rank')}.")
+        for file in engines
+        if not file.is_file() or file.stat().st_size == 0
+    ]
+    faults += [*_model(pretrained, checkpoint), *_limits(built, build, limits)]
     here = _version("tensorrt_llm")
     if here not in ("absent", version):
         faults.append(
@@ -232,13 +230,6 @@ def read_back(engine_dir: Path, build: BuildSettings, limits: BuildLimits, check
             )
         )
     return faults
-
-
-def _files(engine_dir: Path, world_size: int) -> Iterator[Fault]:
-    for rank in range(world_size):
-        path = engine_dir / f"rank{rank}.engine"
-        if not path.is_file() or path.stat().st_size == 0:
-            yield Fault(f"trtllm-build wrote no {path.name}; the checkpoint has {count(world_size, 'rank')}.")
 
 
 def _model(pretrained: dict[str, Any], checkpoint: CheckpointConfig) -> Iterator[Fault]:
@@ -253,20 +244,20 @@ def _model(pretrained: dict[str, Any], checkpoint: CheckpointConfig) -> Iterator
         "tp_size": (mapping.get("tp_size", 1), checkpoint.tp_size),
         "pp_size": (mapping.get("pp_size", 1), checkpoint.pp_size),
     }
-    for name, (found, wanted) in pairs.items():
-        if found != wanted:
-            yield Fault(f"The engine has {name}={found}, the checkpoint {name}={wanted}.")
+    for name, (ours, theirs) in pairs.items():
+        if ours != theirs:
+            yield Fault(f"The engine has {name}={ours}, the checkpoint {name}={theirs}.")
 
 
 def _limits(built: dict[str, Any], build: BuildSettings, limits: BuildLimits) -> Iterator[Fault]:
-    wanted = adjusted(build, limits)
+    requested = adjusted(build, limits)
     speculative = build.speculative_decoding_mode is not None  # increases these two by the number of draft tokens
     for name in ALWAYS:
-        asked, found = wanted[name], built.get(name)
-        if speculative and name in ("max_seq_len", "max_num_tokens") and isinstance(found, int) and found >= asked:
+        limit, actual = requested[name], built.get(name)
+        if speculative and name in ("max_seq_len", "max_num_tokens") and isinstance(actual, int) and actual >= limit:
             continue
-        if found != asked:
-            yield Fault(f"The engine has {name}={found}; {name}={asked} was requested.")
+        if actual != limit:
+            yield Fault(f"The engine has {name}={actual}; {name}={limit} was requested.")
 
 
 def adjusted(build: BuildSettings, limits: BuildLimits) -> dict[str, int]:
@@ -274,22 +265,20 @@ def adjusted(build: BuildSettings, limits: BuildLimits) -> dict[str, int]:
 
     Source: TensorRT-LLM `builder.py` (`_init_max_seq_len`) and `_common.py` (`check_max_num_tokens`).
     """
-    found = {name: int(getattr(limits, name)) for name in ALWAYS}
-    found["max_input_len"] = min(found["max_input_len"], found["max_seq_len"])
-    most = found["max_batch_size"] * found["max_seq_len"]
+    sizes = {name: int(getattr(limits, name)) for name in ALWAYS}
+    sizes["max_input_len"] = min(sizes["max_input_len"], sizes["max_seq_len"])
+    most = sizes["max_batch_size"] * sizes["max_seq_len"]
     if build["remove_input_padding"] == "disable":
-        found["max_num_tokens"] = most
-        return found
-    tokens = min(found["max_num_tokens"], most)
-    least = limits.tokens_per_block if build["context_fmha"] == "enable" else found["max_input_len"]
-    return found | {"max_num_tokens": max(tokens, least)}
+        return sizes | {"max_num_tokens": most}
+    tokens = min(sizes["max_num_tokens"], most)
+    least = limits.tokens_per_block if build["context_fmha"] == "enable" else sizes["max_input_len"]
+    return sizes | {"max_num_tokens": max(tokens, least)}
 
 
 # Check an engine against this machine: it runs only on the GPU generation and under the versions that built it.
 #
 # Source: TensorRT's "engine plan file is not compatible" and "expecting compute 8.0 got 8.9": tensorrtllm_backend
-# issues
-# 194, 424 and 531, TensorRT-LLM issues 1695 and 1838, llama_index issue 12318.
+# issues 194, 424 and 531, TensorRT-LLM issues 1695 and 1838, llama_index issue 12318.
 
 
 def fit_faults(engine_dir: Path) -> list[Fault]:

@@ -104,12 +104,11 @@ def test_neither_modelopt_nor_transformers_is_imported(tmp_path) -> None:
 import sys
 from pathlib import Path
 from pipelines.compress.quantizing import quantize
-from pipelines.compress.specs import QuantSpec
 from pipelines.domain.formats import QFormat
-from pipelines.compress.config import CalibrationSettings  # noqa: E402
-from tests.support.specs import quant_spec  # noqa: E402
+from pipelines.compress.config import CalibrationSettings
+from tests.support.specs import quant_spec
 facts = quantize(
-    Path({str(BUNDLED / "models" / "tiny_gemma")!r}), Path({str(tmp_path / "out")!r}), QuantSpec(QFormat.NONE), (),
+    Path({str(BUNDLED / "models" / "tiny_gemma")!r}), Path({str(tmp_path / "out")!r}), quant_spec(QFormat.NONE), (),
     CalibrationSettings(),
 )
 assert facts["tool"] == {{}} and facts["calibration"]["sequences"] == 0 and facts["qformat"] == "none"
