@@ -65,24 +65,24 @@ def verify_unified(folder: Path) -> list[Fault]:
         return list(error.faults)
     algo = block.get("quant_algo")
     if algo not in ALGORITHMS:
-        known = ", ".join(str(name) for name in ALGORITHMS)
-        return [Fault(f"{folder / QUANT_CONFIG} has quant_algo='{algo}'.", f"The PyTorch backend accepts {known}.")]
-    found = {name: info for file in files for name, info in file.header.items()}
-    faults = _tensor_faults(folder, expected_tensors(config, shape, block, _dtype(found)), found)
+        accepted = ", ".join(map(str, ALGORITHMS))
+        return [Fault(f"{folder / QUANT_CONFIG} has quant_algo='{algo}'.", f"The PyTorch backend accepts {accepted}.")]
+    stored = {name: info for file in files for name, info in file.header.items()}
+    faults = _tensor_faults(folder, expected_tensors(config, shape, block, _dtype(stored)), stored)
     for file in files:
         faults += value_faults(file.path.name, file)
     return faults or [*_fused_faults(shape, files)]
 
 
-def _tensor_faults(folder: Path, expected: Tensors, found: Mapping[str, TensorInfo]) -> list[Fault]:
+def _tensor_faults(folder: Path, expected: Tensors, stored: Mapping[str, TensorInfo]) -> list[Fault]:
     faults = []
-    for name in sorted(expected.keys() - found.keys()):
+    for name in sorted(expected.keys() - stored.keys()):
         if not name.endswith(PRE_QUANT_SCALE):
             faults.append(Fault(f"{folder} lacks the tensor '{name}'.", f"Expected: {expected[name]}.", _AGAIN))
-    for name in sorted(found.keys() - expected.keys()):
+    for name in sorted(stored.keys() - expected.keys()):
         faults.append(Fault(f"{folder} contains the unexpected tensor '{name}'.", todo=_AGAIN))
-    for name in sorted(expected.keys() & found.keys()):
-        info = Expected(found[name].dtype, found[name].shape)
+    for name in sorted(expected.keys() & stored.keys()):
+        info = Expected(stored[name].dtype, stored[name].shape)
         if info != expected[name]:
             faults.append(Fault(f"{folder}: '{name}' is {info}.", f"Expected: {expected[name]}.", _AGAIN))
     return faults
@@ -109,8 +109,8 @@ def quantization_block(folder: Path) -> dict[str, Any]:
 
 def quantization_producer(folder: Path) -> dict[str, Any]:
     """Return name and version of what wrote hf_quant_config.json; empty if it does not say."""
-    found = _json(folder / QUANT_CONFIG).get("producer")
-    return found if isinstance(found, dict) else {}
+    producer = _json(folder / QUANT_CONFIG).get("producer")
+    return producer if isinstance(producer, dict) else {}
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -132,9 +132,9 @@ def _files(folder: Path) -> list[TensorFile]:
     return [TensorFile(path) for path in files]
 
 
-def _dtype(found: Mapping[str, TensorInfo]) -> str:
+def _dtype(stored: Mapping[str, TensorInfo]) -> str:
     """Return the dtype of the 16-bit tensors, which is that of the embedding."""
-    embedding = found.get("model.embed_tokens.weight")
+    embedding = stored.get("model.embed_tokens.weight")
     return embedding.dtype if embedding is not None and embedding.dtype in _16BIT else _16BIT[0]
 
 
@@ -224,8 +224,8 @@ def _fused_faults(shape: ModelShape, files: list[TensorFile]) -> Iterator[Fault]
             for leaf in ("weight_scale_2", "input_scale"):
                 names = [f"model.layers.{number}.{part}.{leaf}" for part in group]
                 if len({values.get(name) for name in names}) > 1:
-                    given = ", ".join(f"{name}={values[name]:g}" for name in names)
-                    yield Fault(f"Linears that are fused when loaded differ in {leaf}: {given}.", todo=_AGAIN)
+                    shown = ", ".join(f"{name}={values[name]:g}" for name in names)
+                    yield Fault(f"Linears that are fused when loaded differ in {leaf}: {shown}.", todo=_AGAIN)
 
 
 def same_vocabulary(target: Path, draft: Path) -> list[Fault]:

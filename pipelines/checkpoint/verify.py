@@ -99,16 +99,12 @@ def verify(folder: Path) -> list[Fault]:
         return faults
     headers = [{name: Expected(i.dtype, i.shape) for name, i in file.header.items()} for file in ranks]
     faults = check_tensors(config, headers)
+    # AutoRound's scales of groups may be negative or 0: nothing is divided by them
+    imported = (config.raw.get("producer") or {}).get("name") == IMPORTED
+    signed = imported and config.quantization.qformat in UNSMOOTHED.values()
     for number, file in enumerate(ranks):
-        faults += value_faults(f"rank{number}.safetensors", file, signed=_is_signed(config))
+        faults += value_faults(f"rank{number}.safetensors", file, signed=signed)
     return faults
-
-
-def _is_signed(config: CheckpointConfig) -> bool:
-    """Return whether scales of groups may be negative or 0, as AutoRound writes them: nothing is divided by them."""
-    return (config.raw.get("producer") or {}).get(
-        "name"
-    ) == IMPORTED and config.quantization.qformat in UNSMOOTHED.values()
 
 
 def _config_faults(config: CheckpointConfig) -> Iterator[Fault]:
@@ -128,13 +124,9 @@ def _config_faults(config: CheckpointConfig) -> Iterator[Fault]:
         return
     for name, block in config.layers.items():
         yield from _block_faults(LAYERS_FILE, name, block)
-    yield from _layer_name_faults(config)
-
-
-def _layer_name_faults(config: CheckpointConfig) -> Iterator[Fault]:
-    """Yield patterns that match no linear: TensorRT-LLM ignores them, and the linears they meant stay in 16 bit."""
+    # TensorRT-LLM ignores a pattern that matches no linear, and the linears that it meant stay in 16 bit
     modules = [f"transformer.layers.{n}.{name}" for n in range(config.num_hidden_layers) for name in LINEARS]
-    for pattern in config.layers or ():
+    for pattern in config.layers:
         if not any(fnmatchcase(module, pattern) for module in (*modules, "lm_head")):
             yield Fault(f"{LAYERS_FILE} has '{pattern}', which is no linear of this model.", todo=_AGAIN)
 
@@ -142,10 +134,10 @@ def _layer_name_faults(config: CheckpointConfig) -> Iterator[Fault]:
 def _block_faults(file: str, name: str, block: Quantization) -> Iterator[Fault]:
     """Yield what TensorRT-LLM would reject or misread in how linears are quantized."""
     if block.quant_algo not in {*_ALGORITHMS, _FP8_ROWWISE}:
-        known = ", ".join([*dict.fromkeys(str(FORMATS[qformat].quant_algo) for qformat in UNIFORM), _FP8_ROWWISE])
+        algorithms = ", ".join([*dict.fromkeys(str(FORMATS[qformat].quant_algo) for qformat in UNIFORM), _FP8_ROWWISE])
         where = "" if name == "quantization" else f" for {name}"
         yield Fault(
-            f"{file} has quant_algo='{block.quant_algo}'{where}, which is not supported.", f"Supported: {known}."
+            f"{file} has quant_algo='{block.quant_algo}'{where}, which is not supported.", f"Supported: {algorithms}."
         )
     form = FORMATS[block.qformat] if block.quant_algo in BY_QUANT_ALGO else None
     if form is None:
@@ -177,11 +169,11 @@ def _qwen_faults(config: CheckpointConfig) -> Iterator[Fault]:
 
 
 def _file_faults(folder: Path, config: CheckpointConfig) -> Iterator[Fault]:
-    wanted = {f"rank{rank}.safetensors" for rank in range(config.world_size)}
-    there = {path.name for path in folder.iterdir() if re.fullmatch(r"rank\d+\.safetensors", path.name)}
-    for name in sorted(wanted - there):
+    expected = {f"rank{rank}.safetensors" for rank in range(config.world_size)}
+    present = {path.name for path in folder.iterdir() if re.fullmatch(r"rank\d+\.safetensors", path.name)}
+    for name in sorted(expected - present):
         yield Fault(f"{folder / name} is missing; config.json says world_size={config.world_size}.", todo=_AGAIN)
-    for name in sorted(there - wanted):
+    for name in sorted(present - expected):
         yield Fault(f"{folder / name} is unexpected; config.json says world_size={config.world_size}.", todo=_AGAIN)
     if config.layers is None and (folder / LAYERS_FILE).exists():
         yield Fault(
@@ -199,15 +191,15 @@ def check_tensors(config: CheckpointConfig, ranks: Sequence[Mapping[str, Expecte
         ranks: tensors of each rank file, in rank order.
     """
     faults = []
-    for rank, found in enumerate(ranks):
+    for rank, tensors in enumerate(ranks):
         file, expected = f"rank{rank}.safetensors", expected_tensors(config, rank)
-        for name in sorted(expected.keys() - found.keys()):
+        for name in sorted(expected.keys() - tensors.keys()):
             faults.append(Fault(f"{file} lacks '{name}'.", f"Expected: {expected[name]}.", _AGAIN))
-        for name in sorted(found.keys() - expected.keys()):
+        for name in sorted(tensors.keys() - expected.keys()):
             faults.append(Fault(f"{file} contains the unexpected tensor '{name}'.", todo=_AGAIN))
-        for name in sorted(expected.keys() & found.keys()):
-            if found[name] != expected[name]:
-                faults.append(Fault(f"{file}: '{name}' is {found[name]}.", f"Expected: {expected[name]}.", _AGAIN))
+        for name in sorted(expected.keys() & tensors.keys()):
+            if tensors[name] != expected[name]:
+                faults.append(Fault(f"{file}: '{name}' is {tensors[name]}.", f"Expected: {expected[name]}.", _AGAIN))
     return faults
 
 
@@ -283,6 +275,9 @@ def _linear_tensors(config: CheckpointConfig, name: str, path: str, out: int, wi
     return {f"{name}.{leaf}": tensor for leaf, tensor in tensors.items()}
 
 
+_SCALE = re.compile(r"scaling_factor[^.]*$|_scale(_2)?$")
+
+
 def value_faults(file: str, tensors: TensorFile, *, signed: bool = False) -> Iterator[Fault]:
     """Yield wrong values: NaN or infinity anywhere, scales that are not positive, and inconsistent KV scales.
 
@@ -294,7 +289,7 @@ def value_faults(file: str, tensors: TensorFile, *, signed: bool = False) -> Ite
     for name, info in tensors.header.items():
         if info.dtype in _NOT_FINITE and _any_not_finite(tensors[name], info.dtype):
             yield Fault(f"{file}: '{name}' contains NaN or infinity.", todo=_AGAIN)
-        elif _is_scale(name) and not (signed and name.endswith(".weights_scaling_factor")):
+        elif _SCALE.search(name) and not (signed and name.endswith(".weights_scaling_factor")):
             # an NVFP4 block of zeros has the scale 0; every other scale is a divisor
             smallest, blocks = float(tensors[name].astype("float32").min()), info.dtype == "F8_E4M3"
             if smallest < 0 or (smallest == 0 and not blocks):
@@ -303,11 +298,6 @@ def value_faults(file: str, tensors: TensorFile, *, signed: bool = False) -> Ite
                 )
         if name.endswith(".kv_cache_scaling_factor"):
             yield from _kv_faults(file, tensors, name.rpartition(".")[0])
-
-
-def _is_scale(name: str) -> bool:
-    leaf = name.rpartition(".")[2]
-    return "scaling_factor" in leaf or leaf.endswith(("_scale", "_scale_2"))
 
 
 def _kv_faults(file: str, tensors: TensorFile, module: str) -> Iterator[Fault]:

@@ -108,18 +108,39 @@ def run_batch(model: torch.nn.Module, batch: torch.Tensor, logits_to_keep: int =
     Raises:
         UserError: an activation is NaN or infinite; names the first such layer.
     """
-    try:
+
+    def run() -> torch.Tensor:
         output = model(input_ids=batch, logits_to_keep=logits_to_keep)
+        # ModelOpt ends a pass behind the layer that GPTQ is at, without an output
+        return torch.empty(0) if output is None else output.logits
+
+    return checked(model, run, str, "lm_head")
+
+
+def checked(
+    module: torch.nn.Module, run: Callable[[], torch.Tensor], shown: Callable[[str], str], otherwise: str
+) -> torch.Tensor:
+    """Run a forward pass of a module and return its output.
+
+    Args:
+        module: whose layers are watched if an activation is not finite.
+        run: the pass.
+        shown: returns the name of a layer in messages.
+        otherwise: the name if no layer is found.
+
+    Raises:
+        UserError: an activation is NaN or infinite; names the first such layer.
+    """
+    try:
+        output = run()
     except AssertionError as error:  # how ModelOpt's calibrators report an activation that is not finite
-        if layer := first_broken_layer(model, lambda: model(input_ids=batch, logits_to_keep=1)):
-            raise broken_at(layer) from error
+        if layer := first_broken_layer(module, run):
+            raise broken_at(shown(layer)) from error
         raise
-    # ModelOpt ends a pass behind the layer that GPTQ is at, without an output
-    logits: torch.Tensor = torch.empty(0) if output is None else output.logits
-    if not torch.isfinite(logits).all():
-        again = first_broken_layer(model, lambda: model(input_ids=batch, logits_to_keep=1))
-        raise broken_at(again or "lm_head")
-    return logits
+    if not torch.isfinite(output).all():
+        layer = first_broken_layer(module, run)
+        raise broken_at(shown(layer) if layer else otherwise)
+    return output
 
 
 def first_broken_layer(model: torch.nn.Module, run: Callable[[], object]) -> str | None:

@@ -154,8 +154,7 @@ class RecoverSettings(ChoosingGroup):
     @property
     def targets(self) -> tuple[Linear, ...]:
         """Linears of low-rank training, each once."""
-        wanted = self.lora_targets or get_args(Linear)
-        return tuple(name for name in get_args(Linear) if name in wanted)
+        return tuple(name for name in get_args(Linear) if name in (self.lora_targets or get_args(Linear)))
 
     @property
     def lora(self) -> dict[str, Any] | None:
@@ -191,16 +190,16 @@ class RecoverSettings(ChoosingGroup):
 
     @model_validator(mode="after")
     def _goes_together(self) -> RecoverSettings:
-        given = {name: getattr(self, name) for name in (*self.TRAINING, *self.OPTIONAL)}
+        values = {name: getattr(self, name) for name in (*self.TRAINING, *self.OPTIONAL)}
         if not self.trains:
-            given["gradient_checkpointing"] = self.gradient_checkpointing or None
-            given["sharding"] = None if self.sharding == "none" else self.sharding
-            for name, value in given.items():
+            values["gradient_checkpointing"] = self.gradient_checkpointing or None
+            values["sharding"] = None if self.sharding == "none" else self.sharding
+            for name, value in values.items():
                 if value is not None:
                     raise ValueError(f"{name}={value} has no effect on recover=none: add recover=distill")
             return self
         for name in self.TRAINING:
-            if given[name] is None:
+            if values[name] is None:
                 raise ValueError(f"{name} is null, but recover={self.method} needs it")
         if self.teacher is not None and self.method != "distill":
             raise ValueError(f"teacher='{self.teacher}' has no effect on recover={self.method}: add recover=distill")
@@ -284,8 +283,8 @@ class QuantSettings(Group):
 
     @model_validator(mode="after")
     def _searches(self) -> QuantSettings:
-        given = {name: getattr(self, name) for name in self.SEARCH}
-        for name, value in given.items():
+        values = {name: getattr(self, name) for name in self.SEARCH}
+        for name, value in values.items():
             if self.qformat is not QFormat.AUTO and value is not None:
                 raise ValueError(f"{name}={value} has no effect on quant={self.qformat}: add quant=auto")
             if self.qformat is QFormat.AUTO and value is None:

@@ -74,9 +74,9 @@ def gpu_memory_named(doing: str, smaller: str) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        said = ". ".join(str(error).split(". ")[:SENTENCES]).rstrip(".")
+        message = ". ".join(str(error).split(". ")[:SENTENCES]).rstrip(".")
         raise ContinuableError(
-            f"The GPU has too little memory for {doing}: {said}.",
+            f"The GPU has too little memory for {doing}: {message}.",
             todo=f"Free it (nvidia-smi lists what is on it), or {smaller}. The same command goes on from what is done.",
         ) from error
 

@@ -12,12 +12,13 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pipelines.compress.calibration import CalibrationSet, broken_at, first_broken_layer
+from pipelines.compress.calibration import CalibrationSet, checked
 from pipelines.compress.model_folder import FIRST, fill, raw
 from pipelines.compress.one_layer import LayerSource
 from pipelines.host.files import sync
@@ -25,16 +26,12 @@ from pipelines.host.files import sync
 # ModelOpt's search of AWQ scales, linear by linear instead of batch by batch.
 #
 # Its search quantizes the weight of a linear once for each strength (alpha) and batch, although the batch makes no
-# difference to that weight: 32 times for 32 texts of different lengths. Here a pass through the layer only collects
-# the
-# inputs of its linears; then each linear sees its inputs in turn, and a quantized weight is kept for the next of
-# them.
+# difference to that weight: 32 times for 32 texts of different lengths. Here a pass through the layer only collects the
+# inputs of its linears; then each linear sees its inputs in turn, and a quantized weight is kept for the next of them.
 # The losses of a strength are added up in the order of the batches as before, so the result is the same to the bit.
 #
-# ModelOpt 0.37 and 0.47 are alike in what this relies on: while it searches, a linear has an `awq_lite` with the
-# `loss`
-# of each strength, a `forward` that adds to them, and `_forward_no_awq`, whose output without quantization it
-# returns.
+# ModelOpt 0.37 and 0.47 are alike in what this relies on: while it searches, a linear has an `awq_lite` with the `loss`
+# of each strength, a `forward` that adds to them, and `_forward_no_awq`, whose output without quantization it returns.
 
 STRENGTHS_AT_ONCE = 4
 """So many quantized weights of one linear are kept. Each further round of strengths computes the plain output again."""
@@ -46,52 +43,39 @@ INPUT_BYTES = 2**28
 def linear_by_linear(layer: torch.nn.Module) -> Iterator[None]:
     """Search after the passes of this context what they would have searched; does nothing unless AWQ searches."""
     # those whose inputs AWQ has seen in its first pass, so that it searches in this one
-    linears = [each for each in layer.modules() if getattr(getattr(each, "awq_lite", None), "num_cache_steps", 0)]
+    linears: list[Any] = [
+        each for each in layer.modules() if getattr(getattr(each, "awq_lite", None), "num_cache_steps", 0)
+    ]
     if not linears:
         yield
         return
-    search = _Search(linears)
+    forwards = {linear: linear.forward for linear in linears}
+    collected: dict[Any, list[torch.Tensor]] = {linear: [] for linear in linears}
+    sizes: dict[int, int] = {}
+
+    def search() -> None:
+        for linear, inputs in collected.items():
+            _search(linear, forwards[linear], inputs)
+            inputs.clear()
+        sizes.clear()
+
+    def collect(linear: Any, inputs: torch.Tensor) -> torch.Tensor:
+        if linear is linears[0] and sum(sizes.values()) > INPUT_BYTES:
+            search()  # a batch is complete
+        collected[linear].append(inputs)
+        sizes[inputs.data_ptr()] = inputs.nbytes  # q, k and v have the same
+        linear.weight_quantizer.disable()
+        output: torch.Tensor = linear._forward_no_awq(inputs)
+        linear.weight_quantizer.enable()
+        return output
+
+    for linear in linears:
+        linear.forward = partial(collect, linear)
     try:
         yield
-        search.run()
+        search()
     finally:
-        search.end()
-
-
-class _Search:
-    """Linears whose inputs are collected."""
-
-    def __init__(self, linears: list[Any]) -> None:
-        self._own = {linear: linear.forward for linear in linears}
-        self._inputs: dict[Any, list[torch.Tensor]] = {linear: [] for linear in linears}
-        self._bytes: dict[int, int] = {}
-        self._first = linears[0]
-        for linear in linears:
-            linear.forward = self._collecting(linear)
-
-    def _collecting(self, linear: Any) -> Any:
-        def forward(inputs: torch.Tensor) -> torch.Tensor:
-            if linear is self._first and sum(self._bytes.values()) > INPUT_BYTES:
-                self.run()  # a batch is complete
-            self._inputs[linear].append(inputs)
-            self._bytes[inputs.data_ptr()] = inputs.nbytes  # q, k and v have the same
-            linear.weight_quantizer.disable()
-            output: torch.Tensor = linear._forward_no_awq(inputs)
-            linear.weight_quantizer.enable()
-            return output
-
-        return forward
-
-    def run(self) -> None:
-        """Search with what was collected, and forget it."""
-        for linear, collected in self._inputs.items():
-            _search(linear, self._own[linear], collected)
-            collected.clear()
-        self._bytes.clear()
-
-    def end(self) -> None:
-        """Give the linears back what they had."""
-        for linear, forward in self._own.items():
+        for linear, forward in forwards.items():
             linear.forward = forward
 
 
@@ -214,20 +198,12 @@ def run_layer(layer: torch.nn.Module, hidden_bth: torch.Tensor, arguments: dict[
         UserError: an activation is NaN or infinite; names the first module.
     """
 
-    def again() -> torch.Tensor:
+    def run() -> torch.Tensor:
         result = layer(hidden_bth, **arguments)
         states: torch.Tensor = result[0] if isinstance(result, tuple) else result
         return states
 
-    try:
-        output = again()
-    except AssertionError as error:  # how ModelOpt's calibrators report an activation that is not finite
-        if name := first_broken_layer(layer, again):
-            raise broken_at(f"model.layers.{number}.{name}") from error
-        raise
-    if not torch.isfinite(output).all():
-        raise broken_at(f"model.layers.{number}.{first_broken_layer(layer, again) or ''}".rstrip("."))
-    return output
+    return checked(layer, run, lambda name: f"model.layers.{number}.{name}", f"model.layers.{number}")
 
 
 def true_name(name: str, number: int) -> str:

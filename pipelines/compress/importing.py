@@ -49,17 +49,17 @@ class _Folder:
         self.rest = SixteenBitTensors(source, self._dtype)
         self._tensors = _Tensors({name: file for file in map(TensorFile, source.weight_files) for name in file})
         self._layers = range(source.shape.num_hidden_layers)
-        self.given = given_format(self.block)
+        self.declared = given_format(self.block)
         self._packing = packing_of(self.block)
         self.points = (
             self._packing != "modelopt"
-            and self.given.group_size is not None
+            and self.declared.group_size is not None
             and any((self._int4(layer, module).points != 8).any() for layer in self._layers for module in LINEARS)
         )
 
     def format_of(self, layer: int, module: str) -> QFormat:
         """Return the format of a linear of the checkpoint."""
-        return self.given.of(names_of(layer, module)[0])
+        return self.declared.of(names_of(layer, module)[0])
 
     def layer(self, layer: int, expected: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what is quantized of a layer, by name within it.
@@ -71,7 +71,7 @@ class _Folder:
         for module in LINEARS:
             for leaf, tensor in self._stored(layer, module, expected):
                 yield f"{module}.{leaf}", tensor
-        if self._spec.kv_cache is not KvFormat.AUTO and self._spec.kv_cache is self.given.kv_cache:
+        if self._spec.kv_cache is not KvFormat.AUTO and self._spec.kv_cache is self.declared.kv_cache:
             scales = kv_scales(self._tensors, f"model.layers.{layer}.self_attn")
             for name, scale in zip(("kv", "k", "v"), (max(scales), *scales), strict=True):
                 yield f"attention.{name}{KV_SCALE}", torch.tensor([scale])
@@ -117,7 +117,7 @@ class _Folder:
         yield "activation_scaling_factor", torch.tensor([linear.input_scale])
 
     def _int4(self, layer: int, module: str) -> Int4Linear:
-        packing, size = self._packing, self.given.group_size
+        packing, size = self._packing, self.declared.group_size
         parts = [decode_int4(self._tensors, name, packing, size) for name in names_of(layer, module)]
         merged = [np.concatenate([getattr(part, each) for part in parts]) for each in ("codes", "scales", "points")]
         return Int4Linear(*merged)
@@ -168,7 +168,7 @@ def import_folder(
     layers = source.shape.num_hidden_layers
     raw = corrected(_config(source, spec, dtype, folder), source.config, spec)
     (out_dir / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-    if folder.given.layers:
+    if folder.declared.layers:
         mixed = {key: raw["quantization"][key] for key in ("quant_algo", "kv_cache_quant_algo")}
         mixed["quantized_layers"] = _layer_blocks(folder, layers)
         (out_dir / LAYERS_FILE).write_text(json.dumps(mixed, indent=2) + "\n", encoding="utf-8")
@@ -223,7 +223,7 @@ def _config(source: ModelFolder, spec: QuantSpec, dtype: str, folder: _Folder) -
     block = {
         **_block(spec.quant.qformat, spec.quant.group_size, folder.points),
         "kv_cache_quant_algo": None if spec.kv_cache is KvFormat.AUTO else spec.kv_cache.upper(),
-        **({} if folder.given.layers else {"exclude_modules": ["lm_head"]}),
+        **({} if folder.declared.layers else {"exclude_modules": ["lm_head"]}),
     }
     return checkpoint_config(source, dtype, block, {"name": IMPORTED, "version": str(folder.block.get("quant_method"))})
 
@@ -246,5 +246,5 @@ def _layer_blocks(folder: _Folder, layers: int) -> dict[str, Any]:
         for layer in range(layers)
         for module in LINEARS
     }
-    size = folder.given.group_size or 0
+    size = folder.declared.group_size or 0
     return {name: _block(qformat, size) for name, qformat in formats.items() if qformat is not QFormat.NONE}

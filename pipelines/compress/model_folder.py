@@ -86,13 +86,13 @@ def look_at(folder: Path) -> ModelFolder:
     return ModelFolder(folder, config, ModelShape.from_hf_config(config, str(config_path)), files)
 
 
-def pick_dtype(source: ModelFolder, wanted: Dtype) -> str:
+def pick_dtype(source: ModelFolder, dtype: Dtype) -> str:
     """Return "bfloat16" or "float16": the requested one, or the model's own.
 
     A float32 model becomes bfloat16: its range is that of float32, while float16 overflows in Gemma.
     """
-    if wanted != "auto":
-        return wanted
+    if dtype != "auto":
+        return dtype
     own = own_dtype(source)
     return own if own in _EXPORTED else "bfloat16"
 
@@ -103,22 +103,22 @@ def own_dtype(source: ModelFolder) -> str:
     return own if own in _TORCH_DTYPES else "float32"
 
 
-def pick_device(wanted: str) -> str:
+def pick_device(device: str) -> str:
     """Return "cuda" or "cpu"; "auto" selects CUDA if it is available.
 
     Raises:
         UserError: CUDA was requested but is not available, or the name is unknown.
     """
     has_cuda = torch.cuda.is_available()
-    if wanted not in ("auto", "cpu", "cuda"):
-        raise UserError(f"device='{wanted}' is not known.", allowed="Choose one of auto, cpu, cuda.")
-    if wanted == "cuda" and not has_cuda:
+    if device not in ("auto", "cpu", "cuda"):
+        raise UserError(f"device='{device}' is not known.", allowed="Choose one of auto, cpu, cuda.")
+    if device == "cuda" and not has_cuda:
         raise UserError(
             f"PyTorch {torch.__version__} cannot use a GPU here (built for CUDA {torch.version.cuda or 'not at all'}).",
             todo="`make doctor` shows the driver and its CUDA version; install a PyTorch for that. With an empty "
             "CUDA_VISIBLE_DEVICES everything is computed on the CPU.",
         )
-    return "cuda" if has_cuda and wanted != "cpu" else "cpu"
+    return "cuda" if has_cuda and device != "cpu" else "cpu"
 
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
@@ -225,19 +225,19 @@ class ModelWeights:
                 todo="Give the original model.",
             )
         item = ITEM_BYTES[info.dtype]
-        found = torch.empty(sum(end - begin for begin, end in spans), dtype=_TORCH[info.dtype])
-        into, done = raw(found), 0
+        values = torch.empty(sum(end - begin for begin, end in spans), dtype=_TORCH[info.dtype])
+        into, done = raw(values), 0
         with path.open("rb", buffering=0) as file:
             for begin, end in spans:
                 file.seek(info.begin + begin * item)
                 fill(file, into[done : done + (end - begin) * item], path, name)
                 done += (end - begin) * item
-        if found.numel() and not all(torch.isfinite(extreme) for extreme in torch.aminmax(found)):
+        if values.numel() and not all(torch.isfinite(extreme) for extreme in torch.aminmax(values)):
             raise UserError(
                 f"The weight '{name}' of {self.folder} contains NaN or infinity.",
                 todo="Download or train the model again; such a model cannot be calibrated.",
             )
-        return found.to(dtype)
+        return values.to(dtype)
 
 
 def loaded_files(source: ModelFolder) -> list[Path]:

@@ -88,12 +88,12 @@ def load_kernels(qformats: Iterable[QFormat], kv_cache: KvFormat, progress: Prog
     same with PyTorch's operators.
     """
     forms = [FORMATS[qformat] for qformat in qformats]
-    wanted = {
+    kernels = {
         extensions.get_cuda_ext: kv_cache is KvFormat.INT8
         or any(form.weights.integer and not form.weights.at_build for form in forms),
         extensions.get_cuda_ext_fp8: kv_cache is KvFormat.FP8 or any(form.activation == "fp8" for form in forms),
     }
-    loads = [load for load, needed in wanted.items() if needed]
+    loads = [load for load, needed in kernels.items() if needed]
     if not loads:
         return
     with progress.task("loading ModelOpt's CUDA kernels, compiled once for a machine", len(loads)) as advance:

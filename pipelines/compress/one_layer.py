@@ -80,8 +80,8 @@ class LayerSource:
         tied = bool(self._config.tie_word_embeddings)
         self.head = EMBEDDING if tied else HEAD
         table = (self._config.vocab_size, self.hidden_size)
-        wanted = {f"model.layers.{n}.{name}": shape for n in range(self.layers) for name, shape in shapes.items()}
-        self.weights.require(wanted | {EMBEDDING: table, NORM: (self.hidden_size,), self.head: table})
+        of_layers = {f"model.layers.{n}.{name}": shape for n in range(self.layers) for name, shape in shapes.items()}
+        self.weights.require(of_layers | {EMBEDDING: table, NORM: (self.hidden_size,), self.head: table})
         self._head_is_embedding = HEAD not in self.weights or self.weights.same(EMBEDDING, HEAD, self.dtype)
         if tied and not self._head_is_embedding:
             raise UserError(
@@ -129,10 +129,10 @@ class LayerSource:
 
         Those of the last shape are kept: batches come sorted by length.
         """
-        if self._called_for != (wanted := (self._kind(number), shape)):
+        if self._called_for != (call := (self._kind(number), shape)):
             zeros = torch.zeros(*shape, self._config.hidden_size, dtype=self.dtype, device=self.device)
             self._arguments = self._call(self._frame(number), inputs_embeds=zeros).arguments
-            self._called_for = wanted
+            self._called_for = call
         return self._arguments
 
     def _call(self, frame: Any, **inputs: torch.Tensor) -> _LayerCalled:

@@ -25,11 +25,11 @@ def with_adapters(model: torch.nn.Module, recover: RecoverSettings) -> torch.nn.
     assert rank is not None, "nobody asks otherwise"
     linears = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     in_layers = {name: linear for name, linear in linears.items() if ".layers." in f".{name}"}
-    known = sorted({name.rpartition(".")[2] for name in in_layers})
-    if missing := [target for target in recover.targets if target not in known]:
+    linear_names = sorted({name.rpartition(".")[2] for name in in_layers})
+    if missing := [target for target in recover.targets if target not in linear_names]:
         raise UserError(
             f"recover.lora_targets={missing[0]} is not a linear of the model's layers.",
-            allowed=f"They are {', '.join(known)}.",
+            allowed=f"They are {', '.join(linear_names)}.",
         )
     targets = {name: linear for name, linear in in_layers.items() if name.rpartition(".")[2] in recover.targets}
     for name, linear in targets.items():

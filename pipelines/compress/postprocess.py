@@ -40,7 +40,10 @@ def correct_export(folder: Path, hf_config: Mapping[str, Any], spec: QuantSpec) 
         The corrected configuration.
     """
     path = folder / "config.json"
-    config, smoothed = corrected(json.loads(path.read_text(encoding="utf-8")), hf_config, spec), _smoothed(folder)
+    config = corrected(json.loads(path.read_text(encoding="utf-8")), hf_config, spec)
+    # linears whose inputs are scaled first; layers are numbered from 0 in each pipeline stage, but a mix has only one
+    names = (name for file in folder.glob("rank*.safetensors") for name in read_header(file))
+    smoothed = {name.removesuffix(_PREQUANT) for name in names if name.endswith(_PREQUANT)}
     _correct_smoothing(config["quantization"], bool(smoothed))
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     layers = folder / LAYERS_FILE
@@ -55,15 +58,6 @@ def correct_export(folder: Path, hf_config: Mapping[str, Any], spec: QuantSpec) 
     mixed = whole | {"quantized_layers": raw["quantized_layers"]}
     layers.write_text(json.dumps(mixed, indent=2) + "\n", encoding="utf-8")
     return config
-
-
-def _smoothed(folder: Path) -> frozenset[str]:
-    """Return the linears whose inputs are scaled first, by their names in the whole model.
-
-    Layers are numbered from 0 in each pipeline stage, but a mix has only one.
-    """
-    names = (name for path in folder.glob("rank*.safetensors") for name in read_header(path))
-    return frozenset(name.removesuffix(_PREQUANT) for name in names if name.endswith(_PREQUANT))
 
 
 def _correct_smoothing(block: dict[str, Any], smoothed: bool) -> None:

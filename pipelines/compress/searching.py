@@ -38,9 +38,9 @@ def search_mix(
         with progress.task("searching a format for each linear", runs, "runs") as advance:
 
             def logits(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
-                found = run_batch(model, batch, logits_to_keep=0)
+                output = run_batch(model, batch, logits_to_keep=0)
                 advance(1)
-                return found
+                return output
 
             quantized, choices = modelopt_door.search(
                 model,

@@ -186,8 +186,8 @@ class SimulatedModel(TracedModel):
         with torch.inference_mode():
             weight = module.weight_quantizer(module.weight)
         factors = self.smoothing(layer, part)
-        found: Array = weight.numpy() * (1 if factors is None else factors)
-        return found
+        unsmoothed: Array = weight.numpy() * (1 if factors is None else factors)
+        return unsmoothed
 
     def smoothing(self, layer: int, part: str) -> Array | None:
         """Return the factor of each input channel [I] that AWQ or SmoothQuant found; None without."""

@@ -6,7 +6,7 @@ written and rounded as the format will round it. Gradients pass straight through
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -255,7 +255,7 @@ def write_like(trained: Finished, source: ModelFolder, out_dir: Path) -> None:
             for name in header:
                 stored = shard.get_tensor(name)
                 weight = trained[name]().to("cpu", stored.dtype) if name in trained else stored
-                writer.write(path.name, name, _one(weight))
+                writer.write(path.name, name, iter([weight.contiguous()]))
             writer.sync()
 
 
@@ -265,7 +265,3 @@ def help_to_write(trained: Finished, source: ModelFolder) -> None:
         for name in read_header(path):
             if name in trained:
                 trained[name]()
-
-
-def _one(weight: torch.Tensor) -> Iterator[torch.Tensor]:
-    yield weight.contiguous()

@@ -66,8 +66,8 @@ class OpenVinoSettings(EngineOptions):
 
     @field_validator("dynamic_quantization", mode="before")
     @classmethod
-    def _is_a_word(cls, given: object) -> object:
-        return str(given) if isinstance(given, int) and not isinstance(given, bool) else given
+    def _is_a_word(cls, value: object) -> object:
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 class EngineSettings(Group):

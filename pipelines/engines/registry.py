@@ -109,8 +109,8 @@ class EngineDescription:
 def load_function(place: str) -> Callable[..., Any]:
     """Import a function given as "module:function"."""
     module, _, function = place.partition(":")
-    found: Callable[..., Any] = getattr(import_module(module), function)
-    return found
+    loaded: Callable[..., Any] = getattr(import_module(module), function)
+    return loaded
 
 
 def why_no_tensorrt_engines(machine: Machine) -> str:
@@ -281,19 +281,19 @@ class EngineChoice:
     reason: str
 
 
-def choose(wanted: str, machine: Machine, hardware: str = "auto") -> EngineChoice:
+def choose(setting: str, machine: Machine, hardware: str = "auto") -> EngineChoice:
     """Resolve `engine.name`: `auto` chooses TensorRT-LLM where it can run, otherwise OpenVINO, and gives the reason.
 
     Args:
-        wanted: value of `engine=`.
+        setting: value of `engine=`.
         machine: facts of this machine.
         hardware: value of `hardware=`; a GPU by name is planned for with TensorRT-LLM, wherever that is.
 
     Raises:
         UserError: the engine does not exist.
     """
-    if wanted != "auto":
-        return EngineChoice(with_setting(wanted) or describe(wanted), "asked for")
+    if setting != "auto":
+        return EngineChoice(with_setting(setting) or describe(setting), "asked for")
     missing = why_no_tensorrt_engines(machine)
     if hardware != "auto" and (missing or not machine.gpus):
         return EngineChoice(

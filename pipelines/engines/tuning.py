@@ -80,8 +80,8 @@ def advice(
     """
     if settings.tuning.name == "plain" or not engine.recommends:
         return ()
-    found: tuple[Recommended, ...] = load_function(engine.recommends)(TunedCase(_as_given(settings), shape, gpu))
-    return tuple(each for each in found if not each.given(settings))
+    recommended: tuple[Recommended, ...] = load_function(engine.recommends)(TunedCase(_as_given(settings), shape, gpu))
+    return tuple(each for each in recommended if not each.given(settings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +115,18 @@ def adjusted(settings: Settings, engine: EngineDescription, shape: ModelShape | 
         shape: of the model, where known.
     """
     build, kv_cache = settings.build, settings.kv_cache
-    found: list[Adjusted] = []
+    adjustments: list[Adjusted] = []
     if not engine.writes_engine:
         return ()
     longest = build.max_seq_len or (shape.max_position_embeddings if shape else None)
     default = type(build).model_fields["max_input_len"].default
     if longest is not None and longest < default and not build.given("max_input_len"):
         why = f"build.max_seq_len={longest}" if build.max_seq_len else f"the model's longest sequence of {longest}"
-        found.append(Adjusted("build", "max_input_len", longest, f"no prompt is longer than {why}"))
+        adjustments.append(Adjusted("build", "max_input_len", longest, f"no prompt is longer than {why}"))
     if rules_out_reuse(kv_cache.dtype, settings.quant.qformat) and not kv_cache.given("enable_block_reuse"):
         reason = f"TensorRT-LLM does not reuse blocks with kv_cache={kv_cache.dtype} and quant={settings.quant.qformat}"
-        found.append(Adjusted("kv_cache", "enable_block_reuse", False, reason))
-    return tuple(found)
+        adjustments.append(Adjusted("kv_cache", "enable_block_reuse", False, reason))
+    return tuple(adjustments)
 
 
 def tuned(settings: Settings, engine: EngineDescription, shape: ModelShape | None, gpu: HardwareSettings) -> Settings:

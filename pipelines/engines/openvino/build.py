@@ -37,7 +37,14 @@ def build_engine(checkpoint: Path, limits: BuildLimits, out_dir: Path, progress:
             it.
     """
     opened = Checkpoint.open(checkpoint)
-    check_limits(limits, opened.config.max_position_embeddings)
+    positions = opened.config.max_position_embeddings
+    if limits.max_seq_len > positions:
+        raise UserError(
+            f"max_seq_len={limits.max_seq_len} is more than the model's {positions} positions.",
+            todo=f"Set max_seq_len={positions} or less.",
+        )
+    if limits.max_input_len > limits.max_seq_len:
+        raise UserError(f"max_input_len={limits.max_input_len} is more than max_seq_len={limits.max_seq_len}.")
     out_dir.mkdir(parents=True, exist_ok=True)
     with progress.task("building the OpenVINO graph", opened.config.num_hidden_layers, "layers") as advance:
         builder = GraphBuilder(opened, advance)
@@ -114,18 +121,3 @@ def constant_types(model: ov.Model) -> dict[str, int]:
         if node.get_type_name() == "Constant":
             counts[node.get_output_element_type(0).get_type_name()] += prod(node.get_output_shape(0))
     return dict(counts)
-
-
-def check_limits(limits: BuildLimits, max_positions: int) -> None:
-    """Reject limits that no run could satisfy.
-
-    Raises:
-        UserError: naming the limit.
-    """
-    if limits.max_seq_len > max_positions:
-        raise UserError(
-            f"max_seq_len={limits.max_seq_len} is more than the model's {max_positions} positions.",
-            todo=f"Set max_seq_len={max_positions} or less.",
-        )
-    if limits.max_input_len > limits.max_seq_len:
-        raise UserError(f"max_input_len={limits.max_input_len} is more than max_seq_len={limits.max_seq_len}.")

@@ -64,8 +64,8 @@ def _cut(piece: bytes) -> bool:
         byte = piece[-back]
         if byte & 0xC0 == 0x80:
             continue
-        wanted = 2 if 0xC2 <= byte < 0xE0 else 3 if 0xE0 <= byte < 0xF0 else 4 if 0xF0 <= byte < 0xF5 else 1
-        return wanted > back
+        length = 2 if 0xC2 <= byte < 0xE0 else 3 if 0xE0 <= byte < 0xF0 else 4 if 0xF0 <= byte < 0xF5 else 1
+        return length > back
     return False
 
 

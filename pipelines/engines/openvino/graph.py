@@ -115,7 +115,13 @@ class GraphBuilder:
         batch, mask = named(_dims(ids, 0), "batch"), named(_causal_mask(ids, attention_mask), "causal_mask")
         shared = _Inputs(beam_idx, batch, mask, cos, sin)
         embedding = named(self._store.stored("transformer.vocab_embedding.weight"), "model.embed_tokens.weight")
-        hidden = self._embed(embedding, ids)
+        hidden = op.convert(op.gather(embedding, ids, np.int64(0)), "f32")
+        if FAMILIES[self._config.architecture].scales_embedding:
+            # by sqrt(hidden) rounded to the model's own type, as Transformers does
+            stored = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}[self._config.dtype]
+            normalizer = np.array(self._config.hidden_size**0.5).astype(numpy_dtype(stored))
+            hidden = op.multiply(hidden, normalizer.astype(np.float32))
+        hidden = named(hidden, "model.embed_tokens")
         for layer in range(self._config.num_hidden_layers):
             hidden = self._decoder_layer(layer, hidden, shared)
             self._layer_done(1)
@@ -124,15 +130,6 @@ class GraphBuilder:
         logits.get_output_tensor(0).set_names({"logits"})
         inputs = [ids, attention_mask, position_ids, beam_idx]
         return ov.Model([logits], self._sinks, inputs, self._variables, "language_model")
-
-    def _embed(self, embedding: ov.Node, ids: ov.Node) -> ov.Node:
-        hidden = op.convert(op.gather(embedding, ids, np.int64(0)), "f32")
-        if FAMILIES[self._config.architecture].scales_embedding:
-            # by sqrt(hidden) rounded to the model's own type, as Transformers does
-            stored = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}[self._config.dtype]
-            normalizer = np.array(self._config.hidden_size**0.5).astype(numpy_dtype(stored))
-            hidden = op.multiply(hidden, normalizer.astype(np.float32))
-        return named(hidden, "model.embed_tokens")
 
     def _head(self, embedding: ov.Node, hidden: ov.Node) -> ov.Node:
         if "lm_head.weight" in self._checkpoint:

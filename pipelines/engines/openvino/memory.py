@@ -133,17 +133,17 @@ def kv_block_bytes(layers: int, kv_heads: int, head_size: int, *, precision: str
     return layers * kv_heads * head_bytes
 
 
-def kv_blocks(block_bytes: int, max_seq_len: int, given: int | None) -> int:
+def kv_blocks(block_bytes: int, max_seq_len: int, kv_cache_bytes: int | None) -> int:
     """Return the number of blocks in the paged KV cache.
 
     Args:
         block_bytes: size of one block.
         max_seq_len: longest prompt + output, tokens.
-        given: requested size in bytes; None means room for 32 requests of max_seq_len tokens, but at most 1 GiB and
-            at least one request.
+        kv_cache_bytes: requested size; None means room for 32 requests of max_seq_len tokens, but at most 1 GiB and at
+            least one request.
     """
-    if given is not None:
-        return given // block_bytes
+    if kv_cache_bytes is not None:
+        return kv_cache_bytes // block_bytes
     one_request = blocks_of(max_seq_len)
     return max(one_request, min(USUAL_REQUESTS * one_request, GIB // block_bytes))
 

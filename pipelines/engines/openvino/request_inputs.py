@@ -68,22 +68,22 @@ NEUTRAL: dict[str, tuple[float, str]] = {
 """Input -> (value without effect, reason); rejected if it has any other value."""
 
 
-def refuse_inputs(given: Mapping[str, Array]) -> None:
+def refuse_inputs(inputs: Mapping[str, Array]) -> None:
     """Reject inputs that the CPU engine does not support.
 
     Args:
-        given: tensors that are not empty, by name.
+        inputs: tensors that are not empty, by name.
 
     Raises:
         UserError: naming the input and why.
     """
-    for name, values in given.items():
+    for name, values in inputs.items():
         if name in REFUSED:
             raise UserError(f"{name} is not supported here: {REFUSED[name]}.", todo=_GPU)
         if name in NEUTRAL and (values != NEUTRAL[name][0]).any():
             raise UserError(f"{name} is not supported here: {NEUTRAL[name][1]}.", todo=_GPU)
     # preprocessing always sends one padding token, which decoder-only models of the GPU backend expect
-    decoder = given.get("decoder_input_ids")
+    decoder = inputs.get("decoder_input_ids")
     if decoder is not None and decoder.shape[-1] > 1:
         raise UserError(f"decoder_input_ids (decoder_text_input) is not supported here: {_ENCODER}.", todo=_GPU)
 
@@ -106,9 +106,9 @@ def read_requests(inputs: Mapping[str, Array], limits: ModelLimits) -> list[Gene
     Raises:
         UserError: naming the input, the value and what is allowed.
     """
-    given = {name: values for name, values in inputs.items() if values.size}
-    refuse_inputs(given)
-    ids = given.get("input_ids")
+    filled = {name: values for name, values in inputs.items() if values.size}
+    refuse_inputs(filled)
+    ids = filled.get("input_ids")
     if ids is None:
         raise UserError("input_ids is missing or empty.", allowed="A prompt needs at least one token.")
     ids = ids.reshape(1, -1) if ids.ndim == 1 else ids
@@ -117,9 +117,9 @@ def read_requests(inputs: Mapping[str, Array], limits: ModelLimits) -> list[Gene
             f"A batch of {len(ids)} prompts was sent to a model that sends one response per request.",
             todo="Send one prompt per request, or create the repository with decoupled_mode=true.",
         )
-    if "request_output_len" not in given:
+    if "request_output_len" not in filled:
         raise UserError("request_output_len (max_tokens) is missing.")
-    rows = [_Row(given, row, len(ids)) for row in range(len(ids))]
+    rows = [_Row(filled, row, len(ids)) for row in range(len(ids))]
     return [_request(row, ids[row.index], limits) for row in rows]
 
 
@@ -255,10 +255,10 @@ def _lora_task(row: _Row, limits: ModelLimits) -> int | None:
     """Read the adapter's id; the first sentence of the error is TensorRT-LLM's own (peftCacheManager.cpp)."""
     task = row.value("lora_task_id", None)
     if task is not None and task not in limits.lora_tasks:
-        known = ", ".join(map(str, sorted(limits.lora_tasks)))
+        adapters = ", ".join(map(str, sorted(limits.lora_tasks)))
         raise UserError(
             f"LoRA task {task} not found in cache.",
-            allowed=f"This server has {known}." if known else "This server has no LoRA adapters.",
+            allowed=f"This server has {adapters}." if adapters else "This server has no LoRA adapters.",
             todo="Send the lora_task_id of an adapter that was in lora_prefetch_dir when the model started.",
         )
     return None if task is None else int(task)

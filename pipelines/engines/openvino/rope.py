@@ -68,13 +68,13 @@ def _kind(config: CheckpointConfig) -> str:
 
 def _numbers(scaling: Mapping[str, Any], kind: str, *keys: str) -> list[float]:
     try:
-        found = [float(scaling[key]) for key in keys]
+        values = [float(scaling[key]) for key in keys]
     except KeyError as missing:
         raise UserError(f"rotary_scaling of type '{kind}' has no {missing}.") from None
-    for key, value in zip(keys, found, strict=True):
+    for key, value in zip(keys, values, strict=True):
         if not value > 0:
             raise UserError(f"rotary_scaling of type '{kind}' has {key}={value:g}.", allowed="It must be positive.")
-    return found
+    return values
 
 
 def _yarn(plain: np.ndarray[Any, Any], scaling: Mapping[str, Any], base: float) -> np.ndarray[Any, Any]:

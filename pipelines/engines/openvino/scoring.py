@@ -255,18 +255,18 @@ class Scorer:
             scores[pair] = (float(np.array(logprobs).sum()), all(greedy))
 
     def _feed(
-        self, tokens: Array, past: _Past, wanted: list[Position], use: Callable[[list[Position], Array], None]
+        self, tokens: Array, past: _Past, positions: list[Position], use: Callable[[list[Position], Array], None]
     ) -> None:
         """Run [B, T] tokens in pieces.
 
         Args:
             tokens: token ids.
             past: what the state holds.
-            wanted: positions (row, column) whose logits are wanted.
+            positions: (row, column) whose logits are wanted.
             use: called with those of each piece and their logits [N, V], which the next piece overwrites.
         """
         batch, width = tokens.shape
-        ordered = sorted(wanted, key=lambda position: position[1])
+        ordered = sorted(positions, key=lambda position: position[1])
         size = max(1, self._tokens_at_once // batch)
         start = 0
         while start < width:

@@ -126,10 +126,10 @@ class _Parameters:
     def text(self, name: str, default: str) -> str:
         return self._given.get(name, default)
 
-    def word(self, name: str, default: str, known: tuple[str, ...]) -> str:
+    def word(self, name: str, default: str, choices: tuple[str, ...]) -> str:
         word = self.text(name, default)
-        if word not in known:
-            allowed = f"Choose one of {', '.join(filter(None, known))}."
+        if word not in choices:
+            allowed = f"Choose one of {', '.join(filter(None, choices))}."
             raise UserError(f"Parameter {name}='{word}' is not supported by the CPU engine.", allowed=allowed)
         return word
 

@@ -205,9 +205,9 @@ def _cut_head(model: ov.Model) -> tuple[ov.Node, ov.Node]:
     taken.get_output_tensor(0).set_names({TAKEN})
     for user in list(last.output(0).get_target_inputs()):
         user.replace_source_output(taken.output(0))
-    given = op.result(last.output(0))
-    given.get_output_tensor(0).set_names({GIVEN})
-    model.add_results([given])
+    result = op.result(last.output(0))
+    result.get_output_tensor(0).set_names({GIVEN})
+    model.add_results([result])
     model.remove_result(logits)
     return logits, taken
 

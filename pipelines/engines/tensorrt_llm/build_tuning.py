@@ -50,10 +50,6 @@ def _needs_own_kernels(case: TunedCase) -> bool:
     return case.settings.build.weight_streaming or case.settings.build.weight_sparsity
 
 
-def _gemm_16_bit(case: TunedCase) -> bool:
-    return case.settings.quant.qformat is QFormat.NONE and not _needs_own_kernels(case)
-
-
 def _gemm_beside_integers(case: TunedCase) -> bool:
     """The linears have a plugin of their own; the head, for one, stays in 16 bit."""
     integer = any(FORMATS[qformat].weights.integer for qformat in case.settings.quant.formats)
@@ -126,7 +122,7 @@ ROWS = (
         Recommended(
             "build", "gemm_plugin", "auto", f"cuBLASLt for 16-bit products; {MEASURED} ITL 19.6 -> 15.4 ms", FLAGS
         ),
-        _gemm_16_bit,
+        lambda case: case.settings.quant.qformat is QFormat.NONE and not _needs_own_kernels(case),
     ),
     _AdviceRow(
         Recommended(

@@ -155,20 +155,17 @@ class BuildLog:
             self._errors.append(text)
             return f"error: {text}"
         if level == "W":
-            return self._warning(tool, text)
+            # TensorRT-LLM's warnings are about options, TensorRT's own about its internals
+            text = text.strip()
+            if tool != "TRT-LLM" or text in self.warnings or EXPECTED_WARNINGS.search(text):
+                return None
+            self.warnings.append(text)
+            return f"warning: {text}"
         if RANK_SECONDS.search(text):
             words = {"weights_bytes": "weights", "activation_bytes": "activations"}
             sizes = [f"{word} {show_bytes(self.numbers[name])}" for name, word in words.items() if name in self.numbers]
             return f"built in {show_seconds(self.rank_seconds[-1])}" + (f": {', '.join(sizes)}" if sizes else "")
         return None
-
-    def _warning(self, tool: str, text: str) -> str | None:
-        """Keep TensorRT-LLM's warnings, which are about options; TensorRT's own are about its internals."""
-        text = text.strip()
-        if tool != "TRT-LLM" or text in self.warnings or EXPECTED_WARNINGS.search(text):
-            return None
-        self.warnings.append(text)
-        return f"warning: {text}"
 
 
 # Checkpoint -> engine folder: run trtllm-build, show its progress, and check its output.

@@ -67,12 +67,12 @@ class TensorRtSession:
             self._tokenizer = limits.guide.tokenizer
         runtime, params = self._runtime(), sampling_params(limits)
         requests = [runtime.generate_async(list(prompt), params) for prompt in prompts]
-        found = []
+        generations = []
         with progress.task("generating", len(requests), "requests") as advance:
             for request in requests:
-                found.append(_generation(request.result().outputs[0], limits))
+                generations.append(_generation(request.result().outputs[0], limits))
                 advance(1)
-        return found
+        return generations
 
     def loglikelihood(self, pairs: Sequence[tuple[TokenIds, TokenIds]], progress: Progress) -> list[tuple[float, bool]]:
         """See `port.Session.loglikelihood`.
@@ -97,16 +97,12 @@ class TensorRtSession:
         prefixes = {prefix: None for pair in pairs for prefix in _prefixes(pair)}
         runtime, params = self._runtime(), next_token_params()
         requests = {prefix: runtime.generate_async(list(prefix), params) for prefix in prefixes}
-        logprobs = {prefix: self._logprobs(request.result().outputs[0]) for prefix, request in requests.items()}
+        logprobs = {}
+        for prefix, request in requests.items():
+            # engines pad the vocabulary to a multiple of the ranks; padding has logits too, which must not count
+            logits: torch.Tensor = request.result().outputs[0].generation_logits[0, : self.limits.vocab_size]
+            logprobs[prefix] = logits.float().log_softmax(dim=-1)
         return [_scored(pair, logprobs) for pair in pairs]
-
-    def _logprobs(self, output: Any) -> torch.Tensor:
-        """Return the log probabilities [V] of the token after a prompt.
-
-        Engines pad the vocabulary to a multiple of the ranks; padding has logits too, which must not count.
-        """
-        logits: torch.Tensor = output.generation_logits[0, : self.limits.vocab_size]
-        return logits.float().log_softmax(dim=-1)
 
     def _check(self, tokens: TokenIds, new_tokens: int) -> None:
         wrong = next((token for token in tokens if not 0 <= token < self.limits.vocab_size), None)
@@ -132,59 +128,44 @@ class TensorRtSession:
             try:
                 # TensorRT-LLM's documented class for engines; `tensorrt_llm.LLM` is the class of its PyTorch backend
                 from tensorrt_llm._tensorrt_engine import LLM
-                from tensorrt_llm.llmapi import KvCacheConfig
+                from tensorrt_llm.llmapi import KvCacheConfig, LookaheadDecodingConfig
             except ImportError as error:
                 raise UserError(
                     f"The Python package tensorrt_llm cannot be imported: {error}.",
                     todo="Run inside NVIDIA's container, where it matches its libraries: make shell",
                 ) from error
+            options: dict[str, Any] = {"skip_tokenizer_init": True}
+            if self._tokenizer is not None:  # xgrammar reads the vocabulary from the tokenizer (`llmapi/llm.py`)
+                options = {"tokenizer": str(self._tokenizer), "guided_decoding_backend": "xgrammar"}
+            if self.limits.lookahead:
+                # "Lookahead decoding config must be provided": any sizes that give the engine's draft length will do,
+                # as drafts are verified, so that they decide speed and not tokens. Source: llmapi/llm_args.py and
+                # cpp/tensorrt_llm/batch_manager/createNewDecoderRequests.cpp
+                window, ngram, verification = lookahead_sizes(self.limits.max_draft_len)
+                options["speculative_config"] = LookaheadDecodingConfig(
+                    max_window_size=window, max_ngram_size=ngram, max_verification_set_size=verification
+                )
             self._llm = LLM(
                 model=str(self._engine_dir),
-                **self._guided(),
+                **options,
                 tensor_parallel_size=self.limits.tp_size,
                 pipeline_parallel_size=self.limits.pp_size,
                 kv_cache_config=KvCacheConfig(enable_block_reuse=bool(self.limits.paged_context_fmha)),
                 gather_generation_logits=True,
-                **self._speculative(),
             )
         return self._llm
-
-    def _guided(self) -> dict[str, Any]:
-        """Return what guides outputs by xgrammar, which reads the vocabulary from the tokenizer (`llmapi/llm.py`)."""
-        if self._tokenizer is None:
-            return {"skip_tokenizer_init": True}
-        return {"tokenizer": str(self._tokenizer), "guided_decoding_backend": "xgrammar"}
-
-    def _speculative(self) -> dict[str, Any]:
-        """Return the decoding that a lookahead engine requires ("Lookahead decoding config must be provided").
-
-        Source: cpp/tensorrt_llm/batch_manager/createNewDecoderRequests.cpp, llmapi/llm_args.py. Any sizes that give the
-        engine's draft length will do: drafts are verified, so they decide speed and not tokens.
-        """
-        if not self.limits.lookahead:
-            return {}
-        from tensorrt_llm.llmapi import LookaheadDecodingConfig
-
-        window, ngram, verification = lookahead_sizes(self.limits.max_draft_len)
-        return {
-            "speculative_config": LookaheadDecodingConfig(
-                max_window_size=window, max_ngram_size=ngram, max_verification_set_size=verification
-            )
-        }
 
 
 def sampling_params(limits: SamplingParams) -> Any:
     """Translate sampling limits. Without a tokenizer the runtime requires an end token but can be told to ignore it."""
-    from tensorrt_llm import SamplingParams
+    from tensorrt_llm.sampling_params import GuidedDecodingParams, SamplingParams
 
     stops = sorted(limits.stop_token_ids)
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if limits.temperature > 0:
-        given = {"temperature": limits.temperature, "top_k": limits.top_k, "top_p": limits.top_p, "seed": limits.seed}
+        options = {"temperature": limits.temperature, "top_k": limits.top_k, "top_p": limits.top_p, "seed": limits.seed}
     if limits.guide is not None:
-        from tensorrt_llm.sampling_params import GuidedDecodingParams
-
-        given["guided_decoding"] = GuidedDecodingParams(json=limits.guide.schema)
+        options["guided_decoding"] = GuidedDecodingParams(json=limits.guide.schema)
     return SamplingParams(
         max_tokens=limits.max_new_tokens,
         end_id=stops[0] if stops else 0,
@@ -192,13 +173,13 @@ def sampling_params(limits: SamplingParams) -> Any:
         stop_token_ids=stops or None,
         ignore_eos=not stops,
         detokenize=False,
-        **given,
+        **options,
     )
 
 
 def next_token_params() -> Any:
     """Return parameters for one greedy token with its logits; an end token counts like any other."""
-    from tensorrt_llm import SamplingParams
+    from tensorrt_llm.sampling_params import SamplingParams
 
     return SamplingParams(
         max_tokens=1, end_id=0, pad_id=0, ignore_eos=True, detokenize=False, return_generation_logits=True

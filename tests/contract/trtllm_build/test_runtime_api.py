@@ -68,8 +68,8 @@ def table(monkeypatch):
             table.is_down = True
 
     package = types.ModuleType("tensorrt_llm")
-    package.SamplingParams = with_fields("SamplingParams")
     params = types.ModuleType("tensorrt_llm.sampling_params")
+    params.SamplingParams = with_fields("SamplingParams")
     params.GuidedDecodingParams = with_fields("GuidedDecodingParams")
     engine = types.ModuleType("tensorrt_llm._tensorrt_engine")
     engine.LLM = LLM
