@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.checkpoint.tensors import TensorFile, TensorInfo
+from pipelines.checkpoint.tensors import TensorFile
 from pipelines.domain.adapter import MODULES, Adapter, check_config, scalings
 from pipelines.domain.errors import UserError, shown
 from pipelines.host.files import parse_json, small_text
@@ -157,8 +157,11 @@ def _rank(tensors: TensorFile, module: str) -> int:
     pair = {half: tensors.header.get(f"{PREFIX}{module}{half}") for half in (A, B)}
     a, b = pair[A], pair[B]
     if a is None or b is None or len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1]:
+        shapes = (
+            f"{half.split('.')[1]} {'missing' if each is None else list(each.shape)}" for half, each in pair.items()
+        )
         raise UserError(
-            f"{tensors.path}: {module} has {_shapes(pair.items())}.",
+            f"{tensors.path}: {module} has {', '.join(shapes)}.",
             allowed="A is [rank, inputs], B is [outputs, rank].",
             todo="Save the adapter again.",
         )
@@ -169,7 +172,3 @@ def _rank(tensors: TensorFile, module: str) -> int:
             todo="Save the adapter in float32.",
         )
     return a.shape[0]
-
-
-def _shapes(pair: Iterable[tuple[str, TensorInfo | None]]) -> str:
-    return ", ".join(f"{half.split('.')[1]} {'missing' if info is None else list(info.shape)}" for half, info in pair)

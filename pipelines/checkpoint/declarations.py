@@ -50,7 +50,9 @@ def quantization_of(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] |
     block = _declared(folder, config)
     if block is None or block.get("quant_method") != "modelopt":
         return block
-    cache = "FP8" if _is_fp8(block.get("kv_cache_scheme")) else block.get("kv_cache_scheme")
+    cache = block.get("kv_cache_scheme")
+    if isinstance(cache, Mapping) and all(value in allowed for _, value, allowed in _fp8_of("", cache)):
+        cache = "FP8"
     return _mended({**block, "kv_cache_quant_algo": cache, "exclude_modules": block.get("ignore")}, folder)
 
 
@@ -262,10 +264,6 @@ def _fp8_of(part: str, given: Mapping[str, Any]) -> _Demands:
     yield f"{part}.type", given.get("type"), ("float",)
     yield f"{part}.strategy", given.get("strategy", "tensor"), ("tensor",)
     yield f"{part}.dynamic", given.get("dynamic") or False, (False,)
-
-
-def _is_fp8(scheme: Any) -> bool:
-    return isinstance(scheme, Mapping) and all(value in allowed for _, value, allowed in _fp8_of("", scheme))
 
 
 def _of_auto_fp8(block: Mapping[str, Any]) -> _Demands:

@@ -39,18 +39,6 @@ def describe(folder: Path) -> dict[str, Any]:
         by_dtype[dtype] += nbytes
         by_part[_part(name)] += nbytes
     return {
-        **_config_facts(config),
-        **_linear_facts(checkpoint),
-        "bits_per_weight": round(8 * (by_part["linears"] + by_part["scales"]) / _linear_params(config), 3),
-        "files": {path.name: path.stat().st_size for path in checkpoint.files},
-        "total_bytes": checkpoint.weight_bytes,
-        "bytes_by_dtype": dict(sorted(by_dtype.items())),
-        "bytes_by_part": dict(sorted(by_part.items())),
-    }
-
-
-def _config_facts(config: CheckpointConfig) -> dict[str, Any]:
-    return {
         "architecture": config.architecture,
         "qformat": str(config.qformat),
         "quant_algo": config.quantization.quant_algo,
@@ -61,6 +49,12 @@ def _config_facts(config: CheckpointConfig) -> dict[str, Any]:
         "num_hidden_layers": config.num_hidden_layers,
         "tp_size": config.tp_size,
         "pp_size": config.pp_size,
+        **_linear_facts(checkpoint),
+        "bits_per_weight": round(8 * (by_part["linears"] + by_part["scales"]) / _linear_params(config), 3),
+        "files": {path.name: path.stat().st_size for path in checkpoint.files},
+        "total_bytes": checkpoint.weight_bytes,
+        "bytes_by_dtype": dict(sorted(by_dtype.items())),
+        "bytes_by_part": dict(sorted(by_part.items())),
     }
 
 

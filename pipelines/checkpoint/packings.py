@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -235,12 +236,10 @@ def decode_int4(tensors: Mapping[str, Array], name: str, packing: str, group_siz
             f" {list(found.points.shape)}.",
             todo="Download the model again.",
         )
-    return found if group_size is None else _in_groups(found, max(1, inputs // groups[1] // group_size))
-
-
-def _in_groups(linear: Int4Linear, parts: int) -> Int4Linear:
-    """Divide each group into so many with the same scale and zero point."""
-    return Int4Linear(linear.codes, np.repeat(linear.scales, parts, 1), np.repeat(linear.points, parts, 1))
+    if group_size is None:
+        return found
+    parts = max(1, inputs // groups[1] // group_size)
+    return Int4Linear(found.codes, np.repeat(found.scales, parts, 1), np.repeat(found.points, parts, 1))
 
 
 class _Leaves:
@@ -258,16 +257,9 @@ class _Leaves:
         return self._tensors[f"{self._name}.{leaf}"]
 
 
-def _gptq(find: _Leaves) -> Int4Linear:
-    """Version 1: see the note on 0x11111111 at the top."""
-    return _gptq_with(find, find["qzeros"].view(np.uint32) + np.uint32(0x11111111))
-
-
-def _gptq_v2(find: _Leaves) -> Int4Linear:
-    return _gptq_with(find, find["qzeros"])
-
-
-def _gptq_with(find: _Leaves, zeros: Array) -> Int4Linear:
+def _gptq(find: _Leaves, taken: int = 0) -> Int4Linear:
+    """`taken` from each word of zero points before it was stored: see the note on version 1 at the top."""
+    zeros = find["qzeros"].view(np.uint32) + np.uint32(taken)
     return _linear(_nibbles(find["qweight"].T), find["scales"].T, _nibbles(zeros).T)
 
 
@@ -286,8 +278,8 @@ def _compressed(find: _Leaves) -> Int4Linear:
 
 
 _UNPACKED: dict[str, Callable[[_Leaves], Int4Linear]] = {
-    "gptq": _gptq,
-    "gptq_v2": _gptq_v2,
+    "gptq": partial(_gptq, taken=0x11111111),
+    "gptq_v2": _gptq,
     "awq": _awq,
     "pack-quantized": _compressed,
 }

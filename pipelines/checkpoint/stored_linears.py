@@ -120,15 +120,12 @@ def stored_faults(
             name, size = f"model.layers.{layer}.{linear}", stored_group(block)
             leaves = _leaves(packing, out, width, width if size in (None, WHOLE_ROW) else size)
             found = by_linear.get(name, {})
-            if fault := _linear_fault(what, name, found, leaves) or _rest_fault(what, name, width, group_size):
+            fault = _linear_fault(what, name, found, leaves)
+            if fault is None and group_size is not None and width % group_size:
+                fault = Fault(f"{what}; '{name}' has {width} inputs, no multiple of {group_size}.", todo=_TODO)
+            if fault is not None:
                 yield fault
                 return
-
-
-def _rest_fault(what: str, name: str, width: int, group_size: int | None) -> Fault | None:
-    if group_size is None or width % group_size == 0:
-        return None
-    return Fault(f"{what}; '{name}' has {width} inputs, no multiple of {group_size}.", todo=_TODO)
 
 
 def _linear_fault(what: str, name: str, found: Mapping[str, TensorInfo], leaves: list[_Leaf]) -> Fault | None:

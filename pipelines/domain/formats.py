@@ -452,38 +452,24 @@ def version_faults(qformat: QFormat, version: str, int4_scales: str, fp4_inputs:
 
 def scale_faults(qformat: QFormat, int4_scales: str, fp4_inputs: str) -> list[Fault]:
     """Return why the scales of a format cannot be chosen like that; "max" is how all formats have them."""
-    return [*_weight_scale_faults(qformat, int4_scales), *_input_scale_faults(qformat, fp4_inputs)]
-
-
-def _input_scale_faults(qformat: QFormat, fp4_inputs: str) -> list[Fault]:
-    if fp4_inputs == "max" or FORMATS[qformat].activation == "fp4":
-        return []
-    works = ", ".join(name for name in UNIFORM if FORMATS[name].activation == "fp4")
-    return [
-        Fault(
-            f"quant.fp4_inputs={fp4_inputs} has no effect on quant={qformat}.",
-            f"It applies to quant={works}.",
-            "Leave it out.",
-        )
-    ]
-
-
-def _weight_scale_faults(qformat: QFormat, int4_scales: str) -> list[Fault]:
-    if int4_scales == "max" or FORMATS[qformat].searches_scales:
-        return []
     why = {
         QFormat.INT4_GPTQ: "; ModelOpt's GPTQ rounds to scales from the largest weights",
         QFormat.INT4_AWQ: "; ModelOpt's export of AWQ takes scales from the largest weights again",
         QFormat.INT4_WO: "; trtllm-build itself computes its scales",
         QFormat.AUTO: "; the search compares formats with their usual scales",
     }.get(qformat, "")
-    works = ", ".join(name for name in UNIFORM if FORMATS[name].searches_scales)
+    options = (
+        ("int4_scales", int4_scales, [name for name in UNIFORM if FORMATS[name].searches_scales], why),
+        ("fp4_inputs", fp4_inputs, [name for name in UNIFORM if FORMATS[name].activation == "fp4"], ""),
+    )
     return [
         Fault(
-            f"quant.int4_scales={int4_scales} has no effect on quant={qformat}{why}.",
-            f"It applies to quant={works}.",
+            f"quant.{name}={way} has no effect on quant={qformat}{reason}.",
+            f"It applies to quant={', '.join(works)}.",
             "Leave it out.",
         )
+        for name, way, works, reason in options
+        if way != "max" and qformat not in works
     ]
 
 

@@ -29,10 +29,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Protocol
 
-from pipelines.domain.benchmark import PERCENTILES, Distribution, Slo, Summary
+from pipelines.domain.benchmark import DISTRIBUTIONS, PERCENTILES, Distribution, Slo, Summary
 
 # Timing of one request: the record that the load generator keeps.
 #
@@ -208,18 +208,6 @@ class RequestColumns:
         return tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Rates of what arrived inside a window; the fields are those of `Summary`."""
-
-    window_s: float
-    requests: int
-    requests_per_s: float
-    output_tokens_per_s: float
-    total_tokens_per_s: float
-    goodput_per_s: float | None
-
-
 def whole_window(timings: Sequence[RequestTiming]) -> tuple[int, int]:
     """Return `RequestColumns.whole` of records in ns. The end is one past, so that the last response is inside.
 
@@ -252,14 +240,14 @@ def summarise(
     Raises:
         ValueError: the window is empty.
     """
-    found = rates(requests, window, slo)
     due = _inside(requests.due, window) if due is None else due
     fine = due & requests.fine()
     done, unit = fine & _known(requests.end), requests.per_second
     gaps = () if requests.responses is None else requests.responses.gaps(fine) / unit
-    return Summary(
-        **asdict(found),
-        errors=_errors(requests.errors, due),
+    failed = (error for error, counts in zip(requests.errors, due, strict=False) if error is not None and counts)
+    return replace(
+        rates(requests, window, slo),
+        errors=dict(Counter(failed)),
         isl=distribution(requests.isl[done], percentiles),
         osl=distribution(requests.osl[done], percentiles),
         ttft_s=distribution(requests.ttft()[fine] / unit, percentiles),
@@ -269,8 +257,8 @@ def summarise(
     )
 
 
-def rates(requests: RequestColumns, window: Window, slo: Slo | None = None) -> Rates:
-    """Compute the rates of what arrived inside a window.
+def rates(requests: RequestColumns, window: Window, slo: Slo | None = None) -> Summary:
+    """Compute the rates of what arrived inside a window; errors and distributions are empty.
 
     Raises:
         ValueError: the window is empty.
@@ -282,15 +270,21 @@ def rates(requests: RequestColumns, window: Window, slo: Slo | None = None) -> R
     seconds = (end - start) / requests.per_second
     ended = fine & _inside(requests.end, window)
     output = int((requests.tokens_before(end) - requests.tokens_before(start))[fine].sum())
-    prompt = int(requests.isl[fine & _inside(_prefilled(requests), window)].sum())
+    prefilled = requests.first_token.copy()  # when input tokens count: with the first response, or the only one
+    whole = ~_known(prefilled)
+    prefilled[whole] = requests.end[whole]
+    prompt = int(requests.isl[fine & _inside(prefilled, window)].sum())
     count = int(ended.sum())
-    return Rates(
+    nothing: dict[str, Any] = dict.fromkeys(DISTRIBUTIONS, Distribution(0))
+    return Summary(
         window_s=seconds,
         requests=count,
+        errors={},
         requests_per_s=count / seconds,
         output_tokens_per_s=output / seconds,
         total_tokens_per_s=(prompt + output) / seconds,
         goodput_per_s=int((ended & met(requests, slo)).sum()) / seconds if slo and has_limits(slo) else None,
+        **nothing,
     )
 
 
@@ -353,15 +347,3 @@ def _known(values: Column) -> Column:
 
 def _inside(times: Column, window: Window) -> Column:
     return (times >= window[0]) & (times < window[1])
-
-
-def _prefilled(requests: RequestColumns) -> Column:
-    """Return when input tokens count: with the first response, or with the only one."""
-    times = requests.first_token.copy()
-    whole = ~_known(times)
-    times[whole] = requests.end[whole]
-    return times
-
-
-def _errors(errors: Sequence[str | None], due: Column) -> dict[str, int]:
-    return dict(Counter(error for error, counts in zip(errors, due, strict=False) if error is not None and counts))

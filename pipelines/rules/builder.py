@@ -104,11 +104,6 @@ def _unpadded_ranks(d: DeploymentFacts) -> str:
     return f"tp_size={'/'.join(map(str, fits))} works." if fits else "No tp_size works."
 
 
-def _norm_quant(d: DeploymentFacts) -> bool:
-    fits = "norm_quant_fusion" in shape(d).family.features and d.qformat is QFormat.NVFP4
-    return d.build["norm_quant_fusion"] == "enable" and not fits
-
-
 plugin_rule = partial(Rule, topic=PLUGINS, engines=GPU)
 weights_rule = partial(Rule, topic=WEIGHTS, engines=GPU)
 limit_rule = partial(Rule, topic=LIMITS, engines=BUILT)
@@ -283,7 +278,10 @@ RULES = (
     plugin_rule(
         name="norm-quant-fusion-would-be-ignored",
         needs=("shape",),
-        when=_norm_quant,
+        when=lambda d: (
+            d.build["norm_quant_fusion"] == "enable"
+            and not ("norm_quant_fusion" in shape(d).family.features and d.qformat is QFormat.NVFP4)
+        ),
         failed="build.trtllm.norm_quant_fusion=enable would be ignored: it supports only"
         f" {either(titles('norm_quant_fusion'))} in NVFP4; given are"
         " {d.shape.architecture} and quant={d.qformat}.",

@@ -86,11 +86,6 @@ def _uneven(d: DeploymentFacts) -> Cases:
     ]
 
 
-def _kv_heads_uneven(d: DeploymentFacts) -> bool:
-    heads, ranks = shape(d).num_key_value_heads, d.build.tp_size
-    return bool(heads % ranks and ranks % heads)
-
-
 def _stages_uneven(d: DeploymentFacts) -> Cases:
     layers = shape(d).num_hidden_layers
     return ({"divisors": _divisors(layers)},) if layers % d.build.pp_size else ()
@@ -203,7 +198,9 @@ RULES = (
     rule(
         name="ranks-share-kv-heads-evenly",
         needs=("shape",),
-        when=_kv_heads_uneven,
+        when=lambda d: bool(
+            shape(d).num_key_value_heads % d.build.tp_size and d.build.tp_size % shape(d).num_key_value_heads
+        ),
         failed="tp_size={d.build.tp_size} and num_key_value_heads={d.shape.num_key_value_heads} do not divide one"
         " another.",
         todo="Change tp_size so that ranks get whole KV heads, or whole copies of one.",

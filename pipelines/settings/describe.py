@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from pipelines.settings.base import OptionTable
 from pipelines.settings.root import Settings
@@ -64,7 +63,7 @@ def _keys(group: type[BaseModel], prefix: str) -> Iterator[Key]:
                 key = f"{prefix}.{name}.{option}"
                 yield Key(key, f"{_kind(kind)} or null", tuple(_choices(kind)), table.sentences[option])
         elif nested is None:
-            kind, choices = _kind_of_field(field), tuple(_choices(field.annotation))
+            kind, choices = _kind(field.annotation, field.metadata), tuple(_choices(field.annotation))
             yield Key(f"{prefix}.{name}", kind, choices, sentences.get(name, ""))
         elif type(None) in get_args(field.annotation):
             inner = ", ".join(nested.model_fields)
@@ -101,10 +100,6 @@ def _attributes(docstring: str) -> dict[str, str]:
         elif name and line.strip():
             found[name] += f" {line.strip()}"
     return found
-
-
-def _kind_of_field(field: FieldInfo) -> str:
-    return _kind(field.annotation, field.metadata)
 
 
 def _kind(annotation: Any, metadata: Any = ()) -> str:

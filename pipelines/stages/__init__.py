@@ -24,41 +24,32 @@ class Stage(Protocol):
     @property
     def name(self) -> str:
         """See the class."""
-        ...
 
     @property
     def version(self) -> str:
         """See the class."""
-        ...
 
     @property
     def libraries(self) -> tuple[str, ...]:
         """See the class."""
-        ...
 
     @property
     def needs(self) -> tuple[str, ...]:
         """See the class."""
-        ...
 
     @property
     def measures(self) -> bool:
         """See the class."""
-        ...
 
     @property
     def writes(self) -> str:
         """See the class."""
-        ...
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that determine the bytes, and no others, as JSON."""
-        ...
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Read `inputs`, fill `out_dir`, and return facts for the manifest as JSON."""
-        ...
 
     def headline(self, facts: Mapping[str, Any]) -> str:
         """Show the one number that matters most of what `run` returned."""
-        ...

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines.document.show import count
 from pipelines.domain.benchmark import Level
@@ -16,6 +16,9 @@ from pipelines.domain.progress import Progress
 from pipelines.host.machine import library_versions
 from pipelines.loadgen.config import BenchmarkSettings, WorkloadSettings
 from pipelines.serving.config import ServingSettings
+
+if TYPE_CHECKING:
+    from pipelines.serving.process import TritonServer
 
 
 @dataclass(frozen=True)
@@ -95,12 +98,19 @@ class Benchmark:
         if self.benchmark.url is not None:
             yield self.benchmark.url, self.benchmark.metrics_url
             return
-        from pipelines.serving.process import TritonServer
-
-        self.logs.mkdir(parents=True, exist_ok=True)
-        log = self.logs / f"{datetime.now():%Y%m%d-%H%M%S}-tritonserver-{os.getpid()}.log"
-        with TritonServer(inputs["repository"], self.serving, progress=progress, log_file=log) as server:
+        with logged_server(inputs["repository"], self.serving, self.logs, progress) as server:
             yield server.grpc_url, server.metrics_url
+
+
+@contextmanager
+def logged_server(repository: Path, serving: ServingSettings, logs: Path, progress: Progress) -> Iterator[TritonServer]:
+    """Start a server on a repository, with a log that outlives a failure, and stop it at the end."""
+    from pipelines.serving.process import TritonServer
+
+    logs.mkdir(parents=True, exist_ok=True)
+    log = logs / f"{datetime.now():%Y%m%d-%H%M%S}-tritonserver-{os.getpid()}.log"
+    with TritonServer(repository, serving, progress=progress, log_file=log) as server:
+        yield server
 
 
 def _observed(levels: Sequence[Level]) -> dict[str, float]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +14,11 @@ from eval.diagnose.result import Place
 from pipelines.domain.progress import Progress
 from pipelines.engines.config import EngineOptions, all_options
 from pipelines.serving.config import ServingSettings
+from pipelines.stages.benchmark import logged_server
 from pipelines.stages.config import DiagnoseSettings
 from pipelines.stages.quantize import Quantize
 
 if TYPE_CHECKING:
-    from eval.diagnose.run import Simulation
     from eval.diagnose.servers import Servers
 
 
@@ -82,14 +80,17 @@ class Diagnose:
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Compare every stage with the one before it."""
-        from eval.diagnose.run import DiagnosedFolders, diagnose
+        from eval.diagnose.run import DiagnosedFolders, Simulation, diagnose
 
+        source, simulation = inputs.get("compressed", inputs["model"]), None
+        if self.quantize is not None and not self._why_not_simulated:
+            simulation = Simulation(self.quantize.spec, partial(self.quantize.simulate, inputs, source, progress))
         served = self.url is not None or ("repository" in inputs and self.asked.serve)
         deployment = DiagnosedFolders(
             model=inputs["model"],
-            source=inputs.get("compressed", inputs["model"]),
+            source=source,
             texts=inputs["text.bundled"],
-            simulation=self._simulation(inputs, progress),
+            simulation=simulation,
             checkpoint=inputs.get("checkpoint"),
             engine=inputs.get("engine"),
             engine_name=self.engine,
@@ -137,15 +138,6 @@ class Diagnose:
             return "diagnose.simulate=false"
         return self.quantize.why_not_simulated
 
-    def _simulation(self, inputs: Mapping[str, Path], progress: Progress) -> Simulation | None:
-        """Return how the calibration of the checkpoint is repeated; None if it is not."""
-        if self.quantize is None or self._why_not_simulated:
-            return None
-        from eval.diagnose.run import Simulation
-
-        source = inputs.get("compressed", inputs["model"])
-        return Simulation(self.quantize.spec, partial(self.quantize.simulate, inputs, source, progress))
-
     @property
     def _asks_triton(self) -> bool:
         return self.url is not None and self.url.startswith("grpc://")
@@ -160,11 +152,8 @@ class Diagnose:
         if self.url is not None:
             return Servers(None, self.url, self.served_model or "")
         from pipelines.serving.frontend import OpenAiFrontend
-        from pipelines.serving.process import TritonServer
 
-        self.logs.mkdir(parents=True, exist_ok=True)
-        log = self.logs / f"{datetime.now():%Y%m%d-%H%M%S}-tritonserver-{os.getpid()}.log"
         settings = self.serving.model_copy(update={"openai": True})
-        server = stack.enter_context(TritonServer(inputs["repository"], settings, progress=progress, log_file=log))
+        server = stack.enter_context(logged_server(inputs["repository"], settings, self.logs, progress))
         stack.enter_context(OpenAiFrontend(server))
         return Servers(server.grpc_url, server.openai_url, server.openai_model)

@@ -76,14 +76,20 @@ class Fidelity:
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Load both engines and let them read the same texts."""
+        from eval.adapter import load_tokenizer
         from eval.fidelity.divergence import FidelityResult
-        from eval.fidelity.measure import check_sides, greedy, layer_errors, measure
+        from eval.fidelity.measure import check_sides, greedy, layer_errors, measure, refuse_other_tokens
 
         theirs = f"{self.reference} in 16 bit"
         reference = _side(self, inputs["reference"], theirs)
         other = _side(self, inputs["engine"], f"{self.model} {self.variant}")
         check_sides(reference, other)
-        texts = self._texts(inputs, min(reference.session.limits.max_seq_len, other.session.limits.max_seq_len))
+        tokenizer = load_tokenizer(inputs["model"])
+        if "reference_model" in inputs:
+            theirs_too = load_tokenizer(inputs["reference_model"])
+            refuse_other_tokens(tokenizer, theirs_too, model=self.model, reference=self.reference)
+        longest = min(side.session.limits.max_seq_len for side in (reference, other))  # windows that both can read
+        texts = _windows_of(self, inputs, tokenizer, longest)
         settings, both = self.fidelity, (reference, other)
         answers = greedy(*both, texts, prompts=settings.prompts, new_tokens=settings.new_tokens, progress=progress)
         measured = measure(*both, texts, out_dir, progress)
@@ -106,17 +112,6 @@ class Fidelity:
         )
         result.save(out_dir / result.FILE)
         return {name: getattr(result.overall, name) for name in ("kl_mean", "top1_agreement", "tokens")}
-
-    def _texts(self, inputs: Mapping[str, Path], longest: int) -> list[Windows]:
-        """Cut every text into windows that both engines can read."""
-        from eval.adapter import load_tokenizer
-        from eval.fidelity.measure import refuse_other_tokens
-
-        tokenizer = load_tokenizer(inputs["model"])
-        if "reference_model" in inputs:
-            other = load_tokenizer(inputs["reference_model"])
-            refuse_other_tokens(tokenizer, other, model=self.model, reference=self.reference)
-        return _windows_of(self, inputs, tokenizer, longest)
 
 
 def _reading(stage: Fidelity | FidelityServed, settings: set[str]) -> dict[str, Any]:
@@ -160,7 +155,6 @@ def _windows_of(
 
 
 def _source(name: str, inputs: Mapping[str, Path], stage: Fidelity | FidelityServed) -> Callable[[], Iterable[str]]:
-
     if name == "calibration":
         return lambda: texts_of(stage.calibration, inputs)
     column = stage.fidelity.column if name == "user" else DEFAULT_COLUMN

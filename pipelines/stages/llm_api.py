@@ -63,7 +63,8 @@ class ConfigureLlm:
     @property
     def arguments(self) -> LlmArgs:
         """Return the arguments of `tensorrt_llm.LLM`, except the checkpoint."""
-        build, triton = self.build, self.triton
+        build, triton, drafts = self.build, self.triton, self.num_draft_tokens
+        word = self.draft_word
         return LlmArgs(
             tensor_parallel_size=build.tp_size,
             pipeline_parallel_size=build.pp_size,
@@ -84,15 +85,9 @@ class ConfigureLlm:
                 tokens_per_block=build.tokens_per_block,
             ),
             scheduler_config=SchedulerConfig.of(triton.batch_scheduler_policy),
-            speculative_config=self._speculation,
-        )
-
-    @property
-    def _speculation(self) -> DraftTargetConfig | None:
-        if self.num_draft_tokens is None:
-            return None
-        return DraftTargetConfig(
-            decoding_type=self.draft_word, max_draft_len=self.num_draft_tokens, speculative_model=DRAFT
+            speculative_config=None
+            if drafts is None
+            else DraftTargetConfig(decoding_type=word, max_draft_len=drafts, speculative_model=DRAFT),
         )
 
     def identity(self) -> dict[str, Any]:
