@@ -98,9 +98,9 @@ class AdapterFiles:
 
 def place(module: str) -> tuple[int, str]:
     """Return the layer of a module, and its name in it: (0, "self_attn.q_proj")."""
-    found = _MODULE.fullmatch(module)
-    assert found is not None, module
-    return int(found["layer"]), found["linear"]
+    match = _MODULE.fullmatch(module)
+    assert match is not None, module
+    return int(match["layer"]), match["linear"]
 
 
 def _config(folder: Path, name: str) -> Mapping[str, Any]:

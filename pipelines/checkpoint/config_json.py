@@ -115,13 +115,13 @@ class Quantization:
         Raises:
             UserError: a key or the KV-cache format is unknown.
         """
-        known = {f.name for f in fields(cls)}
+        names = {f.name for f in fields(cls)}
         for key in block:
-            if key not in known:
+            if key not in names:
                 raise UserError(
                     f"{source} has the unknown key '{key}' in its quantization block.",
-                    allowed=f"Keys known to TensorRT-LLM: {', '.join(sorted(known))}.",
-                    todo=did_you_mean(key, known),
+                    allowed=f"Keys known to TensorRT-LLM: {', '.join(sorted(names))}.",
+                    todo=did_you_mean(key, names),
                 )
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in block.items()}
         parsed = cls(**values)

@@ -83,10 +83,10 @@ def _checked(block: Any, key: str, file: Path, is_mlx: bool) -> dict[str, Any] |
         usual = {"quant_method": "mlx"}
     elif "quant_method" not in block and any(str(key).startswith("load_in_") for key in block):
         usual = {"quant_method": "bitsandbytes"}  # before Transformers 4.32, where it named no method
-    found = {**usual, **method, **block}
-    if found.get("quant_method") in ("intel/auto-round", "auto_round"):  # names of older versions
-        found["quant_method"] = "auto-round"
-    return found or None
+    declared = {**usual, **method, **block}
+    if declared.get("quant_method") in ("intel/auto-round", "auto_round"):  # names of older versions
+        declared["quant_method"] = "auto-round"
+    return declared or None
 
 
 def _mended(block: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -140,8 +140,8 @@ def kind_faults(what: str, block: Mapping[str, Any]) -> Iterator[Fault]:
         return
     for name, value, allowed in judged(block):
         if value not in allowed:
-            known = ", ".join(shown(each) for each in allowed if each is not None)
-            can = f"It can be {known}." if known else "It must be absent."
+            listed = ", ".join(shown(each) for each in allowed if each is not None)
+            can = f"It can be {listed}." if listed else "It must be absent."
             yield Fault(f"{what} with {name}={shown(value)}.", can, todo)
 
 

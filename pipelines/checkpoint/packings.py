@@ -132,11 +132,11 @@ def decode_modelopt(
     Raises:
         UserError: a tensor is missing or has another shape, or linears differ in a scale that they must share.
     """
-    found = {}
+    linear = {}
     for leaf, (dtype, shape) in expected.items():
         of = LEAVES[leaf]
         if leaf == "prequant_scaling_factor" and not any(f"{name}.{of}" in tensors for name in names):
-            found[leaf] = np.ones(shape, dtype)  # nothing is multiplied
+            linear[leaf] = np.ones(shape, dtype)  # nothing is multiplied
             continue
         parts = [_Leaves(tensors, name)[of] for name in names]
         if leaf in _OF_OUTPUTS:
@@ -156,8 +156,8 @@ def decode_modelopt(
                         todo="Give the original model.",
                     )
         value = np.concatenate(parts) if leaf in _OF_OUTPUTS else parts[0]
-        found[leaf] = _as(value, np.dtype(dtype), f"{names[0]}.{of}").reshape(shape)
-    return found
+        linear[leaf] = _as(value, np.dtype(dtype), f"{names[0]}.{of}").reshape(shape)
+    return linear
 
 
 def as_modelopt(tensors: Mapping[str, Array], name: str) -> dict[str, Array]:
@@ -182,8 +182,8 @@ def _as(value: Array, dtype: Any, name: str) -> Array:
         return value.view(dtype)
     if value.dtype != dtype and not {value.dtype.name, dtype.name} <= _FLOATS:
         raise UserError(f"'{name}' is {value.dtype}; it must be {dtype}.", todo="Give the original model.")
-    found: Array = value.astype(dtype)
-    return found
+    converted: Array = value.astype(dtype)
+    return converted
 
 
 def kv_scales(tensors: Mapping[str, Array], attention: str) -> tuple[float, float]:
@@ -196,14 +196,14 @@ def kv_scales(tensors: Mapping[str, Array], attention: str) -> tuple[float, floa
     Raises:
         UserError: there is none, or it is not one number.
     """
-    found = []
+    scales = []
     for one in ("k", "v"):
         names = (f"{attention}.{one}_proj.{one}_scale", f"{attention}.{one}_scale")
         name = next((name for name in names if name in tensors), None)
         if name is None:
             raise UserError(f"The folder lacks the tensor '{names[0]}'.", todo="Set kv_cache=auto.")
-        found.append(max(1.0, _one(tensors[name], name)))
-    return found[0], found[1]
+        scales.append(max(1.0, _one(tensors[name], name)))
+    return scales[0], scales[1]
 
 
 def _one(scale: Array, name: str) -> float:
@@ -228,18 +228,18 @@ def decode_int4(tensors: Mapping[str, Array], name: str, packing: str, group_siz
         UserError: a tensor is missing, or its shape does not go with the others'.
     """
     find = _Leaves(tensors, name)
-    found = _UNPACKED[packing](find)
-    (out, inputs), groups = found.codes.shape, found.scales.shape
-    if found.points.shape != groups or groups[0] != out or inputs % groups[1]:
+    linear = _UNPACKED[packing](find)
+    (out, inputs), groups = linear.codes.shape, linear.scales.shape
+    if linear.points.shape != groups or groups[0] != out or inputs % groups[1]:
         raise UserError(
             f"The tensors of '{name}' do not go together: {out} x {inputs} weights, scales {list(groups)}, zero points"
-            f" {list(found.points.shape)}.",
+            f" {list(linear.points.shape)}.",
             todo="Download the model again.",
         )
     if group_size is None:
-        return found
+        return linear
     parts = max(1, inputs // groups[1] // group_size)
-    return Int4Linear(found.codes, np.repeat(found.scales, parts, 1), np.repeat(found.points, parts, 1))
+    return Int4Linear(linear.codes, np.repeat(linear.scales, parts, 1), np.repeat(linear.points, parts, 1))
 
 
 class _Leaves:

@@ -274,9 +274,9 @@ def check_weight_dtype(checkpoint: Checkpoint, module: str) -> None:
     """
     name = f"{module}.weight"
     form = checkpoint.config.format_of(module)
-    found, expected = checkpoint.spec(name).dtype, form.weights.stored
-    if found != expected:
+    stored, expected = checkpoint.spec(name).dtype, form.weights.stored
+    if stored != expected:
         raise UserError(
-            f"{checkpoint.folder}: '{name}' is {found}, but {form.quant_algo} stores {expected}.",
+            f"{checkpoint.folder}: '{name}' is {stored}, but {form.quant_algo} stores {expected}.",
             allowed="A module left in 16 bit must be named in quantization.exclude_modules.",
         )

@@ -119,8 +119,8 @@ def stored_faults(
         for linear, (out, width) in linear_shapes(shape).items():
             name, size = f"model.layers.{layer}.{linear}", stored_group(block)
             leaves = _leaves(packing, out, width, width if size in (None, WHOLE_ROW) else size)
-            found = by_linear.get(name, {})
-            fault = _linear_fault(what, name, found, leaves)
+            tensors = by_linear.get(name, {})
+            fault = _linear_fault(what, name, tensors, leaves)
             if fault is None and group_size is not None and width % group_size:
                 fault = Fault(f"{what}; '{name}' has {width} inputs, no multiple of {group_size}.", todo=_TODO)
             if fault is not None:
@@ -128,24 +128,24 @@ def stored_faults(
                 return
 
 
-def _linear_fault(what: str, name: str, found: Mapping[str, TensorInfo], leaves: list[_Leaf]) -> Fault | None:
+def _linear_fault(what: str, name: str, tensors: Mapping[str, TensorInfo], leaves: list[_Leaf]) -> Fault | None:
     """Return what is wrong with the tensors of a linear."""
     for leaf in leaves:
-        here = [each for each in leaf.names if each in found]
+        here = [each for each in leaf.names if each in tensors]
         if not here and leaf.needed:
-            also = f" It has {', '.join(sorted(found))}." if found else ""
+            also = f" It has {', '.join(sorted(tensors))}." if tensors else ""
             return Fault(f"{what}, but lacks the tensor '{name}.{leaf.names[0]}'.{also}", todo=_TODO)
         for each in here:
-            info = found[each]
+            info = tensors[each]
             if info.dtype not in leaf.dtypes:
                 can = f"It can be {', '.join(leaf.dtypes)}."
                 return Fault(f"{what}, but '{name}.{each}' is {info.dtype}.", can, _TODO)
             if leaf.shape and info.shape != leaf.shape:
                 can = f"By config.json it is {list(leaf.shape)}."
                 return Fault(f"{what}, but '{name}.{each}' has the shape {list(info.shape)}.", can, _TODO)
-    known = {each for leaf in leaves for each in leaf.names}
-    if unknown := sorted(found.keys() - known):
-        return Fault(f"{what} and has '{name}.{unknown[0]}'.", f"Known: {', '.join(sorted(known))}.", _TODO)
+    names = {each for leaf in leaves for each in leaf.names}
+    if unknown := sorted(tensors.keys() - names):
+        return Fault(f"{what} and has '{name}.{unknown[0]}'.", f"Known: {', '.join(sorted(names))}.", _TODO)
     return None
 
 
@@ -173,5 +173,5 @@ def undeclared_faults(what: str, folder: Path) -> Iterator[Fault]:
 
 
 def _maker(names: Mapping[str, Any]) -> str:
-    found = [maker for end, maker in _MAKERS.items() if any(name.endswith(end) for name in names)]
-    return f"; such tensors are written by {found[0]}" if found else ""
+    makers = [maker for end, maker in _MAKERS.items() if any(name.endswith(end) for name in names)]
+    return f"; such tensors are written by {makers[0]}" if makers else ""

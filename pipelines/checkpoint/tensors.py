@@ -84,9 +84,9 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     if not isinstance(header, dict):
         raise _corrupt(path, f"the header is a {type(header).__name__}, not an object")
     header.pop("__metadata__", None)
-    found = {name: _tensor_info(path, name, entry, 8 + length, size) for name, entry in header.items()}
-    _check_cover(path, found, 8 + length, size)
-    return found
+    tensors = {name: _tensor_info(path, name, entry, 8 + length, size) for name, entry in header.items()}
+    _check_cover(path, tensors, 8 + length, size)
+    return tensors
 
 
 def _tensor_info(path: Path, name: str, entry: Any, data_start: int, file_size: int) -> TensorInfo:
@@ -116,10 +116,10 @@ def _tensor_info(path: Path, name: str, entry: Any, data_start: int, file_size: 
     return TensorInfo(dtype, tuple(shape), data_start + begin, expected)
 
 
-def _check_cover(path: Path, found: Mapping[str, TensorInfo], data_start: int, file_size: int) -> None:
+def _check_cover(path: Path, tensors: Mapping[str, TensorInfo], data_start: int, file_size: int) -> None:
     """Check that the tensors lie back to back, up to the end of the file, as the safetensors library does."""
     end, before = data_start, "the header"
-    for name, info in sorted(found.items(), key=lambda item: (item[1].begin, item[1].nbytes)):
+    for name, info in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].nbytes)):
         if info.begin != end:
             how = "overlap" if info.begin < end else "leave a gap"
             raise _corrupt(path, f"{before} and {shown(name)} {how}: {end} and {info.begin}")
@@ -128,8 +128,8 @@ def _check_cover(path: Path, found: Mapping[str, TensorInfo], data_start: int, f
         raise _corrupt(path, f"{before} ends at byte {end}, but the file has {file_size} bytes")
 
 
-def _corrupt(path: Path, found: str) -> UserError:
-    return UserError(f"{path} is damaged or truncated: {found}.", todo="Copy or export the file again.")
+def _corrupt(path: Path, reason: str) -> UserError:
+    return UserError(f"{path} is damaged or truncated: {reason}.", todo="Copy or export the file again.")
 
 
 class TensorFile(Mapping[str, "np.ndarray[Any, Any]"]):

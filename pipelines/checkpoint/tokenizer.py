@@ -26,10 +26,10 @@ def opened(folder: Path, key: str = "") -> TokenizerFolder:
     Raises:
         UserError: it cannot be used; names the file.
     """
-    found = TokenizerFolder(folder)
+    tokenizer = TokenizerFolder(folder)
     with _as_user_error(f"{key} needs it." if key else ""):
-        found.tokenizer, found.end_ids, found.special  # noqa: B018 - read now, to fail now
-    return found
+        tokenizer.tokenizer, tokenizer.end_ids, tokenizer.special  # noqa: B018 - read now, to fail now
+    return tokenizer
 
 
 def chat_templates(folder: Path, given: Path | None = None) -> tuple[dict[str, str], dict[str, str]]:
@@ -42,10 +42,10 @@ def chat_templates(folder: Path, given: Path | None = None) -> tuple[dict[str, s
     Raises:
         UserError: a file cannot be used.
     """
-    found = TokenizerFolder(folder)
+    tokenizer = TokenizerFolder(folder)
     with _as_user_error():
         own = None if given is None else read_text(given)
-        return (found.templates if own is None else {"default": own}), found.special
+        return (tokenizer.templates if own is None else {"default": own}), tokenizer.special
 
 
 def check_files(folder: Path) -> None:

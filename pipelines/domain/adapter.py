@@ -163,11 +163,11 @@ def scalings(config: Mapping[str, Any], source: str, ranks: Mapping[str, int]) -
     rank_of = _by_module(config, source, ("r", "rank_pattern"), _whole, len(ranks))
     alpha_of = _by_module(config, source, ("lora_alpha", "alpha_pattern"), _finite, len(ranks))
     _check_targets(config, source, ranks)
-    for module, found in ranks.items():
+    for module, rows in ranks.items():
         key, stated = rank_of(module)
-        if stated != found:
+        if stated != rows:
             raise UserError(
-                f"{source} has {key}={stated:g}, but A of {module} has {found} rows.",
+                f"{source} has {key}={stated:g}, but A of {module} has {rows} rows.",
                 allowed="A has as many rows as r, or as the first pattern of rank_pattern that matches.",
                 todo="Save the adapter again with peft's save_pretrained().",
             )

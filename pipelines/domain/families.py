@@ -129,10 +129,10 @@ NULLS = ("sliding_window", "num_key_value_heads", "original_max_position_embeddi
 
 
 def _settled(defaults: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    found = {**defaults, **{key: value for key, value in config.items() if value is not None or key in NULLS}}
-    if "num_local_experts" in defaults and config.get("num_local_experts") is None and "num_experts" in found:
-        found["num_local_experts"] = found["num_experts"]  # another name of it in Mixtral's class and gpt-oss'
-    return found
+    complete = {**defaults, **{key: value for key, value in config.items() if value is not None or key in NULLS}}
+    if "num_local_experts" in defaults and config.get("num_local_experts") is None and "num_experts" in complete:
+        complete["num_local_experts"] = complete["num_experts"]  # another name of it in Mixtral's class and gpt-oss'
+    return complete
 
 
 _COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}

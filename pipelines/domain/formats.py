@@ -435,9 +435,9 @@ SCALES_SINCE = (0, 47)
 
 def version_faults(qformat: QFormat, version: str, int4_scales: str, fp4_inputs: str) -> list[Fault]:
     """Return why this version of ModelOpt, e.g. "0.37.0", cannot make a format on any device."""
-    asked = [(f"quant={qformat}", FORMATS[qformat].modelopt)]
+    needed = [(f"quant={qformat}", FORMATS[qformat].modelopt)]
     ways = {"int4_scales": int4_scales, "fp4_inputs": fp4_inputs}
-    asked += [(f"quant.{name}={way}", SCALES_SINCE) for name, way in ways.items() if way != "max"]
+    needed += [(f"quant.{name}={way}", SCALES_SINCE) for name, way in ways.items() if way != "max"]
     have = tuple(int(part) for part in version.split(".")[:2])
     return [
         Fault(
@@ -445,7 +445,7 @@ def version_faults(qformat: QFormat, version: str, int4_scales: str, fp4_inputs:
             f"{oldest[0]}.{oldest[1]}.0 or newer has it.",
             f"Install a newer nvidia-modelopt, or leave {what} out.",
         )
-        for what, oldest in asked
+        for what, oldest in needed
         if have < oldest
     ]
 

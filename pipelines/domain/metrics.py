@@ -163,8 +163,8 @@ class MetricStatistic:
 
     def of_line(self, load: Mapping[str, Any]) -> float | None:
         """Return the value in one load of the nightly history; None in lines older than the metric."""
-        found = load.get(self.metric.name)
-        return found.get(self.statistic) if self.statistic and found is not None else found
+        figure = load.get(self.metric.name)
+        return figure.get(self.statistic) if self.statistic and figure is not None else figure
 
     def shown(self, value: float | None) -> float | None:
         """Format a value in the unit of tables."""

@@ -386,8 +386,8 @@ def _windows(read: ConfigNumbers, family: Family | SizedFamily) -> dict[str, Any
         return none
     every = flags.index(False) + 1 if False in flags else 0
     regular = flags == tuple(every == 0 or (number + 1) % every != 0 for number in range(layers))
-    found = {"sliding_window": window, "global_every": every if regular else 0}
-    return found if regular else {**found, "windowed": flags}
+    windows = {"sliding_window": window, "global_every": every if regular else 0}
+    return windows if regular else {**windows, "windowed": flags}
 
 
 def _flags(read: ConfigNumbers, family: Family | SizedFamily, layers: int) -> tuple[bool, ...]:

@@ -51,15 +51,15 @@ def rope_scaling(config: Mapping[str, Any]) -> dict[str, Any] | None:
     kind = _kind(block)
     if kind == "default":
         return None
-    found = {key: value for key, value in block.items() if key != "rope_theta"}
+    scaling = {key: value for key, value in block.items() if key != "rope_theta"}
     if kind in _WITH_ORIGINAL:
         if _ORIGINAL in config:
-            found[_ORIGINAL] = config[_ORIGINAL]
+            scaling[_ORIGINAL] = config[_ORIGINAL]
         elif "max_position_embeddings" in config:
-            found.setdefault(_ORIGINAL, config["max_position_embeddings"])
-    if kind == "yarn" and found.get("factor", 1) is None and found.get(_ORIGINAL):
-        found["factor"] = config["max_position_embeddings"] / found[_ORIGINAL]
-    return found
+            scaling.setdefault(_ORIGINAL, config["max_position_embeddings"])
+    if kind == "yarn" and scaling.get("factor", 1) is None and scaling.get(_ORIGINAL):
+        scaling["factor"] = config["max_position_embeddings"] / scaling[_ORIGINAL]
+    return scaling
 
 
 def rope_base(config: Mapping[str, Any]) -> float:
@@ -176,15 +176,15 @@ def _check_block(read: ConfigNumbers, config: Mapping[str, Any], name: str, head
         return
     if "rope_theta" in block and block["rope_theta"] is None:
         read.fault(f"has {name}.rope_theta=null.", "It must be a number; leave it out to have that beside the block.")
-    found = rope_scaling(config) or {}
+    scaling = rope_scaling(config) or {}
     for key in _NUMBERS[kind]:
-        if found.get(key) is None:
+        if scaling.get(key) is None:
             read.fault(f"has a {name} of type '{kind}' without {key}.", "It must be a number.")
     pairs = len(range(0, int(head_dim * _fraction(config)), 2))
     for key in _LISTS.get(kind, ()):
-        _check_list(read, found.get(key), f"a {name} of type '{kind}' with", key, pairs)
-    if kind == "llama3" and read.fine and not found["low_freq_factor"] < found["high_freq_factor"]:
-        low, high = found["low_freq_factor"], found["high_freq_factor"]
+        _check_list(read, scaling.get(key), f"a {name} of type '{kind}' with", key, pairs)
+    if kind == "llama3" and read.fine and not scaling["low_freq_factor"] < scaling["high_freq_factor"]:
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
         read.fault(
             f"has {name}.high_freq_factor={shown(high)}.", f"It must be above low_freq_factor, which is {shown(low)}."
         )
@@ -197,8 +197,8 @@ def _check_list(read: ConfigNumbers, value: object, where: str, key: str, pairs:
     if not isinstance(value, list) or not numbers:
         read.fault(f"has {where} {key}={shown(value)}.", "It must be numbers.")
     elif len(value) != pairs:
-        said = f"It must have {pairs} numbers, one for every two channels that are rotated."
-        read.fault(f"has {where} {key} of length {len(value)}.", said)
+        allowed = f"It must have {pairs} numbers, one for every two channels that are rotated."
+        read.fault(f"has {where} {key} of length {len(value)}.", allowed)
 
 
 def _by_layer_type(blocks: Mapping[str, Any]) -> bool:
@@ -227,12 +227,12 @@ def yarn_differences(block: Mapping[str, Any]) -> list[str]:
     4096 for missing original positions. Source: `layers/attention.py`, `functional.py`
     (create_sinusoidal_positions_yarn); Transformers `modeling_rope_utils.py`.
     """
-    found = [f"{key}={block[key]}" for key in _ENGINES_DIFFER if block.get(key) is not None]
+    differences = [f"{key}={block[key]}" for key in _ENGINES_DIFFER if block.get(key) is not None]
     if not block.get("truncate", True):
-        found.append("truncate=false")
+        differences.append("truncate=false")
     if block.get(_ORIGINAL) is None:
-        found.append("no original_max_position_embeddings")
-    return found
+        differences.append("no original_max_position_embeddings")
+    return differences
 
 
 @dataclass(frozen=True, slots=True)

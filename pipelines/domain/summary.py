@@ -162,9 +162,9 @@ class RequestColumns:
         steps = self.osl - 1
         short = steps < 1
         steps[short] = 1
-        found = (self.end - self.first_token) / steps
-        found[short] = math.nan
-        return found
+        latency = (self.end - self.first_token) / steps
+        latency[short] = math.nan
+        return latency
 
     def e2e(self) -> Column:
         """Time to the last token."""
@@ -295,12 +295,12 @@ def has_limits(slo: Slo | None) -> bool:
 
 def met(requests: RequestColumns, slo: Slo) -> Column:
     """Return bool[n]: requests that met every limit; a metric without a value meets its limit."""
-    found = _known(requests.due)
+    fine = _known(requests.due)
     pairs = ((slo.ttft_ms, requests.ttft), (slo.itl_ms, requests.itl), (slo.e2e_ms, requests.e2e))
     for limit, values in pairs:
         if limit is not None:
-            found &= ~(values() > limit * (requests.per_second / 1000))
-    return found
+            fine &= ~(values() > limit * (requests.per_second / 1000))
+    return fine
 
 
 def ordered(values: Column | Sequence[float]) -> list[float]:
@@ -330,14 +330,14 @@ def percentile(ordered: Sequence[float], share: float, percentiles: Percentiles 
 
 def distribution(values: Column | Sequence[float], percentiles: Percentiles = "linear") -> Distribution:
     """Return mean, extremes and percentiles of the values that are not NaN; all None if there are none."""
-    known = ordered(values)
-    if not known:
+    numbers = ordered(values)
+    if not numbers:
         return Distribution(0)
     # Rounding in the sum must not move the mean of equal values past them.
-    mean = min(max(sum(known) / len(known), known[0]), known[-1])
+    mean = min(max(sum(numbers) / len(numbers), numbers[0]), numbers[-1])
     shares = {name: int(name[1:]) / 10 ** len(name[1:]) for name in PERCENTILES}
-    found = {name: percentile(known, share, percentiles) for name, share in shares.items()}
-    return Distribution(len(known), mean, min=known[0], max=known[-1], **found)
+    found = {name: percentile(numbers, share, percentiles) for name, share in shares.items()}
+    return Distribution(len(numbers), mean, min=numbers[0], max=numbers[-1], **found)
 
 
 def _known(values: Column) -> Column:

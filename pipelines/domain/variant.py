@@ -36,7 +36,7 @@ class Variant:
     @classmethod
     def of(cls, label: str) -> Variant:
         """Parse a label: "magnitude_2_4-distill-fp8-kv_fp8". Parts of another tool's word stay together in quant."""
-        found: dict[str, str] = {}
+        parts: dict[str, str] = {}
         for part in label.split("-"):
             if _SIZE.match(part):
                 name = "pruned"
@@ -46,19 +46,19 @@ class Variant:
                 name = "kv_cache"
             else:
                 name = "sparsity" if part.endswith(_SPARSE) else "quant"
-            found[name] = f"{found[name]}-{part}" if name in found else part
+            parts[name] = f"{parts[name]}-{part}" if name in parts else part
         sizes = [
-            (name.replace("kvheads", "kv_heads"), int(size)) for name, size in _SIZE.findall(found.get("pruned", ""))
+            (name.replace("kvheads", "kv_heads"), int(size)) for name, size in _SIZE.findall(parts.get("pruned", ""))
         ]
-        training = _TRAINING.match(found.get("training", ""))
+        training = _TRAINING.match(parts.get("training", ""))
         method, rank = training.groups() if training else ("none", None)
         return cls(
             pruned=tuple(sizes),
-            sparsity=found.get("sparsity", "none").removesuffix(_SPARSE),
+            sparsity=parts.get("sparsity", "none").removesuffix(_SPARSE),
             training=method,
             lora_rank=None if rank is None else int(rank),
-            quant=found.get("quant", QFormat.NONE.value),
-            kv_cache=found.get("kv_cache", KvFormat.AUTO.value).removeprefix(_KV),
+            quant=parts.get("quant", QFormat.NONE.value),
+            kv_cache=parts.get("kv_cache", KvFormat.AUTO.value).removeprefix(_KV),
         )
 
     @property

@@ -16,14 +16,14 @@ from pipelines.store.sources import InputSource
 
 def unknown_reference(d: Deployment) -> list[Fault]:
     """Refuse to compare with a published accuracy where none is known."""
-    model, asked = d.settings.model.label, d.settings.eval
-    if d.target not in EVALUATED or asked.baseline != "reference" or references_of(model, asked.task):
+    model, questions = d.settings.model.label, d.settings.eval
+    if d.target not in EVALUATED or questions.baseline != "reference" or references_of(model, questions.task):
         return []
-    known = dict.fromkeys(f"{each.model} ({each.task})" for each in all_references())
+    published = dict.fromkeys(f"{each.model} ({each.task})" for each in all_references())
     return [
         Fault(
-            f"eval.baseline=reference, but no published accuracy of {model} on {asked.task} is known.",
-            f"Known: {', '.join(known)}.",
+            f"eval.baseline=reference, but no published accuracy of {model} on {questions.task} is known.",
+            f"Known: {', '.join(published)}.",
             "Use eval.baseline=build, which also gives a verdict.",
         )
     ]
@@ -31,43 +31,43 @@ def unknown_reference(d: Deployment) -> list[Fault]:
 
 def question_faults(d: Deployment) -> list[Fault]:
     """Check that the task is known and that its questions can be had."""
-    asked = d.settings.eval
-    if asked.url is not None and d.target != "evaluate":
+    questions = d.settings.eval
+    if questions.url is not None and d.target != "evaluate":
         return [
             Fault(
-                f"eval.url='{asked.url}' only works with `make evaluate`, `make fidelity` and `make diagnose`.",
+                f"eval.url='{questions.url}' only works with `make evaluate`, `make fidelity` and `make diagnose`.",
                 todo="Leave eval.url out.",
             )
         ]
-    if asked.url is not None and asked.baseline == "hugging_face":
+    if questions.url is not None and questions.baseline == "hugging_face":
         return [
             Fault(
                 "eval.baseline=hugging_face is not evaluated beside a server (eval.url).",
                 todo="Evaluate it by itself, without eval.url.",
             )
         ]
-    if asked.guided and asked.task != JSON_VALIDITY:
+    if questions.guided and questions.task != JSON_VALIDITY:
         return [
             Fault(
-                f"eval.guided=true has no effect on eval.task='{asked.task}', whose questions have no JSON schema.",
+                f"eval.guided=true has no effect on eval.task='{questions.task}', whose questions have no JSON schema.",
                 todo="Leave it out, or set eval=json_validity.",
             )
         ]
-    if asked.baseline == "hugging_face" and asked.task in WRITTEN:
+    if questions.baseline == "hugging_face" and questions.task in WRITTEN:
         return [
             Fault(
-                f"eval.baseline=hugging_face scores choices; the answers of eval.task='{asked.task}' are written.",
+                f"eval.baseline=hugging_face scores choices; the answers of eval.task='{questions.task}' are written.",
                 todo="Leave eval.baseline out.",
             )
         ]
-    if asked.is_auto:
+    if questions.is_auto:
         return []
-    if fault := task_fault(asked.task) or chat_fault(asked, d.sources.get("model")):
+    if fault := task_fault(questions.task) or chat_fault(questions, d.sources.get("model")):
         return [fault]
-    if asked.task == MMLU and asked.dataset_path is not None:
-        subjects, complete = TASK_SIZES[MMLU][0], complete_subjects(asked.dataset_path.expanduser())
+    if questions.task == MMLU and questions.dataset_path is not None:
+        subjects, complete = TASK_SIZES[MMLU][0], complete_subjects(questions.dataset_path.expanduser())
         if complete < subjects:
-            what = f"eval.dataset_path='{asked.dataset_path}' has {complete} subjects with questions; mmlu has"
+            what = f"eval.dataset_path='{questions.dataset_path}' has {complete} subjects with questions; mmlu has"
             return [
                 Fault(
                     f"{what} {subjects}.",
@@ -75,30 +75,30 @@ def question_faults(d: Deployment) -> list[Fault]:
                     "Give a complete copy, or set eval= to the task whose questions it has.",
                 )
             ]
-    if asked.task in BUNDLED or asked.dataset or asked.dataset_path or asked.path:
+    if questions.task in BUNDLED or questions.dataset or questions.dataset_path or questions.path:
         return []
     return [
         Fault(
-            f"eval.task='{asked.task}' has no data: eval.dataset and eval.dataset_path are null.",
+            f"eval.task='{questions.task}' has no data: eval.dataset and eval.dataset_path are null.",
             todo="Set eval.dataset to the task's data set on the Hub, or eval.dataset_path to a copy of it.",
         )
     ]
 
 
-def chat_fault(asked: EvalSettings, model: InputSource | None) -> Fault | None:
+def chat_fault(questions: EvalSettings, model: InputSource | None) -> Fault | None:
     """Refuse a chat template that the tokenizer lacks, as far as it is on disk, or that cannot be applied."""
-    if asked.task == PASSKEY and (asked.apply_chat_template or asked.system_instruction):
-        which = "apply_chat_template=true" if asked.apply_chat_template else "system_instruction"
+    if questions.task == PASSKEY and (questions.apply_chat_template or questions.system_instruction):
+        which = "apply_chat_template=true" if questions.apply_chat_template else "system_instruction"
         return Fault(
             f"eval.{which} makes prompts longer, and those of eval.task='{PASSKEY}' are as long as the engine takes.",
             todo="Leave it out.",
         )
-    if not asked.apply_chat_template:
+    if not questions.apply_chat_template:
         return None
-    if asked.asks_triton and asked.task in WRITTEN:
+    if questions.asks_triton and questions.task in WRITTEN:
         from eval.server import WRITTEN_CHATS, WRITTEN_CHATS_TODO  # loads numpy and asyncio
 
-        return Fault(WRITTEN_CHATS.format(url=asked.url), todo=WRITTEN_CHATS_TODO)
+        return Fault(WRITTEN_CHATS.format(url=questions.url), todo=WRITTEN_CHATS_TODO)
     if model is None or "default" in chat_templates(model.path)[0]:
         return None
     return Fault(
@@ -127,50 +127,51 @@ def nothing_to_do(d: Deployment, *, compares: bool) -> list[Fault]:
     ]
 
 
-def asked_questions(wanted: EvalSettings) -> int | None:
+def asked_questions(questions: EvalSettings) -> int | None:
     """Return how many questions would be asked at most; None if that is not known before they are read."""
-    known = known_questions(wanted.task, wanted.limit)
-    if known is None or (wanted.dataset_path is not None and wanted.limit is None):  # a copy may hold another number
+    number = known_questions(questions.task, questions.limit)
+    is_copy = questions.dataset_path is not None and questions.limit is None  # which may hold another number
+    if number is None or is_copy:
         return None
-    return min(known, wanted.max_questions or known)
+    return min(number, questions.max_questions or number)
 
 
 def few_questions(d: Deployment) -> list[Fault]:
     """Warn of too few questions for GO, as far as their number is known before they are read."""
-    wanted, stops = d.settings.eval, d.is_sequential
-    asked, criteria = asked_questions(wanted), Criteria.of(wanted)
-    if not d.has_verdict or asked is None or not too_few(asked, criteria, stops=stops):
+    questions, stops = d.settings.eval, d.is_sequential
+    number, criteria = asked_questions(questions), Criteria.of(questions)
+    if not d.has_verdict or number is None or not too_few(number, criteria, stops=stops):
         return []
     least = least_to_stop(criteria) if stops else least_for_go(criteria)
-    subjects, questions = TASK_SIZES[wanted.task]
-    what = f"eval.limit={wanted.limit}" if wanted.limit else f"eval.task={wanted.task}"
+    subjects, size = TASK_SIZES[questions.task]
+    what = f"eval.limit={questions.limit}" if questions.limit else f"eval.task={questions.task}"
     todo = f"Set eval.limit={-(-least // subjects)} or more."
-    if stops and wanted.max_questions == asked:
-        what, todo = f"eval.max_questions={asked}", f"Set eval.max_questions={least} or more."
+    if stops and questions.max_questions == number:
+        what, todo = f"eval.max_questions={number}", f"Set eval.max_questions={least} or more."
     return [
         Fault(
-            f"{what} asks {asked:,} questions, which are too few for GO even if every answer stays the same.",
-            f"With eval.margin_points={wanted.margin_points:g} and eval.false_go={wanted.false_go:g}, GO takes "
+            f"{what} asks {number:,} questions, which are too few for GO even if every answer stays the same.",
+            f"With eval.margin_points={questions.margin_points:g} and eval.false_go={questions.false_go:g}, GO takes "
             f"{least:,} or more{' where asking may stop early' if stops else ''}.",
-            todo if least <= questions else "Give a larger eval.margin_points, or a larger task.",
+            todo if least <= size else "Give a larger eval.margin_points, or a larger task.",
         )
     ]
 
 
 def sequential_notes(d: Deployment) -> tuple[str, ...]:
     """Say how many questions are asked at most, or that settings of asking in turns have no effect."""
-    wanted = d.settings.eval
+    questions = d.settings.eval
     if not d.asks:
         return ()
     if d.is_sequential:
-        of = asked_questions(wanted)
+        of = asked_questions(questions)
         return (f"questions: in random order, {'' if of is None else f'{of:,} at most, '}until the verdict is known",)
-    given = {
-        "eval.sequential=true": wanted.sequential is True,
-        f"eval.max_questions={wanted.max_questions}": wanted.max_questions is not None,
-        f"eval.judged_together={wanted.judged_together}": wanted.judged_together > 1,
+    settings = {
+        "eval.sequential=true": questions.sequential is True,
+        f"eval.max_questions={questions.max_questions}": questions.max_questions is not None,
+        f"eval.judged_together={questions.judged_together}": questions.judged_together > 1,
     }
-    unused = [name for name, is_given in given.items() if is_given]
+    unused = [name for name, is_given in settings.items() if is_given]
     if not unused:
         return ()
     why = "asking does not stop early here" if d.settings.is_compressed else "the model is the baseline itself"

@@ -57,5 +57,5 @@ def _changes(settings: Settings, setup: Setup, limits: ChosenLimits | None) -> s
     words = [f"build.tp_size={setup.tp}", f"build.pp_size={setup.pp}", f"kv_cache.dtype={setup.kv_format}"]
     if setup.qformat != settings.quant.qformat:
         words.append(f"quant={setup.qformat}")
-    given = () if limits is None else (name for name in LIMITS_FOR_LOAD if name not in limits.reasons)
-    return " ".join([*words, *(f"build.{name}={getattr(limits, name)}" for name in given)])
+    limits_given = () if limits is None else (name for name in LIMITS_FOR_LOAD if name not in limits.reasons)
+    return " ".join([*words, *(f"build.{name}={getattr(limits, name)}" for name in limits_given)])

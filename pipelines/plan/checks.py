@@ -164,9 +164,9 @@ def _quant(settings: Settings) -> list[Fault]:
     version = library_versions(("nvidia-modelopt",))["nvidia-modelopt"]
     if version == "absent" or is_given(settings.model):  # another check says where it is needed
         return faults
-    wanted = {(qformat, quant.int4_scales, quant.fp4_inputs) for qformat in quant.formats}
-    wanted |= {(drafts, "max", "max")} if drafts else set()
-    return faults + [fault for qformat, *ways in sorted(wanted) for fault in version_faults(qformat, version, *ways)]
+    ways = {(qformat, quant.int4_scales, quant.fp4_inputs) for qformat in quant.formats}
+    ways |= {(drafts, "max", "max")} if drafts else set()
+    return faults + [fault for qformat, *scales in sorted(ways) for fault in version_faults(qformat, version, *scales)]
 
 
 def _logged(d: Deployment) -> list[Fault]:
@@ -208,16 +208,16 @@ def _few_texts(calibration: CalibrationSettings, few: int | None) -> list[Fault]
 def _pinned(settings: Settings, machine: Machine) -> list[Fault]:
     """Check host memory that the server reserves on this machine for KV blocks and adapters."""
     triton = settings.triton
-    asked = {"kv_cache_host_memory_bytes": triton.kv_cache_host_memory_bytes}
+    reserved = {"kv_cache_host_memory_bytes": triton.kv_cache_host_memory_bytes}
     if settings.lora.adapters:
-        asked["lora_cache_host_memory_bytes"] = triton.lora_cache_host_memory_bytes
+        reserved["lora_cache_host_memory_bytes"] = triton.lora_cache_host_memory_bytes
     return [
         Fault(
             f"triton.{name}={size} is {show_bytes(size)} of host memory; this machine has "
             f"{show_bytes(machine.memory_bytes)}.",
             todo=f"Set triton.{name} lower.",
         )
-        for name, size in asked.items()
+        for name, size in reserved.items()
         if size > machine.memory_bytes
     ]
 
@@ -259,13 +259,13 @@ def check_machine(d: Deployment, stages: Sequence[Stage]) -> list[Fault]:
     if not engine.builder or not used:
         return []
     lacks = engine.lacks(d.machine)
-    wanted, gpus_here = d.settings.hardware, d.machine.gpus
-    if not lacks and (wanted.name == "auto" or any(gpus.is_a(gpu, wanted) for gpu in gpus_here)):
+    hardware, gpus_here = d.settings.hardware, d.machine.gpus
+    if not lacks and (hardware.name == "auto" or any(gpus.is_a(gpu, hardware) for gpu in gpus_here)):
         return []
     if not lacks:
         return [
             Fault(
-                f"hardware={wanted.name} is not here: this machine has {gpus_here[0].name}.",
+                f"hardware={hardware.name} is not here: this machine has {gpus_here[0].name}.",
                 "A TensorRT engine is built on the GPU it is for.",
                 "Run the same command there, or leave out hardware=... to build for the GPU of this machine.",
             )

@@ -170,7 +170,7 @@ class Deployment(Goal):
             values = held.model_dump(exclude_none=True, exclude_unset=True) | {name: value}
             if name == "qformat":  # as the file of the other format does
                 values["group_size"] = group_instead(held.qformat, held.group_size, QFormat(value))
-                values = {key: given for key, given in values.items() if key not in held.SEARCH}
+                values = {key: kept for key, kept in values.items() if key not in held.SEARCH}
             groups[group] = type(held).judged(values, f"{group}.")
         return self.with_groups(**groups)
 

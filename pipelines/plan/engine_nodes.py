@@ -47,9 +47,9 @@ def model_download(d: Deployment) -> list[Node]:
     """Return the download of the model from the Hub, which all variants share; no node for a local one."""
     if "model" in d.sources:
         return []
-    asked = d.settings.model
-    stage = Download(str(asked.hub_id), asked.revision or "main", "model", d.unpruned)
-    return [Node("download", stage, asked.label, {})]
+    source = d.settings.model
+    stage = Download(str(source.hub_id), source.revision or "main", "model", d.unpruned)
+    return [Node("download", stage, source.label, {})]
 
 
 def calibration_text(d: Deployment) -> tuple[list[Node], dict[str, Input]]:
@@ -207,9 +207,11 @@ def _reads_draft(draft: Deployment) -> bool:
 
 def draft_checkpoint_nodes(draft: Deployment) -> list[Node]:
     """Return the download and the quantization of the draft model, as far as there are any."""
-    made, asked = list[Node](), draft.settings.speculative.draft
-    if asked is not None and "draft" not in draft.sources:
-        made.append(Node("download.draft", Download(str(asked.hub_id), asked.revision or "main", "model"), "draft", {}))
+    made, source = list[Node](), draft.settings.speculative.draft
+    if source is not None and "draft" not in draft.sources:
+        made.append(
+            Node("download.draft", Download(str(source.hub_id), source.revision or "main", "model"), "draft", {})
+        )
     if _reads_draft(draft):
         return made
     stage = quantize(draft)

@@ -99,17 +99,17 @@ def in_order(made: Iterable[Node]) -> list[Node]:
     place = {name: number for number, name in enumerate(by_id)}
     sorter = TopologicalSorter({name: _before(node) for name, node in by_id.items()})
     sorter.prepare()
-    found: list[Node] = []
+    ordered: list[Node] = []
     ready: list[str] = []
     while sorter.is_active():
         ready = sorted((*ready, *sorter.get_ready()), key=place.__getitem__)
         sorter.done(first := ready.pop(0))
-        found.append(by_id[first])
-    return found
+        ordered.append(by_id[first])
+    return ordered
 
 
 def _before(node: Node) -> list[str]:
-    return [given for given in node.inputs.values() if isinstance(given, str)]
+    return [source for source in node.inputs.values() if isinstance(source, str)]
 
 
 def needed_for(made: list[Node], name: str) -> list[Node]:
@@ -181,12 +181,12 @@ def _ask_server(d: Deployment) -> Node:
 
 def _fidelity(d: Deployment) -> list[Node]:
     """Return the comparison of predictions with those of the reference, after its texts."""
-    settings, wanted = d.settings, d.settings.fidelity
+    settings, fidelity = d.settings, d.settings.fidelity
     stage = Fidelity(
         d.engine.name,
         d.engine.options_of(settings.engine),
-        wanted,
-        wanted.tokens or (ALONE if d.target == "fidelity" else AMONG_OTHERS),
+        fidelity,
+        fidelity.tokens or (ALONE if d.target == "fidelity" else AMONG_OTHERS),
         settings.calibration,
         settings.quant,
         settings.model.label,
@@ -232,27 +232,27 @@ def _texts(d: Deployment) -> tuple[list[Node], dict[str, Input]]:
     return [], texts
 
 
-def _diagnose(given: Deployment) -> list[Node]:
+def _diagnose(deployment: Deployment) -> list[Node]:
     """Return the diagnosis of what is given, or of what this configuration makes as far as it runs here."""
     # activations that the engine rounds by itself would look like a fault of it
-    d = given.with_groups(engine=given.settings.engine.with_checkpoints_arithmetic())
-    settings, asked, quantized = d.settings, d.settings.diagnose, quantize(d)
-    made, inputs = (list[Node](), dict[str, Input]()) if asked.given else _made_here(d)
-    if asked.given:
+    d = deployment.with_groups(engine=deployment.settings.engine.with_checkpoints_arithmetic())
+    settings, diagnose, quantized = d.settings, d.settings.diagnose, quantize(d)
+    made, inputs = (list[Node](), dict[str, Input]()) if diagnose.given else _made_here(d)
+    if diagnose.given:
         inputs |= {name: d.sources[name] for name in ("checkpoint", "engine", "repository") if name in d.sources}
-    if not asked.given and asked.simulate and quantized.calibrated:
+    if not diagnose.given and diagnose.simulate and quantized.calibrated:
         before, text = calibration_text(d)
         made, inputs = [*made, *before], inputs | text
     stage = Diagnose(
-        asked,
-        None if asked.given else quantized,
+        diagnose,
+        None if diagnose.given else quantized,
         settings.eval.url,
         settings.eval.model,
         settings.serving,
         d.engine.name,
         d.engine.options_of(settings.engine),
         settings.model.label,
-        "given" if asked.given else d.variant.label,
+        "given" if diagnose.given else d.variant.label,
         settings.paths.runs.absolute(),
         d.engine.gives_logits,
         (*d.engine.run_libraries, "numpy", "torch", "transformers", "tokenizers"),
@@ -266,7 +266,7 @@ def _diagnose(given: Deployment) -> list[Node]:
 
 def _made_here(d: Deployment) -> tuple[list[Node], dict[str, Input]]:
     """Return what is made to be diagnosed, by the names under which the diagnosis reads it."""
-    asked = d.settings.diagnose
+    diagnose = d.settings.diagnose
     made = engine_nodes(d) if d.engine.gives_logits else checkpoint_nodes(d)  # other engines run on a GPU machine
     inputs: dict[str, Input] = {"checkpoint": "quantize"}
     for changing in ("prune_model", "sparsify", "recover"):
@@ -274,7 +274,7 @@ def _made_here(d: Deployment) -> tuple[list[Node], dict[str, Input]]:
             inputs = {"compressed": changing, "checkpoint": "quantize"}
     if d.engine.gives_logits:
         inputs["engine"] = "build"
-        if asked.serve and d.settings.eval.url is None:
+        if diagnose.serve and d.settings.eval.url is None:
             made = [*made, *draft_nodes(d), _repository(d)]
             inputs["repository"] = "repository"
     return made, inputs
@@ -284,7 +284,7 @@ def _repository(d: Deployment) -> Node:
     """Return the Triton repository of the engine."""
     settings, images, beside = d.settings, d.settings.multimodal, _beside(d)
     encoder = ImageSpec(images.model_type, str(images.path), images.images_per_request)
-    adapters: dict[str, Input] = {name: given for name, given in d.sources.items() if name.startswith("lora.")}
+    adapters: dict[str, Input] = {name: source for name, source in d.sources.items() if name.startswith("lora.")}
     stage = WriteRepository(
         d.engine.name,
         settings.triton,

@@ -108,15 +108,15 @@ def _few_requests(
     beside: Sequence[ColocatedEngine],
 ) -> tuple[Fault, ...]:
     """Warn of a KV cache that hardly holds a batch; `changed` is what proposals start from."""
-    found = int(memory.kv_pool / sizes.kv_request_bytes(tokens))
-    if found >= FEW_REQUESTS:
+    requests = int(memory.kv_pool / sizes.kv_request_bytes(tokens))
+    if requests >= FEW_REQUESTS:
         return ()
     roomy = replace(changed, max_batch_size=max(FEW_REQUESTS, sizes.max_batch_size))
     fixes = [*filter(allowed, what_fits(roomy, memory.total, tokens, formats, least=FEW_REQUESTS))]
     how = f"{FEW_REQUESTS} or more fit with {' or '.join(fixes)}." if fixes else _without(beside)
     return (
         Fault(
-            f"The KV cache holds only {count(found, 'request')} of {tokens:,} tokens at a time (modelled).", todo=how
+            f"The KV cache holds only {count(requests, 'request')} of {tokens:,} tokens at a time (modelled).", todo=how
         ),
     )
 

@@ -32,13 +32,13 @@ def needs(plan: Plan) -> list[str]:
 
 def _download(plan: Plan, todo: list[PlannedStep]) -> str:
     """Say how much is downloaded: models at 16 bit; the size of a data set is not known beforehand."""
-    known, unknown = 0.0, []
+    sized, unknown = 0.0, []
     for step in todo:
         if isinstance(stage := step.node.stage, Download):
             _, size = _stored(plan, step)
-            known += size or 0.0
+            sized += size or 0.0
             unknown += [] if size else [stage.repo_id]
-    parts = [f"about {show_bytes(known)} (modelled, weights at 16 bit)"] if known else []
+    parts = [f"about {show_bytes(sized)} (modelled, weights at 16 bit)"] if sized else []
     parts += [f"{name} (size unknown)" for name in unknown]
     return f"download: {' and '.join(parts)}" if parts else ""
 

@@ -165,10 +165,10 @@ def _resolved(
         with collecting(faults):  # every later stage sees the shape that is left
             shape = pruned_shape(settings.prune, shape)
     choice = choose(found.built.flavour if found.built else settings.engine.name, machine, settings.hardware.name)
-    given = Deployment(settings, goal.target, choice.engine, machine, found, shape)
-    tuned = given.tuned
+    planned = Deployment(settings, goal.target, choice.engine, machine, found, shape)
+    tuned = planned.tuned
     if found.built is not None:  # only the server is left to tune
-        return given.with_groups(triton=tuned.settings.triton), choice.reason, ()
+        return planned.with_groups(triton=tuned.settings.triton), choice.reason, ()
     limits = None
     with collecting(faults):
         limits = _limits(tuned)
@@ -181,18 +181,18 @@ def with_questions(goal: Goal, store: Store) -> tuple[Goal, tuple[str, ...]]:
 
     Where there are none the task remains `auto`. A bundled model's were chosen when the settings were read.
     """
-    settings, asked = goal.settings, goal.settings.eval
-    if goal.target not in EVALUATED or not asked.is_auto:
+    settings, questions = goal.settings, goal.settings.eval
+    if goal.target not in EVALUATED or not questions.is_auto:
         return goal, ()
-    real = asked.as_mmlu()
+    real = questions.as_mmlu()
     data = Download(str(real.dataset), str(real.revision), "dataset")
     # a model from the Hub comes with the same connection
-    known = settings.model.folder is None or asked.dataset_path is not None or _in_store(data, store)
-    if not (why := "" if known else _not_on_hub(data.repo_id, data.revision)):
+    at_hand = settings.model.folder is None or questions.dataset_path is not None or _in_store(data, store)
+    if not (why := "" if at_hand else _not_on_hub(data.repo_id, data.revision)):
         compared = " and fidelity" if real.fidelity else ""
         note = f"questions: mmlu{compared}, as for every model that is not bundled, unless eval= says otherwise"
         return goal.with_groups(eval=real), (note,)
-    goal = goal.with_groups(eval=asked.with_fidelity())
+    goal = goal.with_groups(eval=questions.with_fidelity())
     verdict = ", and the verdict is NOT MEASURED" if goal.is_unasked else ""
     return goal, (f"questions: none{verdict}, because there is no mmlu here: {why} {WITHOUT_QUESTIONS}",)
 
@@ -260,13 +260,13 @@ def _step(node: Node, before: Mapping[str, PlannedStep], store: Store) -> Planne
     waits, damage = [], ""
     past = [manifest for manifest in store.history(node.stage.name) if manifest["label"] == node.label]
     seconds = next((float(manifest["seconds"]) for manifest in past if manifest["seconds"] is not None), None)
-    for name, given in node.inputs.items():
-        if isinstance(given, InputSource):
-            digests[name] = given.digest
-        elif artifact := before[given].artifact:
+    for name, source in node.inputs.items():
+        if isinstance(source, InputSource):
+            digests[name] = source.digest
+        elif artifact := before[source].artifact:
             digests[name] = artifact.digest
         else:
-            waits.append(f"{name} is made by {given} first")
+            waits.append(f"{name} is made by {source} first")
     if not waits and not node.stage.measures:
         key, parts = node_key(node, digests)
         try:
@@ -292,24 +292,24 @@ def explain(parts: Mapping[str, Any], past: list[dict[str, Any]]) -> str:
 
 
 def _difference(now: Mapping[str, str], then: Mapping[str, str]) -> list[str]:
-    found = []
+    differences = []
     for name in sorted(now.keys() | then.keys()):
         old, new = then.get(name), now.get(name)
         if old != new:
             if name.startswith("inputs."):
-                found.append(f"input {name.removeprefix('inputs.')} changed")
+                differences.append(f"input {name.removeprefix('inputs.')} changed")
             else:
                 what = name.removeprefix("settings.").replace("libraries.", "library ")
-                found.append(
+                differences.append(
                     f"{what} {old if old is not None else '(unset)'} -> {new if new is not None else '(unset)'}"
                 )
-    return found
+    return differences
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, str]:
     if isinstance(value, Mapping):
-        found: dict[str, str] = {}
+        flat: dict[str, str] = {}
         for key, item in value.items():
-            found |= _flat(item, f"{prefix}{key}.")
-        return found
+            flat |= _flat(item, f"{prefix}{key}.")
+        return flat
     return {prefix[:-1]: value if isinstance(value, str) else canonical(value)}

@@ -161,7 +161,7 @@ def _not_compared(d: Deployment) -> list[Fault]:
     return faults
 
 
-def _not_bounded(server: EvalSettings, asked: FidelitySettings) -> list[Fault]:
+def _not_bounded(server: EvalSettings, fidelity: FidelitySettings) -> list[Fault]:
     """Refuse what is not known of a server's predictions."""
     url, faults = server.url, []
     if server.asks_triton:
@@ -171,19 +171,19 @@ def _not_bounded(server: EvalSettings, asked: FidelitySettings) -> list[Fault]:
                 todo="Give an OpenAI-compatible server: eval.url=http://host:8000/v1",
             )
         )
-    if asked.by_layer:
+    if fidelity.by_layer:
         faults.append(
             Fault(
                 f"fidelity.by_layer=true with eval.url='{url}': a server does not give the outputs of its layers.",
                 todo="Leave out fidelity.by_layer, or measure the same format here, without eval.url.",
             )
         )
-    if asked.reference_path is not None:
+    if fidelity.reference_path is not None:
         faults.append(
             Fault(
-                f"fidelity.reference_path='{asked.reference_path}' with eval.url='{url}': what is served is compared"
+                f"fidelity.reference_path='{fidelity.reference_path}' with eval.url='{url}': what is served is compared"
                 " with one model, that of model=... in 16 bit.",
-                todo=f"Give it as model.path={asked.reference_path} instead.",
+                todo=f"Give it as model.path={fidelity.reference_path} instead.",
             )
         )
     return faults
@@ -191,51 +191,51 @@ def _not_bounded(server: EvalSettings, asked: FidelitySettings) -> list[Fault]:
 
 def _not_diagnosed(d: Deployment) -> list[Fault]:
     """Refuse to diagnose what has no TensorRT-LLM checkpoint, or a server that cannot be started."""
-    settings, engine, asked, faults = d.settings, d.engine, d.settings.diagnose, list[Fault]()
-    if not engine.writes_engine and not asked.given:
+    settings, engine, diagnose, faults = d.settings, d.engine, d.settings.diagnose, list[Fault]()
+    if not engine.writes_engine and not diagnose.given:
         faults.append(
             Fault(
                 f"engine={engine.setting} has no TensorRT-LLM checkpoint, which `diagnose` reads.",
                 todo="Diagnose the same format with engine=openvino.",
             )
         )
-    if asked.engine is not None and asked.checkpoint is None:
+    if diagnose.engine is not None and diagnose.checkpoint is None:
         faults.append(
             Fault(
-                f"diagnose.engine='{asked.engine}' was given without diagnose.checkpoint.",
+                f"diagnose.engine='{diagnose.engine}' was given without diagnose.checkpoint.",
                 "An engine is compared with the checkpoint that it was built from.",
                 "Give diagnose.checkpoint=FOLDER as well.",
             )
         )
-    if asked.repository is not None and settings.eval.url is not None:
+    if diagnose.repository is not None and settings.eval.url is not None:
         faults.append(
             Fault(
-                f"diagnose.repository='{asked.repository}' and eval.url='{settings.eval.url}' were both given.",
+                f"diagnose.repository='{diagnose.repository}' and eval.url='{settings.eval.url}' were both given.",
                 "One server is asked.",
                 "Leave one out.",
             )
         )
-    starts = asked.repository is not None if asked.given else engine.gives_logits
-    starts = starts and asked.serve and settings.eval.url is None
+    starts = diagnose.repository is not None if diagnose.given else engine.gives_logits
+    starts = starts and diagnose.serve and settings.eval.url is None
     if starts and (fault := why_no_server(settings.serving)):
         faults.append(Fault(fault.message, fault.allowed, f"{fault.todo} Or leave it out: diagnose.serve=false"))
     return faults
 
 
-def _built(asked: EngineSettings, built: BuiltEngine, target: Target) -> list[Fault]:
+def _built(engine: EngineSettings, built: BuiltEngine, target: Target) -> list[Fault]:
     """Refuse what cannot be done with an engine that is already built."""
     faults = []
-    if asked.name not in ("auto", built.flavour):
+    if engine.name not in ("auto", built.flavour):
         faults.append(
             Fault(
-                f"engine={asked.name} was asked for; engine.path='{asked.path}' is an engine of {built.flavour}.",
+                f"engine={engine.name} was asked for; engine.path='{engine.path}' is an engine of {built.flavour}.",
                 todo=f"Give engine={built.flavour}.",
             )
         )
     if target in ("build", "fidelity", "diagnose") or target in EVALUATED:
         faults.append(
             Fault(
-                f"engine.path='{asked.path}' is already built; `{target}` starts from a model.",
+                f"engine.path='{engine.path}' is already built; `{target}` starts from a model.",
                 "It goes with repository, serve and benchmark.",
                 "Leave out engine.path, or use one of these.",
             )

@@ -72,14 +72,14 @@ def model_of(plan: Plan, fits: Sequence[FittedModel]) -> PredictedDeployment | N
     engine, hardware = plan.deployment.engine, plan.deployment.gpu
     on_cpu = not engine.needs_gpu
     where = {processor(plan.deployment.machine.to_json()) or ""} if on_cpu else {hardware.name, *hardware.nvidia_smi}
-    found = fitted_deployment(
+    fitted_model = fitted_deployment(
         fits, model=settings.model.label, precision=settings.variant.label, engine=engine.name, tp=build.tp_size,
         world=build.tp_size * build.pp_size, where=where,
     )  # fmt: skip
-    if found is not None:
+    if fitted_model is not None:
         if faults := unmodelled(settings):
             raise UserError.of(faults)  # the fit is to requests without them
-        return found
+        return fitted_model
     if on_cpu and settings.sizing.fit is not None:
         fitted = fits[0]
         raise UserError(

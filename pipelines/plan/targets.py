@@ -58,8 +58,8 @@ class Goal:
         if self.is_elsewhere or self.target not in (*EVALUATED, *COMPARED):
             return False
         fidelity, baseline = self.settings.fidelity, self.settings.eval.baseline
-        wanted = fidelity.reference_path is None if self.target == "fidelity" else baseline == "build"
-        return wanted and self.settings.is_compressed
+        is_needed = fidelity.reference_path is None if self.target == "fidelity" else baseline == "build"
+        return is_needed and self.settings.is_compressed
 
     @property
     def has_reference(self) -> bool:
@@ -74,11 +74,11 @@ class Goal:
     @property
     def is_sequential(self) -> bool:
         """Whether both models are asked in turns, and asking stops as soon as the verdict is known."""
-        wanted = self.settings.eval
+        questions = self.settings.eval
         if not self.asks or not self.has_baseline:
             return False
-        large = (known_questions(wanted.task, wanted.limit) or 0) >= LARGE or wanted.max_questions is not None
-        return large if wanted.sequential is None else wanted.sequential
+        large = (known_questions(questions.task, questions.limit) or 0) >= LARGE or questions.max_questions is not None
+        return large if questions.sequential is None else questions.sequential
 
     @property
     def compares(self) -> bool:

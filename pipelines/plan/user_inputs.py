@@ -138,10 +138,10 @@ def _read_texts(goal: Goal, sources: Mapping[str, InputSource]) -> int | None:
     """Read the beginnings of the user's texts; return what `few_texts` says of the calibration data."""
     if "text.user" in sources:
         few_texts(sources["text.user"].path, goal.settings.fidelity.column)
-    given = goal.settings.calibration
-    if given.source != "local" or "calibration" not in sources or not calibrates(goal):
+    calibration = goal.settings.calibration
+    if calibration.source != "local" or "calibration" not in sources or not calibrates(goal):
         return None
-    return few_texts(sources["calibration"].path, given.column, given.size)
+    return few_texts(sources["calibration"].path, calibration.column, calibration.size)
 
 
 ENOUGH_TEXTS = 64
@@ -222,13 +222,13 @@ def _places(goal: Goal) -> dict[str, tuple[str, Path]]:
         "teacher": ("recover.teacher", settings.recover.teacher),
     }
     if goal.target in EVALUATED:
-        asked = settings.eval
-        if asked.dataset_path is None and asked.task in BUNDLED_TASKS:
+        questions = settings.eval
+        if questions.dataset_path is None and questions.task in BUNDLED_TASKS:
             places["dataset"] = "eval", PROJECT_ROOT / "eval" / "mini_mmlu" / "data"
-        elif asked.path is not None:
-            places["dataset"] = "eval.path", asked.path
+        elif questions.path is not None:
+            places["dataset"] = "eval.path", questions.path
         else:
-            places["dataset"] = "eval.dataset_path", asked.dataset_path
+            places["dataset"] = "eval.dataset_path", questions.dataset_path
     if goal.compares:
         places |= {f"text.{name}": ("fidelity", path) for name, path in settings.fidelity.shipped.items()}
         places["text.user"] = "fidelity.path", settings.fidelity.path

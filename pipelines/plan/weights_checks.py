@@ -84,23 +84,21 @@ def pruning_faults(d: Deployment) -> list[Fault]:
     settings, engine, shape, pruning = d.settings, d.engine, d.shape, d.settings.prune
     if not pruning.prunes:
         return []
-    asked, faults = f"prune={pruning.method}", []
+    word, faults = f"prune={pruning.method}", []
     if not engine.writes_engine or settings.speculative.mode in HEADS:
         what = f"engine={engine.name}" if not engine.writes_engine else f"speculative={settings.speculative.mode}"
-        faults.append(
-            Fault(f"{asked} does not go with {what}, which takes the model as it is.", todo="Set prune=none.")
-        )
+        faults.append(Fault(f"{word} does not go with {what}, which takes the model as it is.", todo="Set prune=none."))
     if settings.lora.adapters:
         faults.append(
             Fault(
-                f"{asked} does not go with lora.adapters, which were trained for the sizes of the whole model.",
+                f"{word} does not go with lora.adapters, which were trained for the sizes of the whole model.",
                 todo="Set prune=none, or leave lora out.",
             )
         )
     if settings.fidelity.by_layer:
         faults.append(
             Fault(
-                f"{asked} does not go with fidelity.by_layer=true: layers of different sizes cannot be compared.",
+                f"{word} does not go with fidelity.by_layer=true: layers of different sizes cannot be compared.",
                 todo="Leave fidelity.by_layer out.",
             )
         )
@@ -174,17 +172,17 @@ def recovery_faults(d: Deployment) -> list[Fault]:
     recover, qformat = settings.recover, settings.quant.qformat
     if not recover.trains:
         return []
-    asked = f"recover={recover.method}"
+    word = f"recover={recover.method}"
     faults = []
     if not engine.writes_engine or settings.speculative.mode in HEADS:
         what = f"engine={engine.name}" if not engine.writes_engine else f"speculative={settings.speculative.mode}"
-        faults.append(Fault(f"{asked} does not go with {what}: it takes the model as it is.", todo="Set recover=none."))
+        faults.append(Fault(f"{word} does not go with {what}: it takes the model as it is.", todo="Set recover=none."))
     if settings.sparsity.method == "none" and not settings.prune.prunes and not _sees_rounding(settings.quant):
         scales = " quant.int4_scales=mse" if FORMATS[qformat].rounds_alone else ""
         seen = [name for name in UNIFORM if FORMATS[name].rounds_alone]
         faults.append(
             Fault(
-                f"{asked} with prune=none, sparsity=none and quant={qformat}{scales} has nothing to win back: training"
+                f"{word} with prune=none, sparsity=none and quant={qformat}{scales} has nothing to win back: training"
                 " sees what pruning and 2:4 sparsity removed and the rounding of weights, and here is none of it.",
                 f"It goes with prune=..., sparsity=..., or with quant={' or quant='.join(seen)}.",
                 "Set recover=none.",
@@ -202,7 +200,7 @@ def recovery_faults(d: Deployment) -> list[Fault]:
     if shape is None:
         return faults
     if shape.num_experts > 1:
-        faults.append(Fault(f"{asked} does not train a mixture of experts.", todo="Set recover=none."))
+        faults.append(Fault(f"{word} does not train a mixture of experts.", todo="Set recover=none."))
     positions = shape.max_position_embeddings
     if recover.seq_len is not None and recover.seq_len > positions:
         faults.append(Fault(f"recover.seq_len={recover.seq_len} is longer than the model's {positions} positions."))

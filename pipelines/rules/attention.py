@@ -17,14 +17,14 @@ IN_FLIGHT = ("inflight_fused_batching", "inflight_batching")
 
 def wanted(d: DeploymentFacts) -> Cases:
     """Return the words for requested features that need paged context attention, with the way to do without each."""
-    asked = (
+    features = (
         ("KV-cache reuse", d.kv_reuse, "kv_cache.enable_block_reuse=false"),
         ("chunked context", d.chunked_context, "runtime.enable_chunked_context=false"),
     )
-    if not any(on for _, on, _ in asked):
+    if not any(on for _, on, _ in features):
         return ()
-    lost = " and ".join(name for name, on, _ in asked if on)
-    return ({"lost": lost, "without": " ".join(off for _, on, off in asked if on)},)
+    lost = " and ".join(name for name, on, _ in features if on)
+    return ({"lost": lost, "without": " ".join(off for _, on, off in features if on)},)
 
 
 def _switched_off(d: DeploymentFacts, option: str) -> Cases:
@@ -41,9 +41,11 @@ def _own_window(d: DeploymentFacts) -> Cases:
 
 def _own_window_unset(d: DeploymentFacts) -> Cases:
     """Return the model's own window if it is not the one that the runtime is told."""
-    told = d.triton.max_attention_window_size or ()
+    windows = d.triton.max_attention_window_size or ()
     pattern = [min(window, longest(d) or window) for window in shape(d).windows]
-    same = told and all(told[n % len(told)] == pattern[n % len(pattern)] for n in range(len(told) * len(pattern)))
+    same = windows and all(
+        windows[n % len(windows)] == pattern[n % len(pattern)] for n in range(len(windows) * len(pattern))
+    )
     return () if same else [{**case, "windows": listed(pattern)} for case in _own_window(d)]
 
 

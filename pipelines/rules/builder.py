@@ -43,9 +43,9 @@ def _prompt_too_long(d: DeploymentFacts) -> Cases:
 
 
 def _fp8_plugins(d: DeploymentFacts) -> Cases:
-    given = [name for name in FP8_PLUGINS if d.build[name] == "fp8"]
-    given += ["gemm_plugin"] if d.build.gemm_plugin == "fp8" else []
-    return [{"key": key_of(name)} for name in given] if d.qformat is not QFormat.FP8 else []
+    plugins = [name for name in FP8_PLUGINS if d.build[name] == "fp8"]
+    plugins += ["gemm_plugin"] if d.build.gemm_plugin == "fp8" else []
+    return [{"key": key_of(name)} for name in plugins] if d.qformat is not QFormat.FP8 else []
 
 
 def _fuses(d: DeploymentFacts) -> bool:
@@ -59,8 +59,8 @@ def _gathers(d: DeploymentFacts) -> Cases:
 
 
 def _swiglu(d: DeploymentFacts) -> Cases:
-    given = [name for name in SWIGLU_PLUGINS if d.build[name] == "fp8"]
-    return [{"key": key_of(name)} for name in given] if "swiglu" not in shape(d).family.features else []
+    plugins = [name for name in SWIGLU_PLUGINS if d.build[name] == "fp8"]
+    return [{"key": key_of(name)} for name in plugins] if "swiglu" not in shape(d).family.features else []
 
 
 def _group_without_kernel(d: DeploymentFacts) -> Cases:

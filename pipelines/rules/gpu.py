@@ -22,9 +22,9 @@ REFUSED_ON_SM100 = (
 
 
 def _plugins_on_sm100(d: DeploymentFacts) -> Cases:
-    given = [(key_of(name), d.build[name]) for name in REFUSED_ON_SM100]
+    plugins = [(key_of(name), d.build[name]) for name in REFUSED_ON_SM100]
     sm100 = 10.0 <= sm(d) < 12.0
-    return [{"key": key, "value": value} for key, value in given if sm100 and value != "disable"]
+    return [{"key": key, "value": value} for key, value in plugins if sm100 and value != "disable"]
 
 
 def _way_out(d: DeploymentFacts) -> dict[str, str]:

@@ -46,8 +46,8 @@ def _widths(d: DeploymentFacts) -> Cases:
 def _fused_swiglu(d: DeploymentFacts) -> Cases:
     """Return the FP8 SwiGLU plugins that are on while adapters may change a linear inside them."""
     modules = [module for module in d.build["lora_target_modules"] or () if module in INSIDE_SWIGLU]
-    given = [name for name in SWIGLU_PLUGINS if d.build[name] == "fp8"]
-    return [{"key": key_of(name), "modules": listed(modules)} for name in given] if modules else []
+    plugins = [name for name in SWIGLU_PLUGINS if d.build[name] == "fp8"]
+    return [{"key": key_of(name), "modules": listed(modules)} for name in plugins] if modules else []
 
 
 gpu_rule = partial(Rule, topic=TOPIC, engines=GPU)

@@ -284,8 +284,8 @@ class Rule:
             return ()
         if any(getattr(deployment, need) is None for need in self.needs):
             return ()
-        found = self.when(deployment)
-        return ({},) if found is True else found or ()
+        cases = self.when(deployment)
+        return ({},) if cases is True else cases or ()
 
     def _fault(self, deployment: DeploymentFacts, words: Mapping[str, Any], others: Sequence[Alternatives]) -> Fault:
         quants, kv_caches = (Advice(each, self.name) for each in others)
@@ -307,16 +307,16 @@ class BrokenRule:
 def judge(rules: Sequence[Rule], deployment: DeploymentFacts) -> list[BrokenRule]:
     """Apply all rules and return every finding at once; a mix of formats breaks what one of its candidates breaks."""
     others = alternatives(rules, deployment)
-    found = [finding for rule in rules for finding in rule.findings(deployment, others)]
-    whole = {finding.rule.name for finding in found}
+    broken = [finding for rule in rules for finding in rule.findings(deployment, others)]
+    whole = {finding.rule.name for finding in broken}
     for qformat in deployment.candidates:
         alone = _in_format(deployment, qformat)
         for finding in (each for rule in rules for each in rule.findings(alone, others)):
             if finding.rule.name not in whole:
                 fault = finding.fault
                 said = Fault(f"The candidate {qformat} of quant=auto: {fault.message}", fault.allowed, fault.todo)
-                found.append(BrokenRule(finding.rule, said))
-    return found
+                broken.append(BrokenRule(finding.rule, said))
+    return broken
 
 
 def alternatives(rules: Sequence[Rule], deployment: DeploymentFacts) -> tuple[Alternatives, Alternatives]:

@@ -248,7 +248,7 @@ def check_checkpoint(
     if tp_size < 1 or pp_size < 1:
         return [Fault(f"tp_size={tp_size}, pp_size={pp_size} is not a valid split.", "Both are at least 1.")]
     build = BuildSettings(tp_size=tp_size, pp_size=pp_size, max_input_len=1)
-    asked = DeploymentFacts(
+    deployment = DeploymentFacts(
         shape=shape, qformat=qformat, group_size=group_size, sparsity=sparsity, build=build, rotary=positions
     )
-    return refused(judge((*gpu.RULES, *split.RULES, *ROTARY_RULES), asked))
+    return refused(judge((*gpu.RULES, *split.RULES, *ROTARY_RULES), deployment))

@@ -44,11 +44,11 @@ def _tokens(d: DeploymentFacts) -> Cases:
 
 def _wrong_decoding(d: DeploymentFacts) -> Cases:
     """Return the words if the server's mode does not match the engine's."""
-    wanted = DECODING.get(d.build.speculative_decoding_mode or "")
-    given = d.triton.decoding_mode
-    if given == wanted or (wanted is None and given not in DECODING.values()):
+    expected = DECODING.get(d.build.speculative_decoding_mode or "")
+    mode = d.triton.decoding_mode
+    if mode == expected or (expected is None and mode not in DECODING.values()):
         return ()
-    return ({"wanted": wanted or "null"},)
+    return ({"wanted": expected or "null"},)
 
 
 def _lookahead(d: DeploymentFacts) -> Cases:

@@ -112,8 +112,8 @@ def _working_groups(d: DeploymentFacts) -> str:
     if weights.group_is_fixed:
         return f"{d.qformat.upper()} always uses groups of {weights.group}."
     widths = [width for _, width in _rank_inputs(d)]
-    known = gpu_groups(d.qformat) if d.needs_gpu else (128, 64, 32, 16)
-    works = [group for group in known if not any(width % group for width in widths)]
+    sizes = gpu_groups(d.qformat) if d.needs_gpu else (128, 64, 32, 16)
+    works = [group for group in sizes if not any(width % group for width in widths)]
     return f"Works here: quant.group_size={'/'.join(map(str, works))}." if works else "No usual group size works here."
 
 

@@ -230,10 +230,10 @@ class Group(BaseModel):
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _is_plausible(cls, given: Any, validate: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    def _is_plausible(cls, raw: Any, validate: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         """Refuse what no field takes, whatever its own rules are; one validator, as each takes time at every start."""
         name = str(info.field_name)
-        value = _at_home(validate(_of_its_kind(cls.model_fields[name].annotation, given)))
+        value = _at_home(validate(_of_its_kind(cls.model_fields[name].annotation, raw)))
         for text in _texts(value):
             _check_text(text)
         most = largest(name)
@@ -244,7 +244,7 @@ class Group(BaseModel):
     @classmethod
     def defaults(cls) -> dict[str, Any]:
         """Return the defaults of all keys as Hydra takes them, without those that must be given."""
-        found: dict[str, Any] = {}
+        defaults: dict[str, Any] = {}
         for name, field in cls.model_fields.items():
             if field.is_required():
                 continue
@@ -255,8 +255,8 @@ class Group(BaseModel):
                 default = kind.defaults()
             else:
                 default = _as_yaml(field.get_default(call_default_factory=True))
-            found[name] = default
-        return found
+            defaults[name] = default
+        return defaults
 
     @classmethod
     def judged(cls, values: Mapping[str, Any], key: str = "") -> Self:
@@ -342,28 +342,28 @@ def keys_of(group: str, names: Sequence[str], given: str) -> str:
 def _fault(group: type[Group], prefix: str, item: Mapping[str, Any]) -> Fault:
     """Turn one pydantic error into a fault with our four parts."""
     key = prefix + ".".join(str(part) for part in item["loc"])
-    given = "null" if item.get("input") is None else item["input"]
+    value = "null" if item.get("input") is None else item["input"]
     if item["type"] == "extra_forbidden":
         name, names = str(item["loc"][-1]), _keys_at(group, item["loc"][:-1])
         place = key.rpartition(".")[0]
         hint = did_you_mean(name, names) or FOLDERS.get(place, "")
         return Fault(f"{key} is not a known key.", hint, keys_of(place, names, name) if place else "")
     if item["type"] == "value_error":
-        said = str(item["ctx"]["error"])
-        return Fault(f"{key} {said}" if said.endswith("?") else f"{key} {said}.")
+        reason = str(item["ctx"]["error"])
+        return Fault(f"{key} {reason}" if reason.endswith("?") else f"{key} {reason}.")
     if item["type"] in ("enum", "literal_error"):
         choices = str(item["ctx"]["expected"]).replace("'", "").replace(" or ", ", ")
-        hint = did_you_mean(str(given), choices.split(", "))
-        return Fault(f"{key}='{given}' is not known.", f"Choose one of {choices}.", hint)
+        hint = did_you_mean(str(value), choices.split(", "))
+        return Fault(f"{key}='{value}' is not known.", f"Choose one of {choices}.", hint)
     if item["type"] == "tuple_type":
-        return Fault(f"{key}='{given}' is not a list.", todo=f"Write {key}=[{given}].")
+        return Fault(f"{key}='{value}' is not a list.", todo=f"Write {key}=[{value}].")
     if item["type"] == "missing":
         return Fault(f"{key} must be given.", todo=f"Add {key}=...")
     if item["type"] == "model_type":
         names = _keys_at(group, item["loc"])
-        what = f"{key}='{given}' is not valid: {key} is a group of settings."
-        return Fault(what, FOLDERS.get(key, ""), keys_of(key, names, str(given)))
-    return Fault(f"{key}='{given}' is not valid: {item['msg'][:1].lower() + item['msg'][1:]}.")
+        what = f"{key}='{value}' is not valid: {key} is a group of settings."
+        return Fault(what, FOLDERS.get(key, ""), keys_of(key, names, str(value)))
+    return Fault(f"{key}='{value}' is not valid: {item['msg'][:1].lower() + item['msg'][1:]}.")
 
 
 def _of_fields(group: type[Group], error: ValidationError) -> list[dict[str, Any]]:
@@ -372,19 +372,19 @@ def _of_fields(group: type[Group], error: ValidationError) -> list[dict[str, Any
     Such an error names the kind after the field, e.g. ("day", "literal['business']") and ("day", "tuple[...]", 2). If
     the value is of one kind, but has a fault inside, that is what is returned; else one error that lists the kinds.
     """
-    found: list[dict[str, Any]] = []
+    errors: list[dict[str, Any]] = []
     kinds: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for item in cast("list[dict[str, Any]]", error.errors()):
         path, inside = _apart(group, item["loc"])
         if path == item["loc"]:
-            found.append(item)
+            errors.append(item)
         else:
             kinds.setdefault(path, []).append({**item, "loc": path + inside})
     for path, items in kinds.items():
         fine = [item for item in items if item["loc"] != path]
-        wanted = ", or ".join(_wanted(item) for item in items)
-        found += fine or [{**items[0], "loc": path, "type": "kinds", "msg": f"it should be {wanted}"}]
-    return found
+        expected = ", or ".join(_wanted(item) for item in items)
+        errors += fine or [{**items[0], "loc": path, "type": "kinds", "msg": f"it should be {expected}"}]
+    return errors
 
 
 def _apart(group: type[Group], loc: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -406,8 +406,8 @@ def _wanted(item: Mapping[str, Any]) -> str:
     """Return what would have been valid: "a valid number", "greater than 0", "'auto'"."""
     if item["type"] == "literal_error":
         return str(item["ctx"]["expected"])
-    said = "Input should be a list" if item["type"] == "tuple_type" else str(item["msg"])
-    return said.removeprefix("Input should be ").split(", ")[0]
+    reason = "Input should be a list" if item["type"] == "tuple_type" else str(item["msg"])
+    return reason.removeprefix("Input should be ").split(", ")[0]
 
 
 def _keys_at(group: type[Group], loc: tuple[Any, ...]) -> list[str]:

@@ -220,27 +220,27 @@ def _list_fault(text: str, name: str) -> Fault:
     )
 
 
-def _choice_fault(group: str, given: str, place: str) -> Fault | None:
+def _choice_fault(group: str, choice: str, place: str) -> Fault | None:
     """Make the fault for a preset that its group does not have; `place` is where its settings would go."""
-    if given in choices(group):
+    if choice in choices(group):
         return None
     return Fault(
-        f"{group}={given} is not known.",
+        f"{group}={choice} is not known.",
         f"Choose one of {', '.join(choices(group))}.",
-        _place_hint(group, given, place) or did_you_mean(given, choices(group)),
+        _place_hint(group, choice, place) or did_you_mean(choice, choices(group)),
     )
 
 
-def _place_hint(group: str, given: str, place: str) -> str:
+def _place_hint(group: str, choice: str, place: str) -> str:
     """Say where a folder, a file or a model of the Hub belongs, if one was given in place of a preset's name."""
-    if "/" not in given:
+    if "/" not in choice:
         return ""
     if group == "model":
-        here = given.startswith(("/", ".", "~"))
+        here = choice.startswith(("/", ".", "~"))
         key = group if place == group else f"{group}@{place}"
-        on_the_hub = "" if here else f"; for a model of the Hub: {key}=hub {place}.hub_id={given}"
-        return f"For a folder of yours: {place}.path={given}{on_the_hub}"
-    return f"For a text of yours: calibration=local calibration.path={given}" if group == "calibration" else ""
+        on_the_hub = "" if here else f"; for a model of the Hub: {key}=hub {place}.hub_id={choice}"
+        return f"For a folder of yours: {place}.path={choice}{on_the_hub}"
+    return f"For a text of yours: calibration=local calibration.path={choice}" if group == "calibration" else ""
 
 
 def _known_keys(overrides: Sequence[str]) -> set[str]:
@@ -249,17 +249,17 @@ def _known_keys(overrides: Sequence[str]) -> set[str]:
             config = compose("config", overrides=list(overrides))
     except HydraException:
         return set()
-    found: set[str] = set()
+    keys: set[str] = set()
 
     def walk(node: Any, prefix: str) -> None:
         for key in node:
-            found.add(prefix + str(key))
+            keys.add(prefix + str(key))
             child = OmegaConf.select(node, str(key), throw_on_missing=False)
             if OmegaConf.is_dict(child):
                 walk(child, f"{prefix}{key}.")
 
     walk(config, "")
-    return found
+    return keys
 
 
 RENAMED = {"sizing.calibration": "sizing.fit", "sizing.autoscaling.trace": "workload.trace"}

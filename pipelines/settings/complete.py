@@ -28,12 +28,12 @@ def complete(words: Sequence[str]) -> list[str]:
 
 
 def _complete(before: Sequence[str], word: str) -> list[str]:
-    found = plain_candidates(before, word)
-    if found is None:
+    candidates = plain_candidates(before, word)
+    if candidates is None:
         from pipelines.settings.by_hydra import hydra_candidates
 
-        found = hydra_candidates(before, word)
-    shown = {LAUNCHER if each == "hydra" else each for each in (*found, *_values(word))}
+        candidates = hydra_candidates(before, word)
+    shown = {LAUNCHER if each == "hydra" else each for each in (*candidates, *_values(word))}
     return sorted(each for each in shown if each.startswith(word) and not each.startswith("hydra."))
 
 

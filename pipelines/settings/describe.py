@@ -81,25 +81,25 @@ def _nested(annotation: Any) -> type[BaseModel] | None:
 
 def _sentences(group: type[BaseModel]) -> dict[str, str]:
     """Read the "Attributes" sections of a class and its base classes."""
-    found: dict[str, str] = {}
+    sentences: dict[str, str] = {}
     for each in reversed(group.__mro__):
         if each is not BaseModel and issubclass(each, BaseModel):
-            found |= _attributes(inspect.cleandoc(each.__doc__ or ""))
-    return found
+            sentences |= _attributes(inspect.cleandoc(each.__doc__ or ""))
+    return sentences
 
 
 def _attributes(docstring: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    sentences: dict[str, str] = {}
     name = ""
     for line in docstring.partition("\nAttributes:\n")[2].splitlines():
         if line and not line.startswith(" "):
             break
         if match := re.match(r" {4}(\w+): (.*)", line):
             name, text = match.groups()
-            found[name] = text
+            sentences[name] = text
         elif name and line.strip():
-            found[name] += f" {line.strip()}"
-    return found
+            sentences[name] += f" {line.strip()}"
+    return sentences
 
 
 def _kind(annotation: Any, metadata: Any = ()) -> str:

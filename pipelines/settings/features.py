@@ -86,8 +86,8 @@ class SpeculativeSettings(Group):
             "redrafter": ("heads_path", "num_beams", "draft_len_per_beam"),
             "eagle": ("heads_path", "num_layers"),
         }
-        wanted = needed.get(self.mode, ()) + (() if self.mode == "none" else ("num_draft_tokens",))
-        if missing := [name for name in wanted if getattr(self, name) is None]:
+        required = needed.get(self.mode, ()) + (() if self.mode == "none" else ("num_draft_tokens",))
+        if missing := [name for name in required if getattr(self, name) is None]:
             raise ValueError(f"mode '{self.mode}' needs speculative.{missing[0]}=...")
         return self
 
@@ -139,9 +139,9 @@ def lookahead_draft_len(window: int, ngram: int, verification: int) -> int:
 
 def lookahead_sizes(draft_len: int) -> tuple[int, int, int]:
     """Return the most even (window, n-gram, verification) of a draft length of 1 or more; 83 -> (7, 7, 7)."""
-    found = []
+    sizes_that_fit = []
     for ngram in range(2, draft_len + 3):
         both, rest = divmod(draft_len - (ngram - 2), ngram - 1)  # window - 1 + verification
         if both > 0 and rest == 0:
-            found.append(((both + 2) // 2, ngram, (both + 1) // 2))
-    return min(found, key=lambda sizes: max(sizes) - min(sizes))
+            sizes_that_fit.append(((both + 2) // 2, ngram, (both + 1) // 2))
+    return min(sizes_that_fit, key=lambda sizes: max(sizes) - min(sizes))

@@ -107,10 +107,10 @@ def _value(text: str) -> Any:
         return [_value(each.strip(" ")) for each in _parts(text[1:-1])]
     if text[0] == "{" and text[-1] == "}":
         items = [each.partition(":") for each in _parts(text[1:-1])]
-        found = {_key(key.strip(" ")): _value(value.strip(" ")) for key, _, value in items}
-        if len(found) < len(items):
+        mapping = {_key(key.strip(" ")): _value(value.strip(" ")) for key, _, value in items}
+        if len(mapping) < len(items):
             raise NotPlainError
-        return found
+        return mapping
     return _scalar(text)
 
 

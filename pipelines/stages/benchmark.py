@@ -116,12 +116,12 @@ def logged_server(repository: Path, serving: ServingSettings, logs: Path, progre
 def _observed(levels: Sequence[Level]) -> dict[str, float]:
     """Return the highest gauges of all levels: resident bytes of the engine's process, KV blocks, KV blocks in use."""
     names = {"total": "memory_cpu", "kv_blocks": "kv_cache_block_max", "kv_blocks_used": "kv_cache_block_used"}
-    found = {}
+    highest = {}
     for ours, gauge in names.items():
         values = [level.server.get("metrics", {}).get(gauge, {}).get("max") for level in levels]
-        if known := [value for value in values if value is not None]:
-            found[ours] = max(known)
-    return found
+        if measured := [value for value in values if value is not None]:
+            highest[ours] = max(measured)
+    return highest
 
 
 def best_rate(levels: Sequence[Level]) -> float | None:

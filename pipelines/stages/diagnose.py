@@ -113,21 +113,21 @@ class Diagnose:
 
     def _not_run(self, inputs: Mapping[str, Path], *, served: bool) -> dict[str, str]:
         """Return why stages are not run, by stage."""
-        found = {Place.GPU_ENGINE: "its logits are not read by this project; diagnose the same checkpoint on the CPU"}
+        reasons = {Place.GPU_ENGINE: "its logits are not read by this project; diagnose the same checkpoint on the CPU"}
         if self._why_not_simulated:
-            found[Place.MODELOPT] = self._why_not_simulated
+            reasons[Place.MODELOPT] = self._why_not_simulated
         for place, name in ((Place.CHECKPOINT, "checkpoint"), (Place.CPU_ENGINE, "engine")):
             if name not in inputs:
-                found[place] = f"no {name} was given"
+                reasons[place] = f"no {name} was given"
         if not self.runs_here:
-            found[Place.CPU_ENGINE] = f"engine={self.engine} was asked for"
+            reasons[Place.CPU_ENGINE] = f"engine={self.engine} was asked for"
         if not served:
             why = "diagnose.serve=false" if not self.asked.serve else "there is no repository and no eval.url"
-            found |= {Place.TRITON: why, Place.OPENAI: why}
+            reasons |= {Place.TRITON: why, Place.OPENAI: why}
         elif self.url is not None:
             other = Place.OPENAI if self._asks_triton else Place.TRITON
-            found[other] = f"eval.url={self.url} is not one"
-        return {str(place): why for place, why in found.items()}
+            reasons[other] = f"eval.url={self.url} is not one"
+        return {str(place): why for place, why in reasons.items()}
 
     @property
     def _why_not_simulated(self) -> str:

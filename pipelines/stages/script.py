@@ -60,8 +60,8 @@ class Script:
     def command(self, places: Mapping[str, str], out_dir: str) -> list[tuple[str, ...]]:
         """Return the command in parts, one option each."""
         options = [tuple(option.split("=", 1)) for option in self.options]
-        given = [(option, places[name]) for option, name in self.places]
-        return [("python3", str(self.examples / self.script)), *given, (self.output, out_dir), *options]
+        folders = [(option, places[name]) for option, name in self.places]
+        return [("python3", str(self.examples / self.script)), *folders, (self.output, out_dir), *options]
 
     def headline(self, facts: Mapping[str, Any]) -> str:
         """See `Stage`."""
@@ -106,11 +106,11 @@ class Script:
 
     def _read_back(self, out_dir: Path) -> None:
         config = out_dir / "config.json"
-        found = json.loads(config.read_text()).get("architecture") if config.is_file() else None
+        architecture = json.loads(config.read_text()).get("architecture") if config.is_file() else None
         missing = [rank for rank in range(self.ranks) if not (out_dir / f"rank{rank}.safetensors").is_file()]
-        if found != self.architecture or missing:
+        if architecture != self.architecture or missing:
             raise UserError(
-                f"{self.script} wrote architecture={found}, and ranks {missing} are missing.",
+                f"{self.script} wrote architecture={architecture}, and ranks {missing} are missing.",
                 allowed=f"Expected {self.architecture} with {self.ranks} rank(s).",
                 todo="This TensorRT-LLM differs from 1.2: use the container's own version.",
             )
