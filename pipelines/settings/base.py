@@ -146,33 +146,23 @@ NAME = re.compile(r"\w[\w.+-]*")
 HOST = r"(?:\[[0-9a-fA-F:.]+\]|[^\s:/?#@\[\]]+)"
 PORT = r":(?:[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])"
 """A colon and 1 to 65535."""
-HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-REVISION = re.compile(r"\w[\w.+-]*(/\w[\w.+-]*)*")
+HUB_NAME = re.compile(r"(?!.*\.\.)\w[\w.-]*(/\w[\w.-]*)?")
+REVISION = re.compile(r"(?!.*\.\.)\w[\w.+-]*(/\w[\w.+-]*)*")
 
 
-def _file_name(name: str) -> str:
-    if not NAME.fullmatch(name):
-        raise ValueError(f"'{name}' names folders: give letters, digits, '_', '-', '+' and '.', and begin with no '.'")
-    return name
+def _matching(pattern: re.Pattern[str], reason: str, text: str) -> str:
+    if not pattern.fullmatch(text):
+        raise ValueError(f"'{text}' {reason}")
+    return text
 
 
-def _hub_name(name: str) -> str:
-    if not HUB_NAME.fullmatch(name) or ".." in name:
-        raise ValueError(f"'{name}' is not a name on the Hub: give org/name")
-    return name
-
-
-def _revision(revision: str) -> str:
-    if not REVISION.fullmatch(revision) or ".." in revision:
-        raise ValueError(f"'{revision}' is not a revision: give a branch, a tag or a commit")
-    return revision
-
-
-FileName = Annotated[str, AfterValidator(_file_name)]
+_FOLDERS = "names folders: give letters, digits, '_', '-', '+' and '.', and begin with no '.'"
+FileName = Annotated[str, AfterValidator(partial(_matching, NAME, _FOLDERS))]
 """A name that becomes part of the names of folders in the store."""
-HubName = Annotated[str, AfterValidator(_hub_name)]
+HubName = Annotated[str, AfterValidator(partial(_matching, HUB_NAME, "is not a name on the Hub: give org/name"))]
 """A model or data set on the Hub."""
-Revision = Annotated[str, AfterValidator(_revision)]
+_COMMIT = "is not a revision: give a branch, a tag or a commit"
+Revision = Annotated[str, AfterValidator(partial(_matching, REVISION, _COMMIT))]
 """A branch, tag or commit on the Hub."""
 
 

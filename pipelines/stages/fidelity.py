@@ -76,20 +76,15 @@ class Fidelity:
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Load both engines and let them read the same texts."""
-        from eval.adapter import load_tokenizer
         from eval.fidelity.divergence import FidelityResult
-        from eval.fidelity.measure import check_sides, greedy, layer_errors, measure, refuse_other_tokens
+        from eval.fidelity.measure import check_sides, greedy, layer_errors, measure
 
         theirs = f"{self.reference} in 16 bit"
         reference = _side(self, inputs["reference"], theirs)
         other = _side(self, inputs["engine"], f"{self.model} {self.variant}")
         check_sides(reference, other)
-        tokenizer = load_tokenizer(inputs["model"])
-        if "reference_model" in inputs:
-            theirs_too = load_tokenizer(inputs["reference_model"])
-            refuse_other_tokens(tokenizer, theirs_too, model=self.model, reference=self.reference)
         longest = min(side.session.limits.max_seq_len for side in (reference, other))  # windows that both can read
-        texts = _windows_of(self, inputs, tokenizer, longest)
+        texts = _windows_of(self, inputs, longest)
         settings, both = self.fidelity, (reference, other)
         answers = greedy(*both, texts, prompts=settings.prompts, new_tokens=settings.new_tokens, progress=progress)
         measured = measure(*both, texts, out_dir, progress)
@@ -137,12 +132,15 @@ def _side(stage: Fidelity | FidelityServed, folder: Path, name: str) -> Side:
     return Side(name, session)
 
 
-def _windows_of(
-    stage: Fidelity | FidelityServed, inputs: Mapping[str, Path], tokenizer: Any, longest: int
-) -> list[Windows]:
+def _windows_of(stage: Fidelity | FidelityServed, inputs: Mapping[str, Path], longest: int) -> list[Windows]:
     """Cut every text among the inputs into windows of at most so many tokens."""
-    from eval.fidelity.measure import cut
+    from eval.adapter import load_tokenizer
+    from eval.fidelity.measure import cut, refuse_other_tokens
 
+    tokenizer = load_tokenizer(inputs["model"])
+    if isinstance(stage, Fidelity) and "reference_model" in inputs:
+        other = load_tokenizer(inputs["reference_model"])
+        refuse_other_tokens(tokenizer, other, model=stage.model, reference=stage.reference)
     calibration, names = stage.calibration, [name for name, source in TEXTS.items() if source in inputs]
     length, each = min(stage.fidelity.window, longest), -(-stage.tokens // len(names))
     windows = []
@@ -212,14 +210,13 @@ class FidelityServed:
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Ask the server about every window that it was not asked before, and read them with the engine."""
-        from eval.adapter import load_tokenizer
         from eval.fidelity.bounds import ROUNDING, BoundsResult, measure_served
 
         server = server_of(self.eval, self.identity(), self.answers / f"{self.model}-fidelity", progress)
         side = _side(self, inputs["engine"], f"{self.model} in 16 bit")
         limits = side.session.limits
         longest = min(limits.max_input_len, limits.max_seq_len - 1)  # a server adds a token to what it scores
-        texts = _windows_of(self, inputs, load_tokenizer(inputs["model"]), longest)
+        texts = _windows_of(self, inputs, longest)
         measured = measure_served(side, server, texts, self.fidelity.top_logprobs, progress)
         result = BoundsResult(
             model=self.model,
