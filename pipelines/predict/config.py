@@ -99,6 +99,12 @@ def _percent(value: float) -> float:
 Percentile = Annotated[float, AfterValidator(_percent)]
 
 
+def _both_or_none(settings: Group, one: str, other: str) -> None:
+    stated = [key for key in (one, other) if getattr(settings, key) is not None]
+    if len(stated) == 1:
+        raise ValueError(f"has {stated[0]}={getattr(settings, stated[0]):g} alone: {one} and {other} belong together")
+
+
 def fit_files(store: Path) -> list[Path]:
     """List the files of `make calibrate` in a store."""
     return sorted((store / FITS).glob("*.json"))
@@ -139,17 +145,13 @@ class PriceSettings(Group):
 
     @model_validator(mode="after")
     def _fits_together(self) -> PriceSettings:
-        if (self.server_usd is None) != (self.years is None):
-            alone = "server_usd" if self.years is None else "years"
-            raise ValueError(f"has {alone}={getattr(self, alone):g} alone: server_usd and years belong together")
+        _both_or_none(self, "server_usd", "years")
         owned = ("server_usd", "licence_usd", "hosting_usd", "kwh_usd", "pue")
         if self.gpu_hour_usd is not None and (both := [key for key in owned if getattr(self, key) is not None]):
             raise ValueError(
                 f"has gpu_hour_usd={self.gpu_hour_usd:g} and {both[0]}={getattr(self, both[0]):g}: rented or bought"
             )
-        if (self.kwh_usd is None) != (self.pue is None):
-            alone = "kwh_usd" if self.pue is None else "pue"
-            raise ValueError(f"has {alone}={getattr(self, alone):g} alone: kwh_usd and pue belong together")
+        _both_or_none(self, "kwh_usd", "pue")
         return self
 
 
@@ -307,11 +309,7 @@ class SizingSettings(Group):
             )
 
     def _rates_fit(self) -> None:
-        if (self.users is None) != (self.requests_per_user_day is None):
-            alone = "users" if self.users is not None else "requests_per_user_day"
-            raise ValueError(
-                f"has {alone}={getattr(self, alone):g} alone: users and requests_per_user_day belong together"
-            )
+        _both_or_none(self, "users", "requests_per_user_day")
         if self.users is not None and self.average_rate is not None:
             raise ValueError(
                 f"has average_rate={self.average_rate:g} and users={self.users:g}, two averages: give one of them"

@@ -11,14 +11,7 @@ from pipelines.domain.benchmark import Level, Slo
 from pipelines.domain.summary import has_limits
 from pipelines.engines.registry import ENGINES
 from pipelines.engines.tensorrt_llm.config import TUNED
-from pipelines.report.data import (
-    BASELINE,
-    BenchmarkRun,
-    FormatReport,
-    ReportData,
-    Workload,
-    spread,
-)
+from pipelines.report.data import BASELINE, BenchmarkRun, FormatReport, ReportData, Workload, spread
 
 AT_LEAST = "≥"
 AGAIN = "Measure again on a machine that the load generator does not have to share."
@@ -93,7 +86,6 @@ class Comparison:
     Attributes:
         workload: the comparable runs; None if nothing was benchmarked.
         model: label of the model.
-        max_loss_percent: limit of the accuracy loss.
         rows: one per format.
         chosen: variant with the most throughput within the limit; None if no format is eligible.
         reason: text that explains the choice, or why there is none.
@@ -104,7 +96,6 @@ class Comparison:
 
     workload: Workload | None
     model: str
-    max_loss_percent: float
     rows: tuple[FormatRow, ...]
     chosen: str | None
     reason: str
@@ -144,7 +135,7 @@ def _compare(data: ReportData, workload: Workload | None, model: str, limit: flo
         for row in rows
         if row is not best and (why := _refusal(row, limit) or (_slower(row, best) if best else ""))
     )
-    return Comparison(workload, model, limit, rows, chosen, reason, rejected, notes, _tuning(formats))
+    return Comparison(workload, model, rows, chosen, reason, rejected, notes, _tuning(formats))
 
 
 def _tuning(formats: Sequence[FormatReport]) -> str:
@@ -302,7 +293,7 @@ def _reason(best: FormatRow, limit: float, *, alone: bool) -> str:
 
 
 def _told(row: FormatRow) -> str:
-    """Return the throughput by which a format is judged, with its load."""
+    """Return the throughput that ranks a format, with its load."""
     level = row.level
     assert level is not None, "an eligible format has a level"
     where = "at the highest load that meets the SLO" if level is row.at_slo else "at its peak"

@@ -1,7 +1,7 @@
 """Model cards for quantized checkpoints, as the Hub shows them: README.md with metadata in YAML before the text.
 
 The card belongs to the report and not to the checkpoint: accuracy and fidelity are measured after the checkpoint was
-made, and must not change what it is. What is not known is "unknown", what nobody measured "not measured".
+made, and must not change what it is. Missing facts are "unknown", missing measurements "not measured".
 """
 
 from __future__ import annotations
@@ -36,14 +36,7 @@ from pipelines.domain.formats import KvFormat
 from pipelines.domain.units import show_bytes
 from pipelines.host.files import write_text
 from pipelines.report.checkpoints import mix_terms, pruning_terms, recovery_terms
-from pipelines.report.data import (
-    BASELINE,
-    Accuracy,
-    FormatReport,
-    ReportData,
-    ReportedArtifact,
-    place_of,
-)
+from pipelines.report.data import BASELINE, Accuracy, FormatReport, ReportData, ReportedArtifact, place_of
 
 FOLDER = "model_cards"
 UNKNOWN = "unknown"

@@ -171,11 +171,7 @@ def _curves(axes: Axes, curves: Sequence[tuple[BenchmarkRun, list[Point]]], orde
 
 
 def _modelled(
-    axes: Axes,
-    curves: Sequence[tuple[BenchmarkRun, list[Point]]],
-    order: Sequence[str],
-    theme: Theme,
-    point: Place,
+    axes: Axes, curves: Sequence[tuple[BenchmarkRun, list[Point]]], order: Sequence[str], theme: Theme, point: Place
 ) -> None:
     """Draw the predictions for the same loads, thin and dotted; nothing where there is no model."""
     for run, _ in curves:
@@ -229,12 +225,7 @@ def _in_words(curves: Sequence[tuple[BenchmarkRun, list[Point]]], y_unit: str, x
     return "Line plot, one line per format. At the last load, " + "; ".join(parts) + "."
 
 
-_VERDICT_COLOURS = {
-    Verdict.GO: "work",
-    Verdict.NO_GO: "bad",
-    Verdict.UNDECIDED: "wait",
-    Verdict.NOT_MEASURED: "wait",
-}
+_VERDICT_COLOURS = {Verdict.GO: "work", Verdict.NO_GO: "bad", Verdict.UNDECIDED: "wait", Verdict.NOT_MEASURED: "wait"}
 
 
 def accuracy_change(formats: Sequence[FormatReport]) -> Figure | None:

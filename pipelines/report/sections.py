@@ -230,11 +230,7 @@ def _details(run: BenchmarkRun, tail: str) -> list[Block]:
 def _sizes(data: ReportData) -> Section:
     figure = plots.sizes(data.formats)
     memory = [table for table in (tables.build_memory_table(data), tables.memory_table(data)) if table]
-    return Section(
-        "sizes",
-        "Sizes and memory",
-        (*([figure] if figure else []), tables.size_table(data), *memory),
-    )
+    return Section("sizes", "Sizes and memory", (*([figure] if figure else []), tables.size_table(data), *memory))
 
 
 def _made_from(data: ReportData) -> Section:

@@ -107,11 +107,7 @@ def subject_table(item: Sequence[FormatReport]) -> Table | None:
     return Table(
         caption=f"Accuracy in percent by category and subject: {item[0].model}, {results[0][1].task}",
         origin="measured",
-        columns=(
-            *left("name", "kind"),
-            *right("questions"),
-            *(Column(variant) for variant, _ in results),
-        ),
+        columns=(*left("name", "kind"), *right("questions"), *(Column(variant) for variant, _ in results)),
         rows=tuple(rows),
     )
 

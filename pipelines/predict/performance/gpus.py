@@ -194,11 +194,7 @@ def resolved(hardware: HardwareSettings, machine: Machine) -> HardwareSettings:
     if hardware.name != "auto" or not machine.gpus:
         return hardware
     gpu = machine.gpus[0]
-    facts: dict[str, Any] = {
-        "sm": gpu.sm,
-        "reported_gb": gpu.memory_bytes / 1e9,
-        "gpus_per_server": len(machine.gpus),
-    }
+    facts: dict[str, Any] = {"sm": gpu.sm, "reported_gb": gpu.memory_bytes / 1e9, "gpus_per_server": len(machine.gpus)}
     row = row_of(gpu)
     if row is None:
         return HardwareSettings(name="auto", gpu=gpu.name, memory_gb=gpu.memory_bytes / 1e9, **facts)

@@ -47,8 +47,8 @@ def known_lengths(settings: Settings) -> LoadLengths | None:
     """Summarize the requests of the workload: as stated, and as drawn where only the distribution is stated.
 
     Returns:
-        None for a trace of prompts, which only the tokenizer can count, and for a file that cannot be read: whoever
-        sends or simulates those requests reports it.
+        None for a trace of prompts, which only the tokenizer can count, and for a file that cannot be read, which the
+        load generator or the simulator reports.
     """
     try:
         workload, drawn = settings.workload, settings.sizing.requests
@@ -225,10 +225,7 @@ class ChosenLimits:
     def sizes(self, sizes: EngineSizes) -> EngineSizes:
         """Return the sizes with these limits."""
         return replace(
-            sizes,
-            max_batch_size=self.max_batch_size,
-            max_num_tokens=self.max_num_tokens,
-            max_seq_len=self.max_seq_len,
+            sizes, max_batch_size=self.max_batch_size, max_num_tokens=self.max_num_tokens, max_seq_len=self.max_seq_len
         )
 
     def text(self) -> str:

@@ -202,10 +202,10 @@ class Served:
     """GPUs that served a load, as far as they are known.
 
     Attributes:
-        gpus: all of them together; None if nobody says.
+        gpus: all of them together; None if unknown.
         tp: tensor parallel ranks of an instance, or None.
         pp: pipeline parallel ranks of an instance, or None.
-        source: who says so, for messages.
+        source: where that is stated, for messages.
         certain: False if the GPUs were seen at work rather than named by the server; others may have served too.
     """
 

@@ -124,7 +124,7 @@ def _counted(gpus: Sequence[Mapping[str, Any]], source: str) -> tuple[Served, tu
     """Count the GPUs that worked: an exporter also shows those of the machine that served nothing."""
 
     def works(gpu: Mapping[str, Any]) -> bool:
-        """Return whether it was used at all, or nobody looked."""
+        """Return whether it was used, or its utilization was not collected."""
         metrics = (gpu.get("metrics") or {}).items()  # with the vendor in front of the name since schema 1.5
         used = next((metric for name, metric in metrics if name.endswith("gpu_utilization")), None)
         return used is None or float(used.get("max", used.get("avg") or 0.0)) != 0

@@ -18,11 +18,7 @@ from pipelines.store.sources import model_config
 MODELS = Path(__file__).parent / "models.csv"
 """Dimensions of public models under the names of `ModelShape`'s fields, each row with its source."""
 
-SAME_SHAPE = {
-    "llama-3.3-70b": "llama-3.1-70b",
-    "mistral-7b": "mistral-7b-v0.3",
-    "mistral-7b-v0.2": "mistral-7b-v0.3",
-}
+SAME_SHAPE = {"llama-3.3-70b": "llama-3.1-70b", "mistral-7b": "mistral-7b-v0.3", "mistral-7b-v0.2": "mistral-7b-v0.3"}
 """Names of models with the dimensions of another row (TensorRT-LLM's benchmarks do not use a sliding window)."""
 DECORATION = re.compile(r"(-instruct|-chat|-it|-hf|-base)+$")
 """Suffixes that people append to a model's name."""
@@ -61,9 +57,7 @@ def model_named(text: str) -> ModelShape:
     if shape is None:
         names = sorted([*shapes, *SAME_SHAPE])
         raise UserError(
-            f"The model '{text}' is not known.",
-            allowed=f"Known: {', '.join(names)}.",
-            todo=did_you_mean(name, names),
+            f"The model '{text}' is not known.", allowed=f"Known: {', '.join(names)}.", todo=did_you_mean(name, names)
         )
     return shape
 

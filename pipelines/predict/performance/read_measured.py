@@ -75,8 +75,7 @@ def _files(path: Path) -> list[Path]:
     reports = set(path.rglob(LLM_D))  # llm-d keeps the files that they are made from beside them
     if not results:
         raise UserError(
-            f"There is no benchmark result in {path}.",
-            allowed=f"Looked for {', '.join(NAMES)}, in subfolders too.",
+            f"There is no benchmark result in {path}.", allowed=f"Looked for {', '.join(NAMES)}, in subfolders too."
         )
     return sorted(reports or results)
 
@@ -129,7 +128,7 @@ def _result(data: Any, path: Path) -> Measured:
 
 
 def _in_flight(measured: Measured) -> Measured:
-    """Leave out closed loops of which far fewer requests were in flight than stated, by Little's law.
+    """Leave out closed loops that had far fewer requests in flight (Little's law) than stated.
 
     A short run begins and ends with an emptier server, so that half counts as full.
     """

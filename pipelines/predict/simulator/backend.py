@@ -77,7 +77,7 @@ def compiled() -> Callable[..., Any]:
 
 
 def _announced(function: Any) -> Callable[..., Any]:
-    """Wrap the function to announce on standard error when it must be compiled, so that nobody waits without notice."""
+    """Announce on standard error that the function must be compiled, which takes a while."""
     from numba.core import event
 
     class Compiling(event.Listener):
