@@ -133,8 +133,8 @@ def fit(measured: Measured, start: ModelledDeployment | SchedulerLimits) -> FitR
     from scipy.optimize import least_squares
 
     prior = guess(measured, start) if isinstance(start, SchedulerLimits) else start
-    chosen = FREE_KNOBS if isinstance(start, SchedulerLimits) else GPU_KNOBS
-    used = [knob for knob in chosen if any(_value(prior, name) for name in knob.fields)]
+    free = isinstance(start, SchedulerLimits)
+    used = [knob for knob in (FREE_KNOBS if free else GPU_KNOBS) if any(_value(prior, name) for name in knob.fields)]
     trials = [trial(level) for level in measured.levels]
     widths = np.array([knob.sd for knob in used])
 
@@ -157,12 +157,12 @@ def fit(measured: Measured, start: ModelledDeployment | SchedulerLimits) -> FitR
             max_nfev=MOST_EVALUATIONS,
         )
 
-    begins = _starts(widths) if isinstance(start, SchedulerLimits) else [np.zeros(len(used))]
+    begins = _starts(widths) if free else [np.zeros(len(used))]
     solution = min((solve(begin) for begin in begins), key=lambda each: each.cost)
     deployment = moved(prior, used, solution.x)
     # of theta: inverse of the Gauss-Newton Hessian, scaled by the remaining residual; it never widens the prior
-    free = max(len(solution.fun) - 2 * len(used), 1)
-    variances = np.diag(np.linalg.inv(solution.jac.T @ solution.jac)) * max(2 * solution.cost / free, 1.0)
+    freedom = max(len(solution.fun) - 2 * len(used), 1)
+    variances = np.diag(np.linalg.inv(solution.jac.T @ solution.jac)) * max(2 * solution.cost / freedom, 1.0)
     deviations = np.minimum(np.sqrt(variances), widths)
     rows = tuple(
         FittedLevel(level, run_trial(each, deployment, measured.percentiles))
@@ -179,9 +179,7 @@ def fit(measured: Measured, start: ModelledDeployment | SchedulerLimits) -> FitR
         undecided=tuple(knob.name for knob, sd in zip(used, deviations, strict=True) if sd > KNOWN_BY * knob.sd),
         rows=rows,
         spread=_spread(rows),
-        multipliers={}
-        if isinstance(start, SchedulerLimits)
-        else dict(zip((k.name for k in used), np.exp(solution.x), strict=True)),
+        multipliers={} if free else dict(zip((knob.name for knob in used), np.exp(solution.x), strict=True)),
     )
 
 
