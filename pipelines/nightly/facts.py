@@ -6,6 +6,7 @@ import json
 import platform
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -44,17 +45,12 @@ def machine_class(machine: Machine) -> str:
     """Return the class of machines to compare with: the GPUs or, without any, the processor and its usable cores."""
     if machine.gpus:
         return ", ".join(f"{count} x {name}" for name, count in sorted(Counter(g.name for g in machine.gpus).items()))
-    return f"{_processor()}, {machine.cpu_count} cores"
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return " ".join(line.partition(":")[2].split())
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    names = []
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        names = [" ".join(line.partition(":")[2].split()) for line in lines if line.startswith("model name")]
+    processor = names[0] if names else platform.processor() or platform.machine()
+    return f"{processor}, {machine.cpu_count} cores"
 
 
 def deciding(settings: Settings) -> dict[str, Any]:

@@ -87,7 +87,13 @@ def measure(settings: Settings, cells: Sequence[NightlyCell]) -> str:
         UserError: a cell's configuration is wrong, or another run measures on this host.
         KeyboardInterrupt: the run was stopped; the same command resumes it.
     """
-    configured = _configured(cells)
+    faults: list[Fault] = []
+    configured = []
+    for cell in cells:  # a wrong override is found before the night begins
+        with collecting(faults):
+            configured.append(load(cell.overrides))
+    if faults:
+        raise UserError.of(list(dict.fromkeys(faults)))
     history = History(settings.nightly.history)
     host = socket.gethostname()
     with history.only_run(host):
@@ -106,18 +112,6 @@ def measure(settings: Settings, cells: Sequence[NightlyCell]) -> str:
                 say(f"  {summary(record, night.settings.nightly)} ({show_seconds(time.monotonic() - start)})")
         _state(history, host).unlink(missing_ok=True)
     return night.run
-
-
-def _configured(cells: Sequence[NightlyCell]) -> list[Settings]:
-    """Compose every cell's settings, so that a wrong override is found before the night begins."""
-    faults: list[Fault] = []
-    configured = []
-    for cell in cells:
-        with collecting(faults):
-            configured.append(load(cell.overrides))
-    if faults:
-        raise UserError.of(list(dict.fromkeys(faults)))
-    return configured
 
 
 def _state(history: History, host: str) -> Path:

@@ -228,7 +228,7 @@ def judge(records: Sequence[Record], run: str, settings: NightlySettings) -> Nig
             line = judge_series([*nights, record], metric, settings, chance)
             series.append(line)
             regressions += _worse(line)
-        regressions += _pinned(record, settings.expect) + _errors(record, settings.expect)
+        regressions += _beyond(record, settings.expect)
         recorded = [*nights, record]
         since = max(restarts_of(recorded, "accuracy", settings.expect), default=0)
         regressions += accuracy_limit(record, settings.expect, chance) + accuracy_fell(
@@ -297,24 +297,21 @@ def _worse(line: Series) -> list[Regression]:
     return [Regression(line.cell, line.metric, last.before, now, last.limit, reason, line.nights[last.since], good)]
 
 
-def _pinned(record: Record, expect: ExpectSettings) -> list[Regression]:
-    return [
+def _beyond(record: Record, expect: ExpectSettings) -> list[Regression]:
+    """Find the metrics beyond a limit that does not depend on earlier nights."""
+    pinned = [
         Regression(record.cell, metric, pin.worst, now, pin.worst, f"pinned: {pin.reason}", record, None)
         for pin in expect.pinned
         if fnmatchcase(record.cell, pin.cell)
         for metric, now in record.metrics.items()
         if fnmatchcase(metric, pin.metric) and (now < pin.worst if higher_is_better(metric) else now > pin.worst)
     ]
-
-
-def _errors(record: Record, expect: ExpectSettings) -> list[Regression]:
-    limit = expect.floor_percent.get("error_share")
-    if limit is None:
-        return []
-    return [
-        Regression(record.cell, metric, limit / 100, now, limit / 100, "requests failed", record, None)
+    percent = expect.floor_percent.get("error_share")
+    most = math.inf if percent is None else percent / 100
+    return pinned + [
+        Regression(record.cell, metric, most, now, most, "requests failed", record, None)
         for metric, now in record.metrics.items()
-        if base_name(metric) == "error_share" and now > limit / 100
+        if base_name(metric) == "error_share" and now > most
     ]
 
 

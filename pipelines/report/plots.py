@@ -96,7 +96,12 @@ def ttft_throughput(workload: Workload, order: Sequence[str], name: str) -> Figu
         axes = figure.subplots()
         plain_log(axes, "y", [y for _, points in curves for _, y, _ in points])
         axis(axes, "", "output tokens/s of the system", "time to first token, ms (log)")
-        _limit(axes, curves[0][0], theme)
+        if (limit := curves[0][0].result.slo.ttft_ms) is not None:
+            axes.axhline(limit, color=theme["bad"], linewidth=1, linestyle=(0, (4, 3)))
+            axes.annotate(
+                f"limit {limit:g} ms", (0.0, limit), (3, 3), xycoords=("axes fraction", "data"),
+                textcoords="offset points", color=theme["bad"], fontsize=7.5,
+            )  # fmt: skip
         for run, points in curves:
             for x, y, level in points:
                 p95 = level.summary.ttft_s.p95
@@ -189,16 +194,6 @@ def _modelled_words(curves: Sequence[tuple[BenchmarkRun, list[Point]]]) -> str:
         return ""
     why = "; ".join(dict.fromkeys(f"{run.result.precision} {run.modelled.why}" for run in modelled if run.modelled))
     return f"Dotted: modelled, not measured ({why}). "
-
-
-def _limit(axes: Axes, run: BenchmarkRun, theme: Theme) -> None:
-    limit = run.result.slo.ttft_ms
-    if limit is not None:
-        axes.axhline(limit, color=theme["bad"], linewidth=1, linestyle=(0, (4, 3)))
-        axes.annotate(
-            f"limit {limit:g} ms", (0.0, limit), (3, 3), xycoords=("axes fraction", "data"),
-            textcoords="offset points", color=theme["bad"], fontsize=7.5,
-        )  # fmt: skip
 
 
 def _marks(curves: Sequence[tuple[BenchmarkRun, list[Point]]]) -> str:

@@ -113,7 +113,14 @@ def _result(data: Any, path: Path) -> Measured:
         UserError: it is not one, or values in it are of another form than its tool writes, or make no sense.
     """
     try:
-        if (measured := _recognised(data, path)) is not None:
+        measured = None
+        if isinstance(data, dict) and data.keys() >= {"schema", "levels"}:
+            _refuse_altered(path)
+            measured = from_result(BenchmarkResult.from_json(data, str(path)), path)
+        elif isinstance(data, dict):
+            reader = next((reader for recognises, reader in READERS if recognises(data)), None)
+            measured = reader(data, str(path)) if reader else None
+        if measured is not None:
             for level in measured.levels:
                 _check(level)
             return _in_flight(measured)
@@ -150,17 +157,6 @@ def _in_flight(measured: Measured) -> Measured:
             todo="Measure again with the concurrency that it states.",
         )
     return replace(measured, levels=tuple(levels), notes=(*measured.notes, *notes))
-
-
-def _recognised(data: Any, path: Path) -> Measured | None:
-    """Read a result with the reader of its tool; None if no tool writes such files."""
-    if not isinstance(data, dict):
-        return None
-    if "schema" in data and "levels" in data:
-        _refuse_altered(path)
-        return from_result(BenchmarkResult.from_json(data, str(path)), path)
-    reader = next((reader for recognises, reader in READERS if recognises(data)), None)
-    return None if reader is None else reader(data, str(path))
 
 
 def _check(level: MeasuredLevel) -> None:
