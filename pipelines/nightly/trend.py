@@ -6,22 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from eval.verdict import Verdict
-from pipelines.document.blocks import (
-    Block,
-    BulletList,
-    Callout,
-    Card,
-    Column,
-    Document,
-    Figure,
-    Fold,
-    Section,
-    Table,
-    Terms,
-    Text,
-    left,
-    right,
-)
+from pipelines.document import blocks as doc
 from pipelines.document.canvas import DASHES, MARKERS, Theme, plot
 from pipelines.document.show import NONE, count, machine_text, number, percent, versions_text, when
 from pipelines.domain.metrics import NIGHTLY_TABLE, TRENDS
@@ -40,7 +25,7 @@ _PANELS = tuple(figure.key for figure in TRENDS)
 Line = tuple[str, list[float | None], Series | None]
 
 
-def cell_trend(record: Record, lines: Sequence[Series], name: str) -> Figure | None:
+def cell_trend(record: Record, lines: Sequence[Series], name: str) -> doc.Figure | None:
     """Draw the trend of one cell; return None if none of its metrics is judged.
 
     Args:
@@ -135,21 +120,21 @@ def _in_words(line: Series) -> str:
 
 def trend_document(
     history: History, read: HistoryContents, verdict: NightVerdict, settings: NightlySettings
-) -> Document:
+) -> doc.Document:
     """Build the trend report of one run."""
     first = verdict.records[0]
     versions = versions_text({"this project": record.commit, **record.versions} for record in verdict.records)
     machines = [("machine", text) for text in dict.fromkeys(machine_text(each.machine) for each in verdict.records)]
     sections = (
-        Section("tonight", "Tonight", tuple(_tonight(verdict, settings))),
-        Section("trends", "Trends", tuple(_trends(verdict))),
-        Section("not-measured", "Not measured", tuple(_not_measured(verdict))),
-        Section("judged", "Every comparison", tuple(_judged(verdict))),
-        Section("method", "How a night is judged", (Terms(_method(settings, verdict)),)),
-        Section("versions", "Versions and machine", (Terms((*versions, *machines)),)),
+        doc.Section("tonight", "Tonight", tuple(_tonight(verdict, settings))),
+        doc.Section("trends", "Trends", tuple(_trends(verdict))),
+        doc.Section("not-measured", "Not measured", tuple(_not_measured(verdict))),
+        doc.Section("judged", "Every comparison", tuple(_judged(verdict))),
+        doc.Section("method", "How a night is judged", (doc.Terms(_method(settings, verdict)),)),
+        doc.Section("versions", "Versions and machine", (doc.Terms((*versions, *machines)),)),
     )
     commits = ", ".join(dict.fromkeys(record.commit[:12] for record in verdict.records))
-    return Document(
+    return doc.Document(
         title=f"Nightly {settings.name}",
         subtitle=f"{when(max(r.at for r in verdict.records))} · commit {commits} · {first.machine_class}",
         cards=_cards(verdict, settings),
@@ -160,7 +145,7 @@ def trend_document(
     )
 
 
-def _cards(verdict: NightVerdict, settings: NightlySettings) -> tuple[Card, ...]:
+def _cards(verdict: NightVerdict, settings: NightlySettings) -> tuple[doc.Card, ...]:
     done = [record for record in verdict.records if record.status == "done"]
     rates = [
         line for line in verdict.series if line.metric.startswith(NIGHTLY_TABLE[0].key) and _change(line) is not None
@@ -171,41 +156,41 @@ def _cards(verdict: NightVerdict, settings: NightlySettings) -> tuple[Card, ...]
     losses = {cell: loss for cell, loss in measured.items() if loss is not None}
     cell = max(losses, key=losses.__getitem__, default=None)
     return (
-        Card("Regressions", str(len(verdict.regressions)), "", f"{verdict.questions} comparisons", "measured"),
-        Card(
+        doc.Card("Regressions", str(len(verdict.regressions)), "", f"{verdict.questions} comparisons", "measured"),
+        doc.Card(
             "Cells measured", f"{len(done)} of {len(verdict.records)}", "",
             f"{len(verdict.failures)} failed, {refused} not possible here", "recorded",
         ),
-        Card("Lowest throughput against before", f"{_change(worst):+.1f}", "%", worst.cell, "measured")
+        doc.Card("Lowest throughput against before", f"{_change(worst):+.1f}", "%", worst.cell, "measured")
         if worst
-        else Card("Throughput against before", "not yet known", "", "too few nights", ""),
-        Card("Largest accuracy loss", f"{losses[cell]:.2f}", "%", f"{cell}, against 16 bit", "measured")
+        else doc.Card("Throughput against before", "not yet known", "", "too few nights", ""),
+        doc.Card("Largest accuracy loss", f"{losses[cell]:.2f}", "%", f"{cell}, against 16 bit", "measured")
         if cell
-        else Card("Accuracy", "not measured", "", "", ""),
+        else doc.Card("Accuracy", "not measured", "", "", ""),
     )  # fmt: skip
 
 
-def _lead(history: History, read: HistoryContents, verdict: NightVerdict) -> list[Block]:
-    blocks: list[Block] = []
+def _lead(history: History, read: HistoryContents, verdict: NightVerdict) -> list[doc.Block]:
+    blocks: list[doc.Block] = []
     for cause in causes(history, verdict.regressions):
-        blocks.append(Callout("warning", cause.text))
-        blocks += [BulletList(cause.items)] if cause.items else []
-    blocks += [Callout("warning", f"{cells}: {reason}") for cells, reason in by_reason(verdict.failures)]
-    blocks.append(Callout("note" if blocks else "good", headline(verdict)))
-    return blocks + [Callout("note", note) for note in read.notes]
+        blocks.append(doc.Callout("warning", cause.text))
+        blocks += [doc.BulletList(cause.items)] if cause.items else []
+    blocks += [doc.Callout("warning", f"{cells}: {reason}") for cells, reason in by_reason(verdict.failures)]
+    blocks.append(doc.Callout("note" if blocks else "good", headline(verdict)))
+    return blocks + [doc.Callout("note", note) for note in read.notes]
 
 
-def _tonight(verdict: NightVerdict, settings: NightlySettings) -> list[Block]:
+def _tonight(verdict: NightVerdict, settings: NightlySettings) -> list[doc.Block]:
     done = [record for record in verdict.records if record.status == "done"]
     if not done:
-        return [Text("No cell was measured.")]
+        return [doc.Text("No cell was measured.")]
     lines = {(line.cell, line.metric): line for line in verdict.series}
     worse = {regression.cell for regression in verdict.regressions}
     columns = (
-        *left("cell", ""), *right("ISL", "OSL"), *left("load"),
-        Column("%", "accuracy"), Column("loss %", "accuracy"), Column("limit", "accuracy", right=False),
-        *(Column(name, figure.title) for figure in NIGHTLY_TABLE for name in ("now", "change %")),
-        *right("engine, MiB"),
+        *doc.left("cell", ""), *doc.right("ISL", "OSL"), *doc.left("load"),
+        doc.Column("%", "accuracy"), doc.Column("loss %", "accuracy"), doc.Column("limit", "accuracy", right=False),
+        *(doc.Column(name, figure.title) for figure in NIGHTLY_TABLE for name in ("now", "change %")),
+        *doc.right("engine, MiB"),
     )  # fmt: skip
     words = {record.key: limit_verdict(record, settings.expect, verdict.chance(settings)) for record in done}
     rows = [row for record in done for row in _rows(record, lines, record.cell in worse, words[record.key])]
@@ -215,7 +200,7 @@ def _tonight(verdict: NightVerdict, settings: NightlySettings) -> list[Block]:
     )
     tps = ", ".join(str(tp) for tp in dict.fromkeys(record.tp_size for record in done))
     caption = f"Every cell of this run, by model, precision and workload; TP {tps}; engine {done[0].engine}"
-    return [Table(caption, "measured", columns, tuple(rows), None, (note,))]
+    return [doc.Table(caption, "measured", columns, tuple(rows), None, (note,))]
 
 
 def _rows(
@@ -249,11 +234,11 @@ def _change(line: Series | None) -> float | None:
     return 100 * (line.values[-1] / line.judged[-1].before - 1)
 
 
-def _trends(verdict: NightVerdict) -> list[Block]:
+def _trends(verdict: NightVerdict) -> list[doc.Block]:
     """Draw a picture per cell: cells that got worse are shown, the others folded by model."""
     worse = {regression.cell for regression in verdict.regressions}
-    figures: dict[str, list[Figure]] = {}
-    blocks: list[Block] = []
+    figures: dict[str, list[doc.Figure]] = {}
+    blocks: list[doc.Block] = []
     for number_, record in enumerate((r for r in verdict.records if r.status == "done"), 1):
         figure = cell_trend(record, [line for line in verdict.series if line.cell == record.cell], f"trend-{number_}")
         if figure is not None and record.cell in worse:
@@ -264,11 +249,11 @@ def _trends(verdict: NightVerdict) -> list[Block]:
         if len(plots) == 1:
             blocks += plots
         else:
-            blocks.append(Fold(f"{model}: {len(plots)} cells", tuple(plots)))
+            blocks.append(doc.Fold(f"{model}: {len(plots)} cells", tuple(plots)))
     return blocks
 
 
-def _not_measured(verdict: NightVerdict) -> list[Block]:
+def _not_measured(verdict: NightVerdict) -> list[doc.Block]:
     """List the cells without a result, cells with the same reason together."""
     rows = []
     for status in ("failed", "not possible"):
@@ -276,12 +261,12 @@ def _not_measured(verdict: NightVerdict) -> list[Block]:
         rows += [(names, status, reason) for names, reason in by_reason(cells)]
     if not rows:
         return []
-    columns = left("cells", "status", "reason")
-    return [Table("Cells without a result", "recorded", columns, tuple(rows))]
+    columns = doc.left("cells", "status", "reason")
+    return [doc.Table("Cells without a result", "recorded", columns, tuple(rows))]
 
 
-def _judged(verdict: NightVerdict) -> list[Block]:
-    columns = (*left("cell", "metric"), *right("nights", "before", "now", "limit"), *left(""))  # fmt: skip
+def _judged(verdict: NightVerdict) -> list[doc.Block]:
+    columns = (*doc.left("cell", "metric"), *doc.right("nights", "before", "now", "limit"), *doc.left(""))  # fmt: skip
     rows = tuple(
         (
             line.cell,
@@ -296,8 +281,8 @@ def _judged(verdict: NightVerdict) -> list[Block]:
     )
     if not rows:
         return []
-    table = Table("Tonight against the nights before", "measured", columns, rows)
-    return [Fold(f"{len(rows)} series", (table,))]
+    table = doc.Table("Tonight against the nights before", "measured", columns, rows)
+    return [doc.Fold(f"{len(rows)} series", (table,))]
 
 
 def _method(settings: NightlySettings, verdict: NightVerdict) -> tuple[tuple[str, str], ...]:

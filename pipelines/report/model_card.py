@@ -17,19 +17,7 @@ import yaml
 from eval.compare import method_text, verdict_sentence
 from eval.fidelity.fidelity_text import HEADINGS, NO_DIRECTION, READING, WITHIN, figure_rows
 from eval.verdict import Verdict
-from pipelines.document.blocks import (
-    Block,
-    BulletList,
-    Code,
-    Document,
-    Section,
-    Table,
-    Terms,
-    Text,
-    left,
-    render_markdown,
-    right,
-)
+from pipelines.document import blocks as doc
 from pipelines.document.show import count, percent, settings_text
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat
@@ -80,7 +68,7 @@ def model_card(item: FormatReport) -> str:
     checkpoint = item.artifact("quantize")
     assert checkpoint is not None, "a card describes a checkpoint"
     metadata = yaml.safe_dump(_metadata(item, checkpoint), sort_keys=False, allow_unicode=True, width=120)
-    return f"---\n{metadata}---\n\n{render_markdown(_text(item, checkpoint))}"
+    return f"---\n{metadata}---\n\n{doc.render_markdown(_text(item, checkpoint))}"
 
 
 def _metadata(item: FormatReport, checkpoint: ReportedArtifact) -> dict[str, Any]:
@@ -137,18 +125,18 @@ def _license(item: FormatReport, checkpoint: ReportedArtifact) -> str | None:
     return licence if isinstance(licence, str) and _LICENSE.fullmatch(licence) else None
 
 
-def _text(item: FormatReport, checkpoint: ReportedArtifact) -> Document:
+def _text(item: FormatReport, checkpoint: ReportedArtifact) -> doc.Document:
     sections = (
-        Section("made", "What it is", (Terms(_origin(item, checkpoint)),)),
-        Section("recipe", "Recipe", (Terms(_recipe(item, checkpoint)),)),
-        Section("sizes", "Sizes", (Terms(_sizes(item, checkpoint)),)),
-        Section("accuracy", "Accuracy", _accuracy(item)),
-        Section("fidelity", "Fidelity", _fidelity(item)),
-        Section("serve", "How to serve it", _serve(checkpoint)),
+        doc.Section("made", "What it is", (doc.Terms(_origin(item, checkpoint)),)),
+        doc.Section("recipe", "Recipe", (doc.Terms(_recipe(item, checkpoint)),)),
+        doc.Section("sizes", "Sizes", (doc.Terms(_sizes(item, checkpoint)),)),
+        doc.Section("accuracy", "Accuracy", _accuracy(item)),
+        doc.Section("fidelity", "Fidelity", _fidelity(item)),
+        doc.Section("serve", "How to serve it", _serve(checkpoint)),
     )
     name = str(checkpoint.settings["qformat"])
     layout = "Hugging Face checkpoint in ModelOpt's layout" if _unified(checkpoint) else "TensorRT-LLM checkpoint"
-    return Document(
+    return doc.Document(
         title=f"{item.model}-{item.variant}",
         subtitle=f"{item.model}, quantized to {name}: a {layout}.",
         cards=(),
@@ -217,14 +205,14 @@ def _bytes(size: int | None) -> str:
     return UNKNOWN if size is None else show_bytes(size)
 
 
-def _accuracy(item: FormatReport) -> tuple[Block, ...]:
+def _accuracy(item: FormatReport) -> tuple[doc.Block, ...]:
     if item.accuracy is None:
-        return (Text(f"{NOT_MEASURED.capitalize()}."),)
+        return (doc.Text(f"{NOT_MEASURED.capitalize()}."),)
     tasks = (item.accuracy, *item.other_tasks)
     return tuple(block for each in tasks for block in _task(each))
 
 
-def _task(accuracy: Accuracy) -> tuple[Block, ...]:
+def _task(accuracy: Accuracy) -> tuple[doc.Block, ...]:
     result, row = accuracy.result, accuracy.row
     terms = [
         ("Task", f"{result.task}, {result.shots}, {count(result.questions, 'question')}, {result.metric}"),
@@ -232,27 +220,28 @@ def _task(accuracy: Accuracy) -> tuple[Block, ...]:
         ("Computed by", f"{result.engine}; prompts and scores by lm-eval {result.lm_eval_version}"),
     ]
     if row is None:
-        return Terms(tuple(terms)), Text(f"Verdict: none, because {accuracy.missing or 'there is no baseline'}.")
+        why = accuracy.missing or "there is no baseline"
+        return doc.Terms(tuple(terms)), doc.Text(f"Verdict: none, because {why}.")
     terms.append(("16-bit baseline", f"{percent(row['baseline_accuracy'])} % on the same questions"))
     terms.append(("Answers", f"{row['lost']:,} lost, {row['gained']:,} gained"))
-    return Terms(tuple(terms)), BulletList((verdict_sentence(row),)), Text(method_text(row))
+    return doc.Terms(tuple(terms)), doc.BulletList((verdict_sentence(row),)), doc.Text(method_text(row))
 
 
-def _fidelity(item: FormatReport) -> tuple[Block, ...]:
+def _fidelity(item: FormatReport) -> tuple[doc.Block, ...]:
     if item.fidelity is None:
-        return (Text(f"{NOT_MEASURED.capitalize()}."),)
+        return (doc.Text(f"{NOT_MEASURED.capitalize()}."),)
     result = item.fidelity.result
-    table = Table(
+    table = doc.Table(
         caption=f"Predictions of the next token beside those of {result.reference} in 16 bit, engine {result.engine}",
         origin="measured",
-        columns=(*left("text"), *right("tokens", *HEADINGS)),
+        columns=(*doc.left("text"), *doc.right("tokens", *HEADINGS)),
         rows=tuple(figure_rows(result)),
         notes=(READING, f"Noise: the 16-bit model against itself. {WITHIN}: within noise.", NO_DIRECTION),
     )
     return (table,)
 
 
-def _serve(checkpoint: ReportedArtifact) -> tuple[Block, ...]:
+def _serve(checkpoint: ReportedArtifact) -> tuple[doc.Block, ...]:
     elsewhere: tuple[str, ...] = (
         "trtllm-build --checkpoint_dir . --output_dir ../engine",
         "trtllm-serve ../engine --backend tensorrt --tokenizer SOURCE",
@@ -262,10 +251,10 @@ def _serve(checkpoint: ReportedArtifact) -> tuple[Block, ...]:
     # without folders of the machine that made it
     made = [w for w in shlex.split(checkpoint.repeat) if "=" in w and not w.startswith(("paths.", "report."))]
     return (
-        Text("With trtllm-pipelines, which makes the same checkpoint from the source:"),
-        Code((shlex.join(["python", "-m", "pipelines", "serve", *made]),)),
-        Text("With TensorRT-LLM 1.2 on a GPU, in the folder of the checkpoint (not run for this card):"),
-        Code(elsewhere),
+        doc.Text("With trtllm-pipelines, which makes the same checkpoint from the source:"),
+        doc.Code((shlex.join(["python", "-m", "pipelines", "serve", *made]),)),
+        doc.Text("With TensorRT-LLM 1.2 on a GPU, in the folder of the checkpoint (not run for this card):"),
+        doc.Code(elsewhere),
     )
 
 

@@ -8,19 +8,7 @@ from collections.abc import Sequence
 
 from eval.compare import against_original, in_points, method_text, sequential_text, verdict_sentence
 from eval.verdict import Verdict
-from pipelines.document.blocks import (
-    Block,
-    BulletList,
-    Callout,
-    Card,
-    Code,
-    Document,
-    Figure,
-    Fold,
-    Section,
-    Terms,
-    Text,
-)
+from pipelines.document import blocks as doc
 from pipelines.document.show import count, machine_text, ms, number, percent, versions_text, when
 from pipelines.domain.summary import has_limits
 from pipelines.domain.units import show_bytes
@@ -36,7 +24,7 @@ NO_QUESTIONS = (
 EACH_TASK = "Each task is judged by itself: the correction for several results counts those of one task."
 
 
-def document(data: ReportData, max_accuracy_loss_percent: float = 1.0) -> Document:
+def document(data: ReportData, max_accuracy_loss_percent: float = 1.0) -> doc.Document:
     """Return the whole report as a document."""
     compared = comparison(data, max_accuracy_loss_percent)
     sections = (
@@ -48,12 +36,12 @@ def document(data: ReportData, max_accuracy_loss_percent: float = 1.0) -> Docume
         _sizes(data),
         _made_from(data),
         _repeat(data),
-        Section("conventions", "Definitions", (Terms(CONVENTIONS),)),
+        doc.Section("conventions", "Definitions", (doc.Terms(CONVENTIONS),)),
         _versions(data),
     )
     variants = ", ".join(dict.fromkeys(item.variant for item in data.formats))
     newest = max((each for item in data.formats for each in item.chain), key=lambda each: each.created)
-    return Document(
+    return doc.Document(
         title=" and ".join(data.models),
         subtitle=f"{variants} · newest result {when(data.newest)} · {machine_text(newest.machine)}",
         cards=_cards(data, compared),
@@ -62,25 +50,25 @@ def document(data: ReportData, max_accuracy_loss_percent: float = 1.0) -> Docume
     )
 
 
-def _cards(data: ReportData, compared: Sequence[Comparison]) -> tuple[Card, ...]:
+def _cards(data: ReportData, compared: Sequence[Comparison]) -> tuple[doc.Card, ...]:
     built = [artifact for item in data.formats if (artifact := item.artifact("build"))]
     sizes = [int(artifact.facts["engine_bytes"]) for artifact in built if artifact.facts.get("engine_bytes")]
     between = f"{show_bytes(min(sizes))} to {show_bytes(max(sizes))} on disk" if sizes else "no engine"
     engines = ", ".join(sorted({str(artifact.settings.get("engine", "unknown")) for artifact in built})) or "none"
-    count = Card("Engines built", str(len(built)), "", f"{engines}; {between}", "recorded")
+    count = doc.Card("Engines built", str(len(built)), "", f"{engines}; {between}", "recorded")
     return count, _accuracy_card(data), *_load_cards(compared)
 
 
-def _accuracy_card(data: ReportData) -> Card:
+def _accuracy_card(data: ReportData) -> doc.Card:
     rows = [(item, item.accuracy.row) for item in data.formats if item.accuracy and item.accuracy.row]
     if not rows:
         evaluated = [item for item in data.formats if item.accuracy]
         if not evaluated or not evaluated[0].accuracy:
-            return Card("Accuracy", "not measured", "", "make evaluate", "")
+            return doc.Card("Accuracy", "not measured", "", "make evaluate", "")
         result = evaluated[0].accuracy.result
         evaluation = f"{evaluated[0].label}, {result.task}, {count(result.questions, 'question')}"
         detail = f"{evaluation}; no compressed format to compare"
-        return Card("Accuracy", percent(result.accuracy), "%", detail, "measured")
+        return doc.Card("Accuracy", percent(result.accuracy), "%", detail, "measured")
     passed = [item for item, row in rows if row["verdict"] == Verdict.GO]
     lost = [
         f"{item.variant} NO-GO, at least {100 * row['loss_least']:.2f} points lost"
@@ -95,7 +83,7 @@ def _accuracy_card(data: ReportData) -> Card:
     first = rows[0][1]
     evaluation = f"{what_was_asked([row for _, row in rows])}, paired with 16 bit"
     detail = "; ".join([*lost, *words, evaluation])
-    return Card(
+    return doc.Card(
         f"GO: less than {in_points(first['margin'])} lost",
         f"{len(passed)} of {len(rows)}",
         "formats",
@@ -104,14 +92,14 @@ def _accuracy_card(data: ReportData) -> Card:
     )
 
 
-def _load_cards(compared: Sequence[Comparison]) -> list[Card]:
+def _load_cards(compared: Sequence[Comparison]) -> list[doc.Card]:
     """Show best throughput and lightest-load latency for the workload under which most formats were measured."""
     main = max(compared, key=lambda item: len(item.workload.runs) if item.workload else 0)
     rows = [row for row in main.rows if row.run and row.peak]
     if not rows and any(row.run for row in main.rows):
-        return [Card("Throughput", "no load counts", "", "each was cut short or limited by the load generator", "")]
+        return [doc.Card("Throughput", "no load counts", "", "each was cut short or limited by the load generator", "")]
     if not rows:
-        return [Card("Throughput", "not measured", "", "make benchmark", "")]
+        return [doc.Card("Throughput", "not measured", "", "make benchmark", "")]
     refused = {rejection.variant for rejection in main.rejected}
     eligible = [row for row in rows if row.variant == main.chosen or row.variant not in refused]
     best = max(eligible or rows, key=lambda row: row.score or 0.0)
@@ -122,29 +110,29 @@ def _load_cards(compared: Sequence[Comparison]) -> list[Card]:
     slo = best.run.result.slo
     limit = f", {'within' if best.at_slo else 'outside'} the SLO {tables_load.slo_text(slo)}" if has_limits(slo) else ""
     return [
-        Card(
+        doc.Card(
             "Throughput", number(level.summary.output_tokens_per_s), "output tokens/s",
             f"{best.variant} at {level.load}{limit}", "measured",
         ),
-        Card(
+        doc.Card(
             "Time to first token", ms(light.summary.ttft_s.p50), "ms median",
             f"{best.variant} at {light.load}; then {ms(light.summary.itl_s.p50)} ms per token", "measured",
         ),
     ]  # fmt: skip
 
 
-def _lead(data: ReportData, compared: Sequence[Comparison]) -> tuple[Block, ...]:
-    blocks: list[Block] = []
+def _lead(data: ReportData, compared: Sequence[Comparison]) -> tuple[doc.Block, ...]:
+    blocks: list[doc.Block] = []
     for item in compared:
         if item.workload is None:
             continue
         where = f"Workload {item.workload.title}: " if len(data.workloads) > 1 else ""
-        blocks.append(Callout("good" if item.chosen else "note", where + item.reason))
+        blocks.append(doc.Callout("good" if item.chosen else "note", where + item.reason))
     for result in (run.result for run in _runs(data) if not run.result.complete):
         what, reason = f"{result.model} {result.precision}", result.reason or "no reason recorded"
-        blocks.append(Callout("warning", f"The benchmark of {what} is incomplete: {reason}."))
+        blocks.append(doc.Callout("warning", f"The benchmark of {what} is incomplete: {reason}."))
     if missing := [text for item in data.formats for text in item.missing]:
-        blocks.append(Callout("note", "Missing: " + " ".join(missing)))
+        blocks.append(doc.Callout("note", "Missing: " + " ".join(missing)))
     return tuple(blocks)
 
 
@@ -152,55 +140,57 @@ def _runs(data: ReportData) -> list[BenchmarkRun]:
     return [run for workload in data.workloads for run in workload.runs]
 
 
-def _formats(compared: Sequence[Comparison]) -> Section:
-    blocks: list[Block] = []
+def _formats(compared: Sequence[Comparison]) -> doc.Section:
+    blocks: list[doc.Block] = []
     for item in compared:
         blocks.append(tables_load.comparison_table(item))
-        blocks += [Text(item.tuning)] if item.tuning else []
+        blocks += [doc.Text(item.tuning)] if item.tuning else []
         if item.workload is None:
-            blocks.append(Callout("note", item.reason))
+            blocks.append(doc.Callout("note", item.reason))
         if item.chosen and item.rejected:
-            blocks.append(Text(f"{in_words(item.chosen)} is chosen. Why not the others:"))
+            blocks.append(doc.Text(f"{in_words(item.chosen)} is chosen. Why not the others:"))
         if item.rejected:
-            blocks.append(BulletList(tuple(f"{rejection.variant}: {rejection.reason}" for rejection in item.rejected)))
+            blocks.append(
+                doc.BulletList(tuple(f"{rejection.variant}: {rejection.reason}" for rejection in item.rejected))
+            )
         if item.notes:
-            blocks += [Text("Limitations of this choice:")] if item.chosen else []
-            blocks.append(BulletList(item.notes))
-    return Section("formats", "Formats side by side", tuple(blocks))
+            blocks += [doc.Text("Limitations of this choice:")] if item.chosen else []
+            blocks.append(doc.BulletList(item.notes))
+    return doc.Section("formats", "Formats side by side", tuple(blocks))
 
 
-def _accuracy(data: ReportData) -> Section:
+def _accuracy(data: ReportData) -> doc.Section:
     texts = tables.perplexities(data)
     read = [texts] if texts else []
     if not any(item.accuracy for item in data.formats):
-        return Section("accuracy", "Accuracy", (Text(NO_QUESTIONS), *read))
-    blocks: list[Block] = [tables.accuracy_table(data)]
+        return doc.Section("accuracy", "Accuracy", (doc.Text(NO_QUESTIONS), *read))
+    blocks: list[doc.Block] = [tables.accuracy_table(data)]
     rows = [item.accuracy.row for item in data.formats if item.accuracy and item.accuracy.row]
     if rows:
-        blocks += [BulletList(tuple(map(verdict_sentence, rows))), Text(method_text(rows[0]))]
-        blocks += [Text(text)] if (text := sequential_text(rows)) else []
+        blocks += [doc.BulletList(tuple(map(verdict_sentence, rows))), doc.Text(method_text(rows[0]))]
+        blocks += [doc.Text(text)] if (text := sequential_text(rows)) else []
     originals = [item.accuracy.original for item in data.formats if item.accuracy and item.accuracy.original]
     if originals:
-        blocks.append(Text("Against the model itself, computed by Transformers in float32 before any conversion:"))
-        blocks.append(BulletList(tuple(map(against_original, originals))))
+        blocks.append(doc.Text("Against the model itself, computed by Transformers in float32 before any conversion:"))
+        blocks.append(doc.BulletList(tuple(map(against_original, originals))))
     if table := tables.other_tasks_table(data):
         judged = [each.row for item in data.formats for each in item.other_tasks if each.row]
         sentences = tuple(f"{row['task']}: {verdict_sentence(row)}" for row in judged)
         blocks.append(table)
-        blocks += [BulletList(sentences), Text(EACH_TASK)] if sentences else []
+        blocks += [doc.BulletList(sentences), doc.Text(EACH_TASK)] if sentences else []
     blocks += [*tables.published_tables(data), *read]
     if figure := plots.accuracy_change(data.formats):
         blocks.append(figure)
     for model in data.models:
         if table := tables.subject_table([item for item in data.formats if item.model == model]):
-            blocks.append(Fold(f"By category and subject: {model}", (table,)))
-    return Section("accuracy", "Accuracy", tuple(blocks))
+            blocks.append(doc.Fold(f"By category and subject: {model}", (table,)))
+    return doc.Section("accuracy", "Accuracy", tuple(blocks))
 
 
-def _load(workload: Workload, data: ReportData, position: int, count: int) -> Section:
+def _load(workload: Workload, data: ReportData, position: int, count: int) -> doc.Section:
     order = list(dict.fromkeys(item.variant for item in data.formats))
     tail = "" if position == 1 else f"-{position}"
-    blocks: list[Block] = tables_load.protocol(workload)
+    blocks: list[doc.Block] = tables_load.protocol(workload)
     overview = (
         plots.throughput_latency(workload, order, f"throughput_latency{tail}"),
         plots.ttft_throughput(workload, order, f"ttft_throughput{tail}"),
@@ -210,46 +200,46 @@ def _load(workload: Workload, data: ReportData, position: int, count: int) -> Se
         blocks += [table for table in (tables_load.levels_table(run), tables_load.modelled_table(run)) if table]
         blocks += _details(run, tail)
     title = "Under load" if count == 1 else f"Under load: {workload.title}"
-    return Section(f"load{tail}", title, tuple(blocks))
+    return doc.Section(f"load{tail}", title, tuple(blocks))
 
 
-def _details(run: BenchmarkRun, tail: str) -> list[Block]:
+def _details(run: BenchmarkRun, tail: str) -> list[doc.Block]:
     """Return distributions and a timeline of one run, and the server's and the client's own counters."""
     name = re.sub(r"[^A-Za-z0-9_-]", "_", run.result.precision)
-    figures: list[Figure | None] = [plots_requests.distributions(run, f"distributions{tail}-{name}")]
+    figures: list[doc.Figure | None] = [plots_requests.distributions(run, f"distributions{tail}-{name}")]
     levels = finished(run)
     if levels:
         busy = max(levels, key=lambda level: level.summary.output_tokens_per_s)
         figures.append(plots_requests.timeline(run, busy, f"timeline{tail}-{name}"))
-    blocks: list[Block] = [*(figure for figure in figures if figure), tables_load.percentiles_table(run)]
+    blocks: list[doc.Block] = [*(figure for figure in figures if figure), tables_load.percentiles_table(run)]
     if table := tables_load.counters_table(run):
         blocks.append(table)
-    return [Fold(f"{run.result.precision}: distributions, timeline, all percentiles, counters", tuple(blocks))]
+    return [doc.Fold(f"{run.result.precision}: distributions, timeline, all percentiles, counters", tuple(blocks))]
 
 
-def _sizes(data: ReportData) -> Section:
+def _sizes(data: ReportData) -> doc.Section:
     figure = plots.sizes(data.formats)
     memory = [table for table in (tables.build_memory_table(data), tables.memory_table(data)) if table]
-    return Section("sizes", "Sizes and memory", (*([figure] if figure else []), tables.size_table(data), *memory))
+    return doc.Section("sizes", "Sizes and memory", (*([figure] if figure else []), tables.size_table(data), *memory))
 
 
-def _made_from(data: ReportData) -> Section:
-    blocks: list[Block] = [
-        Text("Every artifact is identified by the digest of its content; each row was made from the rows above it.")
+def _made_from(data: ReportData) -> doc.Section:
+    blocks: list[doc.Block] = [
+        doc.Text("Every artifact is identified by the digest of its content; each row was made from the rows above it.")
     ]
     for item in data.formats:
         blocks.append(tables.chain_table(item))
         if item.accuracy and item.accuracy.baseline:
-            blocks.append(Text(f"Its accuracy is compared with {item.accuracy.baseline}, question by question."))
+            blocks.append(doc.Text(f"Its accuracy is compared with {item.accuracy.baseline}, question by question."))
         elsewhere = [run.artifact.place for run in item.runs if run.artifact.place not in {p.place for p in item.chain}]
         if elsewhere:
-            blocks.append(Text(f"Also shown: {', '.join(elsewhere)}."))
+            blocks.append(doc.Text(f"Also shown: {', '.join(elsewhere)}."))
         if item.left_out:
-            blocks.append(Fold(f"Not used: {len(item.left_out)}", (BulletList(item.left_out),)))
-    return Section("made-from", "Provenance", tuple(blocks))
+            blocks.append(doc.Fold(f"Not used: {len(item.left_out)}", (doc.BulletList(item.left_out),)))
+    return doc.Section("made-from", "Provenance", tuple(blocks))
 
 
-def _repeat(data: ReportData) -> Section:
+def _repeat(data: ReportData) -> doc.Section:
     """List the commands that produce everything shown, each once, then the command of this report."""
     repeated = [each for item in data.formats for each in _repeated(item)] + [each.artifact for each in data.bounds]
     commands = list(dict.fromkeys(each.repeat for each in sorted(repeated, key=lambda each: each.created)))
@@ -258,19 +248,19 @@ def _repeat(data: ReportData) -> Section:
     }
     newest = shlex.split(commands[-1]) if commands else []
     kept = [word for word in newest if word.startswith(("experiment=", "model=", "model.", "paths.store=", "report."))]
-    blocks: list[Block] = [
-        Text(
+    blocks: list[doc.Block] = [
+        doc.Text(
             "Each command makes all artifacts that it needs and takes finished ones from the store; benchmarks are "
             "always measured again. To make everything anew, use an empty store: paths.store=FOLDER in every command."
         ),
-        Code((*commands, shlex.join(["python", "-m", "pipelines", "report", *kept]))),
+        doc.Code((*commands, shlex.join(["python", "-m", "pipelines", "report", *kept]))),
     ]
     if any(commit.endswith("+changes") for commit in created):
-        blocks.append(Text("The source had uncommitted changes, so no commit alone repeats these results."))
+        blocks.append(doc.Text("The source had uncommitted changes, so no commit alone repeats these results."))
     if outside := sorted({place_of(source) for item in data.formats for artifact in item.chain
                           for source in artifact.inputs if not source.in_store}):  # fmt: skip
-        blocks.append(Text(f"From outside the store, and needed again: {', '.join(outside)}."))
-    return Section("repeat", "How to reproduce", tuple(blocks))
+        blocks.append(doc.Text(f"From outside the store, and needed again: {', '.join(outside)}."))
+    return doc.Section("repeat", "How to reproduce", tuple(blocks))
 
 
 def _repeated(item: FormatReport) -> list[ReportedArtifact]:
@@ -293,7 +283,7 @@ def _questions(words: Sequence[str]) -> list[str]:
     return [word for word in words[4:] if word.startswith("eval")]
 
 
-def _versions(data: ReportData) -> Section:
+def _versions(data: ReportData) -> doc.Section:
     artifacts = [artifact for item in data.formats for artifact in (*item.chain, *(run.artifact for run in item.runs))]
     items = [
         ("this project", ", ".join(sorted({f"{artifact.version} at {artifact.commit}" for artifact in artifacts})))
@@ -303,4 +293,4 @@ def _versions(data: ReportData) -> Section:
     )
     machines = dict.fromkeys(machine_text(artifact.machine) for artifact in artifacts)
     items += [("machine", text) for text in machines]
-    return Section("versions", "Versions and machines", (Terms(tuple(items)),))
+    return doc.Section("versions", "Versions and machines", (doc.Terms(tuple(items)),))
