@@ -35,24 +35,15 @@ METRICS = {
     "open_loop_trace": ("ttft_ms", "tpot_ms", "e2e_ms"),
 }  # fmt: skip
 """Metrics that can be predicted, by mode."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dataset:
-    """Mean lengths of the requests of a benchmark's data set, tokens."""
-
-    isl: int
-    osl: int
-
-
 DATASETS = {
-    "OpenOrca": Dataset(294, 292),
-    "CNN-DailyMail": Dataset(778, 128),
-    "LongBench": Dataset(9428, 653),
-    "GSM8K": Dataset(294, 145),
+    "OpenOrca": (294, 292),
+    "CNN-DailyMail": (778, 128),
+    "LongBench": (9428, 653),
+    "GSM8K": (294, 145),
 }
-"""Data sets by a word of the note. Output: tokens over requests of the public results; input: MLCommons (assumed)."""
-SHAREGPT = Dataset(400, 660)
+"""Mean input and output tokens of data sets, by a word of the note. Output: tokens over requests of the public results;
+input: MLCommons (assumed)."""
+SHAREGPT = (400, 660)
 """Mean lengths of replayed ShareGPT conversations: outputs from public rows ((e2e - ttft) / tpot), inputs assumed."""
 
 
@@ -122,9 +113,8 @@ def case_of(row: Mapping[str, str]) -> PublishedCase:
     mode, metric = row["mode"], row["metric"]
     _known("mode", mode, tuple(METRICS))
     _known("metric", metric, METRICS[mode])
-    dataset = next((each for word, each in DATASETS.items() if word in row["note"]), None)
-    if mode == "open_loop_trace":
-        dataset = SHAREGPT
+    lengths = next((each for word, each in DATASETS.items() if word in row["note"]), (None, None))
+    mean_isl, mean_osl = SHAREGPT if mode == "open_loop_trace" else lengths
     gpus = _number(row, "n_gpus", None)
     tp = _number(row, "tp", 0)
     setup = _setup(row["model"], row["gpu"], row["precision"].lower(), row["framework"], tp, gpus)
@@ -135,8 +125,8 @@ def case_of(row: Mapping[str, str]) -> PublishedCase:
         mode=mode,
         metric=metric,
         stat=row["stat"],
-        isl=_number(row, "isl", dataset.isl if dataset else None),
-        osl=_number(row, "osl", dataset.osl if dataset else None),
+        isl=_number(row, "isl", mean_isl),
+        osl=_number(row, "osl", mean_osl),
         users=_number(row, "concurrency", None if mode == "closed_loop_concurrency" else 0),
         batch=_number(row, "batch_size", None if mode == "static_batch" else 0),
         source=row["source"],
