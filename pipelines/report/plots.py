@@ -69,18 +69,14 @@ def throughput_latency(workload: Workload, order: Sequence[str], name: str) -> F
     def draw(figure: Drawing, theme: Theme) -> None:
         axes = figure.subplots()
         axis(axes, "", "tokens/s per user (1 / median ITL)  →  faster for each user", "output tokens/s of the system")
-        _modelled(axes, curves, order, theme, _user_rate)
-        _curves(axes, curves, order, theme)
+        _curves(axes, curves, order, theme, _user_rate)
 
     return plot(
         name,
         WIDE,
         draw,
         title="System throughput against speed per user",
-        caption=(
-            f"Each marker is one load; up and to the right is better. {_marks(curves)}{_modelled_words(curves)}"
-            f"{_six(curves)}"
-        ),
+        caption=f"Each marker is one load; up and to the right is better. {_about(curves)}",
         alt=_in_words(curves, "output tokens/s", "tokens/s per user"),
         png=True,
     )
@@ -112,18 +108,14 @@ def ttft_throughput(workload: Workload, order: Sequence[str], name: str) -> Figu
                     linewidth=1,
                     alpha=0.55,
                 )
-        _modelled(axes, curves, order, theme, _first_token)
-        _curves(axes, curves, order, theme)
+        _curves(axes, curves, order, theme, _first_token)
 
     return plot(
         name,
         WIDE,
         draw,
         title="Time to first token against throughput",
-        caption=(
-            "Markers are medians, whiskers reach up to p95; down and to the right is better. "
-            f"{_marks(curves)}{_modelled_words(curves)}{_six(curves)}"
-        ),
+        caption=f"Markers are medians, whiskers reach up to p95; down and to the right is better. {_about(curves)}",
         alt=_in_words(curves, "ms to the first token", "output tokens/s"),
     )
 
@@ -148,8 +140,21 @@ def _index(run: BenchmarkRun, order: Sequence[str]) -> int:
     return list(order).index(run.result.precision)
 
 
-def _curves(axes: Axes, curves: Sequence[tuple[BenchmarkRun, list[Point]]], order: Sequence[str], theme: Theme) -> None:
-    """Draw lines with a marker per level: hollow if the client was the bottleneck, crossed if it was cut short."""
+def _curves(
+    axes: Axes, curves: Sequence[tuple[BenchmarkRun, list[Point]]], order: Sequence[str], theme: Theme, point: Place
+) -> None:
+    """Draw lines with a marker per level: hollow if the client was the bottleneck, crossed if it was cut short.
+
+    The predictions for the same loads are thin and dotted; `point` says where they are.
+    """
+    for run, _ in curves:
+        modelled = run.modelled.levels if run.modelled else {}
+        predicted = [modelled.get(level.requests_file) for level in run.result.levels]
+        places = [at for each in predicted if each is not None and (at := point(each))]
+        axes.plot(
+            [x for x, _ in places], [y for _, y in places], color=theme.series(_index(run, order)), linewidth=1,
+            linestyle=(0, (1, 2)), marker=".", markersize=4, zorder=1,
+        )  # fmt: skip
     ends, marks = [], []
     for run, points in curves:
         index = _index(run, order)
@@ -175,41 +180,18 @@ def _curves(axes: Axes, curves: Sequence[tuple[BenchmarkRun, list[Point]]], orde
     place(axes, marks, theme["muted"], named)
 
 
-def _modelled(
-    axes: Axes, curves: Sequence[tuple[BenchmarkRun, list[Point]]], order: Sequence[str], theme: Theme, point: Place
-) -> None:
-    """Draw the predictions for the same loads, thin and dotted; nothing where there is no model."""
-    for run, _ in curves:
-        modelled = run.modelled.levels if run.modelled else {}
-        summaries = [modelled.get(level.requests_file) for level in run.result.levels]
-        places = [place for each in summaries if each is not None and (place := point(each))]
-        colour = theme.series(_index(run, order))
-        xs, ys = [x for x, _ in places], [y for _, y in places]
-        axes.plot(xs, ys, color=colour, linewidth=1, linestyle=(0, (1, 2)), marker=".", markersize=4, zorder=1)
-
-
-def _modelled_words(curves: Sequence[tuple[BenchmarkRun, list[Point]]]) -> str:
-    modelled = [run for run, _ in curves if run.modelled]
-    if not modelled:
-        return ""
-    why = "; ".join(dict.fromkeys(f"{run.result.precision} {run.modelled.why}" for run in modelled if run.modelled))
-    return f"Dotted: modelled, not measured ({why}). "
-
-
-def _marks(curves: Sequence[tuple[BenchmarkRun, list[Point]]]) -> str:
-    levels = [level for _, points in curves for _, _, level in points]
+def _about(curves: Sequence[tuple[BenchmarkRun, list[Point]]]) -> str:
+    """Return what numbers, marks and dotted lines mean, and what was measured."""
+    runs, levels = [run for run, _ in curves], [level for _, points in curves for _, _, level in points]
     closed = any(level.concurrency is not None for level in levels)
     text = "Small numbers: concurrency. " if closed else "Small numbers: requested requests/s. "
     if any(level.client.bottleneck for level in levels):
         text += "Hollow: the load generator was the bottleneck. "
     if any(not level.complete for level in levels):
         text += "Crossed: cut short. "
-    return text
-
-
-def _six(curves: Sequence[tuple[BenchmarkRun, list[Point]]]) -> str:
-    runs = [run for run, _ in curves]
-    return f"Measured: {run_label(runs)}; engine {runs[0].result.engine}."
+    if why := "; ".join(dict.fromkeys(f"{run.result.precision} {run.modelled.why}" for run in runs if run.modelled)):
+        text += f"Dotted: modelled, not measured ({why}). "
+    return f"{text}Measured: {run_label(runs)}; engine {runs[0].result.engine}."
 
 
 def _in_words(curves: Sequence[tuple[BenchmarkRun, list[Point]]], y_unit: str, x_unit: str) -> str:

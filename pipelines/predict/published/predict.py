@@ -180,11 +180,10 @@ def predict_cases(cases: Sequence[PublishedCase], parameters: Parameters, tell: 
     logs = bench.log_predicted(values_of(bench, parameters))
     usual = {"ttft_ms": SPREAD["ttft"], "tpot_ms": SPREAD["itl"], "itl_ms": SPREAD["itl"]}
     spread = np.array([usual.get(case.metric, SPREAD["throughput"]) * WIDER["transferred"] for case in cases])
-    neighbours: Mapping[str, Any] = parameters.document.get("neighbours", {})
     blocks = np.array([block_of(case) for case in cases])
     # the public cases by id; the measured values in the file are not used
-    measured = {row["case_id"]: case_of(row) for row in read_rows(PUBLISHED)} if neighbours else {}
-    for block, taught in neighbours.items():
+    measured = {row["case_id"]: case_of(row) for row in read_rows(PUBLISHED)}
+    for block, taught in parameters.document["neighbours"].items():
         indices = np.flatnonzero(blocks == block)
         if not len(indices):
             continue
