@@ -18,7 +18,7 @@ Finding = Callable[[Settings], str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Unmodelled:
     """A setting that changes the speed in a way that nothing here can compute.
 
     Attributes:
@@ -57,47 +57,47 @@ NO_KERNELS |= {"paged_kv_cache": "enable", "gpt_attention_plugin": "auto", "stre
 LOGITS = ("gather_context_logits", "gather_generation_logits", "gather_all_token_logits")
 
 REFUSED = (
-    Refused(
+    Unmodelled(
         "how fast a mix is depends on which linear gets which format",
         _set("quant.effective_bits", None),
         "Choose one format, e.g. quant=fp8",
     ),
-    Refused(
+    Unmodelled(
         "sizing and simulation take the sizes of the model as it is named; give those of the pruned one as model.shape",
         lambda settings: f"prune={settings.prune.method}" if settings.prune.prunes else None,
         "Leave pruning out, and give the smaller sizes as the model's own (model.path=/its/folder or model.shape.*)",
     ),
-    Refused(
+    Unmodelled(
         "it depends on how many draft tokens are accepted, which only a measurement tells",
         lambda settings: f"speculative={mode}" if (mode := settings.speculative.mode) != "none" else None,
         "Leave speculative out for the speed without it, or measure with make benchmark",
     ),
-    Refused(
+    Unmodelled(
         "the products of adapters take time that depends on the mix of adapters in a batch",
         _first(_adapters, _set("build.trtllm.lora_plugin", "disable"), _set("build.trtllm.dora_plugin", "disable")),
         "Leave lora out for the speed of the model alone, or measure with make benchmark",
     ),
-    Refused(
+    Unmodelled(
         "the vision encoder's time is not known",
         lambda settings: f"multimodal={kind}" if (kind := settings.multimodal.model_type) != "none" else None,
         "Leave multimodal out for the speed with text alone, or measure with make benchmark",
     ),
-    Refused(
+    Unmodelled(
         "beams share their prompt's KV cache and are chosen on the host",
         _set("build.max_beam_width", 1),
         "Set build.max_beam_width=1, or measure with make benchmark",
     ),
-    Refused(
+    Unmodelled(
         "the logits of every token are computed and kept",
         _first(*(_set(key_of(name), False) for name in LOGITS)),
         "Leave it out, or measure with make benchmark",
     ),
-    Refused(
+    Unmodelled(
         "engines without packed tokens, paged KV cache and fused attention are much slower, and were not measured",
         _first(*(_set(key_of(name), usual) for name, usual in NO_KERNELS.items())),
         "Leave it out, or measure with make benchmark",
     ),
-    Refused(
+    Unmodelled(
         "how long a request waits for company depends on Triton's own batcher",
         _set("triton.max_queue_delay_microseconds", 0),
         "Leave it out: in-flight batching needs no delay",
