@@ -1,10 +1,12 @@
 """Measure what the OpenAI service adds: TTFT and requests/s through it and through Triton's gRPC, in one run.
 
     python -m scripts.measure_openai ENGINE TOKENIZER [--users 8 --requests 96 --isl 128 --osl 64 --rounds 3]
+        [--beside CHECKOUT]
 
 Both stream texts in a closed loop, in turns; the texts are new each time, and no answer ends early. gRPC asks
 `ensemble`, which takes text as well. Pieces are what brings text: a token that is part of a character brings none yet,
-for which `ensemble` sends an empty response and the OpenAI service none.
+for which `ensemble` sends an empty response and the OpenAI service none. With --beside, the service of another checkout
+takes turns with this one's, before the same server.
 """
 
 from __future__ import annotations
@@ -16,17 +18,23 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
+from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 import numpy as np
+import psutil
 import tritonclient.grpc.aio as grpc
 
+from pipelines.serving import frontend
 from pipelines.serving.config import ServingSettings
 from pipelines.serving.frontend import OpenAiFrontend
+from pipelines.serving.ports import free_port
 from pipelines.serving.process import TritonServer
-from scripts.measure_serving_overhead import Load, text_inputs, texts_of
+from scripts.measure_serving_overhead import Load, tensor, text_inputs, texts_of
 from triton_repo.config import TritonSettings
 from triton_repo.parameters import RepositorySpec
 from triton_repo.write import write_repository
@@ -37,11 +45,15 @@ Pieces = Callable[[str], AsyncIterator[None]]
 
 @dataclass
 class Found:
-    """What a pass found: seconds to the first piece of each answer, pieces of all answers, and seconds in all."""
+    """What a pass found: seconds to the first piece of each answer, pieces of all answers, and seconds in all.
+
+    Of the service, also the processor time, in seconds.
+    """
 
     first: list[float] = field(default_factory=list)
     pieces: int = 0
     seconds: float = 0.0
+    cpu: float = 0.0
 
 
 async def closed_loop(texts: list[str], users: int, ask: Pieces) -> Found:
@@ -70,16 +82,14 @@ async def through_grpc(url: str, texts: list[str], load: Load) -> Found:
 
     async def ask(text: str) -> AsyncIterator[None]:
         async def request() -> AsyncIterator[dict[str, object]]:
-            inputs = text_inputs(text, load, stream=True)
-            yield {"model_name": "ensemble", "inputs": inputs, "enable_empty_final_response": True}
+            inputs = [tensor(name, *value) for name, value in text_inputs(text, load, stream=True).items()]
+            yield {"model_name": "ensemble", "inputs": inputs}
 
         async for result, error in client.stream_infer(request()):
             if error is not None:
                 raise error
             if (part := result.as_numpy("text_output")) is not None and part.reshape(-1)[0]:
                 yield
-            if result.get_response().parameters["triton_final_response"].bool_param:
-                return
 
     found = await closed_loop(texts, load.concurrency, ask)
     await client.close()
@@ -101,6 +111,27 @@ async def through_openai(url: str, model: str, texts: list[str], load: Load) -> 
         return await closed_loop(texts, load.concurrency, ask)
 
 
+async def through_service(service: OpenAiFrontend, url: str, model: str, texts: list[str], load: Load) -> Found:
+    """Ask a service, and watch its process."""
+    process = psutil.Process(service._process.pid)
+    before = process.cpu_times()
+    found = await through_openai(url, model, texts, load)
+    after = process.cpu_times()
+    found.cpu = after.user + after.system - before.user - before.system
+    return found
+
+
+def another_service(stack: ExitStack, server: TritonServer, checkout: Path) -> tuple[OpenAiFrontend, str]:
+    """Start the service of another checkout before the same server; return it and its address."""
+    beside = copy(server)
+    beside.ports = server.ports | {"openai_port": free_port("127.0.0.1", server.ports)}
+    beside.log_file = server.log_file.with_suffix(".beside.log")
+    own, frontend.PROJECT_ROOT = frontend.PROJECT_ROOT, checkout.absolute()
+    service = stack.enter_context(OpenAiFrontend(beside))
+    frontend.PROJECT_ROOT = own
+    return service, beside.openai_url
+
+
 def main() -> None:
     """Measure both ways in turns and print their medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -108,6 +139,7 @@ def main() -> None:
     parser.add_argument("tokenizer", type=Path)
     for name, value in {"users": 8, "requests": 96, "isl": 128, "osl": 64, "rounds": 3}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--beside", type=Path, help="another checkout, whose service takes turns with this one's")
     asked = parser.parse_args()
     load, random = Load(asked.requests, asked.users, asked.isl, asked.osl), np.random.default_rng()
     with tempfile.TemporaryDirectory() as folder:
@@ -121,10 +153,16 @@ def main() -> None:
             spec=spec,
             made_from={},
         )
-        with TritonServer(repository, ServingSettings(openai=True)) as server, OpenAiFrontend(server):
+        with TritonServer(repository, ServingSettings(openai=True)) as server, ExitStack() as stack:
+            services = {"OpenAI": (stack.enter_context(OpenAiFrontend(server)), server.openai_url)}
+            if asked.beside:
+                services["OpenAI, beside"] = another_service(stack, server, asked.beside)
             ways = {
                 "gRPC, ensemble": lambda texts: through_grpc(server.grpc_url, texts, load),
-                "OpenAI": lambda texts: through_openai(server.openai_url, server.openai_model, texts, load),
+                **{
+                    name: partial(through_service, *service, server.openai_model, load=load)
+                    for name, service in services.items()
+                },
             }
             passes: dict[str, list[Found]] = {name: [] for name in ways}
             for count in range(asked.rounds + 1):
@@ -136,7 +174,13 @@ def main() -> None:
         rate = statistics.median(load.requests / found.seconds for found in all_found)
         sys.stdout.write(
             f"{name:15} TTFT p50 {first:6.1f} ms, {rate:6.1f} requests/s,"
-            f" {all_found[0].pieces / load.requests:.1f} pieces per answer\n"
+            f" {all_found[0].pieces / load.requests:.1f} pieces per answer"
+        )
+        cpu = sorted(1e6 * found.cpu / found.pieces for found in all_found)
+        sys.stdout.write(
+            f", {statistics.median(cpu):.0f} us of its processor time per piece ({cpu[0]:.0f} to {cpu[-1]:.0f})\n"
+            if cpu[-1]
+            else "\n"
         )
 
 

@@ -10,9 +10,11 @@ from typing import Any
 import yaml
 
 from pipelines.deploy import cluster, containers, nodes, pods
+from pipelines.deploy.config import ManifestSettings
 from pipelines.deploy.facts import Kind, RepositoryFacts, read_served
 from pipelines.deploy.output import write_folder
 from pipelines.deploy.pods import FRONT, IMAGE, ClusterDeployment, Object, claim_name, deployment
+from pipelines.deploy.slo_rules import HISTOGRAMS, slo_rules
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.units import show_bytes, show_seconds
 from pipelines.engines.registry import with_setting
@@ -28,6 +30,7 @@ from pipelines.store.store import Store
 
 QUEUE_METRIC = "triton_queue_ms_per_request"
 WAITING_METRIC = "trtllm_waiting_requests"
+TTFT_METRIC = "trtllm_mean_ttft_ms"
 RATE_WINDOW = "2m"
 """Window of the rates: eight scrapes of the usual interval, so that a missed one does no harm."""
 
@@ -89,8 +92,8 @@ def pod_monitor(deployed: ClusterDeployment) -> Object:
 def autoscaler(deployed: ClusterDeployment) -> Object:
     """Make the HPA: one server more when requests wait, one less after a long quiet time.
 
-    Two metrics, of which the worse decides: Triton's queue time ends when its model accepts a request, and both engines
-    accept requests at once into a queue of their own.
+    Two metrics, or three with TTFT, of which the worst decides: Triton's queue time ends when its model accepts a
+    request, and both engines accept requests at once into a queue of their own.
     """
     settings, sizes = deployed.settings, deployed.sizes
     many = deployed.served.kind == "multinode"
@@ -103,6 +106,7 @@ def autoscaler(deployed: ClusterDeployment) -> Object:
         "metrics": [
             _metric(QUEUE_METRIC, settings.queue_time_ms),
             _metric(WAITING_METRIC, settings.waiting_requests),
+            *([_metric(TTFT_METRIC, settings.ttft_ms)] if settings.ttft_ms is not None else []),
         ],
         "behavior": {
             "scaleUp": {
@@ -123,31 +127,35 @@ def _metric(name: str, value: int) -> Object:
     return {"type": "Pods", "pods": {"metric": {"name": name}, "target": target}}
 
 
-def adapter_rules() -> Object:
-    """Make the values of prometheus-adapter's Helm chart: the two metrics of the HPA, per pod.
+def adapter_rules(settings: ManifestSettings) -> Object:
+    """Make the values of prometheus-adapter's Helm chart: the metrics of the HPA, per pod.
 
     Queue counters cover all models, since a request may wait in front of each; they are divided by the requests that
     the engine finished, since every request passes it once.
     """
-    resources = {"overrides": {"namespace": {"resource": "namespace"}, "pod": {"resource": "pod"}}}
-    by = "sum by (<<.GroupBy>>)"
-    queued = f"{by} (rate(nv_inference_queue_duration_us{{<<.LabelMatchers>>}}[{RATE_WINDOW}]))"
-    done = f'{by} (rate(nv_inference_request_success{{<<.LabelMatchers>>,model="tensorrt_llm"}}[{RATE_WINDOW}]))'
-    waiting = 'nv_trt_llm_request_metrics{<<.LabelMatchers>>,request_type="waiting"}'
+    by, ttft = "sum by (<<.GroupBy>>)", HISTOGRAMS["ttft"]
+
+    def rate(series: str, more: str = "") -> str:
+        return f"{by} (rate({series}{{<<.LabelMatchers>>{more}}}[{RATE_WINDOW}]))"
+
+    def rule(name: str, series: str, query: str, more: str = "") -> Object:
+        return {
+            "seriesQuery": f'{series}{{namespace!="",pod!=""{more}}}',
+            "resources": {"overrides": {"namespace": {"resource": "namespace"}, "pod": {"resource": "pod"}}},
+            "name": {"matches": f"^{series}$", "as": name},
+            "metricsQuery": query,
+        }
+
+    queue, done = "nv_inference_queue_duration_us", rate("nv_inference_request_success", ',model="tensorrt_llm"')
+    requests, waiting = "nv_trt_llm_request_metrics", ',request_type="waiting"'
+    mean = f"{by} (avg_over_time({requests}{{<<.LabelMatchers>>{waiting}}}[{RATE_WINDOW}]))"
     rules = [
-        {
-            "seriesQuery": 'nv_inference_queue_duration_us{namespace!="",pod!=""}',
-            "resources": resources,
-            "name": {"matches": "^nv_inference_queue_duration_us$", "as": QUEUE_METRIC},
-            "metricsQuery": f"{queued} / 1000 / clamp_min({done}, 0.001)",
-        },
-        {
-            "seriesQuery": 'nv_trt_llm_request_metrics{namespace!="",pod!="",request_type="waiting"}',
-            "resources": resources,
-            "name": {"matches": "^nv_trt_llm_request_metrics$", "as": WAITING_METRIC},
-            "metricsQuery": f"{by} (avg_over_time({waiting}[{RATE_WINDOW}]))",
-        },
+        rule(QUEUE_METRIC, queue, f"{rate(queue)} / 1000 / clamp_min({done}, 0.001)"),
+        rule(WAITING_METRIC, requests, mean, waiting),
     ]
+    if settings.ttft_ms is not None:
+        query = f"{rate(f'{ttft}_sum')} * 1000 / clamp_min({rate(f'{ttft}_count')}, 0.001)"
+        rules.append(rule(TTFT_METRIC, f"{ttft}_sum", query))
     return {"rules": {"custom": rules}}
 
 
@@ -170,6 +178,7 @@ def files(deployed: ClusterDeployment) -> dict[str, str]:
         "disruption-budget": disruption_budget(deployed),
         **({"claim": claim} if (claim := pods.claim(deployed)) else {}),
         **({"pod-monitor": pod_monitor(deployed)} if deployed.settings.pod_monitor else {}),
+        **({"slo-rules": slo_rules(deployed)} if deployed.settings.pod_monitor and deployed.slo.limits else {}),
         **({"autoscaler": autoscaler(deployed)} if deployed.autoscaled else {}),
     }
     overlay, further = _workload(deployed, kind)
@@ -182,7 +191,7 @@ def files(deployed: ClusterDeployment) -> dict[str, str]:
     comment = FITS[kind].format(gpus=gpus, s="" if gpus == 1 else "s", nodes=nodes)
     texts[f"{place}/kustomization.yaml"] = _text(_overlay(deployed, overlay, further), comment)
     if deployed.autoscaled:
-        texts["prometheus-adapter.yaml"] = _text(adapter_rules())
+        texts["prometheus-adapter.yaml"] = _text(adapter_rules(deployed.settings))
     return dict(sorted(texts.items()))
 
 
@@ -265,7 +274,12 @@ def write_manifests(settings: Settings, machine: Machine, overrides: Sequence[st
     if faults := _faults(settings, served):
         raise UserError.of(faults)
     deployed = deployment(
-        served, settings.manifests, settings.serving, settings.image, compute_capability=settings.hardware.sm
+        served,
+        settings.manifests,
+        settings.serving,
+        settings.image,
+        compute_capability=settings.hardware.sm,
+        slo=settings.benchmark.slo.to_slo(),
     )
     folder = settings.manifests.folder.absolute() / deployed.name
     changed = write_folder(folder, files(deployed), command="make manifests", setting="manifests.folder")
@@ -325,6 +339,8 @@ def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
     say(f"            {start}; up to {show_seconds(sizes.drain_s)} to drain")
     if served.gpu and deployed.compute_capability is None:
         say("note: add hardware=... to select nodes with the GPU that the engine was built for")
+    if deployed.slo.limits and not settings.pod_monitor:
+        say("note: no alerts for benchmark.slo, because manifests.pod_monitor=false")
     say(f"\n{'written' if changed else 'unchanged'}: {relative_to_cwd(overlay.parent.parent)}")
     say("Before the first start:")
     if settings.storage == "claim":

@@ -198,7 +198,9 @@ class ManifestSettings(Group):
         max_replicas: at most; with more than `replicas` an HPA is written.
         queue_time_ms: time a request waits in Triton's queues, on average over a server, above which one is added.
         waiting_requests: requests that wait inside the engine, per server, above which one is added.
-        pod_monitor: write a PodMonitor; needs the Prometheus operator's types in the cluster.
+        ttft_ms: mean TTFT of a server's streamed answers, above which one is added; None adds none for it.
+        slo_percent: share of requests that must meet each limit of benchmark.slo; alerts tell how fast it is missed.
+        pod_monitor: write a PodMonitor, and the alerts; needs the Prometheus operator's types in the cluster.
         scrape_interval_s: between two looks at the metrics.
         storage: where the repository is: a claim, a folder on the node, or an empty folder that `fetch` fills.
         claim: name of an existing claim; None writes one.
@@ -230,6 +232,8 @@ class ManifestSettings(Group):
     max_replicas: Positive = 4
     queue_time_ms: Positive = 200
     waiting_requests: Positive = 4
+    ttft_ms: Positive | None = None
+    slo_percent: Annotated[float, Field(ge=95, lt=100)] = 99
     pod_monitor: bool = True
     scrape_interval_s: Positive = 15
     storage: Literal["claim", "host_path", "empty_dir"] = "claim"
@@ -268,6 +272,8 @@ class ManifestSettings(Group):
         faults = []
         if self.max_replicas < self.replicas:
             faults.append(f"max_replicas '{self.max_replicas}' is less than replicas={self.replicas}")
+        if self.ttft_ms is not None and self.max_replicas == self.replicas:
+            faults.append(f"ttft_ms '{self.ttft_ms}' scales nothing where max_replicas is replicas={self.replicas}")
         if storage == "host_path" and self.host_path is None:
             faults.append("storage 'host_path' needs manifests.host_path=/folder/on/the/nodes")
         if storage != "host_path" and self.host_path is not None:

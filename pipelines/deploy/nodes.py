@@ -116,7 +116,7 @@ def _front(deployed: ClusterDeployment) -> Object:
         f"--grpc=127.0.0.1:{ports['grpc_port']}",
         f"--metrics=http://127.0.0.1:{ports['metrics_port']}/metrics",
         f"--port={ports[FRONT]}",
-        *front_options(deployed.opened),
+        *front_options(deployed.opened, deployed.slo),
     ]  # fmt: skip
     made = container(deployed, "front")
     small = {"cpu": "1", "memory": FRONT_MEMORY}

@@ -10,6 +10,7 @@ from typing import Any
 from pipelines import __version__
 from pipelines.deploy.config import ImageSettings, ManifestSettings
 from pipelines.deploy.facts import PROBE_S, RepositoryFacts, Sizes, sizes
+from pipelines.domain.benchmark import NO_SLO, Slo
 from pipelines.serving.config import ServingSettings
 
 # A deployment on Kubernetes: everything the manifests need, decided once.
@@ -35,6 +36,7 @@ class ClusterDeployment:
         image: user and image of the pods.
         sizes: of one pod.
         image_reference: image with tag or digest.
+        slo: limits that the service's metrics show exactly how many answers meet.
         compute_capability: of the GPU the engine was built for, such as 9.0, where known.
     """
 
@@ -46,6 +48,7 @@ class ClusterDeployment:
     sizes: Sizes
     image_reference: str
     compute_capability: float | None
+    slo: Slo = NO_SLO
 
     @property
     def autoscaled(self) -> bool:
@@ -94,6 +97,7 @@ def deployment(
     serving: ServingSettings,
     image: ImageSettings,
     compute_capability: float | None = None,
+    slo: Slo = NO_SLO,
 ) -> ClusterDeployment:
     """Decide name, image and sizes."""
     flavour = "gpu" if served.gpu else "cpu"
@@ -106,6 +110,7 @@ def deployment(
         sizes=sizes(served, settings, serving),
         image_reference=settings.image or f"{image.name}:{image.tag or f'{__version__}-{flavour}'}",
         compute_capability=compute_capability if served.gpu else None,
+        slo=slo,
     )
 
 
@@ -202,7 +207,8 @@ def serve_arguments(deployed: ClusterDeployment) -> list[str]:
         "max_prompts": serving.max_prompts,
         "request_timeout_s": serving.request_timeout_s,
     }
-    return ["serve", *(f"serving.{name}={value}" for name, value in words.items())]
+    slo = (f"benchmark.slo.{name}_ms={limit}" for name, limit in deployed.slo.limits.items())
+    return ["serve", *(f"serving.{name}={value}" for name, value in words.items()), *slo]
 
 
 def server_container(deployed: ClusterDeployment) -> Object:

@@ -52,6 +52,14 @@ class Slo:
         limits = {"ttft": self.ttft_ms, "itl": self.itl_ms, "e2e": self.e2e_ms}
         return {name: limit for name, limit in limits.items() if limit is not None}
 
+    @property
+    def limits_s(self) -> dict[str, float]:
+        """The same in seconds, as the edges of buckets in Prometheus have them."""
+        return {name: round(limit / 1000, 9) for name, limit in self.limits.items()}
+
+
+NO_SLO = Slo()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:

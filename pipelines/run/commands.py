@@ -95,7 +95,8 @@ def serve(overrides: Sequence[str]) -> int:
     bundled = settings.model.bundled and not settings.model.path
     prompt = BUNDLED_PROMPT if bundled else foreground.EXAMPLE_PROMPT
     with in_use(folder):
-        return foreground.serve(folder, settings.serving, ScreenProgress(), prompt=prompt)
+        slo = settings.benchmark.slo.to_slo()
+        return foreground.serve(folder, settings.serving, ScreenProgress(), prompt=prompt, slo=slo)
 
 
 def _refuse_unfit(folder: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipelines.domain.benchmark import NO_SLO, Slo
 from pipelines.serving.config import ServingSettings
 
 # Endpoints that could harm this machine: shared memory, loading and unloading models, log files, traces.
@@ -118,7 +119,7 @@ def nvidia_frontend_command(
     return Launch(tuple(command), {"TRTLLM_ORCHESTRATOR": "1"})
 
 
-def front_options(settings: ServingSettings) -> list[str]:
+def front_options(settings: ServingSettings, slo: Slo = NO_SLO) -> list[str]:
     """Return the options of the service in front of tritonserver that do not depend on where the two run."""
     return [
         *(f"--cors-origin={origin}" for origin in settings.cors_origins),
@@ -128,6 +129,7 @@ def front_options(settings: ServingSettings) -> list[str]:
         f"--max-prompts={settings.max_prompts}",
         f"--request-timeout-s={settings.request_timeout_s}",
         *([f"--chat-template={settings.chat_template}"] if settings.chat_template else []),
+        *(f"--slo-{metric}-ms={limit}" for metric, limit in slo.limits.items()),
     ]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from pipelines.domain.benchmark import NO_SLO, Slo
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_seconds
@@ -113,6 +114,7 @@ def serve(
     *,
     log_file: Path | None = None,
     prompt: str = EXAMPLE_PROMPT,
+    slo: Slo = NO_SLO,
 ) -> int:
     """Serve until Ctrl-C, SIGTERM or the end of the server.
 
@@ -122,6 +124,7 @@ def serve(
         progress: shows loading.
         log_file: the server's log; None means a temporary file.
         prompt: for the example lines.
+        slo: limits that the metrics show exactly how many answers meet.
 
     Returns:
         exit code: 0 if drained, 1 if the server ended by itself more often than `serving.restarts` allows (the
@@ -142,7 +145,7 @@ def serve(
                 stack.enter_context(server)
                 frontend = None
                 if settings.front and not server.nvidia_frontend:
-                    frontend = stack.enter_context(OpenAiFrontend(server))
+                    frontend = stack.enter_context(OpenAiFrontend(server, slo))
                 if not settings.loopback:
                     _say_exposure(server)
                 return _watch(server, frontend, time.monotonic() - started, prompt)

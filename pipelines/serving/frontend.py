@@ -7,6 +7,7 @@ import sys
 import time
 from types import TracebackType
 
+from pipelines.domain.benchmark import NO_SLO, Slo
 from pipelines.host.supervised import SupervisedProcess
 from pipelines.serving.command_lines import front_options
 from pipelines.serving.logs import FRONT_STARTED, ServerFailedError, read_log, useful_lines
@@ -23,8 +24,9 @@ PORT_IN_USE = "address already in use"
 class OpenAiFrontend:
     """Runs as long as the `with` block does; needs a started server with an openai_port."""
 
-    def __init__(self, server: TritonServer) -> None:
-        self._server = server
+    def __init__(self, server: TritonServer, slo: Slo = NO_SLO) -> None:
+        """Take the server, and limits that the metrics show exactly how many answers meet."""
+        self._server, self._slo = server, slo
         self._settings = server.settings
         self._host = server.settings.front_host
         self.log_file = server.log_file.with_suffix(".openai.log")
@@ -72,7 +74,7 @@ class OpenAiFrontend:
                 f"--grpc={self._server.grpc_url}",
                 f"--metrics={self._server.metrics_url}",
                 f"--port={self._port}",
-                *front_options(self._settings),
+                *front_options(self._settings, self._slo),
             ],
             env={**os.environ, "PYTHONPATH": search},
             cwd=self._server.repository.path,

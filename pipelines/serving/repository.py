@@ -32,6 +32,7 @@ class ModelRepository:
         guided: whether its engine can follow guides.
         tokens_per_block: of the KV cache, where the engine says how many blocks it has reused; otherwise None.
         few_log_probs: whether its engine returns the log probabilities of a few tokens instead of all logits.
+        perf_metrics: whether its engine can say how long a request waited.
         draws_anew: whether its engine samples differently each time without a seed; TensorRT-LLM always the same.
         world_size: number of GPUs (ranks) it needs.
         max_input_len: maximum of prompt tokens of one request; None if the repository does not state it.
@@ -55,6 +56,7 @@ class ModelRepository:
     launched_by_hand: bool = False
     draws_anew: bool = False
     few_log_probs: bool = False
+    perf_metrics: bool = False
 
     @property
     def tokenizer(self) -> Path:
@@ -103,6 +105,7 @@ def read_repository(folder: Path) -> ModelRepository:
         tokens_per_block=described.get("tokens_per_block"),
         draws_anew=described.get("flavour") == CPU_ENGINE,
         few_log_probs='"return_top_log_probs"' in engine_config,
+        perf_metrics='"return_perf_metrics"' in engine_config,
         launched_by_hand=bool(settings.get("participant_ids")) or int(settings.get("num_nodes") or 1) > 1,
     )
 

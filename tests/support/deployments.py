@@ -12,6 +12,7 @@ from pipelines.deploy.commands import files
 from pipelines.deploy.config import ImageSettings, ManifestSettings
 from pipelines.deploy.facts import read_served
 from pipelines.deploy.pods import ClusterDeployment, deployment
+from pipelines.domain.benchmark import NO_SLO, Slo
 from pipelines.serving.config import ServingSettings
 from tests.support.engine_folders import write_engine, write_tokenizer
 from triton_repo.config import TritonSettings
@@ -41,7 +42,9 @@ def repository(folder: Path, kind: str) -> Path:
     return repo
 
 
-def deployed(folder: Path, kind: str, serving: Mapping[str, Any] | None = None, **choices: Any) -> ClusterDeployment:
+def deployed(
+    folder: Path, kind: str, serving: Mapping[str, Any] | None = None, slo: Slo = NO_SLO, **choices: Any
+) -> ClusterDeployment:
     """Return a deployment of the given kind; `choices` are settings of conf/manifests."""
     settings = ManifestSettings(**choices)
     return deployment(
@@ -50,6 +53,7 @@ def deployed(folder: Path, kind: str, serving: Mapping[str, Any] | None = None, 
         ServingSettings(**(serving or {})),
         ImageSettings(),
         compute_capability=9.0,
+        slo=slo,
     )
 
 

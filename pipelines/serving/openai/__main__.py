@@ -16,6 +16,7 @@ from pathlib import Path
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from pipelines.domain.benchmark import Slo
 from pipelines.serving.logs import FRONT_STARTED
 from pipelines.serving.openai.app import make_app
 from pipelines.serving.openai.backend import Backend
@@ -45,11 +46,14 @@ def main() -> None:
     parser.add_argument("--max-body-bytes", type=int, default=usual.body_bytes)
     parser.add_argument("--max-prompts", type=int, default=usual.prompts)
     parser.add_argument("--request-timeout-s", type=float, default=usual.request_timeout_s)
+    for metric in ("ttft", "itl", "e2e"):
+        parser.add_argument(f"--slo-{metric}-ms", type=float, help="a limit that the metrics show exactly")
     arguments = parser.parse_args()
     _allow_connections()
     limits = Limits(arguments.max_body_bytes, arguments.max_prompts, arguments.request_timeout_s)
     load = partial(served, read_repository(arguments.repository), arguments.metrics, arguments.chat_template)
-    app = make_app(load, Backend(arguments.grpc), limits, arguments.cors_origin)
+    slo = Slo("given", arguments.slo_ttft_ms, arguments.slo_itl_ms, arguments.slo_e2e_ms)
+    app = make_app(load, Backend(arguments.grpc), limits, arguments.cors_origin, slo)
     gc.freeze()  # no later collection walks through the modules, while all answers wait for it
     if hasattr(libc := ctypes.CDLL(None), "mallopt"):  # glibc
         libc.mallopt(MMAP_THRESHOLD, SMALL)

@@ -55,7 +55,7 @@ class Form:
         """Yield the server-sent events of a streamed response, until a time of the event loop's clock.
 
         An error before the first chunk is raised, so that it can still become an HTTP status; a later one ends the
-        stream with an error event and without [DONE].
+        stream with an error event and without [DONE], and is then raised.
         """
         begun = False
         try:
@@ -69,10 +69,9 @@ class Form:
                         yield event(self.calls_chunk(choice))
                     yield event(self.chunk(choice, delta, sampling))
         except ApiError as error:
-            if not begun:
-                raise
-            yield event(error.body())
-            return
+            if begun:
+                yield event(error.body())
+            raise
         if sampling.stream_options is not None and sampling.stream_options.include_usage:
             yield event(self.usage_chunk(choices))
         yield "data: [DONE]\n\n"

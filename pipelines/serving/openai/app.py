@@ -6,6 +6,8 @@ import asyncio
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from time import perf_counter
 from typing import Any, Literal, TypeVar
 
 from fastapi import FastAPI, Request
@@ -14,12 +16,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from pipelines import __version__
+from pipelines.domain.benchmark import NO_SLO, Slo
 from pipelines.serving.openai.answers import Form, scored_response
 from pipelines.serving.openai.backend import Backend
 from pipelines.serving.openai.bodies import REFUSAL_PAUSE_S, BodyLimit, Limits
-from pipelines.serving.openai.errors import ApiError, shortened
+from pipelines.serving.openai.errors import CLIENT_CLOSED, ApiError, shortened
 from pipelines.serving.openai.generate import Fields, answers, generate_events, only_answer
 from pipelines.serving.openai.generation import Completion, before, collect_all, too_slow
+from pipelines.serving.openai.metrics import CONTENT_TYPE, AnswerClock, ServiceMetrics
 from pipelines.serving.openai.prepare import Prepared, ServedModel, read_request
 from pipelines.serving.openai.reader import Reader
 from pipelines.serving.openai.responses import ResponseForm
@@ -30,7 +34,6 @@ from pipelines.serving.openai.tools import ToolForm
 READ_HERE_BYTES = 16_384  # reading so much takes a few milliseconds; more is read by a process of its own
 RENDERING = ("chat", "responses", "tokenize")
 """Ways that may render a chat template."""
-CLIENT_CLOSED = 499
 Result = TypeVar("Result")
 Read = Callable[[str, Request], Awaitable[Any]]
 """Reads and checks the request of one endpoint; see `prepare.read_request`."""
@@ -41,6 +44,7 @@ def make_app(
     backend: Backend,
     limits: Limits,
     cors_origins: Sequence[str] = (),
+    slo: Slo = NO_SLO,
 ) -> FastAPI:
     """Build the service.
 
@@ -49,6 +53,7 @@ def make_app(
         backend: tritonserver.
         limits: of one request.
         cors_origins: of web pages that may use the service from a browser.
+        slo: limits that the metrics show exactly how many answers meet.
     """
     served, reader = load(), Reader(load, limits)
 
@@ -61,7 +66,8 @@ def make_app(
         await backend.close()
 
     app = FastAPI(title="OpenAI-compatible access", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    app.add_middleware(BodyLimit, limits=limits)
+    app.state.metrics = ServiceMetrics(served.repository.label, slo)
+    app.add_middleware(BodyLimit, limits=limits, metrics=app.state.metrics)
     if cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=cors_origins, allow_methods=["*"], allow_headers=["*"])
 
@@ -91,12 +97,13 @@ def _add_openai(app: FastAPI, served: ServedModel, backend: Backend, limits: Lim
     scorer = PromptScorer(backend, few=served.repository.few_log_probs)
 
     async def answer(way: Literal["completions", "chat", "responses"], request: Request) -> Response:
-        deadline = asyncio.get_running_loop().time() + limits.request_timeout_s
+        started, deadline = perf_counter(), asyncio.get_running_loop().time() + limits.request_timeout_s
         _check_type(request)
         prepared: Prepared | Scoring = await read(way, request)
         if isinstance(prepared, Scoring):
             return await _scored(request, prepared, served, scorer, deadline)
-        sampling, choices = prepared.sampling, _choices(prepared, served)
+        clock = partial(AnswerClock, app.state.metrics, started)
+        sampling, choices = prepared.sampling, _choices(prepared, served, clock)
         form = ResponseForm(prepared.responding) if prepared.responding else _form(way == "chat", prepared, served)
         if sampling.stream:
             return await _streamed(request, form.events(choices, backend, sampling, deadline))
@@ -167,11 +174,8 @@ def _add_health(app: FastAPI, served: ServedModel, backend: Backend) -> None:
     @_readable(app, "/metrics")
     @_readable(app, "/v1/metrics")
     async def metrics() -> Response:
-        try:
-            text = await asyncio.to_thread(_get, served.metrics_url)
-        except OSError as error:
-            raise ApiError(503, f"The metrics cannot be read: {error}", kind="server_error") from None
-        return PlainTextResponse(text)
+        triton = await asyncio.to_thread(_get, served.metrics_url)
+        return PlainTextResponse(app.state.metrics.page(triton), media_type=CONTENT_TYPE)
 
 
 def _add_generate(app: FastAPI, served: ServedModel, backend: Backend, limits: Limits, read: Read) -> None:
@@ -224,8 +228,11 @@ async def _streamed(request: Request, stream: AsyncIterator[str]) -> Response:
     async def body() -> AsyncIterator[str]:
         async with aclosing(stream):  # type: ignore[type-var]
             yield first
-            async for event in stream:
-                yield event
+            try:
+                async for event in stream:
+                    yield event
+            except ApiError as error:  # the last event has said so
+                request.app.state.metrics.failed(error)
 
     return StreamingResponse(body(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
@@ -243,7 +250,7 @@ def _form(chat: bool, prepared: Prepared, served: ServedModel) -> Form:
     )
 
 
-def _choices(prepared: Prepared, served: ServedModel) -> list[Completion]:
+def _choices(prepared: Prepared, served: ServedModel, clock: Callable[[], AnswerClock]) -> list[Completion]:
     sampling = prepared.sampling
     pairs = [(prompt, number) for prompt in prepared.prompts for number in range(sampling.choices)]
     skip = (
@@ -260,6 +267,7 @@ def _choices(prepared: Prepared, served: ServedModel) -> list[Completion]:
             number=number,
             tools=prepared.tools,
             one_call=prepared.one_call,
+            clock=clock(),
         )
         for index, (prompt, number) in enumerate(pairs)
     ]
@@ -300,6 +308,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     """Return every error in OpenAI's format, and in Triton's where the endpoint is Triton's."""
 
     async def response(request: Request, error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+        app.state.metrics.failed(error)
         await asyncio.sleep(REFUSAL_PAUSE_S)
         if error.status in (429, 503):
             headers = {"Retry-After": "1"}
@@ -320,6 +329,10 @@ def _model(served: ServedModel) -> dict[str, Any]:
     return {"id": served.repository.label, "object": "model", "created": served.created, "owned_by": "trtllm-pipelines"}
 
 
-def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        return str(answer.read().decode())
+def _get(url: str) -> str | None:
+    """Return a page; None if its server does not respond."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return str(answer.read().decode())
+    except OSError:
+        return None

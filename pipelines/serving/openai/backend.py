@@ -55,6 +55,9 @@ PLAIN = ("output_ids", "sequence_length")
 REUSED, LOG_PROBS, LOGITS = "kv_cache_reused_blocks", "output_log_probs", "generation_logits"
 TOP = ("top_token_ids", "top_log_probs")
 CONTEXT = ("context_log_probs", "context_top_token_ids", "context_top_log_probs")
+TIMES = ("arrival_time_ns", "first_scheduled_time_ns")
+"""Outputs that are asked for where an answer comes in one response; with each token they would cost too much."""
+IN_ONE = InputTensor("streaming", "BOOL", (False,))
 INTEGERS = dict.fromkeys((*PLAIN, REUSED)).keys()
 """In this order; all are INT32."""
 ON_REQUEST = {
@@ -106,6 +109,7 @@ class Backend:
             ApiError: the server returned an error, or does not respond.
         """
         outputs = [*PLAIN, *(name for entry in inputs for name in ON_REQUEST.get(entry.name, ()))]
+        outputs += TIMES if REUSED in outputs and IN_ONE in inputs else ()
         async with aclosing(self.stream(ENGINE, inputs, outputs)) as results:  # type: ignore[type-var]
             async for result in results:
                 yield _part(result)
@@ -260,7 +264,9 @@ def _part(result: Any) -> TokenPart:
     reused_blocks = reused[0] if len(reused) else 0
     if raw.keys() <= INTEGERS:
         return TokenPart(tokens, reused_blocks=reused_blocks)
-    log_probs, logits, top_tokens, top = (result.as_numpy(name) for name in (LOG_PROBS, LOGITS, *TOP))
+    log_probs, logits, top_tokens, top, arrival, scheduled = (
+        result.as_numpy(name) for name in (LOG_PROBS, LOGITS, *TOP, *TIMES)
+    )
     new = len(tokens)
     return TokenPart(
         tokens,
@@ -268,6 +274,7 @@ def _part(result: Any) -> TokenPart:
         None if logits is None or not new else logits.reshape(-1, logits.shape[-1])[-new:],
         None if top is None or not new else pairs(top_tokens[0], top[0]),
         reused_blocks,
+        None if arrival is None or scheduled is None else float(scheduled.flat[0] - arrival.flat[0]) / 1e9,
     )
 
 

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.serving.openai.errors import ApiError, shortened
+from pipelines.serving.openai.errors import CLIENT_CLOSED, ApiError, shortened
+from pipelines.serving.openai.metrics import ServiceMetrics
 
 REFUSAL_PAUSE_S = 0.03
 """A refusal waits so long, so that whoever sends bad requests in a loop leaves most of the time to the others."""
@@ -38,14 +39,14 @@ class Limits:
 
 
 class BodyLimit:
-    """ASGI middleware that hands the application whole bodies only.
+    """ASGI middleware that hands the application whole bodies only, and counts requests by their status.
 
     A body that is too long, too slow or one too many is refused here. Bytes held count against a common bound, so that
     many clients together cannot fill the memory either; a client that sends slowly holds only what it has sent.
     """
 
-    def __init__(self, app: App, *, limits: Limits) -> None:
-        self._app = app
+    def __init__(self, app: App, *, limits: Limits, metrics: ServiceMetrics) -> None:
+        self._app, self._metrics = app, metrics
         self._most = limits.body_bytes
         self._answer_timeout_s = limits.request_timeout_s + LINGER_S
         self._held = 0
@@ -55,7 +56,13 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = bytearray()
+        body, refusal, whole, status = bytearray(), None, False, CLIENT_CLOSED
+
+        def counted(message: Message) -> Awaitable[None]:  # no coroutine of its own, which would cost each token time
+            nonlocal status
+            status = message.get("status", status)
+            return send(message)
+
         try:
             try:
                 self._check_head(scope)
@@ -63,17 +70,23 @@ class BodyLimit:
                     whole = await self._read(receive, body)
             except TimeoutError:
                 message = f"The body did not arrive within {BODY_TIMEOUT_S:.0f} s."
-                await _refuse(ApiError(408, message, code="body_too_slow"), receive, send)
-                return
+                refusal = ApiError(408, message, code="body_too_slow")
             except ApiError as error:
-                await _refuse(error, receive, send)
-                return
-            if whole:
+                refusal = error
+            if refusal is not None:
+                self._metrics.failed(refusal)
+                await _refuse(refusal, receive, counted)
+            elif whole:
                 # The application ends in time by itself, unless the client does not read what it is sent.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._answer_timeout_s):
-                        await self._app(scope, _replay(bytes(body), receive), send)
+                        await self._app(scope, _replay(bytes(body), receive), counted)
+        except Exception:
+            status = 500
+            self._metrics.failed(ApiError(status, "", kind="server_error"))
+            raise
         finally:
+            self._metrics.answered(scope, status)
             self._held -= len(body)
 
     def _check_head(self, scope: Message) -> None:

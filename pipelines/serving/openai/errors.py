@@ -19,6 +19,8 @@ BROKEN = re.compile(r"internal|cuda|out of memory|executor|assert", re.IGNORECAS
 LONGEST_MESSAGE = 2_000  # a client's own words are repeated in it, so it would be as long as the client likes
 SHOWN_VALUE = reprlib.Repr()
 SHOWN_VALUE.maxstring = SHOWN_VALUE.maxother = 100
+CLIENT_CLOSED = 499
+"""Status of a request whose client has left, as nginx has it."""
 CLIENT_CODES = ("INVALID_ARGUMENT", "OUT_OF_RANGE", "FAILED_PRECONDITION", "UNIMPLEMENTED")
 
 

@@ -173,7 +173,7 @@ async def answers(backend: Backend, name: str, fields: Fields) -> AsyncIterator[
 
 
 async def generate_events(responses: AsyncIterator[Json]) -> AsyncIterator[str]:
-    """Yield the server-sent events of a streamed response; an error after the first one ends the stream."""
+    """Yield the server-sent events of a streamed response; an error after the first one ends it and is then raised."""
     begun = False
     async with aclosing(responses):  # type: ignore[type-var]
         try:
@@ -181,9 +181,9 @@ async def generate_events(responses: AsyncIterator[Json]) -> AsyncIterator[str]:
                 yield event(response)
                 begun = True
         except ApiError as error:
-            if not begun:
-                raise
-            yield event({"error": error.message})
+            if begun:
+                yield event({"error": error.message})
+            raise
 
 
 async def only_answer(responses: AsyncIterator[Json]) -> Json:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.inputs import InputTensor, ServedEngine, engine_inputs
+from pipelines.serving.openai.metrics import AnswerClock
 from pipelines.serving.openai.schema import Sampling
 from pipelines.serving.openai.scoring import Best, best_of
 from pipelines.serving.openai.tokenizer import TextStream
@@ -70,6 +71,7 @@ class TokenPart:
         best: likeliest tokens at the place of each and their log probabilities, the likeliest first; None if not
             asked for.
         reused_blocks: KV blocks of the prompt that were there already.
+        queued_s: seconds that the request waited in the engine; None where it does not say.
     """
 
     tokens: tuple[int, ...]
@@ -77,6 +79,7 @@ class TokenPart:
     logits: Any = None
     best: tuple[Best, ...] | None = None
     reused_blocks: int = 0
+    queued_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,9 @@ class Completion:
         number: its number among the answers to the same prompt.
         tools: how the model writes calls of tools; None where the answer is none.
         one_call: whether the answer ends with the first call.
+        clock: measures it; None measures nothing.
         calls: of tools, instead of text.
+        queued_s: seconds that it waited in the engine; None where the engine does not say.
     """
 
     index: int
@@ -149,31 +154,38 @@ class Completion:
     number: int = 0
     tools: ToolForm | None = None
     one_call: bool = False
+    clock: AnswerClock | None = None
     calls: tuple[ToolCall, ...] = ()
     text: str = ""
     scores: tuple[TokenScore, ...] = ()
     output_tokens: int = 0
     reused_blocks: int = 0
+    queued_s: float | None = None
     finish_reason: FinishReason | None = field(default=None)
 
     async def run(self, source: TokenSource, sampling: Sampling) -> AsyncIterator[TextDelta]:
         """Yield the answer as it arrives; sets the counts, the calls of tools and the finish reason."""
-        if self.tools is None:
+        try:
+            if self.tools is None:
+                async with aclosing(self._all(source, sampling)) as deltas:  # type: ignore[type-var]
+                    async for delta in deltas:
+                        yield delta
+                return
+            calls = ToolFilter(self.tools, one=self.one_call)
             async with aclosing(self._all(source, sampling)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
-                    yield delta
-            return
-        calls = ToolFilter(self.tools, one=self.one_call)
-        async with aclosing(self._all(source, sampling)) as deltas:  # type: ignore[type-var]
-            async for delta in deltas:
-                yield replace(delta, text=calls.push(delta.text))
-                if calls.done:
-                    break
-        rest, self.calls = calls.rest()
-        if rest:
-            yield TextDelta(rest, output_tokens=self.output_tokens)
-        if self.calls and (calls.done or self.finish_reason == "stop"):
-            self.finish_reason = "tool_calls"
+                    yield replace(delta, text=calls.push(delta.text))
+                    if calls.done:
+                        break
+            rest, self.calls = calls.rest()
+            if rest:
+                yield TextDelta(rest, output_tokens=self.output_tokens)
+            if self.calls and (calls.done or self.finish_reason == "stop"):
+                self.finish_reason = "tool_calls"
+        finally:
+            if self.clock is not None:
+                prompt_tokens = 0 if self.number else len(self.prompt.tokens)
+                self.clock.ended(prompt_tokens, self.output_tokens, self.finish_reason, self.queued_s)
 
     @property
     def cached_tokens(self) -> int:
@@ -184,10 +196,16 @@ class Completion:
         """Yield the answer with its calls as text."""
         output = _OutputFilter(self, sampling)
         inputs = engine_inputs(sampling, self.prompt.tokens, self.max_tokens, self.number, self.engine)
+        clock = self.clock if self.engine.answers_in_parts(sampling) else None
         async with aclosing(source.generate(inputs)) as parts:  # type: ignore[type-var]
             async for part in parts:
                 self.reused_blocks = max(self.reused_blocks, part.reused_blocks)
-                if delta := output.add(part):
+                self.queued_s = self.queued_s if part.queued_s is None else part.queued_s
+                made = self.output_tokens
+                delta = output.add(part)
+                if clock is not None and self.output_tokens > made:
+                    clock.token()
+                if delta:
                     yield delta
                 if output.stopped:
                     break

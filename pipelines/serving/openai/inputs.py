@@ -49,6 +49,11 @@ class ServedEngine:
     tokenizer: ServedTokenizer
     repository: ModelRepository
 
+    def answers_in_parts(self, sampling: Sampling) -> bool:
+        """Whether an answer comes as it grows: for the client, or because what ends it is seen here alone."""
+        seen_here = sampling.stops or sampling.ends_with_a_call or (sampling.min_tokens and sampling.stop_token_ids)
+        return self.repository.decoupled and bool(sampling.stream or seen_here)
+
 
 def engine_inputs(
     sampling: Sampling, prompt: Sequence[int], max_tokens: int, choice: int, engine: ServedEngine
@@ -68,7 +73,7 @@ def engine_inputs(
     tokenizer, repository = engine.tokenizer, engine.repository
     inputs = [
         *prompt_inputs(prompt, max_tokens),
-        InputTensor("streaming", "BOOL", (repository.decoupled and _in_parts(sampling),)),
+        InputTensor("streaming", "BOOL", (engine.answers_in_parts(sampling),)),
         InputTensor("exclude_input_in_output", "BOOL", (True,)),
         *_ends(sampling, tokenizer),
         *_sampling(sampling, choice, draws_anew=repository.draws_anew),
@@ -90,7 +95,8 @@ def engine_inputs(
         inputs.append(InputTensor(FEW_LOG_PROBS, "INT32", (sampling.scores,)))
     elif sampling.scores:
         inputs.append(InputTensor("return_generation_logits", "BOOL", (True,)))
-    if repository.tokens_per_block is not None and _shows_usage(sampling):
+    shown = repository.tokens_per_block is not None and _shows_usage(sampling)
+    if shown or (repository.perf_metrics and not engine.answers_in_parts(sampling)):
         inputs.append(InputTensor("return_perf_metrics", "BOOL", (True,)))
     return [*inputs, *(_guide(*sampling.guide) if sampling.guide is not None else ())]
 
@@ -136,16 +142,6 @@ def _guide(kind: str, text: str) -> list[InputTensor]:
         InputTensor("guided_decoding_guide_type", "BYTES", (kind,)),
         InputTensor("guided_decoding_guide", "BYTES", (text,)),
     ]
-
-
-def _in_parts(sampling: Sampling) -> bool:
-    """Whether the answer is needed as it grows: for the client, or because what ends it is seen here alone."""
-    return bool(
-        sampling.stream
-        or sampling.stops
-        or sampling.ends_with_a_call
-        or (sampling.min_tokens and sampling.stop_token_ids)
-    )
 
 
 def _shows_usage(sampling: Sampling) -> bool:

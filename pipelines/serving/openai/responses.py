@@ -356,12 +356,11 @@ class ResponseForm:
                     content = {**place, "delta": delta.text, "logprobs": _scores(choice, delta.scores)}
                     yield numbered.event("response.output_text.delta", content)
         except ApiError as error:
-            if not begun:
-                raise
-            failed = self._response("failed", choice, [])
-            failed["error"] = {"code": error.code or "server_error", "message": error.message}
-            yield numbered.event("response.failed", {"response": failed})
-            return
+            if begun:
+                failed = self._response("failed", choice, [])
+                failed["error"] = {"code": error.code or "server_error", "message": error.message}
+                yield numbered.event("response.failed", {"response": failed})
+            raise
         for event in self._endings(choice, numbered, opened=opened):
             yield event
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipelines.domain.benchmark import NO_SLO, Slo
 from pipelines.serving.config import ServingSettings
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.logs import ServerFailedError
@@ -198,14 +199,14 @@ def test_other_machines_reach_the_front_alone(echo_repository: Path) -> None:
 
 @contextmanager
 def another_front(
-    echo_server: TritonServer, *, port: int | None = None, **settings: object
+    echo_server: TritonServer, *, port: int | None = None, slo: Slo = NO_SLO, **settings: object
 ) -> Iterator[tuple[OpenAiFrontend, int]]:
     """Start a service of its own beside the shared one, before the same server; on a free port unless one is chosen."""
     beside = copy(echo_server)
     beside.ports = echo_server.ports | {"openai_port": port or free_port("127.0.0.1", echo_server.ports)}
     beside.settings = echo_server.settings.model_copy(update=settings)
     beside.log_file = echo_server.log_file.with_suffix(".beside.log")
-    with OpenAiFrontend(beside) as service:
+    with OpenAiFrontend(beside, slo) as service:
         yield service, beside.ports["openai_port"]
 
 

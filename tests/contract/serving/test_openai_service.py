@@ -253,4 +253,6 @@ def test_without_a_server_behind_the_answer_is_unavailable(echo_repository: Path
         answer = http_client.post("/v1/completions", json={"model": "echo", "prompt": "a"})
         assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
         assert http_client.get("/health").status_code == 503
-        assert http_client.get("/metrics").status_code == 503
+        assert "trtllm_backend_up 0.0" in http_client.get("/metrics").text
+        counted = 'trtllm_request_error_total{model_name="echo",reason="unavailable",status="503"} 1.0'
+        assert counted in http_client.get("/metrics").text

@@ -22,7 +22,11 @@ from tests.conftest import REFERENCE
 from tests.support.deployments import KINDS, build, by_kind, deployed, templates, write
 
 VERSIONS = ("1.30", "1.33", "1.37")
-OWN_TYPES = {"PodMonitor": "podmonitor.json", "LeaderWorkerSet": "leaderworkerset.json"}
+OWN_TYPES = {
+    "PodMonitor": "podmonitor.json",
+    "PrometheusRule": "prometheusrule.json",
+    "LeaderWorkerSet": "leaderworkerset.json",
+}
 FULL = {
     "namespace": "llm", "image": "registry.example.com:5000/llm:v1", "image_pull_secret": "registry",
     "storage": "empty_dir", "fetch": {"hub": "org/name", "secret": "store"}, "hf_token_secret": "hub",

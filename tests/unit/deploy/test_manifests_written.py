@@ -157,6 +157,8 @@ def test_what_works_on_one_machine_only_is_refused(kind, override, message, tmp_
     [
         (["manifests.name=My_App"], "manifests.name='My_App' is not valid"),
         (["manifests.replicas=5"], "max_replicas '4' is less than replicas=5"),
+        (["manifests.ttft_ms=500", "manifests.max_replicas=1"], "scales nothing where max_replicas is replicas=1"),
+        (["manifests.slo_percent=90"], "manifests.slo_percent='90' is not valid"),
         (["manifests.storage=host_path"], "storage 'host_path' needs manifests.host_path=/folder/on/the/nodes"),
         (["manifests.host_path=/m"], "host_path '/m' goes only with manifests.storage=host_path, not 'claim'"),
         (["manifests.storage=empty_dir"], "storage 'empty_dir' needs manifests.fetch.hub=org/name"),

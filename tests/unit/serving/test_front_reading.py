@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from pipelines.serving.openai import bodies, reader
 from pipelines.serving.openai.bodies import BodyLimit, Limits
 from pipelines.serving.openai.errors import ApiError
+from pipelines.serving.openai.metrics import ServiceMetrics
 from pipelines.serving.openai.reader import Reader
 from pipelines.serving.openai.tokenizer import ServedTokenizer
 from pipelines.settings.model import BUNDLED
@@ -54,7 +55,7 @@ class Exchange:
     def __init__(self, guard: BodyLimit, parts: Iterable[bytes], declared: int | None = None) -> None:
         self._guard, self._parts = guard, iter(parts)
         headers = [] if declared is None else [(b"content-length", str(declared).encode())]
-        self._scope = {"type": "http", "headers": headers}
+        self._scope = {"type": "http", "method": "POST", "headers": headers}
         self.sent: list[dict[str, Any]] = []
         self.taken = 0
 
@@ -82,7 +83,7 @@ async def application(_scope: Any, receive: Any, send: Any) -> None:
 
 
 def guard(app: Any = application) -> BodyLimit:
-    return BodyLimit(app, limits=Limits(body_bytes=1000, request_timeout_s=1))
+    return BodyLimit(app, limits=Limits(body_bytes=1000, request_timeout_s=1), metrics=ServiceMetrics("m"))
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ PLAIN = {"output_ids": np.array([[[7, 9, 4]]], np.int32), "sequence_length": np.
 def result(**outputs: np.ndarray) -> InferResult:
     """A response with these outputs, as Triton sends them."""
     response = service_pb2.ModelInferResponse()
-    kinds = {"int32": "INT32", "float32": "FP32", "float16": "FP16"}
+    kinds = {"int32": "INT32", "float32": "FP32", "float16": "FP16", "int64": "INT64"}
     for name, array in outputs.items():
         response.outputs.add(name=name, datatype=kinds[array.dtype.name], shape=array.shape)
         response.raw_output_contents.append(array.tobytes())
@@ -32,6 +32,10 @@ def result(**outputs: np.ndarray) -> InferResult:
         (
             PLAIN | {"output_log_probs": np.array([[[-4, -3, -2, -1, -0.5]]], np.float32)},
             TokenPart((7, 9, 4), (-2.0, -1.0, -0.5)),
+        ),
+        (
+            PLAIN | {"arrival_time_ns": np.array([[5]], np.int64), "first_scheduled_time_ns": np.array([[5 + 2**30]])},
+            TokenPart((7, 9, 4), queued_s=2**30 / 1e9),
         ),
         ({}, TokenPart(())),
         ({"output_ids": np.zeros((1, 1, 0), np.int32), "sequence_length": np.zeros((1, 1), np.int32)}, TokenPart(())),

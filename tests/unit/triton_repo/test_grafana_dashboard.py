@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("prometheus_client")
+
 import triton_repo
+from pipelines.serving.openai.errors import ApiError
+from pipelines.serving.openai.metrics import ServiceMetrics
 
 DASHBOARD = Path(triton_repo.__file__).parent / "grafana" / "tensorrt_llm.json"
 LABELS = {
@@ -66,6 +70,16 @@ def test_every_family_is_one_that_servers_report(queries):
     used = {family(name) for query in queries for name in re.findall(r"\bnv_\w+", query)}
     assert used - TRITON - set(LABELS) == set()
     assert set(LABELS) <= used  # and none of the engine's is forgotten
+
+
+def test_every_series_of_the_service_is_one_that_it_has(queries):
+    metrics = ServiceMetrics("m")
+    metrics.failed(ApiError(503, "x"))
+    metrics.answered({"method": "GET"}, 200)
+    series = set(re.findall(r"^(?:# TYPE )?(\w+)", metrics.page(None), re.MULTILINE))
+    used = {name for query in queries for name in re.findall(r"\b(?:trtllm|http)_\w+", query)}
+    assert used - series == set()
+    assert {"trtllm_time_to_first_token_seconds_bucket", "http_requests_total"} <= used
 
 
 def test_every_label_value_is_one_that_servers_report(queries):
