@@ -185,8 +185,8 @@ def aiperf(url: str, load: str, seconds: float, binaries: Path) -> tuple[str, Ca
     )
     command = (
         f"{binaries}/aiperf profile --model {MODEL} --url {url} --tokenizer {TOKENIZER} --streaming"
-        f" --endpoint-type chat --synthetic-input-tokens-mean {ISL} --synthetic-input-tokens-stddev 0 --output-tokens-mean {OSL}"
-        f" --output-tokens-stddev 0 {how} --benchmark-duration {seconds:g} --ui simple"
+        f" --endpoint-type chat --synthetic-input-tokens-mean {ISL} --synthetic-input-tokens-stddev 0"
+        f" --output-tokens-mean {OSL} --output-tokens-stddev 0 {how} --benchmark-duration {seconds:g} --ui simple"
     )
 
     def read(where: Path) -> list[float]:
@@ -203,7 +203,8 @@ def guidellm(url: str, load: str, seconds: float, binaries: Path) -> tuple[str, 
     command = (
         f"{binaries}/guidellm run --backend kind=openai_http,target={url},model={MODEL}"
         f" --tokenizer kind=hf_auto,model={TOKENIZER}"
-        f" --data kind=synthetic_text,prompt_tokens={ISL},output_tokens={OSL} --profile {how} --constraint kind=max_duration,seconds={seconds:g} --output kind=json,path=benchmarks.json"
+        f" --data kind=synthetic_text,prompt_tokens={ISL},output_tokens={OSL} --profile {how}"
+        f" --constraint kind=max_duration,seconds={seconds:g} --output kind=json,path=benchmarks.json"
         " --disable-console-interactive"
     )
 
