@@ -10,7 +10,7 @@ from eval.config import EvalSettings
 from eval.fidelity.config import FidelitySettings
 from pipelines.domain.errors import Fault, collecting
 from pipelines.engines.config import EngineSettings
-from pipelines.engines.registry import ENGINES, EngineDescription, ServerBackend
+from pipelines.engines.registry import ENGINES, ServerBackend
 from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.loadgen.config import WorkloadSettings, load_faults
 from pipelines.loadgen.plan import sampler
@@ -39,14 +39,16 @@ def check(d: Deployment) -> list[Fault]:
     missing = why_no_server(settings.serving) if is_named else None
     faults += [missing] if missing else []
     if target in SERVED and engine.server is None:
-        faults.append(_not_served(d))
+        todo = "Use one of these, or serve the same checkpoint with engine=openvino."
+        faults.append(_cannot(d, SERVED, "Triton does not serve it here", todo))
     elif target in SERVED:
         faults += setting_faults(_asked(d), engine)
         faults += _devices(d) if engine.server is ServerBackend.TENSORRTLLM else []
     if d.built is not None:
         return faults + _built(settings.engine, d.built, target)
     if not engine.evaluates and target in EVALUATED:
-        faults.append(_not_evaluated(d))
+        todo = "Evaluate the same format with engine=openvino, or on the GPU machine with trtllm-eval."
+        faults.append(_cannot(d, EVALUATED, f"its model runs only inside {engine.title}", todo))
     if target == "fidelity":
         faults += _not_compared(d)
     elif target == "diagnose":
@@ -113,28 +115,11 @@ def _asked(d: Deployment) -> TritonSettings:
     return triton.model_copy(update={name: TritonSettings.model_fields[name].default for name in names})
 
 
-def _not_served(d: Deployment) -> Fault:
-    """Refuse targets that serve, for an engine that Triton cannot serve here."""
-    return Fault(
-        f"engine={d.settings.engine.name} cannot {d.target}: Triton does not serve it here.",
-        _goes_with(SERVED, d.engine),
-        "Use one of these, or serve the same checkpoint with engine=openvino.",
-    )
-
-
-def _goes_with(refused: Sequence[Target], engine: EngineDescription) -> str:
-    """List the targets that are left to an engine."""
+def _cannot(d: Deployment, refused: Sequence[Target], why: str, todo: str) -> Fault:
+    """Refuse a target for an engine, and list the targets that are left to it."""
     left = [target for target in get_args(Target) if target not in refused]
-    return f"It goes with {', '.join(each for each in left if each != 'fidelity' or engine.gives_logits)}."
-
-
-def _not_evaluated(d: Deployment) -> Fault:
-    """The engine's accuracy cannot be measured from here."""
-    return Fault(
-        f"engine={d.settings.engine.name} cannot {d.target}: its model runs only inside {d.engine.title}.",
-        _goes_with(EVALUATED, d.engine),
-        "Evaluate the same format with engine=openvino, or on the GPU machine with trtllm-eval.",
-    )
+    works = ", ".join(target for target in left if target != "fidelity" or d.engine.gives_logits)
+    return Fault(f"engine={d.settings.engine.name} cannot {d.target}: {why}.", f"It goes with {works}.", todo)
 
 
 def _not_compared(d: Deployment) -> list[Fault]:

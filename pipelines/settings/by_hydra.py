@@ -83,19 +83,14 @@ def to_raw(config: Any) -> dict[str, Any]:
         raw: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
         return raw
     except OmegaConfBaseException as error:
-        raise _unresolved(config, str(error.full_key or "")) from None
-
-
-def _unresolved(config: Any, key: str) -> UserError:
-    """Make the error for a value with `${...}` that cannot be resolved."""
-    value: Any = OmegaConf.to_container(config, resolve=False)
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return UserError(
-        f"{key}='{value}' cannot be resolved.",
-        allowed="${group.key} takes the value of another setting, ${oc.env:NAME} that of an environment variable.",
-        todo="Refer to one that exists, or give the value itself.",
-    )
+        key, value = str(error.full_key or ""), OmegaConf.to_container(config, resolve=False)
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        raise UserError(
+            f"{key}='{value}' cannot be resolved.",
+            allowed="${group.key} takes the value of another setting, ${oc.env:NAME} that of an environment variable.",
+            todo="Refer to one that exists, or give the value itself.",
+        ) from None
 
 
 def hydra_candidates(before: Sequence[str], word: str) -> list[str]:

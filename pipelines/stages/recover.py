@@ -63,12 +63,6 @@ class Recover:
         """Whether training computes with rounded weights."""
         return rounding_is_known(self.quant.qformat, self.quant.int4_scales)
 
-    def _chosen(self) -> dict[str, Any]:
-        """Return the settings of training, with what null stands for."""
-        recover = self.recover
-        precision = recover.precision or "float32"
-        return recover.model_dump(exclude=NOT_ITSELF) | {"precision": precision, "lora": recover.lora}
-
     def _rounding_identity(self) -> dict[str, Any] | None:
         """Return what decides how weights are rounded; None if training does not see it."""
         if not self._rounded:
@@ -87,7 +81,9 @@ class Recover:
         for name in self.calibration.BATCHING:
             text.pop(name)
         return {
-            **self._chosen(),
+            **self.recover.model_dump(exclude=NOT_ITSELF),
+            "precision": self.recover.precision or "float32",  # what null stands for
+            "lora": self.recover.lora,
             "sparse": self.sparse,
             "rounding": self._rounding_identity(),
             "device": self.device,
