@@ -137,11 +137,7 @@ def check_config(config: Mapping[str, Any], source: str) -> None:
             unknown = "" if key in FIELDS else ", a key that is not known here and may change what the adapter computes"
             words = ", ".join(json.dumps(each) for each in allowed) + ("" if key in FIELDS else ", or no such key")
             faults.append(
-                Fault(
-                    f"{source} has {_bare(key)}={shown(value)}{unknown}.",
-                    f"Allowed: {words}.",
-                    TODO.get(key, MERGE),
-                )
+                Fault(f"{source} has {_bare(key)}={shown(value)}{unknown}.", f"Allowed: {words}.", TODO.get(key, MERGE))
             )
         if faults and key == "peft_type":
             break

@@ -278,8 +278,7 @@ def _check_built(read: ConfigNumbers, family: Family, head_dim: int) -> None:
     biased = "attention_bias" in family.defaults and read.switch("attention_bias", False)
     if biased and not family.attention_bias:
         read.fault(
-            f"has attention_bias=true: TensorRT-LLM's {family.title} has no such bias.",
-            "It must be false or absent.",
+            f"has attention_bias=true: TensorRT-LLM's {family.title} has no such bias.", "It must be false or absent."
         )
     if config.get("use_bidirectional_attention") and family.head_is_embedding:
         read.fault(

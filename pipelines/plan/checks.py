@@ -23,26 +23,11 @@ from pipelines.domain.units import show_bytes
 from pipelines.engines.openvino.memory import unheard
 from pipelines.engines.registry import OPENVINO
 from pipelines.host.machine import Machine, library_versions
-from pipelines.plan import host_memory, memory_checks, serving_checks
-from pipelines.plan.accuracy_checks import (
-    few_questions,
-    nothing_to_do,
-    question_faults,
-    sequential_notes,
-    unknown_reference,
-)
+from pipelines.plan import accuracy_checks, host_memory, memory_checks, serving_checks, weights_checks
 from pipelines.plan.colocated import baseline_faults, colocated, draft_faults
 from pipelines.plan.deployment import Deployment
 from pipelines.plan.targets import COMPARED, EVALUATED, SERVED, STARTED, Goal
 from pipelines.plan.user_inputs import ENOUGH_TEXTS, calibrates
-from pipelines.plan.weights_checks import (
-    given_faults,
-    is_given,
-    pruning_faults,
-    pruning_notes,
-    recovery_faults,
-    recovery_notes,
-)
 from pipelines.predict.performance import gpus
 from pipelines.predict.performance.gpus import usable_bytes
 from pipelines.predict.performance.limits import request_tokens
@@ -81,20 +66,24 @@ def check(d: Deployment) -> Checked:
     checked = Checked()
     findings = check_table(d.facts)
     if settings.model.folder is None or "model" in d.sources:  # what cannot be read has been named already
-        checked.faults += given_faults(d)
+        checked.faults += weights_checks.given_faults(d)
     checked.faults += [*_quant(settings), *refused(findings)]
-    checked.warnings = (*warned(findings), *_few_texts(settings.calibration, d.found.few_texts), *few_questions(d))
-    checked.faults += [*_baseline(d, findings), *_draft(d), *unknown_reference(d)]
+    checked.warnings = (
+        *warned(findings),
+        *_few_texts(settings.calibration, d.found.few_texts),
+        *accuracy_checks.few_questions(d),
+    )
+    checked.faults += [*_baseline(d, findings), *_draft(d), *accuracy_checks.unknown_reference(d)]
     if not d.is_for_a_named_gpu:
         checked.faults += check_memory(d)
-    checked.faults += [*pruning_faults(d), *recovery_faults(d)]
+    checked.faults += [*weights_checks.pruning_faults(d), *weights_checks.recovery_faults(d)]
     of_server = f"{settings.eval.url} is compared: its format is its own, and only the 16-bit model is built"
     checked.notes += (
-        *sequential_notes(d),
+        *accuracy_checks.sequential_notes(d),
         *((of_server,) if d.compares_server else ()),
         *_text_notes(d),
-        *pruning_notes(d),
-        *recovery_notes(d),
+        *weights_checks.pruning_notes(d),
+        *weights_checks.recovery_notes(d),
     )
 
     def allowed(change: str) -> bool:
@@ -130,8 +119,8 @@ def _served(d: Deployment) -> list[Fault]:
     """Return the faults that count with an engine already built too."""
     return [
         *serving_checks.check(d),
-        *(question_faults(d) if d.target in EVALUATED else ()),
-        *nothing_to_do(d, compares=d.has_fidelity and not memory_checks.two_models(d)),
+        *(accuracy_checks.question_faults(d) if d.target in EVALUATED else ()),
+        *accuracy_checks.nothing_to_do(d, compares=d.has_fidelity and not memory_checks.two_models(d)),
         *_logged(d),
     ]
 
@@ -162,7 +151,7 @@ def _quant(settings: Settings) -> list[Fault]:
     faults += scale_faults(quant.qformat, quant.int4_scales, quant.fp4_inputs)
     faults += tuning_faults(quant.formats, quant.smoothquant_alpha, quant.awq_alpha_step)
     version = library_versions(("nvidia-modelopt",))["nvidia-modelopt"]
-    if version == "absent" or is_given(settings.model):  # another check says where it is needed
+    if version == "absent" or weights_checks.is_given(settings.model):  # another check says where it is needed
         return faults
     ways = {(qformat, quant.int4_scales, quant.fp4_inputs) for qformat in quant.formats}
     ways |= {(drafts, "max", "max")} if drafts else set()

@@ -32,13 +32,7 @@ from pipelines.serving.config import ServingSettings
 from pipelines.settings.base import Group
 from pipelines.settings.features import LoraSettings, MultimodalSettings, SpeculativeSettings
 from pipelines.settings.model import ModelSettings
-from pipelines.settings.paths import (
-    PathSettings,
-    PlanSettings,
-    StageSettings,
-    StoreSettings,
-    VerifySettings,
-)
+from pipelines.settings.paths import PathSettings, PlanSettings, StageSettings, StoreSettings, VerifySettings
 from pipelines.stages.config import DiagnoseSettings
 from triton_repo.config import TritonSettings
 
