@@ -71,26 +71,24 @@ def disk_errors(what: str, place: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (said := disk_error(error, what, place)) is None:
+        if (fault := disk_error(error, what, place)) is None:
             raise
-        raise said from error
+        raise fault from error
 
 
 def disk_error(error: Exception, what: str, place: Path) -> UserError | None:
     """Return the error in the user's words if it is one of a disk."""
-    trouble = next((each for each in _TROUBLES if _is(error, each)), None)
+    code = error.errno if isinstance(error, OSError) else None
+
+    def is_this(trouble: _Trouble) -> bool:  # a native library's own exception has a text instead of a number
+        return any(text in str(error) for text in trouble.texts) if code is None else code in trouble.codes
+
+    trouble = next(filter(is_this, _TROUBLES), None)
     if trouble is None or isinstance(error, UserError):
         return None
     reason = getattr(error, "strerror", None) or error
     where = getattr(error, "filename", None) or place
     return UserError(f"{what} stopped: {trouble.message.format(place=where, reason=reason)}", todo=trouble.todo)
-
-
-def _is(error: Exception, trouble: _Trouble) -> bool:
-    """Return whether the error is this one: by number, or by the text of a native library's own exception."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in trouble.codes
-    return any(text in str(error) for text in trouble.texts)
 
 
 # Paths as messages show them, and whether a folder can be where a setting puts it.
@@ -118,11 +116,6 @@ def why_no_folder(folder: Path) -> str:
             reason = str(getattr(error, "strerror", None) or error)
             return f"the file system is gone ({reason})" if getattr(error, "errno", None) in GONE else reason
     return ""
-
-
-def _is_writable(folder: Path) -> bool:
-    """Return whether a folder is writable; before it exists, its nearest existing parent decides."""
-    return os.access(next(path for path in (folder, *folder.parents) if path.exists()), os.W_OK | os.X_OK)
 
 
 def check_folders(folders: Mapping[str, Path], *, read: Mapping[str, Path] | None = None) -> None:
@@ -154,5 +147,8 @@ def unwritable_folders(folders: Mapping[str, Path]) -> list[Fault]:
     return [
         Fault(f"{key}='{folder}' is not writable.", todo="Give another folder.")
         for key, folder in folders.items()
-        if not why_no_folder(folder.absolute()) and not _is_writable(folder.absolute())
+        if not why_no_folder(folder.absolute())
+        and not os.access(  # before it exists, its nearest existing parent decides
+            next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()), os.W_OK | os.X_OK
+        )
     ]

@@ -45,7 +45,15 @@ def replacing(target: Path) -> Iterator[Path]:
             if path.is_file():
                 sync(path)
         if fresh.is_dir() and target.is_dir():
-            _swap_folders(fresh, target)
+            old = fresh.with_name(f"{fresh.name}.old")
+            _remove(old)
+            target.rename(old)
+            try:
+                fresh.rename(target)
+            finally:
+                if not target.exists():
+                    old.rename(target)
+                _remove(old)
         else:
             fresh.replace(target)
     finally:
@@ -90,11 +98,11 @@ def small_text(path: Path, most: int = MOST_SMALL_BYTES) -> str:
         ValueError: it is not UTF-8.
     """
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
+        facts = path.stat()
+        if not stat.S_ISREG(facts.st_mode):
             raise UserError(f"{path} is not an ordinary file.", todo="Put the file itself there, or remove it.")
-        if found.st_size > most:
-            raise UserError(f"{path} has {found.st_size:,} bytes.", allowed=f"It may have {most:,}.")
+        if facts.st_size > most:
+            raise UserError(f"{path} has {facts.st_size:,} bytes.", allowed=f"It may have {most:,}.")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not path.is_symlink():
@@ -122,18 +130,6 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _swap_folders(fresh: Path, target: Path) -> None:
-    old = fresh.with_name(f"{fresh.name}.old")
-    _remove(old)
-    target.rename(old)
-    try:
-        fresh.rename(target)
-    finally:
-        if not target.exists():
-            old.rename(target)
-        _remove(old)
 
 
 def _remove(path: Path) -> None:

@@ -146,17 +146,20 @@ def _gpus() -> tuple[tuple[GpuFacts, ...], str]:
     except (OSError, subprocess.TimeoutExpired) as error:
         return (), f"nvidia-smi failed: {error}"
     if answer.returncode != 0:
-        said = (answer.stdout or answer.stderr).strip().splitlines() or [f"nothing, exit code {answer.returncode}"]
-        return (), f"nvidia-smi says: {said[-1]}"
+        output = (answer.stdout or answer.stderr).strip().splitlines() or [f"nothing, exit code {answer.returncode}"]
+        return (), f"nvidia-smi says: {output[-1]}"
     lines = [line for line in answer.stdout.splitlines() if line.strip()]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if lines and visible is not None and not (lines := _visible(lines, visible)):
         return (), f"CUDA_VISIBLE_DEVICES='{visible}' hides what nvidia-smi lists"
-    try:
-        gpus = tuple(_gpu(line) for line in lines)
-    except ValueError:  # "[N/A]" from a driver too old to report it, or for memory shared with the CPU
-        return (), f"nvidia-smi reports too little about '{lines[0].strip()}'"
-    return gpus, "" if gpus else "nvidia-smi lists none"
+    gpus = []
+    for line in lines:
+        try:
+            name, sm, memory, *driver = (cell.strip() for cell in line.split(","))
+            gpus.append(GpuFacts(name, float(sm), int(memory) * MIB, *driver[:1]))
+        except ValueError:  # "[N/A]" from a driver too old to report it, or for memory shared with the CPU
+            return (), f"nvidia-smi reports too little about '{lines[0].strip()}'"
+    return tuple(gpus), "" if gpus else "nvidia-smi lists none"
 
 
 def _visible(lines: Sequence[str], visible: str) -> list[str]:
@@ -164,7 +167,7 @@ def _visible(lines: Sequence[str], visible: str) -> list[str]:
 
     As in CUDA, the first word that is no GPU ends the list. Slices of a GPU (MIG) have no lines, so all are returned.
     """
-    found = []
+    shown: list[str] = []
     for word in (word.strip() for word in visible.split(",")):
         if word.startswith("MIG-"):
             return list(lines)
@@ -173,18 +176,8 @@ def _visible(lines: Sequence[str], visible: str) -> list[str]:
             named = [lines[int(word)]]
         if len(named) != 1:
             break
-        found += named
-    return found
-
-
-def _gpu(line: str) -> GpuFacts:
-    """Read one line of nvidia-smi's list.
-
-    Raises:
-        ValueError: a number is missing.
-    """
-    name, sm, memory, *driver = (cell.strip() for cell in line.split(","))
-    return GpuFacts(name, float(sm), int(memory) * MIB, *driver[:1])
+        shown += named
+    return shown
 
 
 def torch_device(machine: Machine) -> str:

@@ -25,45 +25,38 @@ class MemoryKills:
     """
 
     def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
-        self._root, self._clock = root, clock
-        self._file, self._before = self._find()
-        self._latest, self._looked = self._before, clock()
+        self._clock = clock
+        self._file = next((file for file in _candidates(root) if _count(file) is not None), root / "proc/vmstat")
+        self._before = self._latest = _count(self._file)
+        self._checked = clock()
 
     def look(self) -> None:
-        """Forget kills of other processes, of which there may have been some: those before the last look but one.
+        """Forget kills of other processes, of which there may have been some: those before the last call but one.
 
-        Looks within `APART_S` count as one, because a large process takes a while to end after it was killed.
+        Calls within `APART_S` count as one, because a large process takes a while to end after it was killed.
         """
-        if self._clock() - self._looked >= APART_S:
-            self._before, self._latest, self._looked = self._latest, self._count(), self._clock()
+        if self._clock() - self._checked >= APART_S:
+            self._before, self._latest, self._checked = self._latest, _count(self._file), self._clock()
 
     def happened(self) -> bool | None:
         """Return whether a process was killed for want of memory; None where the kernel does not say."""
-        now = self._count()
+        now = _count(self._file)
         return None if now is None or self._before is None else now > self._before
 
-    def _count(self) -> int | None:
-        return _count(self._file) if self._file else None
 
-    def _find(self) -> tuple[Path | None, int | None]:
-        for file in self._candidates():
-            if (count := _count(file)) is not None:
-                return file, count
-        return None, None
-
-    def _candidates(self) -> Iterator[Path]:
-        """Yield the files that may have the count: control groups of version 2 and 1, and the machine's."""
-        groups = self._root / "sys/fs/cgroup"
-        with contextlib.suppress(OSError):
-            for line in (self._root / "proc/self/cgroup").read_text().splitlines():
-                _, controllers, path = line.split(":", 2)
-                # inside a container the path may be the host's, while only the container's own group is mounted
-                for place in (path.lstrip("/"), ""):
-                    if not controllers:
-                        yield groups / place / "memory.events"
-                    elif "memory" in controllers.split(","):
-                        yield groups / "memory" / place / "memory.oom_control"
-        yield self._root / "proc/vmstat"
+def _candidates(root: Path) -> Iterator[Path]:
+    """Yield the files that may have the count: control groups of version 2 and 1, and the machine's."""
+    groups = root / "sys/fs/cgroup"
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            # inside a container the path may be the host's, while only the container's own group is mounted
+            for place in (path.lstrip("/"), ""):
+                if not controllers:
+                    yield groups / place / "memory.events"
+                elif "memory" in controllers.split(","):
+                    yield groups / "memory" / place / "memory.oom_control"
+    yield root / "proc/vmstat"
 
 
 def _count(file: Path) -> int | None:
@@ -177,18 +170,13 @@ class SupervisedProcess:
 
     def describe_exit(self) -> str:
         """Describe how the command ended: "exit code 1", "killed by SIGSEGV", which part of it, who sent a SIGKILL."""
-        report = self._read_report()
-        if not report:
-            return f"killed by the kernel: its supervisor (process {self._supervisor.pid}) was killed by SIGKILL"
-        model = report.partition(" ")[2].strip()
-        return (f"its process for model '{model}': " if model else "") + self._describe(self._supervisor.returncode)
-
-    def _read_report(self) -> str:
-        """Return what the supervisor wrote about the end, which is nothing if it was killed itself."""
         if self._report is None:
-            self._report = self._answers.readline()
-            self._answers.close()
-        return self._report
+            with self._answers:
+                self._report = self._answers.readline()
+        if not self._report:  # the supervisor wrote nothing, because it was killed itself
+            return f"killed by the kernel: its supervisor (process {self._supervisor.pid}) was killed by SIGKILL"
+        model = self._report.partition(" ")[2].strip()
+        return (f"its process for model '{model}': " if model else "") + self._describe(self._supervisor.returncode)
 
     def _describe(self, code: int) -> str:
         if code >= 0:

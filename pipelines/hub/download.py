@@ -115,19 +115,19 @@ def dataset_files(listing: HubListing, patterns: Sequence[str] | None) -> list[s
     Raises:
         UserError: nothing matches.
     """
-    wanted = patterns or DATA_PATTERNS
-    found = [
+    patterns = patterns or DATA_PATTERNS
+    names = [
         name
         for name in listing.files
-        if any(fnmatch(name, pattern) for pattern in wanted) and not name.endswith(RUNNABLE)
+        if any(fnmatch(name, pattern) for pattern in patterns) and not name.endswith(RUNNABLE)
     ]
-    if not found:
+    if not names:
         raise UserError(
-            f"{listing.place} has no data file that matches {', '.join(wanted)}.",
+            f"{listing.place} has no data file that matches {', '.join(patterns)}.",
             allowed=f"It has {_some(list(listing.files))}; {', '.join(RUNNABLE)} are never read.",
             todo="Choose a data set stored as Parquet, JSON, CSV or text.",
         )
-    return found
+    return names
 
 
 def _shards(listing: HubListing, index: Mapping[str, Any]) -> list[str]:
@@ -187,13 +187,10 @@ def _from_hub(source: HubSource) -> HubListing:
         timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,  # by default the client waits forever
     )
     files = {sibling.rfilename: _hub_file(source, sibling) for sibling in info.siblings or []}
-    return HubListing(source, str(info.sha), files, offline=False, license=_license(info))
-
-
-def _license(info: Any) -> str | None:
-    """Return the licence in the metadata of the repository's card; what else stands there is not a name."""
-    found = getattr(getattr(info, "card_data", None), "license", None)
-    return found if isinstance(found, str) else None
+    license_name = getattr(getattr(info, "card_data", None), "license", None)  # what else stands there is not a name
+    return HubListing(
+        source, str(info.sha), files, offline=False, license=license_name if isinstance(license_name, str) else None
+    )
 
 
 def _hub_file(source: HubSource, sibling: Any) -> HubFile:
@@ -224,16 +221,14 @@ def _from_cache(source: HubSource) -> HubListing:
             allow_patterns=list(patterns),
         )
     )
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    files = {path.relative_to(folder).as_posix(): _cached_file(folder, path) for path in paths}
+    files = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        # The cache's layout: snapshots/<commit>/<name> is a link to blobs/<etag>. One step only, since a blob may
+        # itself be a link into a store shared by repositories, where names are other hashes.
+        etag = path.readlink().name if path.is_symlink() else ""
+        name = path.relative_to(folder).as_posix()
+        files[name] = HubFile(name, path.stat().st_size, etag, bool(SHA256.fullmatch(etag)))
     return HubListing(source, folder.name, files, offline=True)
-
-
-def _cached_file(folder: Path, path: Path) -> HubFile:
-    # The cache's layout: snapshots/<commit>/<name> is a link to blobs/<etag>. One step only, since a blob may itself
-    # be a link into a store shared by repositories, where names are other hashes.
-    etag = path.readlink().name if path.is_symlink() else ""
-    return HubFile(path.relative_to(folder).as_posix(), path.stat().st_size, etag, bool(SHA256.fullmatch(etag)))
 
 
 NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)

@@ -175,7 +175,12 @@ def _explain(error: Exception, source: HubSource) -> UserError | None:
     if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__  # the client fell back to its cache after this error
     if isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled):
-        return _not_cached(source)
+        return UserError(
+            f"HF_HUB_OFFLINE is set, and the {source.kind} {source.repo_id} at '{source.revision}' is not complete in "
+            f"{constants.HF_HUB_CACHE}.",
+            allowed="Offline, only what is in that cache can be used.",
+            todo="Unset HF_HUB_OFFLINE to download it, or set HF_HOME to the folder that has it.",
+        )
     if (status := http_status(error)) is not None:
         return _refused(error, status, source)
     if isinstance(error, HFValidationError):
@@ -200,7 +205,14 @@ def _explain(error: Exception, source: HubSource) -> UserError | None:
 def _refused(error: Any, status: int, source: HubSource) -> UserError:
     token, address = get_token(), scrub(error.response.url)
     if isinstance(error, GatedRepoError):
-        return _gated(source, token)
+        reason = (
+            f"the account of the access token ({_token_origin()}) has not" if token else "no access token was given"
+        )
+        return UserError(
+            f"The {source.kind} {source.repo_id} is gated, and {reason}.",
+            allowed="Only accounts that accepted its licence can download it.",
+            todo=f"Accept the licence at {_page(source)} and set HF_TOKEN to a token of that account.",
+        )
     if isinstance(error, RevisionNotFoundError):
         return UserError(
             f"The {source.kind} {source.repo_id} has no revision '{source.revision}' at {shown_endpoint()}.",
@@ -234,30 +246,12 @@ def _refused(error: Any, status: int, source: HubSource) -> UserError:
     )
 
 
-def _gated(source: HubSource, token: str | None) -> UserError:
-    given = f"the account of the access token ({_token_origin()}) has not" if token else "no access token was given"
-    return UserError(
-        f"The {source.kind} {source.repo_id} is gated, and {given}.",
-        allowed="Only accounts that accepted its licence can download it.",
-        todo=f"Accept the licence at {_page(source)} and set HF_TOKEN to a token of that account.",
-    )
-
-
 def _missing(source: HubSource, token: str | None) -> UserError:
-    given = f"to the account of the access token ({_token_origin()})" if token else "without an access token"
+    reader = f"to the account of the access token ({_token_origin()})" if token else "without an access token"
     return UserError(
-        f"There is no {source.kind} '{source.repo_id}' at {shown_endpoint()} that is visible {given}.",
+        f"There is no {source.kind} '{source.repo_id}' at {shown_endpoint()} that is visible {reader}.",
         allowed="A public repository, or a private one with a member's token.",
         todo="Check the spelling; if it is private, set HF_TOKEN.",
-    )
-
-
-def _not_cached(source: HubSource) -> UserError:
-    return UserError(
-        f"HF_HUB_OFFLINE is set, and the {source.kind} {source.repo_id} at '{source.revision}' is not complete in "
-        f"{constants.HF_HUB_CACHE}.",
-        allowed="Offline, only what is in that cache can be used.",
-        todo="Unset HF_HUB_OFFLINE to download it, or set HF_HOME to the folder that has it.",
     )
 
 

@@ -7,9 +7,9 @@ content is kept as blobs/<sha256>.incomplete and gets its name in the cache only
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -76,7 +76,10 @@ def fetch(listing: HubListing, files: Sequence[HubFile], progress: Progress) -> 
         UserError: a hash is wrong, or the connection broke and could not be restored.
     """
     total = sum(file.size for file in files)
-    with progress.task(f"fetching {listing.source.repo_id}", total, "bytes") as show, _silent_client():
+    with progress.task(f"fetching {listing.source.repo_id}", total, "bytes") as show, ExitStack() as stack:
+        if not are_progress_bars_disabled():  # the client's own, while ours is shown
+            disable_progress_bars()
+            stack.callback(enable_progress_bars)
         job = _Job(listing, one_at_a_time(show), progress)
         with ThreadPoolExecutor(WORKERS) as pool:
             running = {pool.submit(_fetch_one, job, file): file for file in files}
@@ -114,7 +117,10 @@ def _fetch_one(job: _Job, file: HubFile) -> Path:
         if _is_right(file, path):
             job.advance(file.size)
             return path
-        _discard(job, file, path)
+        if job.listing.offline:
+            raise _wrong_hash(job.listing, file, path)
+        job.progress.note(f"{file.name} in the cache is damaged; fetching it again.")
+        _remove(path)
     received = file.large and file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE  # otherwise the client downloads it
     if received:
         _receive(job, file)
@@ -126,14 +132,6 @@ def _fetch_one(job: _Job, file: HubFile) -> Path:
             raise _wrong_hash(job.listing, file, path)
         job.advance(file.size)
     return path
-
-
-def _discard(job: _Job, file: HubFile, path: Path) -> None:
-    """Remove a damaged file from the cache so that it is fetched again; when offline, raise an error."""
-    if job.listing.offline:
-        raise _wrong_hash(job.listing, file, path)
-    job.progress.note(f"{file.name} in the cache is damaged; fetching it again.")
-    _remove(path)
 
 
 def _receive(job: _Job, file: HubFile) -> None:
@@ -169,7 +167,9 @@ def _stream(job: _Job, file: HubFile, partial: Path) -> None:
                 http_get(url, out, resume_size=before, headers=headers, expected_size=file.size)
             return
         except CLIENT_ERRORS as error:
-            if not _is_interruption(error):
+            # The server responded, or the disk failed; the client reports a truncated body as an OSError without errno.
+            interrupted = isinstance(error, TRANSPORT_ERRORS) or (isinstance(error, OSError) and error.errno is None)
+            if http_status(error) is not None or not interrupted:
                 raise
             if _size(partial) <= before:
                 raise _broken(job.listing, file, _size(partial), error) from None
@@ -200,13 +200,6 @@ class _Receiver(io.FileIO):
         return kept
 
 
-def _is_interruption(error: BaseException) -> bool:
-    if http_status(error) is not None:
-        return False  # the server responded, so this is no interruption
-    # The client reports a truncated body as an OSError without errno.
-    return isinstance(error, TRANSPORT_ERRORS) or (isinstance(error, OSError) and error.errno is None)
-
-
 def _broken(listing: HubListing, file: HubFile, received: int, error: BaseException) -> UserError:
     return UserError(
         f"The connection to {shown_endpoint()} broke while fetching {file.name} of {listing.source.repo_id}: "
@@ -219,12 +212,12 @@ def _wrong_hash(listing: HubListing, file: HubFile, path: Path) -> UserError:
     """Describe a hash mismatch and, unless offline, remove the file so that it can be fetched again."""
     algorithm = "SHA-256" if file.large else "git SHA-1"
     todo = "Unset HF_HUB_OFFLINE to fetch it again."
-    found = _digest(file, path)
+    digest = _digest(file, path)
     if not listing.offline:
         _remove(path)
         todo = f"It was removed: run again to fetch it. If this repeats, {shown_endpoint()} serves different bytes."
     return UserError(
-        f"{file.name} of {listing.place} has {algorithm} {found}.",
+        f"{file.name} of {listing.place} has {algorithm} {digest}.",
         allowed=f"The Hub lists {file.etag}." if file.etag else "The Hub's hash is unknown.",
         todo=todo,
     )
@@ -247,10 +240,10 @@ def _remove(path: Path) -> None:
 
 def _cached(listing: HubListing, file: HubFile) -> Path | None:
     source, cache = listing.source, constants.HF_HUB_CACHE
-    found = try_to_load_from_cache(
+    path = try_to_load_from_cache(
         source.repo_id, file.name, cache_dir=cache, revision=listing.commit, repo_type=source.repo_type
     )
-    return Path(found) if isinstance(found, str) else None
+    return Path(path) if isinstance(path, str) else None
 
 
 def _storage(source: HubSource) -> Path:
@@ -267,16 +260,3 @@ def _partial(source: HubSource, file: HubFile) -> Path:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
-
-
-@contextmanager
-def _silent_client() -> Iterator[None]:
-    """Hide the client's own progress bars while ours is shown."""
-    if are_progress_bars_disabled():
-        yield
-        return
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        enable_progress_bars()

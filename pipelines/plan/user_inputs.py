@@ -21,13 +21,13 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
 from pipelines.plan.targets import EVALUATED, Goal
 from pipelines.settings.paths import PROJECT_ROOT
-from pipelines.store.adapters import adapter_source
 from pipelines.store.hash_cache import HashCache
 from pipelines.store.links import check_links
 from pipelines.store.sources import (
     PICKLES,
     BuiltEngine,
     InputSource,
+    adapter_source,
     check_tokenizer,
     engine_source,
     files_source,

@@ -57,7 +57,14 @@ class Lease:
             os.close(self._handle)
             raise
         self._ended, self._writing = Event(), Lock()
-        Thread(target=self._beat, name="lease", daemon=True).start()
+
+        def beat() -> None:
+            while not self._ended.wait(BEAT_S):
+                with self._writing, suppress(OSError):  # a disk that fails now and then must not end the lease
+                    if self._handle >= 0:
+                        os.utime(self._handle)
+
+        Thread(target=beat, name="lease", daemon=True).start()
 
     def use(self, folder: Path) -> None:
         """Name an artifact that must stay, and remember when it was used last."""
@@ -75,12 +82,6 @@ class Lease:
 
     def _write(self, line: str) -> None:
         os.write(self._handle, f"{line}\n".encode())
-
-    def _beat(self) -> None:
-        while not self._ended.wait(BEAT_S):
-            with self._writing, suppress(OSError):  # a disk that fails now and then must not end the lease
-                if self._handle >= 0:
-                    os.utime(self._handle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,24 +131,21 @@ class Leases:
             with suppress(OSError):
                 lease.end()
 
-    def all(self) -> list[Seen]:
-        """Look at every lease."""
-        return self._look()
+    def all(self, *, sweep: bool = False) -> list[Seen]:
+        """Inspect every lease.
 
-    def sweep(self) -> None:
-        """Remove the leases whose holders are gone."""
-        self._look(sweep=True)
-
-    def find(self, name: str) -> Seen | None:
-        """Look at one lease; None where there is none."""
-        path = self._folder / name
-        return _look(path, file_system_time(self._folder)) if path.is_file() else None
-
-    def _look(self, *, sweep: bool = False) -> list[Seen]:
+        Args:
+            sweep: remove those whose holders are gone.
+        """
         if not self._folder.is_dir():
             return []
         now = file_system_time(self._folder)
-        return [seen for path in sorted(self._folder.iterdir()) if (seen := _look(path, now, sweep=sweep))]
+        return [seen for path in sorted(self._folder.iterdir()) if (seen := _inspect(path, now, sweep=sweep))]
+
+    def find(self, name: str) -> Seen | None:
+        """Inspect one lease; None where there is none."""
+        path = self._folder / name
+        return _inspect(path, file_system_time(self._folder)) if path.is_file() else None
 
 
 @contextmanager
@@ -176,8 +174,8 @@ def file_system_time(folder: Path) -> float:
     return time.time()  # a store that cannot be written
 
 
-def _look(path: Path, now: float, *, sweep: bool = False) -> Seen | None:
-    """Look at a lease, and remove it if that is asked and its holder is gone."""
+def _inspect(path: Path, now: float, *, sweep: bool = False) -> Seen | None:
+    """Inspect a lease; with `sweep`, remove it if its holder is gone."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError:

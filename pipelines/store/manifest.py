@@ -39,7 +39,8 @@ class DamagedError(UserError):
         todo = f"{mend}, or remove the folder to make it again:"
         command: tuple[str, ...] = ("rm", "-r", str(folder))
         if repeat := _repeat(manifest):
-            if _is_measured(manifest):
+            made_from = manifest.get("made_from") if isinstance(manifest, dict) else None
+            if isinstance(made_from, dict) and "measured_at" in made_from:  # repeated, it makes another artifact
                 todo = f"{mend}, or remove the folder and measure again ({shlex.join(repeat)}):"
             else:
                 todo, command = f"{mend}, or make it again:", repeat
@@ -76,8 +77,7 @@ def read_manifest(folder: Path) -> Json:
         if isinstance(manifest, dict) and CHECKSUM not in manifest:
             raise DamagedError(folder, f"{MANIFEST} has no checksum", manifest)
         raise DamagedError(folder, f"{MANIFEST} does not match its own checksum", manifest)
-    found: Json = manifest
-    return found
+    return dict(manifest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,21 +143,21 @@ HARMLESS = re.compile(r"(.*/)?(__pycache__/.*|\.nfs[0-9a-f]+|\.DS_Store)")
 
 
 def _damage(path: Path, entry: Mapping[str, Any], hashes: Sequence[Callable[[Path], str]]) -> str | None:
-    size, found = path.stat().st_size, ""
+    size, digest = path.stat().st_size, ""
     if size != entry["size"]:
         return f"has {size} bytes instead of {entry['size']}"
     for sha256 in hashes:
-        if (found := sha256(path)) == entry["sha256"]:
+        if (digest := sha256(path)) == entry["sha256"]:
             return None
-    return f"has SHA-256 {found[:12]} instead of {entry['sha256'][:12]}"
+    return f"has SHA-256 {digest[:12]} instead of {entry['sha256'][:12]}"
 
 
 def unlisted_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     """Return the files that were added to an artifact after it was made."""
-    found = (
+    names = (
         path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()
     )
-    return sorted(name for name in found if name != MANIFEST and name not in manifest["files"])
+    return sorted(name for name in names if name != MANIFEST and name not in manifest["files"])
 
 
 def _checksum(value: Mapping[str, Any]) -> str:
@@ -172,9 +172,3 @@ def _repeat(manifest: object) -> tuple[str, ...]:
         return tuple(shlex.split(repeat)) if isinstance(repeat, str) else ()
     except ValueError:
         return ()
-
-
-def _is_measured(manifest: object) -> bool:
-    """Return whether repeating the command adds another artifact beside this one."""
-    made_from = manifest.get("made_from") if isinstance(manifest, dict) else None
-    return isinstance(made_from, dict) and "measured_at" in made_from

@@ -6,13 +6,15 @@ import json
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pipelines.checkpoint.adapter_files import CONFIG, WEIGHTS, AdapterFiles
 from pipelines.checkpoint.tensors import read_header
 from pipelines.checkpoint.tokenizer import check_files, tokens_of
 from pipelines.checkpoint.tokenizer_folder import MOST_TOKENIZER_BYTES, TOKENIZER
+from pipelines.domain.adapter import Adapter
 from pipelines.domain.errors import Fault, UserError, collecting, shown
 from pipelines.domain.formats import BY_QUANT_ALGO, KvFormat, stored_as
 from pipelines.domain.model_shape import ModelShape
@@ -177,17 +179,21 @@ def model_source(
     shape = ModelShape.from_hf_config(config, str(folder / "config.json"))
     meant = _is_meant if weights else Path.is_file
     files = sorted({path for pattern in MODEL_PATTERNS for path in folder.glob(pattern) if meant(path)})
-    _check_sizes(files)
+    for path in files:  # before hashing, which takes long for large files
+        if path.suffix != ".safetensors" and path.exists():
+            size = path.stat().st_size
+            if size > (most := MOST_INDEX_BYTES if path.name.endswith(".index.json") else MOST_TOKENIZER_BYTES):
+                raise UserError(f"{path} has {size:,} bytes.", allowed=f"It may have {most:,}.")
     return _source(folder, files, hashes, key, _reading(config)), shape
 
 
 def _reading(config: Mapping[str, Any]) -> str:
     """Return what was once read in another way, so that what was made then is not used; "" for nothing."""
-    found: dict[str, Any] = {"rope": rope} if (rope := rope_as_read(config)) else {}
+    reading: dict[str, Any] = {"rope": rope} if (rope := rope_as_read(config)) else {}
     block = config.get("quantization_config")
     if isinstance(block, Mapping) and block.get("quant_method") == "gptq" and block.get("sym") is False:
-        found["zero_points"] = "of whole words"
-    return json.dumps(found) if found else ""
+        reading["zero_points"] = "of whole words"
+    return json.dumps(reading) if reading else ""
 
 
 def model_config(folder: Path, key: str = "model.path") -> dict[str, Any]:
@@ -207,7 +213,7 @@ def model_config(folder: Path, key: str = "model.path") -> dict[str, Any]:
     return json_object(config)
 
 
-def _refuse_other_layout(files: Iterable[Path], given: Path, key: str) -> None:
+def _refuse_other_layout(files: Iterable[Path], place: Path, key: str) -> None:
     """Refuse by its name what is a model in another layout.
 
     Raises:
@@ -217,7 +223,7 @@ def _refuse_other_layout(files: Iterable[Path], given: Path, key: str) -> None:
         for pattern, (layout, todo) in OTHER_LAYOUTS.items():
             if path.match(pattern):
                 raise UserError(
-                    f"{key}='{given}' is {layout} ({path.name}), which is not read.",
+                    f"{key}='{place}' is {layout} ({path.name}), which is not read.",
                     allowed="A Hugging Face folder: config.json, tokenizer.json and *.safetensors.",
                     todo=todo,
                 )
@@ -230,25 +236,12 @@ def json_object(path: Path) -> dict[str, Any]:
         UserError: it is not a JSON object, or too large to be read into memory.
     """
     try:
-        found = parse_json(small_text(path))
+        content = parse_json(small_text(path))
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON: {error}.") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise UserError(f"{path} is not a JSON object.")
-    return found
-
-
-def _check_sizes(files: Iterable[Path]) -> None:
-    """Refuse what is too large to be read beside the weights, before it is hashed.
-
-    Raises:
-        UserError: such a file.
-    """
-    for path in files:
-        if path.suffix != ".safetensors" and path.exists():
-            size = path.stat().st_size
-            if size > (most := MOST_INDEX_BYTES if path.name.endswith(".index.json") else MOST_TOKENIZER_BYTES):
-                raise UserError(f"{path} has {size:,} bytes.", allowed=f"It may have {most:,}.")
+    return content
 
 
 LONGEST_NAME = 255
@@ -275,10 +268,10 @@ def _check_weights(folder: Path, key: str) -> None:
     Raises:
         UserError: every file that is truncated, damaged or missing, or that there is not one tensor in them.
     """
-    found = sorted(folder.glob("*.safetensors"))
-    if odd := [path for path in found if path.exists() and not path.is_file()]:
+    paths = sorted(folder.glob("*.safetensors"))
+    if odd := [path for path in paths if path.exists() and not path.is_file()]:
         raise UserError(f"{odd[0]} is not an ordinary file.", todo="Put the file itself there, or remove it.")
-    if files := [path for path in found if path.is_file()]:
+    if files := [path for path in paths if path.is_file()]:
         faults: list[Fault] = []
         tensors = 0
         for path in files:
@@ -297,7 +290,7 @@ def _check_weights(folder: Path, key: str) -> None:
                 todo="Download the model again.",
             )
         return
-    if found:
+    if paths:
         return  # links that lead nowhere, which reading the files reports
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles:
@@ -315,22 +308,19 @@ def _check_index(folder: Path, index: Path, key: str) -> None:
         needed = sorted(set(parse_json(small_text(index, MOST_INDEX_BYTES))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{index} is not an index of safetensors: it has no weight_map.") from None
-    if elsewhere := [name for name in needed if not isinstance(name, str) or not _is_plain(name)]:
-        raise UserError(
-            f"{index} names {shown(elsewhere[0])}, which is not the name of a file in its folder.",
-            todo="Download the model again.",
-        )
+    for name in needed:
+        plain = isinstance(name, str) and Path(name).name == name and "\0" not in name
+        if not plain or len(name.encode(errors="replace")) > LONGEST_NAME:
+            raise UserError(
+                f"{index} names {shown(name)}, which is not the name of a file in its folder.",
+                todo="Download the model again.",
+            )
     if missing := [name for name in needed if not (folder / name).exists() and not (folder / name).is_symlink()]:
         raise UserError(
             f"{key}='{folder}' lacks {len(missing)} of the {len(needed)} files that {index.name} names: "
             f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}.",
             todo="Download the model again.",
         )
-
-
-def _is_plain(name: str) -> bool:
-    """Return whether a name is that of a file, without a folder, as file systems take it."""
-    return Path(name).name == name and "\0" not in name and len(name.encode(errors="replace")) <= LONGEST_NAME
 
 
 def check_tokenizer(folder: Path, key: str) -> None:
@@ -368,11 +358,31 @@ def files_source(
         return _source(path, [path], hashes, key, _marked([path]) if texts else "")
     if not path.is_dir():
         raise UserError(f"{key}='{path}' does not exist.", todo="Give a file or a folder.")
-    found = [path / name for name in only] or path.rglob("*")
-    files = sorted(p for p in found if _is_meant(p) and not p.name.startswith("."))
+    candidates = [path / name for name in only] or path.rglob("*")
+    files = sorted(p for p in candidates if _is_meant(p) and not p.name.startswith("."))
     if not files:
         raise UserError(f"{key}='{path}' is an empty folder.")
     return _source(path, files, hashes, key, _marked(files) if texts else "")
+
+
+def adapter_source(folder: Path, hashes: HashCache, key: str) -> tuple[InputSource, Adapter]:
+    """Inspect a LoRA adapter written by peft, without reading a weight.
+
+    Args:
+        folder: with adapter_config.json and adapter_model.safetensors; nothing else in it counts.
+        hashes: cache, so that each file is hashed only once.
+        key: setting that names the folder, for messages.
+
+    Raises:
+        UserError: the folder was not written by peft, its weights are pickled, or it is more than LoRA matrices.
+    """
+    path = folder.absolute()
+    if not path.is_dir():
+        state = "is not a folder" if path.exists() else "does not exist"
+        raise UserError(f"{key}='{folder}' {state}.", todo="Give a folder that peft's save_pretrained() wrote.")
+    check_links(path, key)
+    adapter = AdapterFiles.read(path, f"{key}='{folder}'").described  # before hashing, which takes long for large files
+    return files_source(path, hashes, key, only=(CONFIG, WEIGHTS)), replace(adapter, place=str(folder))
 
 
 def _marked(files: Iterable[Path]) -> str:

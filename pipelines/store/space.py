@@ -179,7 +179,11 @@ def _answers(store: Store) -> Iterator[Holding]:
 
 
 def _holding(path: Path, artifacts: Sequence[Path]) -> Holding:
-    manifests = [_manifest(each) for each in artifacts]
+    manifests: list[dict[str, Any]] = []
+    for each in artifacts:
+        with suppress(OSError, ValueError):
+            if isinstance(manifest := json.loads((each / MANIFEST).read_text()), dict):
+                manifests.append(manifest)
     return Holding(
         path,
         _files(path),
@@ -194,7 +198,7 @@ def _holding(path: Path, artifacts: Sequence[Path]) -> Holding:
 
 def _reasons(store: Store, found: Sequence[Holding], keep_days: int) -> dict[Path, str]:
     """Say of each artifact that is kept why: it is used, linked, young, or a kept one was made from it."""
-    in_use, linked = _in_use(store), _linked(store)
+    in_use, linked = _in_use(store), {link.resolve(): link for link in _links(store) if link.is_symlink()}
     since = time.time() - keep_days * DAY
     reasons: dict[Path, str] = {}
     for each in found:
@@ -219,11 +223,6 @@ def _in_use(store: Store) -> dict[str, str]:
     return {name: lease.holder for lease in store.leases.all() if lease.alive for name in lease.uses}
 
 
-def _linked(store: Store) -> dict[Path, Path]:
-    """Map artifacts to the user's link that still leads there."""
-    return {link.resolve(): link for link in _links(store) if link.is_symlink()}
-
-
 def _links(store: Store) -> list[Path]:
     try:
         return [Path(line) for line in (store.root / LINKS).read_text().splitlines()]
@@ -231,22 +230,14 @@ def _links(store: Store) -> list[Path]:
         return []
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _files(folder: Path) -> dict[tuple[int, int], DiskFile]:
     """Look at every file below a folder; symbolic links are not followed."""
-    found: dict[tuple[int, int], DiskFile] = {}
+    files: dict[tuple[int, int], DiskFile] = {}
     for parent, _, names in os.walk(folder):
         for name in names:
             with suppress(FileNotFoundError):
                 stat = (Path(parent) / name).lstat()
                 inode = (stat.st_dev, stat.st_ino)
-                before = found[inode].names if inode in found else 0
-                found[inode] = DiskFile(stat.st_blocks * 512, stat.st_nlink, before + 1)
-    return found
+                before = files[inode].names if inode in files else 0
+                files[inode] = DiskFile(stat.st_blocks * 512, stat.st_nlink, before + 1)
+    return files

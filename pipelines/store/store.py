@@ -131,8 +131,8 @@ class Store:
 
     def history(self, stage: str) -> list[Json]:
         """Return the manifests of all artifacts of a stage, newest first, without damaged ones."""
-        found = Manifests.read(subfolders(self.root / stage)).whole.values()
-        return sorted(found, key=lambda m: str(m["created"]), reverse=True)
+        manifests = Manifests.read(subfolders(self.root / stage)).whole.values()
+        return sorted(manifests, key=lambda m: str(m["created"]), reverse=True)
 
     @contextmanager
     def lock(self, key: str, on_wait: Callable[[], None]) -> Iterator[None]:
@@ -150,15 +150,6 @@ class Store:
             yield
         finally:
             lock.release()
-
-    @contextmanager
-    def try_lock(self, key: str) -> Iterator[bool]:
-        """Take the lock of a key without waiting; yields whether it was free."""
-        lock, free = self._locked(key)
-        try:
-            yield free
-        finally:
-            lock.release()  # does nothing to a lock that another run holds
 
     def _locked(self, key: str) -> tuple[FileLock, bool]:
         """Return the lock of a key, and whether it was free and is held now."""
@@ -188,8 +179,12 @@ class Store:
         interrupted = False
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            if (stopped := self._stopped_staging(key)) is not None:
-                stopped.rename(folder)
+            for other in subfolders(folder.parent):
+                if other.name.startswith(f"{key[:KEY_LENGTH]}.") and (other / PARTIAL).is_dir():
+                    holder = self.leases.find(other.name)
+                    if holder is None or not holder.alive:
+                        other.rename(folder)
+                        break
             else:
                 folder.mkdir()
             yield folder
@@ -202,15 +197,6 @@ class Store:
             with suppress(OSError):  # it must not hide why the work failed
                 lease.end()
 
-    def _stopped_staging(self, key: str) -> Path | None:
-        """Return the staging folder of a stopped run that made the artifact of a key, if it can be continued."""
-        for folder in subfolders(self.root / STAGING):
-            if folder.name.startswith(f"{key[:KEY_LENGTH]}.") and (folder / PARTIAL).is_dir():
-                lease = self.leases.find(folder.name)
-                if lease is None or not lease.alive:
-                    return folder
-        return None
-
     def abandoned_staging(self) -> Iterator[Path]:
         """Yield the staging folders of dead runs; the caller keeps what it wants of each and removes the rest."""
         for folder in subfolders(self.root / STAGING):
@@ -218,9 +204,12 @@ class Store:
                 if not lease.alive:
                     yield folder
             else:  # made by a version without leases: the key's lock says whether it still runs
-                with self.try_lock(folder.name) as free:
+                lock, free = self._locked(folder.name)
+                try:
                     if free:
                         yield folder
+                finally:
+                    lock.release()  # does nothing to a lock that another run holds
 
     def commit(self, staging: Path, manifest: Json, label: str) -> Artifact:
         """Turn a staging folder into an artifact: hash its files, write the manifest last, rename once.
@@ -286,16 +275,16 @@ def recover(store: Store, *, continuable: bool = True) -> list[Artifact]:
         store: the store.
         continuable: leave staging folders that the next run of the same stage continues.
     """
-    found = []
+    recovered = []
     with suppress(OSError):  # a full or read-only disk: what was measured stays where it is until the next run
         for staging in store.abandoned_staging():
             if continuable and (staging / PARTIAL).is_dir():
                 continue
             if artifact := _keep(staging, store, "the run was killed"):
-                found.append(artifact)
+                recovered.append(artifact)
             shutil.rmtree(staging, ignore_errors=True)
-        store.leases.sweep()
-    return found
+        store.leases.all(sweep=True)
+    return recovered
 
 
 def _keep(staging: Path, store: Store, reason: str) -> Artifact | None:

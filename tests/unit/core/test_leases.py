@@ -144,7 +144,7 @@ def test_a_lease_that_is_swept_away_while_it_is_made_is_made_again(store, monkey
     def sweep_first(handle, kind):
         if kind == fcntl.LOCK_EX and not swept:
             swept.append(store.leases.all())
-            store.leases.sweep()
+            store.leases.all(sweep=True)
         flock(handle, kind)
 
     monkeypatch.setattr(fcntl, "flock", sweep_first)
@@ -152,7 +152,7 @@ def test_a_lease_that_is_swept_away_while_it_is_made_is_made_again(store, monkey
     assert [seen.alive for seen in swept[0]] == [False]
     (seen,) = store.leases.all()
     assert seen.alive
-    store.leases.sweep()
+    store.leases.all(sweep=True)
     assert lease.path.is_file()
     lease.end()
 
