@@ -57,7 +57,9 @@ def start(command: list[str]) -> int:
         os.setpgid(0, 0)
         tie_to(lifeline)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        raise_stack_limit()
+        hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+        stack = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
+        resource.setrlimit(resource.RLIMIT_STACK, (stack, hard))
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
         if os.getppid() == supervisor:
             os.execvp(command[0], command)
@@ -79,13 +81,6 @@ def tie_to(lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, int(signal.SIGKILL))
     fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
-
-
-def raise_stack_limit() -> None:
-    """Raise the stack limit of the command's threads to `STACK_BYTES`, or as far as the system allows."""
-    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
-    allowed = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
-    resource.setrlimit(resource.RLIMIT_STACK, (allowed, hard))
 
 
 def supervise(pid: int, starter: int, status_fd: int, prefix: str, *, ranks: bool) -> tuple[int | None, str]:
@@ -123,8 +118,11 @@ def supervise(pid: int, starter: int, status_fd: int, prefix: str, *, ranks: boo
         if status is not None:
             return status, ""
         for stub, model in stubs.items() if watching else ():
-            if status := status_of_failed(stub):
-                return status, model
+            # tritonserver waits for those of its children that it ended itself and leaves others as zombies
+            with contextlib.suppress(OSError):
+                state, *rest = stat_of(stub)
+                if state == "Z" and (status := int(rest[48])):  # field 52, exit_code
+                    return status, model
     return None, ""
 
 
@@ -155,20 +153,11 @@ def stat_of(pid: int | str) -> list[str]:
 
 def reap(pid: int) -> int | None:
     """Reap every child that has ended, and return the wait status of `pid` if it is one of them."""
-    found = None
+    status = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            found = ended[1] if ended[0] == pid else found
-    return found
-
-
-def has_children() -> bool:
-    """Return whether a child is left, running or not yet reaped."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
+            status = ended[1] if ended[0] == pid else status
+    return status
 
 
 def regions(prefix: str) -> list[Path]:
@@ -182,15 +171,15 @@ def unname_regions(prefix: str) -> dict[int, str]:
     tritonserver makes one per instance of a python model and gives its name to the stub as an argument; once the stub
     has mapped it, nobody asks for the name again (`SharedMemoryManager` of python_backend grows it by its descriptor).
     """
-    found = {}
+    stubs = {}
     for region in regions(prefix):
         for pid in session_members():
             model = model_of_stub(pid, region)
             if model is not None:
-                found[pid] = model
+                stubs[pid] = model
                 with contextlib.suppress(OSError):
                     region.unlink()
-    return found
+    return stubs
 
 
 def model_of_stub(pid: int, region: Path) -> str | None:
@@ -204,18 +193,6 @@ def model_of_stub(pid: int, region: Path) -> str | None:
         if region.name in arguments and f" {region}\n" in (folder / "maps").read_text():
             return next((Path(each).parts[-3] for each in arguments if each.endswith("/model.py")), "?")
     return None
-
-
-def status_of_failed(pid: int) -> int:
-    """Return the wait status of a stub that has failed, or 0.
-
-    It is tritonserver's child, which waits for those that it ended itself and leaves others as zombies.
-    """
-    with contextlib.suppress(OSError):
-        stat = stat_of(pid)
-        if stat[0] == "Z":
-            return int(stat[49])  # field 52, exit_code
-    return 0
 
 
 def session_members() -> list[int]:
@@ -240,8 +217,11 @@ def clear(pid: int, prefix: str) -> int | None:
                 os.kill(member, signal.SIGKILL)
         ended = reap(pid)
         status = ended if status is None else status
-        if not members and not has_children():  # grandchildren become ours once their parents have ended
-            break
+        try:  # grandchildren become ours once their parents have ended
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            if not members:
+                break
         time.sleep(0.01)
     for region in regions(prefix):
         with contextlib.suppress(OSError):

@@ -37,7 +37,7 @@ class HashCache:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known = _load(path)
+        self._hashes = _load(path)
         self._dirty = False
 
     def sha256(self, path: Path) -> str:
@@ -83,15 +83,15 @@ class HashCache:
     def save(self) -> None:
         """Write new hashes to disk; a store that does not exist, or that is full or read-only, is not an error here."""
         if self._dirty and self._path.parent.is_dir():
-            known = {**_load(self._path), **self._known}  # another run may have saved hashes in between
+            hashes = {**_load(self._path), **self._hashes}  # another run may have saved hashes in between
             with suppress(OSError):
-                write_json(self._path, sealed({"files": known}))
+                write_json(self._path, sealed({"files": hashes}))
                 self._dirty = False
 
     def _remembered(self, path: Path) -> str | None:
         """Return the known hash of a file that has not changed since it was read."""
         name, stamp = _identity(path)
-        size, mtime, ctime, read_at, sha256 = self._known.get(name, [None] * 5)
+        size, mtime, ctime, read_at, sha256 = self._hashes.get(name, [None] * 5)
         if [size, mtime, ctime] != stamp or not _is_recent(read_at):
             return None
         return str(sha256)
@@ -101,11 +101,11 @@ class HashCache:
         age = time.time_ns() - stamp[2]
         if 0 <= age < TICK_NS:  # a later change could get the same time
             time.sleep((TICK_NS - age) / 1e9)
-        found = sha256(path)
+        digest = sha256(path)
         if _identity(path) == (name, stamp):
-            self._known[name] = [*stamp, int(time.time()), found]
+            self._hashes[name] = [*stamp, int(time.time()), digest]
             self._dirty = True
-        return found
+        return digest
 
 
 def _identity(path: Path) -> tuple[str, list[int]]:

@@ -119,10 +119,11 @@ def survey(store: Store, keep_days: int) -> Space:
         store: the store.
         keep_days: an artifact is kept for this long after its last use.
     """
-    found = [*_artifacts(store), *_nights(store), *_set_aside(store), *_answers(store)]
-    reasons = _reasons(store, found, keep_days)
-    judged = [replace(each, needed=reasons.get(each.path, "")) for each in found]
-    abandoned = [Holding(path, _files(path), path.stat().st_mtime) for path in store.abandoned_staging()]
+    damaged = (path for stage in subfolders(store.root / SET_ASIDE) for path in subfolders(stage))
+    holdings = [*_artifacts(store), *_nights(store), *map(_unnamed, damaged), *_answers(store)]
+    reasons = _reasons(store, holdings, keep_days)
+    judged = [replace(each, needed=reasons.get(each.path, "")) for each in holdings]
+    abandoned = map(_unnamed, store.abandoned_staging())
     return Space(tuple(sorted(judged, key=lambda each: (each.needed != "", -each.bytes))), tuple(abandoned))
 
 
@@ -165,11 +166,9 @@ def _nights(store: Store) -> Iterator[Holding]:
             yield _holding(night, [path for stage in stages for path in subfolders(stage)])
 
 
-def _set_aside(store: Store) -> Iterator[Holding]:
-    """Yield damaged artifacts; nothing needs them, and a whole one may have the same name."""
-    for stage in subfolders(store.root / SET_ASIDE):
-        for path in subfolders(stage):
-            yield Holding(path, _files(path), path.stat().st_mtime)
+def _unnamed(path: Path) -> Holding:
+    """Return a folder that nothing needs: a damaged artifact, whose name a whole one may have, or abandoned staging."""
+    return Holding(path, _files(path), path.stat().st_mtime)
 
 
 def _answers(store: Store) -> Iterator[Holding]:
@@ -196,22 +195,22 @@ def _holding(path: Path, artifacts: Sequence[Path]) -> Holding:
     )
 
 
-def _reasons(store: Store, found: Sequence[Holding], keep_days: int) -> dict[Path, str]:
+def _reasons(store: Store, holdings: Sequence[Holding], keep_days: int) -> dict[Path, str]:
     """Say of each artifact that is kept why: it is used, linked, young, or a kept one was made from it."""
     in_use, linked = _in_use(store), {link.resolve(): link for link in _links(store) if link.is_symlink()}
     since = time.time() - keep_days * DAY
     reasons: dict[Path, str] = {}
-    for each in found:
+    for each in holdings:
         if name := min(each.names & in_use.keys(), default=""):
             reasons[each.path] = f"in use by {in_use[name]}"
         elif link := linked.get(each.path.resolve()):
             reasons[each.path] = f"linked from {link}"
         elif each.used > since:
             reasons[each.path] = f"used in the last {count(keep_days, 'day')}"
-    waiting = [each for each in found if each.path in reasons]
+    waiting = [each for each in holdings if each.path in reasons]
     while waiting:
         later = waiting.pop()
-        for each in found:
+        for each in holdings:
             if each.path not in reasons and each.digests & later.inputs:
                 reasons[each.path] = f"{later.name} was made from it"
                 waiting.append(each)
