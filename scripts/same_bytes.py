@@ -26,7 +26,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -110,12 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _terminate(_number: int, _frame: FrameType | None) -> None:
-    """Unwind as for Ctrl-C, so that the running command is ended and the temporary folder removed."""
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the running command ends
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `| head` does not end in an error
     sys.exit(main())

@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 from pipelines import __version__
 from pipelines.cli.commands import COMMANDS, EXITS, PROGRAM, SECTIONS
@@ -223,7 +222,7 @@ def main(arguments: Sequence[str]) -> int:
         words.remove("--from-make")
         words += overrides_from(os.environ)
         targets = os.environ.get(MAKE_TARGETS, "").split()
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: staging is removed, locks freed
     # OpenMP threads that spin while waiting make a shared machine several times slower; torch reads this when it loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # pydantic looks for plugins in every installed package, which takes as long as making half of the settings
@@ -315,8 +314,3 @@ def _answer(words: Sequence[str], targets: Sequence[str]) -> str | None:
 def _interrupted() -> int:
     sys.stderr.write("\nInterrupted. Finished stages are kept; the same command goes on from there.\n")
     return 130
-
-
-def _terminate(_number: int, _frame: FrameType | None) -> None:
-    """Let SIGTERM unwind like Ctrl-C, so that staging folders are removed and locks freed."""
-    raise KeyboardInterrupt

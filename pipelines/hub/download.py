@@ -58,13 +58,12 @@ def check_model(listing: HubListing) -> None:
     if INDEX not in names and WEIGHTS not in names:
         faults.append(_no_weights(listing))
     if not any(name in names for name in TOKENIZERS):
-        known = ", ".join(TOKENIZERS)
-        faults.append(Fault(f"{listing.place} has no tokenizer.", f"One of {known} is needed."))
+        faults.append(Fault(f"{listing.place} has no tokenizer.", f"One of {', '.join(TOKENIZERS)} is needed."))
     if faults:
         raise UserError.of(faults)
 
 
-def check_shape(found: ModelShape, expected: ModelShape, listing: HubListing) -> None:
+def check_shape(shape: ModelShape, expected: ModelShape, listing: HubListing) -> None:
     """Compare the repository's model with the configured one.
 
     Raises:
@@ -72,11 +71,11 @@ def check_shape(found: ModelShape, expected: ModelShape, listing: HubListing) ->
     """
     faults = [
         Fault(
-            f"{CONFIG} of {listing.place} has {name}={getattr(found, name)}, "
+            f"{CONFIG} of {listing.place} has {name}={getattr(shape, name)}, "
             f"but the configuration expects {getattr(expected, name)}.",
             todo="Correct the model's configuration, or choose the repository it describes.",
         )
-        for name in expected.differences(found)
+        for name in expected.differences(shape)
     ]
     if faults:
         raise UserError.of(faults)

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from pipelines.domain.errors import UserError
@@ -34,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         0 if the result contains measurements, 1 if it contains the reason why there are none.
     """
     result, since, overrides = Path(arguments[0]), datetime.fromisoformat(arguments[1]), list(arguments[2:])
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     end_with(os.getppid())  # when the night is killed, unwind as after Ctrl-C and stop the server
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
@@ -61,10 +60,6 @@ def _run(overrides: list[str], since: datetime) -> dict[str, Any]:
         return {"failed": f"the benchmark is incomplete: {measured.facts['reason']}"}
     artifacts = {outcome.node.id: outcome.artifact.path for outcome in outcomes}
     return {"facts": facts.of_artifacts(artifacts, since), "loads": facts.loads(measured.path)}
-
-
-def _terminate(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

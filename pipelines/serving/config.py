@@ -82,9 +82,9 @@ class ServingSettings(Group):
     @model_validator(mode="after")
     def _ports_differ(self) -> ServingSettings:
         """Refuse one port for two services."""
-        given = {name: port for name in USUAL_PORTS if (port := getattr(self, name)) is not None}
-        for name, port in given.items():
-            if other := next((each for each in given if given[each] == port and each != name), None):
+        ports = {name: port for name in USUAL_PORTS if (port := getattr(self, name)) is not None}
+        for name, port in ports.items():
+            if other := next((each for each in ports if ports[each] == port and each != name), None):
                 raise ValueError(
                     f"has serving.{name}={port} and serving.{other}={port}: give every service its own port"
                 )

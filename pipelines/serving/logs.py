@@ -80,21 +80,21 @@ def read_log(file: Path, start: int) -> list[str]:
 
 def load_failures(lines: Iterable[str]) -> list[LoadFailure]:
     """List each model that failed by itself, without models that only depend on one of them."""
-    found: dict[str, LoadFailure] = {}
+    failures: dict[str, LoadFailure] = {}
     detail = ""
     for line in lines:
         if match := BAD_TEXT.search(line):  # logged one line before the model it belongs to
             detail = f": {match['text']}"
         elif match := FAILED.search(line) or BAD_CONFIG.search(line):
             model = match["model"].rstrip("/").rpartition("/")[2]
-            found.setdefault(model, _failure(model, match["text"] + detail))
+            failures.setdefault(model, _failure(model, match["text"] + detail))
             detail = ""
         elif match := NO_STUB.search(line):
             file = MODEL_FILE.search(match["text"])
             model = file["model"] if file else "?"
-            found.setdefault(model, LoadFailure(model, match["text"]))
-    first = [failure for failure in found.values() if "depends on" not in failure.reason]
-    return first or list(found.values())
+            failures.setdefault(model, LoadFailure(model, match["text"]))
+    first = [failure for failure in failures.values() if "depends on" not in failure.reason]
+    return first or list(failures.values())
 
 
 def _failure(model: str, logged: str) -> LoadFailure:
@@ -134,16 +134,16 @@ def useful_lines(lines: Iterable[str], count: int = 3) -> list[str]:
 
 def _last_crash(lines: list[str]) -> list[str]:
     """Return the last crash, from the line that names it to the next line of a log or of a stack."""
-    found: list[str] = []
+    crash: list[str] = []
     inside = False
     for line in lines:
         if LEVEL.match(line) or STACK.match(line):
             inside = False
         elif inside:
-            found.append(line.strip())
+            crash.append(line.strip())
         elif CRASH.search(line):
-            found, inside = [line.strip()], True
-    return found
+            crash, inside = [line.strip()], True
+    return crash
 
 
 # Notice a server that caught a fatal signal and did not end.

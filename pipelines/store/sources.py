@@ -135,15 +135,6 @@ def _built(raw: Any, config: Path) -> BuiltEngine:
     """Read an engine's config.json; what has another form than an engine's raises what reading it raises."""
     pretrained, _ = raw["pretrained_config"], raw["build_config"]
     mapping, quantization = pretrained.get("mapping") or {}, pretrained.get("quantization") or {}
-    variant = _variant(quantization, config)
-    flavour = str(raw.get("engine", {}).get("flavour", "tensorrt_llm"))
-    tp_size, pp_size = int(mapping.get("tp_size", 1)), int(mapping.get("pp_size", 1))
-    if tp_size < 1 or pp_size < 1:
-        raise ValueError
-    return BuiltEngine(flavour, variant, tp_size, pp_size)
-
-
-def _variant(quantization: Mapping[str, Any], config: Path) -> Variant:
     quant_algo, kv_algo = quantization.get("quant_algo"), quantization.get("kv_cache_quant_algo")
     if quant_algo not in BY_QUANT_ALGO:
         raise UserError(
@@ -151,7 +142,12 @@ def _variant(quantization: Mapping[str, Any], config: Path) -> Variant:
             allowed=f"Supported: {', '.join(str(algo) for algo in BY_QUANT_ALGO)}.",
         )
     qformat = stored_as(quant_algo, bool(quantization.get("pre_quant_scale")))
-    return Variant(quant=qformat.value, kv_cache=kv_algo.lower() if kv_algo else KvFormat.AUTO.value)
+    variant = Variant(quant=qformat.value, kv_cache=kv_algo.lower() if kv_algo else KvFormat.AUTO.value)
+    flavour = str(raw.get("engine", {}).get("flavour", "tensorrt_llm"))
+    tp_size, pp_size = int(mapping.get("tp_size", 1)), int(mapping.get("pp_size", 1))
+    if tp_size < 1 or pp_size < 1:
+        raise ValueError
+    return BuiltEngine(flavour, variant, tp_size, pp_size)
 
 
 def model_source(
