@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from pipelines.domain import families
 from pipelines.domain.families import titles
 from pipelines.domain.formats import QFormat, lacks_fp4, lacks_fp8, lacks_fp8_kv, lacks_int8_kv, lacks_integers
@@ -34,123 +36,101 @@ def _way_out(d: DeploymentFacts) -> dict[str, str]:
     return {"why": family.not_exported, "todo": todo}
 
 
+rule = partial(Rule, topic=TOPIC, needs=("sm",))
+family_rule = partial(Rule, topic=BY_FAMILY, needs=("shape",))
 RULES = (
-    Rule(
+    rule(
         name="fp8-needs-sm89",
-        topic=TOPIC,
-        needs=("sm",),
         when=lambda d: lacks_fp8(d.qformat, sm(d)),
         failed="quant={d.qformat} needs FP8 arithmetic (compute capability 8.9 or newer); this GPU has {d.sm}.",
         allowed="On compute capability {d.sm}: {quants}.",
         source=f"{SUPPORT}; issue #1428",
     ),
-    Rule(
+    rule(
         name="nvfp4-needs-sm100",
-        topic=TOPIC,
-        needs=("sm",),
         when=lambda d: lacks_fp4(d.qformat, sm(d)),
         failed="quant={d.qformat} needs FP4 arithmetic (compute capability 10.0 or newer); this GPU has {d.sm}.",
         allowed="On compute capability {d.sm}: {quants}.",
         source=SUPPORT,
     ),
-    Rule(
+    rule(
         name="no-integer-weights-on-sm100",
-        topic=TOPIC,
         engines=BUILT,
-        needs=("sm",),
         when=lambda d: lacks_integers(d.qformat, sm(d)),
         failed="quant={d.qformat} is refused by TensorRT-LLM's builder on compute capability {d.sm} (no INT8 and INT4"
         " kernels).",
         allowed="On compute capability {d.sm}: {quants}.",
         source=BUILDER,
     ),
-    Rule(
+    rule(
         name="fp8-kv-needs-sm89",
-        topic=TOPIC,
-        needs=("sm",),
         when=lambda d: lacks_fp8_kv(d.kv_format, sm(d)),
         failed="kv_cache={d.kv_format} needs FP8 conversion (compute capability 8.9 or newer); this GPU has {d.sm}.",
         allowed="On compute capability {d.sm}: {kv_caches}.",
         source=SUPPORT,
     ),
-    Rule(
+    rule(
         name="no-int8-kv-on-sm100",
-        topic=TOPIC,
         engines=BUILT,
-        needs=("sm",),
         when=lambda d: lacks_int8_kv(d.kv_format, sm(d)),
         failed="kv_cache={d.kv_format} is refused by TensorRT-LLM's builder on compute capability {d.sm}.",
         allowed="On compute capability {d.sm}: {kv_caches}.",
         source=BUILDER,
     ),
-    Rule(
+    rule(
         name="gpu-too-old",
-        topic=TOPIC,
-        needs=("sm",),
         when=lambda d: sm(d) < 8.0,
         failed="Compute capability {d.sm} is too old for TensorRT-LLM 1.2.",
         allowed="It supports 8.0 (A100) and newer.",
         todo="Choose another GPU, or engine=openvino.",
         source=SUPPORT,
     ),
-    Rule(
+    rule(
         name="plugins-refused-on-sm100",
-        topic=TOPIC,
         engines=GPU,
-        needs=("sm",),
         when=_plugins_on_sm100,
         failed="{key}={value} is rejected by TensorRT-LLM on compute capability {d.sm}.",
         todo="Set {key}=disable.",
         source=PLUGIN,
     ),
-    Rule(
+    rule(
         name="gemm-swiglu-is-for-hopper",
-        topic=TOPIC,
         engines=GPU,
-        needs=("sm",),
         when=lambda d: d.build.gemm_swiglu_plugin == "fp8" and sm(d) < 9.0,
         failed="build.gemm_swiglu_plugin=fp8 supports only Hopper (compute capability 9.0); this GPU has {d.sm}.",
         todo="Set build.gemm_swiglu_plugin=disable.",
         source=PLUGIN,
     ),
-    Rule(
+    family_rule(
         name="nvfp4-is-not-for-gemma",
-        topic=BY_FAMILY,
-        needs=("shape",),
         engines=BUILT,
         when=lambda d: d.qformat is QFormat.NVFP4 and "nvfp4" not in shape(d).family.features,
         failed="quant=nvfp4 is not supported for {d.shape.architecture} by TensorRT-LLM.",
         allowed=f"NVFP4 supports {either(titles('nvfp4'), 'and')}. Supported here: {{quants}}.",
         source=PRECISION,
     ),
-    Rule(
+    family_rule(
         name="w4a8-of-gemma-was-listed-no",
-        topic=BY_FAMILY,
         severity=Severity.WARN,
-        needs=("shape",),
         when=lambda d: d.qformat is QFormat.W4A8_AWQ and shape(d).family.w4a8_in_doubt,
         failed="TensorRT-Cloud 0.12 lists quant=w4a8_awq of {d.shape.architecture} as not supported, although"
         " TensorRT-LLM's quantize.py has a case for it.",
         todo="Check its accuracy with `make evaluate`.",
         source=f"{PRECISION}; TensorRT-Cloud 0.12 model table",
     ),
-    Rule(
+    family_rule(
         name="family-cannot-be-exported",
-        topic=BY_FAMILY,
         engines=BUILT,
-        needs=("shape",),
         when=lambda d: shape(d).family.modelopt_type is None and [_way_out(d)],
         failed="{d.shape.architecture} cannot be exported to a TensorRT-LLM checkpoint: {why}.",
         allowed=f"Exported are {either(families.BUILT, 'and')}.",
         todo="{todo}",
         source=f"{MODELOPT}: NotImplementedError unless tensorrt_llm is installed",
     ),
-    Rule(
+    family_rule(
         name="gemma-prefers-bfloat16",
-        topic=BY_FAMILY,
         severity=Severity.WARN,
         engines=GPU,
-        needs=("shape",),
         when=lambda d: (
             shape(d).family.float16_overflows
             and [

@@ -162,7 +162,7 @@ def _heads_of_a_rank(d: DeploymentFacts) -> Cases:
     return [{"heads": heads}] if mixed else ()
 
 
-rule = partial(Rule, topic=TOPIC, engines=BUILT)
+rule = partial(Rule, topic=TOPIC, engines=BUILT, needs=("shape",))
 RULES = (
     Rule(
         name="head-norms-need-shared-kv-heads",
@@ -178,7 +178,6 @@ RULES = (
     ),
     rule(
         name="gemma-has-no-pipeline",
-        needs=("shape",),
         when=lambda d: shape(d).family.head_is_embedding and d.build.pp_size > 1,
         failed="pp_size={d.build.pp_size} does not work with {d.shape.architecture}: its embedding is also its head,"
         " and"
@@ -188,7 +187,6 @@ RULES = (
     ),
     rule(
         name="ranks-divide-heads-and-mlp",
-        needs=("shape",),
         when=_uneven,
         failed="tp_size={d.build.tp_size} does not divide {what}={count}.",
         allowed="Divisors: {divisors}.",
@@ -197,7 +195,6 @@ RULES = (
     ),
     rule(
         name="ranks-share-kv-heads-evenly",
-        needs=("shape",),
         when=lambda d: bool(
             shape(d).num_key_value_heads % d.build.tp_size and d.build.tp_size % shape(d).num_key_value_heads
         ),
@@ -208,7 +205,6 @@ RULES = (
     ),
     rule(
         name="smoothquant-cannot-copy-kv-heads",
-        needs=("shape",),
         when=lambda d: FORMATS[d.qformat].weights.scale_per_output and d.build.tp_size > shape(d).num_key_value_heads,
         failed="quant={d.qformat} with tp_size={d.build.tp_size} needs copies of the {d.shape.num_key_value_heads} KV"
         " head(s), which ModelOpt cannot create for weights with one scale per channel.",
@@ -218,15 +214,16 @@ RULES = (
     ),
     rule(
         name="stages-divide-layers",
-        needs=("shape",),
         when=_stages_uneven,
         failed="pp_size={d.build.pp_size} does not divide num_hidden_layers={d.shape.num_hidden_layers}.",
         allowed="Divisors: {divisors}.",
         todo="Change pp_size.",
         source=f"{MODELOPT}: postprocess.py cuts layers into equal stages",
     ),
-    rule(
+    Rule(
         name="mix-has-no-pipeline",
+        topic=TOPIC,
+        engines=BUILT,
         when=lambda d: d.qformat is QFormat.AUTO and d.build.pp_size > 1,
         failed="pp_size={d.build.pp_size} does not work with quant=auto: TensorRT-LLM looks up a stage's formats by"
         " the numbers of its own layers, and one file has to do for all stages.",
@@ -236,7 +233,6 @@ RULES = (
     ),
     rule(
         name="groups-divide-inputs",
-        needs=("shape",),
         when=_groups,
         failed="quant={d.qformat} has groups of {group} inputs, which do not divide the {width} inputs of"
         " {name}{where}.",
@@ -246,7 +242,6 @@ RULES = (
     ),
     rule(
         name="int4-packs-pairs-of-outputs",
-        needs=("shape",),
         when=_odd_rows,
         failed="quant={d.qformat} packs two output channels into a byte, but some linears have an odd number: {odd}.",
         todo="Change tp_size{quants:, or choose }.",
@@ -254,7 +249,6 @@ RULES = (
     ),
     rule(
         name="sparsity-needs-whole-groups-of-inputs",
-        needs=("shape",),
         when=_sparse_inputs,
         failed="2:4 sparsity by {d.sparsity} needs inputs in multiples of {multiple}; {name} has {width}{where}.",
         todo="Set sparsity=none, or choose another tp_size.",
@@ -263,7 +257,6 @@ RULES = (
     ),
     rule(
         name="magnitude-sparsity-needs-outputs-in-eights",
-        needs=("shape",),
         when=_sparse_outputs,
         failed="2:4 sparsity by {d.sparsity} needs outputs in multiples of 8; {what} is {count}.",
         todo="Set sparsity=none, or use sparsity=sparsegpt_2_4.",
