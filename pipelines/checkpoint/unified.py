@@ -184,17 +184,12 @@ def expected_tensors(config: Mapping[str, Any], shape: ModelShape, block: Mappin
         tensors |= {f"{layer}.self_attn.{norm}.weight": head for norm in shape.family.head_norms.values()}
         for name, (out, width) in linear_shapes(shape).items():
             tensors |= {f"{layer}.{name}.{leaf}": t for leaf, t in _linear(out, width, block, dtype).items()}
-            if _has_bias(config, shape, name):
+            key = "attention_bias" if name.startswith("self_attn") else "mlp_bias"
+            if (shape.family.qkv_bias and name in FUSED[0]) or config.get(key):
                 tensors[f"{layer}.{name}.bias"] = Expected(dtype, (out,))
         if block.get("kv_cache_quant_algo"):
             tensors |= {f"{layer}.self_attn.{kv}_proj.{kv}_scale": _ONE for kv in "kv"}
     return tensors
-
-
-def _has_bias(config: Mapping[str, Any], shape: ModelShape, linear: str) -> bool:
-    if shape.family.qkv_bias and linear in FUSED[0]:
-        return True
-    return bool(config.get("attention_bias" if linear.startswith("self_attn") else "mlp_bias"))
 
 
 def _linear(out: int, width: int, block: Mapping[str, Any], dtype: str) -> Tensors:

@@ -68,11 +68,9 @@ def weight_tensors(kind: WeightKind, out: int, width: int, dtype: str, group: in
         return weight
     scales = (out, width // group) if kind.group else (out,) if kind.scale_per_output else (1,)
     tensors = weight | {"weights_scaling_factor": Expected(kind.scale_type, scales)}
-    return (
-        tensors
-        if kind.second_scale is None
-        else tensors | {"weights_scaling_factor_2": Expected("F32", kind.second_scale)}
-    )
+    if kind.second_scale is not None:
+        tensors["weights_scaling_factor_2"] = Expected("F32", kind.second_scale)
+    return tensors
 
 
 _ALGORITHMS = {FORMATS[qformat].quant_algo for qformat in UNIFORM}

@@ -77,44 +77,32 @@ class _Folder:
                 yield f"attention.{name}{KV_SCALE}", torch.tensor([scale])
 
     def _stored(self, layer: int, module: str, expected: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
-        qformat = self.format_of(layer, module)
-        if qformat is QFormat.NONE:
-            return iter(())
+        names, qformat = names_of(layer, module), self.format_of(layer, module)
         if qformat is QFormat.FP8:
-            return self._stored_fp8(layer, module)
-        if self._packing == "modelopt" or qformat is not QFormat.INT4_GPTQ:
-            return self._stored_modelopt(layer, module, expected)
-        return self._stored_int4(layer, module)
-
-    def _stored_modelopt(self, layer: int, module: str, expected: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
-        prefix = f"transformer.layers.{layer}.{module}."
-        types = {
-            name.removeprefix(prefix): (numpy_dtype(each.dtype), each.shape)
-            for name, each in expected.items()
-            if name.startswith(prefix) and not name.endswith(".bias")
-        }
-        names = names_of(layer, module)
-        tensors: Mapping[str, Any] = self._tensors
-        if self._packing != "modelopt":
-            tensors = {leaf: each for name in names for leaf, each in as_modelopt(tensors, name).items()}
-        for leaf, values in decode_modelopt(tensors, names, types).items():
-            yield leaf, _from_numpy(values)
-
-    def _stored_int4(self, layer: int, module: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors of a linear; two neighbouring outputs share a byte."""
-        linear = self._int4(layer, module)
-        nibbles = linear.codes.view(np.uint8) & 15
-        yield "weight", torch.from_numpy((nibbles[0::2] | (nibbles[1::2] << 4)).view(np.int8))
-        yield "weights_scaling_factor", torch.from_numpy(linear.scales)
-        if self.points:
-            zero = (8 - linear.points.astype(np.float32)) * linear.scales
-            yield "zero", torch.from_numpy(np.ascontiguousarray(zero.T)).to(self._dtype)
-
-    def _stored_fp8(self, layer: int, module: str) -> Iterator[tuple[str, torch.Tensor]]:
-        linear = fused_fp8([decode_fp8(self._tensors, name) for name in names_of(layer, module)])
-        yield "weight", _from_numpy(linear.weight)
-        yield "weights_scaling_factor", torch.tensor([linear.scale])
-        yield "activation_scaling_factor", torch.tensor([linear.input_scale])
+            fp8 = fused_fp8([decode_fp8(self._tensors, name) for name in names])
+            yield "weight", _from_numpy(fp8.weight)
+            yield "weights_scaling_factor", torch.tensor([fp8.scale])
+            yield "activation_scaling_factor", torch.tensor([fp8.input_scale])
+        elif self._packing != "modelopt" and qformat is QFormat.INT4_GPTQ:
+            int4 = self._int4(layer, module)
+            nibbles = int4.codes.view(np.uint8) & 15  # two neighbouring outputs share a byte
+            yield "weight", torch.from_numpy((nibbles[0::2] | (nibbles[1::2] << 4)).view(np.int8))
+            yield "weights_scaling_factor", torch.from_numpy(int4.scales)
+            if self.points:
+                zero = (8 - int4.points.astype(np.float32)) * int4.scales
+                yield "zero", torch.from_numpy(np.ascontiguousarray(zero.T)).to(self._dtype)
+        elif qformat is not QFormat.NONE:
+            prefix = f"transformer.layers.{layer}.{module}."
+            types = {
+                name.removeprefix(prefix): (numpy_dtype(each.dtype), each.shape)
+                for name, each in expected.items()
+                if name.startswith(prefix) and not name.endswith(".bias")
+            }
+            tensors: Mapping[str, Any] = self._tensors
+            if self._packing != "modelopt":
+                tensors = {leaf: each for name in names for leaf, each in as_modelopt(tensors, name).items()}
+            for leaf, values in decode_modelopt(tensors, names, types).items():
+                yield leaf, _from_numpy(values)
 
     def _int4(self, layer: int, module: str) -> Int4Linear:
         packing, size = self._packing, self.declared.group_size

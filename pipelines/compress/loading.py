@@ -138,17 +138,14 @@ class ReferenceModel:
                     batch = distinct[start : start + together]
                     scored = [sequences[sequence] for sequence in batch]
                     keep = max(len(pairs[position][1]) for positions in scored for position in positions)
-                    for row, positions in zip(self._log_probabilities(batch, keep), scored, strict=True):
+                    with torch.inference_mode(), gpu_memory_named(IN_FLOAT32, OTHERWISE):
+                        logits = self._model(torch.tensor(batch, device=self._device), logits_to_keep=keep).logits
+                    rows = torch.log_softmax(logits, dim=-1).cpu()  # after the last `keep` tokens of each sequence
+                    for row, positions in zip(rows, scored, strict=True):
                         for position in positions:
                             scores[position] = _score(row, pairs[position][1])
                         advance(len(positions))
         return scores
-
-    def _log_probabilities(self, batch: Sequence[Sequence[int]], keep: int) -> torch.Tensor:
-        """Return the natural-log probabilities after the last `keep` tokens of each sequence: [batch, keep, tokens]."""
-        with torch.inference_mode(), gpu_memory_named(IN_FLOAT32, OTHERWISE):
-            logits = self._model(torch.tensor(batch, device=self._device), logits_to_keep=keep).logits
-        return torch.log_softmax(logits, dim=-1).cpu()
 
 
 def _score(log_probabilities: torch.Tensor, continuation: Sequence[int]) -> tuple[float, bool]:

@@ -14,7 +14,8 @@ import torch
 import yaml
 
 from pipelines.checkpoint.unified import fused_with
-from pipelines.compress.config import Scoring
+from pipelines.compress.calibration import Forward
+from pipelines.compress.config import QuantSettings, Scoring
 from pipelines.compress.recipes import Config
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import Family
@@ -60,24 +61,31 @@ SPECK = 6e-8
 KL_DIV_SINCE = (0, 47)
 """First of the two versions that this project is tested with whose auto_quantize scores by divergence."""
 
-Forward = Callable[[torch.nn.Module], None]
 
-
-def check_format(qformat: QFormat, device: str, int4_scales: str = "max", fp4_inputs: str = "max") -> None:
-    """Reject a format that this ModelOpt does not support on this device, before anything is calibrated.
+def check_supported(quant: QuantSettings, device: str) -> None:
+    """Reject what this ModelOpt does not support on this device, before anything is calibrated.
 
     Raises:
-        UserError: this ModelOpt does not know the format (GPTQ in 0.37) or the way to find scales; or the device is a
-            CPU, and this ModelOpt has no CPU path for the format (NVFP4 in 0.37).
+        UserError: this ModelOpt does not know a format (GPTQ in 0.37), the way to find scales, or the way to judge
+            candidates (kl_div before 0.47); or the device is a CPU, and this ModelOpt has no CPU path for a format
+            (NVFP4 in 0.37).
     """
-    if faults := version_faults(qformat, VERSION, int4_scales, fp4_inputs):
-        raise UserError.of(faults)
-    oldest = FORMATS[qformat].modelopt_on_cpu
-    if device == "cpu" and _version_tuple() < oldest:
+    version = tuple(int(part) for part in VERSION.split(".")[:2])
+    for qformat in quant.formats:
+        if faults := version_faults(qformat, VERSION, quant.int4_scales, quant.fp4_inputs):
+            raise UserError.of(faults)
+        oldest = FORMATS[qformat].modelopt_on_cpu
+        if device == "cpu" and version < oldest:
+            raise UserError(
+                f"quant={qformat} with nvidia-modelopt {VERSION} needs a CUDA device; the device is '{device}'.",
+                allowed=f"On a CPU, {qformat} needs nvidia-modelopt {oldest[0]}.{oldest[1]}.0 or newer.",
+                todo="Install a newer nvidia-modelopt, or choose another format.",
+            )
+    if quant.scoring == "kl_div" and version < KL_DIV_SINCE:
         raise UserError(
-            f"quant={qformat} with nvidia-modelopt {VERSION} needs a CUDA device; the device is '{device}'.",
-            allowed=f"On a CPU, {qformat} needs nvidia-modelopt {oldest[0]}.{oldest[1]}.0 or newer.",
-            todo="Install a newer nvidia-modelopt, or choose another format.",
+            f"quant.scoring={quant.scoring} is not known to nvidia-modelopt {VERSION}.",
+            allowed="0.47.0 or newer knows it; 0.37.0 has gradient alone.",
+            todo="Set quant.scoring=gradient, or install a newer nvidia-modelopt.",
         )
 
 
@@ -105,24 +113,6 @@ def load_kernels(qformats: Iterable[QFormat], kv_cache: KvFormat, progress: Prog
         progress.note("ModelOpt's CUDA kernels could not be compiled here; PyTorch computes the same, slower")
 
 
-def check_scoring(scoring: Scoring) -> None:
-    """Reject a way of judging candidates that this ModelOpt does not have.
-
-    Raises:
-        UserError: kl_div with a ModelOpt before 0.47.
-    """
-    if scoring == "kl_div" and _version_tuple() < KL_DIV_SINCE:
-        raise UserError(
-            f"quant.scoring={scoring} is not known to nvidia-modelopt {VERSION}.",
-            allowed="0.47.0 or newer knows it; 0.37.0 has gradient alone.",
-            todo="Set quant.scoring=gradient, or install a newer nvidia-modelopt.",
-        )
-
-
-def _version_tuple() -> tuple[int, ...]:
-    return tuple(int(part) for part in VERSION.split(".")[:2])
-
-
 def preset(name: str) -> Config:
     """Return ModelOpt's configuration of this name; the caller must copy it before changing it."""
     config: Config = getattr(mtq, name)
@@ -130,9 +120,24 @@ def preset(name: str) -> Config:
 
 
 def simulate(model: torch.nn.Module, config: Config, forward: Forward) -> torch.nn.Module:
-    """Insert quantizers, calibrate them with `forward`, and return the same model, now simulating the format."""
-    with _columns_not_all_zero(model, config):
+    """Insert quantizers, calibrate them with `forward`, and return the same model, now simulating the format.
+
+    SmoothQuant would fail on a column of zeros, which pruning can leave in weights. With alpha < 1 its scale is 0, and
+    ModelOpt's code for that case indexes a vector with a mask of another shape (IndexError; `model_calib.py`, 0.37 and
+    0.47). Such columns hold SPECK meanwhile and are zero again afterwards, so their scale becomes small, as it would
+    without the fault.
+    """
+    algorithm = config["algorithm"]
+    smooths = isinstance(algorithm, dict) and algorithm.get("method") == "smoothquant"
+    linears = [module for module in model.modules() if smooths and isinstance(module, torch.nn.Linear)]
+    columns = [(module, ~module.weight.data.any(dim=0)) for module in linears]
+    for module, zero in columns:
+        module.weight.data[:, zero] = SPECK
+    try:
         quantized: torch.nn.Module = mtq.quantize(model, config, forward)
+    finally:
+        for module, zero in columns:
+            module.weight.data[:, zero] = 0
     return quantized
 
 
@@ -245,27 +250,6 @@ def quantize_kv_cache(model: torch.nn.Module, config: Config, forward: Forward) 
     mtq.calibrate(model, "max", forward)
     for quantizer in others:
         quantizer.enable()
-
-
-@contextmanager
-def _columns_not_all_zero(model: torch.nn.Module, config: Config) -> Iterator[None]:
-    """Keep SmoothQuant from failing on weights with a column of zeros, which pruning can leave.
-
-    With alpha < 1 the scale of such a column is 0, and ModelOpt's code for that case indexes a vector with a mask of
-    another shape (IndexError; `model_calib.py`, 0.37 and 0.47). The columns hold SPECK meanwhile and are zero again
-    afterwards, so their scale becomes small, as it would without the fault.
-    """
-    algorithm = config["algorithm"]
-    smooths = isinstance(algorithm, dict) and algorithm.get("method") == "smoothquant"
-    linears = [module for module in model.modules() if smooths and isinstance(module, torch.nn.Linear)]
-    columns = [(module, ~module.weight.data.any(dim=0)) for module in linears]
-    for module, zero in columns:
-        module.weight.data[:, zero] = SPECK
-    try:
-        yield
-    finally:
-        for module, zero in columns:
-            module.weight.data[:, zero] = 0
 
 
 def quantizers(model: torch.nn.Module) -> Iterable[tuple[str, Any]]:

@@ -183,21 +183,14 @@ def _most_important(scores: dict[str, torch.Tensor], shape: ModelShape) -> tuple
     channels_i = scores[MLP].square()
     heads_n = scores[HEADS].square().reshape(-1, shape.head_dim).sum(dim=1)
     mlp = channels_i.topk(shape.intermediate_size).indices.sort().values
-    kv_heads, heads = _heads(heads_n, shape)
+    heads_each = shape.num_attention_heads // shape.num_key_value_heads
+    groups = heads_n.reshape(shape.unpruned.num_key_value_heads, -1)
+    best = groups.topk(heads_each, dim=1)  # the same number of query heads for each KV head
+    kv = best.values.sum(dim=1).topk(shape.num_key_value_heads).indices.sort().values
+    heads = (kv[:, None] * groups.shape[1] + best.indices[kv].sort(dim=1).values).flatten()
     shares = {"mlp": channels_i[mlp].sum() / channels_i.sum(), "heads": heads_n[heads].sum() / heads_n.sum()}
-    kept = {"mlp": mlp, "heads": heads, "kv_heads": kv_heads}
+    kept = {"mlp": mlp, "heads": heads, "kv_heads": kv}
     return {name: index.cpu() for name, index in kept.items()}, {name: float(share) for name, share in shares.items()}
-
-
-def _heads(importance_n: torch.Tensor, shape: ModelShape) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the KV heads that stay, and the query heads, the same number for each KV head."""
-    kv_heads = shape.num_key_value_heads
-    each = shape.num_attention_heads // kv_heads
-    groups = importance_n.reshape(shape.unpruned.num_key_value_heads, -1)
-    best = groups.topk(each, dim=1)
-    kept = best.values.sum(dim=1).topk(kv_heads).indices.sort().values
-    heads = kept[:, None] * groups.shape[1] + best.indices[kept].sort(dim=1).values
-    return kept, heads.flatten()
 
 
 def _note(record: ProgressRecord, kept: Indexes, shares: dict[str, float], shape: ModelShape) -> None:

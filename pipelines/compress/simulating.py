@@ -128,10 +128,7 @@ def prepared(
     """
     seed_everything(calibration.seed)
     quant, size = spec.quant, calibration.sequences_for(spec.quant.qformat)
-    for qformat in quant.formats:
-        modelopt_door.check_format(qformat, device, quant.int4_scales, quant.fp4_inputs)
-    if quant.scoring is not None:
-        modelopt_door.check_scoring(quant.scoring)
+    modelopt_door.check_supported(quant, device)
     config = modelopt_config(spec, source.shape.family, modelopt_door.preset)
     if config is None and not spec.searches:
         return None, None

@@ -36,6 +36,7 @@ LINEARS = {
 }
 """Linears of a checkpoint's layer, and what they are in the Hugging Face model."""
 NORMS = {"input_layernorm": "input_layernorm", "post_layernorm": "post_attention_layernorm"}
+"""Norms of the layers of every family, likewise."""
 _BY_INPUTS = ("attention.dense.weight", "mlp.proj.weight")
 """Split over ranks by their inputs; all other tensors of linears by their outputs."""
 _BY_OUTPUTS = ("mlp.fc", "mlp.gate")

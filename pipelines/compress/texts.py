@@ -188,17 +188,16 @@ def _read_parquet(path: Path, column: str) -> Iterator[Row]:
             chosen = _column(column, schema.names, lists, str(path))
             batches = file.iter_batches(batch_size=256, columns=[chosen])
             for number, value in enumerate(itertools.chain.from_iterable(each.column(0) for each in batches), start=1):
-                yield f"{path}, row {number}", chosen, _decoded(value, f"{path}, row {number}", chosen)
+                where = f"{path}, row {number}"
+                try:
+                    text = value.as_py()
+                except UnicodeDecodeError:
+                    raise UserError(
+                        f"{where}: the column '{chosen}' is not UTF-8.", todo="Write the file again."
+                    ) from None
+                yield where, chosen, text
     except (lib.ArrowException, OSError) as error:
         raise UserError(f"{path} is not a valid parquet file: {error}.", todo="Download it again.") from None
-
-
-def _decoded(value: Any, where: str, column: str) -> object:
-    try:
-        decoded: object = value.as_py()
-    except UnicodeDecodeError:
-        raise UserError(f"{where}: the column '{column}' is not UTF-8.", todo="Write the file again.") from None
-    return decoded
 
 
 _READERS: dict[str, Callable[[Path, str], Iterator[Row]]] = {

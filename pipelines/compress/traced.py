@@ -22,6 +22,7 @@ from pipelines.checkpoint.read import Checkpoint
 from pipelines.compress.contexts import muted
 from pipelines.compress.loading import load_model
 from pipelines.compress.model_folder import look_at
+from pipelines.compress.sixteen_bit import NORMS
 from pipelines.compress.transformers_door import MAJOR, AutoConfig, AutoModelForCausalLM, DynamicCache
 from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import FLOAT_WEIGHTS, Activation, KvFormat
@@ -39,8 +40,6 @@ PARTS = {
     "mlp.proj": "mlp.down_proj",
 }
 """Linears of a layer: TensorRT-LLM's name, with the part of a merged linear, and Hugging Face's."""
-NORMS = {"input_layernorm": "input_layernorm", "post_layernorm": "post_attention_layernorm"}
-"""Norms of the layers of every family: TensorRT-LLM's name and Hugging Face's."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1_BOUNDS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 E2M1_TIES_UP = (0.75, 1.75, 3.5)

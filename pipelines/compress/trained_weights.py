@@ -69,19 +69,13 @@ def rounder(rounding: QuantSettings) -> Round:
     return _ROUND[FORMATS[rounding.qformat].weights]
 
 
-def _at_build(bits: int) -> Round:
-    """Round as `checkpoint.weight_codes.quantize_weight_only`; the scale is stored in the weights' type."""
-    bound = 2 ** (bits - 1)
-
-    def round_oi(weight: torch.Tensor, _largest: torch.Tensor, _group: int) -> torch.Tensor:
-        values = weight.float()
-        scale = values.abs().amax(dim=1, keepdim=True) / bound
-        scaled = values / _not_zero(scale)
-        codes = torch.copysign(torch.floor(scaled.abs() + 0.5), scaled).clamp(-bound, bound - 1)
-        rounded: torch.Tensor = codes * scale.to(weight.dtype).float()
-        return rounded
-
-    return round_oi
+def _at_build(bits: int, weight: torch.Tensor, _largest: torch.Tensor, _group: int) -> torch.Tensor:
+    """Round as `checkpoint.read.quantize_weight_only`; the scale is stored in the weights' type."""
+    bound, values = 2 ** (bits - 1), weight.float()
+    scale = values.abs().amax(dim=1, keepdim=True) / bound
+    scaled = values / _not_zero(scale)
+    codes = torch.copysign(torch.floor(scaled.abs() + 0.5), scaled).clamp(-bound, bound - 1)
+    return codes * scale.to(weight.dtype).float()
 
 
 def _int4_groups(weight: torch.Tensor, _largest: torch.Tensor, group: int) -> torch.Tensor:
@@ -120,8 +114,8 @@ def _not_zero(scale: torch.Tensor) -> torch.Tensor:
 
 
 _ROUND: dict[WeightKind, Round] = {
-    INT8_AT_BUILD: _at_build(8),
-    INT4_AT_BUILD: _at_build(4),
+    INT8_AT_BUILD: partial(_at_build, 8),
+    INT4_AT_BUILD: partial(_at_build, 4),
     INT4_WEIGHTS: _int4_groups,
     FP8_WEIGHTS: _fp8,
     FP4_WEIGHTS: _fp4,
@@ -163,7 +157,7 @@ class TrainedWeights:
             self._group = FORMATS[self._rounding.qformat].weights.group_size(self._rounding.group_size)
         if self._rounding is not None or (self._peft and self._pruned):
             for name, module in self._linears.items():
-                module.forward = self._forward_of(name)
+                module.forward = partial(self._forward, name)
 
     def computed(self, name: str) -> torch.Tensor:
         """Return the weight [O, I] that a linear of a layer computes with, e.g. "model.layers.0.mlp.up_proj"."""
@@ -204,15 +198,9 @@ class TrainedWeights:
         stored, exported = self._types[name]
         return weight.detach().to(stored).to(exported)
 
-    def _forward_of(self, name: str) -> Any:
-        bias = f"{name}.bias"
-
-        def forward(inputs: torch.Tensor) -> torch.Tensor:
-            return torch.nn.functional.linear(
-                inputs, self.computed(name), self._own(bias) if bias in self._named else None
-            )
-
-        return forward
+    def _forward(self, name: str, inputs: torch.Tensor) -> torch.Tensor:
+        bias = self._own(f"{name}.bias") if f"{name}.bias" in self._named else None
+        return torch.nn.functional.linear(inputs, self.computed(name), bias)
 
     def shard(self, device: str) -> None:
         """Read the weights of an empty model, of which this process then holds its part."""

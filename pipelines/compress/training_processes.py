@@ -16,9 +16,9 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -74,12 +74,13 @@ def train_in_processes(job: TrainingJob, blocks: torch.Tensor, progress: Progres
     try:
         for rank in range(job.spec.processes):
             started.append(_start(job, rank))
-        with _ReplayedProgress(progress) as shown, (folder / EVENTS).open() as events:
+        with ExitStack() as tasks, (folder / EVENTS).open() as events:
+            show = _replayed(progress, tasks)
             while any(process.poll() is None for process in started):
-                shown.all(events.read())
+                show(events.read())
                 _check(job, started)
                 time.sleep(POLL_S)
-            shown.all(events.read())
+            show(events.read())
             _check(job, started)
     finally:
         for process in started:
@@ -140,36 +141,22 @@ def _reason(log: Sequence[str]) -> Sequence[str]:
     return lines[start : start + LINES]
 
 
-@dataclass
-class _ReplayedProgress:
-    """Shows the progress that the first process writes."""
+def _replayed(progress: Progress, tasks: ExitStack) -> Callable[[str], None]:
+    """Return a function that shows what the first process has written since."""
+    rest, advance = "", None
 
-    progress: Progress
-    _rest: str = ""
-    _open: Any = None
-    _advance: Advance | None = None
+    def show(text: str) -> None:
+        nonlocal rest, advance
+        *lines, rest = (rest + text).split("\n")
+        for event in map(json.loads, lines):
+            if "note" in event:
+                progress.note(event["note"])
+            elif "task" in event:
+                advance = tasks.enter_context(progress.task(event["task"], event["total"], event["unit"]))
+            elif advance is not None:
+                advance(event["advance"])
 
-    def __enter__(self) -> _ReplayedProgress:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self._open is not None:
-            self._open.__exit__(*error)
-
-    def all(self, text: str) -> None:
-        """Show what was written since."""
-        *lines, self._rest = (self._rest + text).split("\n")
-        for line in lines:
-            self._show(json.loads(line))
-
-    def _show(self, event: dict[str, Any]) -> None:
-        if "note" in event:
-            self.progress.note(event["note"])
-        elif "task" in event:
-            self._open = self.progress.task(event["task"], event["total"], event["unit"])
-            self._advance = self._open.__enter__()
-        elif self._advance is not None:
-            self._advance(event["advance"])
+    return show
 
 
 class _ProgressFile:

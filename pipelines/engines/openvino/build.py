@@ -49,10 +49,13 @@ def build_engine(checkpoint: Path, limits: BuildLimits, out_dir: Path, progress:
     with progress.task("building the OpenVINO graph", opened.config.num_hidden_layers, "layers") as advance:
         builder = GraphBuilder(opened, advance)
         model = builder.build()
-    constants = constant_types(model)
+    constants: Counter[str] = Counter()  # elements of each type, e.g. {"i4": 1024}
+    for node in model.get_ops():
+        if node.get_type_name() == "Constant":
+            constants[node.get_output_element_type(0).get_type_name()] += prod(node.get_output_shape(0))
     _save(model, out_dir / MODEL_FILE)
     mark_16_bit_weights(out_dir / MODEL_FILE)
-    description = describe(opened.config.raw, limits, constants)
+    description = describe(opened.config.raw, limits, dict(constants))
     (out_dir / CONFIG_FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
     if opened.config.layers is not None:
         shutil.copyfile(checkpoint / LAYERS_FILE, out_dir / LAYERS_FILE)  # as trtllm-build does
@@ -112,12 +115,3 @@ def describe(pretrained: Any, limits: BuildLimits, constants: dict[str, int]) ->
         "build_config": {**asdict(limits), "kv_cache_type": "PAGED", "plugin_config": {}},
         "engine": {"flavour": FLAVOUR, "openvino_version": runtime_version(), "weight_elements": constants},
     }
-
-
-def constant_types(model: ov.Model) -> dict[str, int]:
-    """Return how many constant elements of each type the graph holds, e.g. {"i4": 1024}."""
-    counts: Counter[str] = Counter()
-    for node in model.get_ops():
-        if node.get_type_name() == "Constant":
-            counts[node.get_output_element_type(0).get_type_name()] += prod(node.get_output_shape(0))
-    return dict(counts)

@@ -38,7 +38,11 @@ class PartialCharacters:
         """
         tokenizer = opened(tokenizer_dir).tokenizer
         words = tokenizer.get_vocab(with_added_tokens=False)
-        return cls(_byte_level(words) if "ByteLevel" in str(tokenizer.decoder) else _byte_fallback(words))
+        if "ByteLevel" in str(tokenizer.decoder):
+            return cls(_byte_level(words))
+        # SentencePiece's byte tokens are spelled like <0xE2>
+        values = {token: int(match[1], 16) for word, token in words.items() if (match := _BYTE_TOKEN.fullmatch(word))}
+        return cls({token: bytes([value]) for token, value in values.items() if value >= 0x80})
 
     def __len__(self) -> int:
         return len(self._partial)
@@ -67,12 +71,6 @@ def _cut(piece: bytes) -> bool:
         length = 2 if 0xC2 <= byte < 0xE0 else 3 if 0xE0 <= byte < 0xF0 else 4 if 0xF0 <= byte < 0xF5 else 1
         return length > back
     return False
-
-
-def _byte_fallback(words: Mapping[str, int]) -> dict[int, bytes]:
-    """Return the bytes of SentencePiece's byte tokens, which are spelled like <0xE2>."""
-    values = {token: int(match[1], 16) for word, token in words.items() if (match := _BYTE_TOKEN.fullmatch(word))}
-    return {token: bytes([value]) for token, value in values.items() if value >= 0x80}
 
 
 def _byte_level(words: Mapping[str, int]) -> dict[int, bytes]:

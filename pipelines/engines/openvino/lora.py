@@ -134,19 +134,17 @@ def apply_adapter(model: ov.Model, adapter: LoraAdapter, config: CheckpointConfi
         node = nodes.get(module)
         if node is None or node.get_type_name() != "MatMul":
             raise UserError(f"The LoRA adapter {adapter.path} changes '{module}', which the engine does not have.")
-        _add_branch(node, a, b, f"{adapter.path}: {module}")
+        x = node.input(0).get_source_output()
+        size = (node.get_output_partial_shape(0)[2].get_length(), x.get_partial_shape()[2].get_length())
+        if (len(b), a.shape[1]) != size:
+            raise UserError(
+                f"{adapter.path}: {module} is for a weight of shape [{len(b)}, {a.shape[1]}]; the engine's is"
+                f" {list(size)}."
+            )
+        consumers = node.output(0).get_target_inputs()
+        low = named(op.matmul(x, op.constant(a), transpose_a=False, transpose_b=True), f"{module}.lora_A")
+        high = named(op.matmul(low, op.constant(b), transpose_a=False, transpose_b=True), f"{module}.lora_B")
+        total = named(op.add(node, high), f"{module}.lora")
+        for consumer in consumers:
+            consumer.replace_source_output(total.output(0))
     model.validate_nodes_and_infer_types()
-
-
-def _add_branch(node: ov.Node, a: Array, b: Array, where: str) -> None:
-    x = node.input(0).get_source_output()
-    size = (node.get_output_partial_shape(0)[2].get_length(), x.get_partial_shape()[2].get_length())
-    if (b.shape[0], a.shape[1]) != size:
-        raise UserError(f"{where} is for a weight of shape [{b.shape[0]}, {a.shape[1]}]; the engine's is {list(size)}.")
-    consumers = node.output(0).get_target_inputs()
-    name = node.get_friendly_name()
-    low = named(op.matmul(x, op.constant(a), transpose_a=False, transpose_b=True), f"{name}.lora_A")
-    high = named(op.matmul(low, op.constant(b), transpose_a=False, transpose_b=True), f"{name}.lora_B")
-    total = named(op.add(node, high), f"{name}.lora")
-    for consumer in consumers:
-        consumer.replace_source_output(total.output(0))

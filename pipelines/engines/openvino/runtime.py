@@ -62,68 +62,14 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 def drop_pages(file: Path) -> int:
     """Drop the resident pages of a file's read-only mappings, and return their bytes; locked pages stay."""
-    return sum(
-        stop - start
-        for start, stop in _mappings(file.resolve())
-        if _libc.madvise(start, stop - start, mmap.MADV_DONTNEED) == 0
-    )
-
-
-def _mappings(file: Path) -> Iterator[tuple[int, int]]:
-    """Yield the addresses of the mappings of a file that cannot have changed pages."""
+    dropped, name = 0, str(file.resolve())
     for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
         place, permissions, _, _, _, *path = line.split(maxsplit=5)
-        if path == [str(file)] and "w" not in permissions:
-            start, _, stop = place.partition("-")
-            yield int(start, 16), int(stop, 16)
-
-
-# KV cache of constant size for the CPU engine: attention sinks, a window, and what is dropped between them.
-
-
-def eviction_of(window: int | None, sinks: int, max_seq_len: int, *, reuse: bool, drafting: bool) -> Eviction | None:
-    """Return the tokens that a window keeps, or None if nothing is ever dropped.
-
-    TensorRT-LLM drops the oldest token after the sinks; openvino_genai drops whole blocks, keeps at least one block of
-    sinks, and chooses among the oldest blocks after them by the attention they received.
-
-    Args:
-        window: tokens of a sequence that are kept (max_attention_window_size); None means all.
-        sinks: how many of these are the first tokens (sink_token_length).
-        max_seq_len: longest sequence of the engine.
-        reuse: whether blocks of equal prompt prefixes are shared.
-        drafting: whether there is a draft model.
-
-    Raises:
-        UserError: the engine cannot keep exactly this many tokens, or not with shared prefixes or a draft model.
-    """
-    if window is None or window >= max_seq_len:
-        if sinks and window is None:
-            raise UserError(
-                f"sink_token_length={sinks} was given without max_attention_window_size.",
-                todo="Set both or neither.",
-            )
-        return None
-    works = nearest_window(window, sinks)
-    if works != window:
-        raise UserError(
-            f"max_attention_window_size={window} with sink_token_length={sinks} is not supported by the CPU engine.",
-            allowed=f"It must be a multiple of {KV_BLOCK_TOKENS}, at least {least_window(sinks)}: whole KV blocks are"
-            " dropped.",
-            todo=f"Set {works}.",
-        )
-    if reuse:
-        raise UserError(
-            f"max_attention_window_size={window} together with KV reuse is not supported by the CPU engine:"
-            " openvino_genai 2026.4 frees dropped blocks twice when they are shared.",
-            todo="Set kv_cache.enable_block_reuse=false (enable_kv_cache_reuse of the model tensorrt_llm).",
-        )
-    if drafting:
-        raise UserError(
-            f"max_attention_window_size={window} together with a draft model is not supported by the CPU engine.",
-            todo="Leave one of the two out.",
-        )
-    return eviction(window, sinks)
+        if path == [name] and "w" not in permissions:  # its pages cannot have changed
+            start, stop = (int(address, 16) for address in place.split("-"))
+            if _libc.madvise(start, stop - start, mmap.MADV_DONTNEED) == 0:
+                dropped += stop - start
+    return dropped
 
 
 # Run-time options of the OpenVINO engine; none of them affects what is built.
@@ -136,7 +82,7 @@ class OpenVinoOptions(OpenVinoSettings):
         enable_prefix_caching: reuse KV blocks of equal prompt prefixes (TensorRT-LLM: enable_kv_cache_reuse).
         enable_chunked_context: split prompts longer than max_num_tokens over several iterations.
         attention_window: tokens of a sequence that the KV cache keeps while it generates (TensorRT-LLM:
-            max_attention_window_size); None means all. See `window`.
+            max_attention_window_size); None means all.
         sink_tokens: how many of these are the first tokens, which always stay (TensorRT-LLM: sink_token_length).
         draft_dir: engine folder of a draft model, whose tokens this engine verifies; None means none.
         num_draft_tokens: draft tokens per iteration and sequence.
@@ -150,18 +96,43 @@ class OpenVinoOptions(OpenVinoSettings):
     num_draft_tokens: Positive = 4
 
     def eviction(self, max_seq_len: int) -> Eviction | None:
-        """Return which tokens of a sequence the KV cache keeps while it generates, or None for all; see `window`.
+        """Return which tokens of a sequence the KV cache keeps while it generates, or None if nothing is ever dropped.
+
+        TensorRT-LLM drops the oldest token after the sinks; openvino_genai drops whole blocks, keeps at least one block
+        of sinks, and chooses among the oldest blocks after them by the attention they received.
 
         Raises:
-            UserError: the engine does not support the window.
+            UserError: the engine cannot keep exactly this many tokens, or not with shared prefixes or a draft model.
         """
-        return eviction_of(
-            self.attention_window,
-            self.sink_tokens,
-            max_seq_len,
-            reuse=self.enable_prefix_caching,
-            drafting=self.draft_dir is not None,
-        )
+        window, sinks = self.attention_window, self.sink_tokens
+        if window is None or window >= max_seq_len:
+            if sinks and window is None:
+                raise UserError(
+                    f"sink_token_length={sinks} was given without max_attention_window_size.",
+                    todo="Set both or neither.",
+                )
+            return None
+        works = nearest_window(window, sinks)
+        if works != window:
+            raise UserError(
+                f"max_attention_window_size={window} with sink_token_length={sinks} is not supported by the CPU"
+                " engine.",
+                allowed=f"It must be a multiple of {KV_BLOCK_TOKENS}, at least {least_window(sinks)}: whole KV blocks"
+                " are dropped.",
+                todo=f"Set {works}.",
+            )
+        if self.enable_prefix_caching:
+            raise UserError(
+                f"max_attention_window_size={window} together with KV reuse is not supported by the CPU engine:"
+                " openvino_genai 2026.4 frees dropped blocks twice when they are shared.",
+                todo="Set kv_cache.enable_block_reuse=false (enable_kv_cache_reuse of the model tensorrt_llm).",
+            )
+        if self.draft_dir is not None:
+            raise UserError(
+                f"max_attention_window_size={window} together with a draft model is not supported by the CPU engine.",
+                todo="Leave one of the two out.",
+            )
+        return eviction(window, sinks)
 
 
 USUAL_GROUP = 128

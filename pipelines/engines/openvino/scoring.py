@@ -75,7 +75,14 @@ def plan(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[PrefixGro
         tokens = (*context, *continuation)[:-1]
         row = rows.setdefault(tokens, PrefixRow(tokens))
         row.continuations.append(Continuation(index, len(context) - 1, tuple(continuation)))
-    groups = _grouped(_without_prefixes([rows[tokens] for tokens in sorted(rows)]))
+    ordered = [rows[tokens] for tokens in sorted(rows)]
+    longest: list[PrefixRow] = []
+    for row, following in zip(ordered, [*ordered[1:], None], strict=True):
+        if following is not None and following.tokens[: len(row.tokens)] == row.tokens:
+            following.continuations.extend(row.continuations)  # it extends this one
+        else:
+            longest.append(row)
+    groups = _grouped(longest)
     return [group if len(group.rows) > 1 else PrefixGroup(0, group.rows) for group in groups]
 
 
@@ -113,17 +120,6 @@ def batches(groups: Sequence[PrefixGroup], tokens: int, count: int) -> list[list
             made.append([])
         made[-1].append((index, row))
     return made
-
-
-def _without_prefixes(ordered: list[PrefixRow]) -> list[PrefixRow]:
-    """Move the continuations of a row to the next one if that extends it."""
-    kept: list[PrefixRow] = []
-    for row, following in zip(ordered, [*ordered[1:], None], strict=True):
-        if following is not None and following.tokens[: len(row.tokens)] == row.tokens:
-            following.continuations.extend(row.continuations)
-        else:
-            kept.append(row)
-    return kept
 
 
 def _grouped(ordered: list[PrefixRow]) -> Iterator[PrefixGroup]:

@@ -6,7 +6,6 @@ Shapes: B sequences, T tokens of each, t tokens of one slice, V vocabulary, H hi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -54,14 +53,13 @@ class GraphForcing:
             options: its arithmetic and threads.
             varied: compute the same with iterations of another size and another arithmetic.
         """
-        model, chosen = _prepared(folder, options, varied=varied)
-        self.arithmetic = chosen.words
+        model, chosen, self.arithmetic = _prepared(folder, options, varied=varied)
         logits, taken = _cut_head(model)
         model.add_results([logits])
         model.add_parameters([taken])
         nothing = np.zeros((1, 0, folder.config.hidden_size), dtype=np.float32)
         with folder.loading():
-            self._layers = _Layers(model, chosen.properties, {TAKEN: nothing}, shorter=varied)
+            self._layers = _Layers(model, chosen, {TAKEN: nothing}, shorter=varied)
             list(self.logits(self.hidden([[0] * FIRST_TOKENS], FIRST_TOKENS), FIRST_TOKENS))
 
     def hidden(self, sequences: Sequence[Sequence[int]], tokens_at_once: int) -> Iterator[Array]:
@@ -83,11 +81,11 @@ class GraphHead:
             folder: the engine.
             options: its arithmetic and threads.
         """
-        model, chosen = _prepared(folder, options, varied=False)
+        model, chosen, _ = _prepared(folder, options, varied=False)
         logits, taken = _cut_head(model)
         head = ov.Model([logits], [taken], "head")
         with folder.loading():
-            self._request = ov.Core().compile_model(head, "CPU", chosen.properties).create_infer_request()
+            self._request = ov.Core().compile_model(head, "CPU", chosen).create_infer_request()
             self._infer(np.zeros((1, FIRST_TOKENS, folder.config.hidden_size), dtype=np.float32))
 
     def logits(self, hidden: Iterable[Array], logits_at_once: int) -> Iterator[Array]:
@@ -105,7 +103,7 @@ class GraphBlocks:
 
     def __init__(self, folder: EngineFolder, options: OpenVinoOptions, *, varied: bool = False) -> None:
         """Load and compile; see `GraphForcing`. Iterations are of one size, as both sides of a comparison need."""
-        model, chosen = _prepared(folder, options, varied=varied)
+        model, chosen, _ = _prepared(folder, options, varied=varied)
         _cut_head(model)
         self._names = []
         for node in _block_ends(model):
@@ -114,7 +112,7 @@ class GraphBlocks:
             result.get_output_tensor(0).set_names({self._names[-1]})
             model.add_results([result])
         with folder.loading():
-            self._layers = _Layers(model, chosen.properties, {}, shorter=False)
+            self._layers = _Layers(model, chosen, {}, shorter=False)
             list(self.slices([[0] * FIRST_TOKENS], FIRST_TOKENS))
 
     def slices(self, sequences: Sequence[Sequence[int]], tokens_at_once: int) -> Iterator[Mapping[str, Array]]:
@@ -122,16 +120,8 @@ class GraphBlocks:
         return self._layers.read(sequences, tokens_at_once, self._names)
 
 
-@dataclass(frozen=True, slots=True)
-class _Arithmetic:
-    """How a graph is computed: the plugin's properties, and the same in words."""
-
-    properties: dict[str, Any]
-    words: str
-
-
-def _prepared(folder: EngineFolder, options: OpenVinoOptions, *, varied: bool) -> tuple[ov.Model, _Arithmetic]:
-    """Return the graph and its arithmetic.
+def _prepared(folder: EngineFolder, options: OpenVinoOptions, *, varied: bool) -> tuple[ov.Model, dict[str, Any], str]:
+    """Return the graph, the plugin's properties, and the arithmetic in words.
 
     Varied, it is float32 where the engine computes in bf16, else float32 with the results of all products and sums
     rounded to 16 bits.
@@ -143,7 +133,7 @@ def _prepared(folder: EngineFolder, options: OpenVinoOptions, *, varied: bool) -
         words = f"f32, results of products and sums rounded to {dtype}"
     elif varied:
         options, words = options.model_copy(update={"inference_precision": "f32"}), "f32"
-    return model, _Arithmetic(properties(folder.config, options, inference_precision(options)), words)
+    return model, properties(folder.config, options, inference_precision(options)), words
 
 
 class _Layers:

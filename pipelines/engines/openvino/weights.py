@@ -173,25 +173,20 @@ class WeightStore:
         scale = self.float32(f"{module}.weights_scaling_factor")[rows][:, None]
         return op.multiply(_widen(self.stored(f"{module}.weight", rows)), _const(scale))
 
-    def _grouped_int4(self, module: str, rows: Rows) -> tuple[ov.Node, Array]:
-        """Return i4 codes as float32 [O, G, I/G] and the scales [O, G, 1]; I/G = group_size."""
-        packed = self.checkpoint.tensor(f"{module}.weight")[_byte_rows(rows)]
+    def _grouped_int4(self, module: str, rows: Rows, *, unsigned: bool = False) -> tuple[ov.Node, Array]:
+        """Return codes (plus 8 if unsigned) as float32 [O, G, I/G] and the scales [O, G, 1]; I/G = group_size."""
         scale = self.float32(f"{module}.weights_scaling_factor")[rows]
-        codes = unpack_int4(packed)
-        shape = [scale.shape[0], scale.shape[1], codes.shape[1] // scale.shape[1]]
-        return _widen(self.raw(_pack_int4(codes), ov.Type.i4, shape)), scale[:, :, None]
+        codes = unpack_int4(self.checkpoint.tensor(f"{module}.weight")[_byte_rows(rows)])
+        packed = _pack_int4(codes + np.int8(8) if unsigned else codes)
+        shape = [*scale.shape, codes.shape[1] // scale.shape[1]]
+        return _widen(self.raw(packed, ov.Type.u4 if unsigned else ov.Type.i4, shape)), scale[:, :, None]
 
     def _int4(self, module: str, rows: Rows) -> ov.Node:
         zeros = zero_points(self.checkpoint, module)
-        if zeros is None:
-            codes, scale = self._grouped_int4(module, rows)
-            return _flatten(op.multiply(codes, _const(scale)))
-        scale = self.float32(f"{module}.weights_scaling_factor")[rows]
-        unsigned = unpack_int4(self.checkpoint.tensor(f"{module}.weight")[_byte_rows(rows)]) + np.int8(8)
-        shape = [*scale.shape, unsigned.shape[1] // scale.shape[1]]
-        codes = _widen(self.raw(_pack_int4(unsigned), ov.Type.u4, shape))
-        shifted = op.subtract(codes, self._zero_points(8 - zeros[rows] / scale))
-        return _flatten(op.multiply(shifted, _const(scale[:, :, None])))
+        codes, scale = self._grouped_int4(module, rows, unsigned=zeros is not None)
+        if zeros is not None:
+            codes = op.subtract(codes, self._zero_points(8 - zeros[rows] / scale[:, :, 0]))
+        return _flatten(op.multiply(codes, _const(scale)))
 
     def _zero_points(self, points: Array) -> ov.Node:
         """Return zero points [O, G] as float32 [O, G, 1], stored as integers where they are ones.

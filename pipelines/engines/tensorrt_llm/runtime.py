@@ -94,8 +94,14 @@ class TensorRtSession:
 
     def _score(self, pairs: Sequence[tuple[TokenIds, TokenIds]]) -> list[tuple[float, bool]]:
         """Run each distinct prefix once and look up the tokens that follow it."""
+        from tensorrt_llm.sampling_params import SamplingParams as Params
+
         prefixes = {prefix: None for pair in pairs for prefix in _prefixes(pair)}
-        runtime, params = self._runtime(), next_token_params()
+        runtime = self._runtime()
+        # one greedy token with its logits; an end token counts like any other
+        params = Params(
+            max_tokens=1, end_id=0, pad_id=0, ignore_eos=True, detokenize=False, return_generation_logits=True
+        )
         requests = {prefix: runtime.generate_async(list(prefix), params) for prefix in prefixes}
         logprobs = {}
         for prefix, request in requests.items():
@@ -174,15 +180,6 @@ def sampling_params(limits: SamplingParams) -> Any:
         ignore_eos=not stops,
         detokenize=False,
         **options,
-    )
-
-
-def next_token_params() -> Any:
-    """Return parameters for one greedy token with its logits; an end token counts like any other."""
-    from tensorrt_llm.sampling_params import SamplingParams
-
-    return SamplingParams(
-        max_tokens=1, end_id=0, pad_id=0, ignore_eos=True, detokenize=False, return_generation_logits=True
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipelines.domain.errors import UserError
 from pipelines.engines.openvino.blocks import Eviction, nearest_window
-from pipelines.engines.openvino.runtime import eviction_of
+from pipelines.engines.openvino.runtime import OpenVinoOptions
 from pipelines.rules import cpu
 from pipelines.rules.record import judge
 from pipelines.rules.rulebook import refused
@@ -16,7 +17,8 @@ from tests.support.rule_cases import deployment
 
 
 def kept(window: int | None = None, sinks: int = 0, *, reuse: bool = False, drafting: bool = False) -> Eviction | None:
-    return eviction_of(window, sinks, 1024, reuse=reuse, drafting=drafting)
+    options = OpenVinoOptions(attention_window=window, sink_tokens=sinks, enable_prefix_caching=reuse)
+    return options.model_copy(update={"draft_dir": Path("draft") if drafting else None}).eviction(1024)
 
 
 def test_nothing_is_dropped_without_a_window_or_with_one_that_is_never_full() -> None:
