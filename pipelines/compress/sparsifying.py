@@ -68,14 +68,13 @@ def sparsify(
     Raises:
         UserError: an input dimension is not a multiple of 4, the texts are empty, a value is not finite.
     """
-    source = look_at(model_dir)
+    source, device = look_at(model_dir), pick_device(device)
     if source.shape.num_experts > 1:
         raise UserError(
             f"{model_dir} is a mixture of experts, which sparsity={sparsity.method}_2_4 does not prune.",
             todo="Use sparsity=none.",
         )
     seed_everything(calibration.seed)
-    device = pick_device(device)
     with muted():
         data = None
         layers = LayerSource(source, own_dtype(source), device)

@@ -75,7 +75,8 @@ def _at_build(bits: int, weight: torch.Tensor, _largest: torch.Tensor, _group: i
     scale = values.abs().amax(dim=1, keepdim=True) / bound
     scaled = values / _not_zero(scale)
     codes = torch.copysign(torch.floor(scaled.abs() + 0.5), scaled).clamp(-bound, bound - 1)
-    return codes * scale.to(weight.dtype).float()
+    rounded: torch.Tensor = codes * scale.to(weight.dtype).float()
+    return rounded
 
 
 def _int4_groups(weight: torch.Tensor, _largest: torch.Tensor, group: int) -> torch.Tensor:

@@ -214,6 +214,7 @@ def main(folder: Path) -> None:
 # in several. Weights and Adam's moments are float32.
 
 LEAST_SEQUENCES = 2
+PRUNED = tuple(f"{linear}.weight" for linear in LINEARS)
 IDENTITY = "recovery.json"
 """What determines the result, beside the Trainer's checkpoints."""
 
@@ -275,8 +276,7 @@ def recover(
     if spec.recover.lora is not None:
         facts["lora"] = spec.recover.lora
     if spec.sparse:
-        names = {name for path in source.weight_files for name in read_header(path)}
-        linears = {name for name in names if name.endswith(tuple(f"{linear}.weight" for linear in LINEARS))}
+        linears = {name for path in source.weight_files for name in read_header(path) if name.endswith(PRUNED)}
         facts["sparse"] = count_zeros([out_dir / path.name for path in source.weight_files], linears)
     return facts
 
