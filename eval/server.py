@@ -412,7 +412,6 @@ class TritonGrpc(OpenAiServer):
 
 
 async def _text(backend: Backend, model: str, body: Json) -> Json:
-    """Return the text that the model for text answers."""
     drawn = {name: body[name] for name in ("temperature", "top_p", "seed") if name in body}
     schema = json.dumps(body["response_format"]["json_schema"]["schema"]) if "response_format" in body else None
     inputs = text_inputs(body["prompt"], body["max_tokens"], body.get("stop", ()), json_schema=schema, **drawn)

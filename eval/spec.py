@@ -131,11 +131,6 @@ class EvalSpec(EvalSettings):
 
     @model_validator(mode="after")
     def _can_be_run(self) -> Self:
-        """Reject settings that cannot be run.
-
-        Raises:
-            UserError: lists every fault at once.
-        """
         faults = [fault] if (fault := task_fault(self.task)) else []
         if self.max_length < 2:
             faults.append(Fault(f"max_length={self.max_length} leaves no room for a prompt.", "Give 2 or more."))

@@ -74,7 +74,6 @@ def check_repository(
 
 
 def _draft_faults(folder: Path, configs: dict[str, pb.ModelConfig], limits: EngineLimits) -> list[Fault]:
-    """Check the draft engine against its target, for every engine that has one."""
     on_cpu = parameter(configs[TENSORRT_LLM], "openvino_draft_dir")
     place = parameter(configs[DRAFT], "gpt_model_path") if DRAFT in configs else on_cpu
     if not place:

@@ -225,7 +225,6 @@ def parse(text: str) -> pb.ModelConfig:
 
 
 def _model(name: str, batch: int, logits: str, *, ours: bool = False) -> pb.ModelConfig:
-    """Make a model's configuration with name, batch size and tensors."""
     config = pb.ModelConfig(name=name, max_batch_size=batch)
     tensors = interface(name, ours=ours)
     for tensor in tensors.inputs:
@@ -236,7 +235,6 @@ def _model(name: str, batch: int, logits: str, *, ours: bool = False) -> pb.Mode
 
 
 def _fill(target: pb.ModelInput | pb.ModelOutput, tensor: Tensor, logits: str) -> None:
-    """Fill in name, type and shape of one tensor."""
     target.name = tensor.name
     target.data_type = pb.DataType.Value(f"TYPE_{logits if tensor.dtype == LOGITS else tensor.dtype}")
     target.dims.extend(tensor.dims)

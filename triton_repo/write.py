@@ -230,7 +230,6 @@ def write_repository(
 def _description(
     limits: EngineLimits, settings: TritonSettings, spec: RepositorySpec, models: list[str]
 ) -> dict[str, Any]:
-    """Describe the engine and the models for repository.json."""
     on_cpu = spec.engine.server is ServerBackend.PYTHON
     ignored = parameters.changed(settings, parameters.PLACES) if on_cpu else {}
     return {
@@ -324,7 +323,6 @@ def _has_no_code(name: str, spec: RepositorySpec) -> bool:
 
 
 def _faults(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) -> list[Fault]:
-    """What does not go together before any file is written."""
     faults = parameters.setting_faults(settings, spec.engine)
     if limits.flavour != spec.flavour:
         faults.append(

@@ -326,11 +326,7 @@ def _whole(forcing: Any, ids: Sequence[int]) -> Array:
 
 
 def _kl(right: Sequence[Array], actual: Sequence[Array]) -> float:
-    """Return the mean KL divergence over all positions, nats.
-
-    Raises:
-        UserError: a logit is not finite.
-    """
+    """Return the mean KL divergence over all positions, nats."""
     if not all(np.isfinite(each).all() for each in (*right, *actual)):
         raise UserError("A stage gives logits that are NaN or infinite.", todo="Check the checkpoint: make verify")
     kls = [compare_logits(a, b, np.zeros(len(a), dtype=np.int64)).kl for a, b in zip(right, actual, strict=True)]

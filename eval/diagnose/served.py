@@ -145,7 +145,6 @@ def written_cause(wrong: Sequence[Wrong], expected: RightAnswers, again: Callabl
 
 
 def _texts_cause(wrong: Sequence[Wrong], expected: RightAnswers) -> str:
-    """Explain answers by their texts."""
     pairs = [(each.reply.text, each.right) for each in wrong]
     specials = [getattr(expected.tokenizer, name) for name in ("eos_token", "pad_token", "bos_token")]
     hypotheses: dict[str, Callable[[str, str], bool]] = {

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from eval.fidelity.divergence import VALUES_AT_ONCE, concatenated, perplexity, spread
+from eval.fidelity.divergence import VALUES_AT_ONCE, joined, perplexity, spread
 from eval.fidelity.measure import Rows, Side, Windows, batches, not_finite, predictions
 from pipelines.domain.errors import JsonFile, UserError
 from pipelines.domain.progress import Advance, Progress
@@ -68,11 +68,6 @@ class BoundedPositions:
     reference_nll: Array
     other_nll: Array
 
-    @classmethod
-    def joined(cls, parts: Sequence[BoundedPositions]) -> BoundedPositions:
-        """Return the positions of all parts in order."""
-        return cls(*concatenated(parts))
-
 
 def bound_logits(reference: Array, known: KnownTokens, rounding: float = ROUNDING) -> BoundedPositions:
     """Compare a prediction with what is known of another.
@@ -85,7 +80,7 @@ def bound_logits(reference: Array, known: KnownTokens, rounding: float = ROUNDIN
     """
     rows = max(1, VALUES_AT_ONCE // reference.shape[1])
     slices = [slice(at, at + rows) for at in range(0, len(known.targets), rows)]
-    return BoundedPositions.joined([_block(reference[each], known.part(each), rounding) for each in slices])
+    return joined([_block(reference[each], known.part(each), rounding) for each in slices])
 
 
 def _block(reference: Array, known: KnownTokens, rounding: float) -> BoundedPositions:
@@ -261,20 +256,16 @@ def measure_served(
     compared = []
     with progress.task("comparing predictions", sum(text.tokens for text in texts), "tokens") as advance:
         for text, each in zip(texts, known, strict=True):
-            compared.append(BoundedPositions.joined(list(_read(reference, forcing, text.rows, each, advance))))
+            compared.append(joined(list(_read(reference, forcing, text.rows, each, advance))))
     return MeasuredBounds(
-        BoundFigures.of(BoundedPositions.joined(compared)),
+        BoundFigures.of(joined(compared)),
         tuple(TextBounds(text.name, BoundFigures.of(each)) for text, each in zip(texts, compared, strict=True)),
         forcing.arithmetic,
     )
 
 
 def _known(row: TokenIds, answer: Mapping[str, Any], reference: Side) -> KnownTokens:
-    """Check what the server said about a window.
-
-    Raises:
-        UserError: it has a token that the reference lacks, or probabilities that add up to more than 1.
-    """
+    """Check what the server said about a window."""
     ids, logprobs = np.array(answer["ids"], dtype=np.int64), np.array(answer["logprobs"], dtype=np.float64)
     targets, own = np.array(row[1:], dtype=np.int64), np.array(answer["own"], dtype=np.float64)
     vocabulary = reference.session.vocabulary

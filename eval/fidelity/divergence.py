@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pipelines.domain.errors import JsonFile
 
 Array = np.ndarray[Any, Any]
+Arrays = TypeVar("Arrays")
 
 VALUES_AT_ONCE = 2**18
 """Values of a block of rows in float64, 2 MiB, so that a slice of logits is never widened as a whole."""
@@ -46,16 +47,11 @@ class Positions:
     reference_nll: Array
     other_nll: Array
 
-    @classmethod
-    def joined(cls, parts: Sequence[Positions]) -> Positions:
-        """Return the positions of all parts in order."""
-        return cls(*concatenated(parts))
 
-
-def concatenated(parts: Sequence[Any]) -> Iterator[Array]:
-    """Yield each array of records that hold nothing but arrays, all parts in order."""
-    for item in fields(parts[0]):
-        yield np.concatenate([getattr(part, item.name) for part in parts])
+def joined(parts: Sequence[Arrays]) -> Arrays:
+    """Return records that hold nothing but arrays as one, all parts in order."""
+    first: Any = parts[0]
+    return type(parts[0])(*(np.concatenate([getattr(p, each.name) for p in parts]) for each in fields(first)))
 
 
 def compare_logits(reference: Array, other: Array, targets: Array) -> Positions:
@@ -69,7 +65,7 @@ def compare_logits(reference: Array, other: Array, targets: Array) -> Positions:
     rows = max(1, VALUES_AT_ONCE // reference.shape[1])
     blocks = [slice(at, at + rows) for at in range(0, len(targets), rows)]
     with ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:  # numpy computes outside the GIL
-        return Positions.joined(list(pool.map(lambda at: _compared(reference[at], other[at], targets[at]), blocks)))
+        return joined(list(pool.map(lambda at: _compared(reference[at], other[at], targets[at]), blocks)))
 
 
 def _compared(reference: Array, other: Array, targets: Array) -> Positions:

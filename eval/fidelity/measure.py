@@ -15,7 +15,15 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from eval.fidelity.divergence import Figures, GreedyFidelity, LayerErrors, Positions, TextFidelity, compare_logits
+from eval.fidelity.divergence import (
+    Figures,
+    GreedyFidelity,
+    LayerErrors,
+    Positions,
+    TextFidelity,
+    compare_logits,
+    joined,
+)
 from pipelines.checkpoint.tokenizer import RenderedChat
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Advance, Progress
@@ -110,8 +118,8 @@ def measure(
             noise, noise_arithmetic = _compared_with_itself(reference, parts, kept, token_bytes, advance)
     each = zip(texts, compared, noise, strict=True)
     return MeasuredFidelity(
-        Figures.of(Positions.joined(compared)),
-        Figures.of(Positions.joined(noise)),
+        Figures.of(joined(compared)),
+        Figures.of(joined(noise)),
         tuple(TextFidelity(text.name, text.unseen, Figures.of(ours), Figures.of(own)) for text, ours, own in each),
         arithmetic,
         noise_arithmetic,
@@ -149,7 +157,7 @@ def _compared(
             if seen:
                 kept.write(np.concatenate(seen, axis=1)[:left].tobytes())
             left -= len(batch)
-        compared.append(Positions.joined(parts))
+        compared.append(joined(parts))
     return compared, second.arithmetic
 
 
@@ -176,7 +184,7 @@ def _compared_with_itself(
             hidden = np.frombuffer(kept.read(fed.size * token_bytes), dtype=np.float32).reshape(*fed.shape, -1)
             ours, theirs = head.logits([hidden], sizes.logits), predictions(second, fed.tolist(), sizes)
             parts += _positions((reference, ours), (reference, theirs), batch, sizes, advance)
-        compared.append(Positions.joined(parts))
+        compared.append(joined(parts))
     return compared, second.arithmetic
 
 

@@ -43,7 +43,6 @@ def grouped(name: str, tasks: Iterable[Mapping[str, Any]], **group: Any) -> dict
 
 
 def _loaded(group: Group) -> dict[str, Any]:
-    """Return lm-eval's `TaskDict` of a group."""
     tasks: dict[str, Any] = TaskManager(include_defaults=False).load([group])
     return tasks
 

@@ -266,11 +266,7 @@ def _code(error: Exception, name: str) -> int | None:
 
 
 def _check_folder() -> None:
-    """Refuse to run in a folder that was removed: every relative path would have no meaning.
-
-    Raises:
-        UserError: the current folder is gone.
-    """
+    """Refuse to run in a folder that was removed: every relative path would have no meaning."""
     try:
         Path.cwd()
     except FileNotFoundError:

@@ -51,7 +51,6 @@ def _value(raw: dict[str, Any], name: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """A value as it is written on the command line."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -122,7 +122,6 @@ class _ByHand:
                 yield step.node.id, _option_lines(stage.command(places, self._name(step)))
 
     def _repository(self) -> Iterator[Block]:
-        """Yield what makes the Triton repository."""
         for step in self.plan.steps:
             if isinstance(step.node.stage, WriteRepository) and not step.artifact:
                 built = next((s for s in self._inputs(step) if s.node.id == step.node.inputs["engine"]), None)
@@ -139,7 +138,6 @@ class _ByHand:
                 yield step.node.id + (again if several else ""), self._ours(step, *engine)
 
     def _evaluated(self) -> Iterator[Block]:
-        """Yield what measures the accuracy."""
         todo = [step for step in self.plan.steps if isinstance(step.node.stage, Evaluate) and not step.artifact]
         if todo:
             both = any(_of_baseline(step) or isinstance(step.node.stage, EvaluateSequentially) for step in todo)
@@ -148,7 +146,6 @@ class _ByHand:
             yield title, _command(["make", "evaluate", *self._words()])
 
     def _served(self) -> Iterator[Block]:
-        """Yield what starts servers."""
         for step in self.plan.steps:
             if isinstance(step.node.stage, ConfigureLlm) and not step.artifact:
                 line = f"trtllm-serve {CHECKPOINT} --extra_llm_api_options {OPTIONS}"
@@ -177,12 +174,10 @@ class _ByHand:
         return f"{step.node.label}-{prefix}{step.node.stage.writes}"
 
     def _ours(self, step: PlannedStep, *more: str) -> Lines:
-        """Render the command that runs one of this project's own stages."""
         own = [f"stage.name={step.node.id}", f"stage.link={self._name(step)}"]
         return _command(["make", "stage", *own, *self._words(), *more])
 
     def _build(self, step: PlannedStep, stage: Build, *, later: bool) -> Lines:
-        """Render trtllm-build with one option per line."""
         values = stage.build.model_dump(include={field.name for field in fields(BuildLimits)})
         if values["max_seq_len"] is None and stage.longest is not None:
             values["max_seq_len"] = stage.longest
@@ -219,12 +214,10 @@ def _of_nvidia(stage: Stage) -> bool:
 
 
 def _command(words: Sequence[str]) -> Lines:
-    """Render a command whose words may need quotes."""
     return command_lines([shlex.quote(word) for word in words], INDENT)
 
 
 def _option_lines(options: Sequence[Sequence[str]]) -> Lines:
-    """Render a command with one option per line."""
     rows = [shlex.join(option) for option in options]
     lines = [" " * INDENT + rows[0], *(" " * (INDENT + 2) + row for row in rows[1:])]
     return [*(line + CONTINUED for line in lines[:-1]), lines[-1]]

@@ -47,7 +47,6 @@ def _ago(used: float) -> str:
 
 
 def _offer(space: Space) -> None:
-    """Say what could be removed, and how."""
     total = occupied((*space.artifacts, *space.abandoned))
     unneeded = (*space.unneeded, *space.abandoned)
     if not unneeded:
@@ -64,7 +63,6 @@ def _offer(space: Space) -> None:
 
 
 def _remove(store: Store, space: Space) -> None:
-    """Remove what nothing needs, and say what came back."""
     recover(store, continuable=False)
     gone = remove(store, space.unneeded)
     for each in space.unneeded:

@@ -54,11 +54,6 @@ def verify(overrides: Sequence[str]) -> int:
 
 
 def _check_there(key: str, folder: Path) -> None:
-    """Refuse to verify nothing.
-
-    Raises:
-        UserError: there is no such folder; what is in its place.
-    """
     if why := why_no_folder(folder.absolute()) or ("" if folder.is_dir() else "there is no such folder"):
         raise UserError(
             f"{key}='{folder}' cannot be verified: {why}.", todo=f"Give one that is there: {key}=/its/folder"
@@ -66,11 +61,7 @@ def _check_there(key: str, folder: Path) -> None:
 
 
 def _checked(manifests: Manifests, store: Store) -> str:
-    """Read every byte of artifacts from the disk, and say how many there were.
-
-    Raises:
-        UserError: names each artifact that differs from its manifest, and the command that makes it again.
-    """
+    """Read every byte of artifacts from the disk, and say how many there were."""
     faults = list(manifests.faults)
     entries = [entry for manifest in manifests.whole.values() for entry in manifest["files"].values()]
     total = sum(int(entry["size"]) for entry in entries)

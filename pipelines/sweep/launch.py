@@ -161,11 +161,7 @@ def expand(overrides: Sequence[str], folder: Path) -> Sweep:
 
 
 def _alternatives(word: Any) -> list[str]:
-    """The overrides that a parsed word stands for: one, or one for each value that it lists.
-
-    Raises:
-        UserError: it describes values without listing them.
-    """
+    """The overrides that a parsed word stands for: one, or one for each value that it lists."""
     key = word.get_key_element()
     if not word.is_sweep_override():
         return [f"{key}={word.get_value_element_as_str()}"]
@@ -196,11 +192,7 @@ def _together(cells: Sequence[SweepCell], store: Store) -> list[SweepCell]:
 
 
 def _without_finished(cells: Sequence[SweepCell], store: Store, machine: Machine | None, here: bool) -> list[SweepCell]:
-    """Mark cells that are already finished, and cells that cannot be planned.
-
-    Raises:
-        UserError: Hydra refuses combinations; all faults at once.
-    """
+    """Mark cells that are already finished, and cells that cannot be planned."""
     faults: list[Fault] = []
     judged = []
     for cell in cells:
@@ -239,7 +231,6 @@ def _judged(cell: SweepCell, raw: dict[str, Any], store: Store, machine: Machine
 
 
 def _tell(cells: Sequence[SweepCell], waiting: Sequence[SweepCell], sweep: Sweep) -> None:
-    """Print how many cells run, and with which launcher."""
     finished = sum(cell.state == "done" for cell in cells)
     refused = [cell for cell in cells if cell.state == "failed"]
     parts = [f"{len(cells)} cell{'s' if len(cells) > 1 else ''}"]
@@ -252,7 +243,6 @@ def _tell(cells: Sequence[SweepCell], waiting: Sequence[SweepCell], sweep: Sweep
 
 
 def _launch(sweep: Sweep, folder: Path, waiting: Sequence[SweepCell]) -> None:
-    """Hand the cells to the launcher and return when all have ended."""
     shown = sweep.launcher == BASIC
     task = RunCell(folder, tuple(cell.file(folder) for cell in waiting), shown)
     watched = nullcontext() if shown or sweep.launcher == SLURM else Watch(folder, waiting).meanwhile()

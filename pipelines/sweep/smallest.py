@@ -164,11 +164,6 @@ def _check(settings: Settings, overrides: Sequence[str]) -> None:
 
 
 def _read(cell: SweepCell, asked: float, settings: Settings) -> Tried:
-    """Read what an evaluation found.
-
-    Raises:
-        UserError: the task has no verdict.
-    """
     row = comparison([(cell.baseline, cell.after)], settings.eval).rows[0]
     if "verdict" not in row:
         raise UserError(f"eval.task={settings.eval.task} gives no verdict: its answers are not right or wrong.")

@@ -75,7 +75,6 @@ def _single(overrides: Sequence[str]) -> list[str]:
 
 
 def _close(folder: Path, cells: Sequence[SweepCell]) -> int:
-    """Name the cells that failed, and where the results are."""
     failed = [cell for cell in cells if cell.state == "failed"]
     if failed:
         logs = [(cell, cell.log(folder)) for cell in failed]
