@@ -212,9 +212,19 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
     def _loglikelihood_tokens(
         self, requests: Sequence[Encoded], progress: Progress | None = None, **_kwargs: object
     ) -> list[tuple[float, bool]]:
-        pairs = [self._fitted(context, continuation) for _, context, continuation in requests]
-        both = zip(requests, pairs, strict=True)
-        self.truncated += len({text and text[0] for (text, context, _), (kept, _) in both if len(kept) < len(context)})
+        pairs, cut = [], set()
+        for text, context, continuation in requests:
+            if len(continuation) > self.max_length:
+                raise UserError(
+                    f"A continuation of {len(continuation)} tokens does not fit max_length={self.max_length}.",
+                    todo="Build the engine with a larger max_seq_len.",
+                )
+            room = self.max_length + 1 - len(continuation)  # the last token is only predicted, never fed to the model
+            if len(context) > room:
+                cut.add(text and text[0])
+                context = context[-room:]
+            pairs.append((context, continuation))
+        self.truncated += len(cut)
         scores = self._session.loglikelihood(pairs, progress or self._progress)
         if len(scores) != len(pairs):
             raise RuntimeError(f"the session returned {len(scores)} scores for {len(pairs)} pairs")
@@ -230,16 +240,6 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         if isinstance(engine, LogitsSession):
             return not_finite(Side("The engine", engine), [tokens[: self.max_length]], TOKENS_AT_ONCE)
         return otherwise
-
-    def _fitted(self, context: Tokens, continuation: Tokens) -> tuple[Tokens, Tokens]:
-        """Cut the context from the left until both fit; the last token is only predicted, never fed to the model."""
-        if len(continuation) > self.max_length:
-            raise UserError(
-                f"A continuation of {len(continuation)} tokens does not fit max_length={self.max_length}.",
-                todo="Build the engine with a larger max_seq_len.",
-            )
-        room = self.max_length + 1 - len(continuation)
-        return (context if len(context) <= room else context[-room:]), continuation
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
         """Score whole texts in windows of `max_length` tokens, each token once."""

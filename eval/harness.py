@@ -280,7 +280,7 @@ def _score(metrics: Mapping[str, Any], metric: TaskMetric) -> Score | None:
     """Return a score as lm-eval computed it; None for a group whose task files do not ask for this metric."""
     if str(metric) not in metrics:
         return None
-    stderr = metrics.get(metric.stderr, "N/A")
+    stderr = metrics.get(f"{metric.name}_stderr,{metric.filter}", "N/A")
     return Score(
         accuracy=float(metrics[str(metric)]),
         stderr=None if stderr == "N/A" else float(stderr),

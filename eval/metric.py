@@ -34,11 +34,6 @@ class TaskMetric:
     def __str__(self) -> str:
         return f"{self.name},{self.filter}"
 
-    @property
-    def stderr(self) -> str:
-        """Name of its standard error in lm-eval's results."""
-        return f"{self.name}_stderr,{self.filter}"
-
     def of(self, row: Mapping[str, Any]) -> bool:
         """Return whether the answer in a row of lm-eval's samples is right.
 

@@ -219,11 +219,6 @@ class Reference:
     num_fewshot: int
     accuracy: float
 
-    @property
-    def labels(self) -> set[str]:
-        """Labels that a result of this model may have."""
-        return {self.label, self.model.replace("/", "--")} - {""}
-
 
 @cache
 def all_references() -> tuple[Reference, ...]:
@@ -240,7 +235,11 @@ def all_references() -> tuple[Reference, ...]:
 
 def references_of(label: str, task: str) -> tuple[Reference, ...]:
     """Return what was published of a model, by its label, on a task."""
-    return tuple(each for each in all_references() if label in each.labels and each.task == task)
+    return tuple(
+        each
+        for each in all_references()
+        if label and label in (each.label, each.model.replace("/", "--")) and each.task == task
+    )
 
 
 def differences(result: EvalResult) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from eval.fidelity.bounds import BoundFigures, BoundsResult
-from eval.fidelity.divergence import FidelityResult, Figures, LayerErrors
+from eval.fidelity.divergence import FidelityResult, Figures
 from eval.results import Flips
 from pipelines.document.blocks import Table, groups, left, right
 from pipelines.document.show import count
@@ -54,7 +53,13 @@ def fidelity_text(result: FidelityResult, flips: Flips | None) -> str:
     lines = [f"{result.model} {result.qformat} against {result.reference} in 16 bit:", "", *table(rows), ""]
     lines += [wrapped(text, 0) for text in (*sentences(result, flips), READING, NO_DIRECTION)]
     if result.layers is not None:
-        lines += ["", *layer_table(result.layers)]
+        names = list(result.layers.weights)
+        errors = [("layer", "output", "noise", *(name.rpartition(".")[2].removesuffix("_proj") for name in names))]
+        for layer, both in enumerate(zip(result.layers.blocks, result.layers.noise, strict=True)):
+            shares = (*both, *(result.layers.weights[name][layer] for name in names))
+            errors.append((str(layer), *(f"{100 * share:.3g}" for share in shares)))
+        note = LAYERS + (SCALED if result.layers.scaled else "")
+        lines += ["", *table(errors), "", wrapped(note, 0)]
     return "\n".join(lines)
 
 
@@ -147,17 +152,6 @@ def greedy_text(result: FidelityResult) -> str:
     if greedy.median_first is None:
         return f"{text}."
     return f"{text}; the others first differ after {greedy.median_first:g} (median)."
-
-
-def layer_table(layers: LayerErrors) -> list[str]:
-    """Return relative errors in percent, one row per layer."""
-    names = list(layers.weights)
-    short = [name.rpartition(".")[2].removesuffix("_proj") for name in names]
-    rows: list[Sequence[str]] = [("layer", "output", "noise", *short)]
-    for layer, (block, noise) in enumerate(zip(layers.blocks, layers.noise, strict=True)):
-        errors = [layers.weights[name][layer] for name in names]
-        rows.append((str(layer), *(f"{100 * error:.3g}" for error in (block, noise, *errors))))
-    return [*table(rows), "", wrapped(LAYERS + (SCALED if layers.scaled else ""), 0)]
 
 
 LAYERS = (
