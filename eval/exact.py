@@ -69,8 +69,8 @@ class Answered:
     def is_hopeless(self, most: int, margin: float, level: float, share: float = 1.0) -> bool:
         """Return whether asking `most` questions would not show that it is better than guessing by the margin either.
 
-        So it is where the accuracy that would show it at the last interim analysis is too high for the answers so far,
-        by the same test. This only ends the asking: nothing is claimed of the model.
+        That is so if the accuracy that would show it at the last interim analysis is too high for the answers so far,
+        by the same test. This only stops the asking; it claims nothing about the model.
 
         Args:
             most: questions that may be asked.

@@ -1,4 +1,4 @@
-"""A session whose answers are kept: each question is asked once, whichever run, format or interim analysis asks it."""
+"""A session that caches answers: each question is asked once, across runs, formats and interim analyses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipelines.engines.port import Generation, SamplingParams, Session, TokenIds
 
 Request = dict[str, Any]
 
-# Answers of a model, kept in a file as they arrive, so that a run that was stopped goes on where it was.
+# Answers of a model, appended to a file as they arrive, so that a stopped run resumes.
 
 
 class AnswerLog:
@@ -94,7 +94,7 @@ class AskedEngine:
 
 
 SCORED_AT_ONCE = 512
-"""Scored requests after which answers are written: enough to share prefixes, few enough to lose little to a kill."""
+"""Scored requests between two writes: enough to share prefixes, few enough to lose little when killed."""
 WRITTEN_AT_ONCE = 128
 """Likewise of requests whose answer is written, which take longer: enough to fill a batch."""
 Given = TypeVar("Given")

@@ -108,7 +108,7 @@ def _read_text(reply: Json) -> str:
 
 
 FOR_THE_MOMENT = {408, 425, 429, 500, 502, 503, 504}
-"""HTTP statuses after which the same request may succeed."""
+"""HTTP statuses after which a request is retried."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 MOST_STOPS = 4
 """Stop strings that OpenAI's interface takes; answers are cut at all of them here as well."""
@@ -130,8 +130,8 @@ class ForTheMoment(Exception):  # noqa: N818 - caught here, and the request is s
 class OpenAiServer:
     """A model behind `/v1/completions`.
 
-    Requests have the form of lm-eval's `local-completions`. They are sent again while the server is overloaded or
-    away, and each answer is kept as soon as it arrives.
+    Requests have the form of lm-eval's `local-completions`. They are retried while the server is overloaded or
+    unreachable, and each answer is stored as soon as it arrives.
 
     Attributes:
         url: up to and with /v1.

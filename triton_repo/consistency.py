@@ -87,7 +87,7 @@ def _engine_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
 
 
 def _logits_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
-    """Check the type of logits: the C++ backend copies them bytewise, so another type would be read as garbage."""
+    """Check the type of logits: the C++ backend copies raw bytes, so another type would be read as garbage."""
     expected = f"TYPE_{limits.logits_type}"
     for name, config in configs.items():
         for output in logits_outputs(config):

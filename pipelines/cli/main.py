@@ -198,7 +198,7 @@ OWN = ("pipelines", "eval", "triton_repo")
 MAKE_TARGETS = "MAKE_TARGETS"
 """Environment variable with targets of the Makefile that are not commands, for suggestions."""
 MAKE_PID = "MAKE_PID"
-"""Environment variable with make's own process id: whatever ends make ends the command too."""
+"""Environment variable with make's own process id: however make ends, the command is stopped too."""
 
 
 def program() -> None:
@@ -210,7 +210,7 @@ def program() -> None:
     if reason := lost_output():
         complain(f"the output could not be written: {reason}.")
         code = code or 2
-    gc.freeze()  # nobody needs what a last search for garbage would find
+    gc.freeze()  # skips the last garbage collection
     sys.exit(code)
 
 
