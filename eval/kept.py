@@ -97,7 +97,7 @@ SCORED_AT_ONCE = 512
 """Scored requests between two writes: enough to share prefixes, few enough to lose little when killed."""
 WRITTEN_AT_ONCE = 128
 """Likewise of requests whose answer is written, which take longer: enough to fill a batch."""
-Given = TypeVar("Given")
+Input = TypeVar("Given")
 """What a session is given for one request."""
 
 
@@ -126,11 +126,11 @@ class KeptSession(ExitStack):
 
     def generate(self, prompts: Sequence[TokenIds], limits: SamplingParams, progress: Progress) -> list[Generation]:
         """Generate for every prompt; see `port.Session`."""
-        wanted = {**asdict(replace(limits, guide=None)), "stop_token_ids": sorted(limits.stop_token_ids)}
-        del wanted["guide"]
+        settings = {**asdict(replace(limits, guide=None)), "stop_token_ids": sorted(limits.stop_token_ids)}
+        del settings["guide"]
         if limits.guide is not None:
-            wanted["json_schema"] = limits.guide.schema
-        requests = [{"prompt": prompt, **wanted} for prompt in prompts]
+            settings["json_schema"] = limits.guide.schema
+        requests = [{"prompt": prompt, **settings} for prompt in prompts]
 
         def ask(session: Session, some: Sequence[TokenIds], silent: Progress) -> list[Any]:
             return [asdict(each) for each in session.generate(some, limits, silent)]
@@ -143,8 +143,8 @@ class KeptSession(ExitStack):
         self,
         title: str,
         requests: Sequence[Request],
-        given: Sequence[Given],
-        ask: Callable[[Session, Sequence[Given], Progress], Sequence[Any]],
+        inputs: Sequence[Input],
+        ask: Callable[[Session, Sequence[Input], Progress], Sequence[Any]],
         progress: Progress,
         at_once: int,
     ) -> list[Any]:
@@ -154,7 +154,7 @@ class KeptSession(ExitStack):
         with progress.task(title, len(requests), "requests") as advance:
             advance(len(requests) - len(missing))
             for places in (missing[at : at + at_once] for at in range(0, len(missing), at_once)):
-                new = ask(self.engine, [given[place] for place in places], SilentProgress())
+                new = ask(self.engine, [inputs[place] for place in places], SilentProgress())
                 self._answers.add_all(zip([requests[place] for place in places], new, strict=True))
                 for place, answer in zip(places, new, strict=True):
                     answers[place] = answer

@@ -83,13 +83,13 @@ def measures_perplexity(spec: EvalSpec, tasks: Sequence[Any]) -> bool:
     return True
 
 
-def deciding_metric(name: str, tasks: Sequence[Any], wanted: str | None) -> TaskMetric:
-    """Return the metric of a task, the first one unless another is wanted.
+def deciding_metric(name: str, tasks: Sequence[Any], chosen: str | None) -> TaskMetric:
+    """Return the metric of a task, the first one unless another is chosen.
 
     Args:
         name: of the task, for errors.
         tasks: lm-eval's tasks; all have the metric.
-        wanted: "metric" or "metric,filter".
+        chosen: "metric" or "metric,filter"; None for the first.
 
     Raises:
         UserError: the tasks have no such metric, or it is not defined for a single question.
@@ -100,10 +100,10 @@ def deciding_metric(name: str, tasks: Sequence[Any], wanted: str | None) -> Task
         common = [metric for metric in common if (metric.name, metric.filter) in own]
     usable = [metric for metric in common if metric.name not in NOT_OF_ONE_QUESTION]
     for metric in usable:
-        if wanted in (None, str(metric), metric.name):
+        if chosen in (None, str(metric), metric.name):
             return metric
     raise UserError(
-        f"eval.task='{name}' has no metric {'that is 0 or 1 for each question' if wanted is None else repr(wanted)}.",
+        f"eval.task='{name}' has no metric {'that is 0 or 1 for each question' if chosen is None else repr(chosen)}.",
         allowed=f"It has {', '.join(map(str, usable)) or ', '.join(map(str, common))}.",
         todo="Set eval.metric.",
     )

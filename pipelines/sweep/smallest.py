@@ -37,13 +37,13 @@ class Tried:
     """A mix that was evaluated.
 
     Attributes:
-        asked: bound on the bits per weight that the search was given.
+        bound: most bits per weight that the search allowed.
         bits: what the mix it chose has, at most as many.
         engine_bytes: of the engine.
         row: what was lost, with the verdict; see `eval.compare.loss_rows`.
     """
 
-    asked: float
+    bound: float
     bits: float
     engine_bytes: int
     row: dict[str, Any]
@@ -92,12 +92,12 @@ def smallest(overrides: Sequence[str]) -> int:
     if failed:
         say("Run the same command again to finish what is missing.")
         return 1
-    say("\n" + "\n".join(table([_HEADER, *map(_cells, sorted(tried, key=lambda each: each.asked))])))
-    best = min((each for each in tried if each.is_go), key=lambda each: each.asked, default=None)
+    say("\n" + "\n".join(table([_HEADER, *map(_cells, sorted(tried, key=lambda each: each.bound))])))
+    best = min((each for each in tried if each.is_go), key=lambda each: each.bound, default=None)
     if best is None:
         say(f"\n{_none(tried[0], settings)}")
         return UNMEASURED if tried[0].row["verdict"] == Verdict.NOT_MEASURED else NONE_IS_GO
-    words = " ".join([*overrides, f"{BITS}={best.asked:g}"])
+    words = " ".join([*overrides, f"{BITS}={best.bound:g}"])
     say(f"\n{_found(best, settings)}\nmake build {words}")
     return 0
 
@@ -163,12 +163,12 @@ def _check(settings: Settings, overrides: Sequence[str]) -> None:
         raise UserError(f"This command needs a verdict on each mix. {' '.join(notes)}")
 
 
-def _read(cell: SweepCell, asked: float, settings: Settings) -> Tried:
+def _read(cell: SweepCell, bound: float, settings: Settings) -> Tried:
     row = comparison([(cell.baseline, cell.after)], settings.eval).rows[0]
     if "verdict" not in row:
         raise UserError(f"eval.task={settings.eval.task} gives no verdict: its answers are not right or wrong.")
     mix, engine = (read_manifest(Path(cell.artifacts[stage]))["facts"] for stage in ("quantize", "build"))
-    return Tried(asked, mix["search"]["effective_bits"], engine["engine_bytes"], row)
+    return Tried(bound, mix["search"]["effective_bits"], engine["engine_bytes"], row)
 
 
 _HEADER = ("at most", "bits", "engine", "accuracy", "loss", "at least", "at most", "verdict")
@@ -177,7 +177,7 @@ _HEADER = ("at most", "bits", "engine", "accuracy", "loss", "at least", "at most
 def _cells(tried: Tried) -> tuple[str, ...]:
     row = tried.row
     return (
-        f"{tried.asked:g}",
+        f"{tried.bound:g}",
         f"{tried.bits:.2f}",
         show_bytes(tried.engine_bytes),
         f"{100 * row['accuracy']:.2f} %",
@@ -188,7 +188,7 @@ def _cells(tried: Tried) -> tuple[str, ...]:
 
 
 def _found(best: Tried, settings: Settings) -> str:
-    fewest = best.asked == grid(settings.quant.candidates or ())[0]
+    fewest = best.bound == grid(settings.quant.candidates or ())[0]
     others = "Mixes of these formats cannot have fewer." if fewest else "Fewer that were not tried might be GO too."
     return (
         f"{best.bits:.2f} bits per weight are the fewest found whose loss is proven to be below"
@@ -202,6 +202,6 @@ def _none(largest: Tried, settings: Settings) -> str:
     needed, margin = largest.row["questions_needed"], in_points(settings.eval.margin_points / 100)
     more = f" About {needed:,} questions would decide it." if needed else ""
     return (
-        f"No mix is GO: with {largest.asked:g} bits, the most that is tried, the verdict is {largest.row['verdict']} at"
+        f"No mix is GO: with {largest.bound:g} bits, the most that is tried, the verdict is {largest.row['verdict']} at"
         f" a margin of {margin}.{more} Ask more questions, raise eval.margin_points, or give other quant.candidates."
     )

@@ -63,8 +63,8 @@ def compare(overrides: Sequence[str]) -> int:
 def _judged(cells: Sequence[SweepCell], settings: EvalSettings) -> ResultTable:
     """Return one table of all cells, those without questions last."""
     unasked = [(cell.model, cell.variant) for cell in cells if cell.is_unasked]
-    asked = [(cell.baseline, cell.after) for cell in cells if "evaluate" in cell.artifacts]
-    tables = [comparison(asked, settings)] if asked or not unasked else []
+    pairs = [(cell.baseline, cell.after) for cell in cells if "evaluate" in cell.artifacts]
+    tables = [comparison(pairs, settings)] if pairs or not unasked else []
     tables += [unasked_table(unasked)] if unasked else []
     return ResultTable.joined(tables)
 

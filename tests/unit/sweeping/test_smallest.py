@@ -41,9 +41,9 @@ def test_the_smallest_that_is_go_is_found_in_few_evaluations(least: float, unuse
         return tried(bound, bits, go=bits >= least)
 
     found = search(BOUNDS, evaluate)
-    assert found[0].asked == BOUNDS[-1]
+    assert found[0].bound == BOUNDS[-1]
     assert len(found) <= 1 + math.ceil(math.log2(len(BOUNDS)))
-    assert len({each.asked for each in found}) == len(found)
+    assert len({each.bound for each in found}) == len(found)
     go = [each.bits for each in found if each.is_go]
     everywhere = [each.bits for bound in BOUNDS if (each := evaluate(bound)).is_go]
     assert min(go) == min(everywhere) if found[0].is_go else not go
@@ -65,7 +65,7 @@ def test_an_evaluation_that_fails_ends_the_search() -> None:
     def evaluate(bound: float) -> Tried | None:
         return tried(bound, bound, go=True) if bound == BOUNDS[-1] else None
 
-    assert [each.asked for each in search(BOUNDS, evaluate)] == [8]
+    assert [each.bound for each in search(BOUNDS, evaluate)] == [8]
 
 
 @pytest.mark.parametrize(
