@@ -17,20 +17,6 @@ from typing import Any
 import numpy as np
 
 from eval.diagnose import arithmetic
-from eval.diagnose.arithmetic import (
-    ACTS,
-    ROUNDINGS,
-    act_cause,
-    attend,
-    attention_cause,
-    input_cause,
-    norm_cause,
-    normed,
-    rotate,
-    rotation_cause,
-    scale_cause,
-    split_heads,
-)
 from eval.diagnose.result import ACTIVATION, PREQUANT, QKV, Finding
 from pipelines.checkpoint.dequantize import dequantize
 from pipelines.checkpoint.read import Checkpoint
@@ -115,14 +101,15 @@ class Retraced:
         right, how = plain * np.float32(factor), f"it is multiplied by {factor:.4g}"
         yield Step(
             "model.embed_tokens", None, name, actual, right, EXACT,
-            partial(scale_cause, actual, right, "the embedding", how),
+            partial(arithmetic.scale_cause, actual, right, "the embedding", how),
         )  # fmt: skip
         angles, positions = steps["rotary.angles"], np.arange(first_position, first_position + len(tokens))
         right = positions[:, None] * inverse_frequencies(config)[None]
         rotary = angles.reshape(len(tokens), -1)[:, : config.head_size // 2]
+        why = "it follows from rotary_base and rotary_scaling"
         yield Step(
             "rotary.angles", None, "config.json rotary_base", rotary, right, EXACT,
-            lambda: scale_cause(rotary, right, "the rotary angle", "it follows from rotary_base and rotary_scaling"),
+            partial(arithmetic.scale_cause, rotary, right, "the rotary angle", why),
         )  # fmt: skip
 
     def head(self, steps: Steps) -> Iterator[Step]:
@@ -139,7 +126,7 @@ class Retraced:
             yield self._input(None, "lm_head", "lm_head", steps["model.norm"], steps)
         yield Step(
             "lm_head", None, f"{name}.weight", steps["logits"], hidden @ table.T, EXACT,
-            lambda: scale_cause(steps["logits"], hidden @ table.T, "the logit", "the head is another one"),
+            lambda: arithmetic.scale_cause(steps["logits"], hidden @ table.T, "the logit", "the head is another one"),
         )  # fmt: skip
 
     def layer(self, steps: Steps, number: int) -> Iterator[Step]:
@@ -166,7 +153,10 @@ class Retraced:
         for part in QKV:
             yield from self._linear(steps, number, f"self_attn.{part}_proj", fed)
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        q, k, v = (split_heads(_last(steps, f"{here}.{part}_proj"), heads if part == "q" else kv_heads) for part in QKV)
+        q, k, v = (
+            arithmetic.split_heads(_last(steps, f"{here}.{part}_proj"), heads if part == "q" else kv_heads)
+            for part in QKV
+        )
         angles = steps["rotary.angles"].reshape(normed.shape[0], -1)[:, : config.head_size // 2]
         factor = np.float32(attention_factor(config))
         for ours, theirs in FAMILIES[config.architecture].head_norms.items():
@@ -174,10 +164,10 @@ class Retraced:
             yield self._norm(number, f"{here}.{theirs}", module, plain, steps[f"{here}.{theirs}"])
         q, k = (steps.get(f"{here}.{part}_norm", plain) for part, plain in (("q", q), ("k", k)))
         for part, plain in (("q", q), ("k", k)):
-            actual, right = steps[f"{here}.{part}_rotated"], rotate(plain, angles) * factor
+            actual, right = steps[f"{here}.{part}_rotated"], arithmetic.rotate(plain, angles) * factor
             yield Step(
                 f"{here}.{part}_rotated", number, f"attention.qkv ({part} heads)", actual, right, EXACT,
-                partial(rotation_cause, actual, plain, angles),
+                partial(arithmetic.rotation_cause, actual, plain, angles),
             )  # fmt: skip
         keys, values = steps[f"{here}.k_rotated"], v
         if config.kv_format is not KvFormat.AUTO:
@@ -185,8 +175,8 @@ class Retraced:
             keys, values = steps[f"{here}.k_rounded"], steps[f"{here}.v_rounded"]
         rotated, actual = steps[f"{here}.q_rotated"], steps[f"{here}.attention"]
         yield Step(
-            f"{here}.attention", number, "attention", actual, attend(rotated, keys, values), EXACT,
-            lambda: attention_cause(actual, rotated, keys, values, config.hidden_size),
+            f"{here}.attention", number, "attention", actual, arithmetic.attend(rotated, keys, values), EXACT,
+            lambda: arithmetic.attention_cause(actual, rotated, keys, values, config.hidden_size),
         )  # fmt: skip
         merged = actual.transpose(1, 0, 2).reshape(normed.shape[0], -1)
         yield self._input(number, f"{here}.o_proj", f"transformer.layers.{number}.attention.dense", merged, steps)
@@ -199,7 +189,7 @@ class Retraced:
         for part, values in plain.items():
             node = f"model.layers.{number}.self_attn.{part}_rounded"
             yield Step(
-                node, number, name, steps[node], ROUNDINGS[kind](values, scale), ROUNDED,
+                node, number, name, steps[node], arithmetic.ROUNDINGS[kind](values, scale), ROUNDED,
                 lambda: "keys and values are rounded with another scale than the checkpoint's",
             )  # fmt: skip
 
@@ -213,8 +203,8 @@ class Retraced:
         gate, up = (_last(steps, f"{here}.{name}_proj") for name in ("gate", "up"))
         actual, act = steps[f"{here}.product"], self._config.hidden_act
         yield Step(
-            f"{here}.product", number, "config.json hidden_act", actual, ACTS[act](gate) * up, EXACT,
-            lambda: act_cause(actual, gate, up, act),
+            f"{here}.product", number, "config.json hidden_act", actual, arithmetic.ACTS[act](gate) * up, EXACT,
+            lambda: arithmetic.act_cause(actual, gate, up, act),
         )  # fmt: skip
         yield self._input(number, f"{here}.down_proj", f"{ours}.proj", actual, steps)
         yield from self._linear(steps, number, "mlp.down_proj", steps.get(f"{here}.down_proj.input", actual))
@@ -222,8 +212,8 @@ class Retraced:
     def _norm(self, layer: int | None, node: str, module: str, x: Array, actual: Array) -> Step:
         weight, eps = self._checkpoint.tensor(f"{module}.weight").astype(np.float32), self._config.norm_epsilon
         return Step(
-            node, layer, f"{module}.weight", actual, normed(x, eps) * weight, EXACT,
-            lambda: norm_cause(actual, x, weight, eps, FAMILIES[self._config.architecture].norm_offset),
+            node, layer, f"{module}.weight", actual, arithmetic.normed(x, eps) * weight, EXACT,
+            lambda: arithmetic.norm_cause(actual, x, weight, eps, FAMILIES[self._config.architecture].norm_offset),
         )  # fmt: skip
 
     def _input(
@@ -235,12 +225,12 @@ class Retraced:
         prequant, scale = (self._leaf(module, leaf) for leaf in (PREQUANT, ACTIVATION))
         right = x if prequant is None or excluded else x * prequant
         if not excluded and scale is not None:
-            right = ROUNDINGS[kind](right, float(scale.reshape(-1)[0]))
+            right = arithmetic.ROUNDINGS[kind](right, float(scale.reshape(-1)[0]))
         actual = steps.get(f"{node}.input", x if shared is None else shared)
         tensor = f"{module}.{ACTIVATION if scale is not None else PREQUANT}"
         return Step(
             f"{node}.input", layer, tensor, actual, right, EXACT if kind == "16bit" or excluded else ROUNDED,
-            lambda: input_cause(actual, x, right, prequant),
+            lambda: arithmetic.input_cause(actual, x, right, prequant),
         )  # fmt: skip
 
     def _leaf(self, module: str, leaf: str) -> Array | None:
@@ -278,7 +268,7 @@ class Retraced:
         if engine_value is None or engine_value.shape != weight.shape:
             return "the engine's weight has another shape"
         if not arithmetic.compare(weight, engine_value, weight).suspicious:
-            return scale_cause(
+            return arithmetic.scale_cause(
                 actual, x @ weight.T, "the product", "its weight is right, so the product is computed wrongly"
             )
         config = self._config
