@@ -414,7 +414,7 @@ OWN = {
 }
 """What the models have beside the template's tensors where `tensorrt_llm` is ours.
 
-The keys are described at `wiring.CANCELLATION`. The log probabilities are those of the prompt's own tokens after the
+The keys are described at `generate.CANCELLATION`. The log probabilities are those of the prompt's own tokens after the
 first, and of as many likeliest tokens as the input says: after each token of the prompt, or at the place of each new
 one. The template has the logits of the whole vocabulary alone, 608 KB a token where that has 152,000 entries.
 """
