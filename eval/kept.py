@@ -97,8 +97,8 @@ SCORED_AT_ONCE = 512
 """Scored requests between two writes: enough to share prefixes, few enough to lose little when killed."""
 WRITTEN_AT_ONCE = 128
 """Likewise of requests whose answer is written, which take longer: enough to fill a batch."""
-Input = TypeVar("Given")
-"""What a session is given for one request."""
+Input = TypeVar("Input")
+"""What a session takes for one request."""
 
 
 class KeptSession(ExitStack):
