@@ -232,10 +232,10 @@ def _of_schema(name: str, schema: str, questions: Sequence[str], spec: EvalSpec)
 def judge_json(doc: Mapping[str, str], results: Sequence[str]) -> dict[str, int]:
     """Return for an answer 0 or 1: whether it is JSON of the schema, and whether it is JSON at all."""
     try:
-        answer = json.loads(results[0], parse_constant=_refuse)
+        found = json.loads(results[0], parse_constant=_refuse)
     except (ValueError, RecursionError):
         return {"follows_schema": 0, "is_json": 0}
-    return {"follows_schema": int(_validator(doc["schema"]).is_valid(answer)), "is_json": 1}
+    return {"follows_schema": int(_validator(doc["schema"]).is_valid(found)), "is_json": 1}
 
 
 def _refuse(constant: str) -> None:
@@ -329,9 +329,14 @@ def _group(cfg: Config, index: Mapping[str, Config], data: Mapping[str, Splits],
             group.add(_group(index[member], index, data, num_fewshot))
         else:
             for name in sorted(name for name, task in index.items() if task.get("tag") == member):
-                splits = data[index[name]["dataset_name"]]
-                config = {key: value for key, value in index[name].items() if key not in ("tag", "dataset_kwargs")}
-                config["custom_dataset"] = lambda splits=splits, **_metadata: as_datasets(splits)
-                config["num_fewshot"] = num_fewshot
-                group.add(ConfigurableTask(config=config))
+                group.add(_task(index[name], data, num_fewshot))
     return group
+
+
+def _task(cfg: Config, data: Mapping[str, Splits], num_fewshot: int) -> Any:
+    """Build a task. lm-eval writes the source of its functions into results, so their text stays as it is."""
+    splits = data[cfg["dataset_name"]]
+    config = {key: value for key, value in cfg.items() if key not in ("tag", "dataset_kwargs")}
+    config["custom_dataset"] = lambda **_metadata: as_datasets(splits)
+    config["num_fewshot"] = num_fewshot
+    return ConfigurableTask(config=config)
