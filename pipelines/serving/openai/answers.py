@@ -63,8 +63,9 @@ class Form:
                 async for choice, delta in news:
                     if not begun:
                         begun = True
-                        for chunk in self._openings(choices, sampling):
-                            yield event(chunk)
+                        for each in choices if self.chat or self.echo else ():  # the role, or the echoed prompt
+                            opening = TextDelta("" if self.chat else each.prompt.text)
+                            yield event(self.chunk(each, opening, sampling, first=True))
                     if delta is None and choice.calls:
                         yield event(self.calls_chunk(choice))
                     yield event(self.chunk(choice, delta, sampling))
@@ -75,13 +76,6 @@ class Form:
         if sampling.stream_options is not None and sampling.stream_options.include_usage:
             yield event(self.usage_chunk(choices))
         yield "data: [DONE]\n\n"
-
-    def _openings(self, choices: Sequence[Completion], sampling: Sampling) -> list[Json]:
-        """Yield what comes before the first token: the role, or the echoed prompt."""
-        if self.chat:
-            return [self.chunk(choice, TextDelta(""), sampling, first=True) for choice in choices]
-        echoed = [(choice, TextDelta(choice.prompt.text)) for choice in choices] if self.echo else []
-        return [self.chunk(choice, delta, sampling, first=True) for choice, delta in echoed]
 
     def chunk(self, choice: Completion, delta: TextDelta | None, sampling: Sampling, *, first: bool = False) -> Json:
         """Build one chunk of a stream: new text, or its end for None."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.serving.openai.errors import CLIENT_CLOSED, ApiError, shortened
+from pipelines.serving.openai.errors import ApiError, shortened
 from pipelines.serving.openai.metrics import ServiceMetrics
 
 REFUSAL_PAUSE_S = 0.03
@@ -56,11 +56,13 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body, refusal, whole, status = bytearray(), None, False, CLIENT_CLOSED
+        body, refusal, whole, counts = bytearray(), None, False, False
 
         def counted(message: Message) -> Awaitable[None]:  # no coroutine of its own, which would cost each token time
-            nonlocal status
-            status = message.get("status", status)
+            nonlocal counts
+            if not counts:
+                counts = True
+                self._metrics.answered(scope, message["status"])
             return send(message)
 
         try:
@@ -82,11 +84,11 @@ class BodyLimit:
                     async with asyncio.timeout(self._answer_timeout_s):
                         await self._app(scope, _replay(bytes(body), receive), counted)
         except Exception:
-            status = 500
-            self._metrics.failed(ApiError(status, "", kind="server_error"))
+            self._metrics.failed(ApiError(500, "", kind="server_error"))
+            if not counts:
+                self._metrics.answered(scope, 500)
             raise
         finally:
-            self._metrics.answered(scope, status)
             self._held -= len(body)
 
     def _check_head(self, scope: Message) -> None:

@@ -95,8 +95,11 @@ def engine_inputs(
         inputs.append(InputTensor(FEW_LOG_PROBS, "INT32", (sampling.scores,)))
     elif sampling.scores:
         inputs.append(InputTensor("return_generation_logits", "BOOL", (True,)))
-    shown = repository.tokens_per_block is not None and _shows_usage(sampling)
-    if shown or (repository.perf_metrics and not engine.answers_in_parts(sampling)):
+    options = sampling.stream_options
+    shows_usage = not sampling.stream or (options is not None and options.include_usage)
+    if (repository.tokens_per_block is not None and shows_usage) or (
+        repository.perf_metrics and not engine.answers_in_parts(sampling)
+    ):  # in a stream, the engine says it with every token
         inputs.append(InputTensor("return_perf_metrics", "BOOL", (True,)))
     return [*inputs, *(_guide(*sampling.guide) if sampling.guide is not None else ())]
 
@@ -142,11 +145,6 @@ def _guide(kind: str, text: str) -> list[InputTensor]:
         InputTensor("guided_decoding_guide_type", "BYTES", (kind,)),
         InputTensor("guided_decoding_guide", "BYTES", (text,)),
     ]
-
-
-def _shows_usage(sampling: Sampling) -> bool:
-    """Whether the client is told how much of its prompt was there already; the engine would say so with every token."""
-    return not sampling.stream or (sampling.stream_options is not None and bool(sampling.stream_options.include_usage))
 
 
 def _ends(sampling: Sampling, tokenizer: ServedTokenizer) -> list[InputTensor]:

@@ -154,19 +154,16 @@ class _TemplateProcess:
         Raises:
             StoppedTemplateError: the process was ended, or ended by itself.
         """
+        assert self._process.stdin is not None
         try:
-            self._send(content)
+            self._process.stdin.write(len(content).to_bytes(LENGTH_BYTES, "little") + content)
+            self._process.stdin.flush()
             return self._received(most)
         except (OSError, EOFError):
             raise StoppedTemplateError(_why(self.end(ENDS_BY_ITSELF_S))) from None
         except StoppedTemplateError:
             self.end()
             raise
-
-    def _send(self, content: bytes) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(len(content).to_bytes(LENGTH_BYTES, "little") + content)
-        self._process.stdin.flush()
 
     def _received(self, most: int) -> tuple[bytes, str]:
         """Return the kind and the text of the next answer, of at most this many bytes."""

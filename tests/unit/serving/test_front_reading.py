@@ -106,6 +106,23 @@ def test_a_body_is_taken_whole_or_refused(parts: list[bytes], declared: int, sta
     assert (found, said in text) == (status, True), text
 
 
+def test_a_failure_of_our_own_is_counted_and_left_to_the_server() -> None:
+    """Which answers 500, unless a part of the answer has been sent."""
+
+    async def failing(_scope: Any, _receive: Any, _send: Any) -> None:
+        raise ZeroDivisionError
+
+    metrics = ServiceMetrics("m")
+    service = BodyLimit(failing, limits=Limits(), metrics=metrics)
+    exchange = Exchange(service, [b""], 0)
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(exchange.run())
+    assert exchange.sent == []
+    page = metrics.page(None)
+    assert 'http_requests_total{handler="none",method="POST",status="500"} 1.0' in page
+    assert 'trtllm_request_error_total{model_name="m",reason="server_error",status="500"} 1.0' in page
+
+
 def test_all_bodies_together_are_bounded_and_slow_clients_hold_only_what_they_sent() -> None:
     """1,600 announced bodies take nothing; 16 whole ones take all there is, until they are answered."""
 
