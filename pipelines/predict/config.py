@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -12,6 +13,7 @@ from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.units import rate_of_users
 from pipelines.loadgen.config import Rate, SloSettings
 from pipelines.settings.base import Group, Positive
+from pipelines.settings.groups import choices
 
 # The group `simulator`: settings of `make simulate`. Imports nothing heavy.
 
@@ -102,7 +104,9 @@ Percentile = Annotated[float, AfterValidator(_percent)]
 def _both_or_none(settings: Group, one: str, other: str) -> None:
     stated = [key for key in (one, other) if getattr(settings, key) is not None]
     if len(stated) == 1:
-        raise ValueError(f"has {stated[0]}={getattr(settings, stated[0]):g} alone: {one} and {other} belong together")
+        raise ValueError(
+            f"has {stated[0]}={price_text(getattr(settings, stated[0]))} alone: {one} and {other} belong together"
+        )
 
 
 def fit_files(store: Path) -> list[Path]:
@@ -120,27 +124,36 @@ class SizingSloSettings(SloSettings):
     percentile: Percentile = 95
 
 
+PriceOf = Usd | dict[str, Usd]
+"""A price, or that of each GPU by its name in conf/hardware."""
+
+
+def price_text(price: float | Mapping[str, float]) -> str:
+    """Show a price."""
+    return str(dict(price)) if isinstance(price, Mapping) else f"{price:g}"
+
+
 class PriceSettings(Group):
     """Prices in USD; null means not given, and what is not given is not counted.
 
     Attributes:
-        server_usd: to buy one server with its GPUs.
+        server_usd: to buy one server with its GPUs; {l40s: ..., h100_sxm: ...} where several GPUs are compared.
         years: of depreciation.
         licence_usd: software, per GPU and year.
         hosting_usd: per server and year.
         kwh_usd: of electricity.
         pue: power of the building over power of the machines.
-        gpu_hour_usd: to rent one GPU for an hour, everything included.
+        gpu_hour_usd: to rent one GPU for an hour, everything included; for several GPUs as above.
         utilisation: share of the fleet's capacity that is used over the year; null derives it from the average.
     """
 
-    server_usd: Usd | None = None
+    server_usd: PriceOf | None = None
     years: Rate | None = None
     licence_usd: Usd | None = None
     hosting_usd: Usd | None = None
     kwh_usd: Usd | None = None
     pue: Annotated[float, Field(ge=1)] | None = None
-    gpu_hour_usd: Usd | None = None
+    gpu_hour_usd: PriceOf | None = None
     utilisation: Annotated[float, Field(gt=0, le=1)] | None = None
 
     @model_validator(mode="after")
@@ -148,11 +161,21 @@ class PriceSettings(Group):
         _both_or_none(self, "server_usd", "years")
         owned = ("server_usd", "licence_usd", "hosting_usd", "kwh_usd", "pue")
         if self.gpu_hour_usd is not None and (both := [key for key in owned if getattr(self, key) is not None]):
-            raise ValueError(
-                f"has gpu_hour_usd={self.gpu_hour_usd:g} and {both[0]}={getattr(self, both[0]):g}: rented or bought"
-            )
+            rent, other = price_text(self.gpu_hour_usd), price_text(getattr(self, both[0]))
+            raise ValueError(f"has gpu_hour_usd={rent} and {both[0]}={other}: rented or bought")
         _both_or_none(self, "kwh_usd", "pue")
+        for key in ("server_usd", "gpu_hour_usd"):
+            for name in value if isinstance(value := getattr(self, key), dict) else ():
+                if name not in choices("hardware"):
+                    near = did_you_mean(name, choices("hardware"))
+                    raise ValueError(f"has {key} of '{name}', which is no choice of hardware. {near}".strip(". "))
         return self
+
+    def of(self, gpu: str) -> PriceSettings:
+        """Return the prices of one GPU, by its name in conf/hardware."""
+        both = {key: getattr(self, key) for key in ("server_usd", "gpu_hour_usd")}
+        own = {key: value.get(gpu) for key, value in both.items() if isinstance(value, dict)}
+        return self.model_copy(update=own)
 
 
 class AutoscalingSettings(Group):

@@ -64,6 +64,9 @@ def compose_config(overrides: Sequence[str]) -> Any:
             )
     if not all(KEY.match(text) for text in overrides):
         raise UserError.of(diagnose(overrides))
+    keys = [(text, text.partition("=")[0].lstrip("+")) for text in overrides if "=[" in text]
+    if faults := [_list_fault(text, key) for text, key in keys if key in groups()]:
+        raise UserError.of(faults)  # Hydra would merge the choices, the last one on top
     try:
         with hydra_on_conf():
             return compose("config", overrides=list(overrides))
@@ -207,6 +210,13 @@ def _values(override: Any) -> list[str]:
 def _list_fault(text: str, name: str) -> Fault:
     """Make the fault for several values where one belongs."""
     key, _, value = text.partition("=")
+    if name == "hardware":
+        return Fault(
+            f"'{text}' names several GPUs, and this takes one.",
+            todo=f"To choose among them: make size '{key}=[{value.strip('[]')}]'.",
+        )
+    value = value.strip("[]") if name in groups() else value
+    text = f"{key}={value}"
     as_list = "" if name in groups() else f" For one run with a list as its value: {key}=[{value}]."
     return Fault(
         f"'{text}' gives several values, and this command takes one.",

@@ -287,6 +287,9 @@ def refuse(setup: Setup) -> None:
         UserError: names the obstacle.
     """
     form, gpu, able = FORMATS[setup.qformat], setup.gpu, runnable(setup)
+    if gpu.sm < 8.0 and setup.runs_on.family.startswith(("trtllm", "nim")):
+        what = f"{gpu.gpu} is too old for TensorRT-LLM: compute capability {gpu.sm:g}."
+        raise UserError(what, allowed="It needs 8.0 (A100) or newer.")
     if setup.qformat not in able:
         why = f"quant={setup.qformat} needs {form.activation.upper()} tensor cores; {gpu.gpu} has none."
         if setup.qformat is QFormat.AUTO:

@@ -298,6 +298,7 @@ class PeakTrial:
         values: seconds by metric at the percentile; NaN without a value.
         requests: number of simulated requests.
         simulated: number of the fleet's instances that were simulated.
+        good: share of the output tokens whose requests meet every limit.
     """
 
     instances: int
@@ -306,6 +307,7 @@ class PeakTrial:
     values: dict[str, float]
     requests: int
     simulated: int
+    good: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +351,12 @@ def trial(question: Question, option: FleetOption, instances: int) -> PeakTrial:
     )
     wrong = missed(together, question.slo, question.percentile)
     values = together.at(question.percentile)
-    return PeakTrial(instances, not wrong, wrong, values, shown * each, min(instances, -(-shown // lanes)))
+    within = np.ones(len(together.ttft), dtype=bool)
+    for name, limit in question.slo.limits.items():
+        within &= ~(getattr(together, name) > limit / 1000)  # NaN counts as meeting every limit
+    tokens = np.tile(np.resize(question.osl, each)[each - len(seen[0].ttft) :], shown)
+    good = float(tokens[within].sum() / tokens.sum()) if steady else 0.0
+    return PeakTrial(instances, not wrong, wrong, values, shown * each, min(instances, -(-shown // lanes)), good)
 
 
 def _why(question: Question, option: FleetOption, fewer: PeakTrial | None) -> str:

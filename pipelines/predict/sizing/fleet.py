@@ -164,15 +164,18 @@ class Cost:
 
 def server_year(prices: PriceSettings, gpus: int, tdp_w: float | None) -> tuple[list[tuple[str, float]], list[str]]:
     """Return (item, USD) of one server for a year, and the items without a price; `tdp_w` is of one GPU."""
-    if prices.gpu_hour_usd is not None:
-        return [("rent", prices.gpu_hour_usd * gpus * HOURS)], []
-    assert prices.server_usd is not None
+    rent, server = prices.gpu_hour_usd, prices.server_usd
+    assert not isinstance(rent, dict), "prices of one GPU"
+    assert not isinstance(server, dict), "prices of one GPU"
+    if rent is not None:
+        return [("rent", rent * gpus * HOURS)], []
+    assert server is not None
     assert prices.years is not None
     power = None
     if prices.kwh_usd is not None and prices.pue is not None and tdp_w is not None:
         power = tdp_w / 1000 * gpus * prices.pue * HOURS * prices.kwh_usd
     asked = (
-        ("servers", prices.server_usd / prices.years),
+        ("servers", server / prices.years),
         ("licences", None if prices.licence_usd is None else prices.licence_usd * gpus),
         ("hosting", prices.hosting_usd),
         ("power", power),

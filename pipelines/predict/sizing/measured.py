@@ -12,6 +12,7 @@ from pipelines.domain.errors import UserError
 from pipelines.engines.registry import runs_on_cpu
 from pipelines.host.machine import Machine
 from pipelines.host.screen import table, wrapped
+from pipelines.predict.config import price_text
 from pipelines.predict.performance.gpus import TELL, resolved, stated_gpus, with_gpus
 from pipelines.predict.performance.measured import Measured, MeasuredLevel, Served
 from pipelines.predict.performance.read_measured import read_measured
@@ -139,7 +140,8 @@ def answer_of(settings: Settings, machine: Machine, path: Path) -> MeasuredAnswe
     cpu, prices = runs_on_cpu(measured.engine), sizing.prices
     if cpu and (per_gpu := prices.gpu_hour_usd or prices.licence_usd):
         raise UserError(
-            f"A price per GPU is given ({per_gpu:g} USD), but {measured.sources[0]} was measured on a CPU server.",
+            f"A price per GPU is given ({price_text(per_gpu)} USD), but {measured.sources[0]} was measured on a CPU "
+            "server.",
             todo="Give sizing.prices.server_usd and sizing.prices.years instead.",
         )
     gpus = 1 if cpu else measured.served.gpus or 1  # a CPU server counts as one
@@ -302,7 +304,9 @@ def without_model(settings: Settings, machine: Machine) -> tuple[str, list[str],
     gpus_known = hardware.gpus_per_server is not None
 
     def priced(demand: Demand, fleet: PeakFleet) -> Cost | None:
-        return cost(sizing.prices, fleet, tdp_w=hardware.tdp_w, requests_per_day=demand.requests_per_day)
+        return cost(
+            sizing.prices.of(hardware.name), fleet, tdp_w=hardware.tdp_w, requests_per_day=demand.requests_per_day
+        )
 
     if sizing.rate is not None:
         given = rate_answer(settings, machine, sizing.rate)

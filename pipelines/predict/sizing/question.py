@@ -241,8 +241,8 @@ def setup_label(setup: Setup) -> str:
 # Build the sizing question from the settings.
 
 
-def ask(settings: Settings, machine: Machine) -> Question:
-    """Build the question.
+def ask(settings: Settings, machine: Machine, judge: Judge = unjudged) -> Question:
+    """Build the question; `judge` applies the rules of a plan.
 
     Raises:
         UserError: something is missing or wrong; names all faults at once.
@@ -281,8 +281,9 @@ def ask(settings: Settings, machine: Machine) -> Question:
         kv_formats=sizing.kv_formats or (settings.kv_cache.dtype,),
         kv_of=kv_of,
         sparse=settings.sparsity.method != "none" and build.weight_sparsity,
-        prices=sizing.prices,
+        prices=sizing.prices.of(gpu.name),
         stated=known_lengths(settings),
+        judge=judge,
         trace="" if settings.workload.trace is None else trace_text(read_trace(settings.workload), len(isl)),
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from pipelines.host.screen import say
 from pipelines.loadgen.trace import read_trace
 from pipelines.predict.performance.deployment import costs
 from pipelines.predict.performance.placement import Judge
+from pipelines.predict.sizing import which_gpu
 from pipelines.predict.sizing.answer import Answer, CostOf, answer, check, ladder
 from pipelines.predict.sizing.autoscale import BUSINESS, counted_rates, curve, day_rates, replay
 from pipelines.predict.sizing.document import document
@@ -26,6 +26,7 @@ from pipelines.predict.sizing.measured import without_model
 from pipelines.predict.sizing.question import Question, ask
 from pipelines.predict.sizing.result import Day, Result, to_csv, to_json
 from pipelines.predict.sizing.sensitivity import changes
+from pipelines.predict.sizing.which_gpu import several_gpus
 from pipelines.predict.sizing.words import words
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
@@ -37,13 +38,14 @@ SHOWN_CURVES = 6
 
 def size(overrides: Sequence[str], judge_of: Callable[[Settings, Machine], Judge]) -> int:
     """Run the command and return the exit code; `judge_of` makes the rules of a plan from settings."""
+    if (several := several_gpus(overrides)) is not None:
+        return _several(several, judge_of)
     settings = load(overrides)
     check_folders({"report.folder": settings.report.folder})
     machine, sizing = gather(), settings.sizing
     if sizing.rate is not None or (sizing.measured is not None and sizing.fit is None):
         return _without_model(settings, machine)
-    question = ask(settings, machine)
-    question = replace(question, judge=judge_of(settings, machine))
+    question = ask(settings, machine, judge_of(settings, machine))
     result = solve(settings, question, costs(settings))
     folder = settings.report.folder / f"size-{question.model.name}-{question.gpu.name}-{question_id(settings)}"
     say("\n".join(words(result)))
@@ -57,6 +59,22 @@ def question_id(settings: Settings) -> str:
     """Return eight characters that are the same for the same question, so that no answer replaces another."""
     asked = {name: group for name, group in settings.every().items() if name not in ("paths", "report")}
     return fingerprint(asked)[:8]
+
+
+def _several(several: Sequence[Sequence[str]], judge_of: Callable[[Settings, Machine], Judge]) -> int:
+    every = [load(overrides) for overrides in several]
+    check_folders({"report.folder": every[0].report.folder})
+    found = which_gpu.which_gpu(every, gather(), judge_of)
+    name = f"size-{found.question.model.name}-gpus-{fingerprint([question_id(each) for each in every])[:8]}"
+    say("\n".join(which_gpu.words(found)))
+    say()
+    folder = every[0].report.folder / name
+    with _writing(folder):
+        paths = [write_json(folder / "answer.json", which_gpu.to_json(found), sort_keys=False)]
+        paths.append(write_text(folder / "table.csv", which_gpu.to_csv(found)))
+    for path in paths:
+        say(f"written: {relative_to_cwd(path.absolute())}")
+    return 0
 
 
 def _without_model(settings: Settings, machine: Machine) -> int:

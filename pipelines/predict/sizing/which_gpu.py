@@ -1,0 +1,198 @@
+"""`size hardware=[...]`: the fleet on each of several GPUs, the cheapest first, and why some of them do not qualify."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pipelines.document.show import NONE, number
+from pipelines.domain.errors import Fault, UserError, did_you_mean
+from pipelines.host.machine import Machine
+from pipelines.host.screen import table, wrapped
+from pipelines.predict.performance.deployment import costs
+from pipelines.predict.performance.placement import Judge
+from pipelines.predict.sizing.answer import FleetOption, answer, check
+from pipelines.predict.sizing.fleet import YEAR
+from pipelines.predict.sizing.question import Question, ask
+from pipelines.predict.sizing.words import NO_PRICES, pair, question_terms
+from pipelines.settings.groups import choices
+from pipelines.settings.root import Settings
+
+SEVERAL = re.compile(r"\+{0,2}hardware=\[(.*)\]")
+
+
+def several_gpus(overrides: Sequence[str]) -> list[list[str]] | None:
+    """Return the overrides for each GPU of `hardware=[...]`; None where one GPU is asked for.
+
+    Raises:
+        UserError: a name is not known.
+    """
+    lists = [match[1] for text in overrides if (match := SEVERAL.fullmatch(text))]
+    if not lists:
+        return None
+    names = [name.strip() for name in lists[-1].split(",")]
+    known = [name for name in choices("hardware") if name != "auto"]
+    for name in names:
+        if name not in known:
+            allowed = f"Choose some of {', '.join(known)}."
+            what = f"hardware=[{lists[-1]}] has '{name}', which is not known."
+            raise UserError(what, allowed=allowed, todo=did_you_mean(name, known))
+    others = [text for text in overrides if not SEVERAL.fullmatch(text)]
+    return [[*others, f"hardware={name}"] for name in dict.fromkeys(names)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GpuRow:
+    """One GPU: its recommended fleet, or why it has none.
+
+    Attributes:
+        name: of the file in conf/hardware.
+        gpu: name of the product.
+        best: the recommended configuration and its fleet; None where none qualifies.
+        why: why none qualifies; empty with a fleet.
+        good: share of the output tokens whose requests meet every limit, in the simulated fleet.
+        usd: of a million such tokens; None without a price.
+    """
+
+    name: str
+    gpu: str
+    best: FleetOption | None = None
+    why: str = ""
+    good: float = 0.0
+    usd: float | None = None
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Cheapest first; without a price the fewest servers, then GPUs; without a fleet last."""
+        if self.best is None:
+            return (2,)
+        fleet = self.best.fleet
+        return (0, self.usd) if self.usd is not None else (1, fleet.servers, fleet.gpus)
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to plain JSON values."""
+        found: dict[str, Any] = {"hardware": self.name, "gpu": self.gpu, "why_not": self.why or None}
+        if (best := self.best) is None:
+            return found
+        sizes = {key: asdict(best.fleet)[key] for key in ("instances", "gpus", "servers", "gpus_per_server")}
+        return found | sizes | {
+            "option": best.label, "requests_per_s_per_instance": best.capacity.rate, "good_tokens_share": self.good,
+            "usd_per_year": None if best.cost is None else best.cost.per_year, "usd_per_million_good_tokens": self.usd,
+            "provenance": best.instance.costed.provenance,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GpuAnswer:
+    """All GPUs, the cheapest first, and the question as it is asked of each."""
+
+    question: Question
+    rows: tuple[GpuRow, ...]
+
+    @property
+    def tokens_of(self) -> str:
+        """Describe the load whose tokens the cost is shared by."""
+        prices, demand = self.question.prices, self.question.demand
+        if prices.utilisation is not None:
+            return f"at {100 * prices.utilisation:g} % utilisation"
+        if demand.average is None:
+            return "at the peak around the clock, because no average is given"
+        return f"at the average load, {demand.average:,.4g}/s in {demand.busy_hours:g} h a day"
+
+
+def which_gpu(every: Sequence[Settings], machine: Machine, judge_of: Callable[[Settings, Machine], Judge]) -> GpuAnswer:
+    """Size the fleet on each GPU; the settings differ in `hardware` alone.
+
+    Raises:
+        UserError: no GPU qualifies, or another part of `sizing` is about one GPU.
+    """
+    sizing = every[0].sizing
+    for key in ("measured", "rate", "fit"):
+        if (value := getattr(sizing, key)) is not None:
+            raise UserError(f"sizing.{key}={value} is of one GPU.", todo="Leave it out, or name that GPU alone.")
+    if sizing.autoscaling.wanted:
+        raise UserError("A day is replayed on one GPU.", todo="Choose it first, without sizing.autoscaling.day.")
+    rows, faults, asked = [], list[Fault](), None
+    for settings in every:
+        name, gpu = settings.hardware.name, settings.hardware.gpu or settings.hardware.name
+        try:
+            question = ask(settings, machine, judge_of(settings, machine))
+            best = answer(question, costs(settings)).chosen
+        except UserError as error:
+            faults += error.faults
+            rows.append(GpuRow(name, gpu, why=f"{error.faults[0].message} {error.faults[0].allowed}".strip()))
+            continue
+        asked = asked or question
+        good = check(question, best).fleet.good
+        rows.append(GpuRow(name, gpu, best, good=good, usd=_usd(question, best, good)))
+    if asked is None:
+        raise UserError.of(list(dict.fromkeys(faults)))
+    return GpuAnswer(asked, tuple(sorted(rows, key=lambda row: row.rank)))
+
+
+def _usd(question: Question, best: FleetOption, good: float) -> float | None:
+    """Return the cost of a million output tokens of requests that meet every limit; None without a price or any."""
+    if best.cost is None or not good:
+        return None
+    capacity = best.fleet.instances * best.fleet.rate
+    rate = question.demand.peak if best.cost.utilisation is None else best.cost.utilisation * capacity
+    return 1e6 * best.cost.per_year / (rate * YEAR * question.mean_osl * good)
+
+
+def words(found: GpuAnswer) -> list[str]:
+    """Return all lines of the printed answer."""
+    question = found.question
+    lines = [pair("model", f"{question.model.name}, {question.framework} (modelled)")]
+    lines += [pair(word, text) for word, text in question_terms(question)[1:]]  # the same for every GPU
+    head = ("", "configuration", "inst.", "GPUs", "servers", "USD a year", "USD/M good", "rests on")
+    rows: list[tuple[str, ...] | str] = [head, *(_cells(row) for row in found.rows if row.best is not None)]
+    lines += ["", *table(rows, left=2, words=(7,))]
+    lines += [wrapped(f"{row.name}: {row.why}", len(row.name) + 2) for row in found.rows if row.best is None]
+    lines += ["", pair("prices", _prices(found))]
+    if len(question.formats) > 1:
+        lines.append(pair("accuracy", "not considered, and formats differ in it: `make compare` measures it"))
+    return lines
+
+
+def _cells(row: GpuRow) -> tuple[str, ...]:
+    best = row.best
+    assert best is not None
+    year = NONE if best.cost is None else f"{best.cost.per_year:,.0f}"
+    size = (f"{best.fleet.instances:,}", f"{best.fleet.gpus:,}", f"{best.fleet.servers:,}")
+    usd = NONE if row.usd is None else number(row.usd)
+    return row.name, best.label, *size, year, usd, best.instance.costed.provenance
+
+
+def _prices(found: GpuAnswer) -> str:
+    """Say what the costs are of, and which there are not."""
+    fleets = [row for row in found.rows if row.best is not None]
+    unpriced = [row.name for row in fleets if row.best is not None and row.best.cost is None]
+    if len(unpriced) == len(fleets):
+        how = f"'sizing.prices.gpu_hour_usd={{{unpriced[0]}: 2.5, ...}}'"
+        return f"{NO_PRICES}, so by servers, then GPUs, and one costs more than another. Give them: {how}"
+    least = math.floor(1000 * min(row.good for row in fleets)) / 10
+    return (
+        f"USD/M good: of a million output tokens of requests within all limits (at the peak at least {least:g} % of "
+        f"the tokens), {found.tokens_of}; whole servers are billed"
+    ) + (f"; no price of {', '.join(unpriced)}" if unpriced else "")
+
+
+def to_json(found: GpuAnswer) -> dict[str, Any]:
+    """Convert to plain JSON values."""
+    demand = asdict(found.question.demand) | {"requests_per_day": found.question.demand.requests_per_day}
+    rows = [row.to_json() for row in found.rows]
+    return {"schema": 1, "origin": "modelled", "demand": demand, "tokens_of": found.tokens_of, "gpus": rows}
+
+
+def to_csv(found: GpuAnswer) -> str:
+    """Format one CSV row per GPU, the cheapest first."""
+    out, rows = io.StringIO(), [row.to_json() for row in found.rows]
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
