@@ -9,6 +9,7 @@ from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.machine import Machine, gather
 from pipelines.host.screen import say, wrapped
 from pipelines.loadgen.config import OPEN_RATE, load_faults
+from pipelines.loadgen.trace import read_trace
 from pipelines.predict.performance.placement import Judge
 from pipelines.predict.simulate.case import SimulationCase, asked, faults_of, in_ticks, make_case, outcome_table
 from pipelines.predict.simulate.files import write_all
@@ -34,7 +35,8 @@ def simulate(overrides: Sequence[str], judge_of: Callable[[Settings, Machine], J
     case, levels = _judged(settings, judge_of)
     with run_folder("simulate", settings.paths.runs, as_yaml(settings), words) as folder:
         say(wrapped(f"time: {'seconds' if case.unit == 's' else case.unit} ({case.reason})"))
-        for note in case.notes:
+        traced = () if settings.workload.trace is None else read_trace(settings.workload).notes
+        for note in (*case.notes, *traced):
             say(wrapped(note))
         results = run_all(settings, case, levels)
         say(wrapped(asked(settings, case, _load(levels))) + "\n")
