@@ -119,8 +119,14 @@ class _TraceReader:
             last = moment
             if prompt in (None, ""):
                 isl.append(self._tokens(tokens, "isl", number))
+            elif tokens not in (None, ""):
+                raise self._wrong(
+                    number, f"has {self._names['isl']} and {self._names['prompt']}; one of them is enough"
+                )
+            elif not isinstance(prompt, str):
+                raise self._bad(prompt, "prompt", "a prompt", "text", number)
             else:
-                prompts[len(isl)] = self._prompt(tokens, prompt, number)
+                prompts[len(isl)] = prompt
                 isl.append(0)
             osl.append(self._tokens(answer, "osl", number))
             seconds.append(moment)
@@ -246,13 +252,6 @@ class _TraceReader:
         if tokens is None or tokens != int(tokens) or not 0 < tokens < 2**31:
             raise self._bad(value, key, "a number of tokens", "a whole number from 1", number)
         return int(tokens)
-
-    def _prompt(self, tokens: Any, prompt: Any, number: int) -> str:
-        if not isinstance(prompt, str):
-            raise self._bad(prompt, "prompt", "a prompt", "text", number)
-        if tokens not in (None, ""):
-            raise self._wrong(number, f"has {self._names['isl']} and {self._names['prompt']}; one of them is enough")
-        return prompt
 
     def _bad(self, value: Any, key: str, what: str, allowed: str, number: int) -> UserError:
         if value not in (None, ""):

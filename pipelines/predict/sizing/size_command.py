@@ -70,10 +70,8 @@ def _several(several: Sequence[Sequence[str]], judge_of: Callable[[Settings, Mac
     say()
     folder = every[0].report.folder / name
     with _writing(folder):
-        paths = [write_json(folder / "answer.json", which_gpu.to_json(found), sort_keys=False)]
-        paths.append(write_text(folder / "table.csv", which_gpu.to_csv(found)))
-    for path in paths:
-        say(f"written: {relative_to_cwd(path.absolute())}")
+        file = write_json(folder / "answer.json", which_gpu.to_json(found), sort_keys=False)
+    say(f"written: {relative_to_cwd(file.absolute())}")
     return 0
 
 

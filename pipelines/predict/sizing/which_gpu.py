@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -52,7 +50,6 @@ class GpuRow:
 
     Attributes:
         name: of the file in conf/hardware.
-        gpu: name of the product.
         best: the recommended configuration and its fleet; None where none qualifies.
         why: why none qualifies; empty with a fleet.
         good: share of the output tokens whose requests meet every limit, in the simulated fleet.
@@ -60,7 +57,6 @@ class GpuRow:
     """
 
     name: str
-    gpu: str
     best: FleetOption | None = None
     why: str = ""
     good: float = 0.0
@@ -76,7 +72,7 @@ class GpuRow:
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain JSON values."""
-        found: dict[str, Any] = {"hardware": self.name, "gpu": self.gpu, "why_not": self.why or None}
+        found: dict[str, Any] = {"hardware": self.name, "why_not": self.why or None}
         if (best := self.best) is None:
             return found
         sizes = {key: asdict(best.fleet)[key] for key in ("instances", "gpus", "servers", "gpus_per_server")}
@@ -94,16 +90,6 @@ class GpuAnswer:
     question: Question
     rows: tuple[GpuRow, ...]
 
-    @property
-    def tokens_of(self) -> str:
-        """Describe the load whose tokens the cost is shared by."""
-        prices, demand = self.question.prices, self.question.demand
-        if prices.utilisation is not None:
-            return f"at {100 * prices.utilisation:g} % utilisation"
-        if demand.average is None:
-            return "at the peak around the clock, because no average is given"
-        return f"at the average load, {demand.average:,.4g}/s in {demand.busy_hours:g} h a day"
-
 
 def which_gpu(every: Sequence[Settings], machine: Machine, judge_of: Callable[[Settings, Machine], Judge]) -> GpuAnswer:
     """Size the fleet on each GPU; the settings differ in `hardware` alone.
@@ -119,17 +105,17 @@ def which_gpu(every: Sequence[Settings], machine: Machine, judge_of: Callable[[S
         raise UserError("A day is replayed on one GPU.", todo="Choose it first, without sizing.autoscaling.day.")
     rows, faults, asked = [], list[Fault](), None
     for settings in every:
-        name, gpu = settings.hardware.name, settings.hardware.gpu or settings.hardware.name
+        name = settings.hardware.name
         try:
             question = ask(settings, machine, judge_of(settings, machine))
             best = answer(question, costs(settings)).chosen
         except UserError as error:
             faults += error.faults
-            rows.append(GpuRow(name, gpu, why=f"{error.faults[0].message} {error.faults[0].allowed}".strip()))
+            rows.append(GpuRow(name, why=f"{error.faults[0].message} {error.faults[0].allowed}".strip()))
             continue
         asked = asked or question
         good = check(question, best).fleet.good
-        rows.append(GpuRow(name, gpu, best, good=good, usd=_usd(question, best, good)))
+        rows.append(GpuRow(name, best, good=good, usd=_usd(question, best, good)))
     if asked is None:
         raise UserError.of(list(dict.fromkeys(faults)))
     return GpuAnswer(asked, tuple(sorted(rows, key=lambda row: row.rank)))
@@ -175,24 +161,20 @@ def _prices(found: GpuAnswer) -> str:
     if len(unpriced) == len(fleets):
         how = f"'sizing.prices.gpu_hour_usd={{{unpriced[0]}: 2.5, ...}}'"
         return f"{NO_PRICES}, so by servers, then GPUs, and one costs more than another. Give them: {how}"
+    share, demand = found.question.prices.utilisation, found.question.demand
+    load = "the peak around the clock, because no average is given"
+    if share is not None:
+        load = f"{100 * share:g} % utilisation"
+    elif demand.average is not None:
+        load = f"the average load, {demand.average:,.4g}/s in {demand.busy_hours:g} h a day"
     least = math.floor(1000 * min(row.good for row in fleets)) / 10
     return (
         f"USD/M good: of a million output tokens of requests within all limits (at the peak at least {least:g} % of "
-        f"the tokens), {found.tokens_of}; whole servers are billed"
+        f"the tokens), at {load}; whole servers are billed"
     ) + (f"; no price of {', '.join(unpriced)}" if unpriced else "")
 
 
 def to_json(found: GpuAnswer) -> dict[str, Any]:
     """Convert to plain JSON values."""
-    demand = asdict(found.question.demand) | {"requests_per_day": found.question.demand.requests_per_day}
     rows = [row.to_json() for row in found.rows]
-    return {"schema": 1, "origin": "modelled", "demand": demand, "tokens_of": found.tokens_of, "gpus": rows}
-
-
-def to_csv(found: GpuAnswer) -> str:
-    """Format one CSV row per GPU, the cheapest first."""
-    out, rows = io.StringIO(), [row.to_json() for row in found.rows]
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+    return {"schema": 1, "origin": "modelled", "demand": asdict(found.question.demand), "gpus": rows}
