@@ -218,7 +218,7 @@ COMMANDS = {
     ),
     "benchmark": Command(
         "pipelines.run.commands:benchmark",
-        "serve and measure; benchmark.url=host:8001 for a server elsewhere",
+        "serve and measure; benchmark.url=... for a server elsewhere",
         "Starts a server on the engine, or takes one that runs elsewhere, sends it the workload at each load and "
         "records TTFT, ITL, E2E latency, throughput and goodput.",
         (*BUILD, *SERVER, *LOAD),
@@ -226,6 +226,7 @@ COMMANDS = {
             "benchmark quant=fp8 benchmark.concurrency=[1,8,32]",
             "benchmark workload=poisson benchmark.request_rate=[2,4,8]",
             "benchmark benchmark.url=host:8001 benchmark.precision=fp8",
+            "benchmark benchmark.url=http://host:8000/v1 benchmark.api=chat",
         ),
         {1: INCOMPLETE},
     ),
