@@ -45,7 +45,7 @@ class HttpRequest:
 
 
 @dataclass
-class Reply:
+class HttpReply:
     """What has arrived for one request.
 
     Attributes:
@@ -137,7 +137,7 @@ class _Protocol(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.transport: Any = None
-        self.reply: Reply | None = None
+        self.reply: HttpReply | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._rest = b""
         self._events = False
@@ -239,7 +239,7 @@ class HttpStream(RequestStream):
         self._url, self._keeps_text, self._tls = urlsplit(url), keeps_text, tls
         self._protocol: _Protocol | None = None
         self._idle_since = 0
-        self.reply: Reply | None = None
+        self.reply: HttpReply | None = None
         """Of the last request."""
         lines = [f"Host: {self._url.netloc.rpartition('@')[2]}", "Accept: */*", "Content-Type: application/json"]
         if key := os.environ.get("OPENAI_API_KEY"):
@@ -276,7 +276,7 @@ class HttpStream(RequestStream):
         return protocol
 
     async def _exchange(self, request: HttpRequest, chunks: list[int], counts: list[int]) -> tuple[int, str | None]:
-        self.reply = reply = Reply(asyncio.get_running_loop().create_future(), self._keeps_text, stamps=chunks)
+        self.reply = reply = HttpReply(asyncio.get_running_loop().create_future(), self._keeps_text, stamps=chunks)
         protocol = self._protocol
         try:
             if protocol is None or protocol.transport is None or now() - self._idle_since > _IDLE_NS:

@@ -22,7 +22,7 @@ from pipelines.domain.summary import SECOND, RequestTiming, Window, whole_window
 from pipelines.loadgen.client_processes import ClientProcesses
 from pipelines.loadgen.config import BenchmarkSettings, WorkloadSettings
 from pipelines.loadgen.health import MachineLoad, MachineWatch, MetricsWatch
-from pipelines.loadgen.openai_server import OpenAiServer
+from pipelines.loadgen.openai_endpoint import OpenAiEndpoint
 from pipelines.loadgen.plan import WARMUP_USERS, LevelPlan, PlannedLevel, is_whole
 from pipelines.loadgen.prompts import PromptMaker
 from pipelines.loadgen.request_stream import (
@@ -54,7 +54,7 @@ class BenchmarkContext:
     """State shared by all levels of a benchmark."""
 
     clients: ClientProcesses
-    server: Server | OpenAiServer
+    server: Server | OpenAiEndpoint
     interface: Interface
     maker: PromptMaker
     workload: WorkloadSettings

@@ -34,7 +34,7 @@ from pipelines.loadgen.config import (
 )
 from pipelines.loadgen.health import columns_of, growth_note, judge, other_work, tail_note
 from pipelines.loadgen.level import INTERRUPTED, REFUSED, BenchmarkContext, LevelOutcome, run_level, three_digits
-from pipelines.loadgen.openai_server import OpenAiServer
+from pipelines.loadgen.openai_endpoint import OpenAiEndpoint
 from pipelines.loadgen.plan import PlannedLevel, is_whole, loads
 from pipelines.loadgen.prompts import PromptMaker
 from pipelines.loadgen.request_stream import Interface
@@ -53,7 +53,7 @@ LIBRARIES = ("tritonclient", "grpcio", "uvloop", "tokenizers")
 
 
 def empty_result(
-    server: Server | OpenAiServer,
+    server: Server | OpenAiEndpoint,
     interface: Interface,
     workload: WorkloadSettings,
     settings: BenchmarkSettings,
@@ -247,7 +247,7 @@ def run_benchmark(
     if faults := load_faults(workload, settings):
         raise UserError.of(faults)
     openai = settings.is_openai
-    server = OpenAiServer(url, settings.api or "completions", tokenizer_dir) if openai else Server(url)
+    server = OpenAiEndpoint(url, settings.api or "completions", tokenizer_dir) if openai else Server(url)
     try:
         interface = server.describe(settings.model_name, streaming=settings.streaming)
         maker = PromptMaker(

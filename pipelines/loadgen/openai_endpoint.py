@@ -16,7 +16,7 @@ from pydantic_core import from_json
 from pipelines.checkpoint.tokenizer import opened
 from pipelines.domain.errors import UserError, did_you_mean, masked
 from pipelines.loadgen.config import DEFAULT_MODEL, Api
-from pipelines.loadgen.http_stream import HttpRequest, HttpStream, Reply, transport
+from pipelines.loadgen.http_stream import HttpReply, HttpRequest, HttpStream, transport
 from pipelines.loadgen.plan import PlannedRequest
 from pipelines.loadgen.request_stream import RequestStream
 
@@ -90,7 +90,7 @@ class OpenAiInterface:
         return transport(url, keeps_text=not self.usage)
 
 
-class OpenAiServer:
+class OpenAiEndpoint:
     """One endpoint, up to and with /v1. Takes the same questions as `pipelines.loadgen.server.Server`."""
 
     def __init__(self, url: str, api: Api, tokenizer_dir: Path) -> None:
@@ -175,7 +175,7 @@ class OpenAiServer:
             )
         return self._name
 
-    def _endless(self, interface: OpenAiInterface, *, streaming: bool) -> tuple[tuple[str, ...], Reply]:
+    def _endless(self, interface: OpenAiInterface, *, streaming: bool) -> tuple[tuple[str, ...], HttpReply]:
         """Return the parameters against an early end that it accepts, and its reply."""
         first = ""
         for parameters in _ENDLESS:
@@ -211,14 +211,14 @@ class OpenAiServer:
             added.add(counted - plain)
         return added.pop() if len(added) == 1 else None
 
-    def _probe(self, interface: OpenAiInterface, text: str, *, streaming: bool) -> tuple[Reply, str]:
+    def _probe(self, interface: OpenAiInterface, text: str, *, streaming: bool) -> tuple[HttpReply, str]:
         request = PlannedRequest(text, 0, _PROBE_TOKENS)
         return self._ask(interface.build(request, streaming=streaming, ignore_eos=True))
 
-    def _ask(self, request: HttpRequest) -> tuple[Reply, str]:
+    def _ask(self, request: HttpRequest) -> tuple[HttpReply, str]:
         """Send one request on a connection of its own; return the reply, and what was wrong or nothing."""
 
-        async def ask() -> tuple[Reply, str]:
+        async def ask() -> tuple[HttpReply, str]:
             async with transport(self.url, keeps_text=False) as connect:
                 stream = connect()
                 assert isinstance(stream, HttpStream)
