@@ -23,7 +23,7 @@ CALLED_BY_A_LIBRARY = {
     **dict.fromkeys(("loglikelihood_rolling", "tokenizer_name"), "lm-eval's models have it"),
     **dict.fromkeys(("connection_made", "connection_lost", "data_received"), "asyncio's protocols"),
     **dict.fromkeys(
-        ("on_message_begin", "on_header", "on_headers_complete", "on_body", "on_message_complete"),
+        ("on_message_begin", "on_url", "on_header", "on_headers_complete", "on_body", "on_message_complete"),
         "httptools' parser calls its protocol",
     ),
     "render_broken_contract": "import-linter's contract",
