@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 from pipelines.domain.errors import UserError, read_record
 
@@ -166,6 +166,49 @@ class Level:
         return "all at once" if self.arrival == "burst" else "trace"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestLoad:
+    """The largest load of which enough requests meet every limit, as a search found it.
+
+    Attributes:
+        kind: "concurrency", or "request_rate" in requests per second.
+        attainment: share of requests that must meet every limit.
+        confidence: of the interval, e.g. 0.95; None without one.
+        load: best estimate; None if no load was found, or none that is too large.
+        low: lower end of the interval, which is within the limits; without an interval the largest load that passed;
+            None if there is none.
+        high: upper end of the interval; None if there is none.
+        binding: the limit that most requests near that load miss: "ttft", "itl", "e2e" or "errors"; None if none did.
+        missed: share of the requests near that load that missed each limit.
+        probes: loads tried.
+        requests: measured in them.
+        seconds: that the search took.
+        reason: what limits the answer; empty if it is as good as was asked for.
+    """
+
+    kind: Literal["concurrency", "request_rate"]
+    attainment: float
+    confidence: float | None
+    load: float | None
+    low: float | None
+    high: float | None
+    binding: str | None
+    missed: Mapping[str, float]
+    probes: int
+    requests: int
+    seconds: float
+    reason: str = ""
+
+    @property
+    def text(self) -> str:
+        """The load and its interval: "concurrency 23 (95% interval 21 to 25)"; "unknown" if none was found."""
+        load, low, high = (None if end is None else f"{end:.3g}" for end in (self.load, self.low, self.high))
+        unit = "concurrency {}" if self.kind == "concurrency" else "{} requests/s"
+        if load is None:
+            return "unknown" if low is None else f"at least {unit.format(low)}"
+        return f"{unit.format(load)} ({self.confidence:.0%} interval {low or 'unknown'} to {high or 'unknown'})"
+
+
 @dataclass(frozen=True, slots=True)
 class BenchmarkResult:
     """All levels of one benchmark of one server.
@@ -188,6 +231,7 @@ class BenchmarkResult:
         reason: why it is incomplete.
         gpu_count: GPUs of all instances, and of a draft model that has its own; None in older results, and then
             `world_size` counts.
+        search: the largest load within the limits, if it was searched; its probes are the levels.
         schema: of this file.
     """
 
@@ -207,6 +251,7 @@ class BenchmarkResult:
     complete: bool = True
     reason: str = ""
     gpu_count: int | None = None
+    search: LargestLoad | None = None
     schema: int = field(default=SCHEMA)
 
     @property
@@ -215,8 +260,8 @@ class BenchmarkResult:
         return self.gpu_count or self.world_size
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain JSON values."""
-        return asdict(self)
+        """Return the result as plain JSON values, without `search` if there was none."""
+        return {name: value for name, value in asdict(self).items() if name != "search" or value is not None}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], source: str = RESULT) -> BenchmarkResult:

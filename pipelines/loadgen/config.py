@@ -27,6 +27,8 @@ AUTO_REQUESTS = 100
 """Requests for which such a window goes on: of fewer, the 99th percentile is hardly more than the slowest."""
 AUTO_PER_USER = 5
 """And for each user of a closed loop, whose requests often start and end together."""
+MOST_CONCURRENCY = 4096
+"""Where a search ends that no range is given for."""
 Concurrency = Annotated[int, Field(ge=1, le=10**6)]
 Seconds = Annotated[float, Field(ge=0)]
 Milliseconds = Annotated[float, Field(gt=0)]
@@ -244,7 +246,8 @@ class SloSettings(Group):
         return Slo(name, self.ttft_ms or ttft, self.itl_ms or itl, self.e2e_ms)
 
 
-_LATER = {"api": None, "repeats": 1, "on_busy": "mark"}
+_SEARCH = {"search_attainment": 0.95, "search_tolerance": 0.1, "search_probes": 40}
+_LATER = {"api": None, "repeats": 1, "on_busy": "mark", "search": "none", **_SEARCH}
 """Defaults of keys that came after results were stored."""
 
 
@@ -260,15 +263,21 @@ class BenchmarkSettings(Group):
         precision: of a server that already runs, for the result, e.g. "fp8"; None is "unknown".
         tp_size: tensor parallel ranks of a server that already runs, for the result; None is 1.
         model_name: the model on the server; an OpenAI endpoint's only model needs no name.
-        concurrency: closed loop: requests in flight, one level each; None is 1, 4, 16, 32.
-        request_rate: open loop: requests per second, one level each.
+        concurrency: closed loop: requests in flight, one level each; None is 1, 4, 16, 32. With `search`, the smallest
+            and the largest to try; None is 1 to 4096.
+        request_rate: open loop: requests per second, one level each. With `search`, the smallest and the largest to
+            try; None is any.
+        search: "max_load" measures no given loads but searches the largest one that meets the limits of `slo`.
+        search_attainment: share of requests that must meet every limit.
+        search_tolerance: how far the 95 % interval of the largest load may reach to either side, as a share of it.
+        search_probes: loads tried at most.
         streaming: whether each token is sent by itself; otherwise TTFT and ITL have no value.
         window: "steady" begins after the warm-up, under load, and ends under load. "whole" starts on an idle server and
             spans the first request to the last response, including initial burst and tail.
         warmup_s: load before the window, at least this long.
         warmup_requests: and at least this many finished; None is one per user of a closed loop.
         duration_s: length of the window; "auto" is 6 s, or up to 12 until 100 requests have finished, and 5 for each
-            user; None is no limit.
+            user; None is no limit. With `search`, the longest window of a probe; "auto" is 120 s.
         num_requests: the window also ends when this many have finished (open loop: have been sent).
         min_requests: the window does not end before this many have finished, whatever `duration_s` is.
         timeout_s: a request without its last token by then is given up and counted as an error.
@@ -287,6 +296,10 @@ class BenchmarkSettings(Group):
     model_name: str = DEFAULT_MODEL
     concurrency: tuple[Concurrency, ...] | None = None
     request_rate: tuple[Rate, ...] | None = None
+    search: Literal["none", "max_load"] = "none"
+    search_attainment: Annotated[float, Field(ge=0.5, le=0.999)] = 0.95
+    search_tolerance: Annotated[float, Field(ge=0.01, le=0.5)] = 0.1
+    search_probes: Annotated[int, Field(ge=1, le=1000)] = 40
     streaming: bool = True
     window: Literal["steady", "whole"] = "steady"
     warmup_s: Seconds = 3
@@ -337,7 +350,7 @@ class BenchmarkSettings(Group):
         for key in ("concurrency", "request_rate"):
             if getattr(self, key) == ():
                 raise ValueError(f"has {key}=[], which measures nothing; give at least one level")
-        if self.duration_s is None and self.num_requests is None:
+        if self.duration_s is None and self.num_requests is None and self.search == "none":
             raise ValueError("would never stop: set benchmark.duration_s or benchmark.num_requests")
         for key in ("metrics_url", "precision", "tp_size", "api"):
             if self.url is None and getattr(self, key) is not None:
@@ -350,6 +363,26 @@ class BenchmarkSettings(Group):
             raise ValueError(f"has url='{self.url}'; give it up to and with /v1")
         if self.api is not None and not self.is_openai:
             raise ValueError(f"has api={self.api} with url='{self.url}', which is gRPC; it is for http://host:port/v1")
+        return self._check_search()
+
+    def _check_search(self) -> BenchmarkSettings:
+        """Refuse what a search sets itself, and what only a search takes."""
+        if self.search == "none":
+            for key, default in _SEARCH.items():
+                if (value := getattr(self, key)) != default:
+                    raise ValueError(f"has {key}={value:g} without a search: add benchmark.search=max_load")
+            return self
+        if not self.slo.to_slo().limits:
+            raise ValueError("has search=max_load without a limit: add e.g. benchmark.slo.ttft_ms=500")
+        for key in ("num_requests", "repeats", "window"):
+            if (value := getattr(self, key)) != type(self).model_fields[key].default:
+                raise ValueError(f"has {key}={value}, which a search decides itself: leave it out")
+        for key in ("concurrency", "request_rate"):
+            span = getattr(self, key)
+            if span is not None and not (len(span) == 2 and span[0] < span[1]):
+                raise ValueError(
+                    f"has {key}={_shown(span)}; a search takes the smallest and the largest load, e.g. [1,64]"
+                )
         return self
 
 
@@ -363,14 +396,17 @@ def load_faults(workload: WorkloadSettings, benchmark: BenchmarkSettings) -> lis
     if arrival != "closed" and benchmark.concurrency is not None:
         message = f"benchmark.concurrency={_shown(benchmark.concurrency)} does not go with workload.arrival={arrival}."
         faults.append(Fault(message, todo="Add workload.arrival=closed or leave benchmark.concurrency out."))
-    if arrival in OPEN_RATE and benchmark.request_rate is None:
+    if benchmark.search != "none" and arrival in ("burst", "trace"):
+        message = f"benchmark.search={benchmark.search} varies a load, and workload.arrival={arrival} has none to vary."
+        faults.append(Fault(message, todo=f"Choose workload.arrival from closed, {', '.join(OPEN_RATE)}."))
+    if arrival in OPEN_RATE and benchmark.request_rate is None and benchmark.search == "none":
         message = f"workload.arrival={arrival} has no rate."
         faults.append(Fault(message, todo="Add the requests per second, e.g. benchmark.request_rate=[2,4,8]."))
     if arrival in ("burst", "trace") and benchmark.request_rate is not None:
         rates = _shown(benchmark.request_rate)
         todo = f"Leave it out, or choose workload.arrival from {', '.join(OPEN_RATE)}."
         faults.append(Fault(f"benchmark.request_rate={rates} does not go with workload.arrival={arrival}.", todo=todo))
-    if arrival == "burst" and benchmark.num_requests is None:
+    if arrival == "burst" and benchmark.num_requests is None and benchmark.search == "none":
         message = "workload.arrival=burst has no number of requests."
         faults.append(Fault(message, todo="Add how many to send at once, e.g. benchmark.num_requests=64."))
     if not benchmark.streaming and (benchmark.slo.to_slo().ttft_ms or benchmark.slo.to_slo().itl_ms):

@@ -9,6 +9,7 @@ first request to the last response.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,6 +47,10 @@ _POLL_S = 0.05
 _WARMUP_PROMPTS = 256
 _SILENCE_NS = 3 * SECOND
 _HOPELESS = 100
+_GROWS_S = 5.0
+_CERTAIN, _WAITS = 6.0, 0.3
+"""A queue grows without bound if it grew by more standard deviations, and first tokens came later by more of the time
+that the queue takes."""
 INTERRUPTED, GONE, REFUSED = "interrupted", "the server stopped answering", "every request was refused"
 
 
@@ -75,6 +80,7 @@ class LevelOutcome:
         machine: CPU load of the machine.
         server: counters of the server over the window.
         reason: why it was cut short; empty if it was not.
+        saturated: whether the window ended early, because the queue grew without bound.
     """
 
     timings: list[RequestTiming]
@@ -84,6 +90,7 @@ class LevelOutcome:
     machine: MachineLoad
     server: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
+    saturated: bool = False
 
     @property
     def messages(self) -> dict[str, str]:
@@ -141,6 +148,8 @@ class _Run:
         self._before: dict[str, dict[str, int]] = {}
         self._after: dict[str, dict[str, int]] = {}
         self._reason = ""
+        self._flow: list[tuple[int, int, int, int, int]] = []
+        self._saturated = False
 
     def go(self) -> LevelOutcome:
         clients = self._bench.clients
@@ -162,7 +171,8 @@ class _Run:
             "metrics": watch.summary(),
             "cached_tokens": sum(stated) if stated else watch.cached_tokens,
         }
-        return LevelOutcome(timings, self._window(timings), self._start, reports, machine.load(), server, self._reason)
+        window, load = self._window(timings), machine.load()
+        return LevelOutcome(timings, window, self._start, reports, load, server, self._reason, self._saturated)
 
     def _follow(self, show: View) -> None:
         clients = self._bench.clients
@@ -182,8 +192,11 @@ class _Run:
 
     def _close(self) -> None:
         """End the window: no more requests are sent."""
-        self._end = self._planned[1] + self._start if self._planned else monotonic_ns()
-        self._bench.clients.board.stop_at(self._end)
+        end = monotonic_ns()
+        if self._planned:
+            end = min(end, self._planned[1] + self._start) if self._saturated else self._planned[1] + self._start
+        self._end = end
+        self._bench.clients.board.stop_at(end)
         self._after = self._bench.server.counters()
 
     def _cut(self, reason: str) -> None:
@@ -211,7 +224,8 @@ class _Run:
 
     def _over(self, now: int) -> bool:
         if self._planned:
-            return now >= self._start + self._planned[1]
+            self._saturated = self._saturated or (now < self._start + self._planned[1] and self._grows(now))
+            return self._saturated or now >= self._start + self._planned[1]
         if self._begin is None or (
             self._whole and self._jobs[0].limit is not None and self._settings.duration_s is None
         ):
@@ -221,6 +235,24 @@ class _Run:
         late = end is not None and now >= end
         enough = asked is not None and done >= asked
         return enough or (late and done >= min(self._settings.min_requests, asked or self._settings.min_requests))
+
+    def _grows(self, now: int) -> bool:
+        """Return whether chance cannot explain how an open loop's queue has grown within the window.
+
+        A server that just keeps up lets the number in flight wander like a sum of random steps. It also grows while the
+        first long answers are under way, but then first tokens do not come later and later.
+        """
+        total = self._bench.clients.board.total
+        self._flow.append((now, total(SENT), self._done(), total(TTFT_US), total(TTFT_N)))
+        since, sent, done, *_ = self._flow[0]
+        if now - since < _GROWS_S * SECOND:
+            return False
+        new, grown = total(SENT) - sent, total(SENT) - self._done() - (sent - done)
+        _, _, _, ttft_us, ttft_n = self._flow[len(self._flow) // 2]
+        ttft_s = _mean(total(TTFT_US) - ttft_us, total(TTFT_N) - ttft_n) or 0.0
+        cv = self._bench.workload.cv if self._load.arrival == "gamma" else 1.0
+        certain = max(_CERTAIN * math.sqrt((1 + cv**2) * new), sent - done, 0.1 * new)
+        return grown > certain and ttft_s > _WAITS * grown * (now - since) / SECOND / new
 
     def _expected_end(self, now: int) -> float | None:
         """Return when a window of a closed loop will end if requests go on to finish as they did so far."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import count as count_from
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
@@ -15,8 +16,8 @@ from typing import Any
 
 from scipy.special import stdtrit
 
-from pipelines.document.show import count
-from pipelines.domain.benchmark import RESULT, BenchmarkResult, Level, Slo
+from pipelines.document.show import count, number, percent
+from pipelines.domain.benchmark import RESULT, BenchmarkResult, LargestLoad, Level, Slo
 from pipelines.domain.errors import UserError
 from pipelines.domain.metrics import PROGRESS, TERMINAL, MetricStatistic
 from pipelines.domain.summary import CONVENTIONS, summarise, to_columns
@@ -38,6 +39,7 @@ from pipelines.loadgen.openai_endpoint import OpenAiEndpoint
 from pipelines.loadgen.plan import PlannedLevel, is_whole, loads
 from pipelines.loadgen.prompts import PromptMaker
 from pipelines.loadgen.request_stream import Interface
+from pipelines.loadgen.search import LoadSearch, judged
 from pipelines.loadgen.server import Server
 
 # The header of a result: what was measured, where and how.
@@ -50,6 +52,8 @@ _HITS = 0.01
 _TOGETHER = 1.01
 """Tokens per response above which that is said."""
 LIBRARIES = ("tritonclient", "grpcio", "uvloop", "tokenizers")
+SEARCHED: Mapping[str, Any] = {"concurrency": (512,), "request_rate": (4000.0,)}
+"""Loads for which a search without a range has enough client processes."""
 
 
 def empty_result(
@@ -125,9 +129,29 @@ def benchmark_table(result: BenchmarkResult) -> str:
     lines += [wrapped(f"{mark} {text}") for text, mark in marks.items()]
     if result.slo.name != "none":
         lines.append(wrapped(f"good/s: requests per second within {_limits(result)}."))
+    if result.search is not None:
+        lines.append(wrapped(largest_load(result.search, _limits(result))))
     if not result.complete:
         lines.append(wrapped(f"Incomplete: {result.reason}."))
     return "\n".join(lines)
+
+
+def largest_load(search: LargestLoad, limits: str) -> str:
+    """Render the answer of a search in a few sentences.
+
+    Args:
+        search: the answer.
+        limits: what a request must meet, as text.
+    """
+    text = f"Largest load with {search.attainment:.3g} of the requests within {limits}: {search.text}."
+    if search.binding is not None:
+        name = {"errors": "failed requests"}.get(search.binding, search.binding.upper())
+        missed = percent(search.missed[search.binding], 1)
+        text += f" The limit is {name}: {missed} % of the requests near that load " + (
+            "failed." if search.binding == "errors" else "missed it."
+        )
+    text += f" {count(search.probes, 'probe')}, {count(search.requests, 'request')}, {number(search.seconds)} s."
+    return text + (f" Note: {search.reason}." if search.reason else "")
 
 
 def level_line(level: Level) -> str:
@@ -256,7 +280,9 @@ def run_benchmark(
             added_tokens=interface.added_tokens or 0,
         )
         header = empty_result(server, interface, workload, settings, labels)
-        with ClientProcesses(processes_for(workload, settings, cpu_count())) as clients:
+        most = settings.model_copy(update={key: getattr(settings, key) or value for key, value in SEARCHED.items()})
+        busiest = settings if settings.search == "none" else most
+        with ClientProcesses(processes_for(workload, busiest, cpu_count())) as clients:
             bench = BenchmarkContext(clients, server, interface, maker, workload, settings, metrics_url)
             return _measure(bench, header, out_dir, note)
     finally:
@@ -268,13 +294,14 @@ def _measure(
 ) -> BenchmarkResult:
     """Measure all levels, in turns if each is measured several times, writing the result after each."""
     settings = bench.settings
+    search = LoadSearch(settings, closed=bench.workload.arrival == "closed") if settings.search != "none" else None
     runs: dict[int, list[Level]] = {}
-    for turn, load in product(range(1, settings.repeats + 1), loads(bench.workload, settings)):
+    for turn, load, each in _turns(bench, search):
         try:
             busy = other_work(wait=settings.on_busy == "wait", note=note)
             if busy and settings.on_busy == "refuse":
                 raise _too_busy(busy, result, out_dir)
-            outcome = run_level(bench, load, _title(load))
+            outcome = run_level(each, load, _title(load))
         except KeyboardInterrupt:  # between two levels
             result = replace(result, complete=False, reason=INTERRUPTED)
             break
@@ -286,13 +313,36 @@ def _measure(
             note(level_line(level))
             if level.client.bottleneck and settings.on_busy == "refuse" and not outcome.reason:
                 outcome.reason = f"the client was the limit, {level.client.reason} (benchmark.on_busy=refuse)"
-        _check_answers(load, outcome)
-        if outcome.reason:
+        searching = search is not None and bool(search.probes)
+        if not searching:
+            _check_answers(load, outcome)
+        if outcome.reason and not (searching and outcome.reason == REFUSED and outcome.window):
             result = replace(result, complete=False, reason=f"{outcome.reason} at {_title(load)}")
             break
+        if search is not None and outcome.window is not None:
+            good, missed = judged(outcome.timings, outcome.window, result.slo)
+            rate, e2e_s = level.summary.requests_per_s, level.summary.e2e_s.mean
+            search.add(good, missed, rate=rate, e2e_s=e2e_s, client_bound=level.client.bottleneck)
+            result = replace(result, search=search.answer())
         write_json(out_dir / RESULT, result.to_json())
     write_json(out_dir / RESULT, result.to_json())
     return result
+
+
+def _turns(bench: BenchmarkContext, search: LoadSearch | None) -> Iterator[tuple[int, PlannedLevel, BenchmarkContext]]:
+    """Yield each turn and load and how it is measured; the loads of a search follow from what was measured before."""
+    if search is None:
+        turns = range(1, bench.settings.repeats + 1)
+        yield from ((turn, load, bench) for turn, load in product(turns, loads(bench.workload, bench.settings)))
+        return
+    arrival = bench.workload.arrival
+    for place in count_from(1):
+        if (plan := search.following()) is None:
+            return
+        update = {"duration_s": plan.seconds, "warmup_s": plan.warmup_s}
+        users, rate = (round(plan.load), None) if arrival == "closed" else (None, plan.load)
+        settings = bench.settings.model_copy(update=update)
+        yield 1, PlannedLevel(place, arrival, users, rate), replace(bench, settings=settings)
 
 
 def _too_busy(busy: str, result: BenchmarkResult, out_dir: Path) -> UserError:
@@ -352,7 +402,9 @@ def _tokens_per_response(outcome: LevelOutcome) -> float | None:
 def _notes(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome) -> list[str]:
     assert outcome.window is not None
     notes = []
-    if load.concurrency is None and (grown := growth_note(outcome.timings, outcome.window)):
+    if outcome.saturated:
+        notes.append("The window ended early: the queue grew without bound, so the server does not keep up.")
+    elif load.concurrency is None and (grown := growth_note(outcome.timings, outcome.window)):
         notes.append(grown)
     notes += [f"First error of kind {kind}: {text[:200]}" for kind, text in sorted(outcome.messages.items())]
     if not all(report.distinct for report in outcome.reports):

@@ -246,6 +246,14 @@ def protocol(workload: Workload) -> list[Block]:
         ("workload", workload_text(result.workload)),
         ("protocol", protocol_text(result.protocol)),
         ("SLO", slo_text(result.slo) if has_limits(result.slo) else "none given"),
+        *(
+            (
+                f"largest load, {run.result.precision}",
+                f"{run.result.search.text}, {run.result.search.attainment:.3g} within the SLO",
+            )
+            for run in workload.runs
+            if run.result.search is not None
+        ),
         ("server", f"{name or 'a server'}{where}{model}"),
         ("measured", ", ".join(f"{run.result.precision} {when(run.result.measured_at)}" for run in workload.runs)),
         ("machine", machine_text(result.machine)),

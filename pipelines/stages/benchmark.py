@@ -64,7 +64,8 @@ class Benchmark:
         mark = "" if facts["complete"] else ", incomplete"
         best = facts["best_output_tokens_per_s"]
         rate = "none counts" if best is None else f"best {best:,.0f} output tokens/s"
-        return f"{count(facts['levels'], 'load')}, {rate}{mark}"
+        largest = f", largest within the limits {facts['largest_load']}" if facts.get("largest_load") else ""
+        return f"{count(facts['levels'], 'load')}, {rate}{largest}{mark}"
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Start a server unless one is given, apply the load, and record every request."""
@@ -90,6 +91,7 @@ class Benchmark:
             "workload": self.workload.name,
             "memory_predicted": dict(self.predicted),
             "memory_observed": _observed(result.levels),
+            **({"largest_load": result.search.text} if result.search else {}),
         }
 
     @contextmanager

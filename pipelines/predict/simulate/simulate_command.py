@@ -25,6 +25,12 @@ RATE = "benchmark.request_rate=0.22"
 with one the queue grows, with the other it comes and goes."""
 
 
+_SEARCH = Fault(
+    "benchmark.search=max_load only works with `make benchmark`.",
+    todo="Leave it out; `make size` finds the largest load of a modelled deployment.",
+)
+
+
 def simulate(overrides: Sequence[str], judge_of: Callable[[Settings, Machine], Judge]) -> int:
     """Simulate the policies under the loads, print the table, write files and pictures into a run folder.
 
@@ -82,6 +88,8 @@ def _judged(
 ) -> tuple[SimulationCase, list[SimulatedLevel]]:
     """Return the case and its loads, or raise one error with everything that is wrong."""
     faults: list[Fault] = [*load_faults(settings.workload, settings.benchmark), *faults_of(settings)]
+    if settings.benchmark.search != "none":
+        faults.append(_SEARCH)
     case = None
     with collecting(faults):
         machine = gather()

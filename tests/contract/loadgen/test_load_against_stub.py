@@ -180,6 +180,31 @@ def test_a_server_that_answers_nothing_in_time_is_said(tmp_path: Path) -> None:
         measure(server.url, tmp_path, concurrency=2, timeout_s=0.2, min_requests=1, duration_s=0.2)
 
 
+def test_a_search_tries_loads_around_what_the_server_can_do(tmp_path: Path) -> None:
+    """4 slots of 60 ms: the 16th user waits for three others, so TTFT is 210 ms at least, whatever the machine does."""
+    how = {"search": "max_load", "search_probes": 8, "slo": {"ttft_ms": 100}, "warmup_s": 0.1, "duration_s": 0.6}
+    with running("--ttft-ms", "30", "--itl-ms", "10", "--slots", "4") as server:
+        result = measure(server.url, tmp_path, concurrency=[1, 64], **how)
+    users = [level.concurrency for level in result.levels]
+    assert users[0] == 1
+    assert result.search is not None
+    assert result.search.probes == len(users) <= 8
+    assert {level.summary.goodput_per_s for level in result.levels if (level.concurrency or 0) >= 20} <= {0.0}
+    assert (result.search.low or 1) < 20
+    assert len(records(tmp_path, len(users))) >= 10
+
+
+@pytest.mark.thorough
+def test_a_queue_that_certainly_grows_without_bound_ends_the_load(tmp_path: Path) -> None:
+    """80 per second at a server that does 40, for a minute: the queue leaves what chance explains after about 4 s."""
+    with running("--ttft-ms", "25", "--slots", "1") as server:
+        work = {"arrival": "poisson", "osl": 1}
+        (level,) = measure(server.url, tmp_path, work, request_rate=80, duration_s=60).levels
+    assert level.complete
+    assert level.summary.window_s < 30
+    assert any("queue grew without bound" in note for note in level.notes)
+
+
 @pytest.mark.thorough
 def test_a_server_that_dies_leaves_what_was_measured(tmp_path: Path) -> None:
     """The level is cut short with the reason; the level after it is not tried."""
