@@ -243,12 +243,14 @@ class _TraceReader:
                 return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
             except ValueError:
                 pass
-        if (value := _number(time)) is None:
+        if (value := time if type(time) is int else _number(time)) is None:
             raise self._bad(time, "time", "a time", "a number, or a date such as 2023-11-16 18:17:03.97", number)
         return value * scale
 
     def _tokens(self, value: Any, key: str, number: int) -> int:
-        tokens = value if type(value) is int else _number(value)
+        if type(value) is int and 0 < value < 2**31:
+            return value
+        tokens = _number(value)
         if tokens is None or tokens != int(tokens) or not 0 < tokens < 2**31:
             raise self._bad(value, key, "a number of tokens", "a whole number from 1", number)
         return int(tokens)
