@@ -64,13 +64,13 @@ def question_id(settings: Settings) -> str:
 def _several(several: Sequence[Sequence[str]], judge_of: Callable[[Settings, Machine], Judge]) -> int:
     every = [load(overrides) for overrides in several]
     check_folders({"report.folder": every[0].report.folder})
-    found = which_gpu.which_gpu(every, gather(), judge_of)
-    name = f"size-{found.question.model.name}-gpus-{fingerprint([question_id(each) for each in every])[:8]}"
-    say("\n".join(which_gpu.words(found)))
+    question, rows = which_gpu.which_gpu(every, gather(), judge_of)
+    name = f"size-{question.model.name}-gpus-{fingerprint([question_id(each) for each in every])[:8]}"
+    say("\n".join(which_gpu.words(question, rows)))
     say()
     folder = every[0].report.folder / name
     with _writing(folder):
-        file = write_json(folder / "answer.json", which_gpu.to_json(found), sort_keys=False)
+        file = write_json(folder / "answer.json", which_gpu.to_json(question, rows), sort_keys=False)
     say(f"written: {relative_to_cwd(file.absolute())}")
     return 0
 

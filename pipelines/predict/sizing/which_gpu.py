@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipelines.document.show import NONE, number
-from pipelines.domain.errors import Fault, UserError, did_you_mean
+from pipelines.domain.errors import Fault, UserError
 from pipelines.host.machine import Machine
 from pipelines.host.screen import table, wrapped
 from pipelines.predict.performance.deployment import costs
@@ -18,30 +18,18 @@ from pipelines.predict.sizing.answer import FleetOption, answer, check
 from pipelines.predict.sizing.fleet import YEAR
 from pipelines.predict.sizing.question import Question, ask
 from pipelines.predict.sizing.words import NO_PRICES, pair, question_terms
-from pipelines.settings.groups import choices
 from pipelines.settings.root import Settings
 
 SEVERAL = re.compile(r"\+{0,2}hardware=\[(.*)\]")
 
 
 def several_gpus(overrides: Sequence[str]) -> list[list[str]] | None:
-    """Return the overrides for each GPU of `hardware=[...]`; None where one GPU is asked for.
-
-    Raises:
-        UserError: a name is not known.
-    """
+    """Return the overrides for each GPU of `hardware=[...]`; None where one GPU is asked for."""
     lists = [match[1] for text in overrides if (match := SEVERAL.fullmatch(text))]
     if not lists:
         return None
-    names = [name.strip() for name in lists[-1].split(",")]
-    known = [name for name in choices("hardware") if name != "auto"]
-    for name in names:
-        if name not in known:
-            allowed = f"Choose some of {', '.join(known)}."
-            what = f"hardware=[{lists[-1]}] has '{name}', which is not known."
-            raise UserError(what, allowed=allowed, todo=did_you_mean(name, known))
     others = [text for text in overrides if not SEVERAL.fullmatch(text)]
-    return [[*others, f"hardware={name}"] for name in dict.fromkeys(names)]
+    return [[*others, f"hardware={name}"] for name in dict.fromkeys(lists[-1].replace(" ", "").split(","))]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,16 +71,13 @@ class GpuRow:
         }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GpuAnswer:
-    """All GPUs, the cheapest first, and the question as it is asked of each."""
-
-    question: Question
-    rows: tuple[GpuRow, ...]
-
-
-def which_gpu(every: Sequence[Settings], machine: Machine, judge_of: Callable[[Settings, Machine], Judge]) -> GpuAnswer:
+def which_gpu(
+    every: Sequence[Settings], machine: Machine, judge_of: Callable[[Settings, Machine], Judge]
+) -> tuple[Question, list[GpuRow]]:
     """Size the fleet on each GPU; the settings differ in `hardware` alone.
+
+    Returns:
+        The question, which differs in the GPU alone, and a row for each, the cheapest first.
 
     Raises:
         UserError: no GPU qualifies, or another part of `sizing` is about one GPU.
@@ -118,7 +103,7 @@ def which_gpu(every: Sequence[Settings], machine: Machine, judge_of: Callable[[S
         rows.append(GpuRow(name, best, good=good, usd=_usd(question, best, good)))
     if asked is None:
         raise UserError.of(list(dict.fromkeys(faults)))
-    return GpuAnswer(asked, tuple(sorted(rows, key=lambda row: row.rank)))
+    return asked, sorted(rows, key=lambda row: row.rank)
 
 
 def _usd(question: Question, best: FleetOption, good: float) -> float | None:
@@ -130,16 +115,15 @@ def _usd(question: Question, best: FleetOption, good: float) -> float | None:
     return 1e6 * best.cost.per_year / (rate * YEAR * question.mean_osl * good)
 
 
-def words(found: GpuAnswer) -> list[str]:
+def words(question: Question, answers: Sequence[GpuRow]) -> list[str]:
     """Return all lines of the printed answer."""
-    question = found.question
     lines = [pair("model", f"{question.model.name}, {question.framework} (modelled)")]
     lines += [pair(word, text) for word, text in question_terms(question)[1:]]  # the same for every GPU
     head = ("", "configuration", "inst.", "GPUs", "servers", "USD a year", "USD/M good", "rests on")
-    rows: list[tuple[str, ...] | str] = [head, *(_cells(row) for row in found.rows if row.best is not None)]
+    rows: list[tuple[str, ...] | str] = [head, *(_cells(row) for row in answers if row.best is not None)]
     lines += ["", *table(rows, left=2, words=(7,))]
-    lines += [wrapped(f"{row.name}: {row.why}", len(row.name) + 2) for row in found.rows if row.best is None]
-    lines += ["", pair("prices", _prices(found))]
+    lines += [wrapped(f"{row.name}: {row.why}", len(row.name) + 2) for row in answers if row.best is None]
+    lines += ["", pair("prices", _prices(question, answers))]
     if len(question.formats) > 1:
         lines.append(pair("accuracy", "not considered, and formats differ in it: `make compare` measures it"))
     return lines
@@ -154,14 +138,14 @@ def _cells(row: GpuRow) -> tuple[str, ...]:
     return row.name, best.label, *size, year, usd, best.instance.costed.provenance
 
 
-def _prices(found: GpuAnswer) -> str:
+def _prices(question: Question, answers: Sequence[GpuRow]) -> str:
     """Say what the costs are of, and which there are not."""
-    fleets = [row for row in found.rows if row.best is not None]
+    fleets = [row for row in answers if row.best is not None]
     unpriced = [row.name for row in fleets if row.best is not None and row.best.cost is None]
     if len(unpriced) == len(fleets):
         how = f"'sizing.prices.gpu_hour_usd={{{unpriced[0]}: 2.5, ...}}'"
         return f"{NO_PRICES}, so by servers, then GPUs, and one costs more than another. Give them: {how}"
-    share, demand = found.question.prices.utilisation, found.question.demand
+    share, demand = question.prices.utilisation, question.demand
     load = "the peak around the clock, because no average is given"
     if share is not None:
         load = f"{100 * share:g} % utilisation"
@@ -174,7 +158,7 @@ def _prices(found: GpuAnswer) -> str:
     ) + (f"; no price of {', '.join(unpriced)}" if unpriced else "")
 
 
-def to_json(found: GpuAnswer) -> dict[str, Any]:
+def to_json(question: Question, answers: Sequence[GpuRow]) -> dict[str, Any]:
     """Convert to plain JSON values."""
-    rows = [row.to_json() for row in found.rows]
-    return {"schema": 1, "origin": "modelled", "demand": asdict(found.question.demand), "gpus": rows}
+    rows = [row.to_json() for row in answers]
+    return {"schema": 1, "origin": "modelled", "demand": asdict(question.demand), "gpus": rows}
