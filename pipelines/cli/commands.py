@@ -225,7 +225,6 @@ COMMANDS = {
         (
             "benchmark quant=fp8 benchmark.concurrency=[1,8,32]",
             "benchmark workload=poisson benchmark.request_rate=[2,4,8]",
-            "benchmark benchmark.url=host:8001 benchmark.precision=fp8",
             "benchmark benchmark.url=http://host:8000/v1 benchmark.api=chat",
         ),
         {1: INCOMPLETE},
@@ -259,7 +258,6 @@ COMMANDS = {
         (
             "size sizing.average_rate=5 hardware=h100_sxm model=llama_3_8b",
             "size sizing=chat sizing.users=2000 sizing.requests_per_user_day=20 hardware=l40s model=llama_3_1_8b",
-            "size sizing.measured=results.json sizing.peak_rate=31",
             "size workload.trace=requests.csv hardware=[h100_sxm,l40s] model=llama_3_1_8b",
         ),
     ),
