@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 from array import array
 from collections.abc import Iterator, Mapping
@@ -149,7 +148,7 @@ class _TraceReader:
         return Trace(offsets, isl, osl, prompts, tuple(self._notes))
 
     def _csv(self, text: str) -> Iterator[Row]:
-        reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
+        reader = csv.reader((f"{line}\n" for line in text.removesuffix("\n").split("\n")), skipinitialspace=True)
         try:
             header = [name.strip() for name in next((row for row in reader if row), ())]
             if header:
@@ -166,7 +165,7 @@ class _TraceReader:
     def _json(self, text: str) -> Iterator[Row]:
         """Read one object a line, or a session: one object with all its requests."""
         rest: Iterator[tuple[int, str]] = (
-            (number, line) for number, line in enumerate(io.StringIO(text), 1) if not line.isspace()
+            (number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()
         )
         number, line = next(rest)
         try:
