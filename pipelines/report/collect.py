@@ -63,7 +63,7 @@ def collect(
             by_label.setdefault(label, []).append(artifact)
     labels = _choose(by_label, model, variants, store)
     benchmarks = [artifact for label in labels for artifact in _stage(by_label[label], "benchmark")]
-    results = {artifact.place: index.read(artifact, BENCHMARK, BenchmarkResult.from_json) for artifact in benchmarks}
+    results = {artifact.place: _result(index, artifact) for artifact in benchmarks}
     evaluations = _evaluations(index, by_label, {label[0] for label in labels})
     tasks = _main_tasks(labels, by_label, evaluations)
     formats = tuple(_format(index, label, by_label[label], results, evaluations, tasks) for label in labels)
@@ -121,13 +121,29 @@ def _stage(artifacts: Iterable[ReportedArtifact], stage: str) -> list[ReportedAr
     return [artifact for artifact in artifacts if artifact.stage == stage]
 
 
+def _result(index: ArtifactIndex, artifact: ReportedArtifact) -> BenchmarkResult:
+    """Read a benchmark; one of a server elsewhere has the server's address beside its format."""
+    result = index.read(artifact, BENCHMARK, BenchmarkResult.from_json)
+    label = _label(artifact)
+    return replace(result, precision=label[1]) if label and _elsewhere(artifact) else result
+
+
+def _elsewhere(artifact: ReportedArtifact) -> str:
+    """Return the address of the server that a benchmark measured, and how it was asked; empty for one of its own."""
+    how = artifact.settings.get("benchmark") if artifact.stage == "benchmark" else None
+    if not isinstance(how, Mapping) or not (url := how.get("url")):
+        return ""
+    scheme, _, rest = str(url).rpartition("://")
+    return f" at {rest.partition('/')[0]} ({how.get('api') or 'completions' if scheme else 'gRPC'})"
+
+
 def _label(artifact: ReportedArtifact) -> Label | None:
     """Return model and variant from the artifact's settings, else from its label without the model's name."""
     if artifact.stage == "evaluate":
         return str(artifact.settings["model"]), str(artifact.settings["variant"])
     for key in ("variant", "precision"):
         if artifact.settings.get("model") and artifact.settings.get(key):
-            return str(artifact.settings["model"]), str(artifact.settings[key])
+            return str(artifact.settings["model"]), str(artifact.settings[key]) + _elsewhere(artifact)
     if artifact.model and artifact.label.startswith(f"{artifact.model}-"):
         return artifact.model, artifact.label.removeprefix(f"{artifact.model}-")
     model, _, variant = artifact.label.rpartition("-")

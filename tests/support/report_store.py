@@ -139,14 +139,18 @@ def add_format(
 
 
 def add_benchmark(
-    store: Store, repository: Artifact, variant: str, minute: int = 10, model: str = "synthetic", **load: Any
-) -> Artifact:
-    """Add one benchmark of a repository."""
+    store: Store, repository: Artifact | None, variant: str, minute: int = 10, model: str = "synthetic",
+    how: Mapping[str, Any] | None = None, **load: Any,
+) -> Artifact:  # fmt: skip
+    """Add one benchmark of a repository, or of a server elsewhere, `how` being the settings of the benchmark."""
     result, files = benchmark(variant, model=model, **load)
-    settings = {"model": model, "precision": variant, "workload": dict(result.workload)}
+    settings = {"model": model, "precision": variant, "workload": dict(result.workload)} | (
+        {"benchmark": how} if how else {}
+    )
+    inputs = {"model": "cd" * 32} | ({"repository": repository} if repository else {})
     return commit(
-        store, "benchmark", f"{model}-{variant}", {"levels": len(result.levels)},
-        {"repository": repository, "model": "cd" * 32}, settings, files, minute, model,
+        store, "benchmark", f"{model}-{variant}", {"levels": len(result.levels)}, inputs, settings, files, minute,
+        model,
     )  # fmt: skip
 
 

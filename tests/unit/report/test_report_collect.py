@@ -33,6 +33,19 @@ def test_a_format_is_the_chain_of_its_newest_benchmark(two_formats):
     assert by_stage["build"].inputs[0].digest == by_stage["quantize"].digest
 
 
+def test_servers_elsewhere_stand_side_by_side(tmp_path):
+    """Of one format, behind one address or several: none is taken for another run of the others, or of our own."""
+    store = full_store(tmp_path, ["fp8"])
+    asked = [{"url": "http://gpu7:8000/v1", "api": "chat"}, {"url": "http://gpu7:8000/v1"}, {"url": "gpu7:8001"}]
+    for minute, how in enumerate(asked, 20):
+        add_benchmark(store, None, "fp8", minute, how=how)
+    (workload,) = collect(store).workloads
+    assert sorted(run.result.precision for run in workload.runs) == [
+        "fp8", "fp8 at gpu7:8000 (chat)", "fp8 at gpu7:8000 (completions)", "fp8 at gpu7:8001 (gRPC)",
+    ]  # fmt: skip
+    assert not any(run.repeats for run in workload.runs)
+
+
 def test_requests_of_every_level_are_there(two_formats):
     run = collect(two_formats).workloads[0].runs[0]
     assert [len(run.timings(level)) for level in run.result.levels] == [24, 24, 24]
