@@ -37,7 +37,7 @@ _COARSE_BAD, _BAD = 5, 20
 """Bad requests that a probe at the capacity should see."""
 _COARSE_SPANS, _SPANS = 6, 20
 """Shortest window, in durations of a request."""
-_SETTLE = 0.25
+_SETTLE = 0.4
 """Warm-up of a longer probe, as a share of its window."""
 _NEAR = 0.4
 """Distance, as a logarithm of the load, up to which the line is trusted."""
