@@ -120,22 +120,18 @@ def words(question: Question, answers: Sequence[GpuRow]) -> list[str]:
     lines = [pair("model", f"{question.model.name}, {question.framework} (modelled)")]
     lines += [pair(word, text) for word, text in question_terms(question)[1:]]  # the same for every GPU
     head = ("", "configuration", "inst.", "GPUs", "servers", "USD a year", "USD/M good", "rests on")
-    rows: list[tuple[str, ...] | str] = [head, *(_cells(row) for row in answers if row.best is not None)]
+    rows: list[tuple[str, ...] | str] = [head]
+    for row in answers:
+        if (best := row.best) is not None:
+            size = [f"{amount:,}" for amount in (best.fleet.instances, best.fleet.gpus, best.fleet.servers)]
+            year = NONE if best.cost is None else f"{best.cost.per_year:,.0f}"
+            rows.append((row.name, best.label, *size, year, number(row.usd), best.instance.costed.provenance))
     lines += ["", *table(rows, left=2, words=(7,))]
     lines += [wrapped(f"{row.name}: {row.why}", len(row.name) + 2) for row in answers if row.best is None]
     lines += ["", pair("prices", _prices(question, answers))]
     if len(question.formats) > 1:
         lines.append(pair("accuracy", "not considered, and formats differ in it: `make compare` measures it"))
     return lines
-
-
-def _cells(row: GpuRow) -> tuple[str, ...]:
-    best = row.best
-    assert best is not None
-    year = NONE if best.cost is None else f"{best.cost.per_year:,.0f}"
-    size = (f"{best.fleet.instances:,}", f"{best.fleet.gpus:,}", f"{best.fleet.servers:,}")
-    usd = NONE if row.usd is None else number(row.usd)
-    return row.name, best.label, *size, year, usd, best.instance.costed.provenance
 
 
 def _prices(question: Question, answers: Sequence[GpuRow]) -> str:
