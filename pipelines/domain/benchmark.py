@@ -260,8 +260,12 @@ class BenchmarkResult:
         return self.gpu_count or self.world_size
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain JSON values, without `search` if there was none."""
-        return {name: value for name, value in asdict(self).items() if name != "search" or value is not None}
+        """Return the result as plain JSON values, without `search` and intervals if there were none."""
+        values = {name: value for name, value in asdict(self).items() if name != "search" or value is not None}
+        for level in values["levels"]:
+            if level["runs"] == 1:
+                del level["runs"], level["intervals"]
+        return values
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], source: str = RESULT) -> BenchmarkResult:
