@@ -228,7 +228,9 @@ class LoadSearch:
         before = self.probes[-1] if self.probes else None
         probe = Probe(self._asked, good, missed, rate, e2e_s, client_bound)
         self.probes.append(probe)
-        if probe.client_bound and before is not None and before.client_bound and before.load == probe.load:
+        again = before is not None and before.client_bound and before.load == probe.load
+        larger = any(each.load > probe.load and not each.client_bound for each in self.probes)
+        if probe.client_bound and again and not larger:  # a client that held a larger load is only disturbed
             self._wall = min(self._wall, probe.load)
             self._planned = [plan for plan in self._planned if plan.load < self._wall]
 

@@ -95,6 +95,26 @@ def test_a_client_that_is_the_limit_fails_no_load() -> None:
     assert len(bound) == 2 * len(set(bound))
 
 
+def test_a_client_that_held_a_larger_load_is_only_disturbed() -> None:
+    """The smaller load is tried until it can be judged, and the search goes on as if nothing had been."""
+    searching, server, rng, disturbed = (
+        LoadSearch(benchmark(**LIMIT), closed=False),
+        Queue(8, 1.0),
+        np.random.default_rng(3),
+        0,
+    )
+    while (plan := searching.following()) is not None:
+        outcome = server.run(plan.load, plan.seconds, plan.warmup_s, rng)
+        bound = 3 < plan.load < 6 and plan.stage == "explore" and disturbed < 4
+        disturbed += bound
+        searching.add(outcome.good, {}, rate=outcome.rate, e2e_s=outcome.e2e_s, client_bound=bound)
+    assert disturbed == 4
+    answer, capacity = searching.answer(), server.capacity()
+    assert answer.low is not None
+    assert answer.high is not None
+    assert answer.low <= capacity <= answer.high
+
+
 def test_a_range_that_holds_no_limit_is_said() -> None:
     """The largest load of the range passes, or the smallest fails."""
     easy = search(Queue(64, 1.0), [1], request_rate=[1, 8]).answer
