@@ -262,7 +262,8 @@ class LoadSearch:
         line = self._line("final") or self._line("explore")
         if line is not None and line.load > _BEYOND * max(probe.load for probe in line.probes):
             line = None  # none of them was too large
-        near = line.probes if line else [p for p in self.probes if not p.client_bound and p.bad_share > self._allowed]
+        failed = [p for p in self.probes if not p.client_bound and p.bad_share > self._allowed and p.load < self._wall]
+        near = line.probes if line else failed
         requests = sum(len(probe.good) for probe in near)
         missed = sum((Counter(probe.missed) for probe in near), Counter[str]())
         load, low, high = self._rounded(line) if line else (None, self._ends()[1] or None, None)
