@@ -140,6 +140,20 @@ class LengthSettings(Group):
         return max(self.values) if self.values else self.max
 
 
+class MixedSettings(Group):
+    """Requests of another length in a workload.
+
+    Attributes:
+        share: of all requests, or of all conversations.
+        isl: input tokens, as of a workload.
+        osl: output tokens.
+    """
+
+    share: Annotated[float, Field(gt=0, lt=1)]
+    isl: LengthSettings
+    osl: LengthSettings
+
+
 TRACE_COLUMNS = ("time", "isl", "osl", "prompt")
 TRACE_UNITS = {"s": 1, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
@@ -151,6 +165,7 @@ class WorkloadSettings(Group):
         name: for tables.
         isl: input tokens as the engine counts them, the first special token included; in a chat those of one turn.
         osl: output tokens.
+        mix: requests of other lengths among them, each with its share; the rest have `isl` and `osl`.
         ignore_eos: whether to continue to `osl` when the model would stop earlier.
         shared_prefix_share: this share of each prompt's tokens is the same in all prompts (KV reuse).
         turns: requests of one conversation; each repeats all before it, with a synthetic answer of `osl` tokens.
@@ -169,6 +184,7 @@ class WorkloadSettings(Group):
     name: str
     isl: LengthSettings
     osl: LengthSettings
+    mix: tuple[MixedSettings, ...] = ()
     ignore_eos: bool = True
     shared_prefix_share: Annotated[float, Field(ge=0, le=1)] = 0
     turns: Positive = 1
@@ -202,11 +218,32 @@ class WorkloadSettings(Group):
 
     @model_serializer(mode="wrap")
     def _as_before(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave `columns` out where there are none: results and their keys are then those of earlier versions."""
-        return {key: value for key, value in plain(self).items() if key != "columns" or value is not None}
+        """Leave out `columns` and `mix` where there are none: results and keys are then those of earlier versions."""
+        return {key: value for key, value in plain(self).items() if key not in ("columns", "mix") or value}
+
+    @property
+    def parts(self) -> tuple[MixedSettings, ...]:
+        """All requests by their lengths, with their shares; the sum is 1."""
+        rest = 1 - sum(part.share for part in self.mix)
+        own = MixedSettings.model_construct(share=rest, isl=self.isl, osl=self.osl)
+        return (own, *self.mix)
+
+    def expected(self, key: Literal["isl", "osl"]) -> float | None:
+        """Return the mean length in tokens, as far as the settings state it; None for lengths from a file."""
+        means = [(part.share, getattr(part, key).expected) for part in self.parts]
+        return None if any(mean is None for _, mean in means) else sum(share * mean for share, mean in means)
+
+    def longest(self, key: Literal["isl", "osl"]) -> int | None:
+        """Return the upper bound in tokens; None if there is none, or if it is only known from a file."""
+        bounds = [getattr(part, key).longest for part in self.parts]
+        return None if None in bounds else max(bounds)
 
     @model_validator(mode="after")
     def _fits_together(self) -> WorkloadSettings:
+        if (shares := sum(part.share for part in self.mix)) > 1 - 1e-9:
+            raise ValueError(f"has a mix whose shares add up to {shares:g}; isl and osl need some of 1")
+        if self.mix and self.arrival == "trace":
+            raise ValueError("has a mix, which a trace does not take: it says every length itself")
         if self.columns is not None and self.trace is None:
             raise ValueError(f"has columns={self.columns} without a trace: add workload.trace=FILE")
         if (self.arrival == "trace") != (self.trace is not None):

@@ -35,6 +35,26 @@ def sampler(length: LengthSettings, rng: Random, *, key: str) -> Callable[[], in
     return lambda: int(min(max(round(draw()), low), high))
 
 
+LengthPair = tuple[Callable[[], int], Callable[[], int]]
+"""Draw an input length, and an output length."""
+
+
+def mixed_sampler(workload: WorkloadSettings, rng: Random) -> Callable[[], LengthPair]:
+    """Return a function that draws, for one conversation, of which part of the mix it is.
+
+    Raises:
+        UserError: the file of an empirical distribution cannot be read.
+    """
+    pairs = []
+    for number, part in enumerate(workload.parts):
+        key = f"workload.mix.{number - 1}" if number else "workload"
+        pairs.append((sampler(part.isl, rng, key=f"{key}.isl"), sampler(part.osl, rng, key=f"{key}.osl")))
+    if not workload.mix:
+        return lambda: pairs[0]
+    shares = [part.share for part in workload.parts]
+    return lambda: rng.choices(pairs, shares)[0]
+
+
 def _family(length: LengthSettings, rng: Random, key: str) -> Callable[[], float]:
     mean, stdev = length.mean or 0.0, length.stdev or 0.0
     if length.distribution == "fixed":
@@ -207,21 +227,23 @@ class LevelPlan:
             count: requests needed; None if not known beforehand.
         """
         rng, turns = self._rng, self._workload.turns
-        isl = sampler(self._workload.isl, rng, key="workload.isl")
-        osl = sampler(self._workload.osl, rng, key="workload.osl")
-        first = [(self._room(isl()), osl())]
+        draw = mixed_sampler(self._workload, rng)
+        chosen = [draw()]
+        first = [(self._room(chosen[0][0]()), chosen[0][1]())]
         if count is None:
             tokens = first[0][0] * turns * (turns + 1) // 2
             count = turns * max(min(self._workload.prompts // turns, _POOL_TOKENS // tokens), _POOL_LEAST)
-        first += [(self._room(isl()), osl()) for _ in range(-(-count // turns) - 1)]
+        for _ in range(-(-count // turns) - 1):
+            chosen.append(pair := draw())
+            first.append((self._room(pair[0]()), pair[1]()))
         share = self._workload.shared_prefix_share
         texts = self._maker.make([tokens for tokens, _ in first], self._words, prefix_share=share)
         conversations = [
             [PlannedRequest(text, *sizes, shared=round(share * sizes[0]))]
             for text, sizes in zip(texts, first, strict=True)
         ]
-        for conversation in conversations:
-            self._go_on(conversation, isl, osl)
+        for conversation, pair in zip(conversations, chosen, strict=True):
+            self._go_on(conversation, *pair)
         return conversations
 
     def schedule(self) -> list[tuple[int, PlannedRequest]]:
@@ -267,10 +289,8 @@ class LevelPlan:
     def _seconds(self) -> float | None:
         return self._settings.seconds(self.load.request_rate or 0.0)
 
-    def _go_on(self, conversation: Conversation, isl: object, osl: object) -> None:
+    def _go_on(self, conversation: Conversation, isl: Callable[[], int], osl: Callable[[], int]) -> None:
         """Add the later turns: everything before, a synthetic answer of the requested length, and new words."""
-        assert callable(isl)
-        assert callable(osl)
         for _ in range(self._workload.turns - 1):
             last = conversation[-1]
             tokens = last.isl + last.osl + isl()
@@ -279,7 +299,7 @@ class LevelPlan:
 
     def _room(self, tokens: int) -> int:
         """Raise a drawn length that leaves no room for a word to the shortest that does; a fixed one is refused."""
-        fixed = self._workload.isl.distribution == "fixed"
+        fixed = self._workload.isl.distribution == "fixed" and not self._workload.mix
         return tokens if fixed else max(tokens, self._maker.overhead + 1)
 
     def _trace(self) -> list[tuple[int, PlannedRequest]]:

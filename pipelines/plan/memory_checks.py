@@ -329,12 +329,13 @@ def cpu_reached(settings: Settings, shape: ModelShape | None) -> CpuMemory | Non
     prompts together. With prompts of one length an iteration is k prompts and d tokens of other users, k + d <= users.
     """
     sizes = cpu_sizes(settings, shape) if shape is not None else None
-    workload, isl, osl = settings.workload, settings.workload.isl.longest, settings.workload.osl.longest
+    workload = settings.workload
+    isl, osl = workload.longest("isl"), workload.longest("osl")
     if sizes is None or workload.arrival != "closed" or isl is None or osl is None:
         return cpu_memory(sizes) if sizes is not None else None
     users = min(max(settings.benchmark.concurrency or DEFAULT_CONCURRENCY), settings.build.max_batch_size)
     prompt = workload.turns * (isl + osl) - osl
-    one_length = workload.turns == 1 and workload.isl.distribution == "fixed"
+    one_length = workload.turns == 1 and workload.isl.distribution == "fixed" and not workload.mix
     return cpu_memory(
         replace(
             sizes,

@@ -13,7 +13,7 @@ from pipelines.engines.config import EngineSettings
 from pipelines.engines.registry import ENGINES, ServerBackend
 from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.loadgen.config import WorkloadSettings, load_faults
-from pipelines.loadgen.plan import sampler
+from pipelines.loadgen.plan import mixed_sampler
 from pipelines.loadgen.trace import read_trace
 from pipelines.plan.deployment import Deployment
 from pipelines.plan.targets import EVALUATED, MEASURED, SERVED, STARTED, Target
@@ -100,9 +100,8 @@ def _files(work: WorkloadSettings) -> list[Fault]:
     if work.trace is not None:
         with collecting(faults):
             read_trace(work)
-    for key, length in (("workload.isl", work.isl), ("workload.osl", work.osl)):
-        with collecting(faults):
-            sampler(length, Random(work.seed), key=key)
+    with collecting(faults):
+        mixed_sampler(work, Random(work.seed))
     return faults
 
 
@@ -230,9 +229,11 @@ def _built(engine: EngineSettings, built: BuiltEngine, target: Target) -> list[F
 
 def _load_fits(work: WorkloadSettings, build: BuildSettings, positions: int | None) -> list[Fault]:
     """Check the longest request of the workload against the engine's limits; unbounded lengths pass."""
-    isl, osl = work.isl.longest, work.osl.longest
-    if isl is None or osl is None or work.arrival == "trace":
+    bounds = [(part.isl.longest, part.osl.longest) for part in work.parts]
+    known = [(isl, osl) for isl, osl in bounds if isl is not None and osl is not None]
+    if not known or work.arrival == "trace":
         return []
+    isl, osl = max(known, key=lambda pair: work.turns * sum(pair))
     prompt = work.turns * isl + (work.turns - 1) * osl
     limit = build.max_seq_len or positions
     words = f"workload={work.name} asks for prompts of up to {prompt} token{'' if prompt == 1 else 's'}"

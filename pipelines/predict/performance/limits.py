@@ -10,7 +10,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.tensorrt_llm.config import LIMITS_FOR_LOAD, BuildSettings
 from pipelines.loadgen.config import WorkloadSettings
-from pipelines.loadgen.plan import sampler
+from pipelines.loadgen.plan import mixed_sampler
 from pipelines.loadgen.trace import read_trace
 from pipelines.predict.performance.memory import EngineSizes
 from pipelines.settings.root import Settings
@@ -61,14 +61,18 @@ def known_lengths(settings: Settings) -> LoadLengths | None:
 
 def _stated(workload: WorkloadSettings) -> LoadLengths | None:
     """Compute the means and bounds of a workload whose settings state them; the k-th turn repeats those before it."""
-    isl, osl, turns = workload.isl, workload.osl, workload.turns
-    if workload.trace is not None or isl.expected is None or osl.expected is None:
+    if workload.trace is not None:
         return None
-    if isl.longest is None or osl.longest is None:
-        return None
-    prompt = turns * isl.longest + (turns - 1) * osl.longest
-    mean_isl = (turns + 1) / 2 * isl.expected + (turns - 1) / 2 * osl.expected
-    return LoadLengths(mean_isl, osl.expected, prompt, prompt + osl.longest)
+    turns, parts = workload.turns, []
+    for part in workload.parts:
+        isl, osl = part.isl, part.osl
+        if isl.expected is None or osl.expected is None or isl.longest is None or osl.longest is None:
+            return None
+        prompt = turns * isl.longest + (turns - 1) * osl.longest
+        mean_isl = (turns + 1) / 2 * isl.expected + (turns - 1) / 2 * osl.expected
+        parts.append((part.share * mean_isl, part.share * osl.expected, prompt, prompt + osl.longest))
+    mean_isls, mean_osls, prompts, sequences = zip(*parts, strict=True)
+    return LoadLengths(sum(mean_isls), sum(mean_osls), max(prompts), max(sequences))
 
 
 def drawn_lengths(workload: WorkloadSettings, count: int) -> tuple[Any, Any]:
@@ -113,13 +117,13 @@ def sampled_lengths(workload: WorkloadSettings, count: int, random: Random, user
     """Return int64[n] input and output tokens of users who send at the same time, each one turn after the other."""
     import numpy as np
 
-    prompt = sampler(workload.isl, random, key="workload.isl")
-    answer = sampler(workload.osl, random, key="workload.osl")
+    draw = mixed_sampler(workload, random)
     rows: list[tuple[int, int]] = []
     while len(rows) < count:
         held = [0] * max(users, 1)
+        pairs = [draw() for _ in held]
         for _ in range(workload.turns):
-            for user, before in enumerate(held):
+            for user, (before, (prompt, answer)) in enumerate(zip(held, pairs, strict=True)):
                 isl, osl = before + prompt(), answer()
                 rows.append((isl, osl))
                 held[user] = isl + osl

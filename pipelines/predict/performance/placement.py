@@ -227,7 +227,7 @@ def cached_prefix(settings: Settings) -> int:
     if not share or not settings.kv_cache.enable_block_reuse:
         return 0
     lengths = known_lengths(settings)
-    mean = settings.workload.isl.expected or (lengths.mean_isl if lengths else 0.0)
+    mean = settings.workload.expected("isl") or (lengths.mean_isl if lengths else 0.0)
     return int(share * mean)
 
 

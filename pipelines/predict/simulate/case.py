@@ -109,7 +109,7 @@ def _in_ticks(settings: Settings) -> SimulationCase:
     engines = [replace(base, policy=policy) for policy in _policies(settings)]
     notes = []
     if "inflight_chunked" in _policies(settings) and wanted.max_num_tokens is None:
-        budget = slots + max(1, round((settings.workload.isl.expected or 1) * wanted.decode / wanted.prefill))
+        budget = slots + max(1, round((settings.workload.expected("isl") or 1) * wanted.decode / wanted.prefill))
         engines = [replace(e, max_num_tokens=budget) if e.policy == "inflight_chunked" else e for e in engines]
         notes.append(
             f"chunked prefill: {count(budget, 'token')} per iteration, so that pieces last about a decode step"
@@ -295,6 +295,7 @@ def asked(settings: Settings, case: SimulationCase, load: str | None = None) -> 
     lengths = f"workload {work.name}"
     if work.trace is None:
         lengths += f": ISL {_length(work.isl)}, OSL {_length(work.osl)}"
+        lengths += "".join(f", {each.share:.0%} {_length(each.isl)}/{_length(each.osl)}" for each in work.mix)
     parts = [case.what] if case.what else []
     parts += [count(case.slots, "slot"), lengths + (f", {work.turns} turns" if work.turns > 1 else "")]
     if load is None:

@@ -207,8 +207,8 @@ def _page(settings: Settings, case: SimulationCase, drawn: Sequence[Simulated]) 
         "chunks": wanted.chunks,
         "left": policies[0],
         "right": policies[1],
-        "isl": round(settings.workload.isl.expected or 1),
-        "mean": settings.workload.osl.expected or 1.0,
+        "isl": round(settings.workload.expected("isl") or 1),
+        "mean": settings.workload.expected("osl") or 1.0,
         # the page stops before the step at `until`, but what ends there must still be counted
         "until": wanted.until or float(np.ceil(max(each.run.end for each in drawn))) + 1,
         "requests": min(len(requests.isl), MAX_REQUESTS),

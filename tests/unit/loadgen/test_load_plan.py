@@ -106,6 +106,16 @@ def test_no_prompt_of_an_earlier_run_is_sent_again(maker: PromptMaker) -> None:
     assert not {ask.text for (ask,) in one} & {ask.text for (ask,) in other}
 
 
+def test_a_mix_has_each_part_by_its_share(maker: PromptMaker) -> None:
+    """A fifth are long with short answers; the turns of a conversation are of one part."""
+    work = workload(isl=10, osl=30, turns=2, mix=[{"share": 0.2, "isl": 50, "osl": 4}])
+    pool = LevelPlan(PlannedLevel(1, "closed", 1, None), work, benchmark(), maker).pool(2000)
+    kinds = [tuple((ask.isl, ask.osl) for ask in conversation) for conversation in pool]
+    assert set(kinds) == {((10, 30), (50, 30)), ((50, 4), (104, 4))}
+    assert 150 < kinds.count(((50, 4), (104, 4))) < 250
+    assert (work.expected("isl"), work.longest("isl"), work.longest("osl")) == (pytest.approx(18), 50, 30)
+
+
 @pytest.mark.parametrize("share", [0, 0.5])
 def test_a_prompt_that_is_sent_again_has_another_word(maker: PromptMaker, share: float) -> None:
     """Behind the common prefix, and at the same length; later turns go on to begin with the earlier ones."""

@@ -61,6 +61,14 @@ def test_contradictions_inside_the_workload_are_refused(changes: dict[str, objec
         workload(**changes)
 
 
+def test_the_shares_of_a_mix_leave_some_for_the_rest() -> None:
+    """Two halves and the workload's own lengths are more than everything."""
+    part = {"share": 0.5, "isl": 8, "osl": 8}
+    with pytest.raises(ValidationError, match="a mix whose shares add up to 1; isl and osl need some of 1"):
+        workload(mix=[part, part])
+    assert [round(each.share, 9) for each in workload(mix=[part]).parts] == [0.5, 0.5]
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
