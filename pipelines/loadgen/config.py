@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import Fault, masked
@@ -181,6 +182,8 @@ class WorkloadSettings(Group):
         seed: of lengths, prompts and arrival times.
     """
 
+    LATER: ClassVar[Mapping[str, Any]] = {"columns": None, "mix": ()}
+
     name: str
     isl: LengthSettings
     osl: LengthSettings
@@ -215,11 +218,6 @@ class WorkloadSettings(Group):
             if key == "unit" and name not in TRACE_UNITS:
                 raise ValueError(f"has unit={name}; it takes {', '.join(TRACE_UNITS)}")
         return columns
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out `columns` and `mix` where there are none: results and keys are then those of earlier versions."""
-        return {key: value for key, value in plain(self).items() if key not in ("columns", "mix") or value}
 
     @property
     def parts(self) -> tuple[MixedSettings, ...]:
@@ -283,11 +281,6 @@ class SloSettings(Group):
         return Slo(name, self.ttft_ms or ttft, self.itl_ms or itl, self.e2e_ms)
 
 
-_SEARCH = {"search_attainment": 0.95, "search_tolerance": 0.1, "search_probes": 40}
-_LATER = {"api": None, "repeats": 1, "on_busy": "mark", "search": "none", **_SEARCH}
-"""Defaults of keys that came after results were stored."""
-
-
 class BenchmarkSettings(Group):
     """How a server is measured.
 
@@ -325,6 +318,10 @@ class BenchmarkSettings(Group):
         slo: limits for goodput.
     """
 
+    SEARCH: ClassVar[Mapping[str, Any]] = {"search_attainment": 0.95, "search_tolerance": 0.1, "search_probes": 40}
+    """Defaults of what only a search reads."""
+    LATER: ClassVar[Mapping[str, Any]] = {"api": None, "repeats": 1, "on_busy": "mark", "search": "none", **SEARCH}
+
     url: str | None = None
     api: Api | None = None
     metrics_url: str | None = None
@@ -349,11 +346,6 @@ class BenchmarkSettings(Group):
     repeats: Annotated[int, Field(ge=1, le=100)] = 1
     on_busy: Literal["wait", "mark", "refuse"] = "mark"
     slo: SloSettings = Field(default_factory=SloSettings)
-
-    def identity(self) -> dict[str, Any]:
-        """Return the settings that tell one measurement from another; a later key at its default says nothing."""
-        stated = self.model_dump(mode="json")
-        return {key: value for key, value in stated.items() if _LATER.get(key, ...) != value}
 
     @property
     def is_openai(self) -> bool:
@@ -405,7 +397,7 @@ class BenchmarkSettings(Group):
     def _check_search(self) -> BenchmarkSettings:
         """Refuse what a search sets itself, and what only a search takes."""
         if self.search == "none":
-            for key, default in _SEARCH.items():
+            for key, default in self.SEARCH.items():
                 if (value := getattr(self, key)) != default:
                     raise ValueError(f"has {key}={value:g} without a search: add benchmark.search=max_load")
             return self

@@ -55,7 +55,7 @@ class Benchmark:
         """Return the load."""
         return {
             "workload": self.workload.model_dump(mode="json"),
-            "benchmark": self.benchmark.identity(),
+            "benchmark": self.benchmark.model_dump(mode="json"),
             **self.labels,
         }
 

@@ -61,6 +61,16 @@ def test_contradictions_inside_the_workload_are_refused(changes: dict[str, objec
         workload(**changes)
 
 
+def test_later_keys_are_stored_only_where_they_say_something() -> None:
+    """Results, keys of artifacts and nights of before stay comparable."""
+    later = {"api", "repeats", "on_busy", "search", "search_attainment", "search_tolerance", "search_probes"}
+    assert not later & benchmark().model_dump(mode="json").keys()
+    assert benchmark(repeats=2).model_dump(mode="json")["repeats"] == 2
+    assert not {"mix", "columns"} & workload().model_dump(mode="json").keys()
+    mixed = workload(mix=[{"share": 0.5, "isl": 8, "osl": 8}])
+    assert type(mixed).model_validate(mixed.model_dump(mode="json")) == mixed
+
+
 def test_the_shares_of_a_mix_leave_some_for_the_rest() -> None:
     """Two halves and the workload's own lengths are more than everything."""
     part = {"share": 0.5, "isl": 8, "osl": 8}
