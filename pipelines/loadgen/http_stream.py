@@ -24,6 +24,9 @@ _IDLE_NS = 3 * 10**9
 """An idle connection is replaced after this time: uvicorn closes after 5 s, and a request that meets it would fail."""
 _CONNECT_S = 10.0
 _KINDS = {408: "timeout", 429: "rejected", 503: "unavailable", 504: "timeout"}
+_COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens")
+_MOST_TOKENS = 2**31
+_BOM = b"\xef\xbb\xbf"
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 
 
@@ -55,11 +58,13 @@ class HttpReply:
         headers: names in lower case.
         body: of a response that is not a stream of events.
         text: parts of the answer, if kept.
-        usage: the server's counts.
-        fault: the error that an event reports.
+        usage: the server's counts, tokens.
+        fault: kind of error and words, of an event that reports one or cannot be read.
         stamps: of each event with content, ns.
         stamp: of the last bytes, ns.
-        done: whether the stream ended as it should.
+        finished: whether an event gave the reason for the end (`finish_reason`).
+        whole: whether HTTP's message is complete.
+        done: whether the answer ended as it should.
     """
 
     ended: asyncio.Future[None]
@@ -68,31 +73,44 @@ class HttpReply:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     text: list[str] = field(default_factory=list)
-    usage: dict[str, Any] | None = None
-    fault: dict[str, Any] | None = None
+    usage: dict[str, int] | None = None
+    fault: tuple[str, str] | None = None
     stamps: list[int] = field(default_factory=list)
     stamp: int = 0
+    finished: bool = False
+    whole: bool = False
     done: bool = False
+
+    @property
+    def media(self) -> str:
+        """The content type without its parameters, in lower case; empty if there is none."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     @property
     def is_stream(self) -> bool:
         """Whether it is a stream of events."""
-        return self.headers.get("content-type", "").startswith("text/event-stream")
+        return self.media == "text/event-stream"
 
     def take(self, event: dict[str, Any]) -> None:
-        """Read one event, or a whole response, and stamp it if it has content."""
+        """Read one event, or a whole response, and stamp it if it has content.
+
+        Raises:
+            ValueError, TypeError, AttributeError: it is not as OpenAI defines it.
+        """
         if usage := event.get("usage"):
-            self.usage = usage
-        if "error" in event:
-            fault = event["error"]
-            self.fault = fault if isinstance(fault, dict) else {"message": str(fault)}
+            self.usage = _counts(usage)
+        if fault := event.get("error"):
+            stated = fault if isinstance(fault, dict) else {"message": fault}
+            words, code = str(stated.get("message") or stated), stated.get("code")
+            self.fault = (_kind(code) if isinstance(code, int) else classify(words)), words
         filled = False
         for choice in event.get("choices") or ():
             part = choice.get("delta") or choice.get("message") or choice
             texts = [part[name] for name in ("text", *_TEXTS) if part.get(name)]
             filled = filled or bool(texts or part.get("tool_calls"))
+            self.finished = self.finished or bool(choice.get("finish_reason"))
             if self.keeps_text:
-                self.text += texts
+                self.text.append("".join(texts))
         if filled:
             self.stamps.append(self.stamp)
 
@@ -101,35 +119,32 @@ class HttpReply:
         if self.status == 0:
             return "connection", "the server closed the connection without an answer"
         if self.status >= 400:
-            kind = _KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid")
             wait = self.headers.get("retry-after")
-            return kind, f"HTTP {self.status}{f', Retry-After {wait}' if wait else ''}: {self._words()}"
+            return _kind(self.status), f"HTTP {self.status}{f', Retry-After {wait}' if wait else ''}: {self._words()}"
         if self.status >= 300:
             where = self.headers.get("location", "elsewhere")
             return "invalid", f"HTTP {self.status}: the server sends requests on to {where[:200]}"
-        if self.fault is not None:
-            words = str(self.fault.get("message") or self.fault)
-            code = self.fault.get("code")
-            return _KINDS.get(code, classify(words)) if isinstance(code, int) else classify(words), words[:500]
-        if not self.done:
-            media = self.headers.get("content-type", "no content type")
-            if self.is_stream or "json" in media:
-                return "connection", "the server closed the connection before the answer's end"
-            return "invalid", f"the answer is {media.partition(';')[0]}, not JSON or text/event-stream"
-        return None
+        if self.fault is not None or self.done:
+            return self.fault
+        if not self.whole:
+            return "connection", "the server closed the connection before the answer's end"
+        if self.is_stream:
+            return "server_error", "the stream of events ended without [DONE]"
+        what = f"is {self.media}" if self.media else "has no content type"
+        return "invalid", f"the answer {what}, not JSON or text/event-stream"
 
     def _words(self) -> str:
         """Return the reason that the body states."""
         if "html" in self.headers.get("content-type", ""):
             return "an HTML page"
-        words: Any = self.body[:500].decode(errors="replace").strip()
+        words: Any = self.body.decode(errors="replace")
         try:
             words = from_json(self.body)
             while isinstance(words, dict):
                 words = next((words[key] for key in ("error", "message", "detail") if words.get(key)), str(words))
         except ValueError:
             pass
-        return str(words)[:500] or "no reason given"
+        return str(words).strip() or "no reason given"
 
 
 class _Protocol(asyncio.Protocol):
@@ -154,7 +169,7 @@ class _Protocol(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self.reply.fault = {"message": f"this is not HTTP: {error}"}
+            self.reply.fault = "invalid", f"this is not HTTP: {error}"
             self.reply.status = self.reply.status or 200
             self.transport.abort()
 
@@ -188,7 +203,9 @@ class _Protocol(asyncio.Protocol):
         *lines, self._rest = (self._rest + body).split(b"\n") if self._rest else body.split(b"\n")
         for line in lines:
             if not line.startswith(b"data:"):
-                continue  # comments, names of events and the empty lines between them
+                if not line.startswith(_BOM + b"data:"):  # it may be before the first event
+                    continue  # comments, names of events and the empty lines between them
+                line = line.removeprefix(_BOM)
             data = line[5:].strip()
             if data == b"[DONE]":
                 reply.done = True
@@ -199,27 +216,59 @@ class _Protocol(asyncio.Protocol):
         reply = self.reply
         if reply is None or reply.ended.done() or reply.status in (100, 102, 103):
             return
+        reply.whole = True
         if not self._events and reply.status < 300:
             reply.done = self._take(reply.body)
-        elif self._events and reply.usage is not None and reply.fault is None:
+        elif self._events and (reply.usage is not None or reply.finished):
             reply.done = True  # complete by HTTP, though without [DONE]
         if not self._parser.should_keep_alive() and self.transport is not None:
             self.transport.close()
         reply.ended.set_result(None)
 
     def _take(self, data: bytes) -> bool:
-        """Read JSON and return whether it is an object."""
-        assert self.reply is not None
+        """Read JSON and return whether it is as it should be."""
+        reply = self.reply
+        assert reply is not None
+        why = ""
         try:
             event = from_json(data)
-            if not isinstance(event, dict):
-                return False
-            self.reply.take(event)
-        except (ValueError, AttributeError, TypeError) as error:
-            if self._events:
-                self.reply.fault = {"message": f"invalid event ({error}): {data[:80].decode(errors='replace')}"}
-            return False
-        return True
+            if isinstance(event, dict):
+                reply.take(event)
+                return True
+        except ValueError as error:
+            why = f" ({error})"
+        except (AttributeError, TypeError):
+            pass
+        if self._events or "json" in reply.media:
+            what = "event" if self._events else "answer"
+            reply.fault = "invalid", f"invalid {what}{why}: {_plain(data.decode(errors='replace'), 80)}"
+        return False
+
+
+def _kind(status: int) -> str:
+    """Return the kind of error of a status of HTTP."""
+    return _KINDS.get(status, "server_error" if status >= 500 else "invalid")
+
+
+def _counts(usage: dict[str, Any]) -> dict[str, int]:
+    """Return the counts that a usage states.
+
+    Raises:
+        ValueError: one is not a number of tokens.
+    """
+    stated = {**(usage.get("prompt_tokens_details") or {}), **usage}
+    counts = {name: stated[name] for name in _COUNTS if stated.get(name) is not None}
+    for name, value in counts.items():
+        if type(value) is not int or not 0 <= value < _MOST_TOKENS:
+            raise ValueError(f"{name}={value!r}")
+    return counts
+
+
+def _plain(words: str, most: int = 500) -> str:
+    """Return the start of a server's words on one line, without control characters and without our key."""
+    if key := os.environ.get("OPENAI_API_KEY"):
+        words = words.replace(key, "***")
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in words).split())[:most]
 
 
 class HttpStream(RequestStream):
@@ -301,12 +350,13 @@ class HttpStream(RequestStream):
         protocol.reply = None
         self._idle_since = now()
         if failure := reply.error():
-            kind, self.error_text = failure
+            kind, words = failure
+            self.error_text = _plain(words)
             return reply.stamp or now(), kind
         if usage := reply.usage:
             counts[0] = usage.get("prompt_tokens") or counts[0]
             counts.append(usage.get("completion_tokens") or 0)
-            if (cached := (usage.get("prompt_tokens_details") or {}).get("cached_tokens")) is not None:
+            if (cached := usage.get("cached_tokens")) is not None:
                 self.cached_tokens = (self.cached_tokens or 0) + cached
         return (chunks[-1] if chunks else reply.stamp), None
 

@@ -153,8 +153,8 @@ class OpenAiEndpoint:
             names = [str(each["id"]) for each in from_json(reply.body)["data"]]
         except (ValueError, KeyError, TypeError):
             names = []
-        if reply.status >= 300 or not names:
-            reason = reason or f"its list of models is {reply.headers.get('content-type', 'something else')}"
+        if reason or not names:
+            reason = reason or ("its list is empty" if b'"data"' in reply.body else "the answer has no list (data)")
             raise UserError(f"{self._shown}/models does not list models: {reason}.", todo=todo)
         return names
 

@@ -35,6 +35,7 @@ class StubOpenAi:
         key: API key that it wants.
         fault: after `faults_after` requests of a load, what goes wrong instead: "early", "busy", "gone".
         html: whether it is a web page.
+        raw: bytes that it answers whatever it is asked; then it closes the connection.
         sent: bodies of the requests.
         headers: of the last request.
         connections: how many were opened.
@@ -53,6 +54,7 @@ class StubOpenAi:
     fault: str = ""
     faults_after: int = 6
     html: bool = False
+    raw: bytes = b""
     sent: list[dict[str, Any]] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
     connections: int = 0
@@ -65,6 +67,9 @@ class StubOpenAi:
                 first, *lines = head.strip().split("\r\n")
                 self.headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in lines)}
                 body = await reader.readexactly(int(self.headers.get("content-length", 0)))
+                if self.raw:
+                    writer.write(self.raw.replace(b"{authorization}", self.headers.get("authorization", "").encode()))
+                    break
                 await self._answer(first.split()[1], json.loads(body) if body else {}, writer)
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):

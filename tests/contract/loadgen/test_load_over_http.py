@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import ssl
 from datetime import datetime
 from pathlib import Path
@@ -12,6 +14,8 @@ import trustme
 
 from pipelines.domain.errors import UserError
 from pipelines.loadgen.health import MachineLoad
+from pipelines.loadgen.http_stream import HttpRequest, transport
+from pipelines.loadgen.request_stream import Row
 from pipelines.loadgen.run import benchmark_table
 from tests.contract.loadgen.test_load_against_stub import measure, records
 from tests.support.stub_openai import StubOpenAi, serving
@@ -220,3 +224,99 @@ def test_an_encrypted_endpoint_is_checked(
             return
         with pytest.raises(UserError, match=f"No OpenAI server responds at {url}: {words}"):
             measure(url, tmp_path)
+
+
+def asked(raw: bytes, *, keeps_text: bool = False) -> tuple[Row, str, str | None]:
+    """One request that is answered with these bytes: its record, what was wrong, and the text that was kept."""
+
+    async def ask(url: str) -> tuple[Row, str, str | None]:
+        async with transport(url, keeps_text=keeps_text) as connect:
+            stream = connect()
+            row = await stream.ask(HttpRequest("POST", "/completions", b"{}"), 0, None, 10**10, True, 7)
+            await stream.close()
+            return row, stream.error_text, stream.take_text()
+
+    with serving(StubOpenAi(raw=raw)) as url:
+        return asyncio.run(ask(url))
+
+
+def http(body: bytes, media: str = "application/json", status: str = "200 OK") -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Type: {media}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def events(*events: object, start: bytes = b"", end: bytes = b"data: [DONE]\n\n", media: str = "") -> bytes:
+    body = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+    return http(start + body + end, media or "text/event-stream")
+
+
+A, B = {"choices": [{"text": " a"}]}, {"choices": [{"text": " b", "finish_reason": "length"}]}
+USED = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        events(A, B, USED, media="Text/Event-Stream; charset=UTF-8"),
+        events(A, B, USED, end=b""),
+        events(A | {"error": None, "usage": None}, B, USED),
+        events(A, B, USED, start=b"\xef\xbb\xbf"),
+        events(A, B, USED).replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"Content-Length", b"X-Was"),
+        events(A, B, USED).replace(b"Content-Type", b"X-Big: " + b"a" * 100_000 + b"\r\nContent-Type"),
+    ],
+)
+def test_answers_of_other_servers_are_read(raw: bytes) -> None:
+    """Letter case, no [DONE], `"error": null`, a byte order mark, HTTP/1.0, a huge header: two tokens by 9."""
+    row, words, _ = asked(raw)
+    assert (row[-1], words, row[5], row[6], len(row[7])) == (None, "", 9, 2, 2)
+
+
+def test_an_answer_without_counts_and_done_ends_with_its_finish_reason() -> None:
+    """And without that it is not whole."""
+    row, _, text = asked(events(A, B, end=b""), keeps_text=True)
+    assert (row[-1], text) == (None, " a b")
+    row, words, _ = asked(events(A, A, end=b""))
+    assert (row[-1], words) == ("server_error", "the stream of events ended without [DONE]")
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind", "words"),
+    [
+        (http(b'{"choices": ['), "invalid", "invalid answer (EOF while parsing"),
+        (http(b"[]"), "invalid", "invalid answer: []"),
+        (http(b"x").replace(b"Content-Type", b"X-Type"), "invalid", "the answer has no content type, not JSON"),
+        (http(b"<html>", "text/html"), "invalid", "the answer is text/html, not JSON"),
+        (events(A)[:-40], "connection", "the server closed the connection before the answer's end"),
+        (events(A, 5), "invalid", "invalid event: 5"),
+        (events(A, {"choices": [None]}), "invalid", 'invalid event: {"choices": [null]}'),
+        (events(A, {"error": {"message": "engine died", "code": 500}}), "server_error", "engine died"),
+        (events(A, {"error": "engine died"}), "invalid", "engine died"),
+        (events(A, {"usage": 5}), "invalid", 'invalid event: {"usage": 5}'),
+        (events(A, {"usage": {"completion_tokens": "2"}}), "invalid", "invalid event (completion_tokens='2')"),
+        (events(A, {"usage": {"completion_tokens": -2}}), "invalid", "invalid event (completion_tokens=-2)"),
+        (events(A, {"usage": {"prompt_tokens": 10**30}}), "invalid", "invalid event (prompt_tokens=1000"),
+        (events(A, {"usage": {"prompt_tokens_details": 7}}), "invalid", "invalid event: "),
+        (http(b"a\x1b[31mred\nline \xff", "text/plain", "400 Bad"), "invalid", "HTTP 400: a [31mred line \ufffd"),
+    ],
+)
+def test_what_is_no_answer_is_said_in_one_true_sentence(raw: bytes, kind: str, words: str) -> None:
+    """The client process lives on, and no control character reaches the terminal."""
+    row, error, _ = asked(raw)
+    assert row[-1] == kind
+    assert error.startswith(words)
+    assert error.isprintable()
+
+
+def test_text_that_is_none_is_an_error_only_if_it_must_be_counted() -> None:
+    """Some servers send parts of a message as a list."""
+    listed = {"choices": [{"delta": {"content": [{"type": "text", "text": "a"}]}}]}
+    assert asked(events(listed, USED))[0][-1] is None
+    assert asked(events(listed), keeps_text=True)[0][-1] == "invalid"
+
+
+def test_a_key_that_a_server_repeats_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in full, and not the start of it where the words are cut."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-77")
+    for before in (0, 160):  # words are cut after 500 letters
+        body = b'{"error": {"message": "' + b"no " * before + b'{authorization}"}}'
+        _, words, _ = asked(http(body, status="401 Unauthorized").replace(b"Content-Length", b"X-Was"))
+        assert words.endswith("Bearer ***")
