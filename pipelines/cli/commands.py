@@ -258,7 +258,7 @@ COMMANDS = {
         (
             "size sizing.average_rate=5 hardware=h100_sxm model=llama_3_8b",
             "size sizing=chat sizing.users=2000 sizing.requests_per_user_day=20 hardware=l40s model=llama_3_1_8b",
-            "size workload.trace=requests.csv hardware=[h100_sxm,l40s] model=llama_3_1_8b",
+            "size workload.trace=requests.csv hardware=h100_sxm model=llama_3_1_8b",
         ),
     ),
     "simulate": Command(

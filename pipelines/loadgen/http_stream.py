@@ -116,8 +116,6 @@ class HttpReply:
 
     def error(self) -> tuple[str, str] | None:
         """Return the kind of error and the server's words; None if it is a whole answer."""
-        if self.status == 0:
-            return "connection", "the server closed the connection without an answer"
         if self.status >= 400:
             wait = self.headers.get("retry-after")
             return _kind(self.status), f"HTTP {self.status}{f', Retry-After {wait}' if wait else ''}: {self._words()}"
@@ -223,6 +221,7 @@ class _Protocol(asyncio.Protocol):
             reply.done = True  # complete by HTTP, though without [DONE]
         if not self._parser.should_keep_alive() and self.transport is not None:
             self.transport.close()
+            self.transport = None
         reply.ended.set_result(None)
 
     def _take(self, data: bytes) -> bool:
@@ -274,7 +273,7 @@ def _plain(words: str, most: int = 500) -> str:
 class HttpStream(RequestStream):
     """A connection to an OpenAI endpoint."""
 
-    __slots__ = ("_head", "_idle_since", "_keeps_text", "_protocol", "_tls", "_url", "reply")
+    __slots__ = ("_head", "_idle_since", "_keeps_text", "_protocol", "_reuses", "_tls", "_url", "reply")
 
     def __init__(self, url: str, *, keeps_text: bool = False, tls: ssl.SSLContext | None = None) -> None:
         """Prepare.
@@ -288,6 +287,8 @@ class HttpStream(RequestStream):
         self._url, self._keeps_text, self._tls = urlsplit(url), keeps_text, tls
         self._protocol: _Protocol | None = None
         self._idle_since = 0
+        self._reuses = True
+        """Whether the server keeps connections, as far as is known: llama.cpp's says so and closes them."""
         self.reply: HttpReply | None = None
         """Of the last request."""
         lines = [f"Host: {self._url.netloc.rpartition('@')[2]}", "Accept: */*", "Content-Type: application/json"]
@@ -325,30 +326,25 @@ class HttpStream(RequestStream):
         return protocol
 
     async def _exchange(self, request: HttpRequest, chunks: list[int], counts: list[int]) -> tuple[int, str | None]:
-        self.reply = reply = HttpReply(asyncio.get_running_loop().create_future(), self._keeps_text, stamps=chunks)
-        protocol = self._protocol
+        head = (
+            f"{request.method} {self._url.path.rstrip('/')}{request.path} HTTP/1.1\r\n{self._head}\r\n"
+            f"X-Request-Id: {request.id}\r\nContent-Length: {len(request.body)}\r\n\r\n"
+        )
+        message = head.encode("latin-1") + request.body
         try:
-            if protocol is None or protocol.transport is None or now() - self._idle_since > _IDLE_NS:
-                self._cancel()
-                protocol = await self._connect()
+            reply = await self._send(message, chunks, fresh=not self._reuses)
+            if reply is None and self.given_up is None:  # closed while idle: the server never read this request
+                self._reuses = False
+                reply = await self._send(message, chunks, fresh=True)
         except TimeoutError:
             self.error_text = f"no connection within {_CONNECT_S:g} s"
             return now(), "connection"
         except OSError as error:
             self.error_text = _reason(error)
             return now(), "connection"
-        if protocol.transport is None:
-            self.error_text = "the server closed the connection at once"
+        if reply is None:
+            self.error_text = "the server closed the connection without an answer"
             return now(), "connection"
-        protocol.reply = reply
-        head = (
-            f"{request.method} {self._url.path.rstrip('/')}{request.path} HTTP/1.1\r\n{self._head}\r\n"
-            f"X-Request-Id: {request.id}\r\nContent-Length: {len(request.body)}\r\n\r\n"
-        )
-        protocol.transport.write(head.encode("latin-1") + request.body)
-        await reply.ended
-        protocol.reply = None
-        self._idle_since = now()
         if failure := reply.error():
             kind, words = failure
             self.error_text = _plain(words)
@@ -359,6 +355,22 @@ class HttpStream(RequestStream):
             if (cached := usage.get("cached_tokens")) is not None:
                 self.cached_tokens = (self.cached_tokens or 0) + cached
         return (chunks[-1] if chunks else reply.stamp), None
+
+    async def _send(self, message: bytes, chunks: list[int], *, fresh: bool) -> HttpReply | None:
+        """Send a request; return what came, or None if the server closed the connection before any of it."""
+        protocol = self._protocol
+        if fresh or protocol is None or protocol.transport is None or now() - self._idle_since > _IDLE_NS:
+            self._cancel()
+            protocol = await self._connect()
+        self.reply = reply = HttpReply(asyncio.get_running_loop().create_future(), self._keeps_text, stamps=chunks)
+        if protocol.transport is None:
+            return None
+        protocol.reply = reply
+        protocol.transport.write(message)
+        await reply.ended
+        protocol.reply = None
+        self._idle_since = now()
+        return reply if reply.status else None
 
 
 def _reason(error: OSError) -> str:

@@ -67,7 +67,9 @@ class OpenAiInterface:
     @property
     def connection(self) -> str:
         """See `Interface`."""
-        return f"one request at a time on each of several keep-alive HTTP connections ({self.api})"
+        return (
+            f"one request at a time on each of several HTTP connections, kept where the server keeps them ({self.api})"
+        )
 
     def build(self, request: PlannedRequest, *, streaming: bool, ignore_eos: bool) -> HttpRequest:
         """Build the request; greedy, as Triton's models generate unless told otherwise."""
@@ -226,8 +228,8 @@ class OpenAiEndpoint:
                 error = (await stream.ask(request, 0, None, _WAIT_NS, False, 0))[-1]
                 waiting.cancel()
                 await stream.close()
-                assert stream.reply is not None
-                return stream.reply, stream.error_text.rstrip(".") if error else ""
+                reply = stream.reply or HttpReply(asyncio.get_running_loop().create_future())
+                return reply, stream.error_text.rstrip(".") if error else ""
 
         return asyncio.run(ask())
 

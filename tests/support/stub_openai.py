@@ -36,6 +36,7 @@ class StubOpenAi:
         fault: after `faults_after` requests of a load, what goes wrong instead: "early", "busy", "gone".
         html: whether it is a web page.
         raw: bytes that it answers whatever it is asked; then it closes the connection.
+        closes: whether it closes each connection after an answer, without a word of it, as llama.cpp's server does.
         sent: bodies of the requests.
         headers: of the last request.
         connections: how many were opened.
@@ -55,6 +56,7 @@ class StubOpenAi:
     faults_after: int = 6
     html: bool = False
     raw: bytes = b""
+    closes: bool = False
     sent: list[dict[str, Any]] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
     connections: int = 0
@@ -72,6 +74,8 @@ class StubOpenAi:
                     break
                 await self._answer(first.split()[1], json.loads(body) if body else {}, writer)
                 await writer.drain()
+                if self.closes:
+                    return
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:

@@ -48,6 +48,14 @@ def test_every_token_is_stamped_as_it_arrives(tmp_path: Path, api: str) -> None:
     assert all(body["temperature"] == 0 and body["ignore_eos"] and body["min_tokens"] == 8 for body in stub.sent[-3:])
 
 
+def test_a_server_that_closes_connections_silently_is_measured(tmp_path: Path) -> None:
+    """Its next request is sent on a new connection: it was never read, so nothing is asked twice."""
+    stub = StubOpenAi(closes=True)
+    level = once(stub, tmp_path)
+    assert not level.summary.errors
+    assert len(stub.sent) == len(records(tmp_path)) + 3  # and the first questions
+
+
 def test_several_tokens_in_an_event_are_counted_and_said(tmp_path: Path) -> None:
     """Events of 3, 3 and 2 tokens: the server counts them, and the gaps are not between tokens."""
     level = once(StubOpenAi(per_event=3, itl_s=0.005), tmp_path, {"osl": 8})
