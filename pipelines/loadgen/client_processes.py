@@ -6,8 +6,10 @@ import multiprocessing
 import os
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from time import monotonic_ns
 from types import TracebackType
+from typing import Any
 
 from pipelines.domain.errors import UserError
 from pipelines.loadgen.config import BenchmarkSettings, WorkloadSettings
@@ -79,25 +81,29 @@ class ClientProcesses:
             the start time, ns on CLOCK_MONOTONIC, slightly in the future.
         """
         self.board.clear()
-        for pipe, job in zip(self._pipes, jobs, strict=True):
-            pipe.send(("job", job))
+        self._send([("job", job) for job in jobs])
         self._expect("ready")
         start = monotonic_ns() + _START_NS
-        for pipe in self._pipes:
-            pipe.send(("go", start))
+        self._send([("go", start)] * self.size)
         return start
 
     def finished(self, seconds: float) -> bool:
-        """Wait up to a timeout and return whether every process has something to report."""
+        """Wait up to a timeout and return whether every process has something to report.
+
+        Raises:
+            UserError: a process died; without its part, the load is another one.
+        """
         silent = [pipe for pipe in self._pipes if not pipe.poll()]
         if silent:
             wait(silent, seconds)
+        for process in self._processes:
+            if process.exitcode is not None:
+                raise _died(process)
         return all(pipe.poll() for pipe in silent)
 
     def abort(self) -> None:
         """Cancel the running requests."""
-        for pipe in self._pipes:
-            pipe.send(("abort",))
+        self._send([("abort",)] * self.size)
 
     def collect(self) -> list[ClientReport]:
         """Collect the reports of all processes.
@@ -106,6 +112,13 @@ class ClientProcesses:
             UserError: a process died.
         """
         return [message[1] for message in self._expect("report")]
+
+    def _send(self, messages: Sequence[tuple[Any, ...]]) -> None:
+        for pipe, process, message in zip(self._pipes, self._processes, messages, strict=True):
+            try:
+                pipe.send(message)
+            except (BrokenPipeError, ConnectionResetError):
+                raise _died(process) from None
 
     def _expect(self, word: str) -> list[tuple[str, ClientReport]]:
         messages = []
@@ -117,9 +130,13 @@ class ClientProcesses:
                     )
                 messages.append(pipe.recv())
             except (EOFError, ConnectionResetError):
-                process.join(1)
-                raise UserError(
-                    f"A client process of the load generator ended with code {process.exitcode}.",
-                    todo="Its last output is above; memory may have run out.",
-                ) from None
+                raise _died(process) from None
         return messages
+
+
+def _died(process: BaseProcess) -> UserError:
+    process.join(1)
+    return UserError(
+        f"A client process of the load generator ended with code {process.exitcode}.",
+        todo="Its last output is above; memory may have run out.",
+    )

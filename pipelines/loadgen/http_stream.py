@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic_ns as now
 from typing import Any
 from urllib.parse import urlsplit
@@ -376,9 +378,13 @@ class HttpStream(RequestStream):
 def _reason(error: OSError) -> str:
     """Return why a connection failed, in words."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not valid: {error.verify_message}"
+        authority = os.environ.get("SSL_CERT_FILE")
+        missing = f" (SSL_CERT_FILE={authority} is no file)" if authority and not Path(authority).is_file() else ""
+        return f"its certificate is not valid: {error.verify_message}{missing}"
     if isinstance(error, ssl.SSLError):
-        return f"TLS failed ({error.reason or error}); is this an http:// server?"
+        return f"TLS failed ({error.reason or error}), as it does with an http:// server"
+    if isinstance(error, socket.gaierror):
+        return f"{error.strerror}".lower()
     return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)  # asyncio's is longer
 
 

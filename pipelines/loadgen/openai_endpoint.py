@@ -21,7 +21,7 @@ from pipelines.loadgen.plan import PlannedRequest
 from pipelines.loadgen.request_stream import RequestStream
 
 _PATHS = {"completions": "/completions", "chat": "/chat/completions"}
-_WAIT_NS = 60 * 10**9
+_WAIT_S, _LIVE_WAIT_S = 60.0, 5.0
 _PROBES = ("Say one word", "Say one word and then say one other word")
 _PROBE_TOKENS = 4
 _ENDLESS: tuple[dict[str, Any], ...] = ({"ignore_eos": True, "min_tokens": True}, {"ignore_eos": True}, {})
@@ -111,7 +111,7 @@ class OpenAiEndpoint:
 
     def is_live(self) -> bool:
         """Return whether the server responds."""
-        return self._ask(HttpRequest("GET", "/models"))[0].status > 0
+        return self._ask(HttpRequest("GET", "/models"), _LIVE_WAIT_S)[0].status > 0
 
     def counters(self) -> dict[str, dict[str, int]]:
         """Return nothing: OpenAI's interface has no statistics."""
@@ -190,8 +190,8 @@ class OpenAiEndpoint:
                     raise self._refused_key(reason)
                 first = first or reason
                 if reply.status not in (400, 422):
-                    raise self._refused(first)
-        raise self._refused(first)
+                    raise self._refused(first, reply)
+        raise self._refused(first, reply)
 
     def _added(self, interface: OpenAiInterface, *, streaming: bool) -> int | None:
         """Return how many input tokens the server adds to a text; None if not always the same number."""
@@ -200,7 +200,7 @@ class OpenAiEndpoint:
         for text in _PROBES:
             reply, reason = self._probe(interface, text, streaming=streaming)
             if reason:
-                raise self._refused(reason)
+                raise self._refused(reason, reply)
             plain = len(tokenizer.encode(text, add_special_tokens=False).ids)
             counted = (reply.usage or {}).get("prompt_tokens")
             if not isinstance(counted, int):
@@ -217,19 +217,19 @@ class OpenAiEndpoint:
         request = PlannedRequest(text, 0, _PROBE_TOKENS)
         return self._ask(interface.build(request, streaming=streaming, ignore_eos=True))
 
-    def _ask(self, request: HttpRequest) -> tuple[HttpReply, str]:
+    def _ask(self, request: HttpRequest, wait_s: float = _WAIT_S) -> tuple[HttpReply, str]:
         """Send one request on a connection of its own; return the reply, and what was wrong or nothing."""
 
         async def ask() -> tuple[HttpReply, str]:
             async with transport(self.url, keeps_text=False) as connect:
                 stream = connect()
                 assert isinstance(stream, HttpStream)
-                waiting = asyncio.get_running_loop().call_later(_WAIT_NS / 1e9, stream.give_up, "timeout")
-                error = (await stream.ask(request, 0, None, _WAIT_NS, False, 0))[-1]
+                waiting = asyncio.get_running_loop().call_later(wait_s, stream.give_up, "timeout")
+                error = (await stream.ask(request, 0, None, round(wait_s * 1e9), False, 0))[-1]
                 waiting.cancel()
                 await stream.close()
-                reply = stream.reply or HttpReply(asyncio.get_running_loop().create_future())
-                return reply, stream.error_text.rstrip(".") if error else ""
+                reason = stream.error_text.removesuffix(" (benchmark.timeout_s)").rstrip(".")  # this wait is ours
+                return stream.reply or HttpReply(asyncio.get_running_loop().create_future()), reason if error else ""
 
         return asyncio.run(ask())
 
@@ -237,9 +237,11 @@ class OpenAiEndpoint:
         sent = "the key in OPENAI_API_KEY" if os.environ.get("OPENAI_API_KEY") else "a request without a key"
         return UserError(f"The server at {self._shown} refuses {sent}: {reason}.", todo="Set OPENAI_API_KEY.")
 
-    def _refused(self, reason: str) -> UserError:
-        other = "completions" if self._api == "chat" else "chat"
+    def _refused(self, reason: str, reply: HttpReply) -> UserError:
+        todo = f"Try benchmark.api={'completions' if self._api == 'chat' else 'chat'}, or see the server's log."
+        if reply.status in (429, 503):
+            todo = "Run this again when the server takes requests."
         return UserError(
-            f"The server at {self._shown} refuses a request of {_PROBE_TOKENS} tokens ({self._api}): {reason}.",
-            todo=f"Try benchmark.api={other}, or see the server's log.",
+            f"A request of {_PROBE_TOKENS} tokens ({self._api}) failed at {self._shown}: {reason}.",
+            todo="See the server's log." if reply.status == 0 else todo,
         )

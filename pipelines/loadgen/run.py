@@ -164,7 +164,9 @@ def level_line(level: Level) -> str:
             parts.append(latency if figure.statistic else f"{value:.4g} {figure.narrow}")
     if errors := sum(level.summary.errors.values()):
         parts.append(count(errors, "error"))
-    return ("  ".join(parts))[: width() - 2]
+    while len("  ".join(parts)) > width() - 2 and len(parts) > 1:
+        parts.pop()  # half a number would be another one
+    return "  ".join(parts)
 
 
 def _heading(result: BenchmarkResult) -> str:

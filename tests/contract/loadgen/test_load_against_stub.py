@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.summary import RequestTiming, from_columns
 from pipelines.loadgen import config as load_settings
 from pipelines.loadgen import run
+from pipelines.loadgen.client_processes import ClientProcesses
 from pipelines.loadgen.run import run_benchmark
 from tests.support.load_settings import ROOT, TINY_LLAMA, benchmark, workload
 from tests.support.stub_triton import Running, running
@@ -286,6 +288,18 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     result = BenchmarkResult.from_json(json.loads((tmp_path / RESULT).read_text()))
     assert result.levels[0].summary.requests > 10
     assert len(records(tmp_path)) > 10
+
+
+def test_a_client_process_that_dies_ends_the_load_at_once() -> None:
+    """The others would go on for as long as the load lasts, and what they measure is another load."""
+    with ClientProcesses(2) as clients:
+        victim, _ = multiprocessing.active_children()
+        victim.kill()
+        victim.join()
+        with pytest.raises(UserError, match="A client process of the load generator ended with code -9"):
+            clients.finished(0)
+        with pytest.raises(UserError, match="A client process of the load generator ended with code -9"):
+            clients.abort()
 
 
 def test_kill_loses_only_the_level_that_ran(tmp_path: Path) -> None:

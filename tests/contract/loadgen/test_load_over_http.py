@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 from datetime import datetime
 from pathlib import Path
@@ -15,9 +16,11 @@ import trustme
 from pipelines.domain.errors import UserError
 from pipelines.loadgen.health import MachineLoad
 from pipelines.loadgen.http_stream import HttpRequest, transport
+from pipelines.loadgen.openai_endpoint import OpenAiEndpoint
 from pipelines.loadgen.request_stream import Row
 from pipelines.loadgen.run import benchmark_table
 from tests.contract.loadgen.test_load_against_stub import measure, records
+from tests.support.load_settings import TINY_LLAMA
 from tests.support.stub_openai import StubOpenAi, serving
 from tests.support.yardstick import oversleeping
 
@@ -174,7 +177,7 @@ def test_a_busy_machine_is_refused_or_marked(tmp_path: Path, monkeypatch: pytest
         (StubOpenAi(models=("a", "b")), {}, "has 2 models. It has a, b. Name one with benchmark.model_name"),
         (StubOpenAi(overhead=-2), {}, r"counts \d+ input tokens where the tokenizer of model= counts \d+"),
         (StubOpenAi(refuses=("messages",)), {"api": "chat"}, "Unknown parameter: messages.*benchmark.api=completions"),
-        (StubOpenAi(fault="busy", faults_after=0), {}, "HTTP 429, Retry-After 7: queue is full"),
+        (StubOpenAi(fault="busy", faults_after=0), {}, "HTTP 429, Retry-After 7: queue is full. Run this again when"),
     ],
 )
 def test_an_endpoint_that_cannot_be_measured_is_said_at_once(
@@ -208,6 +211,17 @@ def test_nobody_at_the_url_is_said_at_once(tmp_path: Path) -> None:
         measure("http://127.0.0.1:9/v1", tmp_path)
 
 
+def test_a_server_that_accepts_and_never_answers_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the limit is not called a setting that it is not."""
+    monkeypatch.setattr("pipelines.loadgen.openai_endpoint._LIVE_WAIT_S", 0.1)
+    monkeypatch.setattr(OpenAiEndpoint._ask, "__defaults__", (0.2,))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = OpenAiEndpoint(f"http://127.0.0.1:{silent.getsockname()[1]}/v1", "completions", TINY_LLAMA)
+        assert not endpoint.is_live()
+        with pytest.raises(UserError, match=r"No OpenAI server responds at .*: not finished within 0.2 s\. Check"):
+            endpoint.describe("m", streaming=True)
+
+
 @pytest.mark.parametrize(
     ("until", "words"),
     [
@@ -229,6 +243,9 @@ def test_an_encrypted_endpoint_is_checked(
     with serving(StubOpenAi(), tls) as url:
         if not words:
             assert not measure(url, tmp_path, concurrency=2).levels[0].summary.errors
+            monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "no.pem"))
+            with pytest.raises(UserError, match=r"certificate is not valid: .*no\.pem is no file"):
+                measure(url, tmp_path)
             return
         with pytest.raises(UserError, match=f"No OpenAI server responds at {url}: {words}"):
             measure(url, tmp_path)

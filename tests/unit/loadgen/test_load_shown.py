@@ -92,6 +92,12 @@ def test_a_level_in_one_line() -> None:
     assert level_line(level()) == "concurrency 16:  10 req/s  100 tok/s  TTFT 50.0 ms  ITL 5.00 ms"
 
 
+def test_a_narrow_terminal_shows_no_half_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ITL 5 is not ITL 5.00 cut off; it could be 53.1."""
+    monkeypatch.setenv("COLUMNS", "60")
+    assert level_line(level()) == "concurrency 16:  10 req/s  100 tok/s  TTFT 50.0 ms"
+
+
 FULL = State("concurrency 16384", "finishing", 12345.6, 16384, 123.4, 56.7, 123456, 3599.0)
 
 
