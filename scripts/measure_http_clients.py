@@ -1,6 +1,7 @@
 """Measure the load generator over HTTP beside AIPerf and GuideLLM, in turns, against one trivial server of events.
 
 python -m scripts.measure_http_clients --work /tmp/clients     about ten minutes, on a quiet machine; needs PyPI
+python -m scripts.measure_http_clients --url http://127.0.0.1:9000   the OpenAI service of model=tiny_llama instead
 
 The server sends the tokens of an answer after fixed times and notes when each request came and its first token left,
 so what a client adds to TTFT, and how late it sends, is known without believing any client.
@@ -32,6 +33,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TOKENIZER = ROOT / "pipelines" / "bundled" / "models" / "tiny_llama"
 MODEL, ISL, OSL = "stub", 32, 16
 MS = 1e-6
+Rows = list[tuple[float, float]]
+"""TTFT and ITL of each request, ms."""
 
 
 class Connection(asyncio.Protocol):
@@ -160,7 +163,7 @@ def run(command: str, folder: Path) -> Ran:
     return Ran(time.monotonic() - start, most, folder)
 
 
-def ours(url: str, load: str, seconds: float, folder: Path) -> tuple[str, Callable[[Path], list[float]]]:
+def ours(url: str, load: str, seconds: float, folder: Path) -> tuple[str, Callable[[Path], Rows]]:
     """Return our command and the reader of its TTFTs, s."""
     arrival = "benchmark.concurrency={}" if load.startswith("c") else "workload=constant benchmark.request_rate={}"
     command = (
@@ -169,16 +172,18 @@ def ours(url: str, load: str, seconds: float, folder: Path) -> tuple[str, Callab
         f" benchmark.warmup_s=1 paths.store={folder}/artifacts paths.runs={folder}/runs"
     )
 
-    def read(where: Path) -> list[float]:
+    def read(where: Path) -> Rows:
         with gzip.open(next(where.rglob("requests-1.json.gz")), "rt") as file:
             columns = json.load(file)
-        firsts, dues = columns["first_token_ns"], columns["sent_ns"]
-        return [(first - due) * 1e-9 for first, due in zip(firsts, dues, strict=True) if first is not None]
+        rows = zip(*(columns[name] for name in ("sent_ns", "first_token_ns", "end_ns", "osl")), strict=True)
+        return [
+            ((first - sent) * MS, (end - first) * MS / (osl - 1)) for sent, first, end, osl in rows if first is not None
+        ]
 
     return command, read
 
 
-def aiperf(url: str, load: str, seconds: float, binaries: Path) -> tuple[str, Callable[[Path], list[float]]]:
+def aiperf(url: str, load: str, seconds: float, binaries: Path) -> tuple[str, Callable[[Path], Rows]]:
     """Return AIPerf's command and reader."""
     how = (
         f"--concurrency {load[1:]}" if load.startswith("c") else f"--request-rate {load[1:]} --arrival-pattern constant"
@@ -186,18 +191,20 @@ def aiperf(url: str, load: str, seconds: float, binaries: Path) -> tuple[str, Ca
     command = (
         f"{binaries}/aiperf profile --model {MODEL} --url {url} --tokenizer {TOKENIZER} --streaming"
         f" --endpoint-type chat --synthetic-input-tokens-mean {ISL} --synthetic-input-tokens-stddev 0"
-        f" --output-tokens-mean {OSL} --output-tokens-stddev 0 {how} --benchmark-duration {seconds:g} --ui simple"
+        f" --output-tokens-mean {OSL} --output-tokens-stddev 0 --extra-inputs ignore_eos:true"
+        f" --extra-inputs min_tokens:{OSL} {how} --benchmark-duration {seconds:g} --ui simple"
     )
 
-    def read(where: Path) -> list[float]:
+    def read(where: Path) -> Rows:
         lines = next(where.rglob("profile_export.jsonl")).read_text().splitlines()
         metrics = [json.loads(line)["metrics"] for line in lines]
-        return [each["time_to_first_token"]["value"] / 1e3 for each in metrics if "time_to_first_token" in each]
+        names = ("time_to_first_token", "inter_token_latency")
+        return [tuple(each[name]["value"] for name in names) for each in metrics if each.keys() >= set(names)]
 
     return command, read
 
 
-def guidellm(url: str, load: str, seconds: float, binaries: Path) -> tuple[str, Callable[[Path], list[float]]]:
+def guidellm(url: str, load: str, seconds: float, binaries: Path) -> tuple[str, Callable[[Path], Rows]]:
     """Return GuideLLM's command and reader."""
     how = f"kind=concurrent,streams={load[1:]}" if load.startswith("c") else f"kind=constant,rate={load[1:]}"
     command = (
@@ -208,10 +215,11 @@ def guidellm(url: str, load: str, seconds: float, binaries: Path) -> tuple[str, 
         " --disable-console-interactive"
     )
 
-    def read(where: Path) -> list[float]:
+    def read(where: Path) -> Rows:
         (benchmark,) = json.loads((where / "benchmarks.json").read_text())["benchmarks"]
         rows = benchmark["requests"]["successful"]
-        return [row["time_to_first_token_ms"] / 1e3 for row in rows if row.get("time_to_first_token_ms")]
+        names = ("time_to_first_token_ms", "inter_token_latency_ms")
+        return [tuple(row[name] for name in names) for row in rows if all(row.get(name) for name in names)]
 
     return command, read
 
@@ -226,6 +234,19 @@ def off_schedule_ms(arrivals: list[int], rate: float) -> float:
     return late[int(0.99 * (len(late) - 1))]
 
 
+def agree(options: argparse.Namespace, peers: dict[str, Path]) -> None:
+    """Print TTFT and ITL of one real server as each client has them, in turns."""
+    for load in ("r4", "c4"):
+        for number in range(options.rounds):
+            for name, make in (("ours", ours), ("AIPerf", aiperf), ("GuideLLM", guidellm)):
+                folder = options.work / "results" / f"real-{load}-{name}-{number}-{time.time():.0f}"
+                command, read = make(options.url, load, options.seconds, peers.get(name, folder))
+                run(command.replace(f" {MODEL}", " tiny_llama").replace(f"model={MODEL}", "model=tiny_llama"), folder)
+                ttft, itl = (statistics.median(column) for column in zip(*read(folder), strict=True))
+                sys.stdout.write(f"{load} {name:8} TTFT {ttft:6.2f} ms  ITL {itl:6.3f} ms\n")
+                sys.stdout.flush()
+
+
 def main() -> None:
     """Measure all clients under each load and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -233,6 +254,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("/tmp/clients"), help="environments and results")
     parser.add_argument("--seconds", type=float, default=15)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--url", help="without /v1: ask a real server of tiny_llama instead, and compare what all say")
     options = parser.parse_args()
     if options.serve:
         uvloop.run(serve(options.serve[0] / 1e3, options.serve[1] / 1e3))
@@ -243,6 +265,9 @@ def main() -> None:
     peers = {
         client.name: environment(client, options.work)[0] for client in CLIENTS if client.name in ("AIPerf", "GuideLLM")
     }
+    if options.url:
+        agree(options, peers)
+        return
     for load, ttft_ms, itl_ms in (("c64", 0, 0), ("r100", 20, 5)):
         for number in range(options.rounds):
             for name, make in (("ours", ours), ("AIPerf", aiperf), ("GuideLLM", guidellm)):
@@ -252,11 +277,11 @@ def main() -> None:
                     done = run(command, folder)
                     with urllib.request.urlopen(f"{url}/log", timeout=30) as answer:
                         log = sorted(map(tuple, json.load(answer)["log"]))
-                times, own = read(folder), [(first - arrived) * 1e-9 for arrived, first in log]
+                times, own = [ttft for ttft, _ in read(folder)], [(first - arrived) * MS for arrived, first in log]
                 arrivals = [arrived for arrived, _ in log]
                 busiest = [a for a in arrivals if a > arrivals[-1] - 0.6 * options.seconds * 1e9]
                 rate = (len(busiest) - 1) / ((busiest[-1] - busiest[0]) / 1e9)
-                bias = (statistics.median(times) - statistics.median(own)) * 1e3
+                bias = statistics.median(times) - statistics.median(own)
                 text = f"{load} {name:8} {rate:8.0f} requests/s  TTFT bias {bias:6.2f} ms  {done.memory:5.0f} MiB"
                 if load.startswith("r"):
                     text += f"  p99 off schedule {off_schedule_ms(arrivals, float(load[1:])):.2f} ms"

@@ -64,6 +64,8 @@ class HttpReply:
         fault: kind of error and words, of an event that reports one or cannot be read.
         stamps: of each event with content, ns.
         stamp: of the last bytes, ns.
+        end: of the last event with content, or of the one that says why the answer ends: tokens without text come before
+            it unseen.
         finished: whether an event gave the reason for the end (`finish_reason`).
         whole: whether HTTP's message is complete.
         done: whether the answer ended as it should.
@@ -113,6 +115,8 @@ class HttpReply:
             self.finished = self.finished or bool(choice.get("finish_reason"))
             if self.keeps_text:
                 self.text.append("".join(texts))
+            if filled or choice.get("finish_reason"):
+                self.end = self.stamp
         if filled:
             self.stamps.append(self.stamp)
 
@@ -356,7 +360,7 @@ class HttpStream(RequestStream):
             counts.append(usage.get("completion_tokens") or 0)
             if (cached := usage.get("cached_tokens")) is not None:
                 self.cached_tokens = (self.cached_tokens or 0) + cached
-        return (chunks[-1] if chunks else reply.stamp), None
+        return reply.end or reply.stamp, None
 
     async def _send(self, message: bytes, chunks: list[int], *, fresh: bool) -> HttpReply | None:
         """Send a request; return what came, or None if the server closed the connection before any of it."""

@@ -31,6 +31,7 @@ class StubOpenAi:
         usage: whether it counts tokens.
         cached: input tokens of a request that it says to have found in its cache.
         silent: whether its tokens are without text.
+        hidden: so many tokens at the end are without text, and only the end of the answer is an event again.
         refuses: names of parameters that it does not know.
         key: API key that it wants.
         fault: after `faults_after` requests of a load, what goes wrong instead: "early", "busy", "gone".
@@ -50,6 +51,7 @@ class StubOpenAi:
     usage: bool = True
     cached: int = 0
     silent: bool = False
+    hidden: int = 0
     refuses: tuple[str, ...] = ()
     key: str = ""
     fault: str = ""
@@ -117,11 +119,15 @@ class StubOpenAi:
         for start in range(0, count, self.per_event):
             if start:
                 await asyncio.sleep(self.itl_s)
+            if start >= count - self.hidden:
+                continue
             piece = "".join(words[start : start + self.per_event])
             _event(writer, {"choices": [{"delta": {"content": piece}} if "messages" in body else {"text": piece}]})
             if early:
                 writer.close()
                 return None
+        if self.hidden:
+            _event(writer, {"choices": [{"text": "", "finish_reason": "length"}]})
         if self.usage and body.get("stream_options"):
             _event(writer, {"choices": [], "usage": usage})
         _chunk(writer, b"data: [DONE]\n\n")

@@ -59,6 +59,13 @@ def test_a_server_that_closes_connections_silently_is_measured(tmp_path: Path) -
     assert len(stub.sent) == len(records(tmp_path)) + 3  # and the first questions
 
 
+def test_tokens_without_text_at_the_end_count_for_itl(tmp_path: Path) -> None:
+    """8 tokens in 70 ms, of which five are unseen: 10 ms each, not 3."""
+    level = once(StubOpenAi(itl_s=0.01, hidden=5), tmp_path, {"osl": 8})
+    assert level.summary.itl_s.min >= 0.0095
+    assert any("2.67 tokens in each response" in note for note in level.notes)
+
+
 def test_several_tokens_in_an_event_are_counted_and_said(tmp_path: Path) -> None:
     """Events of 3, 3 and 2 tokens: the server counts them, and the gaps are not between tokens."""
     level = once(StubOpenAi(per_event=3, itl_s=0.005), tmp_path, {"osl": 8})
