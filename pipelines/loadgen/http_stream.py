@@ -64,8 +64,7 @@ class HttpReply:
         fault: kind of error and words, of an event that reports one or cannot be read.
         stamps: of each event with content, ns.
         stamp: of the last bytes, ns.
-        end: of the last event with content, or of the one that says why the answer ends: tokens without text come before
-            it unseen.
+        end: of the last event with content or with the reason for the end, before which tokens without text may come.
         finished: whether an event gave the reason for the end (`finish_reason`).
         whole: whether HTTP's message is complete.
         done: whether the answer ended as it should.
@@ -81,6 +80,7 @@ class HttpReply:
     fault: tuple[str, str] | None = None
     stamps: list[int] = field(default_factory=list)
     stamp: int = 0
+    end: int = 0
     finished: bool = False
     whole: bool = False
     done: bool = False
