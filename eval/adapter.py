@@ -378,7 +378,7 @@ class ChatPrompts:
                 todo="Leave it out, or use a model whose template has a place for it.",
             )
         if not self._noted:
-            self._progress.note(f"The chat template {why}; what the task says to the system is left out, as in lm-eval")
+            self._progress.note(f"The chat template {why}; the task's system text is dropped, as in lm-eval")
             self._noted = True
         try:
             return self._rendered(others, answers=answers)

@@ -369,7 +369,7 @@ def _check_same_questions(baseline: EvalResult, other: EvalResult) -> None:
         ours, theirs = getattr(baseline, name), getattr(other, name)
         if ours != theirs:
             raise UserError(
-                f"{baseline.model} {baseline.qformat} and {other.model} {other.qformat} were not asked the same"
+                f"{baseline.model} {baseline.qformat} and {other.model} {other.qformat} did not get the same"
                 f" questions: {name} is {ours!r} and {theirs!r}.",
                 todo="Evaluate both with the same eval settings.",
             )

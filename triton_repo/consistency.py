@@ -271,7 +271,7 @@ def _gpu_engines(target: EngineLimits, draft: EngineLimits, spec: RepositorySpec
 def _gpu_placement(target: EngineLimits, draft: EngineLimits, settings: TritonSettings) -> Iterator[Fault]:
     if settings.participant_ids is not None:
         yield Fault(
-            f"triton.participant_ids={settings.participant_ids} does not go with a draft model, whose ranks it does not"
+            f"triton.participant_ids={settings.participant_ids} conflicts with a draft model, whose ranks it does not"
             " name.",
             todo="Leave it out: leader mode, or orchestrator mode that spawns.",
         )
@@ -294,5 +294,5 @@ def _gpu_placement(target: EngineLimits, draft: EngineLimits, settings: TritonSe
             f"triton.kv_cache_free_gpu_mem_fraction={fraction:g} with a draft model on the same GPU: the model that"
             " loads first would leave too little for the other.",
             f"At most {HALF:g}.",
-            "Set it lower, or give the draft model GPUs of its own with triton.draft_gpu_device_ids.",
+            "Set it lower, or give the draft model its own GPUs with triton.draft_gpu_device_ids.",
         )

@@ -327,7 +327,7 @@ def setting_faults(settings: TritonSettings, engine: EngineDescription) -> list[
     if engine.server is ServerBackend.PYTHON:
         return cpu_faults(settings)
     if settings.fold_token_ids:
-        failed = f"triton.fold_token_ids=true was given, which engine={engine.name} does not have."
+        failed = f"triton.fold_token_ids=true is not supported by engine={engine.name}."
         return [Fault(failed, todo="Leave triton.fold_token_ids out, or take engine=openvino.")]
     return []
 
@@ -336,7 +336,7 @@ def cpu_faults(settings: TritonSettings) -> list[Fault]:
     """Find settings that the CPU engine does not support."""
     faults = [
         Fault(
-            f"triton.{name}='{text(value)}' was given, which engine=openvino does not have.",
+            f"triton.{name}='{text(value)}' is not supported by engine=openvino.",
             "It is a feature of TensorRT-LLM.",
             f"Leave triton.{name} out, or take engine=tensorrt_llm.",
         )
@@ -354,7 +354,7 @@ def cpu_faults(settings: TritonSettings) -> list[Fault]:
         if word is not None and word not in words:
             faults.append(
                 Fault(
-                    f"triton.{name}='{word}' was given, which engine=openvino does not have.",
+                    f"triton.{name}='{word}' is not supported by engine=openvino.",
                     f"It has {', '.join(words)}.",
                 )
             )

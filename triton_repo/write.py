@@ -141,7 +141,7 @@ def adapter_faults(adapters: Mapping[int, Path], limits: EngineLimits) -> list[F
     if adapters and not limits.lora_modules:
         faults.append(
             Fault(
-                "lora.adapters are given; the engine was built without the LoRA plugin.",
+                "lora.adapters is set, but the engine was built without the LoRA plugin.",
                 todo="Build it with lora=adapters.",
             )
         )
@@ -204,7 +204,7 @@ def write_repository(
         facts: flavour, models, world_size, engine_version, bytes.
 
     Raises:
-        UserError: every fault at once: the engine, the settings and the tokenizer do not go together.
+        UserError: every fault at once: the engine, the settings and the tokenizer do not match.
     """
     if spec.engine.server is ServerBackend.LLM_API:
         return write_llmapi(out_dir, engine_dir, settings, spec, made_from or {})
@@ -247,11 +247,13 @@ def _adapter_faults(
     adapters: Mapping[int, Path], limits: EngineLimits, settings: TritonSettings, spec: RepositorySpec
 ) -> list[Fault]:
     if tuple(sorted(adapters)) != spec.lora_tasks:
-        return [Fault(f"Adapters are given for the tasks {sorted(adapters)}, and named are {list(spec.lora_tasks)}.")]
+        return [
+            Fault(f"The adapters are for tasks {sorted(adapters)}, but the named tasks are {list(spec.lora_tasks)}.")
+        ]
     if adapters and settings.lora_prefetch_dir is not None:
         return [
             Fault(
-                f"triton.lora_prefetch_dir='{settings.lora_prefetch_dir}' was given beside lora.adapters, which stand "
+                f"triton.lora_prefetch_dir='{settings.lora_prefetch_dir}' conflicts with lora.adapters, which are "
                 f"in the repository under {parameters.LORA_DIR}.",
                 todo="Leave one of them out.",
             )
@@ -327,14 +329,14 @@ def _faults(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec
     if limits.flavour != spec.flavour:
         faults.append(
             Fault(
-                f"The engine is of flavour '{limits.flavour}', the repository was asked for as '{spec.flavour}'.",
+                f"The engine has flavour '{limits.flavour}', but the repository is for '{spec.flavour}'.",
                 todo=f"Set engine={limits.flavour}, or build the engine with engine={spec.flavour}.",
             )
         )
     if (limits.tp_size, limits.pp_size) != (spec.tp_size, spec.pp_size):
         faults.append(
             Fault(
-                f"build.tp_size={spec.tp_size} and build.pp_size={spec.pp_size} were given; the engine has "
+                f"build.tp_size={spec.tp_size} and build.pp_size={spec.pp_size} are set, but the engine has "
                 f"tp_size={limits.tp_size} and pp_size={limits.pp_size}.",
                 todo="Set them as the engine has them, or build it again: make build",
             )
@@ -381,7 +383,7 @@ def write_llmapi(
     ranks = arguments.tensor_parallel_size, arguments.pipeline_parallel_size
     if ranks != (spec.tp_size, spec.pp_size):
         raise UserError(
-            f"build.tp_size={spec.tp_size} and build.pp_size={spec.pp_size} were given; the LLM API was configured for "
+            f"build.tp_size={spec.tp_size} and build.pp_size={spec.pp_size} are set, but the LLM API has "
             f"tensor_parallel_size={ranks[0]} and pipeline_parallel_size={ranks[1]}.",
             todo="Build it again:",
             command=("make", "build", "engine=tensorrt_llm_llmapi"),

@@ -81,7 +81,7 @@ class AdapterFiles:
 
     @property
     def described(self) -> Adapter:
-        """What planning compares with the model."""
+        """Facts of an adapter that planning compares with the model."""
         header = self.tensors.header
         widths = {
             module: (header[f"{PREFIX}{module}{A}"].shape[1], header[f"{PREFIX}{module}{B}"].shape[0])
@@ -141,7 +141,7 @@ def _modules(tensors: TensorFile, name: str) -> list[str]:
             raise UserError(
                 f"{tensors.path} holds {shown(tensor)}, which is no LoRA matrix of a known linear.",
                 allowed=f"Known: {PREFIX}model.layers.<number>.<linear>{A} and {B} of {', '.join(MODULES)}.",
-                todo="Use an adapter of these linears alone.",
+                todo="Use an adapter of only these linears.",
             )
         if modules.setdefault(place(module), module) != module:
             raise UserError(

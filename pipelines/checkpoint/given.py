@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GivenFormat:
-    """What the checkpoint of a quantized folder holds.
+    """Contents of a quantized folder's checkpoint.
 
     Attributes:
         qformat: what `quant` must say.
@@ -89,7 +89,7 @@ class GivenFormat:
 
 
 def given_format(block: Mapping[str, Any]) -> GivenFormat:
-    """Return what the checkpoint of a folder without faults holds."""
+    """Return the contents of a valid folder's checkpoint."""
     packing = packing_of(block)
     if packing == "modelopt":
         return _modelopts(block)
@@ -136,7 +136,7 @@ def import_faults(
     candidates: Sequence[QFormat] = (),
     key: str = "model.path",
 ) -> list[Fault]:
-    """Return why a quantized folder cannot be taken over like that; reads `g_idx`, but no weights.
+    """Return why a quantized folder cannot be imported with these settings; reads `g_idx`, but no weights.
 
     Args:
         folder: the folder.
@@ -194,7 +194,7 @@ def _other_format(
         return [
             Fault(
                 f"{what}, and quant={qformat} would quantize it again.",
-                f"Its weights are taken over as they are: {given}.",
+                f"Its weights are used unchanged: {given}.",
                 f"Set quant={given.qformat}{size}, or give the original model.",
             )
         ]

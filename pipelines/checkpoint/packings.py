@@ -145,7 +145,7 @@ def decode_modelopt(
             fits = all(part.size == np.prod(shape, dtype=int) for part in parts)
         if not fits:
             raise UserError(
-                f"'{names[0]}.{of}' is {list(parts[0].shape)}, which does not go with {list(shape)} in a checkpoint.",
+                f"'{names[0]}.{of}' is {list(parts[0].shape)}, which does not match {list(shape)} in a checkpoint.",
                 todo="Download the model again.",
             )
         if leaf not in _OF_OUTPUTS:
@@ -225,14 +225,14 @@ def decode_int4(tensors: Mapping[str, Array], name: str, packing: str, group_siz
         group_size: of the checkpoint; a longer group becomes several with the same scale. None leaves it.
 
     Raises:
-        UserError: a tensor is missing, or its shape does not go with the others'.
+        UserError: a tensor is missing, or its shape conflicts with the others'.
     """
     find = _Leaves(tensors, name)
     linear = _UNPACKED[packing](find)
     (out, inputs), groups = linear.codes.shape, linear.scales.shape
     if linear.points.shape != groups or groups[0] != out or inputs % groups[1]:
         raise UserError(
-            f"The tensors of '{name}' do not go together: {out} x {inputs} weights, scales {list(groups)}, zero points"
+            f"The tensors of '{name}' do not match: {out} x {inputs} weights, scales {list(groups)}, zero points"
             f" {list(linear.points.shape)}.",
             todo="Download the model again.",
         )

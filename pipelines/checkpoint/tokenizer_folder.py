@@ -77,7 +77,7 @@ def read_object(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
 
 
 class TokenizerFolder:
-    """What the files of a folder say; each is read when it is needed."""
+    """The tokenizer files of a folder, read lazily."""
 
     def __init__(self, folder: Path) -> None:
         """Read nothing yet."""

@@ -1,1 +1,1 @@
-"""The command line: a table of commands, their help, and checks of what was typed."""
+"""The command line: a table of commands, their help, and checks of the arguments."""

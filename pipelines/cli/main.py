@@ -299,7 +299,7 @@ def _answer(words: Sequence[str], targets: Sequence[str]) -> str | None:
         return overview()
     if others[0] == "--version":
         if len(others) > 1:
-            raise UserError(f"--version takes nothing more, and here '{others[1]}' follows it.")
+            raise UserError(f"--version takes no arguments, but '{others[1]}' follows it.")
         return f"{PROGRAM} {__version__}\n"
     if len(others) < len(words):
         check_command(others[0], targets)

@@ -1,4 +1,4 @@
-"""Check the words of a command line before anything runs, and suggest what was probably meant."""
+"""Check the words of a command line before anything runs, and suggest the likely meaning."""
 
 from __future__ import annotations
 

@@ -376,5 +376,5 @@ class CalibrationSettings(Group):
             if self.source == source and given is None:
                 raise ValueError(f"source '{source}' needs calibration.{key}=...")
             if self.source != source and given is not None:
-                raise ValueError(f"{key}='{given}' does not go with source '{self.source}': add calibration={source}")
+                raise ValueError(f"{key}='{given}' conflicts with source '{self.source}': add calibration={source}")
         return self

@@ -84,7 +84,7 @@ def check_supported(quant: QuantSettings, device: str) -> None:
     if quant.scoring == "kl_div" and version < KL_DIV_SINCE:
         raise UserError(
             f"quant.scoring={quant.scoring} is not known to nvidia-modelopt {VERSION}.",
-            allowed="0.47.0 or newer knows it; 0.37.0 has gradient alone.",
+            allowed="0.47.0 or newer has it; 0.37.0 has only gradient.",
             todo="Set quant.scoring=gradient, or install a newer nvidia-modelopt.",
         )
 

@@ -85,7 +85,7 @@ class LayerSource:
         self._head_is_embedding = HEAD not in self.weights or self.weights.same(EMBEDDING, HEAD, self.dtype)
         if tied and not self._head_is_embedding:
             raise UserError(
-                f"{source.folder} has a '{HEAD}' of its own, but its config.json has tie_word_embeddings=true.",
+                f"{source.folder} has its own '{HEAD}', but its config.json has tie_word_embeddings=true.",
                 todo="Remove the tensor, or set tie_word_embeddings=false in config.json.",
             )
         self._called_for: tuple[str | None, tuple[int, int]] | None = None

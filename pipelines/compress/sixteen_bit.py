@@ -203,12 +203,12 @@ def _check(source: ModelFolder, tensors: SixteenBitTensors, config: CheckpointCo
     own = HEAD in weights and not weights.same(EMBEDDING, HEAD, tensors.dtype)
     if own and not tied and shape.family.head_is_embedding:
         raise UserError(
-            f"{source.folder} has a '{HEAD}' of its own, which TensorRT-LLM's {shape.family.title} does not have.",
+            f"{source.folder} has its own '{HEAD}', which TensorRT-LLM's {shape.family.title} does not have.",
             todo="Give a model whose output head is its embedding.",
         )
     if own and tied:
         raise UserError(
-            f"{source.folder} has a '{HEAD}' of its own, but its config.json has tie_word_embeddings=true.",
+            f"{source.folder} has its own '{HEAD}', but its config.json has tie_word_embeddings=true.",
             todo="Remove the tensor, or set tie_word_embeddings=false in config.json.",
         )
 

@@ -323,12 +323,12 @@ def _faults(settings: Settings, served: RepositoryFacts) -> list[Fault]:
         )
     asked = with_setting(settings.engine.name)
     if asked is not None and not asked.needs_gpu and served.gpu:
-        faults.append(Fault(f"engine={asked.setting} was given, but the repository runs on TensorRT-LLM."))
+        faults.append(Fault(f"engine={asked.setting} is set, but the repository runs on TensorRT-LLM."))
     return faults
 
 
 def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
-    """Print what was decided, and the next commands."""
+    """Print the decisions and the next commands."""
     served, sizes, settings = deployed.served, deployed.sizes, deployed.settings
     say(f"repository: {served.folder} ({served.label}, {served.variant}, {show_bytes(served.size_bytes)})")
     gpus = f"{served.gpus_per_node} GPU, " if served.gpu else ""

@@ -26,7 +26,7 @@ IMAGE = "trtllm-pipelines"
 
 @dataclass(frozen=True, slots=True)
 class ClusterDeployment:
-    """What is deployed, where, and how large.
+    """The workload to deploy: image, place and sizes.
 
     Attributes:
         name: of all objects.

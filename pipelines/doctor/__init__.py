@@ -1,1 +1,1 @@
-"""Diagnose this machine: what it has, what works on it, and what to do about the rest. No probe ever crashes."""
+"""Diagnose this machine: its parts, what works on it, and how to fix the rest. No probe ever crashes."""

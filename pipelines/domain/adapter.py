@@ -324,6 +324,6 @@ def _chosen(names: Any, where: str, modules: int) -> Callable[[str], bool]:
 def _left_out(source: str, key: str, value: object, module: str) -> UserError:
     return UserError(
         f"{source} has {key}={shown(value)}, which leaves out {module}, but the adapter has matrices for it.",
-        allowed="peft loads matrices of chosen modules alone.",
+        allowed="peft loads only matrices of chosen modules.",
         todo=f"Correct {key}, or save the adapter again with peft's save_pretrained().",
     )

@@ -269,7 +269,7 @@ class BenchmarkResult:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], source: str = RESULT) -> BenchmarkResult:
-        """Read what `to_json` wrote.
+        """Invert `to_json`.
 
         Raises:
             UserError: it has another schema, a field other than a metric is missing or unknown, or a value is of the

@@ -62,7 +62,7 @@ class UserError(Exception):
 
 
 class ContinuableError(UserError):
-    """A fault that came in the midst of work; what was done is kept, and the same command goes on from there."""
+    """A fault during a run; finished work is kept, and the same command resumes."""
 
 
 @contextmanager
@@ -147,7 +147,7 @@ class JsonFile:
 
     @classmethod
     def from_json(cls, data: Any, source: str = "it") -> Self:
-        """Read what `to_json` returned.
+        """Invert `to_json`.
 
         Raises:
             UserError: a field is missing, unknown or malformed.
@@ -349,7 +349,7 @@ class ConfigNumbers:
         self._faults.append(Fault(f"{self._source} {message}", allowed))
 
     def refuse(self) -> None:
-        """Raise what was noted.
+        """Raise the collected faults.
 
         Raises:
             UserError: every fault at once.

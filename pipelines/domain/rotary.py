@@ -237,7 +237,7 @@ def yarn_differences(block: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """What a model does to its positions.
+    """Position scaling of a model.
 
     Attributes:
         kind: type of scaling: "default", "linear", "llama3", "yarn", ...

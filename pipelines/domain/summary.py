@@ -83,7 +83,7 @@ def to_columns(timings: Iterable[RequestTiming]) -> dict[str, list[Any]]:
 
 
 def from_columns(columns: Mapping[str, Sequence[Any]]) -> list[RequestTiming]:
-    """Read what `to_columns` wrote.
+    """Invert `to_columns`.
 
     Raises:
         ValueError: a column is missing or of another length.

@@ -190,7 +190,7 @@ class TeacherForcing(Head, Protocol):
 
 
 class BlockOutputs(Protocol):
-    """A loaded model that reads given texts and gives what each decoder block puts out."""
+    """A loaded model that reads given texts and returns the output of each decoder block."""
 
     def slices(self, sequences: Sequence[TokenIds], tokens_at_once: int) -> Iterator[Mapping[str, Any]]:
         """Read sequences of one length together.
@@ -227,7 +227,7 @@ class LogitsSession(Session, Protocol):
         ...
 
     def head(self) -> Head:
-        """Load the last norm and the head alone, to predict from what `TeacherForcing.hidden` gave."""
+        """Load only the last norm and the head, to predict from the output of `TeacherForcing.hidden`."""
         ...
 
     def block_outputs(self, *, varied: bool = False) -> BlockOutputs:
@@ -243,7 +243,7 @@ class LogitsSession(Session, Protocol):
         ...
 
     def step_results(self, tokens: TokenIds, first_position: int, layers: range) -> Mapping[str, Any]:
-        """Read a text in float32 and return what each step of the given layers computes, by Hugging Face names.
+        """Read a text in float32 and return the result of each step of the given layers, by Hugging Face names.
 
         Args:
             tokens: token ids, T of them.

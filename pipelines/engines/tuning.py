@@ -1,4 +1,4 @@
-"""Set what an engine's vendor advises for speed, wherever nobody gives another value.
+"""Apply the vendor's advice for speed to every unset option.
 
 The advice of an engine is a function of the settings, the model and the GPU, so that it is worked out anew for every
 engine of a plan: the one that is asked for, its 16-bit baseline, a draft model. Plan, sizing and simulator tune here,
@@ -20,7 +20,7 @@ from pipelines.settings.root import Settings
 
 @dataclass(frozen=True, slots=True)
 class TunedCase:
-    """What advice depends on.
+    """The inputs that advice depends on.
 
     Attributes:
         settings: the configuration, without anything that was chosen before.
@@ -70,7 +70,7 @@ class Recommended:
 def advice(
     settings: Settings, engine: EngineDescription, shape: ModelShape | None, gpu: HardwareSettings
 ) -> tuple[Recommended, ...]:
-    """List what is set for speed: nothing with tuning=plain, for an engine without advice, or where a value is given.
+    """List the options set for speed: none with tuning=plain, for an engine without advice, or with your own value.
 
     Args:
         settings: the configuration.
@@ -107,7 +107,7 @@ class Adjusted:
 
 
 def adjusted(settings: Settings, engine: EngineDescription, shape: ModelShape | None) -> tuple[Adjusted, ...]:
-    """List the defaults that do not go with the other settings, whatever the tuning is; nothing that is given.
+    """List the defaults that conflicts with the other settings, whatever the tuning is; nothing that is given.
 
     Args:
         settings: the configuration, with all advice.

@@ -30,7 +30,7 @@ MANIFEST = "manifest.json"
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Yield a free path beside `target`; what the block puts there replaces `target` when it succeeds.
+    """Yield a free path beside `target`; on success, the block's output there replaces `target`.
 
     Missing parent folders are created. If the block raises (Ctrl-C, a full disk), `target` is unchanged and nothing is
     left beside it.
@@ -112,7 +112,7 @@ def small_text(path: Path, most: int = MOST_SMALL_BYTES) -> str:
 
 
 def link_to(folder: Path, link: Path) -> None:
-    """Make `link` lead to a folder, in place of what it led to before.
+    """Point `link` to a folder, replacing its old target.
 
     The link is relative, so that it leads to the same folder where both are mounted in a container.
     """

@@ -32,7 +32,7 @@ def sha256_file(path: Path, advance: Advance | None = None) -> str:
 
 
 def sha256_on_disk(path: Path, advance: Advance | None = None) -> str:
-    """Return the SHA-256 of what the disk holds, 64 hex digits, not of what the system still has in memory.
+    """Return the SHA-256 of the file on disk, 64 hex digits, bypassing the page cache.
 
     Pages that a running process maps stay in memory, and are read from there.
 

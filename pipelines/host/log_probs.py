@@ -15,7 +15,7 @@ VALUES_AT_ONCE = 2**20
 
 
 def norms_of(logits: Array) -> Array:
-    """Return what to subtract from each row of logits [N, V] to get log probabilities, float64 [N].
+    """Return the log normalizer of each row of logits [N, V], float64 [N]: subtract it to get log probabilities.
 
     256,000 terms are added; a few rows at a time, which bounds the memory.
     """

@@ -226,8 +226,7 @@ def _refused(error: Any, status: int, source: HubSource) -> UserError:
         )
     if status == 401 and token and not isinstance(error, RepositoryNotFoundError):
         return UserError(
-            f"{shown_endpoint()} does not accept the access token it was given for {source.repo_id} "
-            f"({_token_origin()}).",
+            f"{shown_endpoint()} rejects the access token for {source.repo_id} ({_token_origin()}).",
             allowed="A token that has not expired and has read access to the repository.",
             todo=f"Create one at {shown_endpoint()}/settings/tokens and set HF_TOKEN; a public repository needs none.",
         )

@@ -113,7 +113,7 @@ class LengthSettings(Group):
         if missing := [key for key in _NEEDS[kind] if getattr(self, key) is None]:
             raise ValueError(f"distribution '{kind}' needs {' and '.join(missing)}")
         if extra := [key for key in _IGNORES[kind] if getattr(self, key) is not None]:
-            raise ValueError(f"{extra[0]}={getattr(self, extra[0])} does not go with distribution '{kind}'")
+            raise ValueError(f"{extra[0]}={getattr(self, extra[0])} conflicts with distribution '{kind}'")
         if kind == "fixed" and self.mean != int(self.mean or 0):
             raise ValueError(f"is {self.mean:g}; a fixed length is a whole number of tokens")
         if kind == "empirical" and (self.values is None) == (self.file is None):
@@ -421,9 +421,9 @@ def load_faults(workload: WorkloadSettings, benchmark: BenchmarkSettings) -> lis
     if arrival == "closed" and benchmark.request_rate is not None:
         rates = _shown(benchmark.request_rate)
         todo = "Add workload.arrival=poisson (or constant, gamma), or set benchmark.concurrency instead."
-        faults.append(Fault(f"benchmark.request_rate={rates} does not go with workload.arrival=closed.", todo=todo))
+        faults.append(Fault(f"benchmark.request_rate={rates} conflicts with workload.arrival=closed.", todo=todo))
     if arrival != "closed" and benchmark.concurrency is not None:
-        message = f"benchmark.concurrency={_shown(benchmark.concurrency)} does not go with workload.arrival={arrival}."
+        message = f"benchmark.concurrency={_shown(benchmark.concurrency)} conflicts with workload.arrival={arrival}."
         faults.append(Fault(message, todo="Add workload.arrival=closed or leave benchmark.concurrency out."))
     if benchmark.search != "none" and arrival in ("burst", "trace"):
         message = f"benchmark.search={benchmark.search} varies a load, and workload.arrival={arrival} has none to vary."
@@ -434,7 +434,7 @@ def load_faults(workload: WorkloadSettings, benchmark: BenchmarkSettings) -> lis
     if arrival in ("burst", "trace") and benchmark.request_rate is not None:
         rates = _shown(benchmark.request_rate)
         todo = f"Leave it out, or choose workload.arrival from {', '.join(OPEN_RATE)}."
-        faults.append(Fault(f"benchmark.request_rate={rates} does not go with workload.arrival={arrival}.", todo=todo))
+        faults.append(Fault(f"benchmark.request_rate={rates} conflicts with workload.arrival={arrival}.", todo=todo))
     if arrival == "burst" and benchmark.num_requests is None and benchmark.search == "none":
         message = "workload.arrival=burst has no number of requests."
         faults.append(Fault(message, todo="Add how many to send at once, e.g. benchmark.num_requests=64."))

@@ -63,7 +63,7 @@ _BEFORE_S, _BEFORE_BUSY, _LONGEST_WAIT_S = 0.25, 0.2, 60.0
 
 
 def other_work(*, wait: bool, note: Callable[[str], None]) -> str:
-    """Look at the machine while no load is applied; return what is wrong with it, empty if it is quiet.
+    """Check the idle machine; return the problems, empty if it is quiet.
 
     Args:
         wait: whether to wait until it is quiet, up to a minute.
@@ -164,7 +164,7 @@ def _percentile(values_ns: list[int], share: float) -> float:
 
 
 def _more_clients(processes: int, machine: MachineLoad) -> str:
-    """Say what helps a saturated client: another process finds a free CPU here, or it does not."""
+    """Return the remedy for a saturated client, by whether another process finds a free CPU here."""
     if machine.busy >= BUSY or processes >= machine.cpus:
         return f"this machine has no other to spare ({machine.cpus} in all); ask from a larger one, with benchmark.url"
     return f"set benchmark.processes={processes + 1} or more"
@@ -251,7 +251,7 @@ def read_metrics(text: str) -> dict[str, float]:
 
 
 class MetricsWatch:
-    """Samples the page in a thread of its own inside a `with` block."""
+    """Samples the page in its own thread inside a `with` block."""
 
     def __init__(self, url: str | None) -> None:
         self._url = url

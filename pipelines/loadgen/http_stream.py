@@ -51,7 +51,7 @@ class HttpRequest:
 
 @dataclass
 class HttpReply:
-    """What has arrived for one request.
+    """The received part of one response.
 
     Attributes:
         ended: resolved when nothing more will come.

@@ -118,14 +118,14 @@ class OpenAiEndpoint:
         return {}
 
     def describe(self, model_name: str, *, streaming: bool) -> OpenAiInterface:
-        """Find the model and send it a few requests of some tokens, to see how it counts and what it accepts.
+        """Find the model and probe it with a few short requests: how it counts tokens, and which parameters it accepts.
 
         Raises:
             UserError: no OpenAI endpoint responds, it refuses, or it has no such model.
         """
         key = os.environ.get("OPENAI_API_KEY", "")
         if not (key.isascii() and key.isprintable()):
-            raise UserError("OPENAI_API_KEY holds characters that no HTTP header takes.", todo="Set it anew.")
+            raise UserError("OPENAI_API_KEY contains characters that HTTP headers do not allow.", todo="Set it again.")
         name = self._choose(model_name, self._models())
         interface = OpenAiInterface(name, self._api)
         endless, reply = self._endless(interface, streaming=streaming)
@@ -218,7 +218,7 @@ class OpenAiEndpoint:
         return self._ask(interface.build(request, streaming=streaming, ignore_eos=True))
 
     def _ask(self, request: HttpRequest, wait_s: float = _WAIT_S) -> tuple[HttpReply, str]:
-        """Send one request on a connection of its own; return the reply, and what was wrong or nothing."""
+        """Send one request on its own connection; return the reply, and the error if any."""
 
         async def ask() -> tuple[HttpReply, str]:
             async with transport(self.url, keeps_text=False) as connect:

@@ -348,7 +348,7 @@ def _turns(bench: BenchmarkContext, search: LoadSearch | None) -> Iterator[tuple
 
 
 def _too_busy(busy: str, result: BenchmarkResult, out_dir: Path) -> UserError:
-    """Keep what was measured, and say that this machine is busy."""
+    """Keep finished loads, and report that this machine is busy."""
     if result.levels:
         write_json(out_dir / RESULT, replace(result, complete=False, reason=busy).to_json())
     return UserError(

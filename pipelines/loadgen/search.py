@@ -197,7 +197,7 @@ def judged(timings: Sequence[RequestTiming], window: Window, slo: Slo) -> tuple[
 
 
 class LoadSearch:
-    """Decides which load to try next, and what all of them together say."""
+    """Chooses the next load to probe, and estimates the largest one from all probes."""
 
     def __init__(self, settings: BenchmarkSettings, *, closed: bool) -> None:
         """Prepare.
@@ -258,7 +258,7 @@ class LoadSearch:
         return self._planned.pop(0) if self._planned else None
 
     def answer(self) -> LargestLoad:
-        """Return what the probes say so far."""
+        """Return the estimate from the probes so far."""
         line = self._line("final") or self._line("explore")
         if line is not None and line.load > _BEYOND * max(probe.load for probe in line.probes):
             line = None  # none of them was too large
@@ -283,7 +283,7 @@ class LoadSearch:
         )
 
     def _reason(self, line: Fit | None) -> str:
-        """Say what the reader must know about the answer; empty if it is as good as asked for."""
+        """Return the caveats of the answer; empty if it is as precise as requested."""
         failed, passed = self._ends()
         if line is None:
             if math.isfinite(self._wall):

@@ -1,4 +1,4 @@
-"""Real traffic as a load: a file of requests with times and lengths, in the columns of whoever wrote it."""
+"""Real traffic as a load: a file of requests with times and lengths, in any of several column layouts."""
 
 from __future__ import annotations
 

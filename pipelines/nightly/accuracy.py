@@ -90,7 +90,7 @@ class Record:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Record:
-        """Read what `to_json` wrote.
+        """Invert `to_json`.
 
         Raises:
             ValueError: the line has another schema, or a field is missing or unknown.
@@ -156,7 +156,7 @@ def pack_bits(right: Sequence[bool]) -> str:
 
 
 def unpack_bits(text: str, count: int) -> list[bool]:
-    """Unpack what `pack_bits` packed."""
+    """Invert `pack_bits`."""
     packed = base64.b64decode(text)
     return [bool(packed[place // 8] >> (7 - place % 8) & 1) for place in range(count)]
 

@@ -58,7 +58,7 @@ class PinnedSettings(Group):
 
 
 class ExpectSettings(Group):
-    """What is expected of every night.
+    """Expectations of every night.
 
     Attributes:
         accuracy_loss_percent: format -> largest loss against the 16-bit baseline, in percent of its accuracy. A larger

@@ -43,7 +43,7 @@ State = Literal["learning", "level", "worse", "better", "no value"]
 
 @dataclass(frozen=True, slots=True)
 class ChangeRule:
-    """Rule for what counts as a change.
+    """Rule that decides whether a difference counts as a change.
 
     Attributes:
         higher_is_better: True for throughput; False for latency, size and seconds.

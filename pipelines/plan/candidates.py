@@ -1,4 +1,4 @@
-"""Judge what sizing and simulation try with the rules of the plan, so that neither recommends what a plan refuses."""
+"""Apply the plan's rules to sizing and simulation, so that neither recommends a configuration that a plan refuses."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def _draft(d: Deployment) -> list[Fault]:
 
 
 def check_machine(d: Deployment, stages: Sequence[Stage]) -> list[Fault]:
-    """Find what keeps an engine from being built and evaluated on this machine; `plan` can still describe it.
+    """Return why an engine cannot be built and evaluated on this machine; `plan` can still describe it.
 
     Args:
         d: the deployment.

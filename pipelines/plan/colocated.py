@@ -35,7 +35,7 @@ class ColocatedEngine:
 
 
 def colocated(d: Deployment) -> list[ColocatedEngine]:
-    """List what shares the GPUs of the served engine."""
+    """List the other users of the served engine's GPUs."""
     settings, found = d.settings, d.found
     if d.target not in SERVED:
         return []

@@ -69,7 +69,7 @@ class Deployment(Goal):
 
     @property
     def sources(self) -> dict[str, InputSource]:
-        """What the user has on disk, by the names under which stages read it."""
+        """The user's files on disk, by the names under which stages read them."""
         return self.found.sources
 
     @property
@@ -200,7 +200,7 @@ class Deployment(Goal):
 
     @property
     def facts(self) -> DeploymentFacts:
-        """What the rules judge."""
+        """The input of the rules."""
         guess, images, quant = self.settings.speculative, self.settings.multimodal, self.settings.quant
         return DeploymentFacts(
             needs_gpu=self.engine.needs_gpu,

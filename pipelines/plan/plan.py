@@ -35,7 +35,7 @@ from pipelines.store.store import Artifact, Store, canonical, fingerprint
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """One node of the plan, and what will happen to it.
+    """One node of the plan and its status.
 
     Attributes:
         node: the stage and its inputs.
@@ -100,7 +100,7 @@ class Plan:
 
 
 def make_plan(settings: Settings, target: Target, store: Store, machine: Machine, only: str | None = None) -> Plan:
-    """Check everything that can be known now, and find what is already made.
+    """Check everything that can be known now, and find cached artifacts.
 
     Args:
         settings: the configuration.

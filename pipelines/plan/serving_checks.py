@@ -118,7 +118,7 @@ def _cannot(d: Deployment, refused: Sequence[Target], why: str, todo: str) -> Fa
     """Refuse a target for an engine, and list the targets that are left to it."""
     left = [target for target in get_args(Target) if target not in refused]
     works = ", ".join(target for target in left if target != "fidelity" or d.engine.gives_logits)
-    return Fault(f"engine={d.settings.engine.name} cannot {d.target}: {why}.", f"It goes with {works}.", todo)
+    return Fault(f"engine={d.settings.engine.name} cannot {d.target}: {why}.", f"It works with {works}.", todo)
 
 
 def _not_compared(d: Deployment) -> list[Fault]:
@@ -130,7 +130,7 @@ def _not_compared(d: Deployment) -> list[Fault]:
                 f"The fidelity of engine={engine.setting} cannot be measured: it does not give the logits after every "
                 "token of a text.",
                 f"Engines that do: {', '.join(each.setting for each in ENGINES.values() if each.gives_logits)}.",
-                "Measure the same format with engine=openvino, which computes what the checkpoint says.",
+                "Measure the same format with engine=openvino, which executes the same checkpoint.",
             )
         )
     if settings.eval.url is not None:
@@ -165,8 +165,8 @@ def _not_bounded(server: EvalSettings, fidelity: FidelitySettings) -> list[Fault
     if fidelity.reference_path is not None:
         faults.append(
             Fault(
-                f"fidelity.reference_path='{fidelity.reference_path}' with eval.url='{url}': what is served is compared"
-                " with one model, that of model=... in 16 bit.",
+                f"fidelity.reference_path='{fidelity.reference_path}' with eval.url='{url}': the server is compared"
+                " with only one model, that of model=... in 16 bit.",
                 todo=f"Give it as model.path={fidelity.reference_path} instead.",
             )
         )
@@ -186,7 +186,7 @@ def _not_diagnosed(d: Deployment) -> list[Fault]:
     if diagnose.engine is not None and diagnose.checkpoint is None:
         faults.append(
             Fault(
-                f"diagnose.engine='{diagnose.engine}' was given without diagnose.checkpoint.",
+                f"diagnose.engine='{diagnose.engine}' needs diagnose.checkpoint.",
                 "An engine is compared with the checkpoint that it was built from.",
                 "Give diagnose.checkpoint=FOLDER as well.",
             )
@@ -194,8 +194,8 @@ def _not_diagnosed(d: Deployment) -> list[Fault]:
     if diagnose.repository is not None and settings.eval.url is not None:
         faults.append(
             Fault(
-                f"diagnose.repository='{diagnose.repository}' and eval.url='{settings.eval.url}' were both given.",
-                "One server is asked.",
+                f"diagnose.repository='{diagnose.repository}' and eval.url='{settings.eval.url}' cannot be combined.",
+                "Only one server is diagnosed.",
                 "Leave one out.",
             )
         )
@@ -207,12 +207,12 @@ def _not_diagnosed(d: Deployment) -> list[Fault]:
 
 
 def _built(engine: EngineSettings, built: BuiltEngine, target: Target) -> list[Fault]:
-    """Refuse what cannot be done with an engine that is already built."""
+    """Refuse targets that an existing engine does not support."""
     faults = []
     if engine.name not in ("auto", built.flavour):
         faults.append(
             Fault(
-                f"engine={engine.name} was asked for; engine.path='{engine.path}' is an engine of {built.flavour}.",
+                f"engine={engine.name} is set, but engine.path='{engine.path}' is an engine of {built.flavour}.",
                 todo=f"Give engine={built.flavour}.",
             )
         )
@@ -220,7 +220,7 @@ def _built(engine: EngineSettings, built: BuiltEngine, target: Target) -> list[F
         faults.append(
             Fault(
                 f"engine.path='{engine.path}' is already built; `{target}` starts from a model.",
-                "It goes with repository, serve and benchmark.",
+                "It works with repository, serve and benchmark.",
                 "Leave out engine.path, or use one of these.",
             )
         )

@@ -83,7 +83,7 @@ def model_of(plan: Plan, fits: Sequence[FittedModel]) -> PredictedDeployment | N
     if on_cpu and settings.sizing.fit is not None:
         fitted = fits[0]
         raise UserError(
-            f"sizing.fit={settings.sizing.fit} is not a fit of what is planned: it is of {fitted.model},"
+            f"sizing.fit={settings.sizing.fit} does not match this deployment: it is for {fitted.model},"
             f" {fitted.precision or 'an unknown format'}, engine {fitted.engine or 'unknown'}, TP {fitted.tp}, on"
             f" {fitted.gpu or fitted.cpu or 'an unknown machine'}.",
             allowed=f"A fit of {settings.model.label}, {settings.variant.label}, engine {engine.name},"

@@ -22,7 +22,7 @@ COMPARED: tuple[Target, ...] = ("fidelity", "all")
 
 @dataclass(frozen=True)
 class Goal:
-    """A configuration, and how far to go with it."""
+    """A configuration and its target."""
 
     settings: Settings
     target: Target

@@ -1,4 +1,4 @@
-"""Inspect what the user has on disk while planning: models, engine, adapters, texts, questions."""
+"""Inspect the user's files while planning: models, engine, adapters, texts, questions."""
 
 from __future__ import annotations
 

@@ -87,18 +87,18 @@ def pruning_faults(d: Deployment) -> list[Fault]:
     word, faults = f"prune={pruning.method}", []
     if not engine.writes_engine or settings.speculative.mode in HEADS:
         what = f"engine={engine.name}" if not engine.writes_engine else f"speculative={settings.speculative.mode}"
-        faults.append(Fault(f"{word} does not go with {what}, which takes the model as it is.", todo="Set prune=none."))
+        faults.append(Fault(f"{word} conflicts with {what}, which uses the model unchanged.", todo="Set prune=none."))
     if settings.lora.adapters:
         faults.append(
             Fault(
-                f"{word} does not go with lora.adapters, which were trained for the sizes of the whole model.",
+                f"{word} conflicts with lora.adapters, which were trained for the sizes of the whole model.",
                 todo="Set prune=none, or leave lora out.",
             )
         )
     if settings.fidelity.by_layer:
         faults.append(
             Fault(
-                f"{word} does not go with fidelity.by_layer=true: layers of different sizes cannot be compared.",
+                f"{word} conflicts with fidelity.by_layer=true: layers of different sizes cannot be compared.",
                 todo="Leave fidelity.by_layer out.",
             )
         )
@@ -128,7 +128,7 @@ def _divided(settings: Settings, shape: ModelShape) -> list[Fault]:
     works = [near for near in (size // multiple * multiple, (size // multiple + 1) * multiple) if 0 < near < has]
     return [
         Fault(
-            f"prune.mlp={size} does not go with build.tp_size={settings.build.tp_size},"
+            f"prune.mlp={size} conflicts with build.tp_size={settings.build.tp_size},"
             f" quant={settings.quant.qformat} and sparsity={settings.sparsity.method}: it is not a"
             f" multiple of {multiple}.",
             f"Nearest: prune.mlp={' or prune.mlp='.join(map(str, works))}." if works else "",
@@ -176,15 +176,15 @@ def recovery_faults(d: Deployment) -> list[Fault]:
     faults = []
     if not engine.writes_engine or settings.speculative.mode in HEADS:
         what = f"engine={engine.name}" if not engine.writes_engine else f"speculative={settings.speculative.mode}"
-        faults.append(Fault(f"{word} does not go with {what}: it takes the model as it is.", todo="Set recover=none."))
+        faults.append(Fault(f"{word} conflicts with {what}: it uses the model unchanged.", todo="Set recover=none."))
     if settings.sparsity.method == "none" and not settings.prune.prunes and not _sees_rounding(settings.quant):
         scales = " quant.int4_scales=mse" if FORMATS[qformat].rounds_alone else ""
         seen = [name for name in UNIFORM if FORMATS[name].rounds_alone]
         faults.append(
             Fault(
-                f"{word} with prune=none, sparsity=none and quant={qformat}{scales} has nothing to win back: training"
-                " sees what pruning and 2:4 sparsity removed and the rounding of weights, and here is none of it.",
-                f"It goes with prune=..., sparsity=..., or with quant={' or quant='.join(seen)}.",
+                f"{word} with prune=none, sparsity=none and quant={qformat}{scales} has nothing to recover: training"
+                " makes up for pruning, 2:4 sparsity and the rounding of weights, and there is none of these.",
+                f"It needs prune=..., sparsity=..., or quant={' or quant='.join(seen)}.",
                 "Set recover=none.",
             )
         )
@@ -192,7 +192,7 @@ def recovery_faults(d: Deployment) -> list[Fault]:
         faults.append(
             Fault(
                 f"recover.sharding={recover.sharding} needs recover.processes >= 2: one process trains.",
-                f"It goes with recover.processes of 2 or more that divides recover.batch_size={recover.batch_size}, on"
+                f"It needs recover.processes of 2 or more that divides recover.batch_size={recover.batch_size}, on"
                 " GPUs one for each.",
                 "Set recover.processes=2, or recover.sharding=none.",
             )
@@ -238,7 +238,7 @@ def _machine_faults(d: Deployment, shape: ModelShape) -> list[Fault]:
         return [
             Fault(
                 f"recover.processes={processes} is more than the {len(machine.gpus)} GPUs of this machine.",
-                "Each process trains on a GPU of its own.",
+                "Each process needs its own GPU.",
                 "Leave recover.processes out.",
             )
         ]

@@ -54,7 +54,7 @@ def _blocks(
 
 
 def mix_terms(facts: Facts) -> tuple[tuple[str, str], ...]:
-    """Return what was asked of a search and what it chose; empty for a single format."""
+    """Return the settings and the result of a search; empty for a single format."""
     search = facts.get("search")
     if not search:
         return ()
@@ -150,7 +150,7 @@ def _scores(item: FormatReport, search: Mapping[str, Any]) -> Table:
 
 
 def pruning_terms(facts: Facts) -> tuple[tuple[str, str], ...]:
-    """Return what was removed, and by what it was chosen."""
+    """Return the removed parts and the criterion."""
     before, after = facts["sizes_before"], facts["sizes_after"]
     sizes = [f"{before[key]:,} -> {after[key]:,} {word}" for key, word in PRUNED.items() if before[key] != after[key]]
     whole, left, text = facts["parameters_before"], facts["parameters_after"], facts["calibration"]
@@ -177,7 +177,7 @@ def _chosen(facts: Facts) -> tuple[str, str]:
 
 
 def recovery_terms(facts: Facts) -> tuple[tuple[str, str], ...]:
-    """Return what was trained, and what came of it; empty without training."""
+    """Return the settings and the result of training; empty without training."""
     if "held_out_losses" not in facts:
         return ()
     fell = f"{facts['loss_before']:.4g} before, {facts['loss_after']:.4g} after"

@@ -142,7 +142,7 @@ class ReportedFidelity:
 
 @dataclass(frozen=True, slots=True)
 class ReportedBounds:
-    """What is known of the predictions of a server that runs elsewhere, beside those of the 16-bit model.
+    """Bounds on the predictions of a running server, against the 16-bit model.
 
     Attributes:
         artifact: the artifact.

@@ -31,7 +31,7 @@ LONGEST_VALUE = 6000
 
 @dataclass(frozen=True, slots=True)
 class LoggedRun:
-    """What MLflow is told of one format.
+    """The MLflow run of one format.
 
     Attributes:
         name: "<model>-<variant>".
@@ -54,7 +54,7 @@ class LoggedRun:
 
 
 def mlflow_fault(uri: str | None) -> Fault | None:
-    """Return what keeps results from being logged: mlflow is not installed; None if nothing does."""
+    """Return why results cannot be logged (mlflow is not installed), or None."""
     if uri is None or importlib.util.find_spec("mlflow") is not None:
         return None
     return Fault(
@@ -138,7 +138,7 @@ def _log(client: Any, uri: str, run: LoggedRun, files: Sequence[Path]) -> str:
 
 
 def logged_run(item: FormatReport) -> LoggedRun:
-    """Return what is logged of a format."""
+    """Return the parameters, metrics and tags of a format."""
     checkpoint, row = item.artifact("quantize") or item.chain[-1], item.accuracy.row if item.accuracy else None
     download = item.artifact("download")
     tags = {

@@ -299,7 +299,7 @@ def _length(length: Any) -> str:
 
 
 def protocol_text(recorded: Mapping[str, Any]) -> str:
-    """Describe what of each load was measured."""
+    """Describe the measured part of each load."""
     parts = []
     warm = [f"{recorded['warmup_s']:g} s"] if recorded.get("warmup_s") else []
     warm += [count(recorded["warmup_requests"], "request")] if recorded.get("warmup_requests") else []

@@ -1,4 +1,4 @@
-"""Terms of the rulebook: what is judged, what a rule is, and what it finds."""
+"""Terms of the rulebook: its input, a rule, a finding."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ class Rule:
     source: str
 
     def findings(self, deployment: DeploymentFacts, others: Sequence[Alternatives] = ()) -> list[BrokenRule]:
-        """Return what this rule finds in a deployment.
+        """Return the findings of this rule for a deployment.
 
         Args:
             deployment: what is planned.
@@ -305,7 +305,7 @@ class BrokenRule:
 
 
 def judge(rules: Sequence[Rule], deployment: DeploymentFacts) -> list[BrokenRule]:
-    """Apply all rules and return every finding at once; a mix of formats breaks what one of its candidates breaks."""
+    """Apply all rules and return every finding at once; a mix of formats breaks every rule that a candidate breaks."""
     others = alternatives(rules, deployment)
     broken = [finding for rule in rules for finding in rule.findings(deployment, others)]
     whole = {finding.rule.name for finding in broken}

@@ -16,7 +16,7 @@ from pipelines.store.store import Store, recover
 
 
 def prune(overrides: Sequence[str]) -> int:
-    """Show what each artifact costs and what nothing needs; remove it if store.remove=true."""
+    """List artifacts with their sizes and those that nothing needs; remove the latter if store.remove=true."""
     settings = load(overrides)
     store_folder = {"paths.store": settings.paths.store}
     check_folders(store_folder if settings.store.remove else {}, read=store_folder)

@@ -136,7 +136,7 @@ def _find(node: Node, key: str, store: Store) -> Artifact | None:
 
 
 def provenance(plan: Plan, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return what a manifest records so that the run can be repeated."""
+    """Return the manifest's record of how to repeat the run."""
     return {
         "repeat": shlex.join(["python", "-m", "pipelines", plan.command, *overrides]),
         "settings": plan.settings.model_dump(mode="json"),

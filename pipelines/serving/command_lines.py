@@ -36,7 +36,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """How many GPUs serve one model, and what starts their processes.
+    """Number of GPUs per model, and the launcher of their processes.
 
     Attributes:
         world_size: tensor parallel x pipeline parallel.

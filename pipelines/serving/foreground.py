@@ -184,7 +184,7 @@ def _wait_for_failure(server: TritonServer, frontend: OpenAiFrontend | None) -> 
 
 
 def _start_again(server: TritonServer, frontend: OpenAiFrontend | None, budget: RestartBudget) -> bool:
-    """Start what has ended, and return whether it serves again; False when no restart is left."""
+    """Restart the ended process, and return whether it serves again; False when no restart is left."""
     while (pause := budget.take()) is not None:
         say(f"Starting it again in {show_seconds(pause)} (restart {budget.used} of {budget.allowed} in a row).")
         time.sleep(pause)
@@ -229,7 +229,7 @@ def _say_where(server: TritonServer, seconds: float, prompt: str) -> None:
 
 
 def _say_exposure(server: TritonServer) -> None:
-    """Warn about what a server that is not on loopback exposes."""
+    """Warn about the endpoints that a server exposes beyond loopback."""
     host = server.settings.host
     reach = "every network of this machine" if host == "0.0.0.0" else f"whoever reaches {host}"
     say(f"serving.host={host} opens these to {reach}.")

@@ -120,7 +120,7 @@ def taken_port(lines: Iterable[str]) -> int | None:
 
 
 def useful_lines(lines: Iterable[str], count: int = 3) -> list[str]:
-    """Return what explains an end best: a crash's own words, else the last errors, else the last lines without a level.
+    """Return the best explanation of an exit: the crash message, else the last errors, else lines without a level.
 
     A crash is what a process writes as it dies. The server's own errors are often older than the crash, or follow from
     it.

@@ -404,7 +404,7 @@ def _apart(group: type[Group], loc: tuple[Any, ...]) -> tuple[tuple[Any, ...], t
 
 
 def _wanted(item: Mapping[str, Any]) -> str:
-    """Return what would have been valid: "a valid number", "greater than 0", "'auto'"."""
+    """Return the valid values: "a valid number", "greater than 0", "'auto'"."""
     if item["type"] == "literal_error":
         return str(item["ctx"]["expected"])
     reason = "Input should be a list" if item["type"] == "tuple_type" else str(item["msg"])

@@ -212,14 +212,14 @@ def _list_fault(text: str, name: str) -> Fault:
     key, _, value = text.partition("=")
     if name == "hardware":
         return Fault(
-            f"'{text}' names several GPUs, and this takes one.",
+            f"'{text}' names several GPUs, but this command takes one.",
             todo=f"To choose among them: make size '{key}=[{value.strip('[]')}]'.",
         )
     value = value.strip("[]") if name in groups() else value
     text = f"{key}={value}"
     as_list = "" if name in groups() else f" For one run with a list as its value: {key}=[{value}]."
     return Fault(
-        f"'{text}' gives several values, and this command takes one.",
+        f"'{text}' has several values, but this command takes one.",
         todo=f"To run one after another: make sweep {text} (accuracy), or make compare {text} (accuracy, size and "
         f"speed).{as_list}",
     )

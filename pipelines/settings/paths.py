@@ -27,7 +27,7 @@ class PathSettings(Group):
 
 
 class StoreSettings(Group):
-    """How long the store keeps what it holds, and what `make prune` does.
+    """Retention of the store, and options of `make prune`.
 
     Attributes:
         keep_days: days for which `make prune` keeps an artifact after the last run that used it.

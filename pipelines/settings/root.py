@@ -40,7 +40,7 @@ from triton_repo.config import TritonSettings
 
 
 class TuningSettings(Group):
-    """Options for speed that nobody gives.
+    """Options for speed left unset.
 
     Attributes:
         name: recommended sets what NVIDIA's guides advise for a TensorRT engine, wherever it fits; plain leaves the

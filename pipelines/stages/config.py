@@ -11,7 +11,7 @@ from pipelines.settings.base import Group
 
 
 class DiagnoseSettings(Group):
-    """What `make diagnose` compares.
+    """Input of `make diagnose`.
 
     Attributes:
         checkpoint: folder of a TensorRT-LLM checkpoint to examine instead of making the one of this configuration. If

@@ -68,7 +68,7 @@ class Script:
         return str(facts["script"])
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
-        """Run the script and check that it wrote what was requested.
+        """Run the script and check its output against the request.
 
         Raises:
             UserError: the script is missing or failed, or wrote something else.
@@ -100,7 +100,7 @@ class Script:
         if code:
             lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
             raise UserError(
-                f"{self.script} failed ({process.describe_exit()}): {lines[-1] if lines else 'it said nothing'}.",
+                f"{self.script} failed ({process.describe_exit()}): {lines[-1] if lines else 'no output'}.",
                 todo="Its last output: " + " | ".join(lines[-5:]),
             )
 

@@ -45,7 +45,7 @@ class HashCache:
         return self._remembered(path) or self._read(path, sha256_file)
 
     def from_disk(self, path: Path, advance: Advance | None = None) -> str:
-        """Return the SHA-256 of what the disk holds, 64 hex digits.
+        """Return the SHA-256 of the file on disk, 64 hex digits.
 
         Args:
             path: the file.
@@ -109,7 +109,7 @@ class HashCache:
 
 
 def _identity(path: Path) -> tuple[str, list[int]]:
-    """Return what a file is known by, and what every change of it changes."""
+    """Return the identity of a file, and the fields that every change of it changes."""
     stat = path.stat()
     return f"{stat.st_dev}:{stat.st_ino}", [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 

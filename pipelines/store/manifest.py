@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 
 class DamagedError(UserError):
-    """An artifact differs from what was written.
+    """An artifact differs from its manifest.
 
     Attributes:
         folder: of the artifact.

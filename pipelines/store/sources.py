@@ -184,7 +184,7 @@ def model_source(
 
 
 def _reading(config: Mapping[str, Any]) -> str:
-    """Return what was once read in another way, so that what was made then is not used; "" for nothing."""
+    """Return a marker for inputs that earlier versions read differently, so artifacts are not reused; "" for none."""
     reading: dict[str, Any] = {"rope": rope} if (rope := rope_as_read(config)) else {}
     block = config.get("quantization_config")
     if isinstance(block, Mapping) and block.get("quant_method") == "gptq" and block.get("sym") is False:

@@ -74,7 +74,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What takes space in a store.
+    """The contents of a store that take space.
 
     Attributes:
         artifacts: finished ones; what nothing needs first, then the largest.

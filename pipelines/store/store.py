@@ -269,7 +269,7 @@ def kept(staging: Path, manifest: Json, store: Store) -> Iterator[None]:
 
 
 def recover(store: Store, *, continuable: bool = True) -> list[Artifact]:
-    """Reclaim the staging folders of killed runs and keep what they measured; runs in progress are left alone.
+    """Reclaim the staging folders of killed runs and keep their measurements; runs in progress are left alone.
 
     Args:
         store: the store.

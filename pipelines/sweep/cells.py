@@ -127,7 +127,7 @@ LOOK_S = 1.0
 
 
 class Watch:
-    """Reads the files of a sweep's cells and prints what changed."""
+    """Reads the files of a sweep's cells and prints the changes."""
 
     def __init__(self, folder: Path, cells: Sequence[SweepCell]) -> None:
         self.folder = folder
@@ -135,7 +135,7 @@ class Watch:
         self._shown_text: dict[int, str] = {}
 
     def look(self, queued: Mapping[int, str] | None = None) -> list[SweepCell]:
-        """Read every unfinished cell and print what changed.
+        """Read every unfinished cell and print the changes.
 
         Args:
             queued: what the cluster reports about cells that have not started, by number: "queued (Priority)".

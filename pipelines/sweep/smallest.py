@@ -55,7 +55,7 @@ class Tried:
 
 
 def smallest(overrides: Sequence[str]) -> int:
-    """Find the fewest bits per weight whose verdict is GO, and print what was tried.
+    """Find the fewest bits per weight with verdict GO, and print the values tried.
 
     Returns:
         0, 1 when an evaluation failed, 3 when no mix is GO, or 4 when no loss could be measured.
@@ -151,11 +151,13 @@ def _check(settings: Settings, overrides: Sequence[str]) -> None:
             todo="Add quant=auto, or see several formats side by side with make compare.",
         )
     if bound := next((word for word in overrides if word.lstrip("+").startswith(f"{BITS}=")), None):
-        raise UserError(f"{bound} is what this command looks for.", todo="Leave it out, or use make evaluate.")
+        raise UserError(
+            f"{bound} cannot be set: this command searches for it.", todo="Leave it out, or use make evaluate."
+        )
     goal = Goal(settings, "evaluate")
     if not goal.has_baseline:
         raise UserError(
-            f"eval.baseline={settings.eval.baseline} gives no verdict on what a mix loses.",
+            f"eval.baseline={settings.eval.baseline} gives no verdict on the loss of a mix.",
             allowed="eval.baseline=build, the usual one.",
         )
     resolved, notes = with_questions(goal, Store(settings.paths.store))

@@ -115,7 +115,7 @@ def read_with_log_probs(
 
 @contextmanager
 def finite(tokens: TokenIds = ()) -> Iterator[None]:
-    """Say in our words what genai says of NaN.
+    """Translate genai's error about NaN.
 
     Raises:
         NotFiniteError: the logits are NaN.

@@ -108,7 +108,7 @@ class OpenVinoOptions(OpenVinoSettings):
         if window is None or window >= max_seq_len:
             if sinks and window is None:
                 raise UserError(
-                    f"sink_token_length={sinks} was given without max_attention_window_size.",
+                    f"sink_token_length={sinks} needs max_attention_window_size.",
                     todo="Set both or neither.",
                 )
             return None

@@ -155,7 +155,7 @@ TOKENS_AT_ONCE = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """What the state holds when tokens are run.
+    """Contents of the state while tokens run.
 
     Attributes:
         lengths: tokens of each sequence in it [S]; the columns after them, up to the longest, are padding.

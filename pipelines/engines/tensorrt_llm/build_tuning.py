@@ -1,4 +1,4 @@
-"""What NVIDIA's guides advise for the speed of a TensorRT engine.
+"""NVIDIA's advice for the speed of a TensorRT engine.
 
 What they only advise to try, because it can cost something else, is left to the user:
 docs/decisions/0011-tensorrt-engines.md.

@@ -1,4 +1,4 @@
-"""Engine folders of trtllm-build: compare one with what was requested, and record the machine it belongs to."""
+"""Engine folders of trtllm-build: compare one with the request, and record the machine it belongs to."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def _version(name: str) -> str:
 
 
 def read_back(engine_dir: Path, build: BuildSettings, limits: BuildLimits, checkpoint: CheckpointConfig) -> list[Fault]:
-    """Compare trtllm-build's output with what was requested; an empty list means a good engine."""
+    """Compare trtllm-build's output with the request; an empty list means a good engine."""
     path = engine_dir / CONFIG
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))

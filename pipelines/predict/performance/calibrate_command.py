@@ -133,7 +133,7 @@ def place(settings: Settings, fitted: FittedModel) -> Path:
 
 
 def fit_text(measured: Measured, result: FitResult, words: str) -> str:
-    """Describe what was measured, what the fit reproduces, and the fitted values."""
+    """Describe the measurements, the fit's error on them, and the fitted values."""
     head = f"{measured.model} {measured.precision or ''} measured with {measured.tool}: {words}"
     coefficients = []
     for name, (title, unit) in SHOWN.items():

@@ -165,7 +165,7 @@ def load_fit(path: Path) -> FittedModel:
 
 
 def fitted_model(measured: Measured, result: FitResult, versions: Mapping[str, str]) -> FittedModel:
-    """Collect what to keep of a fit.
+    """Collect the stored facts of a fit.
 
     Raises:
         UserError: the ranks of what was measured are not known.

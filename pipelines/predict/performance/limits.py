@@ -195,7 +195,7 @@ class WantedLimits:
 
     @classmethod
     def of(cls, build: BuildSettings, *, chunked: bool) -> WantedLimits:
-        """Read what the settings give."""
+        """Read the limits in the settings."""
         limits = {name: getattr(build, name) if build.given(name) else None for name in LIMITS_FOR_LOAD}
         return cls(**limits, chunked=chunked, tokens_per_step=build.max_beam_width * (1 + build.max_draft_len))
 

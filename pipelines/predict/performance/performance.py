@@ -120,7 +120,7 @@ class Setup:
 
     @classmethod
     def of(cls, settings: Settings, model: ModelShape, gpu: GpuSpec) -> Setup:
-        """Return what the settings describe.
+        """Return the deployment that the settings describe.
 
         Raises:
             UserError: the speed with these attention windows is not modelled.

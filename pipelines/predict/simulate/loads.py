@@ -33,7 +33,7 @@ PER_USER, LEAST_CLOSED, OPEN = 20, 200, 1000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimulatedLevel(Trial):
-    """A load with its requests, and what of it counts. `label`: description of the load."""
+    """A load with its requests and its measurement window. `label`: description of the load."""
 
     label: LoadLabel
 

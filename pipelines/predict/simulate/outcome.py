@@ -227,7 +227,7 @@ def waited_for(outcome: PolicyOutcome) -> str:
 
 
 def limits_in_words(outcome: PolicyOutcome) -> str:
-    """Describe what kept requests waiting, and for how long; of a static engine, what limited its batches."""
+    """Describe why requests waited and for how long; for a static engine, the limit on its batches."""
     told = _told(outcome)
     if not told:
         return "no request waited for a slot."

@@ -140,7 +140,7 @@ def answer_of(settings: Settings, machine: Machine, path: Path) -> MeasuredAnswe
     cpu, prices = runs_on_cpu(measured.engine), sizing.prices
     if cpu and (per_gpu := prices.gpu_hour_usd or prices.licence_usd):
         raise UserError(
-            f"A price per GPU is given ({price_text(per_gpu)} USD), but {measured.sources[0]} was measured on a CPU "
+            f"A price per GPU is set ({price_text(per_gpu)} USD), but {measured.sources[0]} was measured on a CPU "
             "server.",
             todo="Give sizing.prices.server_usd and sizing.prices.years instead.",
         )

@@ -74,7 +74,7 @@ def demand_of(settings: SizingSettings, workload: WorkloadSettings) -> Demand:
         return _traced_demand(settings, workload)
     if average is None:
         raise UserError(
-            "No load to size for is given.",
+            "There is no load to size for.",
             todo="Add sizing.average_rate=... (requests/s), or sizing.users=... with sizing.requests_per_user_day=..., "
             "or sizing.peak_rate=..., or the file of your traffic, workload.trace=...",
         )

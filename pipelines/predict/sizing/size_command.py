@@ -103,7 +103,7 @@ def _judge_day(settings: Settings) -> None:
     scaling, slo = settings.sizing.autoscaling, settings.sizing.slo.to_slo()
     if scaling.signal != "kv_use" and slo.ttft_ms is None:
         raise UserError(
-            f"sizing.autoscaling.signal={scaling.signal} is compared with the TTFT limit, but none is given.",
+            f"sizing.autoscaling.signal={scaling.signal} needs a TTFT limit, and none is set.",
             todo="Add sizing.slo.ttft_ms=..., or sizing.autoscaling.signal=kv_use.",
         )
 

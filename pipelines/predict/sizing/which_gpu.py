@@ -85,7 +85,9 @@ def which_gpu(
     sizing = every[0].sizing
     for key in ("measured", "rate", "fit"):
         if (value := getattr(sizing, key)) is not None:
-            raise UserError(f"sizing.{key}={value} is of one GPU.", todo="Leave it out, or name that GPU alone.")
+            raise UserError(
+                f"sizing.{key}={value} works for one GPU only.", todo="Leave it out, or name only that GPU."
+            )
     if sizing.autoscaling.wanted:
         raise UserError("A day is replayed on one GPU.", todo="Choose it first, without sizing.autoscaling.day.")
     rows, faults, asked = [], list[Fault](), None

@@ -149,7 +149,7 @@ def _add_tokens(app: FastAPI, served: ServedModel, read: Read) -> None:
 
 
 def _add_health(app: FastAPI, served: ServedModel, backend: Backend) -> None:
-    """Add what load balancers and Prometheus ask for."""
+    """Add the endpoints for load balancers and Prometheus."""
 
     @_readable(app, "/health")
     @_readable(app, "/v1/health/ready")

@@ -25,7 +25,7 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request may be.
+    """Limits of one request.
 
     Attributes:
         body_bytes: size of its body.

@@ -50,7 +50,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """What a request to a generate endpoint sends to its model.
+    """The model inputs of a request to a generate endpoint.
 
     Attributes:
         inputs: tensors.
@@ -62,7 +62,7 @@ class Fields:
 
 
 def read_fields(repository: Path) -> dict[str, dict[str, Field]]:
-    """Read what the models for clients take: model -> name of the input -> its type.
+    """Read the inputs of the client-facing models: model -> name of the input -> its type.
 
     Inputs with several dimensions (images, prompt tables, adapters' weights) are left out.
     """

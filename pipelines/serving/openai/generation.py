@@ -101,7 +101,7 @@ class TokenScore:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """What a stream shows next.
+    """The next part of a stream.
 
     Attributes:
         text: new text.
@@ -232,7 +232,7 @@ class Completion:
 
 
 class _OutputFilter:
-    """What of an answer's tokens the client sees: text up to a stop, and the scores of the tokens in it."""
+    """The visible part of an answer's tokens: text up to a stop, and the scores of its tokens."""
 
     def __init__(self, choice: Completion, sampling: Sampling) -> None:
         self._choice, self._sampling = choice, sampling
@@ -286,7 +286,7 @@ class _OutputFilter:
         return self._choice.output_tokens >= (self._sampling.min_tokens or 0)
 
     def _stopped(self, new: str) -> str:
-        """Return what of new text can be output."""
+        """Return the part of new text that can be output."""
         self._length += len(new)
         return self._stops.push(new) if self._may_stop else new
 

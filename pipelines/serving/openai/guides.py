@@ -51,7 +51,7 @@ class ResponseFormat(BaseModel):
         """
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise ApiError(
-                400, "'response_format' of type json_schema goes with json_schema, and no other.",
+                400, "'response_format' of type json_schema needs json_schema, and nothing else.",
                 param="response_format",
             )  # fmt: skip
         if self.type == "text":

@@ -39,7 +39,7 @@ class InputTensor:
 
 @dataclass(frozen=True, slots=True)
 class ServedEngine:
-    """What the inputs depend on beside the request.
+    """The server's facts that the inputs depend on, besides the request.
 
     Attributes:
         tokenizer: of the model.
@@ -186,7 +186,7 @@ def _sampling(sampling: Sampling, choice: int, *, draws_anew: bool) -> Iterable[
 
 
 def _bias(biases: dict[str, float], size: int) -> InputTensor:
-    """Return what is added to each logit.
+    """Return the bias of each logit.
 
     Raises:
         ApiError: 400, a token is not in the vocabulary.

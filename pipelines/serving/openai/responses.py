@@ -160,7 +160,7 @@ class ResponseRequest(BaseModel):
             if entry not in (LOGPROBS, *NEVER_THERE):
                 raise unsupported("include", entry, f"'{LOGPROBS}' is.")
         if self.top_logprobs and LOGPROBS not in (self.include or ()):
-            raise ApiError(400, f"'top_logprobs' goes with include=['{LOGPROBS}'].", param="top_logprobs")
+            raise ApiError(400, f"'top_logprobs' needs include=['{LOGPROBS}'].", param="top_logprobs")
         if self.stream_options is not None and self.stream_options.continuous_usage_stats:
             raise unsupported("stream_options", "continuous_usage_stats", "Use /v1/chat/completions.")
 

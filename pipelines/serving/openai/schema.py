@@ -158,7 +158,7 @@ class Sampling(BaseModel):
         if self.best_of is not None and self.best_of != self.choices:
             raise unsupported("best_of", self.best_of, "No more answers are made than n; ask for n.")
         if len(guides := list(self.guides)) > 1:
-            raise ApiError(400, f"'{guides[1]}' does not go with {guides[0]}: give one of them.", param=guides[1])
+            raise ApiError(400, f"'{guides[1]}' conflicts with {guides[0]}: give one of them.", param=guides[1])
         refuse_unknown(self.model_extra or {}, UNSUPPORTED)
 
     def _refuse_long_lists(self) -> None:
@@ -198,10 +198,10 @@ class CompletionRequest(Sampling):
         if self.scores is not None and not 0 <= self.scores <= MAX_LOGPROBS:
             raise unsupported("logprobs", self.logprobs, f"0 to {MAX_LOGPROBS} are.")
         if self.return_tokens_as_token_ids and self.scores is None:
-            raise unsupported("return_tokens_as_token_ids", True, "It goes with logprobs.")
+            raise unsupported("return_tokens_as_token_ids", True, "It needs logprobs.")
         if not self.scores_prompts:
             if self.max_tokens == 0:
-                raise ApiError(400, "'max_tokens' = 0 goes with echo and logprobs; give 1 or more.", param="max_tokens")
+                raise ApiError(400, "'max_tokens' = 0 needs echo and logprobs; give 1 or more.", param="max_tokens")
             return
         for name, value, fits in (
             ("max_tokens", self.max_tokens, self.max_tokens in (0, 1)),
@@ -428,7 +428,7 @@ class ChatRequest(Sampling):
         if self.max_tokens == 0:
             raise ApiError(400, "'max_tokens' = 0 leaves nothing to answer.", param="max_tokens")
         if self.top_logprobs and not self.logprobs:
-            raise ApiError(400, "'top_logprobs' goes with logprobs=true.", param="top_logprobs")
+            raise ApiError(400, "'top_logprobs' needs logprobs=true.", param="top_logprobs")
         if self.continue_final_message:
             raise unsupported("continue_final_message", True, "Use /v1/completions with the text so far.")
         for tool in self.tools or ():
@@ -438,7 +438,7 @@ class ChatRequest(Sampling):
             if not isinstance(function.get("parameters") or {}, dict):
                 raise unsupported("tools", tool, "The parameters of a function are a JSON schema.")
         if self.calls_tools and (others := [name for name in self.guides if name != "response_format"]):
-            raise ApiError(400, f"'{others[0]}' does not go with tools, unless tool_choice is none.", param=others[0])
+            raise ApiError(400, f"'{others[0]}' conflicts with tools, unless tool_choice is none.", param=others[0])
         if self.must_call and not self._callable:
             raise unsupported("tool_choice", self.model_dump()["tool_choice"], "It is none of the tools.")
 
@@ -487,7 +487,7 @@ UNSUPPORTED: Unsupported = {
     "min_p": ("TensorRT-LLM's Triton backend has no such input; use top_p.", (0,)),
     "length_penalty": ("It belongs to beam search; ask Triton's own interface.", (1,)),
     "use_beam_search": ("Ask Triton's own interface for beams.", (False,)),
-    "parallel_tool_calls": ("It goes with the tools of a chat.", (True, False)),
+    "parallel_tool_calls": ("It needs the tools of a chat.", (True, False)),
     "functions": ("Use tools.", ([],)),
     "function_call": ("Use tool_choice.", ("none", "auto")),
     "modalities": (TEXT_MODEL, ([], ["text"])),

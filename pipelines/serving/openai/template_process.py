@@ -68,7 +68,7 @@ def _bound_memory() -> None:
 
 
 def answer(taken: BinaryIO, work: Callable[[], str]) -> None:
-    """Do the work within the time that it may take, and send what came of it."""
+    """Do the work within its time limit, and send the result."""
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     try:
         kind, text = RENDERED, work()

@@ -18,7 +18,7 @@ LONGEST_CHARACTER = 8  # tokens; a byte each is four
 
 
 class ServedTokenizer:
-    """Does what the preprocessing and postprocessing models of the repository do, inside this process."""
+    """Tokenizes and detokenizes in this process, like the repository's preprocessing and postprocessing models."""
 
     def __init__(self, folder: Path, *, adds_special: bool) -> None:
         """Open the tokenizer of a folder.

@@ -208,7 +208,7 @@ def test_a_stream_cannot_be_asked_for_without_one(served: TritonServer) -> None:
         (
             b'{"model": "tiny_gemma", "prompt": "a", "max_tokens": 0}',
             400,
-            "'max_tokens' = 0 goes with echo and logprobs",
+            "'max_tokens' = 0 needs echo and logprobs",
         ),
         (b'{"model": "tiny_gemma", "prompt": "a", "max_tokens": 1000000}', 400, "max_seq_len=1024"),
         (b'{"model": "tiny_gemma", "prompt": "a", "temperature": -1}', 400, "temperature"),

@@ -152,7 +152,7 @@ def test_another_model_is_not_found(client) -> None:
         ({"extra_body": {"use_beam_search": True}}, "'use_beam_search' = True is not supported"),
         ({"extra_body": {"response_format": {"type": "json_object"}}}, "'response_format'.*guided=llguidance adds it"),
         ({"extra_body": {"truncate_prompt_tokens": 1}}, "'truncate_prompt_tokens' = 1 leaves nothing"),
-        ({"max_tokens": 0}, "'max_tokens' = 0 goes with echo and logprobs"),
+        ({"max_tokens": 0}, "'max_tokens' = 0 needs echo and logprobs"),
         ({"top_p": 7}, "top_p: Input should be less than or equal to 1"),
         ({"stop": ["a"] * 33}, "'stop' takes up to 32 strings"),
         ({"stream_options": {"include_usage": True}}, "'stream_options' requires stream=true"),

@@ -80,7 +80,7 @@ def test_the_packing_of_our_tests_is_that_of_autoawq_and_compressed_tensors() ->
 def test_tensors_that_do_not_go_together_are_named() -> None:
     file = TensorFile(OTHERS / "awq/zero_points.safetensors")
     tensors = dict(file) | {"linear.scales": file["linear.scales"][:, :8]}
-    with pytest.raises(UserError, match=r"'linear' do not go together: 32 x 64 weights, scales \[8, 2\]"):
+    with pytest.raises(UserError, match=r"'linear' do not match: 32 x 64 weights, scales \[8, 2\]"):
         decode_int4(tensors, "linear", "awq")
 
 
@@ -182,7 +182,7 @@ def test_linears_of_modelopt_are_joined() -> None:
         (
             "q.weight_scale",
             np.ones((8, 1), np.float32),
-            r"'q\.weight_scale' is \[8, 1\], which does not go with \[12, 2\]",
+            r"'q\.weight_scale' is \[8, 1\], which does not match \[12, 2\]",
         ),
         ("q.weight_scale", np.ones((12, 2), np.float32), r"'q\.weight_scale' is \[12, 2\]"),
     ],

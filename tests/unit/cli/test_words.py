@@ -80,7 +80,7 @@ def test_every_command_refuses_a_bare_word_before_it_is_imported(command, monkey
         (["--help", "biuld"], "'biuld' is not a command. .* Did you mean 'build'?"),
         (["help", "quant"], "'quant' is not a command. .*: trtllm-pipelines config quant$"),
         (["quant=fp8", "--help"], "'quant=fp8' is not a command. Did you mean 'trtllm-pipelines build quant=fp8'?"),
-        (["--version", "junk"], "--version takes nothing more, and here 'junk' follows it"),
+        (["--version", "junk"], "--version takes no arguments, but 'junk' follows it"),
         (["config", "serveng"], "'serveng' is not a group of settings. Groups: .* Did you mean 'serving'?"),
         (["--bogus", "--help"], "'--bogus' is not an option"),
     ],

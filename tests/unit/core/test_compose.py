@@ -149,7 +149,7 @@ def test_model_shapes_equal_the_published_table():
         ("model=hub", r"model\.hub_id must be given"),
         ("engine=onnx", r"engine=onnx is not known\. Choose one of auto, openvino, tensorrt_llm"),
         ("build.max_batch_size", r"'build\.max_batch_size' is not a valid override.*Write key=value"),
-        ("calibration.path=/x", r"path='/x' does not go with source 'auto'"),
+        ("calibration.path=/x", r"path='/x' conflicts with source 'auto'"),
         ("hardware=h100", r"hardware=h100 is not known.*Did you mean 'h100_"),
     ],
 )

@@ -215,7 +215,7 @@ def test_an_engine_that_is_built_already_needs_only_a_repository(tmp_path, model
         (
             ["engine=openvino"],
             "repository",
-            r"engine=openvino was asked for; engine\.path='.*' is an engine of tensorrt_llm",
+            r"engine=openvino is set, but engine\.path='.*' is an engine of tensorrt_llm",
         ),
         ([], "evaluate", r"is already built; `evaluate` starts from a model"),
     ],
@@ -310,7 +310,7 @@ def test_what_guesses_ahead_is_refused_once(tmp_path, model, mode, engine, targe
 def test_what_was_set_beside_a_refused_speculation_is_told_as_well(tmp_path, model):
     words = [f"model.path={model}", "engine=openvino", "speculative=lookahead", "triton.decoding_mode=medusa"]
     with pytest.raises(
-        UserError, match=r"speculative=lookahead is not supported(.|\n)*decoding_mode='medusa' was given"
+        UserError, match=r"speculative=lookahead is not supported(.|\n)*decoding_mode='medusa' is not supported"
     ):
         plan(tmp_path, words, "repository")
 
@@ -374,7 +374,7 @@ def test_planning_imports_nothing_heavy(tmp_path, model):
         (["quant=int4_awq", "quant.group_size=256", "build.tp_size=2"], r"groups of 256 inputs"),
         (["calibration=local", "calibration.path=/no/such"], r"calibration\.path='/no/such' does not exist"),
         (["serving.tritonserver=/no/such"], r"serving\.tritonserver='/no/such' is not an executable program"),
-        (["benchmark.request_rate=[2]"], r"request_rate=\[2\] does not go with workload\.arrival=closed"),
+        (["benchmark.request_rate=[2]"], r"request_rate=\[2\] conflicts with workload\.arrival=closed"),
         (["engine=tensorrt_llm_llmapi"], r"engine=tensorrt_llm_llmapi cannot all"),
         (["triton.decoding_mode=medusa"], r"decoding_mode.*medusa"),
         (["workload.isl=1500"], r"prompts of up to 1500 tokens; the engine is built with max_input_len=1024"),

@@ -101,9 +101,9 @@ def test_a_diagnosis_compares_with_the_pruned_model(tmp_path):
             ("model=tiny_llama", "prune=width", "prune.mlp=500", "quant=int4_awq"),
             "prune.mlp=500 .* not a multiple of 128. Nearest: prune.mlp=384 or prune.mlp=512",
         ),
-        ((*DEPTH, "engine=tensorrt_llm_llmapi"), "prune=depth does not go with engine="),
-        ((*DEPTH, "lora=adapters", "lora.adapters={1:/a}"), "prune=depth does not go with lora.adapters"),
-        ((*DEPTH, "fidelity.by_layer=true"), "prune=depth does not go with fidelity.by_layer=true"),
+        ((*DEPTH, "engine=tensorrt_llm_llmapi"), "prune=depth conflicts with engine="),
+        ((*DEPTH, "lora=adapters", "lora.adapters={1:/a}"), "prune=depth conflicts with lora.adapters"),
+        ((*DEPTH, "fidelity.by_layer=true"), "prune=depth conflicts with fidelity.by_layer=true"),
     ],
 )
 def test_what_cannot_be_pruned_is_refused_while_planning(tmp_path, words, message):

@@ -170,8 +170,8 @@ def test_the_plan_says_that_split_rows_are_rounded_otherwise(tmp_path):
         ((*SPARSE, "recover.processes=0"), "recover.processes='0' is not valid"),
         (("model=tiny_llama", "recover.lora_rank=8"), "lora_rank=8 has no effect on recover=none"),
         (("model=tiny_llama", "recover.processes=2"), "processes=2 has no effect on recover=none"),
-        ((*ROUNDED, "quant.int4_scales=mse"), "quant=int4_rtn quant.int4_scales=mse has nothing to win back"),
-        ((*ROUNDED, "quant=int4_awq"), r"quant=int4_awq has nothing to win back.*quant=fp8 or quant=int4_rtn"),
+        ((*ROUNDED, "quant.int4_scales=mse"), "quant=int4_rtn quant.int4_scales=mse has nothing to recover"),
+        ((*ROUNDED, "quant=int4_awq"), r"quant=int4_awq has nothing to recover.*quant=fp8 or quant=int4_rtn"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_trained_is_refused_while_planning(tmp_path, words, message):

@@ -143,7 +143,7 @@ def test_facts_come_from_the_repository(tmp_path):
     ("kind", "override", "message"),
     [
         ("multinode", "serving.multi_gpu=orchestrator", "serving.multi_gpu=orchestrator spawns ranks on one node"),
-        ("gpu", "engine=openvino", "engine=openvino was given, but the repository runs on TensorRT-LLM"),
+        ("gpu", "engine=openvino", "engine=openvino is set, but the repository runs on TensorRT-LLM"),
         ("cpu", "serving.chat_template=conf/serving/plain.jinja", "is a file of this machine, which no pod has"),
     ],
 )

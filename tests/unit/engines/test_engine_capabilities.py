@@ -21,7 +21,7 @@ UNSERVED = replace(OPENVINO, server=None)
 def test_an_engine_that_triton_does_not_serve_is_not_served(target: Target) -> None:
     found = [str(fault) for fault in check(Deployment(load(["engine=openvino"]), target, UNSERVED, MACHINE))]
     assert any(f"engine=openvino cannot {target}: Triton does not serve it" in text for text in found)
-    assert any("It goes with build, evaluate, fidelity, diagnose." in text for text in found)
+    assert any("It works with build, evaluate, fidelity, diagnose." in text for text in found)
 
 
 @pytest.mark.parametrize(

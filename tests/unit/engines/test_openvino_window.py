@@ -41,7 +41,7 @@ def test_sinks_and_recent_tokens_are_whole_blocks(window: int, sinks: int, expec
         ({"window": 100}, r"max_attention_window_size=100 .*multiple of 32, at least 96.*Set 96"),
         ({"window": 64}, r"max_attention_window_size=64 .*at least 96"),
         ({"window": 128, "sinks": 65}, r"sink_token_length=65 .*at least 160.*Set 160"),
-        ({"sinks": 4}, r"sink_token_length=4 was given without max_attention_window_size"),
+        ({"sinks": 4}, r"sink_token_length=4 needs max_attention_window_size"),
         (
             {"window": 128, "reuse": True},
             r"size=128 together with KV reuse.*block_reuse=false",

@@ -58,7 +58,7 @@ def test_a_refused_token(hub: HubServer, repo: Path, client: Client, monkeypatch
     hub.add("tiny/llama", repo)
     monkeypatch.setenv("HF_TOKEN", "hf_expired")
 
-    text = refusal(client, rf"{hub.url} does not accept the access token it was given for tiny/llama \(HF_TOKEN\)")
+    text = refusal(client, rf"{hub.url} rejects the access token for tiny/llama \(HF_TOKEN\)")
 
     assert "hf_expired" not in text
 

@@ -32,7 +32,7 @@ def test_one_concurrency_needs_no_brackets() -> None:
         ({"distribution": "normal", "mean": 8}, "'normal' needs stdev"),
         ({"distribution": "uniform", "min": 9, "max": 4}, "min=9 is above max=4"),
         ("abc", "'abc' is no length: give a number of tokens"),
-        (UNIFORM | {"mean": 4}, "mean=4.0 does not go with distribution 'uniform'"),
+        (UNIFORM | {"mean": 4}, "mean=4.0 conflicts with distribution 'uniform'"),
         ({"distribution": "empirical"}, "needs either values or file"),
         ({"distribution": "empirical", "values": []}, r"values=\[\] is empty"),
     ],
@@ -131,11 +131,11 @@ def test_the_window_goes_on_until_enough_requests_have_finished(
 @pytest.mark.parametrize(
     ("work", "how", "words"),
     [
-        ({}, {"request_rate": [2, 4]}, r"benchmark.request_rate=\[2,4\] does not go with workload.arrival=closed"),
-        ({"arrival": "gamma"}, {"request_rate": 2, "concurrency": 8}, r"concurrency=\[8\] does not go .*=gamma"),
+        ({}, {"request_rate": [2, 4]}, r"benchmark.request_rate=\[2,4\] conflicts with workload.arrival=closed"),
+        ({"arrival": "gamma"}, {"request_rate": 2, "concurrency": 8}, r"concurrency=\[8\] conflicts .*=gamma"),
         ({"arrival": "poisson"}, {}, "workload.arrival=poisson has no rate"),
         ({"arrival": "burst"}, {}, "burst has no number of requests"),
-        ({"arrival": "burst"}, {"num_requests": 4, "request_rate": 2}, r"request_rate=\[2\] does not go .*=burst"),
+        ({"arrival": "burst"}, {"num_requests": 4, "request_rate": 2}, r"request_rate=\[2\] conflicts .*=burst"),
         ({}, {"streaming": False, "slo": MIXTRAL}, "streaming=false cannot measure"),
     ],
 )

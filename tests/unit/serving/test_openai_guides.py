@@ -173,7 +173,7 @@ def test_calls_and_their_results_become_a_chat() -> None:
         ({"input": [{"type": "reasoning", "summary": []}]}, "'input' = .*reasoning.* is not supported"),
         ({"tools": [{"type": "web_search"}]}, "'tools' = .*web_search.* Only functions are"),
         ({"include": ["x"]}, "'include' = 'x' is not supported"),
-        ({"top_logprobs": 2}, r"'top_logprobs' goes with include="),
+        ({"top_logprobs": 2}, r"'top_logprobs' needs include="),
         ({"tool_choice": {"type": "allowed_tools"}}, "'tool_choice' = .*allowed_tools.* is not supported"),
         ({"conversation": "c"}, "'conversation' = 'c' .* Nothing is stored here"),
     ],

@@ -73,7 +73,7 @@ def test_a_plan_refuses_a_named_fit_of_another_deployment(tmp_path, capsys, ours
     """It was left out without a word."""
     file = tmp_path / "here.json"
     run(capsys, f"sizing.measured={ours[0]}", f"sizing.fit={file}", f"paths.store={tmp_path / 'store'}")
-    with pytest.raises(UserError, match=r"here\.json is not a fit of what is planned: it is of synthetic, fp8, engine"):
+    with pytest.raises(UserError, match=r"here\.json does not match this deployment: it is for synthetic, fp8, engine"):
         COMMANDS["plan"].run(["quant=int8_wo", f"sizing.fit={file}", f"paths.store={tmp_path / 'store'}"])
 
 

@@ -173,7 +173,7 @@ def test_a_cpu_server_has_no_gpus(tmp_path, capsys):
 def test_prices_of_gpus_are_refused_for_a_cpu_server(tmp_path):
     (tmp_path / "benchmark.json").write_text(json.dumps(benchmark("fp8")[0].to_json()))
     settings = load(["sizing.peak_rate=31", "sizing.prices.gpu_hour_usd=3"])
-    with pytest.raises(UserError, match=r"price per GPU is given \(3 USD\), but .*CPU server"):
+    with pytest.raises(UserError, match=r"price per GPU is set \(3 USD\), but .*CPU server"):
         answer_of(settings, gather(), tmp_path / "benchmark.json")
 
 

@@ -116,7 +116,7 @@ def test_a_benchmark_is_sized_from(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([*H100], "No load to size for is given"),
+        ([*H100], "There is no load to size for"),
         (["sizing.average_rate=5"], r"hardware=auto, and this machine has no GPU \(nvidia-smi is not installed\)"),
         ([*ASKED, "sizing.model=lama-3-8b"], r"model 'lama-3-8b' is not known.*Did you mean 'llama-3-8b'"),
         ([*ASKED, "hardware=h100_smx"], r"hardware=h100_smx is not known.*Did you mean 'h100_sxm'"),

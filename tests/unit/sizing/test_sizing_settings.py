@@ -33,7 +33,7 @@ def test_the_peak_that_is_sized_for(given, peak, how):
 
 
 def test_without_a_rate_there_is_no_demand():
-    with pytest.raises(UserError, match="No load to size for is given"):
+    with pytest.raises(UserError, match="There is no load to size for"):
         demand_of(sizing(), workload())
 
 

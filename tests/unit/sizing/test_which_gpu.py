@@ -79,8 +79,11 @@ def test_one_price_is_that_of_every_gpu(tmp_path, capsys):
         (["hardware=[t4]"], "T4 is too old for TensorRT-LLM: compute capability 7.5. It needs 8.0"),
         (["hardware=[h100_smx,l40s]"], "hardware=h100_smx is not known. .* Did you mean 'h100_sxm'?"),
         (["hardware=[]"], "hardware= is not known. Choose one of a10,"),
-        (["hardware=h100_sxm,l40s"], "names several GPUs, and this takes one. To choose among them: make size"),
-        (["hardware=[l40s]", "sizing.rate=3"], "sizing.rate=3.0 is of one GPU. Leave it out, or name that GPU alone"),
+        (["hardware=h100_sxm,l40s"], "names several GPUs, but this command takes one. To choose among them: make size"),
+        (
+            ["hardware=[l40s]", "sizing.rate=3"],
+            "sizing.rate=3.0 works for one GPU only. Leave it out, or name only that GPU",
+        ),
         (["hardware=[l40s]", "sizing=autoscaled", "sizing.autoscaling.cold_start_s=9"], "A day is replayed on one GPU"),
         (["hardware=[l40s]", "sizing.prices.gpu_hour_usd={l4os: 1}"], "gpu_hour_usd of 'l4os', which is no choice of"),
     ],
@@ -95,14 +98,14 @@ def test_what_gives_no_table_is_refused(tmp_path, capsys, words, message):
 def test_a_fault_of_all_gpus_is_told_once(tmp_path, capsys):
     code, said = size(tmp_path, capsys, *LOAD, "hardware=[l40s,h100_sxm]")
     assert code == 2
-    assert said.count("No load to size for is given") == 1
+    assert said.count("There is no load to size for") == 1
 
 
 def test_another_group_takes_one_choice_and_says_how_to_run_several(capsys):
     """Hydra would merge them, the last one on top."""
     assert main(["plan", "quant=[fp8,none]"]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "'quant=fp8,none' gives several values, and this command takes one" in said
+    assert "'quant=fp8,none' has several values, but this command takes one" in said
     assert main(["plan", "hardware=[l40s,h100_sxm]"]) == 2
     assert "make size 'hardware=[l40s,h100_sxm]'" in " ".join(capsys.readouterr().err.split())
 

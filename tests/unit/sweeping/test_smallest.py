@@ -72,7 +72,10 @@ def test_an_evaluation_that_fails_ends_the_search() -> None:
     ("words", "said"),
     [
         (["quant=fp8"], r"quant=fp8 has one size.*Add quant=auto"),
-        (["quant=auto", "quant.effective_bits=5"], r"quant\.effective_bits=5 is what this command looks for"),
+        (
+            ["quant=auto", "quant.effective_bits=5"],
+            r"quant\.effective_bits=5 cannot be set: this command searches for it",
+        ),
         (["quant=auto", "eval.baseline=skip"], r"eval\.baseline=skip gives no verdict"),
     ],
 )

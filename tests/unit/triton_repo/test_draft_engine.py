@@ -82,7 +82,7 @@ def test_every_rank_loads_both_models():
         ({"settings": TritonSettings()}, "kv_cache_free_gpu_mem_fraction=0.9 with a draft model on the same GPU"),
         (
             {"settings": TritonSettings(participant_ids=((1,),))},
-            r"participant_ids=.* does not go with a draft",
+            r"participant_ids=.* conflicts with a draft",
         ),
         ({"settings": TritonSettings(draft_gpu_device_ids=((1, 2),))}, r"draft_gpu_device_ids has \[1, 2\]"),
     ],

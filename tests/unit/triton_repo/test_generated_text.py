@@ -150,5 +150,5 @@ def test_ids_beyond_the_vocabulary_are_folded_on_the_cpu_alone():
     config = repository_configs(TritonSettings(), LIMITS, RepositorySpec("openvino", "m", "none"))["tensorrt_llm"]
     assert "openvino_fold_token_ids" not in config.parameters
     (fault,) = setting_faults(chosen, describe("tensorrt_llm"))
-    assert "fold_token_ids=true was given, which engine=tensorrt_llm does not have" in str(fault)
+    assert "fold_token_ids=true is not supported by engine=tensorrt_llm" in str(fault)
     assert setting_faults(chosen, describe("openvino")) == []

@@ -145,5 +145,5 @@ def test_an_engine_without_the_plugin_is_refused(tmp_path):
 
 
 def test_two_places_for_adapters_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"lora_prefetch_dir='/elsewhere' was given beside lora\.adapters"):
+    with pytest.raises(UserError, match=r"lora_prefetch_dir='/elsewhere' conflicts with lora\.adapters"):
         make(tmp_path, lora_engine(tmp_path / "engine"), TritonSettings(lora_prefetch_dir="/elsewhere"))

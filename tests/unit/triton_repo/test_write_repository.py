@@ -209,7 +209,7 @@ def test_an_engine_without_tokenizer_is_refused(tmp_path):
 
 def test_the_other_flavours_engine_is_refused(tmp_path):
     engine = write_engine(tmp_path / "engine", "openvino")
-    with pytest.raises(UserError, match="of flavour 'openvino', the repository was asked for as 'tensorrt_llm'"):
+    with pytest.raises(UserError, match="flavour 'openvino', but the repository is for 'tensorrt_llm'"):
         write_repository(
             tmp_path / "repo",
             engine_dir=engine,
