@@ -74,7 +74,7 @@ Attack = Callable[[Front, random.Random], Sequence[int]]
 
 
 def wrong_shapes(front: Front, rng: random.Random) -> list[int]:
-    """Shapes that conflicts with their values, at the models behind and at those for clients."""
+    """Shapes that do not match their values, at the models behind and at those for clients."""
     found = []
     for model in ("postprocessing", "preprocessing", "tensorrt_llm", "ensemble"):
         shape = [rng.choice(SIZES) for _ in range(rng.randint(1, 3))]
