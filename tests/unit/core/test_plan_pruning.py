@@ -96,6 +96,10 @@ def test_a_diagnosis_compares_with_the_pruned_model(tmp_path):
         ((*DEPTH, "prune.texts=null"), "texts is null, but prune=depth needs it"),
         (("model=tiny_llama", "prune=width", "prune.mlp=768"), "prune.mlp=768 removes nothing.*768 MLP channels"),
         (("model=tiny_llama", "prune=width", "prune.heads=3"), "prune.heads=3 with 2 KV heads does not work"),
+        (
+            ("model=llama_3_2_1b", "prune=width", "prune.heads=4", "prune.kv_heads=3"),
+            r"at most 4 as in the model.*prune.heads=3\|6\|9\|12.*Or set prune.kv_heads=1\|2\|4\.",
+        ),
         ((*DEPTH, "prune.layers=4"), "prune.layers=4 removes nothing: the model has 4 layers"),
         (
             ("model=tiny_llama", "prune=width", "prune.mlp=500", "quant=int4_awq"),
