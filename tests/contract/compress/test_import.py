@@ -252,7 +252,7 @@ def in_fp8(weights=FP8, inputs=FP8, **more):
         (
             MODELOPT | {"quant_algo": "NVFP4", "group_size": 16},
             {},
-            "as they are: FP4 .*groups of 16. Set quant=nvfp4, or",
+            "are used unchanged: FP4 .*groups of 16. Set quant=nvfp4, or",
         ),
         (MODELOPT | AWQ_64 | {"has_zero_point": True}, {}, "has_zero_point=True. It must be absent"),
         (MODELOPT | AWQ_64 | {"group_size": 48}, {}, "group_size=48. It can be 16, 32"),
@@ -268,7 +268,11 @@ def in_fp8(weights=FP8, inputs=FP8, **more):
             "INT8 weights and .* SmoothQuant. Set quant=int8_sq, or",
         ),
         (MODELOPT | {"kv_cache_scheme": FP8 | {"type": "int"}}, {}, "kv_cache_quant_algo={.*It can be 'FP8'"),
-        (AUTO_FP8, {"qformat": QFormat.INT8_SQ}, "as they are: FP8 with one scale per linear. Set quant=fp8, or"),
+        (
+            AUTO_FP8,
+            {"qformat": QFormat.INT8_SQ},
+            "are used unchanged: FP8 with one scale per linear. Set quant=fp8, or",
+        ),
         (
             AUTO_FP8,
             {"kv_cache": KvFormat.FP8},

@@ -97,7 +97,14 @@ def named(group: type[Group], prefix: str = "") -> set[str]:
 
 
 def test_every_path_is_in_a_table() -> None:
-    lengths = {"workload.isl.file", "workload.osl.file", "sizing.isl.file", "sizing.osl.file"}
+    lengths = {
+        "workload.isl.file",
+        "workload.osl.file",
+        "workload.mix.isl.file",
+        "workload.mix.osl.file",
+        "sizing.isl.file",
+        "sizing.osl.file",
+    }
     draft = {"speculative.draft.path"}
     assert named(Settings) - lengths - draft <= {*WRITTEN, *READ} | ELSEWHERE
 

@@ -70,7 +70,7 @@ def test_a_tensorrt_engine_is_left_to_its_machine(tmp_path):
 @pytest.mark.parametrize(
     ("words", "match"),
     [
-        (["diagnose.engine=/e"], r"diagnose\.engine='/e' was given without diagnose\.checkpoint"),
+        (["diagnose.engine=/e"], r"diagnose\.engine='/e' needs diagnose\.checkpoint"),
         (["diagnose.checkpoint=/absent"], r"diagnose\.checkpoint='/absent'"),
         (["diagnose.repository=/r", "eval.url=grpc://h:1"], r"diagnose\.repository='/r' and eval\.url='grpc://h:1'"),
         (["engine=tensorrt_llm_llmapi"], r"engine=tensorrt_llm_llmapi has no TensorRT-LLM checkpoint"),

@@ -190,7 +190,7 @@ def test_a_full_kv_cache_is_named_and_pauses_are_counted(tmp_path, capsys):
         (["simulator.until=-5"], "simulator.until='-5'"),
         (["simulator.time=hours"], "simulator.time='hours'.*ticks"),
         (["workload=poisson"], "workload.arrival=poisson has no rate"),
-        (["workload=poisson", "benchmark.concurrency=4", "benchmark.request_rate=1"], r"concurrency=\[4\] does not go"),
+        (["workload=poisson", "benchmark.concurrency=4", "benchmark.request_rate=1"], r"concurrency=\[4\] conflicts"),
         (
             ["workload=poisson", "benchmark.request_rate=1", "simulator.client_delay=2"],
             "client_delay=2 does not apply to",
