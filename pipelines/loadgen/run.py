@@ -201,14 +201,6 @@ def _row(level: Level, columns: Sequence[MetricStatistic], marks: dict[str, str]
         texts.append(f"The client was the limit: {level.client.reason}.")
     if not level.complete:
         texts.append(f"Cut short: {level.reason}.")
-    if level.intervals:
-        shown = [
-            f"{figure.metric.narrow or figure.metric.title} {figure.statistic}".strip()
-            + " to".join(f" {three_digits(end * figure.metric.unit.scale)}" for end in level.intervals[figure.key])
-            for figure in columns
-            if figure.key in level.intervals
-        ]
-        texts.insert(0, f"{level.runs} runs, 95 % intervals: {', '.join(shown)}.")
     signs = "".join(_mark(text, marks) for text in texts)
     values = [figure.shown(figure.of(level.summary)) for figure in columns]
     cells = ("-" if value is None else three_digits(value) for value in values)
@@ -362,13 +354,16 @@ def _together(levels: Sequence[Level]) -> Level:
     if len(levels) == 1:
         return levels[0]
     median = sorted(levels, key=lambda level: level.summary.output_tokens_per_s)[(len(levels) - 1) // 2]
-    intervals = {}
+    intervals, shown = {}, []
     for figure in TERMINAL:
         values = [value for level in levels if (value := figure.of(level.summary)) is not None]
         if len(values) == len(levels):
             half = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))
-            intervals[figure.key] = (max(mean(values) - half, 0.0), mean(values) + half)
-    return replace(median, intervals=intervals, runs=len(levels))
+            intervals[figure.key] = ends = (max(mean(values) - half, 0.0), mean(values) + half)
+            name = f"{figure.metric.narrow or figure.metric.title} {figure.statistic}".strip()
+            shown.append(name + " to".join(f" {three_digits(end * figure.metric.unit.scale)}" for end in ends))
+    note = f"{len(levels)} runs, 95 % intervals: {', '.join(shown)}."
+    return replace(median, intervals=intervals, runs=len(levels), notes=(note, *median.notes))
 
 
 def _level(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome, slo: Slo, turn: int, busy: str) -> Level:
@@ -409,6 +404,8 @@ def _notes(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome) -
     elif load.concurrency is None and (grown := growth_note(outcome.timings, outcome.window)):
         notes.append(grown)
     notes += [f"First error of kind {kind}: {text[:200]}" for kind, text in sorted(outcome.messages.items())]
+    if fault := outcome.server["metrics"].get("fault"):
+        notes.append(f"The server's metrics could not be read: {fault}.")
     if not all(report.distinct for report in outcome.reports):
         notes.append("Prompts were repeated, which favours a server that reuses KV blocks (workload.prompts).")
     done = [timing for timing in outcome.timings if timing.ok]

@@ -46,6 +46,7 @@ def levels_table(run: BenchmarkRun) -> Table:
             )
         )
         notes += [f"* {level.load}: {mark}." for mark in marks]
+        notes += [f"{level.load}: {note}" for note in level.notes]
     pp = result.world_size // result.tp_size
     pipeline = f", PP {pp}" if pp > 1 else ""
     several = f", {result.gpus} GPUs in all" if result.gpus > result.world_size else ""

@@ -81,6 +81,7 @@ def requests(concurrency: int, speed: float, count: int = 24, osl: int = 8) -> l
 def benchmark(
     variant: str, concurrencies: Sequence[int] = (1, 4, 16), *, speed: float | None = None, name: str = "chat",
     slo: Slo | None = None, bottleneck: int | None = None, cut: int | None = None, model: str = "synthetic",
+    notes: tuple[str, ...] = (),
 ) -> tuple[BenchmarkResult, dict[str, Any]]:  # fmt: skip
     """Return a result and its files; `bottleneck` and `cut` are concurrencies marked client-limited and cut short."""
     files, levels = {}, []
@@ -100,6 +101,7 @@ def benchmark(
                 f"requests-{number}.json.gz",
                 concurrency != cut,
                 "the server died" if concurrency == cut else "",
+                notes,
             )
         )
     result = BenchmarkResult(

@@ -44,6 +44,7 @@ def measure(
         labels={"model": "stub", "precision": "none"},
         tokenizer_dir=TINY_LLAMA,
         out_dir=folder,
+        metrics_url=how.get("metrics_url"),
     )
     assert BenchmarkResult.from_json(json.loads((folder / RESULT).read_text())) == result
     return result

@@ -139,6 +139,13 @@ def test_input_tokens_from_the_cache_are_marked_unless_planned(
     assert any("31% of the input tokens came from the server's KV cache" in note for note in level.notes) is marked
 
 
+def test_metrics_that_cannot_be_read_are_said(tmp_path: Path) -> None:
+    """A page that nobody serves."""
+    with serving(StubOpenAi()) as url:
+        result = measure(url, tmp_path, metrics_url="http://127.0.0.1:9/metrics", concurrency=2)
+    assert any("metrics could not be read: http://127.0.0.1:9/metrics: " in note for note in result.levels[0].notes)
+
+
 def test_no_prompt_is_sent_twice_even_if_the_pool_is_small(tmp_path: Path) -> None:
     """64 prompts, and hundreds of requests."""
     stub = StubOpenAi()

@@ -46,6 +46,13 @@ def test_servers_elsewhere_stand_side_by_side(tmp_path):
     assert not any(run.repeats for run in workload.runs)
 
 
+def test_the_notes_of_a_load_are_in_its_table(tmp_path):
+    """They say what a number does not, e.g. that answers without text have no TTFT."""
+    note = "5 of 18 answers had no text, so they have no TTFT."
+    add_benchmark(Store(tmp_path), None, "fp8", how={"url": "gpu7:8001"}, notes=(note,))
+    assert f"concurrency 4: {note}" in render_markdown(document(collect(Store(tmp_path)))).replace("\\", "")
+
+
 def test_requests_of_every_level_are_there(two_formats):
     run = collect(two_formats).workloads[0].runs[0]
     assert [len(run.timings(level)) for level in run.result.levels] == [24, 24, 24]
