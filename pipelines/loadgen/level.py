@@ -65,7 +65,6 @@ class BenchmarkContext:
     workload: WorkloadSettings
     settings: BenchmarkSettings
     metrics_url: str | None
-    nonce: str = field(default_factory=lambda: token_hex(8))
 
 
 @dataclass
@@ -106,7 +105,7 @@ def run_level(bench: BenchmarkContext, load: PlannedLevel, title: str) -> LevelO
         load: the level.
         title: the load as text, for the live view.
     """
-    plan = LevelPlan(load, bench.workload, bench.settings, bench.maker, nonce=bench.nonce)
+    plan = LevelPlan(load, bench.workload, bench.settings, bench.maker, nonce=token_hex(8))
     if is_whole(bench.workload, bench.settings):
         warmed = _warm_up(bench, load, title)
         if warmed is not None:
@@ -126,7 +125,7 @@ def _warm_up(bench: BenchmarkContext, load: PlannedLevel, title: str) -> LevelOu
     )
     workload = bench.workload.model_copy(update={"arrival": "closed", "trace": None, "prompts": _WARMUP_PROMPTS})
     closed = PlannedLevel(load.number, "closed", users, None)
-    plan = LevelPlan(closed, workload, inner, bench.maker, salt=1, nonce=bench.nonce)
+    plan = LevelPlan(closed, workload, inner, bench.maker, salt=1, nonce=token_hex(8))
     warm = replace(bench, workload=workload, settings=inner, metrics_url=None)
     outcome = _Run(warm, closed, plan, f"{title}, warm-up").go()
     outcome.window = None

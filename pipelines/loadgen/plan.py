@@ -214,7 +214,7 @@ class LevelPlan:
             settings: length of the window, number of requests.
             maker: makes the prompts.
             salt: another number gives other requests; the warm-up uses its own.
-            nonce: of this run, so that no prompt is one of an earlier run; lengths and times do not depend on it.
+            nonce: of this measurement, so that no prompt is one of an earlier; lengths and times do not depend on it.
         """
         self.load, self._workload, self._settings, self._maker = load, workload, settings, maker
         self._rng = Random(f"{workload.seed}/{load.number}/{salt}")

@@ -155,6 +155,15 @@ def test_no_prompt_is_sent_twice_even_if_the_pool_is_small(tmp_path: Path) -> No
     assert len(set(prompts)) == len(prompts)
 
 
+def test_a_repeated_load_sends_other_prompts(tmp_path: Path) -> None:
+    """The second run of a load would otherwise find the first one's in the server's KV cache."""
+    stub = StubOpenAi(ttft_s=0.02)
+    once(stub, tmp_path, repeats=2, duration_s=0.3, warmup_s=0.1)
+    prompts = [body["prompt"] for body in stub.sent[3:]]
+    assert len(prompts) > 20
+    assert len(set(prompts)) == len(prompts)
+
+
 def test_loads_are_repeated_in_turns_and_have_intervals(tmp_path: Path) -> None:
     """Every run's records stay; the figures are those of the median run."""
     with serving(StubOpenAi(ttft_s=0.01)) as url:
