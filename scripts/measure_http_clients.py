@@ -1,6 +1,6 @@
 """Measure the load generator over HTTP beside AIPerf and GuideLLM, in turns, against one trivial server of events.
 
-python -m scripts.measure_http_clients --work /tmp/clients     about ten minutes, on a quiet machine; needs PyPI
+python -m scripts.measure_http_clients     about ten minutes, on a quiet machine; needs PyPI
 python -m scripts.measure_http_clients --url http://127.0.0.1:9000   the OpenAI service of model=tiny_llama instead
 
 The server sends the tokens of an answer after fixed times and notes when each request came and its first token left,
@@ -251,7 +251,7 @@ def main() -> None:
     """Measure all clients under each load and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--serve", nargs=2, type=float, metavar=("TTFT_MS", "ITL_MS"), help=argparse.SUPPRESS)
-    parser.add_argument("--work", type=Path, default=Path("/tmp/clients"), help="environments and results")
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "clients", help="environments and results")
     parser.add_argument("--seconds", type=float, default=15)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--url", help="without /v1: ask a real server of tiny_llama instead, and compare what all say")
