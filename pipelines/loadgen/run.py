@@ -350,7 +350,11 @@ def _too_busy(busy: str, result: BenchmarkResult, out_dir: Path) -> UserError:
 
 
 def _together(levels: Sequence[Level]) -> Level:
-    """Return the run with the median output tokens/s, and 95 % intervals of the mean of all runs (Student's t)."""
+    """Return the run with the median output tokens/s, and 95 % intervals of the mean of all runs (Student's t).
+
+    A run that was cut short counts only if it is the first.
+    """
+    levels = [level for level in levels if level.complete] or levels
     if len(levels) == 1:
         return levels[0]
     median = sorted(levels, key=lambda level: level.summary.output_tokens_per_s)[(len(levels) - 1) // 2]

@@ -11,7 +11,7 @@ from pipelines.domain.benchmark import BenchmarkResult, ClientHealth, Level, Slo
 from pipelines.domain.summary import SECOND, RequestTiming, summarise
 from pipelines.loadgen.health import columns_of, read_metrics
 from pipelines.loadgen.level import State, live_view, plain_view
-from pipelines.loadgen.run import benchmark_table, level_line
+from pipelines.loadgen.run import _together, benchmark_table, level_line
 from tests.support.load_settings import workload
 
 MS = 1_000_000
@@ -85,6 +85,14 @@ def test_no_line_is_wider_than_the_terminal() -> None:
     wide = replace(wide, summary=replace(wide.summary, requests_per_s=12345.6, output_tokens_per_s=1234567.8))
     text = benchmark_table(result(wide, slo=Slo("mlperf_llama3_1_405b_interactive", 4500, 80)))
     assert max(map(len, [*text.splitlines(), level_line(wide)])) <= 79
+
+
+def test_a_run_that_was_cut_short_is_in_no_interval() -> None:
+    """Ctrl-C in the third run of a load: the two before it are what was measured."""
+    whole, cut = level(), replace(level(), complete=False, reason="interrupted")
+    assert _together([whole, whole, cut]).runs == 2
+    assert _together([whole, cut]) == whole
+    assert _together([cut]) == cut
 
 
 def test_a_level_in_one_line() -> None:
