@@ -1,0 +1,279 @@
+"""Measure the OpenAI service on the CPU engine beside llama.cpp's server, in turns, with the project's load generator.
+
+    python -m scripts.measure_beside_llamacpp WORK_FOLDER [--loads 16x128@1 360x1@1 ...] [--rounds 2] [--seconds 6]
+        [--size 1024x20] [--quick] [--memory] [-o KEY=VALUE ...]
+
+The model is a random Llama (1,024 x 20: 322 million parameters) with a tokenizer of 32,000 words, so every token has
+text. Ours is `int4_rtn` (groups of 128); llama.cpp's is Q4_0 with its head and its KV cache in f16, from the package
+xllamacpp, which is installed into WORK_FOLDER. Both hold 32 requests of 512 tokens, compute with as many threads as
+there are cores, and keep no prompts for later ones. A load is ISLxOSL@USERS; --memory fills all 32 slots and prints the
+resident memory of the process that computes. -o sets options of the engine (`engine.openvino.*`). --quick is a small
+model and short windows, to try the script itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pipelines.serving.config import ServingSettings
+from pipelines.serving.frontend import OpenAiFrontend
+from pipelines.serving.process import TritonServer
+from scripts.measure_streaming import SHAPES, make_model
+from triton_repo.config import TritonSettings
+from triton_repo.parameters import RepositorySpec
+from triton_repo.write import write_repository
+
+PACKAGES = ("xllamacpp==2026.10.11549", "gguf==0.19.0")
+VOCABULARY, SLOTS, SLOT_TOKENS = 32_000, 32, 512
+ROOT = Path(__file__).resolve().parents[1]
+BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
+LOADS = ("16x128@1", "16x128@8", "16x128@32", "128x64@1", "128x64@8", "128x64@32", "360x1@1")
+FULL = "380x128@32"
+"""Fills every slot."""
+LLAMA_CPP = """
+import sys, xllamacpp
+model, threads, slots, tokens = sys.argv[1], *map(int, sys.argv[2:])
+params = xllamacpp.CommonParams()
+params.model.path, params.port, params.warmup = model, 0, True
+params.n_parallel, params.n_ctx, params.kv_unified = slots, slots * tokens, False
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F16
+params.cache_prompt, params.cache_ram_mib, params.n_predict = False, 0, -1
+server = xllamacpp.Server(params)
+print("listening", server.listening_address, flush=True)
+sys.stdin.read()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A running server: its address up to and with /v1, and the process that computes."""
+
+    url: str
+    process: psutil.Process
+
+    def resident(self) -> float:
+        """Return its resident memory, MiB."""
+        return float(self.process.memory_info().rss) / 2**20
+
+
+def train_tokenizer(folder: Path) -> None:
+    """Write a byte-level BPE tokenizer of the model's size, trained on invented words."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    numbers = random.Random(1)
+    syllables = [first + vowel + last for first in "bdfgklmnprstvz" for vowel in "aeiou" for last in ("", "n", "r")]
+    words = [" " + "".join(numbers.choices(syllables, k=numbers.randint(1, 4))) for _ in range(400_000)]
+    bundled = Tokenizer.from_file(str(ROOT / "pipelines/bundled/models/tiny_llama/tokenizer.json"))
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = bundled.pre_tokenizer, decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=[BEGIN, END], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(words, trainer)
+    if tokenizer.get_vocab_size() != VOCABULARY:
+        raise SystemExit(f"The tokenizer has {tokenizer.get_vocab_size()} tokens instead of {VOCABULARY}.")
+    begin = (BEGIN, tokenizer.token_to_id(BEGIN))
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BEGIN} $A", special_tokens=[begin])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def make(folder: Path, hidden: int, layers: int) -> None:
+    """Write the model and its tokenizer."""
+    heads = {"num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 64, "num_hidden_layers": layers}
+    sizes = {"hidden_size": hidden, "intermediate_size": hidden * 11 // 4, "head_dim": 64, "vocab_size": VOCABULARY}
+    if not (folder / "model.safetensors.index.json").is_file():
+        make_model(folder, {**SHAPES["llama_8b"], "max_position_embeddings": 2048, **heads, **sizes})
+        train_tokenizer(folder)
+
+
+def write_gguf(model: Path, file: Path) -> None:
+    """Write the model for llama.cpp: linears and the embedding in Q4_0, the head in f16."""
+    import gguf
+    import numpy as np
+    from gguf.constants import GGMLQuantizationType as Type
+    from safetensors import safe_open
+
+    config = json.loads((model / "config.json").read_text())
+    heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
+    writer = gguf.GGUFWriter(str(file), "llama")
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
+    tokens = json.loads((model / "tokenizer.json").read_text())
+    vocabulary = tokens["model"]["vocab"]
+    ordered = sorted(vocabulary, key=vocabulary.__getitem__)
+    kinds = [gguf.TokenType.CONTROL if token in (BEGIN, END) else gguf.TokenType.NORMAL for token in ordered]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("llama-bpe")
+    writer.add_token_list(ordered)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([" ".join(pair) for pair in tokens["model"]["merges"]])
+    writer.add_bos_token_id(vocabulary[BEGIN])
+    writer.add_eos_token_id(vocabulary[END])
+    writer.add_add_bos_token(True)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, layers)
+    index = json.loads((model / "model.safetensors.index.json").read_text())["weight_map"]
+    for shard in sorted(set(index.values())):
+        with safe_open(model / shard, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - not a dictionary
+                values = tensors.get_tensor(name).float().numpy()
+                if name.endswith(("q_proj.weight", "k_proj.weight")):  # llama.cpp rotates neighbouring channels
+                    values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+                kind = Type.F32 if values.ndim == 1 else Type.F16 if name == "lm_head.weight" else Type.Q4_0
+                data = gguf.quants.quantize(np.ascontiguousarray(values), kind)
+                writer.add_tensor(names.get_name(name, (".weight",)), data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def build(work: Path, model: Path) -> Path:
+    """Build our engine as a user would and return its folder."""
+    limits = [f"build.max_batch_size={SLOTS}", f"build.max_seq_len={SLOT_TOKENS}", f"build.max_input_len={SLOT_TOKENS}"]
+    words = [f"model.path={model}", "quant=int4_rtn", f"paths.store={work / 'artifacts'}", f"paths.runs={work}/runs"]
+    subprocess.run([sys.executable, "-m", "pipelines", "build", *words, *limits], cwd=ROOT, check=True)
+    return max((work / "artifacts" / "build").glob(f"{model.name}-int4_rtn-*"), key=lambda each: each.stat().st_mtime)
+
+
+@contextmanager
+def ours(engine: Path, model: Path, options: dict[str, str]) -> Iterator[Served]:
+    """Serve our engine."""
+    with tempfile.TemporaryDirectory() as folder:
+        repository = Path(folder) / "repository"
+        spec = RepositorySpec(
+            flavour="openvino", label="measured", variant="measured", enable_kv_cache_reuse=False,
+            options=options, enable_chunked_context=True,
+        )  # fmt: skip
+        write_repository(
+            repository, engine_dir=engine, tokenizer_dir=model, settings=TritonSettings(), spec=spec, made_from={}
+        )
+        with TritonServer(repository, ServingSettings(openai=True)) as server, OpenAiFrontend(server):
+            processes = psutil.Process(server.pid).children(recursive=True)
+            yield Served(server.openai_url, max(processes, key=lambda each: each.memory_info().rss))
+
+
+@contextmanager
+def llama_cpp(packages: Path, file: Path, log: Path) -> Iterator[Served]:
+    """Serve with llama.cpp."""
+    words = [sys.executable, "-c", LLAMA_CPP, file, psutil.cpu_count(logical=False), SLOTS, SLOT_TOKENS]
+    with log.open("w") as errors, subprocess.Popen(
+        [str(word) for word in words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+        env={"PYTHONPATH": str(packages)},
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        address = next((line.split()[1] for line in process.stdout if line.startswith("listening ")), None)
+        if address is None:
+            raise SystemExit(f"llama.cpp's server did not start; see {log}")
+        try:
+            yield Served(f"{address.rstrip('/')}/v1", psutil.Process(process.pid))
+        finally:
+            process.kill()
+
+
+def benchmark(served: Served, model: Path, load: str, seed: int, seconds: float, folder: Path) -> dict[str, Any]:
+    """Run the load generator and return the summary of its window."""
+    lengths, users = load.split("@")
+    isl, osl = lengths.split("x")
+    command = [
+        sys.executable, "-m", "pipelines", "benchmark", f"benchmark.url={served.url}", f"model.path={model}",
+        f"workload.isl={isl}", f"workload.osl={osl}", f"workload.seed={seed}", f"benchmark.concurrency={users}",
+        f"benchmark.duration_s={seconds}", "benchmark.warmup_s=1", "benchmark.min_requests=2",
+        f"paths.store={folder}/artifacts", f"paths.runs={folder}/runs",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"The benchmark failed:\n{done.stdout}{done.stderr}")
+    (level,) = json.loads(next(folder.rglob("benchmark.json")).read_text())["levels"]
+    summary: dict[str, Any] = level["summary"]
+    if summary["errors"]:
+        raise SystemExit(f"{served.url}: requests failed: {summary['errors']}")
+    return summary
+
+
+def figure(summary: dict[str, Any], load: str) -> float:
+    """Return output tokens/s, or of a load that only reads prompts their tokens/s."""
+    lengths, _ = load.split("@")
+    isl, osl = map(int, lengths.split("x"))
+    return isl / float(summary["ttft_s"]["p50"]) if osl == 1 else float(summary["output_tokens_per_s"])
+
+
+def measure(sides: dict[str, Served], model: Path, options: argparse.Namespace, folder: Path) -> None:
+    """Print the figures of both servers and their ratio under each load."""
+    for load in options.loads:
+        rates: dict[str, list[float]] = {side: [] for side in sides}
+        for turn in range(options.rounds):
+            for side in list(sides)[:: 1 if turn % 2 == 0 else -1]:
+                place = Path(tempfile.mkdtemp(dir=folder))
+                summary = benchmark(sides[side], model, load, 100 + turn, options.seconds, place)
+                rates[side].append(figure(summary, load))
+        ratio = statistics.median(a / b for a, b in zip(*rates.values(), strict=True))
+        each = "  ".join(f"{side} {', '.join(f'{rate:.1f}' for rate in rates[side])}" for side in sides)
+        sys.stdout.write(f"{load:>10}  {each}  tokens/s  ratio {ratio:.2f}\n")
+        sys.stdout.flush()
+    if options.memory:
+        for side, served in sides.items():
+            benchmark(served, model, FULL, 7, 1, Path(tempfile.mkdtemp(dir=folder)))
+            sys.stdout.write(f"resident memory with every slot used: {side} {served.resident():,.0f} MiB\n")
+
+
+def main() -> None:
+    """Make what is missing, start both servers, then measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--loads", nargs="*", default=LOADS)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=6)
+    parser.add_argument("--size", default="1024x20", help="hidden size x layers")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("-o", "--option", action="append", default=[], metavar="KEY=VALUE")
+    options = parser.parse_args()
+    if options.quick:
+        options.size, options.seconds, options.rounds = "512x2", 1, 1
+    work = options.work.absolute()
+    packages, model = work / "packages", work / f"llama_{options.size}"
+    file = model.with_suffix(".gguf")
+    if not packages.is_dir():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        subprocess.run([*pip, "--target", str(packages), *PACKAGES], check=True)
+    sys.path.append(str(packages))
+    make(model, *map(int, options.size.split("x")))
+    if not file.is_file():
+        write_gguf(model, file)
+    engine = build(work, model)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=work)))
+        chosen = dict(each.split("=", 1) for each in options.option)
+        sides = {
+            "ours": stack.enter_context(ours(engine, model, chosen)),
+            "llama.cpp": stack.enter_context(llama_cpp(packages, file, work / "llama_cpp.log")),
+        }
+        measure(sides, model, options, folder)
+
+
+if __name__ == "__main__":
+    main()
