@@ -288,11 +288,20 @@ COMMANDS = {
     "config": Command(
         "pipelines.run.config_command:config",
         "print the configuration, or explain the keys of one group",
-        "Prints the resolved configuration as YAML. With the name of a group it explains each key instead: type, "
-        "allowed values, current value and meaning. With make: make config build.",
+        "Prints the resolved configuration as YAML, with what decides each value if conf/ does not. With the name of a "
+        "group it explains each key instead: type, allowed values, current value and meaning. With make: make config "
+        "build.",
         (),
         ("config quant=fp8", "config build", "config sizing sizing=chat"),
         argument="[GROUP]",
+    ),
+    "init": Command(
+        "pipelines.run.config_command:init",
+        "write a project's own settings: pipelines.yaml",
+        "Writes pipelines.yaml with comments, and with the settings given. Its settings apply to every command in that "
+        "folder and below, unless the command line decides otherwise.",
+        (),
+        ("init", "init model=tiny_llama quant=int4_awq", "init config=team.yaml build.max_batch_size=64"),
     ),
     "doctor": Command(
         "pipelines.doctor.doctor_command:doctor",
@@ -370,6 +379,6 @@ SECTIONS = {
     "Compare and search": ("compare", "sweep", "smallest"),
     "Serve and measure": ("repository", "serve", "benchmark", "report"),
     "Plan and buy": ("plan", "size", "simulate", "calibrate"),
-    "Operate": ("doctor", "config", "prune", "nightly", "image", "shell", "manifests", "scripts"),
+    "Operate": ("doctor", "config", "init", "prune", "nightly", "image", "shell", "manifests", "scripts"),
 }
 """The commands in the order of the help."""

@@ -16,7 +16,7 @@ from pipelines.domain.errors import Fault, UserError
 from pipelines.host.disk import disk_error
 from pipelines.host.lifetimes import end_with
 from pipelines.host.screen import complain, lost_output, outlive_readers, width, wrapped
-from pipelines.settings.groups import choices, groups
+from pipelines.settings.groups import choices, choose_project_file, groups, project_file
 
 # Overrides given to make: `make build quant=fp8` -> ["quant=fp8"].
 #
@@ -64,6 +64,9 @@ def overview() -> str:
         lines += [line for name in names for line in _row(name, COMMANDS[name].summary)]
     lines += [""]
     lines += _wrap("Any key of the configuration can be overridden: quant=int4_awq build.max_batch_size=64")
+    lines += _wrap(
+        "A pipelines.yaml here or in a folder above, or config=FILE, has your own defaults: init writes one."
+    )
     lines += _row(f"{PROGRAM} COMMAND --help", "what a command does, its settings, examples, exit codes", 36)
     lines += _row(f"{PROGRAM} config GROUP", "the keys of a group of settings", 36)
     lines += _row(f"{PROGRAM} --completion bash", "completion for the shell (bash, zsh)", 36)
@@ -234,7 +237,7 @@ def main(arguments: Sequence[str]) -> int:
         name = words[0]
         check_command(name, targets)
         _check_folder()
-        return COMMANDS[name].run(overrides_of(name, words[1:]))
+        return COMMANDS[name].run(overrides_of(name, _without_project_file(name, words[1:])))
     except UserError as error:
         for fault in error.faults:
             complain(fault.text, command=fault.command)
@@ -272,6 +275,16 @@ def _check_folder() -> None:
     except FileNotFoundError:
         place = os.environ.get("PWD", ".")
         raise UserError(f"The current folder '{place}' was removed.", todo="Go to one that exists.") from None
+
+
+def _without_project_file(command: str, words: Sequence[str]) -> list[str]:
+    """Take `config=FILE` out of the words of a command, and say which project file decides, if any."""
+    for word in words:
+        if word.startswith("config="):
+            choose_project_file(word.removeprefix("config="))
+    if command != "init" and (file := project_file()):
+        sys.stderr.write(f"Settings of {file} apply.\n")
+    return [word for word in words if not word.startswith("config=")]
 
 
 def _missing(package: str) -> Fault:

@@ -1,18 +1,30 @@
-"""The command `config`: the configuration as YAML, or the keys of one group explained."""
+"""The commands `config`, which prints the configuration or explains a group, and `init`, which writes a project's."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from pipelines.host.screen import wrapped
-from pipelines.settings.compose import compose
+from pipelines.domain.errors import UserError
+from pipelines.host.files import write_text
+from pipelines.host.screen import say, wrapped
+from pipelines.settings.compose import compose, judged, leaves, load
 from pipelines.settings.describe import about, keys_of
-from pipelines.settings.groups import CONF, choices, groups
-from pipelines.settings.root import validate
+from pipelines.settings.groups import (
+    CHOSEN_FILE,
+    CONF,
+    PROJECT_FILE,
+    choices,
+    groups,
+    project_file,
+    without_project_file,
+)
+from pipelines.settings.plain import NotPlainError, parse
 
 
 def config(overrides: Sequence[str]) -> int:
@@ -21,15 +33,79 @@ def config(overrides: Sequence[str]) -> int:
         sys.stdout.write(explained(overrides[0], overrides[1:]))
         return 0
     raw = compose(overrides)
-    validate(raw)
-    sys.stdout.write(yaml.safe_dump(raw, sort_keys=False))
+    judged(raw, overrides)
+    sys.stdout.write(_with_sources(raw))
+    return 0
+
+
+def _with_sources(raw: Mapping[str, Any]) -> str:
+    """Write the configuration as YAML; a value that conf/ does not decide has a comment with what does."""
+    project = dict(leaves(compose([])))
+    with without_project_file():
+        ours = dict(leaves(compose([])))
+    text = yaml.safe_dump(raw, sort_keys=False)
+    lines = text.splitlines()
+
+    def walk(node: Any, tree: Mapping[str, Any], prefix: str) -> None:
+        for key, value in node.value:
+            name, inner = f"{prefix}{key.value}", tree[key.value]
+            if isinstance(inner, Mapping) and inner:
+                walk(value, inner, f"{name}.")
+            elif inner != project.get(name):
+                lines[key.start_mark.line] += "  # command line"
+            elif inner != ours.get(name):
+                lines[key.start_mark.line] += f"  # {project_file()}"
+
+    walk(yaml.compose(text), raw, "")
+    return "\n".join(lines) + "\n"
+
+
+COMMENTED = """\
+# The settings of a project, above those of the program and below the command line. They apply in this folder and in
+# those below it; config=FILE names another file, config=none uses none. `trtllm-pipelines config` shows what applies.
+# Presets of your own stand in folders beside this file: model/ours.yaml is model=ours, experiment/chat.yaml is
+# experiment=chat. `trtllm-pipelines config GROUP` explains the keys of a group.
+"""
+
+
+EXAMPLE = """\
+# defaults:
+#   - override /quant: int4_awq
+# build:
+#   max_batch_size: 64
+"""
+
+
+def init(overrides: Sequence[str]) -> int:
+    """Write a project's file with comments, and with the settings given."""
+    file = Path(os.environ.get(CHOSEN_FILE) or PROJECT_FILE)
+    if file.exists():
+        raise UserError(f"'{file}' already exists.", todo="Edit it, or name another: trtllm-pipelines init config=FILE")
+    with without_project_file():
+        load(overrides)
+    try:
+        chosen, values = parse(overrides)
+    except NotPlainError:
+        raise UserError(
+            f"'{' '.join(overrides)}' has values that only the command line takes.", todo="Write them into the file."
+        ) from None
+    content: dict[str, Any] = {"defaults": [{f"override /{group}": name} for group, name in chosen.items()]}
+    if not chosen:
+        content.clear()
+    for path, value in values:
+        node = content
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = value
+    write_text(file, COMMENTED + (yaml.safe_dump(content, sort_keys=False) if content else EXAMPLE))
+    say(f"Written: {file}")
     return 0
 
 
 def explained(group: str, overrides: Sequence[str]) -> str:
     """Each key of a group: type, allowed values, value with these overrides, and what it means."""
     raw = compose(overrides)
-    validate(raw)
+    judged(raw, overrides)
     lines = _wrap(f"{group}: {about(group)}", 2) if about(group) else [group]
     if group in groups():
         lines += _wrap(f"Choices: {', '.join(f'{group}={choice}' for choice in choices(group))}", 2)

@@ -26,8 +26,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 from pipelines.settings.base import FOLDERS, Group, OptionTable, keys_of
-from pipelines.settings.groups import CONF, choices, groups
-from pipelines.settings.plain import DEFAULTS, RESOLVERS
+from pipelines.settings.groups import CONF, choices, config_folders, groups
+from pipelines.settings.plain import DEFAULTS, PROJECT, RESOLVERS, project_content
 from pipelines.settings.root import Settings
 
 KEY = re.compile(r"(\+\+|[+~])?[A-Za-z_][\w-]*([./@][\w-]+)*")
@@ -36,8 +36,12 @@ PAIRS = {"[": "]", "{": "}", "(": ")"}
 
 @contextmanager
 def hydra_on_conf() -> Iterator[None]:
-    """Let Hydra compose conf/, with the defaults of all keys and the functions of `${...}`."""
+    """Let Hydra compose conf/ and the project, with the defaults of all keys and the functions of `${...}`."""
     ConfigStore.instance().store(DEFAULTS, Settings.defaults())
+    ConfigStore.instance().store(PROJECT, project_content())
+    OmegaConf.register_new_resolver(
+        "project_folders", lambda: [f"file://{folder}" for folder in config_folders()[1:]], replace=True
+    )
     for name, resolver in RESOLVERS.items():
         OmegaConf.register_new_resolver(name, resolver, replace=True)
     with initialize_config_dir(str(CONF), job_name="pipelines", version_base="1.3"):

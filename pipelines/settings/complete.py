@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.settings.describe import keys_of
-from pipelines.settings.groups import CONF, groups
+from pipelines.settings.groups import CONF, config_folders, groups
 from pipelines.settings.plain import KEY, MISSING, NotPlainError, parse, unresolved
 
 LISTS = ","
@@ -45,7 +45,7 @@ def plain_candidates(before: Sequence[str], word: str) -> list[str] | None:
     try:
         if equals and (CONF / key).is_dir():
             parse(before)
-            names = (path.stem for path in (CONF / key).glob("*.yaml"))
+            names = (path.stem for root in config_folders() for path in (root / key).glob("*.yaml"))
             return sorted(found for name in names if (found := f"{key}={name}").startswith(word))
         config = unresolved(before)
         return _value_of(config, word) if equals else _groups(word) + _keys(config, word)

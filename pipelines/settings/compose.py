@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from pipelines.settings.plain import compose_plain
+from pipelines.domain.errors import Fault, UserError
+from pipelines.settings.groups import project_file
+from pipelines.settings.plain import compose_plain, project_content
 from pipelines.settings.root import Settings, validate
 
 
 def load(overrides: Sequence[str]) -> Settings:
-    """Compose conf/ with a user's overrides and validate the result.
+    """Compose conf/, the project's file and a user's overrides, and validate the result.
 
     Raises:
         UserError: every fault of the overrides or of the values, all at once.
     """
-    return validate(compose(overrides))
+    return judged(compose(overrides), overrides)
+
+
+def judged(raw: Mapping[str, Any], overrides: Sequence[str]) -> Settings:
+    """Validate a composed configuration; a fault in a key of the project's file names the file.
+
+    Raises:
+        UserError: every fault at once: the key, what was given, what is allowed.
+    """
+    try:
+        return validate(raw)
+    except UserError as error:
+        typed = {word.partition("=")[0].lstrip("+") for word in overrides}
+        content = project_content()
+        own = [f"{key}{end}" for key, _ in leaves(content) if key not in typed for end in "=. "]
+        own += [f"{group} " for group in content]
+        raise UserError.of([_of_the_project(fault, tuple(own)) for fault in error.faults]) from None
+
+
+def _of_the_project(fault: Fault, beginnings: tuple[str, ...]) -> Fault:
+    if not fault.message.startswith(beginnings):
+        return fault
+    return replace(fault, message=f"{project_file()}: {fault.message}")
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """List the dotted keys of nested mappings with their values; an empty mapping is a value."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
-    """Compose conf/ with a user's overrides to plain dictionaries; Hydra is loaded only for what is not plain.
+    """Compose conf/, the project's file and overrides to plain dictionaries; Hydra is loaded for what is not plain.
 
     Raises:
         UserError: every fault of the overrides, all at once.

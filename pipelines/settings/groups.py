@@ -1,11 +1,66 @@
-"""The groups of conf/ and their choices, from file names alone."""
+"""The groups of conf/ and their choices, from file names alone, and the file of a project that stands above conf/."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from pipelines.domain.errors import UserError
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 """In a checkout a link to the folder conf/ at its root, in an installed package the folder itself."""
+PROJECT_FILE = "pipelines.yaml"
+"""A project's own configuration, in its folder or in one above the current folder."""
+CHOSEN_FILE = "TRTLLM_PIPELINES_CONFIG"
+"""Environment variable with the project file that `config=FILE` names; processes that a command starts inherit it."""
+NO_FILE = "none"
+ROOT_USER = 0
+
+
+def choose_project_file(name: str) -> None:
+    """Use this project file in this process and those that it starts; `none` uses none."""
+    os.environ[CHOSEN_FILE] = name if name == NO_FILE else str(Path(name).expanduser().absolute())
+
+
+@contextmanager
+def without_project_file() -> Iterator[None]:
+    """Compose conf/ alone meanwhile."""
+    before = os.environ.get(CHOSEN_FILE)
+    os.environ[CHOSEN_FILE] = NO_FILE
+    try:
+        yield
+    finally:
+        os.environ.pop(CHOSEN_FILE)
+        if before is not None:
+            os.environ[CHOSEN_FILE] = before
+
+
+def project_file() -> Path | None:
+    """Find the project's own configuration: the chosen file, or pipelines.yaml here or in the nearest folder above.
+
+    Raises:
+        UserError: the chosen file does not exist, or the one found above belongs to somebody else.
+    """
+    if chosen := os.environ.get(CHOSEN_FILE):
+        if chosen != NO_FILE and not Path(chosen).is_file():
+            raise UserError(f"config='{chosen}' is not a file.", todo="To write one: trtllm-pipelines init")
+        return None if chosen == NO_FILE else Path(chosen)
+    here = Path.cwd()
+    file = next((each for folder in (here, *here.parents) if (each := folder / PROJECT_FILE).is_file()), None)
+    if file and file.parent != here and file.stat().st_uid not in (ROOT_USER, os.getuid()):
+        raise UserError(
+            f"'{file}' belongs to another user, who would decide what runs here.",
+            todo=f"To use it: config={file}. To do without: config={NO_FILE}",
+        )
+    return file
+
+
+def config_folders() -> tuple[Path, ...]:
+    """List the folders that have choices of groups: conf/, then the project's own."""
+    file = project_file()
+    return (CONF, file.parent) if file else (CONF,)
 
 
 def groups() -> list[str]:
@@ -14,5 +69,6 @@ def groups() -> list[str]:
 
 
 def choices(group: str) -> list[str]:
-    """List the choices of a group, e.g. quant -> fp8, int4_awq, ..."""
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml") if path.stem != "base")
+    """List the choices of a group, e.g. quant -> fp8, int4_awq, ..., those of the project among them."""
+    files = {path.stem for folder in config_folders() for path in (folder / group).glob("*.yaml")}
+    return sorted(files - {"base"})

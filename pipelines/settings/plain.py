@@ -15,13 +15,16 @@ from typing import Any
 
 import yaml
 
+from pipelines.domain.errors import UserError, did_you_mean, shown
 from pipelines.settings.features import lookahead_draft_len
-from pipelines.settings.groups import CONF
+from pipelines.settings.groups import CONF, choices, config_folders, groups, project_file
 from pipelines.settings.model import BUNDLED
 from pipelines.settings.root import Settings
 
 DEFAULTS = "settings"
 """In conf/config.yaml: the defaults of all keys, which the classes of the settings have."""
+PROJECT = "project"
+"""In conf/config.yaml: the project's own file, if there is one."""
 RESOLVERS: Mapping[str, Callable[..., Any]] = {
     "bundled": lambda place: str(BUNDLED / place),
     "product": lambda *factors: math.prod(factors),
@@ -185,7 +188,7 @@ class _Composition:
             folder: its folder in conf/; empty for conf/ itself.
             group: whose keys it sets, unless it sets those of others.
         """
-        is_global, content = _read(folder, name)
+        is_global, content = (True, project_content()) if (name, folder) == (PROJECT, "") else _read(folder, name)
         if is_global and group not in ("", folder):
             raise NotPlainError  # it would set keys of others from somewhere else
         group = "" if is_global else group
@@ -201,7 +204,7 @@ class _Composition:
         for entry in reversed(entries):
             if entry == "_self_":
                 self.parts.append((group, content))
-            elif isinstance(entry, str) and folder:
+            elif isinstance(entry, str) and (folder or entry == PROJECT):
                 self._add(entry, folder, group)
             elif not _is_override(entry):
                 self._add_choice(entry, folder, is_global=is_global)
@@ -236,18 +239,60 @@ def _is_override(entry: Any) -> bool:
 
 
 def _read(folder: str, name: Any) -> tuple[bool, dict[str, Any]]:
-    """Read a file of conf/: whether it sets keys of any group, and its content."""
+    """Read a choice of conf/ or of the project: whether it sets keys of any group, and its content."""
     if not isinstance(name, str) or not CHOICE.fullmatch(name):
         raise NotPlainError
+    roots = config_folders() if folder else (CONF,)
+    file = next((path for root in roots if (path := root / folder / f"{name}.yaml").is_file()), None)
     try:
-        text = (CONF / folder / f"{name}.yaml").read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8") if file else ""
     except OSError:
         raise NotPlainError from None
+    if file is None:
+        raise NotPlainError
     is_global = text.startswith(GLOBAL)
     content = load_yaml(text)
     if (not is_global and "@package" in text) or not isinstance(content, dict | None):
         raise NotPlainError
     return is_global, content or {}
+
+
+def project_content() -> dict[str, Any]:
+    """Read the project's own file; empty if there is none.
+
+    Raises:
+        UserError: it is no YAML, or not a mapping of groups.
+    """
+    if (file := project_file()) is None:
+        return {}
+    try:
+        content = load_yaml(file.read_text(encoding="utf-8"))
+    except (NotPlainError, OSError, UnicodeDecodeError) as error:
+        reason = error.__cause__ or error.__context__ or error
+        raise UserError(f"'{file}' cannot be read: {' '.join(str(reason).split())}.") from None
+    if not isinstance(content, dict | None):
+        raise UserError(f"'{file}' is {shown(content)}, not a mapping of groups.", todo="See trtllm-pipelines init.")
+    content = content or {}
+    for entry in content.get("defaults") or ():
+        group, name = next(iter(entry.items())) if isinstance(entry, dict) else ("", entry)
+        group = str(group).removeprefix("override ").removeprefix("/")
+        if name not in (known := choices(group.partition("@")[0])) and name != "_self_":
+            raise UserError(
+                f"'{file}': {group}={name} is not known.",
+                allowed=f"Choose one of {', '.join(known)}." if known else f"Groups: {', '.join(groups())}.",
+                todo=did_you_mean(str(name), known),
+            )
+        if group == "experiment":
+            raise UserError(
+                f"'{file}': experiment={name} stands above this file, so the file cannot choose it.",
+                todo="Give it on the command line, or write its keys here.",
+            )
+    if wrong := [key for key, value in content.items() if (CONF / str(key)).is_dir() and isinstance(value, str)]:
+        raise UserError(
+            f"'{file}': {wrong[0]}={content[wrong[0]]} chooses for a group.",
+            todo=f"Write it under `defaults:` as `- override /{wrong[0]}: {content[wrong[0]]}`.",
+        )
+    return content
 
 
 def load_yaml(text: str) -> Any:

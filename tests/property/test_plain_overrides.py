@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from pipelines.domain.errors import UserError
+from pipelines.settings import groups as groups_of_conf
 from pipelines.settings import plain
 from pipelines.settings.by_hydra import compose_config, to_raw
 from pipelines.settings.groups import CONF, choices, groups
@@ -214,6 +215,7 @@ def test_the_c_parser_is_used():
 def test_a_file_of_another_form_is_left_to_hydra(text, is_plain, tmp_path, monkeypatch):
     shutil.copytree(CONF, tmp_path / "conf")
     (tmp_path / "conf" / "engine" / "other.yaml").write_text(text + "\n")
+    monkeypatch.setattr(groups_of_conf, "CONF", tmp_path / "conf")
     monkeypatch.setattr(plain, "CONF", tmp_path / "conf")
     assert (compose_plain(["engine=other"]) is not None) == is_plain
 
@@ -221,6 +223,7 @@ def test_a_file_of_another_form_is_left_to_hydra(text, is_plain, tmp_path, monke
 def test_an_alias_is_a_value_of_its_own(tmp_path, monkeypatch):
     shutil.copytree(CONF, tmp_path / "conf")
     (tmp_path / "conf" / "engine" / "other.yaml").write_text("name: x\nc: &a {b: 1}\nd: *a\n")
+    monkeypatch.setattr(groups_of_conf, "CONF", tmp_path / "conf")
     monkeypatch.setattr(plain, "CONF", tmp_path / "conf")
     engine = compose_plain(["engine=other", "engine.c.b=2"])["engine"]
     assert (engine["c"], engine["d"]) == ({"b": 2}, {"b": 1})

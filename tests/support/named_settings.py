@@ -31,7 +31,7 @@ ENDINGS = (
 """Endings that, after a group's name, form a file name: report.html, build.sbatch, model.safetensors."""
 TENSORS = re.compile(r"model\.(layers|embed_tokens|norm)\b")
 """Tensor names in Hugging Face checkpoints, which begin like settings of the group `model`."""
-EXAMPLES = {"quant=w4a16_nvfp4", "report.suffix", "engine.flavour"}
+EXAMPLES = {"quant=w4a16_nvfp4", "report.suffix", "engine.flavour", "model=ours", "experiment=chat"}
 """Names in the recipes of docs/develop.md: those that the recipes add, and a key of an engine's own config.json."""
 OPEN = re.compile(rf"[{GAP}‹›<>|*$]|\.\.\.|^[A-Z0-9_]+$|^[/~\[]|^glob\(|^\w+\($|^$")
 """Values that are placeholders or cannot be looked up: paths, lists, patterns."""

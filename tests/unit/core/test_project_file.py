@@ -1,0 +1,155 @@
+"""A project's own settings: pipelines.yaml, and presets in folders beside it."""
+
+import os
+
+import pytest
+import yaml
+
+from pipelines.cli.main import main
+from pipelines.domain.errors import UserError
+from pipelines.settings.by_hydra import compose_config, to_raw
+from pipelines.settings.compose import compose, load
+from pipelines.settings.groups import CHOSEN_FILE, CONF, choices, project_file
+from pipelines.settings.plain import compose_plain
+
+TEXT = """\
+defaults:
+  - override /model: ours
+  - override /quant: int4_awq
+build:
+  max_batch_size: 17
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project with a model and an experiment of its own; the current folder is one below it."""
+    monkeypatch.setenv(CHOSEN_FILE, "")
+    (tmp_path / "pipelines.yaml").write_text(TEXT)
+    for name in ("model", "experiment", "below"):
+        (tmp_path / name).mkdir()
+    tiny = (CONF / "model" / "tiny_llama.yaml").read_text()
+    (tmp_path / "model" / "ours.yaml").write_text(tiny.replace("name: tiny_llama", "name: ours"))
+    (tmp_path / "experiment" / "team.yaml").write_text("# @package _global_\nbuild:\n  max_batch_size: 19\n")
+    monkeypatch.chdir(tmp_path / "below")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("overrides", "model", "qformat", "max_batch_size"),
+    [
+        ([], "ours", "int4_awq", 17),
+        (["quant=fp8"], "ours", "fp8", 17),
+        (["experiment=team"], "ours", "int4_awq", 19),
+        (["experiment=team", "build.max_batch_size=3"], "ours", "int4_awq", 3),
+        (["model=tiny_gemma", "quant=auto"], "tiny_gemma", "auto", 17),
+    ],
+)
+def test_it_stands_between_conf_and_the_command_line(project, overrides, model, qformat, max_batch_size):
+    plain = compose_plain(overrides)
+    assert plain == to_raw(compose_config(overrides)), "Hydra composes the same"
+    assert (plain["model"]["name"], plain["quant"]["qformat"]) == (model, qformat)
+    assert load(overrides).build.max_batch_size == max_batch_size
+
+
+def test_what_is_not_plain_sees_it_too(project):
+    assert compose(["workload.isl='21'"])["model"]["name"] == "ours"
+
+
+def test_without_it_everything_is_as_before(project, tmp_path_factory, monkeypatch):
+    monkeypatch.setenv(CHOSEN_FILE, "none")
+    without = compose([])
+    monkeypatch.setenv(CHOSEN_FILE, "")
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    assert compose([]) == without
+    assert "ours" not in choices("model")
+
+
+def test_its_presets_are_choices(project, capsys):
+    assert "ours" in choices("model")
+    assert main(["--candidates", "trtllm-pipelines build model=ou"]) == 0
+    assert capsys.readouterr().out == "model=ours\n"
+
+
+def test_config_says_where_a_value_comes_from(project, capsys):
+    assert main(["config", "quant=fp8"]) == 0
+    shown = capsys.readouterr()
+    file = project / "pipelines.yaml"
+    assert f"  max_batch_size: 17  # {file}\n" in shown.out
+    assert "  qformat: fp8  # command line\n" in shown.out
+    assert yaml.safe_load(shown.out) == compose(["quant=fp8"])
+    assert shown.err == f"Settings of {file} apply.\n"
+
+
+def test_another_file_by_name_also_for_the_processes_it_starts(project, capsys):
+    (project / "team.yaml").write_text("build:\n  max_batch_size: 23\n")
+    assert main(["config", "config=../team.yaml"]) == 0
+    assert f"max_batch_size: 23  # {project / 'below' / '../team.yaml'}" in capsys.readouterr().out
+    assert project_file() == project / "below" / "../team.yaml"
+    assert os.environ[CHOSEN_FILE] == str(project_file())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("quant: fp8\n", r"quant=fp8 chooses for a group.*`- override /quant: fp8`"),
+        ("defaults: [{override /quant: fp9}]\n", r"quant=fp9 is not known.*Did you mean 'fp8'"),
+        ("defaults: [{override /quantt: fp8}]\n", r"quantt=fp8 is not known.*Groups: .*quant, "),
+        ("defaults: [{override /experiment: team}]\n", r"experiment=team stands above this file"),
+        ("build:\n  max_batch_size: many\n", r"pipelines.yaml: build.max_batch_size='many' is not valid"),
+        ("build:\n  max_batch_sizes: 3\n", r"pipelines.yaml: build.max_batch_sizes is not a known key"),
+        ("bild:\n  max_batch_size: 3\n", r"pipelines.yaml: bild.* is not a known key"),
+        ("- build\n", r"is \['build'\], not a mapping of groups"),
+        ("build: [\n", r"pipelines.yaml' cannot be read: .*line 2"),
+        ("build: {}\nbuild: {}\n", r"pipelines.yaml' cannot be read"),
+    ],
+)
+def test_faults_name_the_file(project, text, message):
+    (project / "pipelines.yaml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        load([])
+
+
+def test_a_fault_of_the_command_line_is_not_the_files(project):
+    with pytest.raises(UserError, match=r"^build.max_batch_size='many'"):
+        load(["build.max_batch_size=many"])
+
+
+def test_a_file_above_of_another_user_is_refused(project, monkeypatch):
+    owner = (project / "pipelines.yaml").stat().st_uid
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    monkeypatch.setattr("pipelines.settings.groups.ROOT_USER", owner + 2)
+    with pytest.raises(UserError, match=r"belongs to another user.*config=/.*pipelines.yaml"):
+        project_file()
+    monkeypatch.chdir(project)
+    assert project_file() == project / "pipelines.yaml", "here it is this folder's own"
+
+
+def test_a_file_that_is_not_there(project):
+    assert main(["plan", "config=no.yaml"]) == 2
+
+
+def test_init_writes_what_every_command_then_reads(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(CHOSEN_FILE, "")
+    words = ["model=tiny_llama", "quant=int4_awq", "build.max_batch_size=64", "benchmark.concurrency=[1,8]"]
+    with_words = compose(words)
+    assert main(["init", *words]) == 0
+    assert compose([]) == with_words
+    assert (tmp_path / "pipelines.yaml").read_text().startswith("# The settings of a project")
+    assert main(["init"]) == 2
+    assert "'pipelines.yaml' already exists" in capsys.readouterr().err
+    monkeypatch.setenv(CHOSEN_FILE, str(tmp_path / "team.yaml"))
+    assert main(["init"]) == 0
+    monkeypatch.setenv(CHOSEN_FILE, "none")
+    nothing = compose([])
+    monkeypatch.setenv(CHOSEN_FILE, str(tmp_path / "team.yaml"))
+    assert compose([]) == nothing, "an example alone changes nothing"
+
+
+def test_init_refuses_what_is_wrong_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(CHOSEN_FILE, "")
+    assert main(["init", "quant=fp9"]) == 2
+    assert "quant=fp9 is not known" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
