@@ -12,121 +12,44 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
 
 from pipelines import __version__
 from pipelines.checkpoint import tokenizer_folder
 from pipelines.domain.errors import Fault, UserError
-from pipelines.settings.base import Group, Positive
+from pipelines.engines.tensorrt_llm.llm_api import complaints
 from triton_repo.config import TritonSettings
 from triton_repo.parameters import RepositorySpec, start_commands
 from triton_repo.tensors import TENSORRT_LLM
 
-# Arguments of `tensorrt_llm.LLM` (TensorRT-LLM 1.3 and later, PyTorch backend), typed as the library types them.
-#
-# Source: `tensorrt_llm/llmapi/llm_args.py` and `tests/unittest/api_stability/references_committed/llm.yaml` of the 1.3
-# line; a test compares names, types and defaults with a copy of them. Only fields with a setting are here; None leaves
-# a field out of the file, so that the library's own default holds.
-
-Count = Annotated[int, Field(ge=0)]
-DraftWord = Literal["DraftTarget", "Draft_Target"]
 OPTIONS = "extra_llm_api_options.yaml"
 CHECKPOINT, DRAFT = "checkpoint", "draft"
 """Content of the folder that takes the place of an engine: the arguments, a Hugging Face checkpoint, and optionally a
 draft model's checkpoint."""
 
 
-class KvCacheConfig(Group):
-    """`kv_cache_config`: the pool of KV blocks. `dtype` "auto" means the checkpoint's."""
+def read_arguments(path: Path, beside: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the arguments of `tensorrt_llm.LLM` from a YAML file.
 
-    enable_block_reuse: bool = True
-    max_tokens: Positive | None = None
-    max_attention_window: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
-    free_gpu_memory_fraction: Annotated[float, Field(ge=0, le=1)] = 0.9
-    host_cache_size: Count | None = None
-    dtype: Literal["auto", "fp8"] = "auto"
-    tokens_per_block: Positive = 32
+    Args:
+        path: of the file.
+        beside: names in it that are no arguments.
 
-
-class SchedulerConfig(Group):
-    """`scheduler_config`: which waiting requests may start."""
-
-    capacity_scheduler_policy: Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"] = "GUARANTEED_NO_EVICT"
-
-    @classmethod
-    def of(cls, policy: Literal["guaranteed_no_evict", "max_utilization"]) -> SchedulerConfig:
-        """Convert from the name used in a Triton repository."""
-        if policy == "max_utilization":
-            return cls(capacity_scheduler_policy="MAX_UTILIZATION")
-        return cls()
-
-
-class DraftTargetConfig(Group):
-    """`speculative_config` of a draft model; the folder is a Hugging Face checkpoint.
-
-    `decoding_type` is "DraftTarget" up to 1.3.0rc3, whose parser rejects the later word.
+    Raises:
+        UserError: it is not a mapping, or no version of TensorRT-LLM takes one of the arguments.
     """
-
-    decoding_type: DraftWord = "Draft_Target"
-    max_draft_len: Positive
-    speculative_model: str
-
-
-class LlmArgs(Group):
-    """The arguments that this project sets."""
-
-    tensor_parallel_size: Positive = 1
-    pipeline_parallel_size: Positive = 1
-    max_batch_size: Positive = 2048
-    max_input_len: Positive = 1024
-    max_seq_len: Positive | None = None
-    max_num_tokens: Positive = 8192
-    max_beam_width: Positive = 1
-    enable_chunked_prefill: bool = False
-    guided_decoding_backend: Literal["xgrammar", "llguidance"] | None = None
-    kv_cache_config: KvCacheConfig = Field(default_factory=KvCacheConfig)
-    scheduler_config: SchedulerConfig = Field(default_factory=SchedulerConfig)
-    speculative_config: DraftTargetConfig | None = None
-
-    @model_validator(mode="after")
-    def _prompt_fits_an_iteration(self) -> LlmArgs:
-        if not self.enable_chunked_prefill and self.max_num_tokens < self.max_input_len:
-            raise ValueError(
-                f"max_num_tokens={self.max_num_tokens} is less than max_input_len={self.max_input_len} without "
-                "enable_chunked_prefill"
-            )
-        return self
-
-    def to_yaml(self) -> str:
-        """Return the file that `trtllm-serve --extra_llm_api_options` and the llmapi model read."""
-        text: str = yaml.safe_dump(self.as_dict(), sort_keys=False)
-        return text
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return every argument that has a value."""
-        return self.model_dump(mode="json", exclude_none=True)
-
-    @classmethod
-    def from_yaml(cls, text: str, source: str) -> LlmArgs:
-        """Read what `to_yaml` wrote.
-
-        Raises:
-            UserError: it is not a mapping, or holds an argument that is unknown or out of range.
-        """
-        try:
-            return cls.model_validate(yaml.safe_load(text))
-        except yaml.YAMLError as error:
-            raise UserError(f"{source} is not valid YAML: {error}.") from None
-        except ValidationError as error:
-            faults = []
-            for item in error.errors():
-                key, text = ".".join(map(str, item["loc"])) or "the file", item["msg"]
-                why = text[:1].lower() + text[1:]
-                faults.append(Fault(f"{source}: {key}={item.get('input')!r} is not valid: {why}."))
-            raise UserError.of(faults) from None
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not valid YAML: {error}.") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds a {type(content).__name__}.", allowed="It must be a mapping.", todo=AGAIN)
+    arguments = {name: value for name, value in content.items() if name not in beside}
+    if faults := [each.fault for each in complaints(arguments, None, f"{path}: ") if not each.ignored]:
+        raise UserError.of(faults)
+    return arguments
 
 
 # The files of a repository: a model's folder, linked engines and tokenizers, and repository.json.
@@ -251,14 +174,11 @@ def checkpoint_files(folder: Path) -> list[Path]:
 def llmapi_faults(folder: Path) -> list[Fault]:
     """Find everything that would stop the LLM API from loading this repository."""
     path = folder / TENSORRT_LLM / "1" / MODEL_YAML
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        return [Fault(f"{path} holds a {type(content).__name__}.", "It must be a mapping.", AGAIN)]
-    arguments = {name: value for name, value in content.items() if name not in BESIDE_THE_ARGUMENTS}
     try:
-        LlmArgs.from_yaml(yaml.safe_dump(arguments), str(path))
+        arguments = read_arguments(path, BESIDE_THE_ARGUMENTS)
     except UserError as error:
         return list(error.faults)
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
     draft = (arguments.get("speculative_config") or {}).get("speculative_model")
     places = {str(content.get("model", CHECKPOINT_DIR)): True, **({} if draft is None else {str(draft): False})}
     return [fault for place, has_tokenizer in places.items() for fault in _missing(folder / place, has_tokenizer)]

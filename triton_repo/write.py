@@ -379,8 +379,8 @@ def write_llmapi(
             todo="Make it:",
             command=("make", "build", "engine=tensorrt_llm_llmapi"),
         )
-    arguments = llmapi.LlmArgs.from_yaml(options.read_text(encoding="utf-8"), str(options))
-    ranks = arguments.tensor_parallel_size, arguments.pipeline_parallel_size
+    arguments = llmapi.read_arguments(options)
+    ranks = arguments["tensor_parallel_size"], arguments["pipeline_parallel_size"]
     if ranks != (spec.tp_size, spec.pp_size):
         raise UserError(
             f"build.tp_size={spec.tp_size} and build.pp_size={spec.pp_size} are set, but the LLM API has "
@@ -394,7 +394,7 @@ def write_llmapi(
     text = yaml.safe_dump(model_yaml(arguments, settings), sort_keys=False)
     (out_dir / TENSORRT_LLM / "1" / llmapi.MODEL_YAML).write_text(text, encoding="utf-8")
     description: dict[str, Any] = {
-        "limits": {name: getattr(arguments, name) for name in llmapi.LIMITS},
+        "limits": {name: arguments.get(name) for name in llmapi.LIMITS},
         "engine_version": None,
         "world_size": spec.world_size,
         "models": [TENSORRT_LLM],
@@ -403,12 +403,12 @@ def write_llmapi(
     return llmapi.describe(out_dir, settings, spec, made_from, description)
 
 
-def model_yaml(arguments: llmapi.LlmArgs, settings: TritonSettings) -> dict[str, Any]:
+def model_yaml(arguments: Mapping[str, Any], settings: TritonSettings) -> dict[str, Any]:
     """Return the arguments of `tensorrt_llm.LLM`, and the model's own configuration for Triton."""
     triton = {"max_batch_size": 0, "decoupled": settings.decoupled_mode}
     if settings.cancellation_check_period_ms != TritonSettings.model_fields["cancellation_check_period_ms"].default:
         triton["cancellation_check_period_ms"] = settings.cancellation_check_period_ms
-    given = arguments.as_dict()
-    if "speculative_config" in given:
-        given["speculative_config"]["speculative_model"] = llmapi.DRAFT_DIR
+    given = dict(arguments)
+    if given.get("speculative_config", {}).get("speculative_model") == llmapi.DRAFT:
+        given["speculative_config"] = {**given["speculative_config"], "speculative_model": llmapi.DRAFT_DIR}
     return {"model": llmapi.CHECKPOINT_DIR, "backend": "pytorch", **given, "triton_config": triton}

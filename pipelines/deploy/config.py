@@ -73,6 +73,7 @@ Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]+([._:/-]+[a-z0-9]+)*$")]
 Tag = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
 
+OF_A_RELEASE = r"(\d+)\.(\d+)\.(\d+)(?:rc(\d+))?"
 OLD_DRAFT_WORD = (1, 3, 0, 3)
 """1.3.0rc3 rejects `decoding_type: Draft_Target`; of llm_args.py@0004396 it is the only word for a draft model.
 
@@ -92,7 +93,7 @@ class ImageSettings(Group):
         base_cpu: what the CPU image is built on.
         base_gpu: what the GPU image is built on; the tag fixes TensorRT-LLM's version.
         base_llm_api: NVIDIA's container with `trtllm-serve`, which runs what engine=tensorrt_llm_llmapi makes; its tag
-            also decides how a draft model is called in the arguments.
+            also decides which options there are, and how a draft model is called in the arguments.
         digest: of that base, so that a tag that moves changes nothing.
         uid: of the user inside; owns the folders it writes to.
         gid: its group.
@@ -134,9 +135,15 @@ class ImageSettings(Group):
         return base
 
     @property
+    def llm_api_version(self) -> str | None:
+        """The version of TensorRT-LLM that the tag of `base_llm_api` says; None if it says none."""
+        version = re.match(OF_A_RELEASE, self.base_llm_api.rpartition(":")[2])
+        return version and version[0]
+
+    @property
     def draft_word(self) -> Literal["DraftTarget", "Draft_Target"]:
         """Return what this TensorRT-LLM calls a draft model; a tag without its version counts as a newer one."""
-        version = re.match(r"(\d+)\.(\d+)\.(\d+)(?:rc(\d+))?", self.base_llm_api.rpartition(":")[2])
+        version = re.match(OF_A_RELEASE, self.base_llm_api.rpartition(":")[2])
         numbers = tuple(int(part or 10**6) for part in version.groups()) if version else (10**6,)
         return "DraftTarget" if numbers <= OLD_DRAFT_WORD else "Draft_Target"
 

@@ -12,6 +12,7 @@ from pipelines.domain.variant import Variant
 from pipelines.engines.config import HardwareSettings
 from pipelines.engines.registry import EngineDescription
 from pipelines.engines.tensorrt_llm.config import NOT_SPECULATING
+from pipelines.engines.tensorrt_llm.llm_api import Asked
 from pipelines.engines.tuning import Recommended, adjusted, advice, tuned
 from pipelines.host.machine import Machine, torch_device
 from pipelines.plan.targets import Goal
@@ -233,4 +234,11 @@ class Deployment(Goal):
                 else None
             ),
             rotary=self.found.rotary,
+            llm_api=self.llm_api,
         )
+
+    @cached_property
+    def llm_api(self) -> Asked:
+        """Options of the LLM API that are no settings."""
+        asked = self.settings.llm_api
+        return Asked(self.settings.image.llm_api_version, asked.of_file, asked.extra)

@@ -181,7 +181,8 @@ def _llm_api(d: Deployment) -> list[Node]:
         inputs["draft"] = model(draft) if _reads_draft(draft) else "draft.quantize"
         drafts = settings.speculative.num_draft_tokens
     chunked, word = settings.runtime.enable_chunked_context, settings.image.draft_word
-    stage = ConfigureLlm(settings.build, settings.triton, settings.kv_cache, chunked, drafts, word)
+    others = d.llm_api.others
+    stage = ConfigureLlm(settings.build, settings.triton, settings.kv_cache, chunked, drafts, word, others)
     return [*made, Node("build", stage, d.label, inputs)]
 
 

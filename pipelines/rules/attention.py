@@ -208,7 +208,6 @@ RULES = (
     Rule(
         name="prompts-fit-one-iteration",
         topic="Limits",
-        engines=BUILT,
         when=lambda d: not d.chunked_context and d.build.max_num_tokens < d.build.max_input_len,
         failed="build.max_num_tokens={d.build.max_num_tokens} is less than max_input_len={d.build.max_input_len}:"
         " without"

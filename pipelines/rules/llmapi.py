@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import partial
+from typing import Any
 
 from pipelines.domain.families import titles
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.engines.tensorrt_llm.config import BuildSettings, key_of
-from pipelines.rules.record import LLM_API, Cases, DeploymentFacts, Rule, either, listed, shape, sm
+from pipelines.engines.tensorrt_llm.llm_api import Complaint, complaints, settings_in, split_fault
+from pipelines.rules.record import BUILT, LLM_API, Cases, DeploymentFacts, Rule, Severity, either, listed, shape, sm
 from pipelines.rules.split import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUPPORT
 
 TOPIC = "LLM API"
+OPTIONS = "pipelines/engines/tensorrt_llm/llm_api_options (NVIDIA's llm_args.py, a commit per version)"
+EFFECTS = "pipelines/engines/tensorrt_llm/llm_api_options/effects.json"
 READ = (
     "max_batch_size",
     "max_input_len",
@@ -65,6 +70,33 @@ def _options(d: DeploymentFacts) -> Cases:
         for name in d.build.every()
         if name not in spared and d.build[name] != usual[name]
     ]
+
+
+FILE, EXTRA = "llm_api.file: ", "llm_api.extra."
+
+
+def _cases(found: Iterable[Complaint]) -> Cases:
+    """Return complaints as the words of a message."""
+    faults = [each.fault for each in found]
+    return [{"failed": each.message, "allowed": each.allowed, "todo": each.todo} for each in faults]
+
+
+def _refused_options(d: DeploymentFacts) -> Cases:
+    """Return what TensorRT-LLM would refuse, each option once."""
+    asked = d.llm_api
+    found = [*complaints(asked.file, asked.version, FILE), *complaints(asked.extra, asked.version, EXTRA)]
+    found += split_fault(asked.others, d.build.tp_size, "llm_api: ")
+    return _cases(each for each in found if not each.ignored)
+
+
+def _ignored_options(given: Mapping[str, Any], version: str | None, source: str) -> Cases:
+    return _cases(each for each in complaints(given, version, source) if each.ignored)
+
+
+def _unread(d: DeploymentFacts) -> Cases:
+    """Return the options that are given for another engine."""
+    given = {"llm_api.file": d.llm_api.file, **{f"llm_api.extra.{name}": True for name in d.llm_api.extra}}
+    return [{"option": name} for name, value in given.items() if value]
 
 
 rule = partial(Rule, topic=TOPIC, engines=LLM_API)
@@ -144,6 +176,65 @@ RULES = (
         allowed="It reads {read}.",
         todo="Remove it, or use engine=tensorrt_llm.",
         source=f"{COMMAND}; {LLM_ARGS}",
+    ),
+    rule(
+        name="llm-api-options-of-its-version",
+        when=_refused_options,
+        failed="{failed}",
+        allowed="{allowed}",
+        todo="{todo}",
+        source=OPTIONS,
+    ),
+    rule(
+        name="llm-api-extra-has-an-effect",
+        when=lambda d: _ignored_options(d.llm_api.extra, d.llm_api.version, EXTRA),
+        failed="{failed}",
+        todo="{todo}",
+        source=EFFECTS,
+    ),
+    rule(
+        name="llm-api-file-has-an-effect",
+        severity=Severity.WARN,
+        when=lambda d: _ignored_options(d.llm_api.file, d.llm_api.version, FILE),
+        failed="{failed}",
+        source=EFFECTS,
+    ),
+    rule(
+        name="llm-api-options-have-one-place",
+        when=lambda d: [{"option": name, "key": key} for name, key in settings_in(d.llm_api.extra).items()],
+        failed="llm_api.extra.{option} is a setting here: {key}.",
+        todo="Set {key} instead.",
+        source=OPTIONS,
+    ),
+    rule(
+        name="llm-api-drafts-one-way",
+        when=lambda d: d.speculation == "draft_target" and "speculative_config" in d.llm_api.others,
+        failed="speculative=draft_target and llm_api set speculative_config, of which there is one.",
+        todo="Set speculative=none, or leave out the llm_api option.",
+        source=OPTIONS,
+    ),
+    rule(
+        name="llm-api-runs-no-remote-code",
+        when=lambda d: bool(d.llm_api.extra.get("trust_remote_code")),
+        failed="llm_api.extra.trust_remote_code=true is refused: code of a model's repository is never run.",
+        todo="Remove it; the models supported here need none.",
+        source=OPTIONS,
+    ),
+    rule(
+        name="llm-api-leaves-out-remote-code",
+        severity=Severity.WARN,
+        when=lambda d: bool(d.llm_api.file.get("trust_remote_code")),
+        failed="llm_api.file: trust_remote_code=true is left out: code of a model's repository is never run.",
+        source=OPTIONS,
+    ),
+    Rule(
+        name="llm-api-options-are-for-the-llm-api",
+        topic=TOPIC,
+        engines=BUILT,
+        when=_unread,
+        failed="{option} is given, but only engine=tensorrt_llm_llmapi reads it.",
+        todo="Remove it, or use that engine.",
+        source=OPTIONS,
     ),
     rule(
         name="llm-api-drafts-with-a-model",

@@ -14,6 +14,7 @@ from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat, group_
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
 from pipelines.engines.tensorrt_llm.config import BuildSettings
+from pipelines.engines.tensorrt_llm.llm_api import Asked
 from pipelines.settings.features import SpeculationMode
 from triton_repo.config import TritonSettings
 
@@ -96,6 +97,7 @@ class DeploymentFacts:
         adapters: LoRA adapters by task id.
         images: vision, if there is any.
         rotary: how the model encodes positions.
+        llm_api: options of the LLM API that are no settings.
     """
 
     needs_gpu: bool = True
@@ -124,6 +126,7 @@ class DeploymentFacts:
     adapters: Mapping[int, Adapter] = field(default_factory=dict)
     images: Images | None = None
     rotary: Rotary | None = None
+    llm_api: Asked = field(default_factory=Asked)
 
     @property
     def activation(self) -> str:

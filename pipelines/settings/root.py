@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import yaml
 from pydantic import Field, model_validator
@@ -20,10 +20,11 @@ from pipelines.compress.config import (
 )
 from pipelines.deploy.config import ClusterSettings, ImageSettings, ManifestSettings
 from pipelines.doctor.config import DoctorSettings
+from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.variant import Variant
 from pipelines.engines.config import EngineSettings, HardwareSettings, RuntimeSettings
-from pipelines.engines.tensorrt_llm.config import NOT_SPECULATING, BuildSettings
+from pipelines.engines.tensorrt_llm.config import NOT_SPECULATING, OWN_SETTINGS, BuildSettings, LlmApiSettings, flat
 from pipelines.loadgen.config import BenchmarkSettings, WorkloadSettings
 from pipelines.nightly.config import NightlySettings
 from pipelines.predict.config import SimulatorSettings, SizingSettings
@@ -53,6 +54,8 @@ class TuningSettings(Group):
 class Settings(Group):
     """The whole configuration."""
 
+    LATER: ClassVar[Mapping[str, Any]] = {"llm_api": LlmApiSettings()}
+
     model: ModelSettings
     quant: QuantSettings
     prune: PruningSettings = Field(default_factory=PruningSettings)
@@ -64,6 +67,7 @@ class Settings(Group):
     build: BuildSettings
     tuning: TuningSettings
     runtime: RuntimeSettings
+    llm_api: LlmApiSettings = Field(default_factory=LlmApiSettings)
     lora: LoraSettings
     speculative: SpeculativeSettings
     multimodal: MultimodalSettings
@@ -149,4 +153,30 @@ def validate(raw: Mapping[str, Any]) -> Settings:
     Raises:
         UserError: every fault at once: the key, what was given, what is allowed.
     """
-    return Settings.judged(raw)
+    settings = Settings.judged(raw)
+    return _with_options_of_file(settings) if settings.llm_api.file else settings
+
+
+def _with_options_of_file(settings: Settings) -> Settings:
+    """Return the settings with those values of `llm_api.file` that are settings here, which count as given.
+
+    Raises:
+        UserError: another value is given for one of them.
+    """
+    faults, groups = list[Fault](), dict[str, Any]()
+    for option, value in flat(settings.llm_api.of_file).items():
+        own = OWN_SETTINGS.get(option)
+        if own is None or value is None or not own.holds(value):
+            continue
+        group = groups.get(own.group, getattr(settings, own.group))
+        asked, default = getattr(group, own.field), type(group).model_fields[own.field].default
+        given = group.given(own.field) if own.field in getattr(group, "CHOSEN", ()) else asked != default
+        if given and asked != own.value(value):
+            what = f"llm_api.file sets {option}={value}, but {own.key}={asked} is given."
+            faults.append(Fault(what, todo=f"Remove one of them: leave out {own.key}, or the line of the file."))
+            continue
+        values = group.model_dump(exclude_unset=True) | {own.field: own.value(value)}
+        groups[own.group] = type(group).judged(values, f"{own.group}.")
+    if faults:
+        raise UserError.of(faults)
+    return settings.model_copy(update=groups)

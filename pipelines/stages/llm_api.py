@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import yaml
 
 from pipelines.checkpoint.unified import describe_unified, same_vocabulary, verify_unified
 from pipelines.compress.config import KvCacheSettings
@@ -15,20 +17,9 @@ from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_bytes
 from pipelines.engines.registry import LLM_API
 from pipelines.engines.tensorrt_llm.config import BuildSettings
+from pipelines.engines.tensorrt_llm.llm_api import merged
 from triton_repo.config import TritonSettings
-from triton_repo.llmapi import (
-    CHECKPOINT,
-    DRAFT,
-    OPTIONS,
-    DraftTargetConfig,
-    DraftWord,
-    KvCacheConfig,
-    LlmArgs,
-    SchedulerConfig,
-    checkpoint_files,
-    link_files,
-    tokenizer_files,
-)
+from triton_repo.llmapi import CHECKPOINT, DRAFT, OPTIONS, checkpoint_files, link_files, read_arguments, tokenizer_files
 
 
 @dataclass(frozen=True)
@@ -45,6 +36,7 @@ class ConfigureLlm:
         enable_chunked_context: split prompts longer than max_num_tokens.
         num_draft_tokens: tokens that a draft model guesses at a time; the input `draft` is its checkpoint.
         draft_word: what the TensorRT-LLM that will read the arguments calls a draft model.
+        others: options without a setting of their own, by NVIDIA's names; they win.
     """
 
     build: BuildSettings
@@ -52,7 +44,8 @@ class ConfigureLlm:
     kv_cache: KvCacheSettings
     enable_chunked_context: bool
     num_draft_tokens: int | None = None
-    draft_word: DraftWord = "Draft_Target"
+    draft_word: Literal["DraftTarget", "Draft_Target"] = "Draft_Target"
+    others: Mapping[str, Any] = field(default_factory=dict)
     name = "build"
     version = "1"
     measures = False
@@ -61,38 +54,39 @@ class ConfigureLlm:
     needs: tuple[str, ...] = ()
 
     @property
-    def arguments(self) -> LlmArgs:
-        """Return the arguments of `tensorrt_llm.LLM`, except the checkpoint."""
-        build, triton, drafts = self.build, self.triton, self.num_draft_tokens
-        word = self.draft_word
-        return LlmArgs(
-            tensor_parallel_size=build.tp_size,
-            pipeline_parallel_size=build.pp_size,
-            max_batch_size=build.max_batch_size,
-            max_input_len=build.max_input_len,
-            max_seq_len=build.max_seq_len,
-            max_num_tokens=build.max_num_tokens,
-            max_beam_width=build.max_beam_width,
-            enable_chunked_prefill=self.enable_chunked_context,
-            guided_decoding_backend=triton.guided_decoding_backend,
-            kv_cache_config=KvCacheConfig(
-                enable_block_reuse=self.kv_cache.enable_block_reuse,
-                max_tokens=triton.max_tokens_in_paged_kv_cache,
-                max_attention_window=triton.max_attention_window_size,
-                free_gpu_memory_fraction=triton.kv_cache_free_gpu_mem_fraction,
-                host_cache_size=triton.kv_cache_host_memory_bytes or None,
-                dtype="fp8" if self.kv_cache.dtype == KvFormat.FP8 else "auto",
-                tokens_per_block=build.tokens_per_block,
-            ),
-            scheduler_config=SchedulerConfig.of(triton.batch_scheduler_policy),
-            speculative_config=None
-            if drafts is None
-            else DraftTargetConfig(decoding_type=word, max_draft_len=drafts, speculative_model=DRAFT),
-        )
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `tensorrt_llm.LLM`, except the checkpoint; what is left out has NVIDIA's default."""
+        build, triton = self.build, self.triton
+        pool = {
+            "enable_block_reuse": self.kv_cache.enable_block_reuse,
+            "max_tokens": triton.max_tokens_in_paged_kv_cache,
+            "max_attention_window": triton.max_attention_window_size and list(triton.max_attention_window_size),
+            "free_gpu_memory_fraction": triton.kv_cache_free_gpu_mem_fraction,
+            "host_cache_size": triton.kv_cache_host_memory_bytes or None,
+            "dtype": "fp8" if self.kv_cache.dtype == KvFormat.FP8 else "auto",
+            "tokens_per_block": build.tokens_per_block,
+        }
+        limits = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
+        own = {
+            "tensor_parallel_size": build.tp_size,
+            "pipeline_parallel_size": build.pp_size,
+            **{name: getattr(build, name) for name in limits},
+            "enable_chunked_prefill": self.enable_chunked_context,
+            "guided_decoding_backend": triton.guided_decoding_backend,
+            "kv_cache_config": {name: value for name, value in pool.items() if value is not None},
+            "scheduler_config": {"capacity_scheduler_policy": triton.batch_scheduler_policy.upper()},
+            "speculative_config": self.num_draft_tokens
+            and {
+                "decoding_type": self.draft_word,
+                "max_draft_len": self.num_draft_tokens,
+                "speculative_model": DRAFT,
+            },
+        }
+        return merged({name: value for name, value in own.items() if value is not None}, self.others)
 
     def identity(self) -> dict[str, Any]:
         """Return everything that is written."""
-        return {"engine": LLM_API.name, "arguments": self.arguments.as_dict()}
+        return {"engine": LLM_API.name, "arguments": self.arguments}
 
     def headline(self, facts: Mapping[str, Any]) -> str:
         """See `Stage`."""
@@ -111,8 +105,8 @@ class ConfigureLlm:
         link_files(tokenizer_files(tokenizer), tokenizer, out_dir / CHECKPOINT)
         link_files(checkpoint_files(source), source, out_dir / CHECKPOINT)  # its own config.json wins
         path = out_dir / OPTIONS
-        path.write_text(self.arguments.to_yaml(), encoding="utf-8")
-        if LlmArgs.from_yaml(path.read_text(encoding="utf-8"), str(path)) != self.arguments:
+        path.write_text(yaml.safe_dump(self.arguments, sort_keys=False), encoding="utf-8")
+        if read_arguments(path) != self.arguments:
             raise RuntimeError(f"{path} differs from what was requested")
         facts = describe_unified(out_dir / CHECKPOINT)
-        return {"engine_bytes": facts["total_bytes"], "arguments": self.arguments.as_dict(), **facts}
+        return {"engine_bytes": facts["total_bytes"], "arguments": self.arguments, **facts}

@@ -5,7 +5,8 @@ import re
 import pytest
 import yaml
 
-from triton_repo.llmapi import CHECKPOINT, OPTIONS, LlmArgs
+from pipelines.engines.tensorrt_llm.llm_api import tables_of
+from triton_repo.llmapi import CHECKPOINT, OPTIONS
 
 PROMPT = "The river of Githbrel is"
 
@@ -24,13 +25,15 @@ def test_it_generates(cli, words):
     assert answer.outputs[0].text.strip()
 
 
-def test_the_library_has_every_argument_with_our_default():
-    """The table in tests/contract was read from single files of the 1.3 line."""
-    from tensorrt_llm.llmapi import KvCacheConfig
+def test_the_table_of_its_version_has_every_option_of_the_library_and_no_other():
+    """The tables were read from NVIDIA's sources, not from an installed library."""
+    import tensorrt_llm
     from tensorrt_llm.llmapi.llm_args import TorchLlmArgs
 
-    theirs = TorchLlmArgs.model_fields
-    assert set(LlmArgs.model_fields) <= set(theirs)
-    pool = LlmArgs.model_fields["kv_cache_config"].annotation
-    for name, field in pool.model_fields.items():
-        assert KvCacheConfig.model_fields[name].default == field.default, name
+    names = {name for name in TorchLlmArgs.model_fields if not name.startswith("_")}
+    own = [table for table in tables_of(tensorrt_llm.__version__)]
+    for table in own:
+        rooted = set(table.names("", None))
+        if len(own) == 1:
+            assert rooted - {"build_config"} == names - {"build_config"}
+    assert names <= set().union(*(table.names("", None) for table in own))

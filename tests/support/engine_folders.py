@@ -6,7 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from triton_repo.llmapi import CHECKPOINT, OPTIONS, LlmArgs
+import yaml
+
+from pipelines.compress.config import KvCacheSettings
+from pipelines.engines.tensorrt_llm.config import BuildSettings
+from pipelines.engines.tensorrt_llm.llm_api import merged
+from pipelines.stages.llm_api import ConfigureLlm
+from triton_repo.config import TritonSettings
+from triton_repo.llmapi import CHECKPOINT, OPTIONS
 
 LIMITS = {"max_batch_size": 8, "max_input_len": 64, "max_seq_len": 128, "max_num_tokens": 256, "max_beam_width": 1}
 VERSIONS = {"tensorrt_llm": "1.2.1", "openvino": "2026.4.1"}
@@ -69,5 +76,6 @@ def write_tokenizer(folder: Path) -> Path:
 def write_llm_folder(folder: Path, **arguments: Any) -> Path:
     """Write the folder that the LLM API uses instead of an engine: a checkpoint and its arguments."""
     write_tokenizer(folder / CHECKPOINT)
-    (folder / OPTIONS).write_text(LlmArgs(**arguments).to_yaml())
+    own = ConfigureLlm(BuildSettings(), TritonSettings(), KvCacheSettings(), enable_chunked_context=False).arguments
+    (folder / OPTIONS).write_text(yaml.safe_dump(merged(own, arguments), sort_keys=False))
     return folder

@@ -6,14 +6,15 @@ Source: `options.json`, the table of the program's options. Single values are ch
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field
+import yaml
+from pydantic import AfterValidator, Field, field_validator
 
-from pipelines.settings.base import ChoosingGroup, OptionTable, Positive, Ranks, Tokens
+from pipelines.settings.base import ChoosingGroup, Group, OptionTable, Positive, Ranks, Tokens
 
 Count = Annotated[int, Field(ge=0)]
 Switch = Literal["enable", "disable"]
@@ -250,3 +251,104 @@ class BuildSettings(NamedOptions):
 def key_of(option: str) -> str:
     """Return the setting of an option: "build.max_batch_size", "build.trtllm.paged_state"."""
     return f"build.{option}" if option in BuildSettings.model_fields else f"build.trtllm.{option}"
+
+
+# Options of the LLM API that have a setting of their own, and all others by name.
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSetting:
+    """A setting that is an option of the LLM API.
+
+    Attributes:
+        group: of the settings.
+        field: of the group.
+        words: value of the option -> value of the setting, where they differ; other values are no setting's.
+    """
+
+    group: str
+    field: str
+    words: Mapping[str, str] | None = None
+
+    @property
+    def key(self) -> str:
+        """The setting as it is typed."""
+        return {"kv_cache.dtype": "kv_cache"}.get(f"{self.group}.{self.field}", f"{self.group}.{self.field}")
+
+    def holds(self, value: Any) -> bool:
+        """Return whether the setting can have an option's value."""
+        return self.words is None or value in self.words
+
+    def value(self, value: Any) -> Any:
+        """Return the setting's value for an option's."""
+        word = value if self.words is None else self.words[value]
+        return tuple(word) if isinstance(word, list) else word
+
+
+OWN_SETTINGS = {
+    "tensor_parallel_size": OwnSetting("build", "tp_size"),
+    "pipeline_parallel_size": OwnSetting("build", "pp_size"),
+    **{
+        name: OwnSetting("build", name)
+        for name in ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
+    },
+    "enable_chunked_prefill": OwnSetting("runtime", "enable_chunked_context"),
+    "guided_decoding_backend": OwnSetting("triton", "guided_decoding_backend"),
+    "kv_cache_config.enable_block_reuse": OwnSetting("kv_cache", "enable_block_reuse"),
+    "kv_cache_config.max_tokens": OwnSetting("triton", "max_tokens_in_paged_kv_cache"),
+    "kv_cache_config.max_attention_window": OwnSetting("triton", "max_attention_window_size"),
+    "kv_cache_config.free_gpu_memory_fraction": OwnSetting("triton", "kv_cache_free_gpu_mem_fraction"),
+    "kv_cache_config.host_cache_size": OwnSetting("triton", "kv_cache_host_memory_bytes"),
+    "kv_cache_config.dtype": OwnSetting("kv_cache", "dtype", {"auto": "auto", "fp8": "fp8"}),
+    "kv_cache_config.tokens_per_block": OwnSetting("build", "tokens_per_block"),
+    "scheduler_config.capacity_scheduler_policy": OwnSetting(
+        "triton",
+        "batch_scheduler_policy",
+        {"GUARANTEED_NO_EVICT": "guaranteed_no_evict", "MAX_UTILIZATION": "max_utilization"},
+    ),
+}
+"""Option of the LLM API -> its setting, in which alone it can be given."""
+
+
+def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return path -> value of everything that is no mapping with content."""
+    result: dict[str, Any] = {}
+    for name, value in options.items():
+        nested = isinstance(value, Mapping) and value and all(isinstance(key, str) for key in value)
+        result |= flat(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+    return result
+
+
+class LlmApiSettings(Group):
+    """Options of TensorRT-LLM's LLM API without a setting of their own; engine=tensorrt_llm_llmapi reads them.
+
+    Attributes:
+        file: a YAML file for `trtllm-serve --extra_llm_api_options`, such as those of NVIDIA's examples/configs.
+        extra: options by name, as {moe_config: {backend: TRTLLM}}; they win over the file's.
+    """
+
+    file: Path | None = None
+    extra: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("file")
+    @classmethod
+    def _is_a_mapping(cls, path: Path | None) -> Path | None:
+        if path is None:
+            return None
+        if not path.is_file():
+            raise ValueError(f"'{path}' is not a file: give a YAML file of LLM API options, or null")
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ValueError(f"'{path}' is not valid YAML: {str(error).splitlines()[0]}") from None
+        if not isinstance(content, dict):
+            raise ValueError(f"'{path}' holds a {type(content).__name__}: LLM API options are a mapping")
+        return path.absolute()
+
+    @property
+    def of_file(self) -> dict[str, Any]:
+        """The content of the file; empty without one."""
+        if self.file is None:
+            return {}
+        content: dict[str, Any] = yaml.safe_load(self.file.read_text(encoding="utf-8"))
+        return content

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.domain.formats import KvFormat
+from pipelines.engines.tensorrt_llm.llm_api import Asked
 from tests.support.rule_cases.words import (
     ADAPTER,
     AWQ,
@@ -26,8 +27,38 @@ def llm(**given: Any) -> dict[str, Any]:
     return {"engine": "llmapi", **given}
 
 
+def asked(**given: Any) -> dict[str, Any]:
+    return {"engine": "llmapi", "llm_api": Asked("1.4.0", **given)}
+
+
+NOTHING: dict[str, Any] = {"llm_api": Asked()}
+NGRAM = {"speculative_config": {"decoding_type": "NGram", "max_draft_len": 4}}
 LOOKS_AHEAD = {"speculative_decoding_mode": "lookahead_decoding", "max_draft_len": 83}
 CASES = {
+    "llm-api-options-of-its-version": Case(
+        asked(extra={"stream_intervall": 5}),
+        r"llm_api\.extra\.stream_intervall is unknown to TensorRT-LLM 1\.4\.0\. Did you mean 'stream_interval'",
+        {"llm_api": Asked("1.4.0", extra={"stream_interval": 5})},
+    ),
+    "llm-api-extra-has-an-effect": Case(
+        asked(extra={"enable_iter_req_stats": True}), "only enable_iter_perf_stats=true reads it", NOTHING
+    ),
+    "llm-api-file-has-an-effect": Case(
+        asked(file={"sampler_type": "auto"}), r"llm_api\.file: sampler_type='auto' has no effect", NOTHING
+    ),
+    "llm-api-options-have-one-place": Case(
+        asked(extra={"max_batch_size": 8}), "max_batch_size is a setting here: build.max_batch_size", NOTHING
+    ),
+    "llm-api-drafts-one-way": Case(
+        asked(extra=NGRAM) | {"speculation": "draft_target"}, "of which there is one", {"speculation": "none"}
+    ),
+    "llm-api-runs-no-remote-code": Case(asked(extra={"trust_remote_code": True}), "is never run", NOTHING),
+    "llm-api-leaves-out-remote-code": Case(asked(file={"trust_remote_code": True}), "is left out", NOTHING),
+    "llm-api-options-are-for-the-llm-api": Case(
+        {"engine": "tensorrt_llm", "llm_api": Asked(extra={"stream_interval": 5})},
+        r"llm_api\.extra\.stream_interval is given, but only engine=tensorrt_llm_llmapi reads it",
+        NOTHING,
+    ),
     "mixtures-are-exported-in-fp8": Case(
         {"engine": "llmapi", "shape": MIXTRAL, "qformat": AWQ},
         "quant=int4_awq of MixtralForCausalLM cannot be exported",

@@ -103,7 +103,7 @@ def test_the_container_of_the_llm_api_is_a_setting_and_decides_the_word_for_a_dr
     image = f"registry.example.com/tensorrt-llm/release:{tag}"
     made = plan(tmp_path, [*LLM_API, *DRAFT, f"image.base_llm_api={image}"], "build")
     (stage,) = (step.node.stage for step in made.steps if step.node.id == "build")
-    assert stage.arguments.speculative_config.decoding_type == word
+    assert stage.arguments["speculative_config"]["decoding_type"] == word
     assert image in commands(tmp_path, [*LLM_API, f"image.base_llm_api={image}"], "benchmark")[
         "container, in which the rest is typed"
     ]  # fmt: skip

@@ -19,7 +19,6 @@ from tests.support.engine_folders import write_engine, write_llm_folder, write_t
 from triton_repo import llmapi, write
 from triton_repo.check import check_repository
 from triton_repo.config import TritonSettings
-from triton_repo.llmapi import DraftTargetConfig
 from triton_repo.parameters import ImageSpec, RepositorySpec
 from triton_repo.write import write_repository
 
@@ -333,7 +332,7 @@ def test_images_and_retention_are_refused_together(tmp_path):
 
 
 def test_a_draft_checkpoint_of_the_llm_api_is_carried(tmp_path):
-    speculation = DraftTargetConfig(max_draft_len=4, speculative_model="draft")
+    speculation = {"decoding_type": "Draft_Target", "max_draft_len": 4, "speculative_model": "draft"}
     engine = write_llm_folder(tmp_path / "engine", speculative_config=speculation)
     (engine / "draft").mkdir()
     (engine / "draft" / "config.json").write_text("{}")
