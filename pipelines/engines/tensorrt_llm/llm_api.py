@@ -194,6 +194,8 @@ def complaints(options: Mapping[str, Any], version: str | None, source: str) -> 
         version: of TensorRT-LLM; see `tables_of`.
         source: what messages name before an option: "llm_api.extra.", "qwen3.yaml: ".
     """
+    if not options:
+        return []
     judges = tables_of(version)
     title = f"TensorRT-LLM {version}" if version else f"TensorRT-LLM {either_version(judges)}"
     verdicts = [{each.option: each for each in _Judge(table, source, title).judge(options)} for table in judges]

@@ -276,7 +276,10 @@ def test_llmapi_refuses_other_ranks(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda model: (model / "model.yaml").write_text("backend: pytorch\nmax_batch_size: 0\n"), "max_batch_size=0"),
+        (
+            lambda model: (model / "model.yaml").write_text("backend: pytorch\nmax_batch_size: x\n"),
+            "max_batch_size='x'",
+        ),
         (lambda model: (model / "checkpoint" / "config.json").unlink(), "lacks config.json"),
         (lambda model: (model / "checkpoint" / "tokenizer.json").unlink(), "lacks a tokenizer"),
     ],
