@@ -186,6 +186,7 @@ LLM_API = EngineDescription(
     name="llmapi",
     setting="tensorrt_llm_llmapi",
     title="TensorRT-LLM",
+    recommends="pipelines.engines.tensorrt_llm.llm_api_tuning:recommend",
     run_libraries=("tensorrt-llm",),
     packages=("tensorrt_llm",),
     needs_gpu=True,

@@ -12,7 +12,8 @@ from pipelines.domain.variant import Variant
 from pipelines.engines.config import HardwareSettings
 from pipelines.engines.registry import EngineDescription
 from pipelines.engines.tensorrt_llm.config import NOT_SPECULATING
-from pipelines.engines.tensorrt_llm.llm_api import Asked
+from pipelines.engines.tensorrt_llm.llm_api import Asked, merged
+from pipelines.engines.tensorrt_llm.llm_api_tuning import tuned_files
 from pipelines.engines.tuning import Recommended, adjusted, advice, tuned
 from pipelines.host.machine import Machine, torch_device
 from pipelines.plan.targets import Goal
@@ -240,5 +241,6 @@ class Deployment(Goal):
     @cached_property
     def llm_api(self) -> Asked:
         """Options of the LLM API that are no settings."""
-        asked = self.settings.llm_api
-        return Asked(self.settings.image.llm_api_version, asked.of_file, asked.extra)
+        asked, version = self.settings.llm_api, self.settings.image.llm_api_version
+        tuned = tuned_files().get(asked.tuned) if asked.tuned else None
+        return Asked(version, merged(tuned.options if tuned else {}, asked.of_file), asked.extra, asked.tuned)

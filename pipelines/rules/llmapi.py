@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from pipelines.domain.errors import did_you_mean
 from pipelines.domain.families import titles
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.engines.tensorrt_llm.config import BuildSettings, key_of
-from pipelines.engines.tensorrt_llm.llm_api import Complaint, complaints, settings_in, split_fault
+from pipelines.engines.tensorrt_llm.llm_api import Complaint, complaints, settings_in, split_fault, tuned_names
 from pipelines.rules.record import BUILT, LLM_API, Cases, DeploymentFacts, Rule, Severity, either, listed, shape, sm
 from pipelines.rules.split import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUPPORT
 
@@ -95,7 +96,9 @@ def _ignored_options(given: Mapping[str, Any], version: str | None, source: str)
 
 def _unread(d: DeploymentFacts) -> Cases:
     """Return the options that are given for another engine."""
-    given = {"llm_api.file": d.llm_api.file, **{f"llm_api.extra.{name}": True for name in d.llm_api.extra}}
+    asked = d.llm_api
+    given = {"llm_api.tuned": asked.tuned, "llm_api.file": asked.file and not asked.tuned}
+    given |= {f"llm_api.extra.{name}": True for name in asked.extra}
     return [{"option": name} for name, value in given.items() if value]
 
 
@@ -198,6 +201,17 @@ RULES = (
         when=lambda d: _ignored_options(d.llm_api.file, d.llm_api.version, FILE),
         failed="{failed}",
         source=EFFECTS,
+    ),
+    rule(
+        name="llm-api-tuned-file-is-here",
+        when=lambda d: (
+            d.llm_api.tuned is not None
+            and d.llm_api.tuned not in tuned_names()
+            and [{"hint": did_you_mean(d.llm_api.tuned, tuned_names())}]
+        ),
+        failed="llm_api.tuned='{d.llm_api.tuned}' is none of NVIDIA's files of which there is a copy here.",
+        allowed="Files of your own are llm_api.file=... {hint}",
+        source="pipelines/engines/tensorrt_llm/llm_api_options/tuned.json",
     ),
     rule(
         name="llm-api-options-have-one-place",

@@ -44,7 +44,7 @@ class TuningSettings(Group):
     """Options for speed left unset.
 
     Attributes:
-        name: recommended sets what NVIDIA's guides advise for a TensorRT engine, wherever it fits; plain leaves the
+        name: recommended sets what NVIDIA's guides and tuned files advise, wherever it fits; plain leaves the
             defaults of trtllm-build and the server. The CPU engine has nothing to set.
     """
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import yaml
 from pydantic import AfterValidator, Field, field_validator
 
-from pipelines.settings.base import ChoosingGroup, Group, OptionTable, Positive, Ranks, Tokens
+from pipelines.settings.base import ChoosingGroup, OptionTable, Positive, Ranks, Tokens
 
 Count = Annotated[int, Field(ge=0)]
 Switch = Literal["enable", "disable"]
@@ -319,14 +319,19 @@ def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return result
 
 
-class LlmApiSettings(Group):
+class LlmApiSettings(ChoosingGroup):
     """Options of TensorRT-LLM's LLM API without a setting of their own; engine=tensorrt_llm_llmapi reads them.
 
     Attributes:
+        tuned: path of one of NVIDIA's tuned files, of which there is a copy here; null is the nearest to model, GPU and
+            load with tuning=recommended, and none otherwise. `file` and `extra` win over it.
         file: a YAML file for `trtllm-serve --extra_llm_api_options`, such as those of NVIDIA's examples/configs.
         extra: options by name, as {moe_config: {backend: TRTLLM}}; they win over the file's.
     """
 
+    CHOSEN: ClassVar[tuple[str, ...]] = ("tuned",)
+
+    tuned: str | None = None
     file: Path | None = None
     extra: dict[str, Any] = Field(default_factory=dict)
 

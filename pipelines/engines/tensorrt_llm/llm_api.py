@@ -18,7 +18,8 @@ from pipelines.domain.errors import Fault, did_you_mean
 from pipelines.engines.tensorrt_llm.config import OWN_SETTINGS, flat
 
 FOLDER = Path(__file__).with_name("llm_api_options")
-EFFECTS = "effects"
+EFFECTS, TUNED = "effects", "tuned"
+"""Files in the folder that are no table."""
 RELEASED = 10**6
 """Counts as the number of a release candidate for a version that is none."""
 KINDS: dict[str, tuple[type, ...]] = {
@@ -99,13 +100,15 @@ class Asked:
 
     Attributes:
         version: of the TensorRT-LLM that will read them; None if the container's tag does not say it.
-        file: content of `llm_api.file`.
+        file: content of `llm_api.tuned` and `llm_api.file`, which wins over the former.
         extra: `llm_api.extra`, which wins.
+        tuned: `llm_api.tuned`.
     """
 
     version: str | None = None
     file: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
+    tuned: str | None = None
 
     @property
     def others(self) -> dict[str, Any]:
@@ -148,7 +151,11 @@ def without(options: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
 @cache
 def tables() -> tuple[Table, ...]:
     """Return all tables, the oldest version first."""
-    raw = [json.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.json") if path.stem != EFFECTS]
+    raw = [
+        json.loads(path.read_text(encoding="utf-8"))
+        for path in FOLDER.glob("*.json")
+        if path.stem not in (EFFECTS, TUNED)
+    ]
     return tuple(sorted((Table.of(each["version"], each["options"]) for each in raw), key=lambda t: numbers(t.version)))
 
 
@@ -201,6 +208,13 @@ def complaints(options: Mapping[str, Any], version: str | None, source: str) -> 
     verdicts = [{each.option: each for each in _Judge(table, source, title).judge(options)} for table in judges]
     wrong = [each for option, each in verdicts[-1].items() if all(option in verdict for verdict in verdicts)]
     return wrong + _contradictions(options, source) + _ignored(options, judges, source, title)
+
+
+@cache
+def tuned_names() -> tuple[str, ...]:
+    """Return the paths of NVIDIA's tuned files of which there is a copy."""
+    raw = json.loads((FOLDER / f"{TUNED}.json").read_text(encoding="utf-8"))["files"]
+    return tuple(each["file"] for each in raw)
 
 
 def either_version(judges: tuple[Table, ...]) -> str:

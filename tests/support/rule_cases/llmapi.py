@@ -46,6 +46,11 @@ CASES = {
     "llm-api-file-has-an-effect": Case(
         asked(file={"sampler_type": "auto"}), r"llm_api\.file: sampler_type='auto' has no effect", NOTHING
     ),
+    "llm-api-tuned-file-is-here": Case(
+        asked(tuned="examples/configs/curated/llama-3.3-7b.yaml"),
+        r"none of NVIDIA's files .*Did you mean 'examples/configs/curated/llama-3\.3-70b\.yaml'",
+        NOTHING,
+    ),
     "llm-api-options-have-one-place": Case(
         asked(extra={"max_batch_size": 8}), "max_batch_size is a setting here: build.max_batch_size", NOTHING
     ),

@@ -166,7 +166,7 @@ def test_plain_sets_nothing():
 def test_other_engines_have_nothing_to_set(engine):
     settings = load(*LLAMA_70B, "quant=fp8", "parallel=tp4")
     assert tune(settings, engine) == settings
-    assert [each.name for each in ENGINES.values() if each.recommends] == [TENSORRT_LLM.name]
+    assert [each.name for each in ENGINES.values() if each.recommends] == [TENSORRT_LLM.name, LLM_API.name]
 
 
 def test_what_is_chosen_does_not_count_as_given_and_is_chosen_anew():
