@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from pipelines.compress.config import PruningSettings, RecoverSettings
+from pipelines.loadgen.config import BenchmarkSettings
 from pipelines.settings.base import OptionTable, largest
 from pipelines.settings.by_hydra import compose_config, to_raw
 from pipelines.settings.groups import choices, groups
@@ -332,6 +333,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "workload.arrival": ("closed",),
     "workload.turns": ("1", "2"),
     "sizing.peak_percentile": ("50", "99.9"),
+    "sizing.prices.server_usd": ("9", "250000"),
     "sizing.slo.percentile": ("50", "95", "99.9"),
     "triton.guided_decoding_backend": ("null",),
     "triton.sink_token_length": ("null",),  # goes only with a window
@@ -344,6 +346,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "eval.fewshot_as_multiturn": ("null",),
     "eval.baseline_tp_size": ("1", "2", "4"),
     "eval.guided": ("false",),
+    "eval.answers": ("null",),
     "engine.openvino.dynamic_quantization": ("auto", "off"),
     "quant.fp4_inputs": ("max",),
     "quant.int4_scales": ("max",),
@@ -361,6 +364,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "manifests.access_mode": ("ReadWriteMany", "ReadOnlyMany"),
 }
 """Keys of which a plain configuration takes some values only, because of the model, the engine or another key."""
+LIMIT = "benchmark.slo.ttft_ms=500"
 BESIDE: dict[str, tuple[str, ...]] = {
     "quant.smoothquant_alpha": ("quant=int8_sq",),
     "quant.awq_alpha_step": ("quant=int4_awq",),
@@ -374,6 +378,9 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "sizing.peak_percentile": ("sizing.average_rate=2",),
     "sizing.measured_gpus": ("sizing.rate=2.4",),
     "benchmark.tp_size": ("benchmark.url=localhost:8001",),
+    "benchmark.api": ("benchmark.url=http://localhost:8000/v1",),
+    "benchmark.search": (LIMIT,),
+    **{f"benchmark.{name}": ("benchmark.search=max_load", LIMIT) for name in BenchmarkSettings.SEARCH},
     "triton.decoupled_mode": ("benchmark.streaming=false",),
 }
 """What else a key needs."""
