@@ -34,9 +34,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide the GPU from all tests but those of a GPU, asked for by their folders: others would compute there."""
+    """Hide the GPU from all tests but those of a GPU, asked for by their folders: others would compute there.
+
+    Examples of Hypothesis have no deadline: on a busy machine an import in the first one is enough to miss it.
+    """
     if not all(GPU_TESTS & set(Path(argument).parts) for argument in config.args):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if config.pluginmanager.hasplugin("hypothesispytest"):
+        from hypothesis import settings
+
+        settings.register_profile("no deadline", settings(), deadline=None)
+        settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session")

@@ -562,7 +562,7 @@ def test_every_setting_of_pruning_makes_another_model(key, value):
     assert changed(keys(start), keys(change(start, "calibration.size", 9))) == COMPARE  # prune.texts counts instead
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(picked=st.lists(st.sampled_from(sorted(MUST_RERUN)), min_size=1, max_size=4, unique=True))
 def test_several_changes_rerun_at_least_what_each_does(start, picked):
     """No combination of changes hides one of them."""

@@ -97,14 +97,14 @@ def test_a_slow_measurement_is_told_from_a_slow_night_by_measuring_again():
     assert alarms[2] < alarms[0] / 3
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(value=positive, nights=st.integers(5, 30), higher=st.booleans())
 def test_the_very_same_value_is_always_level(value, nights, higher):
     rule = ChangeRule(higher, 0.0, 0.001, 20, 4)
     assert {judged.state for judged in replay([value] * nights, rule)[4:]} == {"level"}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 10**6), power=st.integers(-20, 20))
 def test_units_do_not_matter(seed, power):
     """Milliseconds or seconds: the verdict is the same (a power of two scales without rounding)."""
@@ -113,7 +113,7 @@ def test_units_do_not_matter(seed, power):
     assert [j.state for j in replay(values, RATE)] == [j.state for j in replay(scaled, RATE)]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 10**6))
 def test_a_rate_and_its_time_are_judged_alike(seed):
     values = rates(random.Random(seed), 0.05, 15, 0.2, 3)
@@ -122,7 +122,7 @@ def test_a_rate_and_its_time_are_judged_alike(seed):
     assert [j.state for j in replay(values, RATE)] == [j.state for j in replay(times, other)]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(values=st.lists(st.one_of(st.none(), st.just(0.0), positive), max_size=40), restart=st.integers(0, 39))
 def test_any_series_gets_one_verdict_per_night_that_later_nights_do_not_change(values, restart):
     restarts = frozenset({restart})

@@ -31,7 +31,7 @@ THEIRS = re.compile(
 )
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(WORDS, min_size=1, max_size=3))
 @example(["quant=fp8,int4_awq"])
 @example(["build.max_batch_size=[1"])

@@ -105,7 +105,7 @@ def quick_hydra():
 
 EXAMPLES = int(os.environ.get("PLAIN_EXAMPLES", "40"))
 """Each takes a tenth of a second of processor time or more, nearly all of it Hydra's."""
-COMPARED = settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+COMPARED = settings(max_examples=EXAMPLES, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.thorough
@@ -168,7 +168,7 @@ def test_every_file_is_read_as_omegaconf_reads_it(subtests):
             assert same(load_yaml(text) or {}, OmegaConf.to_container(OmegaConf.create(text), resolve=False))
 
 
-@settings(max_examples=1000, deadline=None, derandomize=True)
+@settings(max_examples=1000, derandomize=True)
 @given(st.text("0123456789.eE+-_:xinfaINF~ytrue'\"#", min_size=1, max_size=10))
 @example("1e5")
 @example("1_0.5e3")

@@ -155,7 +155,7 @@ def test_the_bodies_themselves_are_fine(model: ServedModel) -> None:
 CASES = [(way, body, path) for way, bodies in BODIES.items() for body in bodies for path in places(body)]
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=600, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(CASES), st.sampled_from(RAW))
 def test_anything_anywhere_is_read_or_refused(model: ServedModel, case: Any, raw: str) -> None:
     way, body, path = case

@@ -33,7 +33,7 @@ def assert_same(left: SimulatedRun, right: SimulatedRun) -> None:
     assert left.end == pytest.approx(right.end, rel=1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(simulations())
 def test_every_request_and_iteration_is_as_the_plain_simulator_says(
     case: tuple[SchedulerLimits, OfferedLoad, Cost],
@@ -55,13 +55,13 @@ def test_every_request_and_iteration_is_as_the_plain_simulator_says(
         np.testing.assert_allclose(getattr(run.iterations, field.name), expected, **CLOSE, err_msg=field.name)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(simulations())
 def test_skipping_ahead_changes_nothing(case: tuple[SchedulerLimits, OfferedLoad, Cost]) -> None:
     assert_same(simulate(*case, iterations=True, backend="numpy"), simulate(*case, backend="numpy"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(simulations())
 def test_the_compiled_loop_says_what_the_plain_one_says(case: tuple[SchedulerLimits, OfferedLoad, Cost]) -> None:
     pytest.importorskip("numba")
@@ -69,7 +69,7 @@ def test_the_compiled_loop_says_what_the_plain_one_says(case: tuple[SchedulerLim
     assert_same(simulate(*case, iterations=True, backend="numba"), simulate(*case, iterations=True, backend="numpy"))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(simulations(), st.floats(0.01, 60))
 def test_a_run_that_is_cut_is_the_beginning_of_the_whole_run(
     case: tuple[SchedulerLimits, OfferedLoad, Cost], until: float

@@ -25,7 +25,7 @@ def tables(case: Case) -> tuple[SimulatedRun, Iterations, Stays]:
     return run, run.iterations, run.stays
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(simulations())
 def test_every_token_is_computed_once_without_a_pause_and_again_after_one(case: Case) -> None:
     engine, load, _ = case
@@ -37,7 +37,7 @@ def test_every_token_is_computed_once_without_a_pause_and_again_after_one(case: 
     assert len(stays.request) == len(load.isl) + int(run.requests.preemptions.sum())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(simulations())
 def test_times_of_a_request_are_in_order(case: Case) -> None:
     r = simulate(*case, backend="numpy").requests
@@ -46,7 +46,7 @@ def test_times_of_a_request_are_in_order(case: Case) -> None:
     assert (r.first_token <= r.end).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(simulations())
 def test_who_comes_first_is_admitted_first(case: Case) -> None:
     r = simulate(*case, backend="numpy").requests
@@ -54,7 +54,7 @@ def test_who_comes_first_is_admitted_first(case: Case) -> None:
     assert (np.diff(r.admitted) >= 0).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(simulations())
 def test_limits_of_the_engine_are_kept_in_every_iteration(case: Case) -> None:
     engine = case[0]
@@ -72,7 +72,7 @@ def test_limits_of_the_engine_are_kept_in_every_iteration(case: Case) -> None:
     assert (stays.slot < engine.slots).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(simulations())
 def test_a_static_batch_is_refilled_when_it_is_empty_only(case: Case) -> None:
     engine, load, cost = case
@@ -82,7 +82,7 @@ def test_a_static_batch_is_refilled_when_it_is_empty_only(case: Case) -> None:
         assert (stays.last[before] < joined).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(simulations())
 def test_every_slot_holds_one_request_at_a_time_and_the_picture_shows_it(case: Case) -> None:
     run, table, stays = tables(case)
@@ -101,7 +101,7 @@ def _paused_for_the_last_token(run: SimulatedRun, stays: Stays) -> int:
     return sum(int(stays.tokens[row] == 1 and run.requests.osl[request] > 1) for request, row in last.items())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(simulations())
 def test_the_same_simulation_gives_the_same_numbers(case: Case) -> None:
     one, two = (simulate(*case, backend="numpy").requests for _ in "ab")
@@ -109,7 +109,7 @@ def test_the_same_simulation_gives_the_same_numbers(case: Case) -> None:
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(simulations())
 def test_records_of_simulated_requests_summarise_like_measured_ones(case: Case) -> None:
     run, _, _ = tables(case)

@@ -78,7 +78,7 @@ def rate_of(asked):
         return 0.0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     ttft=st.floats(40, 3000), itl=st.floats(8, 80), tighter=st.floats(0.5, 1.0), isl=st.integers(50, 3000),
     osl=st.integers(2, 300),
@@ -91,7 +91,7 @@ def test_a_tighter_limit_never_serves_more(ttft, itl, tighter, isl, osl):
     assert rate_of(strict) <= rate_of(asked) * 1.06
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(percentile=st.floats(50, 98), isl=st.integers(200, 2000))
 def test_a_higher_percentile_never_serves_more(percentile, isl):
     asked = question(isl=np.full(1000, isl), slo=Slo("given", ttft_ms=150), percentile=percentile)

@@ -37,7 +37,7 @@ def known(other, targets, k):
     return KnownTokens(ids, np.take_along_axis(logprobs, ids, axis=1), targets, logprobs[each, targets])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(PAIRS)
 def test_the_bound_is_never_above_the_divergence(drawn):
     reference, other, targets, k = drawn
@@ -53,7 +53,7 @@ def test_the_bound_is_never_above_the_divergence(drawn):
             assert found.known_mass == pytest.approx(1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(PAIRS, st.integers(0, 2**32 - 1))
 def test_it_holds_for_log_probabilities_that_were_rounded(drawn, seed):
     reference, other, targets, k = drawn

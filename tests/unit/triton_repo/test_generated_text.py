@@ -77,7 +77,7 @@ SPECS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ANY_SETTINGS, SPECS, st.sampled_from(["float32", "float16", "bfloat16"]))
 def test_every_text_reads_back_and_holds_no_placeholder(given_settings, spec, logits_dtype):
     limits = replace(LIMITS, logits_dtype=logits_dtype)
