@@ -14,6 +14,7 @@ import ast
 import os
 import random
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,7 @@ OPERATORS: dict[str, dict[type[ast.AST], tuple[str, str]]] = {
 ENDS = re.compile(r"cancel|close|stop|release|clear|unlink|kill|wait|flush|fsync|remove|pop|terminate|replace|set")
 KINDS = (*OPERATORS, "off by one", "lost call", "swapped values", "turned condition")
 SERVED = ["tests/contract/models", "tests/contract/triton_repo"]  # tests of modules that only a server imports
+WORDS = ["-m", "not thorough", "--hypothesis-profile=ci"]
 LIMIT_S = 900  # for the tests of one fault; a fault that makes them hang is found
 
 
@@ -229,7 +231,7 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=40, help="how many (default: 40)")
     parser.add_argument("--seed", type=int, default=1, help="which (default: 1)")
     parser.add_argument("--files", type=int, default=40, help="nearest test files that run for each (default: 40)")
-    parser.add_argument("words", nargs="*", help="words for pytest (default: -m 'not thorough')")
+    parser.add_argument("words", nargs="*", help=f"words for pytest (default: {shlex.join(WORDS)})")
     asked = parser.parse_args()
     faults, verdicts = draw(ROOT, asked.faults, asked.seed), list[bool | None]()
     with tempfile.TemporaryDirectory() as folder:
@@ -240,7 +242,7 @@ def main() -> int:
             shutil.copy(ROOT / name, root / name, follow_symlinks=False)
         for number, fault in enumerate(faults, 1):
             start, files = time.monotonic(), nearest(root, fault.file, asked.files) or SERVED
-            found, said = verdict(root, fault, files, asked.words or ["-m", "not thorough"])
+            found, said = verdict(root, fault, files, asked.words or WORDS)
             verdicts.append(found)
             print(f"{number:2} {fault}\n   {said}, {time.monotonic() - start:.0f} s", flush=True)  # noqa: T201
     counts = f"{verdicts.count(True)} found, {verdicts.count(False)} not found, {verdicts.count(None)} unknown"

@@ -9,7 +9,7 @@ import pytest
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.compress.config import SparsitySettings
 from pipelines.compress.quantizing import quantize
-from pipelines.compress.sparsifying import sparsify
+from pipelines.compress.sparsifying import link_small_files, sparsify
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import PARTIAL
@@ -91,6 +91,8 @@ def test_the_folder_is_complete_and_small_files_are_links(models, texts, tmp_pat
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in models["llama"].iterdir()}
     assert (tmp_path / "config.json").samefile(models["llama"] / "config.json")
     assert not (tmp_path / "model.safetensors").samefile(models["llama"] / "model.safetensors")
+    link_small_files(models["llama"], tmp_path)  # a run that was stopped here links them again
+    assert (tmp_path / "config.json").samefile(models["llama"] / "config.json")
 
 
 @pytest.mark.parametrize("qformat", [QFormat.FP8, QFormat.NONE])

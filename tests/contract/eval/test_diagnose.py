@@ -17,8 +17,9 @@ from eval.diagnose.run import diagnose
 from pipelines.compress.simulating import SimulatedModel
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
-from tests.support.diagnosed import Deployments, Places
-from tests.support.planted_faults import FAULTS, FP8, LLAMA, at, in_checkpoint, scaled
+from tests.support.diagnosed import Deployments, Places, Recipe
+from tests.support.planted_faults import FAULTS, FP8, LLAMA, Tensors, at, in_checkpoint, in_engine, scaled
+from tests.support.small_models import write_model
 
 CHEAP = ("a weight times 1.05", "two layers exchanged", "attention scale 1 / head size")
 
@@ -61,6 +62,22 @@ def test_a_planted_fault_is_named(name: str, made: Deployments, tmp_path: Path) 
     first = accused.findings[0]
     assert (accused.stage, first.layer) == (fault.stage, fault.layer)
     assert fault.tensor in first.tensor
+
+
+def test_an_engine_without_a_bias_of_its_checkpoint_is_named(made: Deployments, tmp_path: Path) -> None:
+    write_model(made.root / "model-qwen2", "qwen2")
+    places = made.copied(Recipe("qwen2"), tmp_path / "copy", served=False)
+    bias = "transformer.layers.1.attention.qkv.bias"
+
+    def without(tensors: Tensors) -> None:
+        del tensors[bias]
+
+    in_engine(without)(places)
+    accused = diagnosed(places, tmp_path / "log").accused
+    assert accused is not None
+    first = accused.findings[0]
+    assert (accused.stage, first.layer, first.tensor) == (Place.CPU_ENGINE, 1, bias)
+    assert "the bias is not added" in first.cause
 
 
 def test_a_fault_of_the_calibration_is_modelopts(made: Deployments, tmp_path: Path) -> None:

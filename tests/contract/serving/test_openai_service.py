@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import multiprocessing
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -256,3 +258,6 @@ def test_without_a_server_behind_the_answer_is_unavailable(echo_repository: Path
         assert "trtllm_backend_up 0.0" in http_client.get("/metrics").text
         counted = 'trtllm_request_error_total{model_name="echo",reason="unavailable",status="503"} 1.0'
         assert counted in http_client.get("/metrics").text
+        (reader,) = multiprocessing.active_children()
+    reader.join(30)
+    assert reader.exitcode == -signal.SIGKILL, "a request that is being read does not delay the end of the service"

@@ -391,6 +391,10 @@ def test_impossible_combinations_are_refused(tmp_path, model, overrides, message
         plan(tmp_path, [f"model.path={model}", *overrides], "all")
 
 
+def test_the_longest_request_that_the_engine_takes_is_no_fault(tmp_path, model):
+    assert plan(tmp_path, [f"model.path={model}", "workload.isl=1024", "workload.osl=1024"], "all").steps
+
+
 def test_what_does_not_fit_the_gpu_is_refused_with_what_would(tmp_path):
     """Llama 3.1 70B at 16 bit: 131.4 GiB of weights and 64 MiB of rotary angles (131,072 x 128 x 4 bytes)."""
     big = replace(MACHINE, memory_bytes=2**40)

@@ -54,6 +54,13 @@ def test_more_ranks_than_a_server_has_are_not_offered(tmp_path):
         plan(tmp_path, [*words, "hardware.gpus_per_server=4"])
 
 
+def test_ranks_that_divide_the_heads_are_offered(tmp_path):
+    """At 16 bit, 8B needs 8 GPUs of 4 GB; 8 divides its 32 heads, not its 36 layers."""
+    words = ["model=qwen3_8b", "hardware=l4", "hardware.memory_gb=4", "quant=int4_awq", "build.tp_size=2"]
+    with pytest.raises(UserError, match=r"Add eval\.baseline_tp_size=8, or"):
+        plan(tmp_path, [*words, "build.max_batch_size=1", "build.max_num_tokens=1024"])
+
+
 def test_the_rules_hold_for_the_baseline_too(tmp_path):
     with pytest.raises(UserError, match=r"16-bit baseline \(eval\.baseline_tp_size=3\): tp_size=3 does not divide"):
         plan(tmp_path, ["model=llama_3_1_8b", "eval.baseline_tp_size=3"])

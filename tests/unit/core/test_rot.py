@@ -256,6 +256,12 @@ def test_verify_of_the_store_leaves_out_what_an_older_version_made(tmp_path, cap
         verify(f"verify.path={first}")
 
 
+@pytest.mark.parametrize("key", ["verify.path", "paths.store"])
+def test_verify_of_nothing_is_refused(key, tmp_path):
+    with pytest.raises(UserError, match=rf"{key}='.*/absent' cannot be verified: there is no such folder"):
+        verify(f"{key}={tmp_path / 'absent'}")
+
+
 def test_verify_reads_the_disk_and_not_what_is_known(tmp_path):
     """Damage that changes no time of the file: as if the cache had hashed the file after it."""
     first, _ = two_artifacts(tmp_path)

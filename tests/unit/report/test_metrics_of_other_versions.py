@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pipelines.document.show import NONE
+from pipelines.document.show import NONE, number
 from pipelines.domain import metrics
 from pipelines.domain.benchmark import DISTRIBUTIONS, BenchmarkResult, Distribution, Summary
 from pipelines.domain.errors import UserError
@@ -44,6 +44,16 @@ def test_a_metric_that_an_earlier_result_lacks_is_a_dash() -> None:
     gaps = [cells for cells in percentiles_table(run_of(result)).rows if cells[0] == "token gap"]
     assert gaps == [("token gap", "4", "0", *[NONE] * 7)]
     assert "concurrency req/s" in benchmark_table(result)
+
+
+def test_several_gpus_have_rates_of_each() -> None:
+    result = BenchmarkResult.from_json(stored())
+    one, two = (levels_table(run_of(replace(result, gpu_count=gpus))) for gpus in (1, 2))
+    per_gpu = [at for at, column in enumerate(two.columns) if column.title.endswith("/GPU")]
+    assert (len(two.columns) - len(one.columns), len(per_gpu)) == (2, 2)
+    tokens_per_s = result.levels[0].summary.output_tokens_per_s
+    assert tokens_per_s is not None
+    assert two.rows[0][per_gpu[0]] == number(tokens_per_s / 2)
 
 
 def test_what_a_later_version_added_is_left_out() -> None:

@@ -296,3 +296,22 @@ def test_an_error_of_a_chat_has_the_names_of_responses():
     assert in_its_words(error).body()["error"] == {
         "message": "'input' has 300 tokens.", "type": "x", "param": "input", "code": "context_length_exceeded"
     }  # fmt: skip
+
+
+NEUTRAL = {"n": 1, "stream": False, "stop": [], "min_tokens": 0, "presence_penalty": 0, "repetition_penalty": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tokens", 2), ("temperature", 0.5), ("n", 2), ("stream", True), ("stop", "a"), ("stop_token_ids", [5]),
+        ("min_tokens", 1), ("presence_penalty", 1), ("frequency_penalty", 1), ("repetition_penalty", 2),
+        ("logit_bias", {"5": 1}), ("guided_regex", "a"),
+    ],
+)  # fmt: skip
+def test_a_scored_prompt_is_asked_for_with_nothing_that_changes_tokens(name: str, value: object) -> None:
+    scored: dict[str, Any] = {"model": "m", "prompt": "p", "echo": True, "logprobs": 1, "max_tokens": 1}
+    CompletionRequest(**{**scored, "temperature": 0, **NEUTRAL}).refuse_unsupported()
+    with pytest.raises(ApiError, match=f"'{name}' = .* is not supported here. With echo and logprobs") as refused:
+        CompletionRequest(**{**scored, "temperature": 0, name: value}).refuse_unsupported()
+    assert refused.value.param == name

@@ -69,6 +69,12 @@ def test_instances_go_when_the_load_does_and_do_not_swing():
     assert (np.diff(late) <= 0).all()
 
 
+@pytest.mark.parametrize("rate", [10, 14])
+def test_a_signal_at_its_bound_changes_nothing(rate):
+    """Two instances of 10/s use 0.5 of their KV cache at 10/s and 0.7 at 14/s: not below down_at, not above up_at."""
+    assert set(replay(steady(rate), signal="kv_use", drawn=False).ready) == {2}
+
+
 def test_a_day_costs_less_than_the_fixed_fleet():
     rates = day_rates(BUSINESS, 60.0, 10.0)
     fixed = replay(rates, least=8, most=8, seed=3)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from pipelines.predict.simulator.interface import OfferedLoad
 from pipelines.predict.simulator.run import simulate
-from pipelines.predict.sizing.instance import FULL, Instance, instance, watch
+from pipelines.predict.sizing.instance import FULL, Instance, input_share, instance, saturation, watch
 from pipelines.predict.sizing.question import Question
 from tests.support.sizing_questions import COUNT, made_up, question
 
@@ -64,3 +65,27 @@ def test_a_request_that_takes_the_place_of_another_does_not_count_twice() -> Non
 def test_a_pause_says_that_the_cache_was_full() -> None:
     one, _, _ = held(ASKED, kv_blocks=60, admission="MAX_UTILIZATION")
     assert watch(ASKED, one, ARRIVAL, 25).full == "KV cache"
+
+
+def test_saturation_is_measured_between_the_filling_and_the_emptying_of_the_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 1,000 requests those after half and up to 85 % end four times as fast as the others."""
+    middle = (np.arange(COUNT) > COUNT // 2) & (np.arange(COUNT) <= 17 * COUNT // 20)
+    ends = np.cumsum(np.where(middle, 0.25, 1.0))
+    ran = SimpleNamespace(end=ends[-1], requests=SimpleNamespace(end=ends))
+    monkeypatch.setattr("pipelines.predict.sizing.instance.simulate", lambda *_: ran)
+    setup = next(ASKED.setups())
+    one = instance(ASKED, setup, made_up(setup))
+    placed = replace(one.placed, concurrency=replace(one.placed.concurrency, requests=1))
+    assert saturation(ASKED, replace(one, placed=placed)) == pytest.approx(4.0)
+
+
+def test_the_share_of_the_prompts_is_what_they_add_to_an_iteration() -> None:
+    """A prompt of 100 tokens attends to 100 * 50 and adds a second here; an answer has two iterations of a second."""
+    asked = question(isl=np.full(COUNT, 100), osl=np.full(COUNT, 3))
+    cost = SimpleNamespace(window=0, seconds=lambda *_, q_ctx=0.0, **__: 1 + q_ctx / (100 * 50))
+    one = SimpleNamespace(costed=SimpleNamespace(cost=cost), setup=SimpleNamespace(pp=1))
+    for batch, share in ((1, 1 / 3), (2, 1 / 2)):
+        found = SimpleNamespace(seen=SimpleNamespace(batch=batch))
+        assert input_share(asked, one, found) == pytest.approx(share)  # type: ignore[arg-type]

@@ -126,6 +126,12 @@ def test_equal_inputs_in_folders_of_other_names_give_equal_repositories(tmp_path
     assert files[0] == files[1]
 
 
+def test_the_stage_takes_an_engine_of_its_ranks(tmp_path):
+    stage = WriteRepository("tensorrt_llm", TritonSettings(), None, True, False, "llama", "fp8", tp_size=2, pp_size=1)
+    inputs = {"engine": write_engine(tmp_path / "engine", tp_size=2), "model": write_tokenizer(tmp_path / "model")}
+    assert stage.run(inputs, tmp_path / "out", SilentProgress())["flavour"] == "tensorrt_llm"
+
+
 def test_a_symbolic_link_of_a_cache_becomes_a_file(tmp_path):
     """The Hub's cache is made of them, and they would not survive a copy."""
     write_tokenizer(tmp_path / "model")
