@@ -4,9 +4,9 @@
     python -m scripts.published_fit --steps 1      # change the fit very little, validate again
     python -m scripts.published_fit.accuracy_docs  # docs/sizing.md from the result
 
-Reads pipelines/predict/published/data/published.csv.gz (public measurements, each with its source) and the current
+Reads scripts/published/data/published.csv.gz (public measurements, each with its source) and the current
 pipelines/predict/performance/parameters.json (the starting point of the fit). Writes that file, which sizing and
-`python -m pipelines.predict.published.predict` use, and cross_validation.csv.gz next to this script.
+`python -m scripts.published.predict` use, and cross_validation.csv.gz next to this script.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import csv
 import gzip
 import hashlib
 import io
+import math
+import re
 import sys
 import time
 from collections import Counter
@@ -29,11 +31,11 @@ import numpy as np
 from pipelines.host.files import write_bytes, write_json
 from pipelines.predict.performance.performance import WIDER
 from pipelines.predict.performance.physics import BOUNDS, FILE, Parameters
-from pipelines.predict.published import bench as closed_loop
-from pipelines.predict.published.bench import StackedCases
-from pipelines.predict.published.cases import PUBLISHED, PublishedCase, case_of, read_rows
-from pipelines.predict.published.predict import NORMAL_80
-from pipelines.predict.published.predict import block_of as neighbours_block
+from scripts.published import bench as closed_loop
+from scripts.published.bench import StackedCases
+from scripts.published.cases import PUBLISHED, PublishedCase, case_of, read_rows
+from scripts.published.predict import NORMAL_80
+from scripts.published.predict import block_of as neighbours_block
 from scripts.published_fit.accuracy import GOALS, UNSEEN, VALIDATED, goals_of
 from scripts.published_fit.crossvalidation import FOLDS, Neighbours, folds, refit, score
 from scripts.published_fit.fit import Design, Fitted, fit
@@ -58,6 +60,9 @@ def main() -> None:
     parser.add_argument(
         "--more", action="store_true", help="recompute transfer and ablations too (default: keep their last results)"
     )
+    parser.add_argument(
+        "--only", metavar="PATTERN", help="fit only what matches PARAMETER LABEL; the rest stays as it is"
+    )
     options = parser.parse_args()
     rows = [row for row in read_rows(PUBLISHED) if not row["suspect"]]
     cases = [case_of(row) for row in rows]
@@ -70,7 +75,15 @@ def main() -> None:
         sys.stderr.write(f"{time.monotonic() - began:6.0f} s  {text}\n")
 
     start = design.theta(Parameters.load())
-    fitted = fit(design, bench.log_predicted, measured, start=start, steps=options.steps, difference=STEP, tell=tell)
+    if options.only:
+        chosen = np.array([bool(re.search(options.only, " ".join(column))) for column in design.columns])
+        part = design.only(chosen, start)
+        some = fit(
+            part, bench.log_predicted, measured, start=start[chosen], steps=options.steps, difference=STEP, tell=tell
+        )
+        start[chosen] = some.theta
+    steps = 0 if options.only else options.steps
+    fitted = fit(design, bench.log_predicted, measured, start=start, steps=steps, difference=STEP, tell=tell)
     errors = -fitted.residuals
     neighbours = Neighbours.fit(bench, errors)
     tell("kernels fitted")
@@ -136,7 +149,9 @@ def scales(block: Any, corrected: Any, spread: Any) -> dict[str, float]:
 
 def parameters_of(design: Design, fitted: Fitted) -> dict[str, Any]:
     """Return shared values with 90 % intervals (from the covariance of the fit) and offsets."""
-    found = design.parameters(fitted.theta)
+    found, before = design.parameters(fitted.theta), Parameters.load().shared
+    same = {name: value for name, value in before.items() if math.isclose(value, found.shared[name], rel_tol=1e-12)}
+    found = replace(found, shared={**found.shared, **same})  # not rounded again by the logarithm
     width = dict(zip(design.columns, 1.645 * np.sqrt(np.diag(fitted.covariance)), strict=True))
     return {
         name: {

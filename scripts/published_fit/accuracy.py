@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.predict.published.cases import PublishedCase
+from scripts.published.cases import PublishedCase
 
 VALIDATED = Path(__file__).with_name("cross_validation.csv.gz")
 """The prediction for each published row when its group was left out of the fit."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipelines.host.files import write_text
 from pipelines.predict.performance.physics import BOUNDS, Parameters
-from pipelines.predict.published.cases import PUBLISHED, read_rows
+from scripts.published.cases import PUBLISHED, read_rows
 from scripts.published_fit.accuracy import GOALS, VALIDATED, verdict
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -39,9 +39,9 @@ and models of the same shape) are in the same fold. An error is |predicted / mea
 
 To predict a table of your own cases:
 
-    python -m pipelines.predict.published.predict --cases FILE.csv --out FILE.csv
+    python -m scripts.published.predict --cases FILE.csv --out FILE.csv
 
-Data and licences: [pipelines/predict/published/data](../pipelines/predict/published/data/README.md). This section
+Data and licences: [scripts/published/data](../scripts/published/data/README.md). This section
 is written by `python -m scripts.published_fit.accuracy_docs` from `pipelines/predict/performance/parameters.json`; no
 number is typed by hand.
 
@@ -59,7 +59,7 @@ The shaded band marks errors within 20 %; colours are frameworks.
 
 - *Formula*: physics and fitted parameters alone, as used by sizing and simulation.
 - *With neighbours*: corrected by the errors of similar measured cases, as written by
-  `pipelines.predict.published.predict`.
+  `scripts.published.predict`.
 - *90 % below*: the error that 90 % of the rows do not exceed.
 - *Held*: share of measurements inside the 80 % interval.
 
@@ -93,12 +93,12 @@ and offsets by framework, GPU, format and link.
 
 ### Limits of the performance model
 
-- TTFT at high concurrency depends on the protocol (number of requests, whether the initial burst counts, client
-  delay). Without knowing the protocol, it cannot be predicted to better than about 15 %.
-- The formula predicts SGLang's TTFT and the MLPerf server TTFT badly, because it does not model their queues.
-  MLPerf's TTFT is taken as a share of its limit, and the layout (ranks) of MLPerf systems is assumed to be the
-  smallest that fits.
-- The replayed ShareGPT traces (vLLM 0.19) use assumed lengths.
+- TTFT of 64 users and more depends on the protocol (number of requests, whether the initial burst counts, client
+  delay), which most sources do not state: its mean error is two to four times that of fewer users.
+- MLPerf's TTFT is taken as a share of its limit, because results do not state how close to saturation a submitter
+  went, and the layout (ranks) of MLPerf systems is assumed to be the smallest that fits.
+- Open loops near saturation amplify errors: 15 % in the time of an iteration are 44 % in the mean TTFT of a trace.
+- Open loops of vLLM that no fit has seen are in [benchmarks](benchmarks.md#open-loops-that-no-fit-has-seen).
 - Some rows of Splitwise's prefill timed the queue rather than the GPU; they dominate its MAPE.
 - These are averages over published numbers, and your engine is one engine. Measure it and
   [fit the model to it](benchmarking.md#fit-the-performance-model-to-a-benchmark).

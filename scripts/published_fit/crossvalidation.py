@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.predict.published.bench import StackedCases
-from pipelines.predict.published.predict import KINDS, SMOOTH, Kernel, Points, block_of, correct, points
+from scripts.published.bench import StackedCases
+from scripts.published.predict import KINDS, SMOOTH, Kernel, Points, block_of, correct, points
 from scripts.published_fit.fit import Design, Fitted, solve
 from scripts.published_fit.kernels import fit_kernel
 

@@ -8,8 +8,8 @@ parameter is taken for each row; the chain to shared values and offsets is linea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,12 +35,14 @@ class Design:
         members: the rows that each element affects, bool[elements, rows].
         mean: prior of each element (logarithm of the shared value, 0 for an offset).
         spread: standard deviation of each prior.
+        fixed: logarithms by parameter to add to what the elements give, float64[rows]; nothing if all are fitted.
     """
 
     columns: tuple[tuple[str, str], ...]
     members: Any
     mean: Any
     spread: Any
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, labels: Sequence[Sequence[str]]) -> Design:
@@ -67,8 +69,17 @@ class Design:
         found = {}
         for name, bounds in BOUNDS.items():
             mine = [index for index, (each, _) in enumerate(self.columns) if each == name]
-            found[name] = np.clip(np.exp(theta[mine] @ self.members[mine]), *bounds)
+            found[name] = np.clip(np.exp(theta[mine] @ self.members[mine] + self.fixed.get(name, 0.0)), *bounds)
         return found
+
+    def only(self, chosen: Any, theta: Any) -> Design:
+        """Return the design of the chosen elements, bool[elements]; the others keep the values of `theta`."""
+        fixed = {}
+        for name in BOUNDS:
+            rest = [index for index, (each, _) in enumerate(self.columns) if each == name and not chosen[index]]
+            fixed[name] = theta[rest] @ self.members[rest]
+        columns = tuple(column for column, one in zip(self.columns, chosen, strict=True) if one)
+        return Design(columns, self.members[chosen], self.mean[chosen], self.spread[chosen], fixed)
 
     def jacobian(self, slopes: Mapping[str, Any]) -> Any:
         """Convert slopes along parameters per row to slopes along the elements, float64[rows, elements]."""
@@ -100,14 +111,16 @@ class Design:
         )
 
 
-def slopes(predict: Predict, values: Mapping[str, Any], step: float) -> dict[str, Any]:
-    """Return central differences of log(predicted) along the logarithm of each parameter.
+def slopes(predict: Predict, values: Mapping[str, Any], step: float, moving: Container[str] = BOUNDS) -> dict[str, Any]:
+    """Return central differences of log(predicted) along the logarithm of each moving parameter.
 
     The step is wide because a simulated closed loop is not smooth: a request that arrives a moment later joins another
     iteration. A parameter at its upper bound has slope zero, so that only its prior pulls it back within the bound.
     """
     found = {}
     for name, (low, high) in BOUNDS.items():
+        if name not in moving:
+            continue
         value = values[name]
         above = predict({**values, name: np.minimum(value * math.exp(step), high)})
         below = predict({**values, name: np.maximum(value * math.exp(-step), low)})
@@ -159,7 +172,8 @@ def fit(
     latest = np.zeros((len(log_measured), len(design.mean)))
 
     def jacobian(theta: Any) -> Any:
-        latest[:] = design.jacobian(slopes(predict, design.values(theta), difference))
+        moving = {name for name, _ in design.columns}
+        latest[:] = design.jacobian(slopes(predict, design.values(theta), difference, moving))
         tell("slopes computed")
         return latest
 

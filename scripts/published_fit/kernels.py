@@ -1,4 +1,4 @@
-"""Fit the kernels of `pipelines.predict.published.predict` to the errors of measured cases."""
+"""Fit the kernels of `scripts.published.predict` to the errors of measured cases."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.predict.published.predict import LIMIT, Kernel, Points
+from scripts.published.predict import LIMIT, Kernel, Points
 
 LENGTHS = (1.5, 1.5, 1.0, 1.5)
 ALIKE = (1.5, 0.0, 0.0, 0.0, 0.0, -1.0, -1.0)

@@ -30,7 +30,7 @@ def tables(case: Case) -> tuple[SimulatedRun, Iterations, Stays]:
 def test_every_token_is_computed_once_without_a_pause_and_again_after_one(case: Case) -> None:
     engine, load, _ = case
     run, table, stays = tables(case)
-    cached = np.minimum(engine.prefix_tokens, load.isl - 1)
+    cached = np.minimum(engine.prefix_tokens if load.cached is None else load.cached, load.isl - 1)
     once = int((load.isl - cached + load.osl - 1).sum())
     assert int(table.tokens.sum()) == once if not run.requests.preemptions.any() else table.tokens.sum() > once
     assert int(stays.tokens.sum()) == int(load.osl.sum())

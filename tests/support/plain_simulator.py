@@ -58,12 +58,13 @@ class PlainSimulator:
         self.running: list[Plain] = []
         self.rows: list[Row] = []
         self.refused = ""
-        self.now = 0.0
+        self.now = self.previous = self.visible = 0.0
 
     # KV blocks that requests hold and need
 
     def cached(self, r: Plain) -> int:
-        return min(self.engine.prefix_tokens, r.isl - 1)
+        cached = self.engine.prefix_tokens if self.load.cached is None else int(self.load.cached[r.index])
+        return min(cached, r.isl - 1)
 
     def own_blocks(self, r: Plain, tokens: int) -> int:
         size = self.engine.tokens_per_block
@@ -89,7 +90,7 @@ class PlainSimulator:
     # One iteration
 
     def waiting(self) -> list[Plain]:
-        return [r for r in self.requests if r.arrival <= self.now and not r.done() and r not in self.running]
+        return [r for r in self.requests if r.arrival <= self.visible and not r.done() and r not in self.running]
 
     def pause(self) -> None:
         while self.used() > self.pool():
@@ -162,6 +163,7 @@ class PlainSimulator:
 
     def step(self) -> bool:
         """Run one iteration (or wait for an arrival); return False at the end."""
+        self.visible = self.previous if self.engine.ahead and self.running else self.now
         self.pause()
         plan = self.plan()
         decoding = [r for r in self.running if not r.prefilling()]
@@ -174,6 +176,7 @@ class PlainSimulator:
         queue = len(self.waiting())
         used = self.used() + shared
         self.rows.append(Row(self.now, seconds, len(decoding), len(plan), tokens, queue, self.refused, used, kv))
+        self.previous = self.now
         self.now += seconds
         self.yield_tokens(decoding, plan)
         return True

@@ -35,6 +35,9 @@ def simulations(draw: st.DrawFn) -> tuple[SchedulerLimits, OfferedLoad, Cost]:
     osl = draw(st.lists(st.integers(1, 30), min_size=n, max_size=n))
     block = draw(st.sampled_from([1, 4, 8]))
     prefix = draw(st.sampled_from([0, 0, 5, 16]))
+    cached = draw(
+        st.none() if prefix else st.none() | st.lists(st.integers(0, 40), min_size=n, max_size=n).map(np.array)
+    )
     largest = max(-(-(i + o) // block) - min(prefix, i - 1) // block for i, o in zip(isl, osl, strict=True))
     engine = SchedulerLimits(
         policy=draw(st.sampled_from(["static", "inflight", "inflight_chunked", "one_prefill"])),
@@ -44,6 +47,7 @@ def simulations(draw: st.DrawFn) -> tuple[SchedulerLimits, OfferedLoad, Cost]:
         kv_blocks=draw(st.one_of(st.none(), st.integers(0, 20).map(lambda spare: largest + prefix // block + spare))),
         tokens_per_block=block,
         prefix_tokens=prefix,
+        ahead=draw(st.booleans()),
     )
     cost: Cost = draw(
         st.one_of(st.just(SECONDS), st.builds(TickCost, st.sampled_from([1, 2, 3]), st.just(1), st.integers(1, 3)))
@@ -52,9 +56,9 @@ def simulations(draw: st.DrawFn) -> tuple[SchedulerLimits, OfferedLoad, Cost]:
         delay = draw(st.sampled_from([0.0, 0.013, 2.7]))
         return (
             engine,
-            OfferedLoad(np.array(isl), np.array(osl), users=draw(st.integers(1, 8)), client_delay=delay),
+            OfferedLoad(np.array(isl), np.array(osl), users=draw(st.integers(1, 8)), client_delay=delay, cached=cached),
             cost,
         )
     unit = 1.0 if isinstance(cost, TickCost) else 0.01
     gaps = draw(st.lists(st.floats(0, 20), min_size=n, max_size=n))
-    return engine, OfferedLoad(np.array(isl), np.array(osl), arrival=np.cumsum(gaps) * unit), cost
+    return engine, OfferedLoad(np.array(isl), np.array(osl), arrival=np.cumsum(gaps) * unit, cached=cached), cost

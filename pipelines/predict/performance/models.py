@@ -18,10 +18,13 @@ from pipelines.store.sources import model_config
 MODELS = Path(__file__).parent / "models.csv"
 """Dimensions of public models under the names of `ModelShape`'s fields, each row with its source."""
 
-SAME_SHAPE = {"llama-3.3-70b": "llama-3.1-70b", "mistral-7b": "mistral-7b-v0.3", "mistral-7b-v0.2": "mistral-7b-v0.3"}
+SAME_SHAPE = {
+    "llama-3.3-70b": "llama-3.1-70b", "mistral-7b": "mistral-7b-v0.3", "mistral-7b-v0.2": "mistral-7b-v0.3",
+    "qwen3-30b-a3b-2507": "qwen3-30b-a3b",
+}  # fmt: skip
 """Names of models with the dimensions of another row (TensorRT-LLM's benchmarks do not use a sliding window)."""
-DECORATION = re.compile(r"(-instruct|-chat|-it|-hf|-base)+$")
-"""Suffixes that people append to a model's name."""
+DECORATION = re.compile(r"-(instruct|chat|it|hf|base)(?=-|$)")
+"""Words that publishers add to a model's name."""
 
 
 def known_model(settings: Settings) -> ModelShape:
@@ -51,15 +54,24 @@ def model_named(text: str) -> ModelShape:
     Raises:
         UserError: it is not known; suggests the nearest name.
     """
-    shapes = models()
-    name = DECORATION.sub("", text.strip().lower().split("/")[-1].removeprefix("meta-"))
-    shape = shapes.get(SAME_SHAPE.get(name, name))
+    shapes, name = models(), _plain(text)
+    shape = shapes.get(SAME_SHAPE.get(name, name)) or _on_hub().get(name)
     if shape is None:
         names = sorted([*shapes, *SAME_SHAPE])
         raise UserError(
             f"The model '{text}' is not known.", allowed=f"Known: {', '.join(names)}.", todo=did_you_mean(name, names)
         )
     return shape
+
+
+def _plain(text: str) -> str:
+    return DECORATION.sub("", text.strip().lower().split("/")[-1].removeprefix("meta-"))
+
+
+@cache
+def _on_hub() -> Mapping[str, ModelShape]:
+    with MODELS.open(encoding="utf-8", newline="") as lines:
+        return {_plain(row["hf_id"]): models()[row["model"]] for row in csv.DictReader(lines)}
 
 
 @cache

@@ -36,6 +36,7 @@ class Framework:
         admission: how requests get KV blocks.
         kv_follows: whether the KV cache is 8 bit when the weights are FP8 or FP4.
         chunked: whether prompts are processed in chunks beside decoding requests.
+        ahead: whether a batch is chosen while the previous iteration runs.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Framework:
     admission: Admission
     kv_follows: bool
     chunked: bool
+    ahead: bool = False
 
 
 KNOWN = "TensorRT-LLM <version>, vLLM <version>, SGLang <version>, NIM <version>"
@@ -64,8 +66,10 @@ def framework_named(text: str) -> Framework:
             family = "trtllm-mlperf"
         elif version and int(version[1]) == 0:
             family = "trtllm-static" if int(version[2]) < 10 else "trtllm-cpp"
-        engine = "pytorch" if family == "trtllm-torch" else "tensorrt"
-        return Framework(name, family, engine, "GUARANTEED_NO_EVICT", True, family == "trtllm-torch")
+        torch = family == "trtllm-torch"
+        return Framework(
+            name, family, "pytorch" if torch else "tensorrt", "GUARANTEED_NO_EVICT", True, chunked=torch, ahead=torch
+        )
     if lower.startswith("nim"):
         return Framework(name, "nim", "tensorrt", "GUARANTEED_NO_EVICT", True, False)
     for prefix, family, chunked in (
@@ -74,7 +78,11 @@ def framework_named(text: str) -> Framework:
         ("sglang", "sglang", True),
     ):
         if lower.startswith(prefix):
-            return Framework(name, family, "pytorch", "MAX_UTILIZATION", False, chunked)
+            version = re.search(r"(\d+)\.(\d+)", lower)
+            # vLLM schedules asynchronously by default since 0.14.0, SGLang overlaps its scheduler since 0.4
+            new = {"vllm": (0, 14), "sglang": (0, 4)}.get(family)
+            ahead = bool(new and version and (int(version[1]), int(version[2])) >= new)
+            return Framework(name, family, "pytorch", "MAX_UTILIZATION", False, chunked, ahead)
     raise UserError(f"The framework '{text}' is not known.", allowed=f"Known: {KNOWN}.")
 
 

@@ -41,6 +41,8 @@ class SchedulerLimits:
         kv_blocks: blocks of the paged KV cache; None means no limit.
         tokens_per_block: tokens of one block.
         prefix_tokens: tokens of each prompt that are already in the cache (KV reuse); they are not prefilled.
+        ahead: each batch is chosen while the previous iteration runs (vLLM's asynchronous scheduling, the overlap
+            scheduler of TensorRT-LLM's PyTorch backend), so that a request waits for one iteration more.
     """
 
     policy: Policy = "inflight"
@@ -50,15 +52,16 @@ class SchedulerLimits:
     kv_blocks: int | None = None
     tokens_per_block: int = 32
     prefix_tokens: int = 0
+    ahead: bool = False
 
     @property
     def shared_blocks(self) -> int:
         """KV blocks of the cached prefix, which all requests share."""
         return self.prefix_tokens // self.tokens_per_block
 
-    def own_blocks(self, isl: Any, tokens: Any) -> Any:
+    def own_blocks(self, isl: Any, tokens: Any, cached: Any | None = None) -> Any:
         """Return the KV blocks of a request with `tokens` besides those; its last prompt token is always computed."""
-        cached = np.minimum(self.prefix_tokens, isl - 1)
+        cached = np.minimum(self.prefix_tokens if cached is None else cached, isl - 1)
         return -(-tokens // self.tokens_per_block) - cached // self.tokens_per_block
 
 
@@ -73,6 +76,8 @@ class OfferedLoad:
         users: closed loop: number of requests kept in flight.
         client_delay: closed loop: from the end of a request to the arrival of the user's next one (round trip, think
             time, tokenizer); real measurements show that it is not 0.
+        cached: int64[n], tokens of each prompt that are already in the cache; None takes the engine's `prefix_tokens`.
+            Their blocks are not in the engine's `kv_blocks`.
     """
 
     isl: Any
@@ -80,6 +85,7 @@ class OfferedLoad:
     arrival: Any | None = None
     users: int = 0
     client_delay: float = 0.0
+    cached: Any | None = None
 
 
 @dataclass(frozen=True, slots=True)

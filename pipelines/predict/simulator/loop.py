@@ -101,7 +101,11 @@ def stretch(rules: Rules, w: Work, now: float, first: float, slope: float) -> in
             full, i = divmod(w.filling[0], requests)
         k = min(k, full - n.it + 1)
     if n.waiting == 0 and n.active < rules.slots and rules.policy != STATIC and n.arrived < n.known:
-        k = reach(now, first, slope, k, w.requests[n.arrived].arrival)
+        arrival = w.requests[n.arrived].arrival
+        if not rules.ahead:
+            k = reach(now, first, slope, k, arrival)
+        elif k > 1:  # the batch after the one in which it arrives is already chosen
+            k = 1 if arrival <= now else min(k, reach(now, first, slope, k, arrival) + 1)
     k = reach(now, first, slope, k, rules.until)
     return room_for(rules, w, k) if rules.on_demand else k
 
@@ -213,10 +217,10 @@ def settle(rules: Rules, w: Work) -> None:
 def iterate(rules: Rules, cost: Any, w: Work) -> float:
     """Iterate until all requests have ended, or until `rules.until`; return the time at which the run ended."""
     n = w.n
-    now = 0.0
+    now = seen = 0.0
     after_end = 0.0 if rules.ticks else cost[16]
     while now < rules.until:
-        arrive(w.requests, n, now)
+        arrive(w.requests, n, seen if rules.ahead and n.active > 0 else now)
         if rules.on_demand:
             make_room(rules, w)
         batch = schedule(rules, w, now)
@@ -231,6 +235,7 @@ def iterate(rules: Rules, cost: Any, w: Work) -> float:
             log_row(rules, w, now, first, batch)
         k = 1 if batch.prompts > 0 else stretch(rules, w, now, first, slope)
         n.worked += (n.decoding + batch.prompts) * k
+        seen = later(now, first, slope, k - 1)
         now = later(now, first, slope, k)
         if now >= rules.until:  # only the last iteration of the stretch is cut short
             n.it += k - 1

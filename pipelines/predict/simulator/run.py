@@ -164,6 +164,7 @@ def simulate(
     numbers = np.array([cost.prefill, cost.decode], dtype=np.float64) if isinstance(cost, TickCost) else cost.array()
     requests = np.array([_values(Request)(Request())], dtype=record_of(Request)).repeat(len(isl))
     requests["isl"], requests["osl"] = isl, osl
+    requests["cached"] = np.minimum(engine.prefix_tokens if load.cached is None else load.cached, isl - 1)
     arrivals = len(isl) if load.arrival is not None else min(load.users, len(isl))
     requests["arrival"][:arrivals] = 0.0 if load.arrival is None else load.arrival
     records = [requests, np.array([_values(RunTotals)(RunTotals(known=arrivals))], dtype=record_of(RunTotals))]
@@ -207,7 +208,7 @@ def _rules(engine: SchedulerLimits, load: OfferedLoad, cost: Cost, until: float 
         on_demand=engine.admission == "MAX_UTILIZATION",
         pool=NO_LIMIT if engine.kv_blocks is None else engine.kv_blocks - engine.shared_blocks,
         block=engine.tokens_per_block,
-        prefix=engine.prefix_tokens,
+        ahead=engine.ahead,
         shared=engine.shared_blocks,
         chunks=cost.chunks if isinstance(cost, TickCost) else 1,
         window=cost.window if isinstance(cost, IterationCost) else 0,
@@ -224,7 +225,7 @@ def _check(engine: SchedulerLimits, load: OfferedLoad, isl: Any, osl: Any) -> No
         raise UserError.of(faults)
     if engine.kv_blocks is None:
         return
-    own, pool = engine.own_blocks(isl, isl + osl), engine.kv_blocks - engine.shared_blocks
+    own, pool = engine.own_blocks(isl, isl + osl, load.cached), engine.kv_blocks - engine.shared_blocks
     if len(isl) and int(own.max()) > pool:
         worst = int(own.argmax())
         raise UserError(
@@ -259,6 +260,8 @@ def _load_faults(load: OfferedLoad, isl: Any, osl: Any) -> list[Fault]:
     faults = []
     if len(isl) != len(osl):
         faults.append(Fault(f"The load has {len(isl)} input and {len(osl)} output lengths.", allowed="One each."))
+    if load.cached is not None and (np.shape(load.cached) != isl.shape or (np.asarray(load.cached) < 0).any()):
+        faults.append(Fault(f"The load does not state {len(isl)} cached lengths.", allowed="One each, 0 or more."))
     for name, lengths in (("isl", isl), ("osl", osl)):
         if len(lengths) and int(lengths.min()) < 1:
             faults.append(Fault(f"The load has {name}={int(lengths.min())}.", allowed="At least 1 token."))

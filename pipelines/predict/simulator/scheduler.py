@@ -29,7 +29,7 @@ class Rules(NamedTuple):
     on_demand: bool
     pool: int
     block: int
-    prefix: int
+    ahead: bool
     shared: int
     chunks: int
     window: int
@@ -45,6 +45,7 @@ class Request:
 
     Attributes:
         arrival, isl, osl, admitted, first, end, preemptions, slot: as in `interface.Requests`.
+        cached: prompt tokens that are already in the KV cache; the last prompt token is always computed.
         produced: output tokens before this stay in a slot; all of them after it.
         blocks: blocks taken on admission.
         left: prompt tokens still to prefill.
@@ -64,6 +65,7 @@ class Request:
     produced: int = 0
     preemptions: int = 0
     slot: int = -1
+    cached: int = 0
     blocks: int = 0
     left: int = 0
     chunk: int = 0
@@ -143,14 +145,9 @@ def record_of(kind: type) -> Any:
     return np.dtype([(field.name, np.float64 if field.type == "float" else np.int64) for field in fields(kind)])
 
 
-def cached(rules: Rules, r: Request) -> int:
-    """Return the number of prompt tokens already in the cache; the last prompt token is always computed."""
-    return min(rules.prefix, r.isl - 1)
-
-
 def blocks_of(rules: Rules, r: Request, tokens: int) -> int:
     """Return a request's own blocks when it holds `tokens`; all requests share whole blocks of the cached prefix."""
-    return (tokens + rules.block - 1) // rules.block - cached(rules, r) // rules.block
+    return (tokens + rules.block - 1) // rules.block - r.cached // rules.block
 
 
 def arrive(requests: list[Request], n: RunTotals, now: float) -> None:
@@ -214,7 +211,7 @@ def make_room(rules: Rules, w: Work) -> None:
 
 def largest_chunk(rules: Rules, r: Request) -> int:
     """Return the tokens of its prompt's next chunk (with output from before a pause), ignoring the token budget."""
-    return (r.isl + r.produced - cached(rules, r) + rules.chunks - 1) // rules.chunks
+    return (r.isl + r.produced - r.cached + rules.chunks - 1) // rules.chunks
 
 
 def refusal(rules: Rules, n: RunTotals, r: Request, budget: int, prompts: int) -> int:
@@ -269,7 +266,7 @@ def schedule(rules: Rules, w: Work, now: float) -> Batch:
             r.admitted = now
         r.joined = n.it
         r.began = -1
-        r.left = r.isl + r.produced - cached(rules, r)
+        r.left = r.isl + r.produced - r.cached
         n.used += r.blocks
         n.active += 1
         n.waiting -= 1

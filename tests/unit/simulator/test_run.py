@@ -59,6 +59,22 @@ def test_a_prompt_longer_than_the_budget_goes_alone() -> None:
     assert run.requests.admitted.tolist() == [0, 3, 4]
 
 
+def test_a_batch_chosen_ahead_takes_a_request_one_iteration_later_but_an_idle_engine_at_once() -> None:
+    asked = load([1, 1, 1], [6, 2, 1], arrival=np.array([0.0, 1.5, 20.0]))
+    assert plain(SchedulerLimits(), asked).requests.admitted.tolist() == [0, 2, 20]
+    for backend_name in ("numpy", "auto"):
+        ahead = simulate(SchedulerLimits(ahead=True), asked, SECOND, backend=backend_name)  # type: ignore[arg-type]
+        assert ahead.requests.admitted.tolist() == [0, 3, 20]
+
+
+def test_each_prompt_may_have_another_part_in_the_cache() -> None:
+    asked = load([20, 20, 20], [1, 1, 1], arrival=np.zeros(3), cached=np.array([0, 16, 40]))
+    run = plain(SchedulerLimits(slots=4, kv_blocks=10, tokens_per_block=8), asked)
+    assert run.iterations is not None
+    assert run.iterations.tokens.tolist() == [20 + 4 + 1]  # the last token of a prompt is always computed
+    assert run.iterations.kv_blocks.tolist() == [3 + 1 + 1]
+
+
 def test_cached_prefix_is_neither_prefilled_nor_stored_twice() -> None:
     engine = SchedulerLimits(slots=4, kv_blocks=4, tokens_per_block=8, prefix_tokens=16)
     run = plain(engine, load([20, 20], [2, 2], arrival=np.zeros(2)))
@@ -105,6 +121,7 @@ def test_records_need_the_iterations() -> None:
         (SchedulerLimits(slots=0), load([1], [1], users=1), "slots=0.* At least 1"),
         (SchedulerLimits(max_num_tokens=0), load([1], [1], users=1), "max_num_tokens=0"),
         (SchedulerLimits(prefix_tokens=-1), load([1], [1], users=1), "prefix_tokens=-1"),
+        (SchedulerLimits(), load([1, 1], [1, 1], users=1, cached=np.array([1])), "does not state 2 cached lengths"),
         (SchedulerLimits("orca"), load([1], [1], users=1), "policy='orca'.*one_prefill"),  # type: ignore[arg-type]
         (SchedulerLimits(admission="ANY"), load([1], [1], users=1), "admission='ANY'"),  # type: ignore[arg-type]
         (

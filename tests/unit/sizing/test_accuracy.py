@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from pipelines.predict.performance.physics import Parameters
-from pipelines.predict.published.cases import PUBLISHED, case_of, read_rows
-from pipelines.predict.published.predict import predict
+from scripts.published.cases import PUBLISHED, case_of, read_rows
+from scripts.published.predict import predict
 from scripts.published_fit.accuracy import GOALS, VALIDATED, goals_of, verdict
 from scripts.published_fit.crossvalidation import folds
 

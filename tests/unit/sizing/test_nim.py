@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipelines.predict.published.cases import PUBLISHED, read_rows
-from pipelines.predict.published.predict import predict
+from scripts.published.cases import PUBLISHED, read_rows
+from scripts.published.predict import predict
 
 ROWS = [row for row in read_rows(PUBLISHED) if row["source"] == "nim-docs"]
 EIGHT = {

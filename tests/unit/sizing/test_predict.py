@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from pipelines.predict.performance.performance import PerformanceModel
-from pipelines.predict.published.bench import StackedCases
-from pipelines.predict.published.cases import COLUMNS, PUBLISHED, case_of, read_rows
-from pipelines.predict.published.predict import main, predict, values_of
+from scripts.published.bench import StackedCases
+from scripts.published.cases import COLUMNS, PUBLISHED, case_of, read_rows
+from scripts.published.predict import main, predict, values_of
 
 ROWS = [row for row in read_rows(PUBLISHED) if row["mode"] in ("static_batch", "inflight_maxload")]
 CLOSED = next(row for row in read_rows(PUBLISHED) if row["source"] == "nim-docs")

@@ -43,8 +43,8 @@ DATASETS = {
 }
 """Mean input and output tokens of data sets, by a word of the note. Output: tokens over requests of the public results;
 input: MLCommons (assumed)."""
-SHAREGPT = (400, 660)
-"""Mean lengths of replayed ShareGPT conversations: outputs from public rows ((e2e - ttft) / tpot), inputs assumed."""
+SHAREGPT = (858, 653)
+"""Mean lengths of the replayed ShareGPT requests (`bench.TRACES`)."""
 
 
 @dataclass(frozen=True, slots=True)

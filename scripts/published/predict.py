@@ -1,4 +1,4 @@
-"""Predict published measurements: `python -m pipelines.predict.published.predict --cases FILE.csv --out FILE.csv`.
+"""Predict published measurements: `python -m scripts.published.predict --cases FILE.csv --out FILE.csv`.
 
 Reads the columns of `data/published.csv.gz` and writes them with predicted, low and high (an interval
 that held 80 % of measurements in cross-validation, same unit as the metric), provenance (fitted, transferred,
@@ -24,8 +24,8 @@ from pipelines.domain.errors import UserError
 from pipelines.host.files import replacing
 from pipelines.predict.performance.performance import SPREAD, WIDER, PerformanceModel
 from pipelines.predict.performance.physics import BOUNDS, Parameters
-from pipelines.predict.published.bench import SIMULATED, StackedCases
-from pipelines.predict.published.cases import PUBLISHED, PublishedCase, case_of, read_rows
+from scripts.published.bench import SIMULATED, StackedCases
+from scripts.published.cases import PUBLISHED, PublishedCase, case_of, read_rows
 
 # Correct a prediction with the errors of similar measurements, fading with distance.
 #
@@ -216,7 +216,7 @@ def write(path: Path, rows: Sequence[Mapping[str, str]], predictions: Sequence[P
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m pipelines.predict.published.predict", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m scripts.published.predict", description=__doc__)
     parser.add_argument("--cases", type=Path, required=True, help="CSV file of what was measured")
     parser.add_argument("--out", type=Path, required=True, help="CSV file to write")
     options = parser.parse_args(arguments)

@@ -1,0 +1,111 @@
+"""Check `make calibrate` on OpenAI servers: fit one short run over HTTP, then predict twelve other loads.
+
+    python -m scripts.fit_http FOLDER NAME=URL [NAME=URL ...] [--slots 32] [--seconds 6] [--out FOLDER]
+
+FOLDER has the model and its tokenizer; the servers are measured in turn. The fit sees one run of `make benchmark` with
+mixed lengths and 1, 4 and 12 users; the prediction knows the requests of the other loads, but none of their times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pipelines.domain.benchmark import RESULT, Summary
+from pipelines.domain.errors import UserError
+from pipelines.host.screen import table
+from pipelines.loadgen.run import run_benchmark
+from pipelines.predict.performance.calibrate_command import fit_text, free_engine
+from pipelines.predict.performance.fit import fit
+from pipelines.predict.performance.measured import Measured, MeasuredLevel
+from pipelines.predict.performance.modelled import run_trial, trial
+from pipelines.predict.performance.read_measured import ELSEWHERE, from_result, joined
+from pipelines.settings.compose import load
+from scripts.fit_cpu import closed, lengths, rate, resolved
+
+MIXED = (
+    "workload.isl={distribution: uniform, min: 16, max: 320}",
+    "workload.osl={distribution: uniform, min: 8, max: 96}",
+)
+FITTED = "benchmark.concurrency=[1,4,12]"
+APART = (
+    closed(1, lengths(128, 48)), closed(2, lengths(64, 64)), closed(3, lengths(256, 32)), closed(6, lengths(128, 64)),
+    closed(8, lengths(64, 32)), closed(10, lengths(200, 48)), closed(16, lengths(100, 48)), closed(24, lengths(64, 64)),
+    rate("poisson", 0.3, lengths(128, 48)), rate("poisson", 0.5, lengths(64, 64)),
+    rate("poisson", 0.6, lengths(200, 32)), rate("constant", 0.5, lengths(128, 48)),
+)  # fmt: skip
+SHOWN = {"TTFT mean": ("ttft_s", "mean", 5.0), "TTFT P99": ("ttft_s", "p99", 10.0), "TPOT mean": ("itl_s", "mean", 2.0)}
+"""Metrics by name: distribution, value, and the goal for the median error, %."""
+
+
+def measure(url: str, folder: Path, words: Sequence[str], place: Path) -> Measured:
+    """Run one benchmark against a server."""
+    settings = load((f"model.path={folder}", f"benchmark.url={url}", "benchmark.on_busy=mark", *words))
+    place.mkdir(parents=True)
+    labels = {"model": folder.name, "precision": "", "engine": ELSEWHERE}
+    result = run_benchmark(
+        url, settings.workload, settings.benchmark, tokenizer_dir=folder, labels=labels, out_dir=place
+    )
+    return from_result(result, place / RESULT)
+
+
+def figure(of: MeasuredLevel | Summary, name: str) -> float:
+    """Return a metric of a load in ms."""
+    distribution, value, _ = SHOWN[name]
+    return 1e3 * float(getattr(getattr(of, distribution), value))
+
+
+def check(name: str, url: str, options: argparse.Namespace) -> None:
+    """Measure a server, fit, predict and print."""
+    window = (f"benchmark.duration_s={options.seconds}", "benchmark.warmup_s=1", "benchmark.min_requests=8")
+    place = options.out / name
+    run = measure(url, options.folder, (*MIXED, FITTED, *window), place / "fit")
+    capacity = max(level.requests_per_s for level in run.levels)
+    apart = [
+        measure(url, options.folder, (*resolved(words, capacity), *window, f"workload.seed={7 + i}"), place / str(i))
+        for i, words in enumerate(APART)
+    ]
+    settings = load((f"model.path={options.folder}", f"build.max_batch_size={options.slots}"))
+    fitted = fit(run, free_engine(settings, run))
+    sys.stdout.write(f"== {name}\n{fit_text(run, fitted, 'fitted to one run over HTTP')}\n\nkept apart:\n")
+    rows = [("load", *(cell for each in SHOWN for cell in (each, "modelled", "%")))]
+    errors: dict[str, list[float]] = {each: [] for each in SHOWN}
+    for level in joined(apart).levels:
+        modelled = run_trial(trial(level), fitted.deployment)
+        cells = [level.load]
+        for each in SHOWN:
+            real, made = figure(level, each), figure(modelled, each)
+            errors[each].append(100 * (made / real - 1))
+            cells += [f"{real:.3g}", f"{made:.3g}", f"{made / real * 100 - 100:+.0f}"]
+        rows.append(tuple(cells))
+    sys.stdout.write("\n".join(table(rows)) + "\n")
+    for each, values in errors.items():
+        off = np.abs(values)
+        sys.stdout.write(
+            f"{each}: median {np.median(off):.1f} %, mean {np.mean(off):.1f} % (goal {SHOWN[each][2]:g} %)\n"
+        )
+
+
+def main() -> None:
+    """Check every server."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("servers", nargs="+", metavar="NAME=URL")
+    parser.add_argument("--slots", type=int, default=32)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--out", type=Path, default=Path("runs") / "fit-http")
+    options = parser.parse_args()
+    try:
+        for server in options.servers:
+            name, _, url = server.partition("=")
+            check(name, url, options)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
