@@ -11,7 +11,7 @@ ANY_PYTHON = $(if $(wildcard $(PYTHON)),$(PYTHON),python3)
 
 .DEFAULT_GOAL := help
 COMMANDS := all build evaluate fidelity diagnose compare sweep smallest stage verify repository serve benchmark report plan size simulate calibrate \
-  doctor config init prune nightly image shell manifests scripts
+  doctor config init prune nightly image shell manifests scripts migrate
 TARGETS := setup test test-all test-under-load torture test-gpu test-real test-peers test-modelopt check golden zoo clean help
 # Three on two processors, because servers and campaigns often wait.
 # Files in their own order: those with few tests, which xdist would start last, are among the longest.

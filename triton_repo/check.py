@@ -46,7 +46,7 @@ def check_repository(
                 "Make one: make repository",
             )
         ]
-    configs, faults = _read_configs(files)
+    configs, faults = read_configs(files)
     llmapi = (folder / TENSORRT_LLM / "1" / MODEL_YAML).is_file()
     faults += tensor_faults(configs, llmapi=llmapi)
     faults += _missing_files(folder, configs, llmapi=llmapi, to_be_served=to_be_served)
@@ -85,7 +85,7 @@ def _draft_faults(folder: Path, configs: dict[str, pb.ModelConfig], limits: Engi
     return draft_engine_faults(limits, draft)
 
 
-def _read_configs(files: list[Path]) -> tuple[dict[str, pb.ModelConfig], list[Fault]]:
+def read_configs(files: list[Path]) -> tuple[dict[str, pb.ModelConfig], list[Fault]]:
     """Parse every config.pbtxt; a file with a placeholder in place of a number cannot be parsed."""
     configs: dict[str, pb.ModelConfig] = {}
     faults: list[Fault] = []

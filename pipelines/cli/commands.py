@@ -361,6 +361,19 @@ COMMANDS = {
             "manifests manifests=hub manifests.fetch.hub=org/name",
         ),
     ),
+    "migrate": Command(
+        "pipelines.deploy.migrate.migrate_command:migrate",
+        "a TensorRT-LLM 1.2 deployment in the words of the LLM API",
+        "Reads a deployment of TensorRT-LLM 1.2 (an engine folder, a Triton repository, a build script, a trtllm-build "
+        "command, or these settings) and writes the options of the LLM API, a script for trtllm-serve, and a page: "
+        "what is kept, renamed and lost, and what to take instead with its measured cost.",
+        ("migrate", *BUILD, *SERVER),
+        (
+            "migrate migrate.path=/its/engine hardware=a10",
+            "migrate migrate.path=/its/triton_repository model=llama_3_8b",
+            "migrate engine=tensorrt_llm model=llama_3_1_8b quant=int8_sq hardware=h100_sxm",
+        ),
+    ),
     "scripts": Command(
         "pipelines.deploy.commands:scripts",
         "build and serve scripts for Slurm or mpirun",
@@ -379,6 +392,6 @@ SECTIONS = {
     "Compare and search": ("compare", "sweep", "smallest"),
     "Serve and measure": ("repository", "serve", "benchmark", "report"),
     "Plan and buy": ("plan", "size", "simulate", "calibrate"),
-    "Operate": ("doctor", "config", "init", "prune", "nightly", "image", "shell", "manifests", "scripts"),
+    "Operate": ("doctor", "config", "init", "prune", "nightly", "image", "shell", "manifests", "scripts", "migrate"),
 }
 """The commands in the order of the help."""

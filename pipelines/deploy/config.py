@@ -303,3 +303,18 @@ class ManifestSettings(Group):
         if faults:
             raise ValueError("; ".join(faults))
         return self
+
+
+class MigrateSettings(Group):
+    """Input and output of `make migrate`.
+
+    Attributes:
+        path: what was served with TensorRT-LLM 1.2: an engine folder, a Triton repository, or a script that builds the
+            engine; null is the deployment of these settings.
+        command: the trtllm-build command that built the engine, on one line; also beside `path`.
+        folder: where the output goes; one folder per deployment below it.
+    """
+
+    path: Path | None = None
+    command: str | None = None
+    folder: Path = Path("migrated")

@@ -83,8 +83,7 @@ class EngineLimits:
         Raises:
             UserError: all faults at once: not an engine folder, a limit missing or not a number, a rank missing.
         """
-        raw = _read(engine_dir / CONFIG)
-        pretrained, build = _block(raw, "pretrained_config", engine_dir), _block(raw, "build_config", engine_dir)
+        raw, pretrained, build = read_engine_config(engine_dir)
         mapping = pretrained.get("mapping") or {}
         tp_size, pp_size = int(mapping.get("tp_size", 1)), int(mapping.get("pp_size", 1))
         flavour = str((raw.get("engine") or {}).get("flavour", TENSORRT_LLM.name))
@@ -145,6 +144,16 @@ class EngineLimits:
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object for repository.json, without features that the engine was not built with."""
         return {name: value for name, value in asdict(self).items() if value or name not in FEATURES}
+
+
+def read_engine_config(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]:
+    """Return an engine's config.json, and of it the blocks `pretrained_config` and `build_config`.
+
+    Raises:
+        UserError: the file is missing, not JSON, or that of something else.
+    """
+    raw = _read(folder / CONFIG)
+    return raw, _block(raw, "pretrained_config", folder), _block(raw, "build_config", folder)
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -30,7 +30,7 @@ LIBRARIES = (
 )  # fmt: skip
 NOT_DECIDING = (
     "paths", "store", "report", "verify", "nightly", "image", "manifests", "cluster", "doctor", "plan",
-    "stage",
+    "stage", "migrate",
 )  # fmt: skip
 """Groups of settings that do not affect results."""
 LOADS = ("benchmark.concurrency", "benchmark.request_rate")

@@ -18,7 +18,7 @@ from pipelines.compress.config import (
     RecoverSettings,
     SparsitySettings,
 )
-from pipelines.deploy.config import ClusterSettings, ImageSettings, ManifestSettings
+from pipelines.deploy.config import ClusterSettings, ImageSettings, ManifestSettings, MigrateSettings
 from pipelines.doctor.config import DoctorSettings
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.formats import KvFormat, QFormat
@@ -92,6 +92,7 @@ class Settings(Group):
     verify: VerifySettings
     diagnose: DiagnoseSettings
     doctor: DoctorSettings
+    migrate: MigrateSettings
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
