@@ -315,6 +315,7 @@ def examine(settings: Settings, machine: Machine, environment: Mapping[str, str]
             "Machine": [*probe_processor(machine), *gpus.result()],
             "Software": [*software, *probe_templates()],
             "Places": [*folders, *hub.result()],
+            "Versions that go together": versions.go_together(settings.image.base_llm_api),
         }
     return Diagnosis(sections, judged, broken)
 

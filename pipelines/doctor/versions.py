@@ -275,6 +275,31 @@ def begins(version: str, prefix: str) -> bool:
     return numbers(version)[: len(numbers(prefix))] == numbers(prefix)
 
 
+def go_together(llm_api_image: str) -> list[ProbeResult]:
+    """Say for each engine which versions belong together.
+
+    Args:
+        llm_api_image: NVIDIA's container with `trtllm-serve`.
+    """
+    whole = json.loads(TABLE.read_text(encoding="utf-8"))
+    engines = release_for(ABSENT) or {}
+    names = {"TensorRT-LLM": "tensorrt_llm", "Triton": "containers", **COLUMNS, "CUDA": "cuda", "driver": "driver"}
+    together = ", ".join(f"{name} {_stretch(engines[key])}" for name, key in names.items() if engines.get(key))
+    here = whole["here"]
+    tried = {name: " and ".join(here[key]) for name, key in (("Python", "python"), ("ModelOpt", "modelopt"))}
+    tried["transformers"] = " and ".join(here["transformers"])
+    in_triton = [tag for row in whole["releases"] if not row["engines"] for tag in row["containers"]]
+    return [
+        ProbeResult("tensorrt_llm", together),
+        ProbeResult("llm_api", f"{llm_api_image}; Triton {_stretch(in_triton) if in_triton else 'has none'}"),
+        ProbeResult("openvino", ", ".join(f"{name} {tested}" for name, tested in tried.items())),
+    ]
+
+
+def _stretch(versions: str | list[str]) -> str:
+    return versions if isinstance(versions, str) else f"{versions[0]} to {versions[-1]}"
+
+
 def probe_software(serving: ServingSettings) -> list[ProbeResult]:
     """Describe what is installed."""
     installed = library_versions(tuple(LIBRARIES.values()))
@@ -299,7 +324,7 @@ def _library(name: str, version: str, engine: str, release: dict[str, Any] | Non
         return ProbeResult(name, version, "bad", "Triton's python backend crashes with numpy 2. Run: make setup")
     needed = release.get(COLUMNS[name]) if release and engine != ABSENT and name in COLUMNS else None
     if needed and not _within(version, needed):
-        fitting = needed if isinstance(needed, str) else f"{needed[0]} to {needed[1]}"
+        fitting = _stretch(needed)
         return ProbeResult(
             name, f"{version}; TensorRT-LLM {engine} goes with {fitting}", "note", f"Install {name} {fitting}."
         )
@@ -311,7 +336,7 @@ def _engine(version: str, release: dict[str, Any] | None) -> ProbeResult:
         todo = "Known versions: 1.2.1 (containers 26.04 to 26.07) and those in pipelines/doctor/compatibility.json."
         return ProbeResult("TensorRT-LLM", f"{version}, which is not in the table", "note", todo)
     tags = release["containers"]
-    text = f"{version}" + (f" (container {tags[0]} to {tags[-1]})" if tags else "")
+    text = f"{version}" + (f" (container {_stretch(tags)})" if tags else "")
     if not release["engines"]:
         return ProbeResult(
             "TensorRT-LLM",

@@ -1,5 +1,6 @@
 """Each probe by itself: what it finds, and that it fails soft with its reason."""
 
+import json
 import shutil
 from collections import namedtuple
 
@@ -8,6 +9,7 @@ import pytest
 from pipelines.doctor import doctor_command, versions
 from pipelines.host.machine import GpuFacts, cpu_quota, gather, memory_limit
 from pipelines.serving.config import ServingSettings
+from tests.conftest import ROOT
 from tests.support.hub_server import HubServer
 from tests.unit.core.test_machine import H100, MACHINE, with_gpu
 
@@ -218,3 +220,29 @@ def test_the_table_says_its_sources():
     table = doctor_command.json.loads(versions.TABLE.read_text())
     assert set(table["sources"]) == {"tensorrt_llm", "containers", "engines"}
     assert H100.sm == 9.0
+
+
+def test_versions_that_go_together_are_told_for_each_engine():
+    found = by_name(versions.go_together("nvcr.io/nvidia/tensorrt-llm/release:9.9"))
+    assert found["tensorrt_llm"].value.startswith(
+        "TensorRT-LLM 1.2.1, Triton 26.04 to 26.07, TensorRT 10.14.1, ModelOpt"
+    )
+    assert found["llm_api"].value == "nvcr.io/nvidia/tensorrt-llm/release:9.9; Triton has none"
+    assert "ModelOpt 0.37 and 0.47" in found["openvino"].value
+
+
+def test_the_page_has_the_table_of_versions():
+    rows = json.loads(versions.TABLE.read_text(encoding="utf-8"))["releases"]
+    keys = ("tensorrt", "cuda", "driver", "modelopt", "transformers")
+    for row in rows:
+        tags = row["containers"]
+        triton = "none" if not tags else tags[0] if len(tags) == 1 else f"{tags[0]} to {tags[-1]}"
+        cells = (row["tensorrt_llm"], "yes" if row["engines"] else "no", triton, *(row[key] or "–" for key in keys))
+        assert f"| {' | '.join(cells)} |" in (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("version", "row"), [("1.0.3.2510", "1.0.3"), ("1.0.0", "1.0"), ("0.17.0.post1", "0.17"), ("1.3.0rc20", "1.3")]
+)
+def test_the_row_of_a_version(version, row):
+    assert versions.release_for(version)["tensorrt_llm"] == row
