@@ -81,7 +81,8 @@ class Migration:
     def _page(self) -> blocks.Document:
         counts = ", ".join(f"{len(self.of(each))} {each}" for each in ("kept", "renamed", "lost", "unknown"))
         steps = [self._build(), f"bash {SERVE} /its/engine/checkpoint"]
-        steps += [f"# make manifests: {LLM_API.why_not_deployed}"] if LLM_API.why_not_deployed else []
+        why = LLM_API.why_not_deployed
+        steps.append(f"# make manifests: {why}" if why else self._build().replace(" build ", " manifests ", 1))
         if any(word.old == MODEL for word in self.of("lost")):
             steps = ["# nothing: the LLM API does not run this model; TensorRT-LLM 1.2 does"]
         costs = tuple(self._costs(group) for group in self.formats.instead)

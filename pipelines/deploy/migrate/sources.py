@@ -25,6 +25,7 @@ TEMPLATE = json.loads(Path(triton_repo.__file__).with_name("template_params.json
 MODES = (None, "draft_tokens_external", "medusa", "lookahead_decoding", "explicit_draft_tokens", "eagle")
 """Kinds of speculative decoding; config.json has the bit of each. Source: `modeling_utils.py`."""
 BY_COMMAND = "Give the command that built the engine: make migrate 'migrate.command=trtllm-build ...'"
+LARGEST_SCRIPT = 2**20
 ONE = "Migrate one of them alone, or correct the wrong one."
 
 
@@ -99,9 +100,8 @@ def read_old(path: Path | None, command: str | None) -> OldDeployment:
         UserError: it is no deployment of TensorRT-LLM 1.2, or contradicts itself.
     """
     parts = [] if path is None else [_read_path(path.absolute())]
-    old = reduce(
-        OldDeployment.merged, [*parts, *([] if command is None else [_read_script(command, "migrate.command")])]
-    )
+    parts += [] if command is None else [_read_script(command, "migrate.command")]
+    old = reduce(OldDeployment.merged, parts)
     for group in old.groups:
         if len(group) != old.world_size:
             have = f"gpu_device_ids has {','.join(group)} for an instance"
@@ -114,10 +114,10 @@ def _read_path(path: Path) -> OldDeployment:
         return _read_repository(path)
     if (path / CONFIG).is_file():
         return _engine(path)
-    if path.is_file() and path.suffix not in (".json", ".pbtxt", ".engine"):
+    if path.is_file() and path.suffix not in (".json", ".pbtxt") and path.stat().st_size < LARGEST_SCRIPT:
         return _read_script(path.read_text(encoding="utf-8", errors="replace"), str(path))
     what = "holds neither an engine nor a model repository" if path.is_dir() else "is not there"
-    what = "is one file of a folder: give the folder" if path.is_file() else what
+    what = "is no script: give the folder of an engine or repository" if path.is_file() else what
     what = f"has engines, but no {CONFIG}, which trtllm-build wrote beside" if any(path.glob("rank*.engine")) else what
     allowed = f"An engine has {CONFIG} and rank0.engine, a repository <model>/config.pbtxt; a script is a file."
     raise UserError(f"migrate.path='{path}' {what}.", allowed=allowed, todo=BY_COMMAND)
@@ -182,19 +182,18 @@ def _read_repository(folder: Path) -> OldDeployment:
 
     configs, faults = read_configs(sorted(folder.glob("*/config.pbtxt")))
     names = [name for name, config in configs.items() if config.backend == "tensorrtllm" and name != DRAFT]
-    if not names:
-        if broken := [fault for fault in faults if fault.message.partition("/")[0] not in configs]:
-            raise UserError.of(broken)
-        backends = ", ".join(
-            f"{name}: {config.backend or config.platform or 'none'}" for name, config in configs.items()
+    if not names and (broken := [fault for fault in faults if fault.message.partition("/")[0] not in configs]):
+        raise UserError.of(broken)
+    if len(names) != 1:
+        found = ", ".join(f"{name}: {config.backend or config.platform or 'none'}" for name, config in configs.items())
+        allowed = (
+            "One model with TensorRT engines is migrated at a time; in other backends there is nothing to migrate."
         )
-        allowed = "Only tensorrtllm serves TensorRT engines; in others there is nothing to migrate."
-        raise UserError(f"No model in '{folder}' has the backend tensorrtllm ({backends}).", allowed=allowed)
+        raise UserError(f"'{folder}' has {len(names)} models with the backend tensorrtllm ({found}).", allowed=allowed)
     model, keys = configs[names[0]], {row["triton_key"]: key for key, row in TEMPLATE["tensorrt_llm"].items()}
     values = {keys.get(key, key): parameter(model, key) for key in sorted(model.parameters)}
-    old = _of_parameters(
-        values | {"triton_max_batch_size": str(model.max_batch_size or "")}, f"{folder / names[0]}/config.pbtxt"
-    )
+    values["triton_max_batch_size"] = str(model.max_batch_size or "")
+    old = _of_parameters(values, f"{folder / names[0]}/config.pbtxt")
     if DRAFT in configs:
         drafting = OldSetting("build", "speculative_decoding_mode", MODES[1], f"{folder / DRAFT}/config.pbtxt")
         old = replace(old, settings=(*old.settings, drafting))

@@ -180,7 +180,8 @@ def engine(**changes) -> dict:
         ({"config.json": engine(), "rank0.engine": ""}, "tp_size=2.*the engine has 1 files", ""),
         ({"config.json": engine(tp_size="two")}, "is not as trtllm-build writes it", "migrate.command"),
         ({"config.json": {"architectures": ["LlamaForCausalLM"]}}, "has no 'pretrained_config'", ""),
-        ({"m/config.pbtxt": 'backend: "vllm"'}, "No model in .* has the backend tensorrtllm .m: vllm.", ""),
+        ({"m/config.pbtxt": 'backend: "vllm"'}, "has 0 models with the backend tensorrtllm .m: vllm.", ""),
+        ({f"{name}/config.pbtxt": 'backend: "tensorrtllm"' for name in "ab"}, "has 2 models with the backend", ""),
         ({"m/config.pbtxt": "max_batch_size: ${n}"}, r"still has \$\{n\}", "fill_template.py"),
     ],
 )
