@@ -49,7 +49,7 @@ def migrate(overrides: Sequence[str]) -> int:
         model = f"model={settings.model.name}" if model == ANY_MODEL else model
     formats = judge(old, sm)
     measured = _fidelities(store, settings.model.label) if model != ANY_MODEL else {}
-    migration = Migration(name, old, formats, translate(old, formats), model, measured)
+    migration = Migration(name, old, formats, translate(old, formats, settings.image.llm_api_version), model, measured)
     folder = given.folder.absolute() / name
     changed = write_folder(folder, migration.files(), command="make migrate", setting="migrate.folder")
     say(f"{'written' if changed else 'unchanged'}: {relative_to_cwd(folder)}: {OPTIONS_FILE}, {SERVE}, {PAGE}")

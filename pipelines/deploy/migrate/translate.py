@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from pipelines.domain.formats import BY_QUANT_ALGO, KvFormat, QFormat, stored_as
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.limits import SIZES
 from pipelines.engines.tensorrt_llm.config import OPTIONS, BuildSettings
+from pipelines.engines.tensorrt_llm.llm_api import complaints
 from pipelines.rules.record import DeploymentFacts, alternatives
 from pipelines.rules.rulebook import RULES, check, refused
 
@@ -63,14 +64,22 @@ class Formats:
     shape: ModelShape | None = None
 
 
-def translate(old: OldDeployment, formats: Formats) -> list[Word]:
-    """Return what becomes of every setting that says something."""
+def translate(old: OldDeployment, formats: Formats, version: str | None) -> list[Word]:
+    """Return what becomes of every setting that says something.
+
+    Args:
+        old: the deployment.
+        formats: as judged.
+        version: of the TensorRT-LLM that will read the options; None is any.
+    """
     stated = {(each.table, each.name): each for each in old.settings}
     words = [*formats.words, *_split(old), *map(_word, stated.values()), *_speculation(old)]
     served = stated.get(("triton", "triton_max_batch_size"))
     if served and served.value.isdigit() and ("build", "max_batch_size") not in stated:
         why, size = "of Triton's model, as the engine's own is not stated", int(served.value)
         words.append(Word("renamed", f"max_batch_size={size}", served.place, "max_batch_size", size, why))
+    wrong = {each.option: each.fault.text for each in complaints(arguments(words), version, "")}
+    words = [replace(word, state="lost", to="", why=wrong[word.to]) if word.to in wrong else word for word in words]
     return [word for word in words if word.state]
 
 

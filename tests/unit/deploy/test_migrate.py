@@ -16,13 +16,13 @@ from pipelines.deploy.migrate.sources import TEMPLATE, WORDS, read_old
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import BY_QUANT_ALGO
 from pipelines.engines.tensorrt_llm.config import OPTIONS
+from pipelines.engines.tensorrt_llm.llm_api import complaints, tables
 from pipelines.store.manifest import MANIFEST, sealed
 from tests.conftest import ROOT
 from tests.support.engine_folders import engine_config, write_engine
 from triton_repo.generate import parse, to_text
 
 PUBLIC = json.loads((ROOT / "tests/reference/deployments_1_2.json").read_text(encoding="utf-8"))["deployments"]
-LLM_ARGS = json.loads((ROOT / "tests/contract/triton_repo/reference/llm_args.json").read_text(encoding="utf-8"))
 
 
 def write_repository(folder: Path, given: dict, name: str = "tensorrt_llm") -> Path:
@@ -92,12 +92,21 @@ def test_public_deployments(given, tmp_path, capsys):
         assert text in section(page, "Unknown, or ignored today").replace("\\", "")
 
 
-@pytest.mark.parametrize("given", PUBLIC, ids=lambda given: given["repository"].replace("/", "_"))
-def test_arguments_are_the_librarys(given):
-    for name, value in given["expect"].get("arguments", {}).items():
-        assert name in LLM_ARGS["LlmArgs"], name
-        if name == "kv_cache_config":
-            assert set(value) <= set(LLM_ARGS["KvCacheConfig"])
+@pytest.mark.parametrize("table", tables(), ids=lambda table: table.version)
+def test_every_word_is_one_of_the_llm_api(table):
+    """Names; values are judged when they are known."""
+    rows = [row for part in ("build", "triton", "earlier") for row in WORDS[part].values()]
+    words = {row["to"] for row in rows if row.get("to", "").islower()} | set(WORDS["sizes"].values())
+    assert [word for word in words if not table.has(word)] == []
+    for given in PUBLIC:
+        assert complaints(given["expect"].get("arguments", {}), table.version, "") == []
+
+
+def test_a_value_that_the_llm_api_refuses_is_lost(tmp_path):
+    given = {"backend": "tensorrtllm", "max_batch_size": 8, "parameters": {"guided_decoding_backend": "outlines"}}
+    arguments, page, _ = migrated(tmp_path, f"migrate.path={write_repository(tmp_path / 'given', given)}")
+    assert arguments == {"max_batch_size": 8}
+    assert "guided_decoding_backend='outlines' is not known" in section(page, "Lost").replace("\\", "")
 
 
 def test_every_word_of_1_2_is_in_the_table():
