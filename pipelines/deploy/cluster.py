@@ -7,10 +7,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipelines.deploy.config import ClusterSettings
 from pipelines.deploy.facts import read_served
 from pipelines.deploy.output import write_folder
+from pipelines.deploy.trtllm_serve import role_files, serve_lines
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault, UserError
 from pipelines.engines.registry import with_setting
@@ -21,6 +23,7 @@ from pipelines.plan.plan import make_plan
 from pipelines.serving.command_lines import Ranks, front_options, server_command
 from pipelines.serving.config import ServingSettings
 from pipelines.settings.root import Settings
+from pipelines.stages.llm_api import ConfigureLlm
 from pipelines.store.store import Store
 
 # Scripts that build an engine on a cluster node and serve it over one or several nodes, as text.
@@ -36,7 +39,10 @@ from pipelines.store.store import Store
 RANK = "${rank}"
 KEY = "${key}"
 KEY_LINE = "key=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')  # told to nobody"
+ENGINE = "engine"
+"""Name of the link to the folder of the LLM API."""
 NOT_RUN = "Written by `make scripts`; checked by tests and by a real sbatch, but not run: that takes GPUs."
+NEVER_RUN = "Written by `make scripts`; checked by tests against trtllm-serve's options, but not run: that takes GPUs."
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,8 @@ class ScriptTarget:
         cwd: where `make scripts` ran; relative paths in the settings start there.
         python: interpreter that runs this project on the nodes.
         store: of artifacts, to mount in containers.
+        whole: whether every node has a server of its own.
+        llm_api: arguments of the LLM API; None for TensorRT engines, which Triton serves.
     """
 
     label: str
@@ -68,11 +76,13 @@ class ScriptTarget:
     cwd: Path
     python: str
     store: Path
+    whole: bool = False
+    llm_api: Mapping[str, Any] | None = None
 
     @property
     def ranks_per_node(self) -> int:
-        """GPUs of each node."""
-        return self.world_size // self.num_nodes
+        """GPUs of each node; of servers for prompts or answers alone, there is a whole one on each."""
+        return self.world_size // (1 if self.whole else self.num_nodes)
 
     @property
     def runs(self) -> Path:
@@ -87,6 +97,8 @@ class ScriptTarget:
 
 def script_files(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettings) -> dict[str, str]:
     """Return all files by name."""
+    if target.llm_api is not None:
+        return _llm_api_files(target, cluster, serving, target.llm_api)
     files = {"rank.sh": _rank(target, cluster, serving)}
     if cluster.kind == "slurm":
         files["serve.sbatch"] = _serve_slurm(target, cluster, serving)
@@ -100,12 +112,33 @@ def script_files(target: ScriptTarget, cluster: ClusterSettings, serving: Servin
     return files
 
 
+def _llm_api_files(
+    target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettings, arguments: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return the files of trtllm-serve; the build needs no GPU and none of NVIDIA's containers."""
+    quoted = {"folder": target.folder, "runs": target.runs, "served": target.runs / ENGINE}
+    places = {name: shlex.quote(str(path)) for name, path in quoted.items()}
+    container, ranks = _container(target, cluster), target.world_size
+    lines = serve_lines(cluster, serving, ranks=ranks, container=container, **places)
+    files = role_files(arguments, cluster)
+    if cluster.kind == "slurm":
+        head = _head(_serves(target), "sbatch serve.sbatch", NEVER_RUN)
+        options = _serve_options(target, cluster)
+        files["serve.sbatch"] = _lines(head, _directives(target, cluster, "serve", options), lines)
+        files["build.sbatch"] = _build_slurm(target, cluster.model_copy(update={"image": None}))
+        return files
+    files["hosts"] = "".join(f"{host} slots={target.ranks_per_node}\n" for host in cluster.hosts)
+    files["serve.sh"] = _lines(_head(_serves(target) + " The first host answers.", "bash serve.sh", NEVER_RUN), lines)
+    files["build.sh"] = _lines(_head(_builds(target), "bash build.sh"), _build(target))
+    return files
+
+
 def _lines(*parts: Sequence[str]) -> str:
     return "\n".join(["#!/bin/bash", *(line for part in parts for line in part)]) + "\n"
 
 
-def _head(what: str, how: str) -> list[str]:
-    return [f"# {what} Start it with: {how}", f"# {NOT_RUN}"]
+def _head(what: str, how: str, said: str = NOT_RUN) -> list[str]:
+    return [f"# {what} Start it with: {how}", f"# {said}"]
 
 
 def _directives(target: ScriptTarget, cluster: ClusterSettings, name: str, options: Mapping[str, object]) -> list[str]:
@@ -133,27 +166,21 @@ def _build_slurm(target: ScriptTarget, cluster: ClusterSettings) -> str:
 def _build(target: ScriptTarget, prefix: Sequence[str] = ()) -> list[str]:
     """Render the build: everything up to the Triton repository, and a link to it beside the scripts."""
     workers = [f"build.workers={target.workers}"] if target.workers else []
-    command = [*prefix, target.python, "-m", "pipelines", "repository", *target.words, *workers]
+    made = ENGINE if target.llm_api is not None else "repository"
+    what = "build" if target.llm_api is not None else made
+    command = [*prefix, target.python, "-m", "pipelines", what, *target.words, *workers]
     runs = shlex.quote(str(target.runs))
     return [
         "set -euo pipefail",
         f"cd {shlex.quote(str(target.cwd))}",
         f"{shlex.join(command)} | tee {runs}/build.out",
-        "# Its closing lines say where the repository is.",
-        f"made=$(sed -n 's/^repository: *//p' {runs}/build.out | tail -n 1)",
-        f'ln -sfn "$(realpath -e "$made")" {runs}/repository',
+        f"# Its closing lines say where the {made} is.",
+        f"made=$(sed -n 's/^{made}: *//p' {runs}/build.out | tail -n 1)",
+        f'ln -sfn "$(realpath -e "$made")" {runs}/{made}',
     ]
 
 
 def _serve_slurm(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettings) -> str:
-    options = {
-        "nodes": target.num_nodes,
-        "ntasks-per-node": target.ranks_per_node,
-        "gpus-per-node": target.ranks_per_node,
-        "cpus-per-task": cluster.cpus_per_gpu,
-        "time": cluster.serve_minutes,
-        "output": target.runs / "serve-%j.log",
-    }
     command = [
         "srun", f"--mpi={cluster.srun_mpi}", "--distribution=block", "--kill-on-bad-exit=1",
         *_container(target, cluster), f"--output={target.runs}/serve-%j-%t.log",
@@ -166,15 +193,30 @@ def _serve_slurm(target: ScriptTarget, cluster: ClusterSettings, serving: Servin
         shlex.join(command),
     ]
     head = _head(_serves(target), "sbatch serve.sbatch")
-    return _lines(head, _directives(target, cluster, "serve", options), body)
+    return _lines(head, _directives(target, cluster, "serve", _serve_options(target, cluster)), body)
+
+
+def _serve_options(target: ScriptTarget, cluster: ClusterSettings) -> dict[str, object]:
+    return {
+        "nodes": target.num_nodes,
+        "ntasks-per-node": target.ranks_per_node,
+        "gpus-per-node": target.ranks_per_node,
+        "cpus-per-task": cluster.cpus_per_gpu,
+        "time": cluster.serve_minutes,
+        "output": target.runs / "serve-%j.log",
+    }
 
 
 def _builds(target: ScriptTarget) -> str:
+    if target.llm_api is not None:
+        return f"Makes the checkpoint of {target.label} and its options, on one node."
     engines = f"the engines of all {target.world_size} ranks" if target.world_size > 1 else "the engine"
     return f"Builds {engines} of {target.label} on one node."
 
 
 def _serves(target: ScriptTarget) -> str:
+    if target.whole:
+        return f"Serves {target.label} with a server on each of {target.num_nodes} nodes, and a proxy on the first."
     nodes = f"{target.num_nodes} nodes" if target.num_nodes > 1 else "one node"
     return f"Serves {target.label} with {count(target.world_size, 'GPU')} on {nodes}."
 
@@ -317,7 +359,8 @@ def _unwritable(settings: Settings) -> list[Fault]:
 
 def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> ScriptTarget:
     """Return what to build and serve: the repository given, or the one of the configuration."""
-    repository = settings.serving.repository
+    repository, arguments = settings.serving.repository, None
+    servers = settings.cluster.prefill + settings.cluster.decode
     if repository is not None:
         served = read_served(repository.absolute())
         if not served.gpu:
@@ -328,25 +371,45 @@ def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> S
         planned = make_plan(settings, "repository", Store(settings.paths.store), machine)
         label = f"{settings.model.label}-{planned.settings.variant.label}"
         world, nodes = settings.build.tp_size * settings.build.pp_size, settings.triton.num_nodes
+        stages = [step.node.stage for step in planned.steps]
+        arguments = next((stage.arguments for stage in stages if isinstance(stage, ConfigureLlm)), None)
+        nodes = nodes if arguments is None or not servers else servers
     workers = min(world, settings.hardware.gpus_per_server or world)
     return ScriptTarget(
         label=label,
         world_size=world,
         num_nodes=nodes,
         words=tuple(word for word in overrides if not word.lstrip("+~").startswith(OWN)),
-        workers=workers if settings.build.workers == 1 and workers > 1 else None,
-        build_gpus=max(workers, settings.build.workers),
+        workers=workers if settings.build.workers == 1 and workers > 1 and arguments is None else None,
+        build_gpus=max(workers, settings.build.workers) if arguments is None else 1,
         repository=repository.absolute() if repository else None,
         folder=settings.cluster.folder.absolute() / label,
         cwd=Path.cwd(),
         python=settings.cluster.python or ("python3" if settings.cluster.image else sys.executable),
         store=settings.paths.store.absolute(),
+        whole=servers > 0 and arguments is not None,
+        llm_api=arguments,
     )
 
 
 def _faults(settings: Settings, target: ScriptTarget) -> list[Fault]:
     """Find faults that neither plan nor repository finds: too many ranks per server, modes that need a single node."""
     faults, serving, cluster = [], settings.serving, settings.cluster
+    if cluster.disaggregated and target.llm_api is None:
+        faults.append(
+            Fault(
+                f"cluster.prefill={cluster.prefill} and cluster.decode={cluster.decode} are servers of the LLM API.",
+                todo="Use engine=tensorrt_llm_llmapi, or leave them out.",
+            )
+        )
+    elif cluster.disaggregated and settings.triton.num_nodes > 1:
+        faults.append(
+            Fault(
+                f"triton.num_nodes={settings.triton.num_nodes} spreads one server over nodes, but each server of "
+                f"cluster.prefill={cluster.prefill} and cluster.decode={cluster.decode} has one.",
+                todo="Set triton.num_nodes=1.",
+            )
+        )
     most = settings.hardware.gpus_per_server
     if most and target.ranks_per_node > most:
         faults.append(
@@ -356,7 +419,7 @@ def _faults(settings: Settings, target: ScriptTarget) -> list[Fault]:
                 todo=f"Set triton.num_nodes={-(-target.world_size // most)}.",
             )
         )
-    if target.num_nodes > 1 and serving.multi_gpu != "leader":
+    if target.num_nodes > 1 and target.llm_api is None and serving.multi_gpu != "leader":
         faults.append(
             Fault(
                 f"serving.multi_gpu={serving.multi_gpu} spawns ranks on one node; this server spans "
@@ -382,7 +445,8 @@ def _say(settings: Settings, target: ScriptTarget, *, changed: bool) -> None:
     run, suffix = ("sbatch", "sbatch") if slurm else ("bash", "sh")
     folder = relative_to_cwd(target.folder)
     nodes = f"{target.num_nodes} nodes" if target.num_nodes > 1 else "one node"
-    say(f"{target.label}: {count(target.world_size, 'rank')} on {nodes}, {count(target.ranks_per_node, 'GPU')} each")
+    ranks = target.world_size * (target.num_nodes if target.whole else 1)
+    say(f"{target.label}: {count(ranks, 'rank')} on {nodes}, {count(target.ranks_per_node, 'GPU')} each")
     say(f"{'written' if changed else 'unchanged'}: {folder} (not run here)")
     if target.repository is None:
         say(f"  {run} {folder}/build.{suffix}")

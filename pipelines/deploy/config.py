@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -37,7 +38,11 @@ class ClusterSettings(Group):
         srun_mpi: interface between srun and Open MPI.
         image: a container image, for Slurm with Pyxis.
         mounts: further folders of that container.
+        prefill: servers of the LLM API for prompts alone, each on a node; 0 is one server for prompts and answers.
+        decode: servers for answers alone; they get the KV cache of a prompt from the others.
     """
+
+    LATER: ClassVar[Mapping[str, Any]] = {"prefill": 0, "decode": 0}
 
     kind: Literal["none", "slurm", "mpi"] = "none"
     folder: Path = Path("cluster")
@@ -55,6 +60,19 @@ class ClusterSettings(Group):
     srun_mpi: Word = "pmix"
     image: str | None = None
     mounts: tuple[Path, ...] = ()
+    prefill: Annotated[int, Field(ge=0, le=256)] = 0
+    decode: Annotated[int, Field(ge=0, le=256)] = 0
+
+    @property
+    def disaggregated(self) -> bool:
+        """Whether prompts and answers have servers of their own."""
+        return self.prefill + self.decode > 0
+
+    @model_validator(mode="after")
+    def _has_both(self) -> ClusterSettings:
+        if bool(self.prefill) != bool(self.decode):
+            raise ValueError(f"has prefill={self.prefill} and decode={self.decode}: both are 0, or both at least 1")
+        return self
 
     @field_validator("env")
     @classmethod

@@ -193,6 +193,7 @@ LLM_API = EngineDescription(
     writes_engine=False,
     evaluates=False,
     keeps_ranks=True,
+    spans_machines=True,
     server=ServerBackend.LLM_API,
     why_not_deployed="no released Triton container holds the TensorRT-LLM it needs",
     lacks=lacks_for_llm_api,

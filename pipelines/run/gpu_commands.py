@@ -197,9 +197,12 @@ class _ByHand:
 
 
 def _nvidias_container(image: str) -> Lines:
-    """Render the start of the container with `trtllm-serve`, as TensorRT-LLM's `docs/source/quick-start-guide.md`."""
+    """Render the start of the container with `trtllm-serve`, as TensorRT-LLM's `docs/source/quick-start-guide.md`.
+
+    Its reports of use to NVIDIA are off (`tensorrt_llm/usage/schemas/README.md`).
+    """
     options = ["--rm", "--interactive", "--tty", "--gpus=all", "--ipc=host", "--network=host"]
-    options += ["--ulimit=memlock=-1", "--ulimit=stack=67108864"]
+    options += ["--ulimit=memlock=-1", "--ulimit=stack=67108864", "--env=TRTLLM_NO_USAGE_STATS=1"]
     options += ['--mount=type=bind,source="$PWD",target=/work', "--workdir=/work"]
     return command_lines(["docker", "run", *options, image], INDENT)
 

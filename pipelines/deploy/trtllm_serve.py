@@ -1,0 +1,108 @@
+"""Scripts that serve the LLM API with trtllm-serve: on one node, over several, or prompts and answers apart.
+
+Sources, of TensorRT-LLM 1.3.0rc3: `examples/llm-api/llm_mgmn_trtllm_serve.sh` (every rank runs trtllm-llmapi-launch),
+`examples/disaggregated/disagg_config.yaml`, `llmapi/disagg_utils.py` (its keys), `commands/serve.py` (options).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from pipelines.deploy.config import ClusterSettings
+from pipelines.engines.tensorrt_llm.llm_api import merged
+from pipelines.serving.config import ServingSettings
+from triton_repo.llmapi import CHECKPOINT, OPTIONS
+
+QUIET = "export TRTLLM_NO_USAGE_STATS=1  # trtllm-serve reports its use to NVIDIA unless it is told not to"
+WORKER_PORT = 8001
+"""Of each server behind the proxy; there is one on a node."""
+CONTEXT, GENERATION, PROXY = "context.yaml", "generation.yaml", "disagg_config.yaml"
+LAUNCH = "trtllm-llmapi-launch"
+"""NVIDIA's program that makes one server of all ranks of srun or mpirun."""
+
+
+def role_files(arguments: Mapping[str, Any], cluster: ClusterSettings) -> dict[str, str]:
+    """Return the options of servers for prompts and for answers; what the arguments say of the transfer wins.
+
+    Args:
+        arguments: of `tensorrt_llm.LLM`.
+        cluster: how many servers there are.
+    """
+    if not cluster.disaggregated:
+        return {}
+    # The buffer holds the KV cache of one prompt; a prompt ends before the next token is planned, so nothing overlaps.
+    transfer = {"cache_transceiver_config": {"backend": "DEFAULT", "max_tokens_in_buffer": arguments["max_input_len"]}}
+    roles = {CONTEXT: transfer | {"disable_overlap_scheduler": True}, GENERATION: transfer}
+    return {name: yaml.safe_dump(merged(own, arguments), sort_keys=False) for name, own in roles.items()}
+
+
+def serve_lines(
+    cluster: ClusterSettings, serving: ServingSettings, *, ranks: int, folder: str, runs: str, served: str,
+    container: Sequence[str],
+) -> list[str]:  # fmt: skip
+    """Return the lines that serve, after the head of the script.
+
+    Args:
+        cluster: what starts the ranks, and how many servers there are.
+        serving: address and port.
+        ranks: of one server.
+        folder: of the scripts, quoted for the shell like the following ones.
+        runs: of logs.
+        served: of the checkpoint and its options.
+        container: options of srun.
+    """
+    head = ["set -euo pipefail", QUIET, *(f"export {name}={shlex.quote(value)}" for name, value in cluster.env.items())]
+    head += [f"cd {served}"]
+    port = serving.ports["openai_port"]
+    if cluster.disaggregated:
+        return [*head, *_disaggregated(cluster, serving.host, port, ranks, folder, runs, container)]
+    command = f"trtllm-serve {CHECKPOINT} --host {serving.host} --port {port} --extra_llm_api_options {OPTIONS}"
+    if cluster.kind == "slurm":
+        srun = [f"--mpi={cluster.srun_mpi}", "--distribution=block", "--kill-on-bad-exit=1", *container]
+        return [*head, f"{shlex.join(['srun', *srun])} {LAUNCH} {command}"]
+    if ranks == 1:
+        return [*head, f"exec {command}"]
+    mpirun = f"mpirun --allow-run-as-root --hostfile {folder}/hosts -n {ranks} --map-by slot --bind-to none"
+    return [*head, f"{mpirun} {_passed_on(cluster)} {LAUNCH} {command}"]
+
+
+def _passed_on(cluster: ClusterSettings) -> str:
+    """Return mpirun's options that give other hosts the variables of this one."""
+    return shlex.join(word for name in ("TRTLLM_NO_USAGE_STATS", *cluster.env) for word in ("-x", name))
+
+
+def _disaggregated(
+    cluster: ClusterSettings, host: str, port: int, ranks: int, folder: str, runs: str, container: Sequence[str]
+) -> list[str]:
+    """Start one server on each node and the proxy on the first; all end when one of them does."""
+    slurm = cluster.kind == "slurm"
+    hosts = 'mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")'
+    lines = [hosts if slurm else f"hosts=({shlex.join(cluster.hosts)})", f"mkdir -p {runs}"]
+    roles = [CONTEXT] * cluster.prefill + [GENERATION] * cluster.decode
+    lines += [f"cat > {runs}/{PROXY} <<EOF", *_proxy_config(cluster, host, port), "EOF", "trap 'kill $(jobs -p)' EXIT"]
+    for number, role in enumerate(roles):
+        name = f'"${{hosts[{number}]}}'
+        srun = ["--overlap", f"--mpi={cluster.srun_mpi}", "--nodes=1", f"--ntasks={ranks}", *container]
+        start = f'{shlex.join(["srun", *srun])} --nodelist={name}"'
+        if not slurm:
+            start = f'mpirun --allow-run-as-root --host {name}:{ranks}" -n {ranks} --bind-to none {_passed_on(cluster)}'
+        worker = f"trtllm-serve {CHECKPOINT} --host 0.0.0.0 --port {WORKER_PORT}"
+        lines.append(f"{start} {LAUNCH} {worker} --extra_llm_api_options {folder}/{role} &")
+    proxy = f"trtllm-serve disaggregated --config_file {runs}/{PROXY}"
+    first = shlex.join(["srun", "--overlap", "--nodes=1", "--ntasks=1", *container]) + ' --nodelist="${hosts[0]}" '
+    return [*lines, f"{first if slurm else ''}{proxy} &", "wait -n  # whichever ends first"]
+
+
+def _proxy_config(cluster: ClusterSettings, host: str, port: int) -> list[str]:
+    """Render the proxy's file; the shell fills in the names of the nodes."""
+    first = 0
+    lines = [f"hostname: {host}", f"port: {port}", "backend: pytorch"]
+    for group, count in (("context_servers", cluster.prefill), ("generation_servers", cluster.decode)):
+        lines += [f"{group}:", f"  num_instances: {count}", "  urls:"]
+        lines += [f'  - "${{hosts[{first + number}]}}:{WORKER_PORT}"' for number in range(count)]
+        first += count
+    return lines
