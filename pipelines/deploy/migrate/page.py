@@ -11,6 +11,7 @@ import yaml
 
 from pipelines.deploy.migrate.sources import OldDeployment
 from pipelines.deploy.migrate.translate import MODEL, Formats, State, Word, arguments, text
+from pipelines.deploy.trtllm_serve import LAUNCH, QUIET
 from pipelines.document import blocks
 from pipelines.document.show import number, percent
 from pipelines.engines.registry import LLM_API
@@ -49,15 +50,21 @@ class Migration:
         options = yaml.safe_dump(arguments(self.words), sort_keys=False)
         return {OPTIONS_FILE: options, SERVE: self._script(), PAGE: blocks.render_markdown(self._page())}
 
+    @property
+    def _nodes(self) -> str:
+        """Machines of one instance, where several are stated."""
+        return next((each.value for each in self.old.settings if each.name == "num_nodes" and each.value != "1"), "")
+
     def _script(self) -> str:
         """Return the script that serves: one server for each instance of the old model."""
-        lines = ["#!/bin/bash", f"# Written by `make migrate`. The checkpoint: {self._build()}"]
+        lines = ["#!/bin/bash", f"# Written by `make migrate`. The checkpoint: {self._build()}", QUIET]
         lines.append("model=${1:?the Hugging Face folder or name of the model}")
+        ranks = f"mpirun --hostfile hosts -n {self.old.world_size} -x TRTLLM_NO_USAGE_STATS {LAUNCH} "
         instances = [",".join(group) for group in self.old.groups] or [""]
         for port, devices in enumerate(instances, 8000):
-            visible = f"CUDA_VISIBLE_DEVICES={devices} " if devices else ""
+            start = (f"CUDA_VISIBLE_DEVICES={devices} " if devices else "") + (ranks if self._nodes else "")
             options = f'--port {port} --extra_llm_api_options "$(dirname "$0")/{OPTIONS_FILE}"'
-            lines.append(f'{visible}trtllm-serve "$model" {options}{" &" if len(instances) > 1 else ""}')
+            lines.append(f'{start}trtllm-serve "$model" {options}{" &" if len(instances) > 1 else ""}')
         return "\n".join([*lines, *(["wait"] if len(instances) > 1 else []), ""])
 
     def _build(self) -> str:
@@ -83,6 +90,10 @@ class Migration:
         steps = [self._build(), f"bash {SERVE} /its/engine/checkpoint"]
         why = LLM_API.why_not_deployed
         steps.append(f"# make manifests: {why}" if why else self._build().replace(" build ", " manifests ", 1))
+        if self._nodes:
+            steps.append(
+                self._build().replace(" build ", " scripts cluster=slurm ", 1) + f" triton.num_nodes={self._nodes}"
+            )
         if any(word.old == MODEL for word in self.of("lost")):
             steps = ["# nothing: the LLM API does not run this model; TensorRT-LLM 1.2 does"]
         costs = tuple(self._costs(group) for group in self.formats.instead)

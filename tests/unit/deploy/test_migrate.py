@@ -166,6 +166,17 @@ def test_several_instances_become_several_servers(tmp_path):
     assert "the engine's own split is not stated" in page
 
 
+def test_several_machines_start_through_nvidias_launcher(tmp_path):
+    given = {"backend": "tensorrtllm", "max_batch_size": 8, "parameters": {"num_nodes": "2"}}
+    repository = write_repository(tmp_path / "given", given)
+    write_engine(repository / "tensorrt_llm" / "1", tp_size=8, pp_size=2)
+    arguments, page, script = migrated(tmp_path, f"migrate.path={repository}", "model=llama_3_1_8b")
+    assert (arguments["tensor_parallel_size"], arguments["pipeline_parallel_size"]) == (8, 2)
+    assert "mpirun --hostfile hosts -n 16 -x TRTLLM_NO_USAGE_STATS trtllm-llmapi-launch trtllm-serve" in script
+    words = "engine=tensorrt_llm_llmapi model=llama_3_1_8b quant=fp8 build.tp_size=8 build.pp_size=2 triton.num_nodes=2"
+    assert f"make scripts cluster=slurm {words}" in section(page, "Next")
+
+
 def test_an_artifact_of_this_project_names_its_model(tmp_path):
     engine = write_engine(tmp_path / "engine")
     settings = {"model": {"name": "tiny_llama", "bundled": "tiny_llama", "path": None, "hub_id": None}}
