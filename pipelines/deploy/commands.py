@@ -25,6 +25,7 @@ from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
 from pipelines.store.store import Store
+from triton_repo.llmapi import OPTIONS
 
 # Objects around the pods: Service, PodDisruptionBudget, PodMonitor, HPA, and the rules for its metrics.
 
@@ -78,7 +79,7 @@ def pod_monitor(deployed: ClusterDeployment) -> Object:
     """Tell Prometheus where to find the metrics of every server."""
     endpoint = {
         "port": FRONT.removesuffix("_port"),
-        "path": "/metrics",
+        "path": deployed.metrics_path,
         "interval": f"{deployed.settings.scrape_interval_s}s",
     }
     spec = {
@@ -178,7 +179,7 @@ def files(deployed: ClusterDeployment) -> dict[str, str]:
         "disruption-budget": disruption_budget(deployed),
         **({"claim": claim} if (claim := pods.claim(deployed)) else {}),
         **({"pod-monitor": pod_monitor(deployed)} if deployed.settings.pod_monitor else {}),
-        **({"slo-rules": slo_rules(deployed)} if deployed.settings.pod_monitor and deployed.slo.limits else {}),
+        **({"slo-rules": slo_rules(deployed)} if deployed.has_alerts else {}),
         **({"autoscaler": autoscaler(deployed)} if deployed.autoscaled else {}),
     }
     overlay, further = _workload(deployed, kind)
@@ -198,7 +199,9 @@ def files(deployed: ClusterDeployment) -> dict[str, str]:
 def _workload(deployed: ClusterDeployment, kind: Kind) -> tuple[dict[str, Object], dict[str, str]]:
     """Return the workload's objects by file name, and the files that become a ConfigMap."""
     if kind != "multinode":
-        return {"deployment": workload_object(deployed, pods.server_pod(deployed))}, {}
+        options = deployed.llm_api_options
+        further = {} if options is None else {OPTIONS: yaml.safe_dump(options, sort_keys=False)}
+        return {"deployment": workload_object(deployed, pods.server_pod(deployed))}, further
     further = {path.name: path.read_text(encoding="utf-8") for path in sorted(nodes.FILES.iterdir()) if path.is_file()}
     workload = nodes.leader_worker_set(deployed)
     # Kustomize does not track names in this type, so the ConfigMap keeps its name and this digest reflects changes.
@@ -214,7 +217,9 @@ def _overlay(deployed: ClusterDeployment, overlay: dict[str, Object], further: d
     if deployed.settings.namespace:
         made["namespace"] = deployed.settings.namespace
     made["images"] = [_image(deployed.image_reference)]
-    if further:
+    if deployed.served.llm_api is not None:  # the digest in the name starts new pods when the options change
+        made["configMapGenerator"] = [{"name": pods.options_name(deployed), "files": sorted(further)}]
+    elif further:
         made["configMapGenerator"] = [{"name": f"{deployed.name}-mpi", "files": sorted(further)}]
         made["generatorOptions"] = {"disableNameSuffixHash": True}
     return made
@@ -339,6 +344,9 @@ def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
     say(f"            {start}; up to {show_seconds(sizes.drain_s)} to drain")
     if served.gpu and deployed.compute_capability is None:
         say("note: add hardware=... to select nodes with the GPU that the engine was built for")
+    if served.llm_api is not None:
+        say(f"note: trtllm-serve of {deployed.image_reference}, not run here; without HPA and alerts")
+        say("note: everyone who reaches its port may also POST /update_weights and /release_memory")
     if deployed.slo.limits and not settings.pod_monitor:
         say("note: no alerts for benchmark.slo, because manifests.pod_monitor=false")
     say(f"\n{'written' if changed else 'unchanged'}: {relative_to_cwd(overlay.parent.parent)}")

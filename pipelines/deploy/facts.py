@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,9 +14,11 @@ from pipelines.deploy.config import ManifestSettings
 from pipelines.document.show import count
 from pipelines.domain.errors import UserError
 from pipelines.domain.units import GIB, MIB
-from pipelines.engines.registry import ENGINES, describe
+from pipelines.engines.registry import ServerBackend, describe
 from pipelines.serving.config import ServingSettings
 from pipelines.serving.process import EXIT_GRACE_S
+from triton_repo.llmapi import BESIDE_THE_ARGUMENTS, MODEL_YAML, read_arguments
+from triton_repo.tensors import TENSORRT_LLM
 
 DESCRIPTION = "repository.json"
 USUAL_KV_BYTES = GIB
@@ -42,6 +45,7 @@ class RepositoryFacts:
         engine_version: version of the library that built it.
         kv_bytes: host memory of the KV cache: the CPU engine's pool, or the part a GPU engine offloads.
         threads: of the CPU engine; None takes every core.
+        llm_api: arguments of the LLM API, which trtllm-serve serves; None for engines that Triton serves.
     """
 
     folder: str
@@ -55,6 +59,7 @@ class RepositoryFacts:
     engine_version: str
     kv_bytes: int
     threads: int | None = None
+    llm_api: Mapping[str, Any] | None = None
 
     @property
     def kind(self) -> Kind:
@@ -78,11 +83,11 @@ def read_served(path: Path) -> RepositoryFacts:
     described = _described(path)
     settings = described["settings"]
     engine, world, nodes = describe(described["flavour"]), int(described["world_size"]), int(settings["num_nodes"])
-    if engine.why_not_deployed:
-        deployed = (each.name for each in ENGINES.values() if not each.why_not_deployed)
+    llm_api = engine.server is ServerBackend.LLM_API
+    if llm_api and nodes > 1:
         raise UserError(
-            f"'{path}' is of flavour '{engine.name}': {engine.why_not_deployed}.",
-            allowed=f"Repositories of flavour {' and '.join(deployed)} can be deployed.",
+            f"triton.num_nodes={nodes}: manifests of the LLM API are for a server on one node.",
+            todo="Write scripts for several: make scripts cluster=slurm",
         )
     if world % nodes:
         raise UserError(
@@ -99,11 +104,12 @@ def read_served(path: Path) -> RepositoryFacts:
         num_nodes=nodes,
         size_bytes=_size(path),
         engine_bytes=_size(path / "tensorrt_llm" / "1"),
-        engine_version=str(described["engine_version"]),
+        engine_version=str(described["engine_version"] or "of the image"),
         kv_bytes=int(settings["kv_cache_host_memory_bytes"])
         if gpu
         else _parameter(path, "openvino_kv_cache_bytes") or USUAL_KV_BYTES,
         threads=None if gpu else _parameter(path, "openvino_num_threads"),
+        llm_api=read_arguments(path / TENSORRT_LLM / "1" / MODEL_YAML, BESIDE_THE_ARGUMENTS) if llm_api else None,
     )
 
 

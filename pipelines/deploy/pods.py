@@ -11,7 +11,9 @@ from pipelines import __version__
 from pipelines.deploy.config import ImageSettings, ManifestSettings
 from pipelines.deploy.facts import PROBE_S, RepositoryFacts, Sizes, sizes
 from pipelines.domain.benchmark import NO_SLO, Slo
+from pipelines.engines.tensorrt_llm.llm_api import merged
 from pipelines.serving.config import ServingSettings
+from triton_repo.llmapi import CHECKPOINT_DIR, OPTIONS
 
 # A deployment on Kubernetes: everything the manifests need, decided once.
 
@@ -52,8 +54,25 @@ class ClusterDeployment:
 
     @property
     def autoscaled(self) -> bool:
-        """Whether an HPA decides the number of replicas."""
-        return self.settings.max_replicas > self.settings.replicas
+        """Whether an HPA decides the number of replicas, by metrics of this project's own service."""
+        return self.settings.max_replicas > self.settings.replicas and self.served.llm_api is None
+
+    @property
+    def has_alerts(self) -> bool:
+        """Whether the SLO's alerts are written, from metrics of this project's own service."""
+        return self.settings.pod_monitor and bool(self.slo.limits) and self.served.llm_api is None
+
+    @property
+    def metrics_path(self) -> str:
+        """Where Prometheus finds the metrics."""
+        return "/metrics" if self.served.llm_api is None else "/prometheus/metrics"
+
+    @property
+    def llm_api_options(self) -> dict[str, Any] | None:
+        """The options of trtllm-serve, which collects metrics if they are scraped; None for Triton."""
+        if self.served.llm_api is None:
+            return None
+        return merged({"return_perf_metrics": True} if self.settings.pod_monitor else {}, self.served.llm_api)
 
     @property
     def ports(self) -> dict[str, int]:
@@ -63,7 +82,8 @@ class ClusterDeployment:
     @property
     def exposed(self) -> dict[str, int]:
         """The ports that others can reach: that of the service in front of tritonserver, and only if asked for more."""
-        return {name: port for name, port in self.ports.items() if name == FRONT or self.serving.expose_triton}
+        more = self.serving.expose_triton and self.served.llm_api is None
+        return {name: port for name, port in self.ports.items() if name == FRONT or more}
 
     @property
     def opened(self) -> ServingSettings:
@@ -101,6 +121,7 @@ def deployment(
 ) -> ClusterDeployment:
     """Decide name, image and sizes."""
     flavour = "gpu" if served.gpu else "cpu"
+    own = f"{image.name}:{image.tag or f'{__version__}-{flavour}'}"
     return ClusterDeployment(
         name=settings.name or slug(f"{served.label}-{served.variant}"),
         served=served,
@@ -108,7 +129,7 @@ def deployment(
         serving=serving,
         image=image,
         sizes=sizes(served, settings, serving),
-        image_reference=settings.image or f"{image.name}:{image.tag or f'{__version__}-{flavour}'}",
+        image_reference=settings.image or (own if served.llm_api is None else image.base_llm_api),
         compute_capability=compute_capability if served.gpu else None,
         slo=slo,
     )
@@ -178,14 +199,42 @@ def fetch_container(deployed: ClusterDeployment, rights: Object) -> Object | Non
 
 
 REPOSITORY = "/repository"
+OPTIONS_FOLDER, HEALTH = "/etc/pipelines/llm_api", "/health"
+"""Of trtllm-serve: where its options are, and its only probe, which answers once the model is loaded."""
 LIVE, READY = "/v2/health/live", "/v2/health/ready"
 """Triton's endpoints, passed on by the service in front: the process responds; every model is loaded and responds."""
 
 
 def server_pod(deployed: ClusterDeployment) -> Object:
     """Make the pod of a server that fits one node: `serve` on the repository, drained at the end."""
+    if deployed.served.llm_api is not None:
+        return _trtllm_serve_pod(deployed)
     container = server_container(deployed) | {"args": serve_arguments(deployed)}
     return pod(deployed, "server", container)
+
+
+def _trtllm_serve_pod(deployed: ClusterDeployment) -> Object:
+    """Make the pod of trtllm-serve in NVIDIA's container; the checkpoint's paths start in the repository."""
+    main = server_container(deployed)
+    command = ["trtllm-serve", CHECKPOINT_DIR, "--host", "0.0.0.0", "--port", str(deployed.ports[FRONT])]
+    main |= {
+        "command": [*command, "--extra_llm_api_options", f"{OPTIONS_FOLDER}/{OPTIONS}"],
+        "workingDir": REPOSITORY,
+        "env": [
+            *main["env"],
+            {"name": "TRTLLM_NO_USAGE_STATS", "value": "1"},
+            {"name": "HOME", "value": "/workspace"},  # of the kernels that are compiled at the start
+        ],
+        "volumeMounts": [*main["volumeMounts"], {"name": "llm-api", "mountPath": OPTIONS_FOLDER, "readOnly": True}],
+    }
+    template = pod(deployed, "server", main)
+    template["spec"]["volumes"].append({"name": "llm-api", "configMap": {"name": options_name(deployed)}})
+    return template
+
+
+def options_name(deployed: ClusterDeployment) -> str:
+    """Return the name of the ConfigMap with the options of trtllm-serve."""
+    return f"{deployed.name}-llm-api"
 
 
 def serve_arguments(deployed: ClusterDeployment) -> list[str]:
@@ -214,12 +263,13 @@ def serve_arguments(deployed: ClusterDeployment) -> list[str]:
 def server_container(deployed: ClusterDeployment) -> Object:
     """Make the container that answers requests, without its command."""
     port = deployed.ports[FRONT]
+    live, ready = (LIVE, READY) if deployed.served.llm_api is None else (HEALTH, HEALTH)
     return {
         **container(deployed, "server"),
         "ports": container_ports(deployed),
-        "startupProbe": _probe(READY, port, PROBE_S, failures=deployed.sizes.startup_limit_s // PROBE_S),
-        "readinessProbe": _probe(READY, port, 5, failures=3),
-        "livenessProbe": _probe(LIVE, port, PROBE_S, failures=6),
+        "startupProbe": _probe(ready, port, PROBE_S, failures=deployed.sizes.startup_limit_s // PROBE_S),
+        "readinessProbe": _probe(ready, port, 5, failures=3),
+        "livenessProbe": _probe(live, port, PROBE_S, failures=6),
         "lifecycle": stop_later(deployed),
     }
 

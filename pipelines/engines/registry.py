@@ -63,7 +63,6 @@ class EngineDescription:
             serving; "rank", the build log's figure for the fullest rank; None if there is no model.
         policy: policy of the simulated scheduler that is most similar.
         server: the Triton backend that serves it; None if there is none.
-        why_not_deployed: why no container image can serve it; empty if one can.
         lacks: lists what a machine lacks to build and run it.
         place: where it is built and run, as a sentence for users whose machine lacks something.
     """
@@ -93,7 +92,6 @@ class EngineDescription:
     memory_model: Literal["process", "rank"] | None = None
     policy: Literal["inflight", "inflight_chunked"] = "inflight"
     server: ServerBackend | None = None
-    why_not_deployed: str = ""
     lacks: Callable[[Machine], list[str]] = lambda _machine: []
     place: str = ""
 
@@ -195,7 +193,6 @@ LLM_API = EngineDescription(
     keeps_ranks=True,
     spans_machines=True,
     server=ServerBackend.LLM_API,
-    why_not_deployed="no released Triton container holds the TensorRT-LLM it needs",
     lacks=lacks_for_llm_api,
 )
 _DESCRIPTIONS = (

@@ -17,10 +17,13 @@ from pipelines.deploy.config import ManifestSettings
 from pipelines.deploy.facts import RepositoryFacts, Sizes, sizes
 from pipelines.deploy.pods import slug
 from pipelines.domain.units import GIB
+from pipelines.engines.tensorrt_llm.llm_api import complaints
 from pipelines.serving.config import ServingSettings
 from tests.conftest import REFERENCE
 from tests.support.deployments import KINDS, build, by_kind, deployed, templates, write
 
+SERVE_OPTIONS = Path(__file__).parents[2] / "support" / "trtllm_serve_options.json"
+"""Options of trtllm-serve, from NVIDIA's sources."""
 VERSIONS = ("1.30", "1.33", "1.37")
 OWN_TYPES = {
     "PodMonitor": "podmonitor.json",
@@ -382,3 +385,35 @@ def test_an_image_is_told_to_kustomize_in_its_own_words(reference, made):
 )
 def test_names_are_what_kubernetes_takes(text, name):
     assert slug(text) == name
+
+
+@pytest.mark.parametrize("version", ["1.3.0rc3", "1.4"])
+@pytest.mark.parametrize("choices", [{}, {"pod_monitor": False}], ids=["scraped", "not scraped"])
+def test_the_llm_api_is_served_by_trtllm_serve_of_nvidias_image(tmp_path, version, choices):
+    things = built(tmp_path, "llm_api", **choices)
+    for thing in things:
+        check(thing)
+    (template,) = templates([thing for thing in things if thing["kind"] == "Deployment"]).values()
+    main = container(template)
+    assert main["image"] == "nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc20"
+    program, command, model, *words = [*main["command"][:1], "serve", *main["command"][1:]]
+    options = json.loads(SERVE_OPTIONS.read_text())[version][command]
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    assert program == "trtllm-serve"
+    assert set(given) <= set(options)
+    assert (main["workingDir"], model) == ("/repository", "tensorrt_llm/1/checkpoint")
+    assert main["readinessProbe"]["httpGet"] == {"path": "/health", "port": int(given["--port"])}
+    assert {"name": "TRTLLM_NO_USAGE_STATS", "value": "1"} in main["env"]
+    made = by_kind(things, "ConfigMap")
+    (volume,) = [each for each in template["spec"]["volumes"] if each["name"] == "llm-api"]
+    assert volume["configMap"]["name"] == made["metadata"]["name"]
+    folder, _, name = given["--extra_llm_api_options"].rpartition("/")
+    assert folder in {mount["mountPath"] for mount in main["volumeMounts"]}
+    content = yaml.safe_load(made["data"][name])
+    assert not complaints(content, version, "")
+    assert content["tensor_parallel_size"] == int(main["resources"]["limits"]["nvidia.com/gpu"]) == 2
+    assert content.get("return_perf_metrics", False) is (not choices)
+    kinds = {thing["kind"] for thing in things}
+    assert "HorizontalPodAutoscaler" not in kinds
+    if not choices:
+        assert by_kind(things, "PodMonitor")["spec"]["podMetricsEndpoints"][0]["path"] == "/prometheus/metrics"

@@ -127,9 +127,19 @@ def test_ranks_that_do_not_spread_over_the_nodes_are_refused(tmp_path):
         read_served(edit(repository(tmp_path, "multinode"), settings={"num_nodes": 3}))
 
 
-def test_a_flavour_without_a_container_is_refused(tmp_path):
-    with pytest.raises(UserError, match="flavour 'llmapi'"):
-        read_served(edit(repository(tmp_path, "gpu"), flavour="llmapi"))
+def test_the_llm_api_over_several_nodes_is_left_to_the_scripts(tmp_path):
+    with pytest.raises(UserError, match=r"for a server on one node\. Write scripts for several"):
+        read_served(edit(repository(tmp_path, "llm_api"), settings={"num_nodes": 2}))
+
+
+def test_the_llm_api_is_served_by_trtllm_serve(tmp_path, capsys):
+    manifests(tmp_path, "llm_api")
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "note: trtllm-serve of nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc20, not run here; without HPA and alerts"
+        in said
+    )
+    assert "may also POST /update_weights" in said
 
 
 def test_facts_come_from_the_repository(tmp_path):
