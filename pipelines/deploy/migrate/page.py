@@ -14,7 +14,6 @@ from pipelines.deploy.migrate.translate import MODEL, Formats, State, Word, argu
 from pipelines.deploy.trtllm_serve import LAUNCH, QUIET
 from pipelines.document import blocks
 from pipelines.document.show import number, percent
-from pipelines.engines.registry import LLM_API
 from triton_repo.llmapi import OPTIONS as OPTIONS_FILE
 
 PAGE, SERVE = "migration.md", "serve.sh"
@@ -88,8 +87,8 @@ class Migration:
     def _page(self) -> blocks.Document:
         counts = ", ".join(f"{len(self.of(each))} {each}" for each in ("kept", "renamed", "lost", "unknown"))
         steps = [self._build(), f"bash {SERVE} /its/engine/checkpoint"]
-        why = LLM_API.why_not_deployed
-        steps.append(f"# make manifests: {why}" if why else self._build().replace(" build ", " manifests ", 1))
+        steps.append(self._build().replace(" build ", " repository ", 1))
+        steps.append(self._build().replace(" build ", " manifests ", 1))
         if self._nodes:
             steps.append(
                 self._build().replace(" build ", " scripts cluster=slurm ", 1) + f" triton.num_nodes={self._nodes}"
