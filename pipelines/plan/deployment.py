@@ -12,8 +12,7 @@ from pipelines.domain.variant import Variant
 from pipelines.engines.config import HardwareSettings
 from pipelines.engines.registry import EngineDescription
 from pipelines.engines.tensorrt_llm.config import NOT_SPECULATING
-from pipelines.engines.tensorrt_llm.llm_api import Asked, merged
-from pipelines.engines.tensorrt_llm.llm_api_tuning import tuned_files
+from pipelines.engines.tensorrt_llm.llm_api import Asked, merged, tuned_files
 from pipelines.engines.tuning import Recommended, adjusted, advice, tuned
 from pipelines.host.machine import Machine, torch_device
 from pipelines.plan.targets import Goal

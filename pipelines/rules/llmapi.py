@@ -10,7 +10,7 @@ from pipelines.domain.errors import did_you_mean
 from pipelines.domain.families import titles
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.engines.tensorrt_llm.config import BuildSettings, key_of
-from pipelines.engines.tensorrt_llm.llm_api import Complaint, complaints, settings_in, split_fault, tuned_names
+from pipelines.engines.tensorrt_llm.llm_api import Complaint, complaints, settings_in, split_fault, tuned_files
 from pipelines.rules.record import BUILT, LLM_API, Cases, DeploymentFacts, Rule, Severity, either, listed, shape, sm
 from pipelines.rules.split import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUPPORT
 
@@ -77,7 +77,6 @@ FILE, EXTRA = "llm_api.file: ", "llm_api.extra."
 
 
 def _cases(found: Iterable[Complaint]) -> Cases:
-    """Return complaints as the words of a message."""
     faults = [each.fault for each in found]
     return [{"failed": each.message, "allowed": each.allowed, "todo": each.todo} for each in faults]
 
@@ -206,8 +205,8 @@ RULES = (
         name="llm-api-tuned-file-is-here",
         when=lambda d: (
             d.llm_api.tuned is not None
-            and d.llm_api.tuned not in tuned_names()
-            and [{"hint": did_you_mean(d.llm_api.tuned, tuned_names())}]
+            and d.llm_api.tuned not in tuned_files()
+            and [{"hint": did_you_mean(d.llm_api.tuned, tuned_files())}]
         ),
         failed="llm_api.tuned='{d.llm_api.tuned}' is none of NVIDIA's files of which there is a copy here.",
         allowed="Files of your own are llm_api.file=... {hint}",

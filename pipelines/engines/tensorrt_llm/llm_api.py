@@ -148,6 +148,40 @@ def without(options: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
     return result
 
 
+@dataclass(frozen=True, slots=True)
+class TunedFile:
+    """One of NVIDIA's files.
+
+    Attributes:
+        file: its path in TensorRT-LLM's repository.
+        commit: of the repository.
+        models: names on the Hub that it is for.
+        options: its content.
+        gpu: product it was tuned on; None is any.
+        isl: tokens of a prompt; None is any load.
+        osl: tokens of an answer.
+        concurrency: requests in flight.
+        gpus: ranks; None is any number.
+    """
+
+    file: str
+    commit: str
+    models: tuple[str, ...]
+    options: Mapping[str, Any]
+    gpu: str | None = None
+    isl: int | None = None
+    osl: int | None = None
+    concurrency: int | None = None
+    gpus: int | None = None
+
+
+@cache
+def tuned_files() -> dict[str, TunedFile]:
+    """Return all files by path."""
+    raw = json.loads((FOLDER / f"{TUNED}.json").read_text(encoding="utf-8"))["files"]
+    return {each["file"]: TunedFile(**{**each, "models": tuple(each["models"])}) for each in raw}
+
+
 @cache
 def tables() -> tuple[Table, ...]:
     """Return all tables, the oldest version first."""
@@ -204,22 +238,10 @@ def complaints(options: Mapping[str, Any], version: str | None, source: str) -> 
     if not options:
         return []
     judges = tables_of(version)
-    title = f"TensorRT-LLM {version}" if version else f"TensorRT-LLM {either_version(judges)}"
+    title = f"TensorRT-LLM {version or ' or '.join(table.version for table in judges)}"
     verdicts = [{each.option: each for each in _Judge(table, source, title).judge(options)} for table in judges]
     wrong = [each for option, each in verdicts[-1].items() if all(option in verdict for verdict in verdicts)]
     return wrong + _contradictions(options, source) + _ignored(options, judges, source, title)
-
-
-@cache
-def tuned_names() -> tuple[str, ...]:
-    """Return the paths of NVIDIA's tuned files of which there is a copy."""
-    raw = json.loads((FOLDER / f"{TUNED}.json").read_text(encoding="utf-8"))["files"]
-    return tuple(each["file"] for each in raw)
-
-
-def either_version(judges: tuple[Table, ...]) -> str:
-    """Join the versions of tables: "1.3.0rc3 or 1.4"."""
-    return " or ".join(table.version for table in judges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +273,6 @@ class _Judge:
                 yield Complaint(f"{shown}{name}", Fault(f"{self.source}{shown}{name} must be given."))
 
     def _judge_group(self, row: Mapping[str, Any], value: dict[str, Any], path: str, group: str) -> Iterator[Complaint]:
-        """Judge a group; one of several kinds must say which it is."""
         if "by" not in row:
             yield from self.judge(value, f"{path}.", group)
             return
@@ -321,7 +342,6 @@ def _shown(value: Any) -> str:
 
 
 def _contradictions(options: Mapping[str, Any], source: str) -> list[Complaint]:
-    """Judge options that only fit together."""
     given, found = flat(options), list[Complaint]()
     sizes, most = given.get("cuda_graph_config.batch_sizes"), given.get("cuda_graph_config.max_batch_size")
     if isinstance(sizes, list) and sizes and isinstance(most, int) and most and most != max(sizes):
@@ -368,7 +388,6 @@ def _effects(option: str, judges: tuple[Table, ...]) -> list[Mapping[str, Any]]:
 
 
 def _ignored(options: Mapping[str, Any], judges: tuple[Table, ...], source: str, title: str) -> list[Complaint]:
-    """List values that every judging version accepts and ignores."""
     given, found = flat(options), list[Complaint]()
     for option, value in given.items():
         for each in _effects(option, judges):

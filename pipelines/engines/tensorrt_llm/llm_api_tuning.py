@@ -5,54 +5,15 @@ Source: `llm_api_options/tuned.json`, of `examples/configs` of TensorRT-LLM. Onl
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 from pipelines.domain.formats import KvFormat
 from pipelines.engines.tensorrt_llm.config import OWN_SETTINGS, flat
-from pipelines.engines.tensorrt_llm.llm_api import FOLDER, TUNED, complaints
+from pipelines.engines.tensorrt_llm.llm_api import TunedFile, complaints, tuned_files
 from pipelines.engines.tuning import Recommended, TunedCase
 
 CHOSEN_ELSEWHERE = ("kv_cache_config.dtype", "kv_cache_config.free_gpu_memory_fraction")
 """Options of a file that are settings here and that advice may set; the others stay with the load."""
-
-
-@dataclass(frozen=True, slots=True)
-class TunedFile:
-    """One of NVIDIA's files.
-
-    Attributes:
-        file: its path in TensorRT-LLM's repository.
-        commit: of the repository.
-        models: names on the Hub that it is for.
-        options: its content.
-        gpu: product it was tuned on; None is any.
-        isl: tokens of a prompt; None is any load.
-        osl: tokens of an answer.
-        concurrency: requests in flight.
-        gpus: ranks; None is any number.
-    """
-
-    file: str
-    commit: str
-    models: tuple[str, ...]
-    options: Mapping[str, Any]
-    gpu: str | None = None
-    isl: int | None = None
-    osl: int | None = None
-    concurrency: int | None = None
-    gpus: int | None = None
-
-
-@cache
-def tuned_files() -> dict[str, TunedFile]:
-    """Return all files by path."""
-    raw = json.loads((FOLDER / f"{TUNED}.json").read_text(encoding="utf-8"))["files"]
-    return {each["file"]: TunedFile(**{**each, "models": tuple(each["models"])}) for each in raw}
 
 
 def nearest(case: TunedCase) -> TunedFile | None:

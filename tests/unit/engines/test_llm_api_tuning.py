@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pipelines.engines.registry import LLM_API
-from pipelines.engines.tensorrt_llm.llm_api import complaints, split_fault
-from pipelines.engines.tensorrt_llm.llm_api_tuning import tuned_files
+from pipelines.engines.tensorrt_llm.llm_api import complaints, split_fault, tuned_files
 from pipelines.engines.tuning import advice, tuned
 from pipelines.settings.compose import load
 
