@@ -12,7 +12,7 @@ from pipelines.domain.variant import Variant
 from pipelines.engines.config import HardwareSettings
 from pipelines.engines.registry import EngineDescription
 from pipelines.engines.tensorrt_llm.config import NOT_SPECULATING
-from pipelines.engines.tensorrt_llm.llm_api import Asked, merged, tuned_files
+from pipelines.engines.tensorrt_llm.llm_api import LlmApiOptions, merged, tuned_files
 from pipelines.engines.tuning import Recommended, adjusted, advice, tuned
 from pipelines.host.machine import Machine, torch_device
 from pipelines.plan.targets import Goal
@@ -238,8 +238,8 @@ class Deployment(Goal):
         )
 
     @cached_property
-    def llm_api(self) -> Asked:
+    def llm_api(self) -> LlmApiOptions:
         """Options of the LLM API that are no settings."""
         asked, version = self.settings.llm_api, self.settings.image.llm_api_version
         tuned = tuned_files().get(asked.tuned) if asked.tuned else None
-        return Asked(version, merged(tuned.options if tuned else {}, asked.of_file), asked.extra, asked.tuned)
+        return LlmApiOptions(version, merged(tuned.options if tuned else {}, asked.of_file), asked.extra, asked.tuned)

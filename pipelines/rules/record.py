@@ -14,7 +14,7 @@ from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat, group_
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
 from pipelines.engines.tensorrt_llm.config import BuildSettings
-from pipelines.engines.tensorrt_llm.llm_api import Asked
+from pipelines.engines.tensorrt_llm.llm_api import LlmApiOptions
 from pipelines.settings.features import SpeculationMode
 from triton_repo.config import TritonSettings
 
@@ -126,7 +126,7 @@ class DeploymentFacts:
     adapters: Mapping[int, Adapter] = field(default_factory=dict)
     images: Images | None = None
     rotary: Rotary | None = None
-    llm_api: Asked = field(default_factory=Asked)
+    llm_api: LlmApiOptions = field(default_factory=LlmApiOptions)
 
     @property
     def activation(self) -> str:

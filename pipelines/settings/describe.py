@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pipelines.settings.base import OptionTable
 from pipelines.settings.root import Settings
 
-BASIC = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "path"}
+BASIC = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "path", Any: "any value"}
 BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 

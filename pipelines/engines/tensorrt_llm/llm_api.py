@@ -57,7 +57,7 @@ class Complaint:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class VersionTable:
     """The options of one version, by path; "group<word>.name" belongs to one kind of a group.
 
     Attributes:
@@ -73,7 +73,7 @@ class Table:
     plain: frozenset[str]
 
     @classmethod
-    def of(cls, version: str, options: Mapping[str, Mapping[str, Any]]) -> Table:
+    def of(cls, version: str, options: Mapping[str, Mapping[str, Any]]) -> VersionTable:
         """Index the options."""
         groups: dict[str, dict[str, str]] = {}
         for path in options:
@@ -95,7 +95,7 @@ def _plain(path: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LlmApiOptions:
     """Options of the LLM API that are no settings, as they are asked for.
 
     Attributes:
@@ -183,14 +183,16 @@ def tuned_files() -> dict[str, TunedFile]:
 
 
 @cache
-def tables() -> tuple[Table, ...]:
+def tables() -> tuple[VersionTable, ...]:
     """Return all tables, the oldest version first."""
     raw = [
         json.loads(path.read_text(encoding="utf-8"))
         for path in FOLDER.glob("*.json")
         if path.stem not in (EFFECTS, TUNED)
     ]
-    return tuple(sorted((Table.of(each["version"], each["options"]) for each in raw), key=lambda t: numbers(t.version)))
+    return tuple(
+        sorted((VersionTable.of(each["version"], each["options"]) for each in raw), key=lambda t: numbers(t.version))
+    )
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -202,7 +204,7 @@ def numbers(version: str) -> tuple[int, ...]:
     return (int(major), int(minor), *((int(patch), int(candidate or RELEASED)) if patch else ()))
 
 
-def tables_of(version: str | None) -> tuple[Table, ...]:
+def tables_of(version: str | None) -> tuple[VersionTable, ...]:
     """Return the tables that judge a version: its own, or its neighbours', of which one has to accept an option.
 
     Args:
@@ -248,7 +250,7 @@ def complaints(options: Mapping[str, Any], version: str | None, source: str) -> 
 class _Judge:
     """One table, and the words of its messages: what names the options, and the version."""
 
-    table: Table
+    table: VersionTable
     source: str
     title: str
 
@@ -378,7 +380,7 @@ def _facts() -> dict[str, Any]:
     return facts
 
 
-def _effects(option: str, judges: tuple[Table, ...]) -> list[Mapping[str, Any]]:
+def _effects(option: str, judges: tuple[VersionTable, ...]) -> list[Mapping[str, Any]]:
     """Return the effects that every judging version has on an option."""
     return [
         each
@@ -387,7 +389,7 @@ def _effects(option: str, judges: tuple[Table, ...]) -> list[Mapping[str, Any]]:
     ]
 
 
-def _ignored(options: Mapping[str, Any], judges: tuple[Table, ...], source: str, title: str) -> list[Complaint]:
+def _ignored(options: Mapping[str, Any], judges: tuple[VersionTable, ...], source: str, title: str) -> list[Complaint]:
     given, found = flat(options), list[Complaint]()
     for option, value in given.items():
         for each in _effects(option, judges):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.domain.formats import KvFormat
-from pipelines.engines.tensorrt_llm.llm_api import Asked
+from pipelines.engines.tensorrt_llm.llm_api import LlmApiOptions
 from tests.support.rule_cases.words import (
     ADAPTER,
     AWQ,
@@ -28,17 +28,17 @@ def llm(**given: Any) -> dict[str, Any]:
 
 
 def asked(**given: Any) -> dict[str, Any]:
-    return {"engine": "llmapi", "llm_api": Asked("1.4.0", **given)}
+    return {"engine": "llmapi", "llm_api": LlmApiOptions("1.4.0", **given)}
 
 
-NOTHING: dict[str, Any] = {"llm_api": Asked()}
+NOTHING: dict[str, Any] = {"llm_api": LlmApiOptions()}
 NGRAM = {"speculative_config": {"decoding_type": "NGram", "max_draft_len": 4}}
 LOOKS_AHEAD = {"speculative_decoding_mode": "lookahead_decoding", "max_draft_len": 83}
 CASES = {
     "llm-api-options-of-its-version": Case(
         asked(extra={"stream_intervall": 5}),
         r"llm_api\.extra\.stream_intervall is unknown to TensorRT-LLM 1\.4\.0\. Did you mean 'stream_interval'",
-        {"llm_api": Asked("1.4.0", extra={"stream_interval": 5})},
+        {"llm_api": LlmApiOptions("1.4.0", extra={"stream_interval": 5})},
     ),
     "llm-api-extra-has-an-effect": Case(
         asked(extra={"enable_iter_req_stats": True}), "only enable_iter_perf_stats=true reads it", NOTHING
@@ -60,7 +60,7 @@ CASES = {
     "llm-api-runs-no-remote-code": Case(asked(extra={"trust_remote_code": True}), "is never run", NOTHING),
     "llm-api-leaves-out-remote-code": Case(asked(file={"trust_remote_code": True}), "is left out", NOTHING),
     "llm-api-options-are-for-the-llm-api": Case(
-        {"engine": "tensorrt_llm", "llm_api": Asked(extra={"stream_interval": 5})},
+        {"engine": "tensorrt_llm", "llm_api": LlmApiOptions(extra={"stream_interval": 5})},
         r"llm_api\.extra\.stream_interval is given, but only engine=tensorrt_llm_llmapi reads it",
         NOTHING,
     ),

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from pipelines.domain.errors import UserError
-from pipelines.engines.tensorrt_llm.llm_api import Asked, merged, tables_of
+from pipelines.engines.tensorrt_llm.llm_api import LlmApiOptions, merged, tables_of
 from pipelines.settings.compose import load
 
 ENGINE = "engine=tensorrt_llm_llmapi"
@@ -31,7 +31,7 @@ def test_the_values_of_a_file_become_settings_where_there_are_any(nvidias):
     assert (settings.build.tp_size, settings.build.max_batch_size) == (4, 16)
     assert settings.build.given("max_batch_size")  # no advice and no load changes it
     assert (settings.kv_cache.dtype, settings.triton.kv_cache_free_gpu_mem_fraction) == ("fp8", 0.8)
-    asked = Asked("1.3.0rc3", settings.llm_api.of_file, settings.llm_api.extra)
+    asked = LlmApiOptions("1.3.0rc3", settings.llm_api.of_file, settings.llm_api.extra)
     assert asked.others == {
         "kv_cache_config": {"enable_partial_reuse": False},
         "moe_config": {"backend": "TRTLLM", "max_num_tokens": 64},
