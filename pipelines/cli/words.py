@@ -59,7 +59,7 @@ def overrides_of(command: str, words: Sequence[str]) -> list[str]:
 
 def groups_with_keys() -> list[str]:
     """List what `config` explains: groups of conf/, and groups in conf/config.yaml itself."""
-    return sorted({*groups(), "paths", "store", "plan", "stage", "verify", "diagnose", "doctor", "migrate"})
+    return sorted({*groups(), "llm_api", "paths", "store", "plan", "stage", "verify", "diagnose", "doctor", "migrate"})
 
 
 def _first(rest: Sequence[str], command: str) -> tuple[int, Fault | None]:
