@@ -12,7 +12,7 @@ ANY_PYTHON = $(if $(wildcard $(PYTHON)),$(PYTHON),python3)
 .DEFAULT_GOAL := help
 COMMANDS := all build evaluate fidelity diagnose compare sweep smallest stage verify repository serve benchmark report plan size simulate calibrate \
   doctor config init prune nightly image shell manifests scripts migrate
-TARGETS := setup test test-all test-under-load torture test-gpu test-real test-peers test-modelopt check golden zoo clean help
+TARGETS := setup setup-edge test test-all test-under-load torture test-gpu test-real test-peers test-modelopt check golden zoo clean help
 # Three on two processors, because servers and campaigns often wait.
 # Files in their own order: those with few tests, which xdist would start last, are among the longest.
 WHOLE := tests --ignore=tests/gpu --ignore=tests/gpu_trtllm --ignore=tests/real --ignore=tests/peers --numprocesses=3 --dist=loadfile --no-loadscope-reorder
@@ -39,8 +39,11 @@ $(COMMANDS): $(READY)
 	@MAKE_PID=$$PPID $(PYTHON) -m pipelines --from-make $@
 
 ## Develop
-.PHONY: packages setup test test-all test-under-load torture test-gpu test-real test-peers test-modelopt check golden zoo clean help
+.PHONY: packages setup setup-edge test test-all test-under-load torture test-gpu test-real test-peers test-modelopt check golden zoo clean help
 setup: $(READY) ## Make the virtual environment (every other target does it by itself)
+
+setup-edge: ## Make .venv-edge with TensorRT Edge-LLM's exporter, for engine=tensorrt_edge
+	@scripts/setup_edge.sh
 
 test: check ## What holds every promise, end to end on the real engine and server, in ten minutes on two processors
 	$(PYTHON) -m tests.contained $(PYTHON) -m pytest $(WHOLE) -m "not thorough" --hypothesis-profile=ci $(ONCE_MORE)

@@ -1,4 +1,4 @@
-"""Verify and describe a unified Hugging Face checkpoint, which TensorRT-LLM's PyTorch backend reads.
+"""Verify and describe a unified Hugging Face checkpoint, which TensorRT-LLM's PyTorch backend and Edge-LLM read.
 
 The layout is that of ModelOpt's `export_hf_checkpoint`: a Hugging Face folder whose linears have scales next to their
 weights, plus hf_quant_config.json. Names, dtypes and shapes are as exported by ModelOpt 0.37.0 and 0.47.0 (measured).
@@ -42,8 +42,8 @@ LEAVES = {
 
 _LAYER_PARTS = (".self_attn.", ".mlp.", ".block_sparse_moe.")
 
-ALGORITHMS = tuple(form.quant_algo for form in FORMATS.values() if form.llm_api)
-"""`quant_algo` of the ModelOpt formats that the PyTorch backend accepts."""
+ALGORITHMS = tuple(dict.fromkeys(form.quant_algo for form in FORMATS.values() if form.llm_api or form.edge))
+"""`quant_algo` of the ModelOpt formats that are exported: TensorRT-LLM's PyTorch backend or Edge-LLM accepts them."""
 
 
 def fused_with(linear: str) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ def verify_unified(folder: Path) -> list[Fault]:
     algo = block.get("quant_algo")
     if algo not in ALGORITHMS:
         accepted = ", ".join(map(str, ALGORITHMS))
-        return [Fault(f"{folder / QUANT_CONFIG} has quant_algo='{algo}'.", f"The PyTorch backend accepts {accepted}.")]
+        return [Fault(f"{folder / QUANT_CONFIG} has quant_algo='{algo}'.", f"Exported are {accepted}.")]
     stored = {name: info for file in files for name, info in file.header.items()}
     faults = _tensor_faults(folder, expected_tensors(config, shape, block, _dtype(stored)), stored)
     for file in files:

@@ -31,11 +31,11 @@ class Architecture(StrEnum):
 
 Feature = Literal[
     "llm_api", "nvfp4", "reduce_fusion", "user_buffer", "norm_quant_fusion", "swiglu", "decoding_heads", "lookahead",
-    "llava",
+    "llava", "edge",
 ]  # fmt: skip
 """Parts of TensorRT-LLM that exist for some families only: its PyTorch backend, the format NVFP4, three fusions, the
 FP8 kernel with SwiGLU, the conversion of Medusa, ReDrafter and EAGLE heads, lookahead decoding, LLaVA's vision
-encoder."""
+encoder. "edge" is TensorRT Edge-LLM."""
 
 
 _TWO_NORMS = ("input_layernorm", "post_layernorm")
@@ -214,7 +214,7 @@ _ROWS = (
         features=frozenset(
             {
                 *("llm_api", "nvfp4", "reduce_fusion", "user_buffer", "norm_quant_fusion", "swiglu", "decoding_heads"),
-                *("lookahead", "llava"),
+                *("lookahead", "llava", "edge"),
             }
         ),
         defaults=_ALL | {"max_position_embeddings": 2048, "attention_bias": False, "mlp_bias": False},
@@ -226,7 +226,7 @@ _ROWS = (
         modelopt_type="llama",
         cpu_engine=True,
         attention_bias=False,
-        features=frozenset({"llm_api", "swiglu", "lookahead"}),
+        features=frozenset({"llm_api", "swiglu", "lookahead", "edge"}),
         defaults=_ALL | {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
     ),
     Family(
@@ -264,7 +264,7 @@ _ROWS = (
         qkv_bias=True,
         attention_bias=False,
         qwen_type=True,
-        features=frozenset({"llm_api", "swiglu", "lookahead"}),
+        features=frozenset({"llm_api", "swiglu", "lookahead", "edge"}),
         nulls=("sliding_window", "num_key_value_heads"),
         defaults=_ALL | _WINDOWS_OF_QWEN | {"num_key_value_heads": 32, "max_position_embeddings": 32768},
     ),
@@ -277,7 +277,7 @@ _ROWS = (
         head_norms={"q_layernorm": "q_norm", "k_layernorm": "k_norm"},
         attention_bias=False,
         qwen_type=True,
-        features=frozenset({"llm_api", "swiglu", "lookahead"}),
+        features=frozenset({"llm_api", "swiglu", "lookahead", "edge"}),
         nulls=("sliding_window", "num_key_value_heads"),
         defaults=_ALL
         | _WINDOWS_OF_QWEN

@@ -172,6 +172,7 @@ class FormatSpec:
             of the original layers.
         llm_api: whether TensorRT-LLM's PyTorch backend lists it.
         llm_api_below: it is listed for compute capabilities below this one.
+        edge: whether TensorRT Edge-LLM's exporter reads the whole checkpoint.
         mixable: whether TensorRT-LLM's `quantize.py --autoq_format` takes it, for some linears of a model.
         products_of_tensorrt: whether TensorRT itself multiplies the linears when gemm_plugin is off. In other formats
             plugins do (TensorRT-LLM's `builder.py`, `quantization/functional.py`), which have no 2:4 kernels.
@@ -193,6 +194,7 @@ class FormatSpec:
     sequential: bool = False
     llm_api: bool = False
     llm_api_below: float | None = None
+    edge: bool = False
     mixable: bool = False
     products_of_tensorrt: bool = False
     fp8_kv_cache: bool = False
@@ -246,6 +248,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
         weights=FLOAT_WEIGHTS,
         products_of_tensorrt=True,
         llm_api=True,
+        edge=True,
         aliases=("fp16", "bf16"),
         heading=("16", "bit"),
         cpu=CpuCost(
@@ -264,6 +267,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
         mixable=True,
         products_of_tensorrt=True,
         llm_api=True,
+        edge=True,
         fp8_kv_cache=True,
         heading=("fp8", ""),
         cpu=CpuCost(
@@ -281,6 +285,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
         preset="INT8_SMOOTHQUANT_CFG",
         mixable=True,
         aliases=("int8",),
+        edge=True,
         heading=("int8", "sq"),
         cpu=CpuCost(
             *(1.02, 1.0, 1.53 * MIB, (12.5, 5.0, 9.0, 0.0), 1.03, 1.75),
@@ -297,6 +302,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
         preset="INT4_AWQ_CFG",
         mixable=True,
         llm_api=True,
+        edge=True,
         llm_api_below=10.0,
         aliases=("int4", "w4a16"),
         heading=("int4", "awq"),
@@ -309,6 +315,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
         preset="INT4_BLOCKWISE_WEIGHT_ONLY_CFG",
         modelopt=(0, 47),
         sequential=True,
+        edge=True,
         heading=("int4", "gptq"),
         cpu=_GROUPED_INT4,
     ),
@@ -318,6 +325,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
         weights=INT4_WEIGHTS,
         searches_scales=True,
         preset="INT4_BLOCKWISE_WEIGHT_ONLY_CFG",
+        edge=True,
         heading=("int4", "rtn"),
         cpu=_GROUPED_INT4,
     ),
@@ -365,6 +373,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
         preset="NVFP4_DEFAULT_CFG",
         modelopt_on_cpu=(0, 47),
         llm_api=True,
+        edge=True,
         fp8_kv_cache=True,
         aliases=("fp4",),
         heading=("nv", "fp4"),

@@ -17,6 +17,7 @@ EngineName = Literal[
     "openvino",
     "tensorrt_llm",
     "tensorrt_llm_llmapi",
+    "tensorrt_edge",
 ]
 
 

@@ -51,6 +51,7 @@ class EngineDescription:
         files: files of an engine folder; `{rank}` stands for each rank.
         needs_gpu: whether it computes on NVIDIA GPUs; otherwise on the CPU.
         builder: program that builds it, on the target GPU; empty if this project builds it.
+        on_device: whether another device builds and serves it, with programs that this project does not start.
         writes_engine: whether a build turns a TensorRT-LLM checkpoint into an engine; otherwise a Hugging Face
             checkpoint with the runtime's arguments takes the engine's place.
         example_scripts: whether TensorRT-LLM's example scripts prepare trained draft heads and vision encoders for it.
@@ -82,6 +83,7 @@ class EngineDescription:
     files: tuple[str, ...] = ()
     needs_gpu: bool = False
     builder: str = ""
+    on_device: bool = False
     writes_engine: bool = True
     example_scripts: bool = False
     evaluates: bool = True
@@ -195,10 +197,22 @@ LLM_API = EngineDescription(
     server=ServerBackend.LLM_API,
     lacks=lacks_for_llm_api,
 )
+EDGE = EngineDescription(
+    name="edge",
+    setting="tensorrt_edge",
+    title="TensorRT Edge-LLM",
+    needs_gpu=True,
+    on_device=True,
+    writes_engine=False,
+    evaluates=False,
+    why_not_deployed="it is built and served on the device itself",
+    lacks=lambda _machine: ["TensorRT Edge-LLM builds and serves on the device"],
+)
 _DESCRIPTIONS = (
     OPENVINO,
     TENSORRT_LLM,
     LLM_API,
+    EDGE,
 )
 ENGINES = {engine.name: engine for engine in _DESCRIPTIONS}
 """Name -> engine."""

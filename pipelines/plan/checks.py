@@ -22,6 +22,7 @@ from pipelines.domain.formats import (
 from pipelines.domain.units import show_bytes
 from pipelines.engines.openvino.memory import unheard
 from pipelines.engines.registry import OPENVINO
+from pipelines.engines.tensorrt_edge.exporter import environment_fault
 from pipelines.host.machine import Machine, library_versions
 from pipelines.plan import accuracy_checks, host_memory, memory_checks, serving_checks, weights_checks
 from pipelines.plan.colocated import baseline_faults, colocated, draft_faults
@@ -37,6 +38,7 @@ from pipelines.rules.rulebook import check_checkpoint, refused, refused_whatever
 from pipelines.serving.locate import why_no_server
 from pipelines.settings.root import Settings
 from pipelines.stages import Stage
+from pipelines.stages.edge import ExportEdge
 from triton_repo.config import TritonSettings
 
 CPU_WAY = "use engine=openvino, which executes the same checkpoint here; "
@@ -281,6 +283,9 @@ def _gpu_memory(d: Deployment, checked: Checked, allowed: Callable[[str], bool])
     gpu, settings = d.gpu, d.settings
     if about := gpus.describe(settings.hardware, d.machine):
         checked.notes += (about,)
+    if d.engine.on_device:
+        checked.notes += (f"memory and speed on the device: unknown; {d.engine.title} is not modelled",)
+        return
     if d.shape is None or not gpu.memory_gb:
         return
     if d.limits is not None:
@@ -325,7 +330,8 @@ def check_installed(goal: Goal, stages: Sequence[Stage], only: str | None) -> tu
     starts, serving = goal.target in STARTED and only in (None, "benchmark"), goal.settings.serving
     starts = starts and not goal.is_elsewhere and serving.tritonserver is None
     server = why_no_server(serving) if starts else None
-    return (*packages, *([server] if server else ()))
+    exporters = [environment_fault(stage.environment) for stage in stages if isinstance(stage, ExportEdge)]
+    return (*packages, *filter(None, [server, *exporters]))
 
 
 def output_folders(goal: Goal, store: Path, *, makes: bool) -> dict[str, Path]:

@@ -206,6 +206,7 @@ class Deployment(Goal):
         return DeploymentFacts(
             needs_gpu=self.engine.needs_gpu,
             writes_engine=self.engine.writes_engine,
+            on_device=self.engine.on_device,
             label=self.settings.model.label,
             shape=self.shape,
             qformat=quant.qformat,

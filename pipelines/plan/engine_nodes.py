@@ -14,6 +14,7 @@ from pipelines.settings.features import HEADS
 from pipelines.stages import Stage
 from pipelines.stages.build import Build
 from pipelines.stages.download import Download
+from pipelines.stages.edge import ExportEdge
 from pipelines.stages.llm_api import ConfigureLlm
 from pipelines.stages.prune_model import PruneModel
 from pipelines.stages.quantize import Quantize
@@ -79,7 +80,7 @@ def engine_nodes(d: Deployment) -> list[Node]:
     if d.built is not None:
         return []
     if not d.engine.writes_engine:
-        return _llm_api(d)
+        return _unified(d)
     if d.settings.speculative.mode in HEADS and d.engine.example_scripts:
         return _with_heads(d)
     shape = d.shape if d.settings.prune.prunes else d.unpruned
@@ -166,8 +167,8 @@ def vision_nodes(d: Deployment) -> list[Node]:
     return [Node("vision", script, f"{settings.model.label}-{images.model_type}", {"vision": d.sources["vision"]})]
 
 
-def _llm_api(d: Deployment) -> list[Node]:
-    """Return the export to a Hugging Face checkpoint and the configuration of the LLM API; it fits all splits."""
+def _unified(d: Deployment) -> list[Node]:
+    """Return the export to a Hugging Face checkpoint, which fits all splits, and what makes files for its reader."""
     settings, made, inputs = d.settings, list[Node](), {"checkpoint": model(d), "model": model(d)}
     if settings.quant.qformat != QFormat.NONE:
         exported = replace(quantize(d), layout="hugging_face", tp_size=1, pp_size=1)
@@ -175,6 +176,8 @@ def _llm_api(d: Deployment) -> list[Node]:
         node = Node("quantize", exported, d.label, {"model": model(d)})
         made += _with_text(d, node, calibrated=exported.calibrated)
         inputs["checkpoint"] = "quantize"
+    if d.engine.on_device:
+        return [*made, Node("build", ExportEdge(settings.paths.edge.absolute()), d.label, inputs)]
     drafts = None
     if (draft := d.draft) is not None:
         made += draft_checkpoint_nodes(draft)

@@ -216,8 +216,8 @@ def _not_on_hub(repo_id: str, revision: str) -> str:
 
 
 def _limits(d: Deployment) -> ChosenLimits | None:
-    """Choose the limits of an engine on the GPU that is named or found, if its speed is known."""
-    if d.gpu.mem_bw_gb_s is None:
+    """Choose the limits of an engine on the GPU that is named or found, if its speed is known; a device has its own."""
+    if d.gpu.mem_bw_gb_s is None or d.engine.on_device:
         return None
     # the performance model needs numpy, which takes a while to load
     from pipelines.predict.performance.deployment import costs

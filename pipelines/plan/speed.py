@@ -38,6 +38,8 @@ def modelled_text(plan: Plan) -> str:
     Raises:
         UserError: the fit that is named cannot be read, or is of another GPU.
     """
+    if plan.deployment.engine.on_device:
+        return ""
     fits, faults = stored_fits(plan.settings), unmodelled(plan.settings)
     try:
         model = model_of(plan, fits)

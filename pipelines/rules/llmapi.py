@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -58,16 +58,16 @@ NOT_LISTED: dict[QFormat, tuple[str, ...]] = {
 """Families that NVIDIA's matrix does not list for a format."""
 
 
-def _options(d: DeploymentFacts) -> Cases:
-    """Return the trtllm-build options that were set by hand."""
-    spared = {*READ, *HOW_BUILT}
+def set_by_hand(d: DeploymentFacts, read: Sequence[str]) -> Cases:
+    """Return the options of conf/build that were set by hand, except those that are read and those of features."""
+    spared = {*read, *HOW_BUILT}
     spared |= {*SPECULATION} if d.speculation != "none" else set()
     spared |= {*SPARSITY} if d.sparsity != "none" else set()
     spared |= {*LORA} if d.adapters else set()
     spared |= {*IMAGES} if d.images is not None else set()
     usual = BuildSettings()
     return [
-        {"key": key_of(name), "value": d.build[name], "read": listed(READ)}
+        {"key": key_of(name), "value": d.build[name], "read": listed(read)}
         for name in d.build.every()
         if name not in spared and d.build[name] != usual[name]
     ]
@@ -173,7 +173,7 @@ RULES = (
     ),
     rule(
         name="llm-api-builds-nothing",
-        when=_options,
+        when=lambda d: set_by_hand(d, READ),
         failed="engine=tensorrt_llm_llmapi does not support {key}={value}: it is an option of trtllm-build.",
         allowed="It reads {read}.",
         todo="Remove it, or use engine=tensorrt_llm.",

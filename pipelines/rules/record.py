@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -32,6 +32,11 @@ class HasCapabilities(Protocol):
         """Whether a build writes an engine from a TensorRT-LLM checkpoint."""
         ...
 
+    @property
+    def on_device(self) -> bool:
+        """Whether another device builds and serves the engine."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Engines:
@@ -39,15 +44,17 @@ class Engines:
 
     needs_gpu: bool | None = None
     writes_engine: bool | None = None
+    on_device: bool | None = None
 
     def __contains__(self, engine: HasCapabilities) -> bool:
         """Whether an engine belongs to the set."""
-        return self.needs_gpu in (None, engine.needs_gpu) and self.writes_engine in (None, engine.writes_engine)
+        return all(getattr(self, each.name) in (None, getattr(engine, each.name)) for each in fields(self))
 
 
 CPU = Engines(needs_gpu=False)
 GPU = Engines(needs_gpu=True, writes_engine=True)
-LLM_API = Engines(writes_engine=False)
+LLM_API = Engines(writes_engine=False, on_device=False)
+EDGE = Engines(on_device=True)
 BUILT = Engines(writes_engine=True)
 
 
@@ -73,6 +80,7 @@ class DeploymentFacts:
     Attributes:
         needs_gpu: whether the engine computes on GPUs.
         writes_engine: whether it is built from a TensorRT-LLM checkpoint; if not, the runtime reads a Hugging Face one.
+        on_device: whether another device builds and serves it.
         label: name of the model, for messages.
         shape: dimensions of the model.
         qformat: format of weights and activations.
@@ -102,6 +110,7 @@ class DeploymentFacts:
 
     needs_gpu: bool = True
     writes_engine: bool = True
+    on_device: bool = False
     label: str = "the model"
     shape: ModelShape | None = None
     qformat: QFormat = QFormat.NONE

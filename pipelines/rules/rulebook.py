@@ -10,7 +10,7 @@ from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import PLAIN_YARN, ROPE_TYPES, Rotary
 from pipelines.engines.tensorrt_llm.config import BuildSettings
-from pipelines.rules import attention, builder, cpu, gpu, llmapi, lora, speculation, split
+from pipelines.rules import attention, builder, cpu, edge, gpu, llmapi, lora, speculation, split
 from pipelines.rules.record import (
     BUILT,
     GPU,
@@ -211,6 +211,7 @@ RULES: tuple[Rule, ...] = (
     *SERVING_RULES,
     *cpu.RULES,
     *llmapi.RULES,
+    *edge.RULES,
 )
 
 

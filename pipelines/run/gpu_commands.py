@@ -21,6 +21,7 @@ from pipelines.host.screen import CONTINUED, command_lines, wrapped
 from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.stages import Stage
 from pipelines.stages.build import Build
+from pipelines.stages.edge import DeviceLimits, ExportEdge, device_commands
 from pipelines.stages.evaluate import Evaluate, EvaluateSequentially
 from pipelines.stages.llm_api import ConfigureLlm
 from pipelines.stages.repository import WriteRepository
@@ -90,7 +91,7 @@ class _ByHand:
                 words += [word for word in self.overrides if word.startswith(OF_THE_IMAGE)]
                 commands = [*_command(["make", "image", *words]), *_command(["make", "shell", *words])]
                 yield "container, in which the rest is typed", commands
-            elif served:
+            elif served and not self.plan.deployment.engine.on_device:
                 inside = _nvidias_container(self.plan.settings.image.base_llm_api)
                 served.insert(0, ("container, in which the rest is typed", inside))
         yield from made
@@ -102,9 +103,9 @@ class _ByHand:
         timed = False
         for step in self.plan.steps:
             stage = step.node.stage
-            if step.artifact or _of_baseline(step) or not isinstance(stage, Build | Script | ConfigureLlm):
+            if step.artifact or _of_baseline(step) or not isinstance(stage, Build | Script | ConfigureLlm | ExportEdge):
                 continue
-            if isinstance(stage, ConfigureLlm):
+            if isinstance(stage, ConfigureLlm | ExportEdge):
                 yield step.node.id, self._ours(step)
                 continue
             for before in self._inputs(step):
@@ -147,7 +148,12 @@ class _ByHand:
 
     def _served(self) -> Iterator[Block]:
         for step in self.plan.steps:
-            if isinstance(step.node.stage, ConfigureLlm) and not step.artifact:
+            if isinstance(step.node.stage, ExportEdge):
+                limits = DeviceLimits.of(self.plan.settings.build, self.plan.deployment.positions)
+                yield f"copy {self._name(step)} to the device, and there, in that folder", []
+                for title, line in device_commands(limits).items():
+                    yield title, _command(shlex.split(line))
+            elif isinstance(step.node.stage, ConfigureLlm) and not step.artifact:
                 line = f"trtllm-serve {CHECKPOINT} --extra_llm_api_options {OPTIONS}"
                 yield "serve, with an OpenAI API", _inside(self._name(step), line)
             elif isinstance(stage := step.node.stage, WriteRepository):

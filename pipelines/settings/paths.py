@@ -13,16 +13,18 @@ PROJECT_ROOT = Path(__file__).resolve().parents[2]
 
 
 class PathSettings(Group):
-    """Where things are kept, relative to the current folder, and where TensorRT-LLM's example scripts are.
+    """Where things are kept, relative to the current folder, and where NVIDIA's tools are.
 
     Attributes:
         store: folder of finished artifacts, which every run reuses.
         runs: parent of one folder per run, with its log, configuration and results.
+        edge: environment of TensorRT Edge-LLM, which `make setup-edge` makes.
         trtllm_examples: TensorRT-LLM's example scripts, of release 1.2, in NVIDIA's container.
     """
 
     store: Path = Path("artifacts")
     runs: Path = Path("runs")
+    edge: Path = Path(".venv-edge")
     trtllm_examples: Path = Path("/app/examples")
 
 

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from tests.support.rule_cases import attention, builder, cpu, gpu, llmapi, lora, rotary, serving, speculation, split
+from tests.support.rule_cases import (
+    attention,
+    builder,
+    cpu,
+    edge,
+    gpu,
+    llmapi,
+    lora,
+    rotary,
+    serving,
+    speculation,
+    split,
+)
 from tests.support.rule_cases.words import GEMMA, LLAMA, Case, deployment
 
 CASES: dict[str, Case] = {
@@ -16,6 +28,7 @@ CASES: dict[str, Case] = {
     **serving.CASES,
     **cpu.CASES,
     **llmapi.CASES,
+    **edge.CASES,
 }
 
 __all__ = ["CASES", "GEMMA", "LLAMA", "deployment"]

@@ -34,7 +34,7 @@ def deployment(
     """Return a deployment with the defaults of trtllm-build and of the repository, with some values changed."""
     if "engine" in given:
         engine = describe(given.pop("engine"))
-        given |= {"needs_gpu": engine.needs_gpu, "writes_engine": engine.writes_engine}
+        given |= {name: getattr(engine, name) for name in ("needs_gpu", "writes_engine", "on_device")}
     return DeploymentFacts(build=of_options(**(build or {})), triton=TritonSettings(**(triton or {})), **given)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from pipelines.domain.formats import FORMATS, UNIFORM, QFormat, formats_for
 from pipelines.domain.model_shape import ModelShape
+from pipelines.rules import edge
 from pipelines.rules.llmapi import WHY_NOT
 from pipelines.rules.record import Severity
 from pipelines.rules.rulebook import RULES, check, check_checkpoint, refused, warned
@@ -181,6 +182,7 @@ def test_the_llm_api_runs_the_formats_of_nvidias_matrix(architecture: str) -> No
 
 def test_each_format_that_the_llm_api_lacks_has_a_reason_of_its_own() -> None:
     assert set(WHY_NOT) == {qformat for qformat, form in FORMATS.items() if not form.llm_api}
+    assert set(edge.WHY_NOT) == {qformat for qformat, form in FORMATS.items() if not form.edge}
 
 
 @pytest.mark.parametrize("architecture", [f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")])
