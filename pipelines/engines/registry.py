@@ -198,7 +198,7 @@ LLM_API = EngineDescription(
     lacks=lacks_for_llm_api,
 )
 EDGE = EngineDescription(
-    name="edge",
+    name="tensorrt_edge",
     setting="tensorrt_edge",
     title="TensorRT Edge-LLM",
     needs_gpu=True,

@@ -7,14 +7,12 @@ from functools import partial
 from pipelines.domain.families import titles
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.rules.llmapi import NO_CHECKPOINT, set_by_hand
-from pipelines.rules.record import EDGE, DeploymentFacts, Rule, either, listed, shape, sm
+from pipelines.rules.record import EDGE, Cases, DeploymentFacts, Rule, either, listed, shape, sm
 
 TOPIC = "Edge-LLM"
 WHEELS = "NVIDIA/TensorRT-Edge-LLM: _native/variants.json in the wheels of 0.11.0 for x86_64 and aarch64"
 TRIED = "NVIDIA/TensorRT-Edge-LLM: tensorrt-edgellm-export 0.11.0 on what this project exports, docs/gpu.md"
-MATRIX = "NVIDIA's support matrix of 0.11.1: getting_started/support-matrix"
-TOOLS = "NVIDIA/TensorRT-Edge-LLM 0.11.0:"
-LOADER = "NVIDIA/TensorRT-Edge-LLM: tensorrt_edgellm/config.py _parse_quant, checkpoint/repacking.py (0.11.0)"
+TOOLS = "NVIDIA/TensorRT-Edge-LLM 0.11.0: --help of llm_build and tensorrt-edgellm-{export,build,serve,insert-lora}"
 
 GPUS = {
     8.0: "A100, A30", 8.6: "A10", 8.7: "Jetson Orin", 10.0: "B200", 11.0: "Thor", 12.0: "RTX 50, RTX PRO",
@@ -34,11 +32,33 @@ GROUP = 128
 """Inputs that share a scale in its INT4 kernels."""
 WITH_FP8_KV = (QFormat.FP8, QFormat.NVFP4, QFormat.INT8_SQ)
 """Formats whose scales of an FP8 KV cache it reads."""
+LOOKAHEAD = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
 
 
 def _in_groups(d: DeploymentFacts) -> bool:
     weights = FORMATS[d.qformat].weights
     return weights.group_size(d.group_size) not in (0, weights.group if weights.group_is_fixed else GROUP)
+
+
+def _features(d: DeploymentFacts) -> Cases:
+    """Return the features that are not exported, and how to leave them out."""
+    found = {
+        f"sparsity={d.sparsity}": d.sparsity != "none" and "sparsity=none",
+        f"speculative={d.speculation}": d.speculation != "none" and "speculative=none",
+        f"lora.adapters={listed(d.adapters)}": bool(d.adapters) and "lora=none",
+        "multimodal": d.images is not None and "multimodal=none",
+        "more than one GPU": d.world_size > 1 and "build.tp_size=1 build.pp_size=1",
+    }
+    return [{"feature": feature, "without": without} for feature, without in found.items() if without]
+
+
+def _options(d: DeploymentFacts) -> Cases:
+    """Return what is set of trtllm-build, tritonserver and the runtime, except by features."""
+    usual, spared = type(d.triton)().model_dump(), ("decoding_mode", *LOOKAHEAD)
+    changed = [(name, value) for name, value in d.triton.model_dump().items() if value != usual[name]]
+    cases = [{"key": f"triton.{name}", "value": value} for name, value in changed if name not in spared]
+    cases += [{"key": "runtime.enable_chunked_context", "value": True}] if d.chunked_context else []
+    return [*set_by_hand(d, READ), *({**case, "read": listed(READ)} for case in cases)]
 
 
 rule = partial(Rule, topic=TOPIC, engines=EDGE)
@@ -57,7 +77,7 @@ RULES = (
         failed="engine=tensorrt_edge has no kernels for compute capability {d.sm}: tensorrt-edgellm 0.11.0 has them for"
         f" {', '.join(f'{capability} ({name})' for capability, name in GPUS.items())}.",
         todo="Choose one of these GPUs, or engine=tensorrt_llm.",
-        source=f"{WHEELS}; {MATRIX}",
+        source=WHEELS,
     ),
     rule(
         name="edge-families",
@@ -84,52 +104,23 @@ RULES = (
         " leaves out the scales, without an error.",
         allowed=f"kv_cache=fp8 works with {either(WITH_FP8_KV, 'and')}.",
         todo="Set kv_cache=auto.",
-        source=f"{LOADER}; {TRIED}",
+        source=TRIED,
     ),
     rule(
-        name="edge-takes-one-rank",
-        when=lambda d: d.world_size > 1,
-        failed="engine=tensorrt_edge is exported for one GPU, not for tp_size={d.build.tp_size} and"
-        " pp_size={d.build.pp_size}.",
-        todo="Set tp_size=1 and pp_size=1.",
-        source=f"{TOOLS} tensorrt-edgellm-export --tp-size is for two DGX Spark",
+        name="edge-features",
+        when=_features,
+        failed="engine=tensorrt_edge does not support {feature}.",
+        allowed="A plain model is exported, for one GPU.",
+        todo="Set {without}, or use another engine.",
+        source=TOOLS,
     ),
     rule(
-        name="edge-has-no-sparsity",
-        when=lambda d: d.sparsity != "none",
-        failed="engine=tensorrt_edge does not support sparsity={d.sparsity}: it lists no 2:4 format.",
-        todo="Set sparsity=none, or use engine=tensorrt_llm.",
-        source=LOADER,
-    ),
-    rule(
-        name="edge-drafts-nothing",
-        when=lambda d: d.speculation != "none",
-        failed="speculative={d.speculation} is not supported by engine=tensorrt_edge: its drafts are trained in formats"
-        " of their own.",
-        todo="Set speculative=none.",
-        source=f"{TOOLS} tensorrt-edgellm-export --help: EAGLE3, MTP, DFlash, JetSpec, DSpark",
-    ),
-    rule(
-        name="edge-has-no-adapters",
-        when=lambda d: bool(d.adapters) and [{"tasks": listed(d.adapters)}],
-        failed="lora.adapters has {tasks}, but engine=tensorrt_edge is exported without adapters.",
-        todo="Set lora=none, or insert them with NVIDIA's tensorrt-edgellm-insert-lora.",
-        source=f"{TOOLS} tensorrt-edgellm-insert-lora",
-    ),
-    rule(
-        name="edge-sees-no-images",
-        needs=("images",),
-        when=lambda d: d.images is not None,
-        failed="engine=tensorrt_edge does not support multimodal={d.images.model_type}.",
-        todo="Set multimodal=none.",
-        source=f"{TOOLS} tensorrt-edgellm-export takes whole vision models",
-    ),
-    rule(
-        name="edge-builds-on-the-device",
-        when=lambda d: set_by_hand(d, READ),
-        failed="engine=tensorrt_edge does not support {key}={value}: it is an option of trtllm-build.",
-        allowed="It reads {read}.",
-        todo="Remove it, or use engine=tensorrt_llm.",
-        source=f"{TOOLS} llm_build, tensorrt-edgellm-build",
+        name="edge-reads-limits",
+        when=_options,
+        failed="engine=tensorrt_edge does not support {key}={value}: the device builds and serves with programs of"
+        " Edge-LLM.",
+        allowed="Of build, it reads {read}.",
+        todo="Leave it out, or use another engine.",
+        source=TOOLS,
     ),
 )

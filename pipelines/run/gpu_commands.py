@@ -21,7 +21,7 @@ from pipelines.host.screen import CONTINUED, command_lines, wrapped
 from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.stages import Stage
 from pipelines.stages.build import Build
-from pipelines.stages.edge import DeviceLimits, ExportEdge, device_commands
+from pipelines.stages.edge import ExportEdge, device_commands
 from pipelines.stages.evaluate import Evaluate, EvaluateSequentially
 from pipelines.stages.llm_api import ConfigureLlm
 from pipelines.stages.repository import WriteRepository
@@ -149,9 +149,9 @@ class _ByHand:
     def _served(self) -> Iterator[Block]:
         for step in self.plan.steps:
             if isinstance(step.node.stage, ExportEdge):
-                limits = DeviceLimits.of(self.plan.settings.build, self.plan.deployment.positions)
                 yield f"copy {self._name(step)} to the device, and there, in that folder", []
-                for title, line in device_commands(limits).items():
+                positions = self.plan.deployment.positions
+                for title, line in device_commands(self.plan.settings.build, positions).items():
                     yield title, _command(shlex.split(line))
             elif isinstance(step.node.stage, ConfigureLlm) and not step.artifact:
                 line = f"trtllm-serve {CHECKPOINT} --extra_llm_api_options {OPTIONS}"

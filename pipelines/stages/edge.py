@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,38 +24,22 @@ SERVERS_OWN = {"max_batch_size": 1, "max_input_len": 4096, "max_seq_len": 8192}
 """Limits where none are given: those of tensorrt-edgellm-serve 0.11.0."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceLimits:
-    """Limits of the engine that the device builds.
-
-    Attributes:
-        batch: most requests at a time.
-        input: longest prompt, tokens.
-        total: longest prompt and answer together, tokens.
-    """
-
-    batch: int
-    input: int
-    total: int
-
-    @classmethod
-    def of(cls, build: BuildSettings, positions: int | None) -> DeviceLimits:
-        """Take what is given, and tensorrt-edgellm-serve's limits as far as the model's positions reach."""
-        values = {name: getattr(build, name) if build.given(name) else most for name, most in SERVERS_OWN.items()}
-        total = values["max_seq_len"]
-        if positions is not None and not build.given("max_seq_len"):
-            total = min(total, positions)
-        return cls(values["max_batch_size"], min(values["max_input_len"], total), total)
-
-
-def device_commands(limits: DeviceLimits) -> dict[str, str]:
+def device_commands(build: BuildSettings, positions: int | None) -> dict[str, str]:
     """Return title -> command, to be typed on the device in the folder of the export.
 
     Source: TensorRT Edge-LLM 0.11.0: its quick start guide for `llm_build` and `llm_inference`, which are compiled from
     source; the parsers of tensorrt-edgellm-build and tensorrt-edgellm-serve, which come with the wheel.
+
+    Args:
+        build: limits that are given hold; others are the server's own, as far as the model's positions reach.
+        positions: longest sequence of the model, None if not known.
     """
-    camel = f"--maxBatchSize {limits.batch} --maxInputLen {limits.input} --maxKVCacheCapacity {limits.total}"
-    dashed = f"--max-batch-size {limits.batch} --max-input-len {limits.input} --max-kv-cache-capacity {limits.total}"
+    batch, prompt, total = (getattr(build, name) if build.given(name) else own for name, own in SERVERS_OWN.items())
+    if positions is not None and not build.given("max_seq_len"):
+        total = min(total, positions)
+    prompt = min(prompt, total)
+    camel = f"--maxBatchSize {batch} --maxInputLen {prompt} --maxKVCacheCapacity {total}"
+    dashed = f"--max-batch-size {batch} --max-input-len {prompt} --max-kv-cache-capacity {total}"
     return {
         "build the engine from the graph, with the program of Edge-LLM's source": (
             f"llm_build --onnxDir {LLM} --engineDir engine {camel}"
@@ -106,29 +88,22 @@ class ExportEdge:
         """
         from pipelines.engines.tensorrt_edge.read_back import read_back  # numpy, which planning does not load
 
-        source, tokenizer = inputs["checkpoint"], inputs["model"]
+        source, tokenizer, checkpoint = inputs["checkpoint"], inputs["model"], out_dir / CHECKPOINT
         if faults := verify_unified(source):
             raise UserError.of(faults)
-        checkpoint = out_dir / CHECKPOINT
         link_files(tokenizer_files(tokenizer), tokenizer, checkpoint)
         link_files(checkpoint_files(source), source, checkpoint)  # its own config.json wins
-        templates, _ = chat_templates(tokenizer)
-        if not templates:
+        if not chat_templates(tokenizer)[0]:
             (checkpoint / "chat_template.jinja").write_text(PLAIN_TEMPLATE, encoding="utf-8")
             progress.note("the model has no chat template: the texts of messages are joined as they are")
         listing = export(checkpoint, out_dir, self.environment, progress)
         files = [TensorFile(path) for path in sorted(checkpoint.glob("*.safetensors"))]
         if faults := read_back(files, listing, out_dir / LLM):
-            shutil.rmtree(out_dir / LLM)
             raise UserError.of(faults)
-        facts = describe_unified(checkpoint)
-        written = sum(path.stat().st_size for path in (out_dir / LLM).iterdir())
-        operators = sorted({f"{node['domain']}.{node['op']}" for node in listing["nodes"] if node["domain"]})
-        exported = json.loads((out_dir / LLM / "config.json").read_text(encoding="utf-8"))
         return {
-            "engine_bytes": written,
-            "tensors": sum(len(file) for file in files),
-            "operators": operators,
-            "exporter": exported["edgellm_version"],
-            **facts,
+            "engine_bytes": sum(path.stat().st_size for path in (out_dir / LLM).iterdir()),
+            "tensors": sum(map(len, files)),
+            "operators": sorted({f"{node['domain']}.{node['op']}" for node in listing["nodes"] if node["domain"]}),
+            "exporter": VERSION,
+            **describe_unified(checkpoint),
         }

@@ -16,29 +16,26 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import onnx
-from onnx import TensorProto, numpy_helper
-
-
-def _listed(tensor: TensorProto) -> dict[str, Any]:
-    listed = {"type": TensorProto.DataType.Name(tensor.data_type), "shape": list(tensor.dims)}
-    if tensor.data_location != TensorProto.EXTERNAL:
-        return {**listed, "hex": numpy_helper.to_array(tensor).tobytes().hex()}
-    place = {entry.key: entry.value for entry in tensor.external_data}
-    if place["location"] != "model.onnx.data":
-        raise SystemExit(f"{tensor.name} is in {place['location']}, not in model.onnx.data")
-    return {**listed, "at": [int(place.get("offset", 0)), int(place["length"])]}
-
-
-def _value(attribute: onnx.AttributeProto) -> Any:
-    value = onnx.helper.get_attribute_value(attribute)
-    if isinstance(value, TensorProto):
-        return _listed(value)
-    return value.decode() if isinstance(value, bytes) else list(value) if hasattr(value, "__iter__") else value
-
 
 def listing_of(path: Path) -> dict[str, Any]:
     """Return the listing of a graph with its data beside it."""
+    import onnx  # of Edge-LLM's environment alone
+
+    def listed(tensor: onnx.TensorProto) -> dict[str, Any]:
+        entry = {"type": onnx.TensorProto.DataType.Name(tensor.data_type), "shape": list(tensor.dims)}
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            return {**entry, "hex": onnx.numpy_helper.to_array(tensor).tobytes().hex()}
+        place = {each.key: each.value for each in tensor.external_data}
+        if place["location"] != f"{path.name}.data":
+            raise SystemExit(f"{tensor.name} is in {place['location']}, not in {path.name}.data")
+        return {**entry, "at": [int(place.get("offset", 0)), int(place["length"])]}
+
+    def value(attribute: onnx.AttributeProto) -> Any:
+        found = onnx.helper.get_attribute_value(attribute)
+        if isinstance(found, onnx.TensorProto):
+            return listed(found)
+        return found.decode() if isinstance(found, bytes) else list(found) if hasattr(found, "__iter__") else found
+
     graph = onnx.load(path, load_external_data=False).graph
     nodes = [
         {
@@ -46,12 +43,12 @@ def listing_of(path: Path) -> dict[str, Any]:
             "domain": node.domain,
             "inputs": list(node.input),
             "outputs": list(node.output),
-            "attributes": {each.name: _value(each) for each in node.attribute},
+            "attributes": {each.name: value(each) for each in node.attribute},
         }
         for node in graph.node
     ]
     return {
-        "initializers": {tensor.name: _listed(tensor) for tensor in graph.initializer},
+        "initializers": {tensor.name: listed(tensor) for tensor in graph.initializer},
         "nodes": nodes,
         "inputs": [each.name for each in graph.input],
         "outputs": [each.name for each in graph.output],

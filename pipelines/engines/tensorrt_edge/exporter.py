@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ SCRIPT = Path(__file__).with_name("export_graph.py")
 LLM = "llm"
 """Folder of the graph in the exporter's output."""
 LOG, LISTING = "export.log", "listing.json"
+SKIPPED = re.compile(r"Loaded \d+ tensors, skipped (\d+)")
 STOP_S = 10.0
 
 
@@ -76,6 +78,7 @@ def export(checkpoint: Path, out_dir: Path, environment: Path, progress: Progres
             todo="Its last output: " + " | ".join(lines[-5:]),
         )
     graph: dict[str, Any] = json.loads(listing.read_text(encoding="utf-8"))
+    graph["skipped"] = sum(map(int, SKIPPED.findall("\n".join(lines))))
     for file in (log, listing):  # with times and paths in them
         file.unlink()
     return graph

@@ -4,7 +4,7 @@ The exporter succeeds whatever it left out, so every tensor of the checkpoint mu
 every array of the graph in the checkpoint. It renames, transposes, joins (q, k and v) and shares equal arrays, so
 values are compared. 16-bit values and the scales of FP8 and INT4 become FP16.
 
-Shape legend: O output channels, I input channels, G groups of input channels.
+Shape legend: O output channels, I input channels.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from pipelines.checkpoint.tensors import TensorFile, numpy_dtype
 from pipelines.domain.errors import Fault
 
 Array = np.ndarray[Any, Any]
+GRAPH = "model.onnx"
 EMBEDDING = "model.embed_tokens.weight"
 INT4_GEMM = "Int4GroupwiseGemmPluginV2"
-OF_GRAPH = "_model."
-"""Before the name of a tensor in the graph."""
 _TYPES = {
     "FLOAT": "F32", "FLOAT16": "F16", "BFLOAT16": "BF16", "FLOAT8E4M3FN": "F8_E4M3", "INT8": "I8", "INT64": "I64",
     "INT32": "I32", "UINT8": "U8", "FLOAT4E2M1": "U8", "BOOL": "BOOL",
 }  # fmt: skip
 _AGAIN = "Nothing was kept. Choose another format or engine, and report it to NVIDIA/TensorRT-Edge-LLM."
+_JOINED = [f"model.layers.0.self_attn.{each}_proj.weight" for each in "qkv"]
+"""Weights that a graph may join, in every layer."""
 _LOSS = 0.01
 """Share of a scale that its rounding to FP16 may change; below 6e-5, FP16 loses bits."""
 
 
-class Graph:
-    """The arrays of an exported graph.
+class Graph(Mapping[str, Array]):
+    """The arrays of an exported graph by name; FP4 has two values in a byte, [O, I/2].
 
     Attributes:
         nodes: as listed by export_graph.py.
@@ -43,23 +44,21 @@ class Graph:
     def __init__(self, listing: Mapping[str, Any], folder: Path) -> None:
         self.nodes: list[dict[str, Any]] = listing["nodes"]
         self._listed = listing["initializers"]
-        self._data = np.memmap(folder / "model.onnx.data", np.uint8, "r")
+        self._data = np.memmap(folder / f"{GRAPH}.data", np.uint8, "r")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._listed)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._listed
+    def __len__(self) -> int:
+        return len(self._listed)
 
     def __getitem__(self, name: str) -> Array:
-        """Return an array; FP4 has two values in a byte, [O, I/2]."""
         entry = self._listed[name]
         begin, length = entry.get("at", (0, 0))
         raw = self._data[begin : begin + length] if "at" in entry else np.frombuffer(bytes.fromhex(entry["hex"]), "u1")
-        shape = list(entry["shape"])
-        if entry["type"] == "FLOAT4E2M1":
-            shape[-1] //= 2
-        array: Array = raw.view(numpy_dtype(_TYPES[entry["type"]])).reshape(shape)
+        *outer, last = entry["shape"] or [1]
+        last = last // 2 if entry["type"] == "FLOAT4E2M1" else last
+        array: Array = raw.view(numpy_dtype(_TYPES[entry["type"]])).reshape([*outer, last] if entry["shape"] else [])
         return array
 
 
@@ -92,7 +91,7 @@ def nibbles_to_int4(packed: Array) -> Array:
 
 
 def read_back(files: Sequence[TensorFile], listing: Mapping[str, Any], folder: Path) -> list[Fault]:
-    """Return every tensor that is in the checkpoint or in the graph, but not in both.
+    """Return every tensor that is in the checkpoint or in the graph, but not in both, or that FP16 cannot hold.
 
     Args:
         files: the checkpoint's.
@@ -100,127 +99,83 @@ def read_back(files: Sequence[TensorFile], listing: Mapping[str, Any], folder: P
         folder: with model.onnx.data and embedding.safetensors.
     """
     graph, checkpoint = Graph(listing, folder), {name: file for file in files for name in file}
-    arrays = _Arrays(graph, _joined_rows(checkpoint))
-    lost: list[str] = []
-    faults: list[Fault] = []
+    embedding = _value(TensorFile(folder / "embedding.safetensors")["embedding"])
+    rows = [len(checkpoint[name][name]) for name in _JOINED if name in checkpoint]
+    arrays, taken = _by_value(graph, rows), set[str]()
+    lost, faults = list[str](), list[Fault]()
     for name, file in checkpoint.items():
-        tensor, found = file[name], False
+        tensor = file[name]
         if name.endswith((".k_scale", ".v_scale")):
-            found = _in_attention(graph, name, float(tensor))
-        elif name == EMBEDDING:
-            found = _same(TensorFile(folder / "embedding.safetensors")["embedding"], half := _half(tensor))
-            arrays.take(half)  # the head, where it is tied
-            faults += _unfit(name, tensor, half)
-        else:
-            for each in _as_stored(tensor):
-                if found := arrays.has(name, each):
-                    faults += _unfit(name, tensor, each)
-                    break
-        if not found:
+            lost += [] if _in_attention(graph, name, float(tensor)) else [name]
+            continue
+        # the head is the embedding again, where it is tied
+        places = {embedding: arrays.get(embedding, [])} if name == EMBEDDING else arrays
+        stored = next((each for each in _as_stored(tensor) if _value(each) in places), None)
+        if stored is None:
             lost.append(name)
-    added = arrays.unused()
+        else:
+            taken.update(places[_value(stored)])
+            faults += _unfit(name, tensor, stored)
+    added = [name for name, array in graph.items() if name not in taken and _counts(array)]
     lacks = f"lacks {len(lost)} of the checkpoint's {len(checkpoint)} tensors"
     for names, what in ((lost, lacks), (added, f"adds {len(added)} arrays")):
         if names:
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             faults.append(Fault(f"TensorRT Edge-LLM's graph {what}: {shown}.", todo=_AGAIN))
+    if listing.get("skipped") and not lost:  # tensors that equal others
+        faults.append(Fault(f"TensorRT Edge-LLM's exporter skipped {listing['skipped']} tensors.", todo=_AGAIN))
     return faults
 
 
-class _Arrays:
-    """The arrays of a graph by their values: as they are, transposed, and with joined outputs apart."""
-
-    def __init__(self, graph: Graph, joined: tuple[int, ...]) -> None:
-        self._graph, self._taken = graph, set[str]()
-        self._weights = {
-            node["inputs"][1]: (node["attributes"]["gemm_n"], node["attributes"]["gemm_k"])
-            for node in graph.nodes
-            if node["op"] == INT4_GEMM
-        }
-        self._by_value: dict[tuple[Any, ...], list[str]] = {}
-        for name in graph:
-            for piece in _pieces(self._decoded(name), joined):
-                self._by_value.setdefault(_value(piece), []).append(name)
-
-    def _decoded(self, name: str) -> Array:
-        array = self._graph[name]
-        return fragments_to_int4(array, *self._weights[name]) if name in self._weights else array
-
-    def has(self, name: str, tensor: Array) -> bool:
-        """Whether a tensor is in the graph: under its own name if there is one, else anywhere."""
-        own = OF_GRAPH + name
-        if own not in self._graph:
-            return self.take(tensor)
-        self._taken.add(own)
-        decoded, tensor = self._decoded(own), nibbles_to_int4(tensor) if own in self._weights else tensor
-        return _same(decoded, tensor) or (tensor.ndim == 2 and _same(decoded, tensor.T))
-
-    def take(self, tensor: Array) -> bool:
-        """Whether an array has these values; it is then accounted for."""
-        names = self._by_value.get(_value(tensor), [])
-        self._taken.update(names)
-        return bool(names)
-
-    def unused(self) -> list[str]:
-        """Return the arrays that are not of the checkpoint; those of ones alone change nothing."""
-        arrays = ((name, self._graph[name]) for name in self._graph if name not in self._taken)
-        return [
-            name
-            for name, array in arrays
-            if array.size > 1 and array.dtype not in (np.int64, np.int32) and (array.astype(np.float32) != 1).any()
-        ]
-
-
-def _joined_rows(checkpoint: Mapping[str, TensorFile]) -> tuple[int, ...]:
-    """Return the outputs of q, k and v, which some graphs join."""
-    names = [f"model.layers.0.self_attn.{each}_proj.weight" for each in "qkv"]
-    return tuple(checkpoint[name].header[name].shape[0] for name in names if name in checkpoint)
-
-
-def _pieces(array: Array, joined: tuple[int, ...]) -> Iterator[Array]:
-    for each in (array, array.T) if array.ndim == 2 else (array,):
-        yield each
-        if each.ndim and each.shape[0] == sum(joined) and len(joined) == 3:
-            yield from np.split(each, np.cumsum(joined)[:-1])
+def _by_value(graph: Graph, joined: Sequence[int]) -> dict[Any, list[str]]:
+    """Return the names of a graph's arrays by their values: as they are, transposed, and with joined outputs apart."""
+    gemms = {node["inputs"][1]: node["attributes"] for node in graph.nodes if node["op"] == INT4_GEMM}
+    names: dict[Any, list[str]] = {}
+    for name, stored in graph.items():
+        own = gemms.get(name)
+        array = fragments_to_int4(stored, own["gemm_n"], own["gemm_k"]) if own else stored
+        for each in (array, array.T) if array.ndim == 2 else (array,):
+            apart = np.split(each, np.cumsum(joined)[:-1]) if each.ndim and len(each) == sum(joined) else []
+            for piece in (each, *apart):
+                names.setdefault(_value(piece), []).append(name)
+    return names
 
 
 def _value(array: Array) -> tuple[Any, ...]:
     return array.shape, array.dtype.name, hash(array.tobytes())
 
 
-def _same(one: Array, other: Array) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()
-
-
-def _half(tensor: Array) -> Array:
-    with np.errstate(over="ignore"):
-        return tensor.astype(np.float32).astype(np.float16)
-
-
 def _as_stored(tensor: Array) -> list[Array]:
-    """Return a tensor as a graph may have it: as it is, or in FP16."""
-    return [tensor, _half(tensor)] if tensor.dtype in (np.float32, numpy_dtype("BF16")) else [tensor]
+    """Return a tensor as a graph may have it: as it is, in FP16, or unpacked from INT4."""
+    if tensor.dtype == np.uint8:
+        return [tensor, nibbles_to_int4(tensor)]
+    if tensor.dtype not in (np.float32, numpy_dtype("BF16")):
+        return [tensor]
+    with np.errstate(over="ignore"):
+        return [tensor, tensor.astype(np.float32).astype(np.float16)]
+
+
+def _counts(array: Array) -> bool:
+    """Whether an array that is not of the checkpoint changes the result: no sizes of shapes, no number, no ones."""
+    return array.size > 1 and array.dtype not in (np.int64, np.int32) and bool((array.astype(np.float32) != 1).any())
 
 
 def _unfit(name: str, tensor: Array, stored: Array) -> Iterator[Fault]:
     """Refuse what FP16 cannot hold: values above 65,504, and scales so small that bits are lost."""
-    if stored.dtype != np.float16:
-        return
-    whole, half = tensor.astype(np.float32), stored.astype(np.float32)
-    lost = ~np.isfinite(half)
-    if name.endswith("scale"):
-        lost |= np.abs(half - whole) > _LOSS * np.abs(whole)
-    if lost.any():
-        value = float(whole[lost].flat[0])
-        yield Fault(f"'{name}' has {value:g}, which FP16 cannot hold; Edge-LLM computes in FP16.", todo=_AGAIN)
+    if stored.dtype == np.float16:
+        whole, half = tensor.astype(np.float32), stored.astype(np.float32)
+        lost = ~np.isfinite(half)
+        if name.endswith("scale"):
+            lost |= np.abs(half - whole) > _LOSS * np.abs(whole)
+        if lost.any():
+            value = float(whole[lost].flat[0])
+            yield Fault(f"'{name}' has {value:g}, which FP16 cannot hold; Edge-LLM computes in FP16.", todo=_AGAIN)
 
 
 def _in_attention(graph: Graph, name: str, scale: float) -> bool:
     """Whether the attention of a tensor's layer has its scale of the KV cache."""
-    match = re.search(r"layers\.(\d+)\.", name)
-    attention = [node["attributes"] for node in graph.nodes if node["op"] == "AttentionPlugin"]
-    if match is None or int(match[1]) >= len(attention):
+    layer = re.search(r"layers\.(\d+)\.", name)
+    own = [node["attributes"] for node in graph.nodes if node["op"] == "AttentionPlugin"]
+    if layer is None or int(layer[1]) >= len(own) or own[int(layer[1])]["enable_fp8_kv_cache"] != 1:
         return False
-    own = attention[int(match[1])]
-    stored = own["qkv_scales"][2 if name.endswith("v_scale") else 1]
-    return own["enable_fp8_kv_cache"] == 1 and bool(np.float32(stored) == np.float32(scale))
+    return bool(np.float32(own[int(layer[1])]["qkv_scales"]["qkv".index(name[-7])]) == np.float32(scale))

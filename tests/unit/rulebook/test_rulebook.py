@@ -192,3 +192,18 @@ def test_llama_and_those_built_on_its_class_look_ahead_and_fuse_swiglu(architect
     broken = check(deployment(shape=model, qformat=QFormat.FP8, build=build))
     names = {finding.rule.name for finding in broken}
     assert not names & {"swiglu-plugins-need-swiglu", "lookahead-is-not-for-every-family"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"sparsity": "magnitude"}, "sparsity=magnitude. .* Set sparsity=none"),
+        ({"speculation": "draft_target"}, "speculative=draft_target"),
+        ({"build": {"tp_size": 2}}, "more than one GPU"),
+        ({"chunked_context": True}, "runtime.enable_chunked_context=True"),
+        ({"triton": {"max_attention_window_size": (64,)}}, r"triton.max_attention_window_size=\(64,\)"),
+    ],
+)
+def test_a_device_gets_a_plain_model_and_reads_nothing_of_tritonserver(given: dict, said: str) -> None:
+    (found,) = [each for each in check(deployment(engine="tensorrt_edge", **given)) if each.rule.topic == edge.TOPIC]
+    assert re.search(said, str(found.fault))
