@@ -58,7 +58,8 @@ def _options(d: DeploymentFacts) -> Cases:
     changed = [(name, value) for name, value in d.triton.model_dump().items() if value != usual[name]]
     cases = [{"key": f"triton.{name}", "value": value} for name, value in changed if name not in spared]
     cases += [{"key": "runtime.enable_chunked_context", "value": True}] if d.chunked_context else []
-    return [*set_by_hand(d, READ), *({**case, "read": listed(READ)} for case in cases)]
+    of_build = [case for case in set_by_hand(d, READ) if case["key"] not in ("build.tp_size", "build.pp_size")]
+    return [*of_build, *({**case, "read": listed(READ)} for case in cases)]
 
 
 rule = partial(Rule, topic=TOPIC, engines=EDGE)

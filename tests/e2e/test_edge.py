@@ -34,7 +34,7 @@ def built(cli):
 
 
 def test_without_its_environment_it_is_named_and_nothing_is_written(cli) -> None:
-    text = cli.run("build", *EDGE, "paths.edge=nowhere", code=1)
+    text = cli.run("build", *EDGE, "paths.edge=nowhere", code=2)
     assert "nowhere' is no environment of TensorRT" in text
     assert " ".join(text.split()).endswith("Run: make setup-edge")
     assert not cli.store.exists()

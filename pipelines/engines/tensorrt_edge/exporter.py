@@ -63,7 +63,7 @@ def export(checkpoint: Path, out_dir: Path, environment: Path, progress: Progres
     words = [str(python_of(environment)), str(SCRIPT), str(checkpoint), str(out_dir), str(listing)]
     # the environment's own packages, and no look at the Hub
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    env = {**own, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {**own, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     with progress.task("exporting", None):
         process = SupervisedProcess(words, env=env, cwd=out_dir, log_file=log)
         try:
