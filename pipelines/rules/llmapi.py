@@ -11,7 +11,7 @@ from pipelines.domain.families import titles
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.engines.tensorrt_llm.config import BuildSettings, key_of
 from pipelines.engines.tensorrt_llm.llm_api import Complaint, complaints, settings_in, split_fault, tuned_files
-from pipelines.rules.record import BUILT, LLM_API, Cases, DeploymentFacts, Rule, Severity, either, listed, shape, sm
+from pipelines.rules.record import LLM_API, Cases, DeploymentFacts, Rule, Severity, either, listed, shape, sm
 from pipelines.rules.split import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUPPORT
 
 TOPIC = "LLM API"
@@ -243,8 +243,7 @@ RULES = (
     Rule(
         name="llm-api-options-are-for-the-llm-api",
         topic=TOPIC,
-        engines=BUILT,
-        when=_unread,
+        when=lambda d: _unread(d) if d.writes_engine or d.on_device else (),
         failed="{option} is given, but only engine=tensorrt_llm_llmapi reads it.",
         todo="Remove it, or use that engine.",
         source=OPTIONS,
