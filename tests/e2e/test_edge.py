@@ -34,9 +34,9 @@ def built(cli):
 
 
 def test_without_its_environment_it_is_named_and_nothing_is_written(cli) -> None:
-    text = cli.run("build", *EDGE, "paths.edge=nowhere", code=2)
-    assert "nowhere' is no environment of TensorRT" in text
-    assert " ".join(text.split()).endswith("Run: make setup-edge")
+    text = " ".join(cli.run("build", *EDGE, "paths.edge=nowhere", code=2).split())
+    assert "nowhere' is no environment of TensorRT Edge-LLM" in text
+    assert text.endswith("Run: make setup-edge")
     assert not cli.store.exists()
 
 
