@@ -205,3 +205,18 @@ def test_a_wrong_argument_of_a_repository_is_named(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(UserError, match=message):
         read_arguments(path)
+
+
+def test_the_newest_table_has_every_option_of_nvidias_manifest_and_beyond_it_only_what_that_leaves_out():
+    """The manifest, another file of the same commit, leaves out free texts, paths, mappings and objects."""
+    named = json.loads((Path(__file__).parent / "nvidia_llm_api_manifest.json").read_text())["paths"]
+    manifest = {f"{group}.{name}" if group else name for group, names in named.items() for name in names}
+    table = tables()[-1]
+    chosen = {f"{path}.{row['by']}" for path, row in table.options.items() if "by" in row}
+    assert len(manifest) == 310
+    assert manifest <= table.plain | chosen
+    beyond = {
+        path for path in table.plain - manifest if "group" not in table.options.get(path, {"type": "group"})["type"]
+    }
+    assert len(beyond) == 46
+    assert not any("bool" in table.options[path]["type"] or "choices" in table.options[path] for path in beyond)
