@@ -205,7 +205,6 @@ EDGE = EngineDescription(
     on_device=True,
     writes_engine=False,
     evaluates=False,
-    why_not_deployed="it is built and served on the device itself",
     lacks=lambda _machine: ["TensorRT Edge-LLM builds and serves on the device"],
 )
 _DESCRIPTIONS = (
