@@ -61,6 +61,13 @@ def _numbers(value: object) -> Iterator[float]:
             yield from _numbers(item)
 
 
+def _in_range(name: str, value: Any) -> Any:
+    most = largest(name)
+    if absurd := [number for number in _numbers(value) if abs(number) > most]:
+        raise ValueError(f"is {absurd[0]:,g}, which is out of range: give at most {most:,}")
+    return value
+
+
 def _texts(value: object) -> Iterator[str | Path]:
     """List the texts and paths in a value, also in lists and mappings."""
     if isinstance(value, str | Path):
@@ -193,7 +200,10 @@ class OptionTable:
     def __get_pydantic_core_schema__(self, _source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Return pydantic's schema of the mapping."""
         kinds = {
-            name: Annotated[kind, BeforeValidator(partial(_of_its_kind, kind))] for name, kind in self.kinds.items()
+            name: Annotated[
+                kind, BeforeValidator(partial(_of_its_kind, kind)), AfterValidator(partial(_in_range, name))
+            ]
+            for name, kind in self.kinds.items()
         }
         kinds |= {name: Annotated[Any, AfterValidator(partial(_refuse, why))] for name, why in self.refused.items()}
         fields = {
@@ -237,10 +247,7 @@ class Group(BaseModel):
         value = _at_home(validate(_of_its_kind(cls.model_fields[name].annotation, raw)))
         for text in _texts(value):
             _check_text(text)
-        most = largest(name)
-        if absurd := [number for number in _numbers(value) if abs(number) > most]:
-            raise ValueError(f"is {absurd[0]:,g}, which is out of range: give at most {most:,}")
-        return value
+        return _in_range(name, value)
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:

@@ -72,6 +72,7 @@ def leaves(model: type[BaseModel] = Settings, prefix: str = "") -> Iterator[Leaf
     for attribute, info in model.model_fields.items():
         name = prefix + attribute
         annotation, nullable, metadata = _plain(info.annotation, list(info.metadata))
+        nullable = nullable or attribute in getattr(model, "CHOSEN", ())
         if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
             if not nullable:
                 yield from leaves(annotation, f"{name}.")
@@ -185,11 +186,14 @@ def _outside(leaf: Leaf) -> list[float]:
     return [kind(value) for value in found]
 
 
+def bad_cases(leaf: Leaf) -> list[Case]:
+    """One setting with each forbidden value."""
+    return [Case((f"{leaf.name}={typed}",), ((leaf.name, forms),)) for typed, forms in wrong_values(leaf)]
+
+
 def bad_single(dice: random.Random) -> Case:
     """One forbidden value."""
-    leaf = dice.choice([each for each in known() if wrong_values(each)])
-    typed, forms = dice.choice(wrong_values(leaf))
-    return Case((f"{leaf.name}={typed}",), ((leaf.name, forms),))
+    return dice.choice(dice.choice([cases for leaf in known() if (cases := bad_cases(leaf))]))
 
 
 def bad_pair(dice: random.Random) -> Case:
@@ -303,13 +307,11 @@ def bad(seed: int, count: int) -> Iterator[Case]:
 # Good configurations.
 
 NULL_IS_CHOSEN = {
-    *(f"build.{name}" for name in ("max_batch_size", "max_input_len", "max_num_tokens", "max_seq_len")),
-    *(f"build.{name}" for name in ("gemm_plugin", "gemm_swiglu_plugin", "multiple_profiles", "reduce_fusion")),
-    *("build.user_buffer", "kv_cache.dtype", "kv_cache.enable_block_reuse", "triton.kv_cache_free_gpu_mem_fraction"),
-    *("nightly.expect.accuracy_loss_percent", "nightly.expect.floor_percent", "lora.adapters", "cluster.env"),
+    *("nightly.expect.accuracy_loss_percent", "nightly.expect.floor_percent", "nightly.matrix"),
+    *("lora.adapters", "cluster.env", "llm_api.extra"),
     *("manifests.env", "manifests.node_selector", "manifests.extra_resources"),
 }
-"""Keys whose null means "not given"."""
+"""Keys whose null means "not given", beside those of `Group.CHOSEN`."""
 
 ONLY: dict[str, tuple[str, ...]] = {
     "model.bundled": ("tiny_gemma", "tiny_llama"),
@@ -407,10 +409,14 @@ def _inside(leaf: Leaf, step: float) -> list[float]:
     return sorted({low, min(high, low + step), min(high, max(low, 60))})
 
 
+def good_cases(leaf: Leaf) -> list[Case]:
+    """One setting with each allowed value."""
+    return [Case((f"{leaf.name}={value}", *BESIDE.get(leaf.name, ()))) for value in right_values(leaf)]
+
+
 def good_single(dice: random.Random) -> Case:
     """One setting with an allowed value."""
-    leaf = dice.choice([each for each in known() if right_values(each)])
-    return Case((f"{leaf.name}={dice.choice(right_values(leaf))}", *BESIDE.get(leaf.name, ())))
+    return dice.choice(dice.choice([cases for leaf in known() if (cases := good_cases(leaf))]))
 
 
 GPUS = {

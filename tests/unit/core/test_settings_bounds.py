@@ -85,6 +85,7 @@ def test_no_number_is_absurd(whole, value):
         ("sizing.average_rate=1e12", r"average_rate is 1e\+12, which is out of range: give at most 1,000,000,000"),
         ("engine.openvino.kv_cache_bytes=1000000000000000", r"out of range: give at most 17,592,186,044,416"),
         ("benchmark.concurrency=[1,100000000]", r"concurrency\.1='100000000' is not valid"),
+        ("build.trtllm.max_lora_rank=10000000000", r"build\.trtllm\.max_lora_rank is 1e\+10, which is out of range"),
         ("model.name=../x", r"model\.name '\.\./x' names folders"),
         ("model.name=", r"model\.name '' names folders"),
         ("model.name=a/b", r"model\.name 'a/b' names folders"),
