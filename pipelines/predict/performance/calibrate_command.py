@@ -23,8 +23,8 @@ from pipelines.predict.performance.measured import Measured
 from pipelines.predict.performance.modelled import ModelledDeployment
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.performance import PerformanceModel
-from pipelines.predict.performance.read_measured import read_measured
-from pipelines.predict.simulator.interface import SchedulerLimits, admission_of
+from pipelines.predict.performance.read_measured import ELSEWHERE, read_measured
+from pipelines.predict.simulator.interface import Policy, SchedulerLimits, admission_of
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
 
@@ -99,11 +99,16 @@ def free_engine(settings: Settings, measured: Measured) -> SchedulerLimits:
     """Take the scheduler's limits from the benchmark, or from the configuration where the benchmark lacks them.
 
     The CPU engine mixes prompts (in pieces where they do not fit) and tokens in one iteration (dynamic split-fuse), and
-    under guaranteed_no_evict a request starts when all the blocks it needs are free.
+    under guaranteed_no_evict a request starts when all the blocks it needs are free. So do servers elsewhere that our
+    load generator measures (vLLM, SGLang, trtllm-serve, llama.cpp).
     """
     limits, build = measured.limits, settings.build
+    mixed: dict[str, Policy] = {
+        ELSEWHERE: "inflight_chunked",
+        **{name: engine.policy for name, engine in ENGINES.items()},
+    }
     return SchedulerLimits(
-        policy=ENGINES[measured.engine].policy if measured.engine in ENGINES else "inflight",
+        policy=mixed.get(measured.engine or "", "inflight"),
         slots=limits.get("max_batch_size", build.max_batch_size),
         max_num_tokens=limits.get("max_num_tokens", build.max_num_tokens),
         admission=admission_of(settings.triton.batch_scheduler_policy),

@@ -16,10 +16,12 @@ import numpy as np
 
 from pipelines.domain.benchmark import Summary
 from pipelines.domain.errors import UserError
+from pipelines.domain.summary import RequestColumns
 from pipelines.engines.registry import runs_on_cpu
 from pipelines.predict.performance.measured import Measured, MeasuredLevel
-from pipelines.predict.performance.modelled import ModelledDeployment, run_trial, trial
+from pipelines.predict.performance.modelled import ModelledDeployment, evaluated, run_trial, simulated, trial
 from pipelines.predict.performance.performance import Costed
+from pipelines.predict.performance.read_measured import ELSEWHERE
 from pipelines.predict.simulator.interface import SchedulerLimits
 from pipelines.predict.simulator.run import IterationCost
 
@@ -39,7 +41,10 @@ MOST_EVALUATIONS = 40
 
 SIGMA = {"rps": 0.06, "itl_mean": 0.06, "itl_p50": 0.06, "itl_p95": 0.12}
 SIGMA |= {"ttft_mean": 0.10, "ttft_p50": 0.10, "ttft_p95": 0.15, "e2e_mean": 0.06}
+SIGMA |= {"ttft_short": 0.10, "ttft_long": 0.10}
 """Expected log-deviation of each metric: noise of one measurement plus what the formula leaves out."""
+LEAST_BY_LENGTH, SPREAD_OUT = 9, 2
+"""Number of requests, and ratio of the longest prompt to the shortest, from which thirds are compared."""
 OUTLYING = 3.0
 """Number of deviations beyond which residuals count linearly (soft L1)."""
 
@@ -141,8 +146,10 @@ def fit(measured: Measured, start: ModelledDeployment | SchedulerLimits) -> FitR
     def residuals(theta: Any) -> Any:
         deployment, errors = moved(prior, used, theta), list[float]()
         for level, each in zip(measured.levels, trials, strict=True):
-            modelled = run_trial(each, deployment, measured.percentiles)
-            errors += [np.log(predicted / real) / SIGMA[name] for name, real, predicted in _pairs(level, modelled)]
+            columns, window, due = simulated(each, deployment)
+            modelled = evaluated(each, columns, window, due, measured.percentiles)
+            pairs = _pairs(level, modelled) + _by_length(level, columns, due)
+            errors += [np.log(predicted / real) / SIGMA[name] for name, real, predicted in pairs]
         return np.concatenate([errors, theta / widths])
 
     def solve(begin: Any) -> Any:
@@ -239,9 +246,10 @@ def guess(measured: Measured, engine: SchedulerLimits) -> ModelledDeployment:
         fixed=0.6 * step,
         sequence=max(0.2 * ((busy.itl_s.p50 or step) - step) / users, 0.02 * step),
     )
-    if runs_on_cpu(measured.engine):
+    elsewhere = measured.engine == ELSEWHERE  # it may be of either kind
+    if elsewhere or runs_on_cpu(measured.engine):
         cost = replace(cost, prompts=0.1 * first, end=0.1 * first)
-    else:
+    if elsewhere or not runs_on_cpu(measured.engine):
         cost = replace(cost, prefill=0.1 * first)
     return ModelledDeployment(engine, cost, overhead_s=0.2 * first, client_gap_s=0.05 * first)
 
@@ -255,6 +263,26 @@ def _pairs(level: MeasuredLevel, modelled: Summary) -> list[tuple[str, float, fl
     if not level.ttft_s.count:
         pairs.append(("e2e_mean", level.e2e_s.mean or 0.0, modelled.e2e_s.mean or 0.0))
     return [(name, real, predicted) for name, real, predicted in pairs if real and predicted]
+
+
+def _by_length(level: MeasuredLevel, columns: RequestColumns, due: Any) -> list[tuple[str, float, float]]:
+    """Return the mean TTFT of the third of the requests with the shortest, and with the longest prompts, likewise.
+
+    One load of mixed lengths then separates the costs of prompts and of tokens, which its mean alone cannot.
+    """
+    sent = level.sent
+    if sent is None or sent.ttft is None:
+        return []
+    inside = (sent.due >= sent.window[0]) & (sent.due < sent.window[1])
+    isl, ttft, modelled = sent.isl[inside], sent.ttft[inside], columns.ttft()
+    if len(isl) < LEAST_BY_LENGTH or isl.min() * SPREAD_OUT > isl.max():
+        return []
+    low, high = np.quantile(isl, [1 / 3, 2 / 3])
+    thirds = (
+        ("ttft_short", isl <= low, due & (columns.isl <= low)),
+        ("ttft_long", isl >= high, due & (columns.isl >= high)),
+    )
+    return [(name, float(ttft[real].mean()), float(modelled[made].mean())) for name, real, made in thirds if made.any()]
 
 
 def _spread(rows: Sequence[FittedLevel]) -> dict[str, float]:

@@ -132,12 +132,14 @@ class Sent:
         isl: int64[n].
         osl: int64[n].
         window: [start, end) of what was measured, on the same clock.
+        ttft: float64[n], seconds; None if the times were not kept.
     """
 
     due: Any
     isl: Any
     osl: Any
     window: tuple[float, float]
+    ttft: Any | None = None
 
 
 @dataclass(frozen=True, slots=True)

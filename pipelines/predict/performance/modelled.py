@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.domain.benchmark import Summary
-from pipelines.domain.summary import Percentiles, summarise
+from pipelines.domain.summary import Percentiles, RequestColumns, summarise
 from pipelines.predict.performance.measured import MeasuredLevel
 from pipelines.predict.simulator.backend import Backend
 from pipelines.predict.simulator.interface import OfferedLoad, Requests, SchedulerLimits, request_columns
@@ -97,6 +97,13 @@ def run_trial(
     trial: Trial, deployment: ModelledDeployment, percentiles: Percentiles = "linear", *, backend: Backend = "auto"
 ) -> Summary:
     """Simulate a load and evaluate it as it was measured; "numpy" avoids the startup of the compiled loop."""
+    return evaluated(trial, *simulated(trial, deployment, backend=backend), percentiles)
+
+
+def simulated(
+    trial: Trial, deployment: ModelledDeployment, *, backend: Backend = "auto"
+) -> tuple[RequestColumns, tuple[float, float], Any]:
+    """Simulate a load; return its requests, the window that was measured, and bool[n] of those due inside it."""
     closed = trial.load.arrival is None
     delay = trial.load.client_delay + deployment.overhead_s + deployment.client_gap_s if closed else 0.0
     sent = replace(trial, load=replace(trial.load, client_delay=delay))
@@ -109,10 +116,15 @@ def run_trial(
         merged = {name: np.concatenate([getattr(lane, name) for lane in lanes]) for name in Requests.__slots__}
         order = np.argsort(merged["arrival"], kind="stable")
         requests = Requests(**{name: column[order] for name, column in merged.items()})
-    columns = request_columns(requests, overhead=deployment.overhead_s)
     begin, until, due = _window(sent, requests)
-    if sent.whole:
-        begin, until = columns.whole()
+    return request_columns(requests, overhead=deployment.overhead_s), (begin, until), due
+
+
+def evaluated(
+    trial: Trial, columns: RequestColumns, window: tuple[float, float], due: Any, percentiles: Percentiles = "linear"
+) -> Summary:
+    """Summarise simulated requests as the load was measured."""
+    begin, until = columns.whole() if trial.whole else window
     return summarise(columns, (begin, max(until, begin + 1e-9)), due=due, percentiles=percentiles)
 
 

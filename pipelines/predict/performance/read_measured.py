@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -296,14 +297,17 @@ def _sent(path: Path) -> Sent | None:
     try:
         with gzip.open(path, "rt") as file:
             data = parse_json(file.read())
-        rows = sorted(zip(data["intended_ns"], data["isl"], data["osl"], data["error"], strict=True))
+        columns = (data[name] for name in ("intended_ns", "isl", "osl", "first_token_ns", "error"))
+        rows = sorted(zip(*columns, strict=True), key=itemgetter(0))
         start, end = data["window_ns"]
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
         return None
-    fine = [row for row in rows if row[3] is None]
+    fine = [row for row in rows if row[4] is None]
     due, isl, osl = (np.array([row[i] for row in fine]) for i in range(3))
+    streamed = bool(fine) and all(row[3] is not None for row in fine)
+    ttft = (np.array([row[3] for row in fine]) - due) / SECOND if streamed else None
     window = (start / SECOND, end / SECOND)
-    return Sent(due / SECOND, isl.astype(np.int64), np.maximum(osl, 1).astype(np.int64), window)
+    return Sent(due / SECOND, isl.astype(np.int64), np.maximum(osl, 1).astype(np.int64), window, ttft)
 
 
 def _why_not(level: Level) -> str:
