@@ -259,6 +259,12 @@ def checkout(root: Path) -> Checkout:
 
 
 def _chosen(settings: Settings, machine: Machine) -> ImageFlavour:
+    described = with_setting(settings.engine.name)
+    if described is not None and described.on_device:
+        raise UserError(
+            f"engine={settings.engine.name} has no image: its files are made with make build, on any machine.",
+            todo="Run: make setup-edge, then make build with the same settings.",
+        )
     flavour = flavour_of(settings.engine.name, gpus=bool(machine.gpus))
     reason = f"engine={settings.engine.name}"
     if settings.engine.name == "auto":

@@ -36,8 +36,10 @@ def check(d: Deployment) -> list[Fault]:
         faults.append(_STREAMING)
     faults += privileged_ports(settings.serving) if target in STARTED else []
     is_named = target in STARTED and settings.serving.tritonserver is not None
-    missing = why_no_server(settings.serving) if is_named else None
-    faults += [missing] if missing else []
+    faults += filter(None, [why_no_server(settings.serving)]) if is_named else []
+    if engine.on_device and target != "build":
+        fault = f"engine={settings.engine.name} cannot {target}: {engine.title} runs on the device."
+        return [*faults, Fault(fault, "It works with build.", "Use engine=openvino, with the same format.")]
     if target in SERVED and engine.server is None:
         todo = "Use one of these, or serve the same checkpoint with engine=openvino."
         faults.append(_cannot(d, SERVED, "Triton does not serve it here", todo))
@@ -46,6 +48,12 @@ def check(d: Deployment) -> list[Fault]:
         faults += _devices(d) if engine.server is ServerBackend.TENSORRTLLM else []
     if d.built is not None:
         return faults + _built(settings.engine, d.built, target)
+    return faults + _measured(d)
+
+
+def _measured(d: Deployment) -> list[Fault]:
+    """Return why an engine that is built first cannot be evaluated, compared, diagnosed or loaded like that."""
+    settings, target, engine, faults = d.settings, d.target, d.engine, list[Fault]()
     if not engine.evaluates and target in EVALUATED:
         todo = "Evaluate the same format with engine=openvino, or on the GPU machine with trtllm-eval."
         faults.append(_cannot(d, EVALUATED, f"its model runs only inside {engine.title}", todo))
@@ -54,7 +62,7 @@ def check(d: Deployment) -> list[Fault]:
     elif target == "diagnose":
         faults += _not_diagnosed(d)
     if target in MEASURED:
-        faults += _load_fits(work, settings.build, d.positions)
+        faults += _load_fits(settings.workload, settings.build, d.positions)
     return faults
 
 

@@ -47,6 +47,18 @@ def test_the_plan_has_the_commands_of_the_device(cli) -> None:
     assert "docker" not in text
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("evaluate", "cannot evaluate: TensorRT Edge-LLM runs on the device. It works with build."),
+        ("serve", "cannot serve: TensorRT Edge-LLM runs on the device. It works with build."),
+        ("image", "has no image: its files are made with make build, on any machine."),
+    ],
+)
+def test_other_commands_name_what_works(command: str, said: str, cli) -> None:
+    assert f"engine=tensorrt_edge {said}" in " ".join(cli.run(command, *EDGE, code=2).split())
+
+
 @needs_edge
 @pytest.mark.thorough
 def test_a_build_that_is_killed_leaves_nothing_and_the_next_one_finishes(cli) -> None:
