@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipelines.deploy.migrate.page import ANY_MODEL, OPTIONS_FILE, PAGE, SERVE, Migration
+from pipelines.deploy.migrate.page import ANY_MODEL, Migration
 from pipelines.deploy.migrate.sources import WORDS, OldDeployment, OldSetting, read_old
 from pipelines.deploy.migrate.translate import judge, translate
 from pipelines.deploy.output import write_folder
@@ -51,8 +51,9 @@ def migrate(overrides: Sequence[str]) -> int:
     measured = _fidelities(store, settings.model.label) if model != ANY_MODEL else {}
     migration = Migration(name, old, formats, translate(old, formats, settings.image.llm_api_version), model, measured)
     folder = given.folder.absolute() / name
-    changed = write_folder(folder, migration.files(), command="make migrate", setting="migrate.folder")
-    say(f"{'written' if changed else 'unchanged'}: {relative_to_cwd(folder)}: {OPTIONS_FILE}, {SERVE}, {PAGE}")
+    made = migration.files()
+    changed = write_folder(folder, made, command="make migrate", setting="migrate.folder")
+    say(f"{'written' if changed else 'unchanged'}: {relative_to_cwd(folder)}: {', '.join(made)}")
     for word in migration.of("lost", "unknown"):
         say(f"{word.state}: {word.old}: {word.why}")
     for word in migration.of("ignored"):

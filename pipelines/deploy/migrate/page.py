@@ -14,6 +14,7 @@ from pipelines.deploy.migrate.translate import MODEL, Formats, State, Word, argu
 from pipelines.deploy.trtllm_serve import LAUNCH, QUIET
 from pipelines.document import blocks
 from pipelines.document.show import number, percent
+from pipelines.domain.formats import KvFormat
 from triton_repo.llmapi import OPTIONS as OPTIONS_FILE
 
 PAGE, SERVE = "migration.md", "serve.sh"
@@ -45,7 +46,9 @@ class Migration:
         return [word for word in self.words if word.state in states]
 
     def files(self) -> dict[str, str]:
-        """Return the files by name."""
+        """Return the files by name; only the page if the LLM API does not run the model."""
+        if any(word.old == MODEL for word in self.of("lost")):
+            return {PAGE: blocks.render_markdown(self._page())}
         options = yaml.safe_dump(arguments(self.words), sort_keys=False)
         return {OPTIONS_FILE: options, SERVE: self._script(), PAGE: blocks.render_markdown(self._page())}
 
@@ -72,7 +75,9 @@ class Migration:
         quant = next(iter(self._ranked("quant")), "none") if lost else self.formats.quant or "..."
         keys = {"tp_size": "tensor_parallel_size", "pp_size": "pipeline_parallel_size"}
         sizes = [f"build.{key}={word.value}" for key, to in keys.items() for word in self.words if word.to == to]
-        return shlex.join(["make", "build", "engine=tensorrt_llm_llmapi", self.model, f"quant={quant}", *sizes])
+        kv_cache = ["kv_cache=fp8"] if self.formats.kv_cache is KvFormat.FP8 else []
+        words = ["make", "build", "engine=tensorrt_llm_llmapi", self.model, f"quant={quant}", *kv_cache, *sizes]
+        return shlex.join(words)
 
     def _facts(self, group: str, choice: str) -> Mapping[str, Any]:
         quant = self.formats.quant or "none"
@@ -119,7 +124,11 @@ class Migration:
         foreign = shape is not None and shape.architecture and not shape.family.cpu_engine
         rows: list[tuple[str, ...]] = []
         for choice in [*([today] if today else []), *self._ranked(group)]:
-            words = [f"quant={choice}"] if group == "quant" else [f"quant={self.formats.quant}", f"kv_cache={choice}"]
+            words = (
+                [f"quant={choice}"]
+                if group == "quant"
+                else [f"quant={self.formats.quant or 'none'}", f"kv_cache={choice}"]
+            )
             command = shlex.join(["make", "fidelity", self.model, *words, "engine=openvino"])
             facts = self._facts(group, choice)
             figures = number(facts.get("kl_mean")), percent(facts.get("top1_agreement")), str(facts.get("tokens", ""))

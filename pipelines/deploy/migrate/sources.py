@@ -25,7 +25,7 @@ TEMPLATE = json.loads(Path(triton_repo.__file__).with_name("template_params.json
 MODES = (None, "draft_tokens_external", "medusa", "lookahead_decoding", "explicit_draft_tokens", "eagle")
 """Kinds of speculative decoding; config.json has the bit of each. Source: `modeling_utils.py`."""
 BY_COMMAND = "Give the command that built the engine: make migrate 'migrate.command=trtllm-build ...'"
-LARGEST_SCRIPT = 2**20
+LARGEST_SCRIPT, MOST_GPUS = 2**20, 1024
 ONE = "Migrate one of them alone, or correct the wrong one."
 
 
@@ -102,6 +102,8 @@ def read_old(path: Path | None, command: str | None) -> OldDeployment:
     parts = [] if path is None else [_read_path(path.absolute())]
     parts += [] if command is None else [_read_script(command, "migrate.command")]
     old = reduce(OldDeployment.merged, parts)
+    if old.world_size > MOST_GPUS:
+        raise UserError(f"The engine is split over {old.world_size} GPUs.", allowed=f"At most {MOST_GPUS}.", todo=ONE)
     for group in old.groups:
         if len(group) != old.world_size:
             have = f"gpu_device_ids has {','.join(group)} for an instance"

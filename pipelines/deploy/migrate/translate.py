@@ -179,13 +179,13 @@ def judge(old: OldDeployment, sm: float | None) -> Formats:
     kept += "" if algo or old.pretrained else "; unless the model was quantized before it was converted"
     words = {"quant": Word("kept", f"quant_algo={algo or 'none (16 bit)'}", place, why=kept)}
     if kv_algo:
-        words["kv_cache"] = Word("renamed", f"kv_cache_quant_algo={kv_algo}", place, "kv_cache_config.dtype", "fp8")
+        words["kv_cache"] = Word("unknown", f"kv_cache_quant_algo={kv_algo}", place, why="the table does not have it")
+    if kv_cache is KvFormat.FP8:
+        words["kv_cache"] = Word("renamed", words["kv_cache"].old, place, "kv_cache_config.dtype", "fp8")
     others = {each.group: each for each in alternatives(RULES, facts)}
     for broken in check(facts):
         if refused([broken]):  # every format of either is refused for what the model is
-            about = next(
-                (group for group, each in others.items() if broken.rule.name not in each.whatever), "the model"
-            )
+            about = next((group for group, each in others.items() if broken.rule.name not in each.whatever), MODEL)
             what = words[about].old if about in words else about
             words[about] = Word("lost", what, place, why=broken.fault.message, instead=broken.fault.allowed)
     if quant is None and "why" not in row:

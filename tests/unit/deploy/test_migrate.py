@@ -149,7 +149,9 @@ def test_a_format_is_judged_for_the_gpu(tmp_path):
 
 
 def test_a_model_without_the_llm_api_says_so(tmp_path):
-    _, page, _ = migrated(tmp_path, "engine=tensorrt_llm", "model=gemma_2b", "quant=fp8", "hardware=h100_sxm")
+    words = ("engine=tensorrt_llm", "model=gemma_2b", "quant=fp8", "hardware=h100_sxm")
+    assert migrate([*words, f"migrate.folder={tmp_path}", f"paths.store={tmp_path / 'store'}"]) == 0
+    (page,) = (path.read_text() for path in (tmp_path / "gemma_2b-fp8-kv_fp8").iterdir() if path.suffix != ".json")
     assert "cannot serve GemmaForCausalLM" in section(page, "Lost")
     assert "make build" not in section(page, "Next")
 
@@ -198,6 +200,7 @@ def engine(**changes) -> dict:
         ({"rank0.engine": ""}, "has engines, but no config.json", "migrate.command=trtllm-build"),
         ({"config.json": engine(world_size=4)}, "tp_size=2, pp_size=1, cp_size=1; the engine has world_size=4", ""),
         ({"config.json": engine(), "rank0.engine": ""}, "tp_size=2.*the engine has 1 files", ""),
+        ({"config.json": engine(tp_size=4096, world_size=4096)}, "split over 4096 GPUs. At most 1024", ""),
         ({"config.json": engine(tp_size="two")}, "is not as trtllm-build writes it", "migrate.command"),
         ({"config.json": {"architectures": ["LlamaForCausalLM"]}}, "has no 'pretrained_config'", ""),
         ({"m/config.pbtxt": 'backend: "vllm"'}, "has 0 models with the backend tensorrtllm .m: vllm.", ""),
