@@ -7,6 +7,7 @@ options that a version accepts and ignores. Nothing of TensorRT-LLM is imported.
 from __future__ import annotations
 
 import json
+import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,10 +35,10 @@ KINDS: dict[str, tuple[type, ...]] = {
 IN_WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "null": "null"}
 IN_WORDS |= {"map": "a mapping", "group": "a mapping"}
 BOUNDS = {
-    "more_than": ("more than", lambda value, bound: value > bound),
-    "least": ("at least", lambda value, bound: value >= bound),
-    "less_than": ("less than", lambda value, bound: value < bound),
-    "most": ("at most", lambda value, bound: value <= bound),
+    "more_than": ("more than", operator.gt),
+    "least": ("at least", operator.ge),
+    "less_than": ("less than", operator.lt),
+    "most": ("at most", operator.le),
 }
 
 
