@@ -355,6 +355,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "sizing.autoscaling.down_at": ("0.1", "0.6"),
     "sizing.autoscaling.up_at": ("0.5", "1.0"),
     "manifests.replicas": ("1", "4"),
+    **{f"cluster.{name}": ("1", "60") for name in ("prefill", "decode")},
     "triton.batching_strategy": ("inflight_fused_batching", "inflight_batching"),
     "triton.max_beam_width": ("1",),
     "triton.max_queue_delay_microseconds": ("0",),
@@ -384,6 +385,8 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "benchmark.search": (LIMIT,),
     **{f"benchmark.{name}": ("benchmark.search=max_load", LIMIT) for name in BenchmarkSettings.SEARCH},
     "triton.decoupled_mode": ("benchmark.streaming=false",),
+    "cluster.prefill": ("cluster.decode=1",),
+    "cluster.decode": ("cluster.prefill=1",),
 }
 """What else a key needs."""
 
