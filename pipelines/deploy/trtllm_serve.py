@@ -36,7 +36,7 @@ def role_files(arguments: Mapping[str, Any], cluster: ClusterSettings) -> dict[s
         return {}
     # The buffer holds the KV cache of one prompt; a prompt ends before the next token is planned, so nothing overlaps.
     transfer = {"cache_transceiver_config": {"backend": "DEFAULT", "max_tokens_in_buffer": arguments["max_input_len"]}}
-    roles = {CONTEXT: transfer | {"disable_overlap_scheduler": True}, GENERATION: transfer}
+    roles: dict[str, dict[str, Any]] = {CONTEXT: transfer | {"disable_overlap_scheduler": True}, GENERATION: transfer}
     return {name: yaml.safe_dump(merged(own, arguments), sort_keys=False) for name, own in roles.items()}
 
 

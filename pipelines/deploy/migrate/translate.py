@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from pipelines.rules.rulebook import RULES, check, refused
 
 State = Literal["kept", "renamed", "lost", "needless", "ignored", "unknown", ""]
 MODEL = "the model"
-OFF = (None, False, "", "disable", 0, [])
+OFF: tuple[Any, ...] = (None, False, "", "disable", 0, [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,11 @@ def _word(each: OldSetting) -> Word:
     return Word("kept" if row["to"] == each.name else "renamed", old, place, row["to"], value)
 
 
-KINDS = {"int": int, "float": float, "ints": lambda value: [int(part) for part in value.split(",")]}
+KINDS: dict[Any, Callable[[Any], Any]] = {
+    "int": int,
+    "float": float,
+    "ints": lambda value: [int(part) for part in value.split(",")],
+}
 
 
 def text(value: Any) -> str:
@@ -191,7 +195,7 @@ def judge(old: OldDeployment, sm: float | None) -> Formats:
     if quant is None and "why" not in row:
         why = row.get("lost", "the table of formats does not have it")
         words["quant"] = Word("lost" if "lost" in row else "unknown", words["quant"].old, place, why=why)
-    runs = {
+    runs: dict[str, tuple[str, ...]] = {
         group: tuple(str(choice) for choice, names in each.refusals.items() if names <= each.whatever)
         for group, each in others.items()
         if group in words and words[group].state == "lost"
