@@ -138,7 +138,9 @@ def _by_layer(task: QuantizeTask, out_dir: Path, progress: Progress) -> _Exporte
     }
     with new_files_removed(out_dir):
         record = ProgressRecord(out_dir, identity)
-        quantizer = LayerQuantizer(layers, source.shape.family, config, data, record.folder)
+        quantizer = LayerQuantizer(
+            layers, source.shape.family, config, data, record.folder, cache_alone=spec.cache_alone
+        )
         quantize_layers(quantizer, layers, files, out_dir, record, calibration.seed, progress)
     return _Exported(data, record.notes["seconds"], record=record)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,13 @@ from pipelines.host.files import sync
 #
 # Its search quantizes the weight of a linear once for each strength (alpha) and batch, although the batch makes no
 # difference to that weight: 32 times for 32 texts of different lengths. Here a pass through the layer only collects the
-# inputs of its linears; then each linear sees its inputs in turn, and a quantized weight is kept for the next of them.
-# The losses of a strength are added up in the order of the batches as before, so the result is the same to the bit.
+# inputs of its linears; then each linear sees its inputs in turn, once for each strength. The quantized weight is kept
+# for all inputs, the plain outputs for all strengths. The losses of a strength are added up in the order of the batches
+# as before, so the result is the same to the bit.
 #
 # ModelOpt 0.37 and 0.47 are alike in what this relies on: while it searches, a linear has an `awq_lite` with the `loss`
 # of each strength, a `forward` that adds to them, and `_forward_no_awq`, whose output without quantization it returns.
 
-STRENGTHS_AT_ONCE = 4
-"""So many quantized weights of one linear are kept. Each further round of strengths computes the plain output again."""
 INPUT_BYTES = 2**28
 """The linears are searched whenever so many bytes of inputs are collected."""
 
@@ -80,39 +79,65 @@ def linear_by_linear(layer: torch.nn.Module) -> Iterator[None]:
 
 
 def _search(linear: Any, forward: Any, inputs: list[torch.Tensor]) -> None:
-    """Let ModelOpt search with each input, for some strengths at a time."""
-    losses = linear.awq_lite.loss
-    strengths = list(losses)
-    for start in range(0, len(strengths), STRENGTHS_AT_ONCE):
-        some = {strength: losses[strength] for strength in strengths[start : start + STRENGTHS_AT_ONCE]}
-        linear.awq_lite.loss = some
+    """Let ModelOpt search with each input, one strength after another."""
+    losses, compute, plain = linear.awq_lite.loss, linear._forward_no_awq, dict[int, torch.Tensor]()
+
+    def computed_once(x: torch.Tensor) -> torch.Tensor:
+        if linear.weight_quantizer.is_enabled:
+            quantized: torch.Tensor = compute(x)
+            return quantized
+        if id(x) not in plain:
+            plain[id(x)] = compute(x)
+        return plain[id(x)]
+
+    linear._forward_no_awq = computed_once
+    for strength in losses:
+        linear.awq_lite.loss = {strength: losses[strength]}
         with _quantized_once(linear.weight_quantizer):
             for each in inputs:
                 forward(each)
-        losses.update(some)
-    linear.awq_lite.loss = losses
+    linear.awq_lite.loss, linear._forward_no_awq = losses, compute
+    for quantizer in (linear.input_quantizer, linear.weight_quantizer):  # what the last strength has left
+        if hasattr(quantizer, "_pre_quant_scale"):
+            del quantizer._pre_quant_scale
 
 
 @contextmanager
 def _quantized_once(quantizer: Any) -> Iterator[None]:
-    """Let a quantizer of one weight compute once for each scale of the input channels, which stands for a strength."""
+    """Let a quantizer of one weight compute once under a scale of the input channels, which stands for a strength."""
     plain = quantizer.forward
-    quantized: dict[bytes, torch.Tensor] = {}
+    quantized: list[torch.Tensor] = []
 
     def forward(weight: torch.Tensor) -> torch.Tensor:
-        scale = quantizer.pre_quant_scale
-        if scale is None:  # the plain output is computed
+        if quantizer.pre_quant_scale is None:  # the plain output is computed
             return weight
-        key = scale.cpu().view(torch.int8).numpy().tobytes()
-        if key not in quantized:
-            quantized[key] = plain(weight)
-        return quantized[key]
+        if not quantized:
+            quantized.append(plain(weight))
+        return quantized[0]
 
     quantizer.forward = forward
     try:
         yield
     finally:
         del quantizer.forward
+
+
+class _Ended(Exception):  # noqa: N818 - ends a forward pass, is not an error
+    """Everything that a forward pass is for has been seen."""
+
+
+@contextmanager
+def _ending_after(module: torch.nn.Module) -> Iterator[None]:
+    """End every forward pass behind a module."""
+
+    def end(*_: Any) -> None:
+        raise _Ended
+
+    handle = module.register_forward_hook(end)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 class HiddenStates:
@@ -132,10 +157,11 @@ class HiddenStates:
             for batch in self._data.batches:
                 file.write(raw(self._source.first_states(batch)))
 
-    def passes(self, number: int, *, write: bool = True) -> Callable[[Any], None]:
+    def passes(self, number: int, *, write: bool = True, cache_alone: bool = False) -> Callable[[Any], None]:
         """Return what ModelOpt calls to run a model of one layer, which is layer `number`, over all batches.
 
-        Each call is the next pass. It keeps the outputs as inputs of the next layer if `write` is true.
+        Each call is the next pass. It keeps the outputs as inputs of the next layer if `write` is true. Otherwise only
+        its effect on the quantizers counts, and it ends within the layer if those of the KV cache are the only ones.
 
         Raises:
             UserError: raised by the function if an activation is NaN or infinite; names the first module.
@@ -145,18 +171,19 @@ class HiddenStates:
         def forward(model: Any) -> None:
             run, layer = next(runs), model.model.layers[0]
             with torch.no_grad(), linear_by_linear(layer):
-                outputs = self.outputs(layer, number, run)
                 if write:
-                    self.write(number + 1, run, outputs)
-                else:
-                    deque(outputs, maxlen=0)  # only its effect on the quantizers counts
+                    self.write(number + 1, run, self.outputs(layer, number, run))
+                    return
+                with _ending_after(layer.self_attn.v_bmm_quantizer) if cache_alone else nullcontext():
+                    deque(self.outputs(layer, number, run), maxlen=0)
 
         return forward
 
     def outputs(self, layer: torch.nn.Module, number: int, run: int) -> Iterator[torch.Tensor]:
         """Yield the outputs of layer `number` in pass `run`; errors as for `run_layer`."""
         for hidden in self.batches(number, run):
-            yield run_layer(layer, hidden, self.arguments(number, hidden), number)
+            with suppress(_Ended):
+                yield run_layer(layer, hidden, self.arguments(number, hidden), number)
 
     def batches(self, number: int, run: int) -> Iterator[torch.Tensor]:
         """Read the inputs of a layer in pass `run`, counted from 1: [B, T, H] each."""

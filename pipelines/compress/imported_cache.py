@@ -107,7 +107,7 @@ def calibrated_scales(
             config, data = prepared(source, cache, texts, calibration, device, progress)
             weights = DecodedWeights(source, Checkpoint.open(out_dir), modules)
             layers = LayerSource(source, dtype, device, weights=weights)
-            quantizer = LayerQuantizer(layers, source.shape.family, config, data, folder)
+            quantizer = LayerQuantizer(layers, source.shape.family, config, data, folder, cache_alone=True)
             exported, layout = folder / "layer", RanksLayout(1, 1, 1)
             with progress.task("calibrating the KV cache", layers.layers, "layers") as advance:
                 for number in range(layers.layers):

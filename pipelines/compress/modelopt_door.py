@@ -48,10 +48,12 @@ with _lightly():
     from modelopt.torch.export import (
         export_hf_checkpoint,
         export_tensorrt_llm_checkpoint,
+        quant_utils,
         torch_to_tensorrt_llm_checkpoint,
     )
     from modelopt.torch.quantization import extensions
     from modelopt.torch.quantization.algorithms import QuantRecipe
+    from modelopt.torch.quantization.tensor_quant import fake_tensor_quant
 
 VERSION: str = modelopt.__version__
 
@@ -119,8 +121,10 @@ def preset(name: str) -> Config:
     return config
 
 
-def simulate(model: torch.nn.Module, config: Config, forward: Forward) -> torch.nn.Module:
+def simulate(model: torch.nn.Module, config: Config, forward: Forward | None) -> torch.nn.Module:
     """Insert quantizers, calibrate them with `forward`, and return the same model, now simulating the format.
+
+    Without `forward` only weights are looked at.
 
     SmoothQuant would fail on a column of zeros, which pruning can leave in weights. With alpha < 1 its scale is 0, and
     ModelOpt's code for that case indexes a vector with a mask of another shape (IndexError; `model_calib.py`, 0.37 and
@@ -252,6 +256,40 @@ def quantize_kv_cache(model: torch.nn.Module, config: Config, forward: Forward) 
         quantizer.enable()
 
 
+def rounded_linears(model: torch.nn.Module) -> dict[str, Any]:
+    """Return the linears whose weights are rounded, by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module.weight_quantizer.is_enabled
+    }
+
+
+@contextmanager
+def unrounded(linears: Iterable[Any]) -> Iterator[None]:
+    """Let linears compute with their weights as they are."""
+    for linear in linears:
+        linear.weight_quantizer.disable()
+    yield
+    for linear in linears:
+        linear.weight_quantizer.enable()
+
+
+def column_rounding(linear: Any) -> Callable[[torch.Tensor, int], torch.Tensor]:
+    """Return what rounds one column of a linear's weight, float32 [O], given its number, under scales of groups."""
+    quantizer = linear.weight_quantizer
+    group, rows = quantizer.block_sizes[-1], linear.weight.shape[0]
+    largest = quantizer.amax.reshape(rows, -1).t().float().contiguous()
+
+    def rounding(column: torch.Tensor, number: int) -> torch.Tensor:
+        bits, narrow = quantizer.num_bits, quantizer.narrow_range
+        bounds = largest[number // group, :, None]
+        values: torch.Tensor = fake_tensor_quant(column[:, None], bounds, None, bits, quantizer.unsigned, narrow)
+        return values[:, 0]
+
+    return rounding
+
+
 def quantizers(model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
     """Yield (name, quantizer) for every enabled quantizer of the model."""
     for name, module in model.named_modules():
@@ -266,7 +304,7 @@ def export(
 
     The vocabulary is not padded, but config.json may state a larger size.
     """
-    with _vocabulary_unpadded(model):
+    with _vocabulary_unpadded(model), _packed_by_rows():
         export_tensorrt_llm_checkpoint(
             model,
             _decoder(family),
@@ -279,7 +317,28 @@ def export(
 
 def export_unified(model: torch.nn.Module, dtype: torch.dtype, out_dir: Path) -> None:
     """Write a Hugging Face folder whose linears are quantized, and hf_quant_config.json; no tokenizer."""
-    export_hf_checkpoint(model, dtype=dtype, export_dir=out_dir)
+    with _packed_by_rows():
+        export_hf_checkpoint(model, dtype=dtype, export_dir=out_dir)
+
+
+@contextmanager
+def _packed_by_rows() -> Iterator[None]:
+    """Pack INT4 weights row by row: ModelOpt transposes them twice, which takes most of the time of an export."""
+    plain = quant_utils.pack_int4_in_uint8
+
+    def packed(weight: torch.Tensor, scales: torch.Tensor, block_size: int) -> torch.Tensor:
+        rows, columns = weight.shape[-2:]
+        if weight.dim() != 2 or rows % 2 or columns % block_size:
+            return plain(weight, scales, block_size)  # type: ignore[no-any-return]
+        groups = weight.reshape(rows, -1, block_size) / scales[..., None]
+        codes = groups.round_().clamp_(-8, 7).to(torch.int8).reshape(rows, columns)
+        return ((codes[0::2] & 15) | (codes[1::2] << 4)).view(torch.uint8)
+
+    quant_utils.pack_int4_in_uint8 = packed
+    try:
+        yield
+    finally:
+        quant_utils.pack_int4_in_uint8 = plain
 
 
 def merge_fused_scales(model: torch.nn.Module, family: Family, dtype: torch.dtype) -> None:

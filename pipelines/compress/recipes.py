@@ -26,7 +26,7 @@ _ANY_PRESET = "FP8_DEFAULT_CFG"
 
 # Exports read the KV scales from the bmm quantizers. The older "*output_quantizer" patterns calibrate
 # something else, and the checkpoint then silently has no KV format at all.
-_KV_PATTERN = "*[kv]_bmm_quantizer"
+KV_PATTERN = "*[kv]_bmm_quantizer"
 _KV_CACHE: dict[KvFormat, Config] = {
     KvFormat.FP8: {"num_bits": (4, 3), "axis": None},
     KvFormat.INT8: {"num_bits": 8, "axis": None},
@@ -61,17 +61,20 @@ def modelopt_config(spec: QuantSpec, family: Family, preset: Callable[[str], Con
         first = weights[0] if isinstance(weights, list) else weights
         first["block_sizes"] = {**first["block_sizes"], -1: group}
     if spec.kv_cache is not KvFormat.AUTO:
-        _set(config, _KV_PATTERN, _KV_CACHE[spec.kv_cache])
+        _set(config, KV_PATTERN, _KV_CACHE[spec.kv_cache])
     config["algorithm"] = _algorithm(spec.quant, family, config["algorithm"])
     return config
 
 
-def of_one_layer(config: Config) -> Config:
-    """Return the configuration for a model whose only layer is fed as it would be within the whole model."""
+def is_sequential(config: Config) -> bool:
+    """Return whether a layer is calibrated on the outputs of the quantized layers before it."""
     algorithm = config["algorithm"]
-    if not isinstance(algorithm, dict) or "layerwise" not in algorithm:
-        return config
-    return config | {"algorithm": {key: value for key, value in algorithm.items() if key != "layerwise"}}
+    return isinstance(algorithm, dict) and "layerwise" in algorithm
+
+
+def with_largest(config: Config) -> Config:
+    """Return the configuration with scales from the largest values alone, from which GPTQ begins."""
+    return config | {"algorithm": "max"}
 
 
 def candidate_configs(spec: QuantSpec, family: Family, preset: Callable[[str], Config]) -> dict[QFormat, Config]:
@@ -83,7 +86,7 @@ def candidate_configs(spec: QuantSpec, family: Family, preset: Callable[[str], C
 def kv_cache_config(kv_cache: KvFormat, preset: Callable[[str], Config]) -> Config:
     """Return the quantizers of a KV cache alone, for a model whose linears are quantized."""
     config: Config = {"quant_cfg": type(preset(_ANY_PRESET)["quant_cfg"])()}
-    _set(config, _KV_PATTERN, _KV_CACHE[kv_cache])
+    _set(config, KV_PATTERN, _KV_CACHE[kv_cache])
     return config
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipelines.compress import modelopt_door
+from pipelines.compress import gptq, modelopt_door
 from pipelines.compress.calibration import (
     CalibrationSet,
     ProgressRecord,
@@ -39,7 +39,7 @@ from pipelines.compress.model_folder import (
     torch_dtype,
 )
 from pipelines.compress.one_layer import LayerSource
-from pipelines.compress.recipes import Config, modelopt_config, of_one_layer
+from pipelines.compress.recipes import KV_PATTERN, Config, is_sequential, modelopt_config, with_largest
 from pipelines.compress.searching import search_mix
 from pipelines.compress.specs import QuantSpec
 from pipelines.compress.traced import PARTS, TracedModel
@@ -102,8 +102,8 @@ def simulated(
     search = None
     with progress.task("loading the model", None):
         model = load_model(source, dtype, device)
-    if config is not None and data is not None:
-        forward = forward_passes(data, progress, device)
+    if config is not None:
+        forward = None if data is None else forward_passes(data, progress, device)
         with f32_products():
             model = modelopt_door.simulate(model, config, forward)
         check_calibrated(model)
@@ -123,6 +123,8 @@ def prepared(
 ) -> tuple[Config | None, CalibrationSet | None]:
     """Return ModelOpt's configuration, None without quantizers or for a search, and the batches to calibrate on.
 
+    There are none for a format whose weights are rounded by what they are alone.
+
     Raises:
         UserError: this ModelOpt does not support the format on this device, the texts are empty.
     """
@@ -136,6 +138,8 @@ def prepared(
         size = min(size, max(SEARCH_CAP, quant.scoring_texts))
     if device == "cuda":
         modelopt_door.load_kernels(quant.formats, spec.kv_cache, progress)
+    if not spec.reads_texts:
+        return config, None
     return config, make_batches(texts, load_tokenizer(source), calibration, size)
 
 
@@ -242,7 +246,14 @@ class LayerQuantizer:
     """Calibrates one layer after another and exports each by ModelOpt."""
 
     def __init__(
-        self, source: LayerSource, family: Family, config: Config | None, data: CalibrationSet | None, folder: Path
+        self,
+        source: LayerSource,
+        family: Family,
+        config: Config | None,
+        data: CalibrationSet | None,
+        folder: Path,
+        *,
+        cache_alone: bool,
     ) -> None:
         """Prepare; nothing is computed.
 
@@ -250,12 +261,13 @@ class LayerQuantizer:
             source: the layers.
             family: of the model.
             config: ModelOpt's configuration; None leaves the layers in 16 bit.
-            data: what to calibrate on; None if `config` is.
+            data: what to calibrate on; None if weights are rounded by what they are alone.
             folder: for hidden states; it exists.
+            cache_alone: whether only the scales of the KV cache depend on `data`.
         """
-        self._source, self._family, self._config = source, family, config
+        self._source, self._family, self._config, self._cache_alone = source, family, config, cache_alone
         self._states = HiddenStates(folder, source, data) if data is not None else None
-        self._sequential = config is not None and config is not of_one_layer(config)
+        self._sequential = config is not None and is_sequential(config)
 
     def export(self, number: int, layout: CheckpointLayout, exported: Path) -> None:
         """Calibrate layer `number`, the next one, and export it as a model of one layer.
@@ -264,21 +276,39 @@ class LayerQuantizer:
             UserError: a weight, an activation or a scale is not finite; names the module.
         """
         model = self._source.load(number)
-        if self._states is not None and self._config is not None:
-            self._states.drop_before(number)
-            if number == 0:
-                self._states.begin()
-            passes = self._states.passes(number, write=not self._sequential)
+        if self._config is not None:
             with f32_products():
-                model = modelopt_door.simulate(model, of_one_layer(self._config), passes)
-                if self._sequential:
-                    self._states.passes(number)(model)
+                model = self._calibrated(model, number, self._config)
             check_calibrated(model, lambda name: true_name(name, number))
         dtype = self._source.dtype
         if isinstance(layout, RanksLayout):  # only the layer is split, over tensor-parallel ranks
             modelopt_door.export(model, self._family, dtype, exported, tp_size=layout.tp_size, pp_size=1)
         else:
             modelopt_door.export_unified(model, dtype, exported)
+
+    def _calibrated(self, model: Any, number: int, config: Config) -> Any:
+        """Return the model of layer `number` with calibrated quantizers, and keep the inputs of the next layer."""
+        states, last = self._states, number + 1 == self._source.layers
+        if states is None:
+            return modelopt_door.simulate(model, config, None)
+        states.drop_before(number)
+        if number == 0:
+            states.begin()
+        if not self._sequential:
+            return modelopt_door.simulate(
+                model, config, states.passes(number, write=not last, cache_alone=self._cache_alone)
+            )
+        has_cache = any(entry["quantizer_name"] == KV_PATTERN for entry in config["quant_cfg"])
+        observed = states.passes(number, write=False, cache_alone=True) if has_cache else None
+        model = modelopt_door.simulate(model, with_largest(config), observed)
+        linears = modelopt_door.rounded_linears(model)
+        with modelopt_door.unrounded(linears.values()), gptq.observed(linears) as hessians:
+            states.passes(number, write=False)(model)
+        block, damp = (config["algorithm"][name] for name in ("block_size", "perc_damp"))
+        gptq.round_linears(linears, hessians, modelopt_door.column_rounding, block=block, damp=damp)
+        if not last:
+            states.passes(number)(model)
+        return model
 
 
 def quantize_layers(

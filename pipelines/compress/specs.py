@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipelines.compress.config import CalibrationSettings, QuantSettings, RecoverSettings
-from pipelines.domain.formats import KvFormat, QFormat, calibrates
+from pipelines.domain.formats import KvFormat, QFormat, calibrates, reads_texts
 
 CalibrationSpec = CalibrationSettings
 """The name under which programs beside this project make them."""
@@ -36,6 +36,16 @@ class QuantSpec:
     def sixteen_bit(self) -> bool:
         """Whether a checkpoint has everything in 16 bit, so that nothing is calibrated or rounded."""
         return not calibrates(self.quant.formats, self.kv_cache)
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether a checkpoint depends on calibration texts."""
+        return reads_texts(self.quant.formats, self.kv_cache)
+
+    @property
+    def cache_alone(self) -> bool:
+        """Whether nothing but the KV cache depends on calibration texts."""
+        return not reads_texts(self.quant.formats, KvFormat.AUTO)
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,8 +204,13 @@ class FormatSpec:
 
     @property
     def calibrated(self) -> bool:
-        """Whether ModelOpt simulates the format on calibration texts."""
+        """Whether ModelOpt simulates the format."""
         return self.preset is not None
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether weights or scales depend on calibration texts; else weights are rounded by what they are alone."""
+        return self.calibrated and (self.sequential or not self.plain_activations)
 
     @property
     def plain_activations(self) -> bool:
@@ -558,6 +563,11 @@ def proposed(formats: Sequence[QFormat]) -> list[QFormat]:
 def calibrates(formats: Iterable[QFormat], kv_cache: KvFormat) -> bool:
     """Return whether a format or the KV cache is calibrated; else the checkpoint has everything in 16 bit."""
     return kv_cache is not KvFormat.AUTO or any(FORMATS[qformat].calibrated for qformat in formats)
+
+
+def reads_texts(formats: Iterable[QFormat], kv_cache: KvFormat) -> bool:
+    """Return whether the checkpoint depends on calibration texts."""
+    return kv_cache is not KvFormat.AUTO or any(FORMATS[qformat].reads_texts for qformat in formats)
 
 
 def kv_formats_for(capability: float) -> list[KvFormat]:

@@ -108,9 +108,13 @@ def _text_notes(d: Deployment) -> tuple[str, ...]:
     """Name the texts that are observed, and those that predictions are compared on."""
     calibration, fidelity = d.settings.calibration, d.settings.fidelity
     notes = []
-    if calibrates(d):
+    if weights_checks.taken_over(d.settings):
+        notes.append("calibration text: none, because the model is already quantized")
+    elif calibrates(d):
         elsewhere = calibration.path or f"{calibration.dataset} on the Hub"
         notes.append(f"calibration text: {ABOUT.get(calibration.source, elsewhere)}")
+    elif d.settings.quant.qformat is not QFormat.NONE:
+        notes.append(f"calibration text: none, because {d.settings.quant.qformat} rounds weights without one")
     if d.has_fidelity or d.compares_server:
         names = [name for name in fidelity.texts or () if name != "calibration" or not calibration.shipped]
         notes.append(f"fidelity text: {', '.join([*names, *([str(fidelity.path)] if fidelity.path else [])])}")

@@ -9,7 +9,7 @@ from pipelines.domain.formats import QFormat
 from pipelines.engines.port import OnGpu
 from pipelines.plan.deployment import Deployment
 from pipelines.plan.memory_checks import gpu_predicted
-from pipelines.plan.weights_checks import training_processes
+from pipelines.plan.weights_checks import taken_over, training_processes
 from pipelines.settings.features import HEADS
 from pipelines.stages import Stage
 from pipelines.stages.build import Build
@@ -70,6 +70,15 @@ def _with_text(d: Deployment, node: Node, *, calibrated: bool = True) -> list[No
     return [*before, replace(node, inputs=node.inputs | text)]
 
 
+def _with_calibration(d: Deployment, node: Node, stage: Quantize) -> list[Node]:
+    """Return a quantization after the text that it reads.
+
+    One that reads none still has a text that is at hand in its key, as artifacts of earlier versions have.
+    """
+    reads = stage.reads_texts and not taken_over(d.settings)
+    return _with_text(d, node, calibrated=reads or (stage.calibrated and "calibration" in d.sources))
+
+
 def engine(d: Deployment) -> Input:
     """Return where the engine of a deployment comes from."""
     return d.sources["engine"] if d.built is not None else f"{d.prefix}build"
@@ -99,7 +108,7 @@ def checkpoint_nodes(d: Deployment) -> list[Node]:
         weights = made[-1].id
     quantized = quantize(d)
     if settings.sparsity.method != "none":
-        if quantized.calibrated:
+        if quantized.reads_texts:
             made += calibration_text(d)[0]
         sparse = Sparsify(settings.sparsity, settings.calibration, d.device)
         node = Node(f"{d.prefix}sparsify", sparse, d.label, {"model": weights})
@@ -109,7 +118,7 @@ def checkpoint_nodes(d: Deployment) -> list[Node]:
         made += _recover(d, weights)
         weights = made[-1].id
     node = Node(f"{d.prefix}quantize", quantized, d.label, {"model": weights})
-    return made + _with_text(d, node, calibrated=quantized.calibrated)
+    return made + _with_calibration(d, node, quantized)
 
 
 def quantize(d: Deployment) -> Quantize:
@@ -172,9 +181,8 @@ def _unified(d: Deployment) -> list[Node]:
     settings, made, inputs = d.settings, list[Node](), {"checkpoint": model(d), "model": model(d)}
     if settings.quant.qformat != QFormat.NONE:
         exported = replace(quantize(d), layout="hugging_face", tp_size=1, pp_size=1)
-        made += calibration_text(d)[0]
         node = Node("quantize", exported, d.label, {"model": model(d)})
-        made += _with_text(d, node, calibrated=exported.calibrated)
+        made += _with_calibration(d, node, exported)
         inputs["checkpoint"] = "quantize"
     if d.engine.on_device:
         return [*made, Node("build", ExportEdge(settings.paths.edge.absolute()), d.label, inputs)]
@@ -222,4 +230,4 @@ def draft_checkpoint_nodes(draft: Deployment) -> list[Node]:
     if not draft.engine.writes_engine:
         stage = replace(stage, layout="hugging_face", tp_size=1, pp_size=1)
     node = Node("draft.quantize", stage, _draft_label(draft), {"model": model(draft)})
-    return made + _with_text(draft, node, calibrated=stage.calibrated)
+    return made + _with_calibration(draft, node, stage)

@@ -240,7 +240,7 @@ def _diagnose(deployment: Deployment) -> list[Node]:
     made, inputs = (list[Node](), dict[str, Input]()) if diagnose.given else _made_here(d)
     if diagnose.given:
         inputs |= {name: d.sources[name] for name in ("checkpoint", "engine", "repository") if name in d.sources}
-    if not diagnose.given and diagnose.simulate and quantized.calibrated:
+    if not diagnose.given and diagnose.simulate and quantized.reads_texts:
         before, text = calibration_text(d)
         made, inputs = [*made, *before], inputs | text
     stage = Diagnose(

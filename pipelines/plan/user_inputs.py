@@ -16,7 +16,7 @@ from pipelines.checkpoint.tokenizer_folder import TOKENIZER
 from pipelines.compress.texts import load_texts
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.errors import Fault, UserError, collecting
-from pipelines.domain.formats import FORMATS, KvFormat
+from pipelines.domain.formats import reads_texts
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
 from pipelines.plan.targets import EVALUATED, Goal
@@ -165,8 +165,7 @@ def calibrates(goal: Goal) -> bool:
         return False
     formats = [*settings.quant.formats, settings.speculative.draft_qformat]
     return (
-        any(FORMATS[each].calibrated for each in formats if each is not None)
-        or settings.kv_cache.dtype != KvFormat.AUTO
+        reads_texts([each for each in formats if each is not None], settings.kv_cache.dtype)
         or settings.sparsity.method == "sparsegpt"
         or settings.prune.prunes
         or settings.recover.trains

@@ -9,7 +9,7 @@ from pipelines.checkpoint.given import import_faults
 from pipelines.compress.config import CalibrationSettings, PruningSettings, QuantSettings, RecoverSettings
 from pipelines.domain.adapter import linear_widths
 from pipelines.domain.errors import Fault
-from pipelines.domain.formats import FORMATS, UNIFORM, QFormat, rounding_is_known
+from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat, rounding_is_known
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
 from pipelines.host.machine import Machine, torch_device
@@ -28,6 +28,11 @@ def is_given(model: ModelSettings) -> bool:
     """Return whether the model is a local folder whose weights are already quantized."""
     folder = model.folder
     return folder is not None and quantization_of(folder, model_config(folder)) is not None
+
+
+def taken_over(settings: Settings) -> bool:
+    """Return whether a checkpoint has the weights of such a folder and nothing that is calibrated."""
+    return settings.kv_cache.dtype is KvFormat.AUTO and is_given(settings.model)
 
 
 def given_faults(d: Deployment) -> list[Fault]:

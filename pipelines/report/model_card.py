@@ -170,8 +170,8 @@ def _recipe(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str
     facts, settings = checkpoint.facts, checkpoint.settings
     linears = facts.get("linears_16bit")
     text, calibration = checkpoint.input("calibration"), "none: the format does not need any"
-    if text and (how := settings.get("calibration")):
-        seen = facts.get("calibration", {})
+    seen = facts.get("calibration", {})
+    if text and seen.get("sequences") != 0 and (how := settings.get("calibration")):
         read = f"{seen['sequences']:,} texts, {seen['tokens']:,} tokens" if seen.get("tokens") else UNKNOWN
         calibration = f"{read} of {place_of(text)}; {settings_text(how)}"
     pruned, sparse, trained = (item.artifact(stage) for stage in ("prune_model", "sparsify", "recover"))

@@ -15,7 +15,7 @@ from pipelines.compress.config import CalibrationSettings, KvCacheSettings, Quan
 from pipelines.compress.specs import Layout, QuantSpec
 from pipelines.compress.texts import load_texts, plain_chat
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import FORMATS, QFormat, calibrates
+from pipelines.domain.formats import FORMATS, QFormat, calibrates, reads_texts
 from pipelines.domain.progress import Progress
 from pipelines.domain.rotary import Rotary
 from pipelines.domain.units import show_bytes
@@ -74,6 +74,11 @@ class Quantize:
         return calibrates(self.quant.formats, self.kv_cache.dtype)
 
     @property
+    def reads_texts(self) -> bool:
+        """Whether calibration texts are read: weights that are rounded by themselves need none."""
+        return reads_texts(self.quant.formats, self.kv_cache.dtype)
+
+    @property
     def spec(self) -> QuantSpec:
         """The formats, with the settings that they read."""
         return QuantSpec(self.quant.of(self.quant.qformat), self.kv_cache.dtype)
@@ -95,13 +100,13 @@ class Quantize:
         """Calibrate again, as `run` does.
 
         Args:
-            inputs: with the calibration text.
+            inputs: with the calibration text, if the format reads one.
             source: Hugging Face folder of what was quantized.
             progress: shows calibration.
         """
         from pipelines.compress.simulating import simulated_from_trace
 
-        texts = texts_of(self.calibration, inputs)
+        texts = texts_of(self.calibration, inputs) if self.reads_texts else ()
         return simulated_from_trace(source, self.spec, texts, self.calibration, progress=progress)
 
     def identity(self) -> dict[str, Any]:
@@ -158,7 +163,7 @@ class Quantize:
             inputs["model"],
             out_dir,
             self.spec,
-            texts_of(self.calibration, inputs) if self.calibrated else (),
+            texts_of(self.calibration, inputs) if self.reads_texts else (),
             self.calibration,
             tp_size=self.tp_size,
             pp_size=self.pp_size,

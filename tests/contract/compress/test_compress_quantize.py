@@ -49,7 +49,7 @@ def test_every_format_exports_a_sound_checkpoint(kind, qformat, models, texts, t
     assert verify(tmp_path) == []
     assert config["quantization"]["quant_algo"] == FORMATS[qformat].quant_algo
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "rank0.safetensors"}
-    assert facts["calibration"]["sequences"] == (4 if FORMATS[qformat].calibrated else 0)
+    assert facts["calibration"]["sequences"] == (4 if FORMATS[qformat].reads_texts else 0)
     json.dumps(facts)
 
 

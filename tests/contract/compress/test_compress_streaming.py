@@ -26,7 +26,9 @@ from tests.support.whole_model import assert_same_files, quantize_whole
 modelopt = pytest.importorskip("modelopt")
 torch = pytest.importorskip("torch")
 
-from pipelines.compress import hidden_states  # noqa: E402 - after the skips
+from safetensors.torch import load_file, save_file  # noqa: E402 - after the skips
+
+from pipelines.compress import gptq, hidden_states, one_layer  # noqa: E402 - after the skips
 from pipelines.compress.config import CalibrationSettings  # noqa: E402
 from pipelines.compress.model_folder import ModelWeights, TensorWriter, look_at  # noqa: E402
 from tests.support.small_models import model_of, write_random  # noqa: E402
@@ -83,7 +85,6 @@ def test_awq_quantizes_a_weight_once_for_each_strength(qformat, models, tmp_path
 def test_awq_searches_with_little_memory_as_with_much(models, texts, tmp_path, monkeypatch) -> None:
     """Inputs of one batch and one strength at a time."""
     monkeypatch.setattr(hidden_states, "INPUT_BYTES", 1)
-    monkeypatch.setattr(hidden_states, "STRENGTHS_AT_ONCE", 1)
     texts = [*texts, texts[0][:40], texts[0][:50]]
     compare(
         models["llama"],
@@ -92,6 +93,74 @@ def test_awq_searches_with_little_memory_as_with_much(models, texts, tmp_path, m
         tmp_path,
         CalibrationSettings(size=8, seq_len=24, batch_size=1),
     )
+
+
+@pytest.mark.parametrize(
+    ("qformat", "kv_cache", "passes"),
+    [
+        (QFormat.INT4_RTN, KvFormat.AUTO, {}),
+        (QFormat.INT4_RTN, KvFormat.FP8, {"k": [1, 1], "whole": [1, 0]}),
+        (QFormat.FP8, KvFormat.AUTO, {"k": [1, 1], "whole": [1, 1]}),
+        (QFormat.INT8_SQ, KvFormat.AUTO, {"k": [1, 1], "whole": [1, 1]}),
+        (QFormat.INT4_AWQ, KvFormat.AUTO, {"k": [2, 2], "whole": [2, 2]}),
+        pytest.param(QFormat.INT4_GPTQ, KvFormat.AUTO, {"k": [2, 1], "whole": [2, 1]}, marks=NEW),
+        pytest.param(QFormat.INT4_GPTQ, KvFormat.INT8, {"k": [3, 2], "whole": [2, 1]}, marks=NEW),
+    ],
+)
+def test_a_layer_runs_only_for_what_the_checkpoint_depends_on(
+    qformat, kv_cache, passes, models, texts, tmp_path, monkeypatch
+) -> None:
+    """Before, INT4 by rounding ran every text, GPTQ ran them once more, and the last layer wrote inputs of no layer."""
+    seen: dict[str, list[int]] = {}
+    real = one_layer.LayerSource.load
+
+    def counted(part: str, number: int):
+        def hook(*_):
+            seen.setdefault(part, [0, 0])[number] += 1
+
+        return hook
+
+    def load(self, number):
+        model = real(self, number)
+        layer = model.model.layers[0]
+        layer.register_forward_pre_hook(counted("k", number))
+        layer.register_forward_hook(counted("whole", number))
+        return model
+
+    monkeypatch.setattr(one_layer.LayerSource, "load", load)
+    one_batch = CalibrationSettings(size=1, seq_len=24)
+    facts = quantize(models["llama"], tmp_path / "out", spec_of(qformat, kv_cache), texts, one_batch)
+    assert seen == passes
+    assert facts["calibration"]["sequences"] == bool(passes)
+
+
+@pytest.mark.parametrize(
+    "scales", ["max", pytest.param("mse", marks=pytest.mark.skipif(OLD, reason="ModelOpt has it since 0.47"))]
+)
+def test_weights_that_are_rounded_alone_read_neither_texts_nor_tokenizer(scales, models, tmp_path) -> None:
+    model = shutil.copytree(models["llama"], tmp_path / "model")
+    (model / "tokenizer.json").unlink()
+
+    def texts():
+        raise AssertionError("a text was read")
+        yield
+
+    spec = quant_spec(QFormat.INT4_RTN, group_size=64, int4_scales=scales)
+    for layout in ("tensorrt_llm", "hugging_face"):
+        facts = quantize(model, tmp_path / layout, spec, texts(), CALIBRATION, layout=layout)
+        assert facts["calibration"] == {"sequences": 0, "tokens": 0, "seconds": 0.0}
+
+
+@NEW
+def test_gptq_equals_modelopts_with_hessians_in_parts_and_columns_of_zeros(texts, tmp_path, monkeypatch) -> None:
+    """Columns of zeros change the Hessian of their linear, not that of others with the same input."""
+    monkeypatch.setattr(gptq, "_ROWS", 40)
+    model = write_model(tmp_path / "model", "llama")
+    tensors = load_file(model / "model.safetensors")
+    for name, columns in {"self_attn.q_proj": [3], "mlp.up_proj": [0, 127], "mlp.down_proj": [200]}.items():
+        tensors[f"model.layers.1.{name}.weight"][:, columns] = 0
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    compare(model, spec_of(QFormat.INT4_GPTQ, KvFormat.INT8), texts, tmp_path)
 
 
 @pytest.mark.skipif(OLD, reason="nvidia-modelopt before 0.47 searches no scales")

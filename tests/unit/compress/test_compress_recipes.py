@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.compress.recipes import modelopt_config, of_one_layer
+from pipelines.compress.recipes import is_sequential, modelopt_config, with_largest
 from pipelines.domain.families import FAMILIES, Architecture
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat, scale_faults, version_faults
 from tests.support.specs import quant_spec
@@ -106,7 +106,8 @@ def test_gptq_solves_whole_groups(group, block) -> None:
     assert config is not None
     wanted = {"method": "gptq", "block_size": block, "perc_damp": 0.01}
     assert config["algorithm"] == wanted | {"layerwise": {"enable": True}}
-    assert of_one_layer(config)["algorithm"] == wanted
+    assert is_sequential(config)
+    assert not is_sequential(with_largest(config))
 
 
 def test_scales_with_the_least_error_replace_the_algorithm() -> None:

@@ -142,7 +142,24 @@ def test_calibration_text_that_cannot_be_read_is_refused(tmp_path, name, content
     words = ["calibration=local", f"calibration.path={tmp_path / name}"]
     with pytest.raises(UserError, match=message):
         plan(tmp_path, words, "build")
-    assert plan(tmp_path, [*words, "quant=none"], "build").steps  # nothing reads it
+    for qformat in ("none", "int4_rtn", "int4_wo"):
+        assert plan(tmp_path, [*words, f"quant={qformat}"], "build").steps  # nothing reads it
+
+
+def test_a_format_without_calibration_reads_no_text_and_downloads_none(tmp_path):
+    """A text that is at hand stays in the key, as it was in that of earlier versions."""
+    on_hub = ["calibration=hub", "calibration.dataset=org/name"]
+    nodes = {step.node.id: step.node for step in plan(tmp_path, ["quant=int4_rtn", *on_hub], "build").steps}
+    assert "download.calibration" not in nodes
+    assert "calibration" not in nodes["quantize"].inputs
+    made = plan(tmp_path, ["quant=int4_rtn"], "build")
+    assert "calibration text: none, because int4_rtn rounds weights without one" in made.notes
+    assert made.steps[0].node.inputs["calibration"].path == BUNDLED / "corpus.jsonl"
+    for words in (["quant=int4_rtn", "kv_cache=int8"], ["quant=int4_gptq"], ["quant=int4_rtn", "prune=width"]):
+        sizes = ["prune.mlp=256"] if "prune=width" in words else []
+        made = plan(tmp_path, [*words, *sizes, *on_hub], "build")
+        assert "calibration text: org/name on the Hub" in made.notes
+        assert "download.calibration" in {step.node.id for step in made.steps}
 
 
 def test_few_calibration_texts_cause_a_warning(tmp_path):

@@ -1,0 +1,290 @@
+"""Measure quantizing beside what else does the same, on random weights: `python -m scripts.measure_quantizing`.
+
+    --layers 1 --texts 32            a small run; by default 2 layers of Llama 3.2 1B and the 128 texts of real_text
+    --only rtn,awq,gptq,gptqmodel    only some comparisons
+    --gptqmodel PYTHON               interpreter that has GPTQModel; else it is installed for the run (5.7 GB from PyPI)
+
+Each side works in a process of its own, with two threads, one after the other, `--rounds` times. Prints seconds,
+processor time and memory of both as medians, and the ratio of the processor times. Compared are:
+  rtn        int4_rtn of 322 million parameters (1,024 x 20) with the least that it takes: reading the weights,
+             rounding them in groups, packing and writing them, in 20 lines of PyTorch
+  awq, gptq  int4_awq and int4_gptq with ModelOpt's own flow (examples/llm_ptq/hf_ptq.py): the whole model in memory,
+             mtq.quantize with the same configuration, texts and batches, export_hf_checkpoint; and whether the files
+             of both have the same tensors
+  gptqmodel  int4_gptq with GPTQModel 7.7, plain GPTQ without reordering of columns
+All layers have the same shape, so fewer of them change the time and the size, but not the memory of a layer. Everything
+lies in a folder in build/, which is removed at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from scripts.measure_streaming import ROOT, SHAPES, make_model
+
+THREADS = 2
+MODELS = {
+    "llama_1b": SHAPES["llama_1b"],
+    "llama_322m": {
+        **SHAPES["llama_8b"], "hidden_size": 1024, "num_hidden_layers": 20, "num_attention_heads": 16, "head_dim": 64,
+        "num_key_value_heads": 16, "intermediate_size": 2816, "vocab_size": 32_000, "max_position_embeddings": 2048,
+    },
+}  # fmt: skip
+GPTQMODEL = "gptqmodel==7.7.0"
+GPTQMODEL_FLOW = """
+import json, resource, sys, time
+from pathlib import Path
+import torch
+torch.set_num_threads(int(sys.argv[4]))
+from gptqmodel import GPTQModel, QuantizeConfig
+
+def peak():
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+
+imports, began, cpu = peak(), time.monotonic(), time.process_time()
+config = QuantizeConfig(bits=4, group_size=128, desc_act=False, act_group_aware=False, sym=True, device="cpu")
+model = GPTQModel.load(sys.argv[1], config)
+ids = [{"input_ids": each, "attention_mask": [1] * len(each)} for each in json.loads(Path(sys.argv[3]).read_text())]
+model.quantize(ids, batch_size=8)
+model.save(sys.argv[2])
+print(json.dumps({"seconds": time.monotonic() - began, "cpu": time.process_time() - cpu, "memory": peak() - imports}))
+"""
+"""Runs in an environment without this project."""
+
+
+def peak() -> int:
+    """Return the most resident memory that this process had, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def ours(model: Path, out: Path, qformat: str, texts: int) -> None:
+    """Quantize as this project does."""
+    from pipelines.compress.quantizing import quantize
+
+    layout: Any = "tensorrt_llm" if qformat == "int4_rtn" else "hugging_face"
+    quantize(model, out, *_asked(qformat, texts), device="cpu", layout=layout)
+
+
+def by_modelopt(model: Path, out: Path, qformat: str, texts: int) -> None:
+    """Quantize as ModelOpt's example does."""
+    import modelopt.torch.quantization as mtq
+    import torch
+    from modelopt.torch.export import export_hf_checkpoint
+    from modelopt.torch.utils.dataset_utils import create_forward_loop
+    from transformers import AutoModelForCausalLM
+
+    from pipelines.compress.model_folder import look_at
+    from pipelines.compress.recipes import modelopt_config
+
+    spec = _asked(qformat, texts)[0]
+    whole: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+    config = modelopt_config(spec, look_at(model).shape.family, lambda name: getattr(mtq, name))
+    loop = create_forward_loop(dataloader=[{"input_ids": batch} for batch in batches(model, qformat, texts)])
+    with torch.no_grad():
+        export_hf_checkpoint(mtq.quantize(whole, config, loop), dtype=torch.bfloat16, export_dir=out)
+
+
+def least(model: Path, out: Path, _qformat: str, _texts: int) -> None:
+    """Read the weights, round the linears of the layers to INT4 in groups of 128, pack and write them."""
+    import torch
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    written: dict[str, torch.Tensor] = {}
+    for path in sorted(model.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no dictionary
+                weight = file.get_tensor(name)
+                if "_proj" not in name:
+                    written[name] = weight
+                    continue
+                groups = weight.float().reshape(weight.shape[0], -1, 128)
+                scale = groups.abs().amax(2, keepdim=True) / 7
+                codes = (groups / scale).round_().clamp_(-8, 7).to(torch.int8).reshape(weight.shape)
+                written[name] = (codes[0::2] & 15) | (codes[1::2] << 4)
+                written[f"{name}_scale"] = scale[:, :, 0].to(weight.dtype)
+    out.mkdir(parents=True)
+    save_file(written, out / "model.safetensors")
+
+
+SIDES: dict[str, Callable[[Path, Path, str, int], None]] = {
+    "ours": ours, "modelopt": by_modelopt, "least": least,
+}  # fmt: skip
+
+
+def _asked(qformat: str, texts: int) -> tuple[Any, Any, Any]:
+    """Return the arguments of `quantize`: the format, the texts, and how many."""
+    from pipelines.compress.config import SHIPPED, CalibrationSettings, QuantSettings
+    from pipelines.compress.specs import QuantSpec
+    from pipelines.compress.texts import load_texts
+    from pipelines.domain.formats import QFormat
+
+    spec = QuantSpec(QuantSettings(qformat=QFormat(qformat)))
+    return spec, load_texts(SHIPPED["real_text"]), CalibrationSettings(size=texts)
+
+
+def batches(model: Path, qformat: str, texts: int) -> Sequence[Any]:
+    """Return the batches that this project calibrates on."""
+    from pipelines.compress.calibration import make_batches
+    from pipelines.compress.loading import load_tokenizer
+    from pipelines.compress.model_folder import look_at
+
+    spec, lines, calibration = _asked(qformat, texts)
+    tokenizer = load_tokenizer(look_at(model))
+    return make_batches(lines, tokenizer, calibration, calibration.sequences_for(spec.quant.qformat)).batches
+
+
+def be(side: str, model: Path, out: Path, qformat: str, texts: int) -> None:
+    """Be the process of a side: import what it needs, quantize, and print what that took."""
+    import torch
+
+    torch.set_num_threads(THREADS)
+    if side != "least":
+        import transformers  # noqa: F401
+
+        import pipelines.compress.by_modelopt  # noqa: F401
+    imports, began, cpu = peak(), time.monotonic(), time.process_time()
+    SIDES[side](model, out, qformat, texts)
+    took = {"seconds": time.monotonic() - began, "cpu": time.process_time() - cpu, "memory": peak() - imports}
+    sys.stdout.write(f"\n{json.dumps(took)}\n")
+
+
+def measure(words: Sequence[str | Path], out: Path) -> dict[str, float]:
+    """Run the process of a side, whose output folder is new."""
+    shutil.rmtree(out, ignore_errors=True)
+    environment = os.environ | {"OMP_NUM_THREADS": str(THREADS), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, cwd=ROOT, env=environment)
+    if done.returncode:
+        raise RuntimeError("\n".join(done.stderr.splitlines()[-5:]) or f"exit code {done.returncode}")
+    took: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return took
+
+
+def same_tensors(one: Path, other: Path) -> str:
+    """Say how many tensors of two folders are equal to the bit."""
+    import torch
+    from safetensors import safe_open
+
+    def tensors(folder: Path) -> dict[str, torch.Tensor]:
+        found = {}
+        for path in folder.glob("*.safetensors"):
+            with safe_open(path, "pt") as file:
+                found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return found
+
+    ours, theirs = tensors(one), tensors(other)
+    bits = {
+        name: (ours[name].view(torch.uint8), theirs[name].view(torch.uint8)) for name in ours.keys() & theirs.keys()
+    }
+    equal = sum(torch.equal(*both) for both in bits.values())
+    return f"{equal} of {len(ours.keys() | theirs.keys())} tensors equal"
+
+
+def compare(name: str, other: str, qformat: str, model: Path, options: argparse.Namespace) -> None:
+    """Measure both sides in turn and print a line."""
+    size = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    folders = {side: options.work / f"out_{side}" for side in ("ours", other)}
+    took: dict[str, list[dict[str, float]]] = {side: [] for side in folders}
+    for _ in range(options.rounds):
+        for side, out in folders.items():
+            if side == "gptqmodel":
+                ids = options.work / "ids.json"
+                rows = [row for batch in batches(model, qformat, options.texts) for row in batch.tolist()]
+                ids.write_text(json.dumps(rows))
+                words = [options.gptqmodel, "-c", GPTQMODEL_FLOW, model, out, ids, THREADS]
+            else:
+                words = [sys.executable, "-m", "scripts.measure_quantizing", "--be", side, model, out, qformat]
+                words += ["--texts", options.texts]
+            took[side].append(measure(words, out))
+
+    def median(side: str, what: str) -> float:
+        return statistics.median(each[what] for each in took[side])
+
+    def shown(side: str) -> str:
+        share = median(side, "memory") / size
+        return (
+            f"{median(side, 'seconds'):.1f} s, {median(side, 'cpu'):.1f} s of processor time, {share:.2f} of the model"
+        )
+
+    equal = f"; {same_tensors(*folders.values())}" if other == "modelopt" else ""
+    ratio = median(other, "cpu") / median("ours", "cpu")
+    say(f"{name}: ours {shown('ours')}; {other} {shown(other)}; {other} : ours {ratio:.2f}{equal}")
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def installed(folder: Path) -> Path:
+    """Install GPTQModel into an environment of its own, and return its interpreter.
+
+    Raises:
+        RuntimeError: pip failed; with what it said last.
+    """
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    python = folder / "bin" / "python"
+    packages = next(iter((folder / "lib").glob("python*"))) / "site-packages"
+    # its build reads what is installed here; what it needs in another version it gets itself
+    (packages / "beside.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")) + "\n")
+    words = [python, "-m", "pip", "install", "-q", "--no-build-isolation", GPTQMODEL]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder)
+    if done.returncode:
+        raise RuntimeError("\n".join(done.stdout.splitlines()[-3:]))
+    return python
+
+
+def main() -> None:
+    """Make the models, then compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--texts", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--only", default="rtn,awq,gptq,gptqmodel")
+    parser.add_argument("--gptqmodel", type=Path)
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "quantizing", help="folder that is removed")
+    parser.add_argument("--be", nargs=4, metavar=("SIDE", "MODEL", "OUT", "FORMAT"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.be:
+        side, model, out, qformat = options.be
+        be(side, Path(model), Path(out), qformat, options.texts)
+        return
+    options.work = options.work.absolute() / str(os.getpid())
+    chosen = options.only.split(",")
+    say(f"{THREADS} threads; {options.texts} texts, AWQ at most 32; memory is above that of the imports")
+    try:
+        if "rtn" in chosen:
+            model = options.work / "llama_322m"
+            make_model(model, MODELS["llama_322m"])
+            compare("int4_rtn, 322 M", "least", "int4_rtn", model, options)
+            shutil.rmtree(model)
+        model = options.work / "llama_1b"
+        if {"awq", "gptq", "gptqmodel"}.intersection(chosen):
+            make_model(model, MODELS["llama_1b"] | {"num_hidden_layers": options.layers})
+        for name in ("awq", "gptq"):
+            if name in chosen:
+                compare(f"int4_{name}, {options.layers} layers of 1 B", "modelopt", f"int4_{name}", model, options)
+        if "gptqmodel" in chosen:
+            try:
+                options.gptqmodel = options.gptqmodel or installed(options.work / "environment")
+                compare(f"int4_gptq, {options.layers} layers of 1 B", "gptqmodel", "int4_gptq", model, options)
+            except RuntimeError as error:
+                say(f"GPTQModel was not measured: {error}")
+    finally:
+        shutil.rmtree(options.work, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
