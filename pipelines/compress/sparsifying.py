@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,8 @@ def _prune_layers(
         writer = TensorWriter(out_dir, [path.name for path in source.weight_files])
         record.announce(layers.layers, progress)
     else:
-        writer = _copied(source, out_dir, progress)
+        replaced = {f"model.layers.{number}.{name}" for number in range(layers.layers) for name in linears}
+        writer = _copied(source, out_dir, replaced, progress)
         if states is not None:
             states.begin()
     method = "by magnitude" if states is None else "with sparsegpt"
@@ -128,6 +129,9 @@ def _prune_layers(
                 modelopt_door.prune_by_magnitude(model, [f"*.{name}" for name in LINEARS])
             else:
                 _prune_by_sparsegpt(model.model.layers[0], states, number, record)
+                if number + 1 < layers.layers:  # what the next layer sees
+                    with torch.no_grad():
+                        states.write(number + 1, 1, states.outputs(model.model.layers[0], number, 1))
             for name in linears:
                 full = f"model.layers.{number}.{name}"
                 file, stored = where[full].name, layers.weights.dtype(full)
@@ -139,8 +143,8 @@ def _prune_layers(
     return {f"model.layers.{number}.{name}" for number in range(layers.layers) for name in linears}
 
 
-def _copied(source: ModelFolder, out_dir: Path, progress: Progress) -> TensorWriter:
-    """Copy every tensor, as the safetensors library would save it; those of linears are replaced later."""
+def _copied(source: ModelFolder, out_dir: Path, replaced: Set[str], progress: Progress) -> TensorWriter:
+    """Copy every tensor that is not replaced later, into files as the safetensors library would save them."""
     names = [path.name for path in source.weight_files]
     for path in source.weight_files:
         layout = {name: (info.dtype, info.shape) for name, info in read_header(path).items()}
@@ -150,13 +154,14 @@ def _copied(source: ModelFolder, out_dir: Path, progress: Progress) -> TensorWri
     with progress.task("copying", len(names), "files") as advance:
         for path in source.weight_files:
             for name, info in read_header(path).items():
-                writer.copy(path.name, name, path, info)
+                if name not in replaced:
+                    writer.copy(path.name, name, path, info)
             advance(1)
     return writer
 
 
 def _prune_by_sparsegpt(layer: torch.nn.Module, states: HiddenStates, number: int, record: ProgressRecord) -> None:
-    """Prune a layer on the outputs of the layers before it, and keep its own outputs for the next."""
+    """Prune a layer on the outputs of the layers before it."""
 
     def inputs() -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
         for hidden in states.batches(number, 1):
@@ -166,8 +171,6 @@ def _prune_by_sparsegpt(layer: torch.nn.Module, states: HiddenStates, number: in
     errors = record.notes.setdefault("errors", {})
     for name, error in prune_layer(layer, inputs, f"model.layers.{number}").items():
         errors.setdefault(name, []).append(error)
-    with torch.no_grad():
-        states.write(number + 1, 1, states.outputs(layer, number, 1))
 
 
 def link_small_files(model_dir: Path, out_dir: Path) -> None:
