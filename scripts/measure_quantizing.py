@@ -1,6 +1,7 @@
 """Measure quantizing beside what else does the same, on random weights: `python -m scripts.measure_quantizing`.
 
     --layers 1 --texts 32            a small run; by default 2 layers of Llama 3.2 1B and the 128 texts of real_text
+    --width 1024                     half of its widths: ModelOpt's GPTQ takes 20 minutes for one layer of Llama 3.2 1B
     --only rtn,awq,gptq,gptqmodel    only some comparisons
     --gptqmodel PYTHON               interpreter that has GPTQModel; else it is installed for the run (5.7 GB from PyPI)
 
@@ -12,8 +13,8 @@ processor time and memory of both as medians, and the ratio of the processor tim
              mtq.quantize with the same configuration, texts and batches, export_hf_checkpoint; and whether the files
              of both have the same tensors
   gptqmodel  int4_gptq with GPTQModel 7.7, plain GPTQ without reordering of columns
-All layers have the same shape, so fewer of them change the time and the size, but not the memory of a layer. Everything
-lies in a folder in build/, which is removed at the end.
+All layers have the same shape, so fewer of them change the time, but not the memory that working layer by layer takes;
+it is compared with the size of all 16 layers. Everything lies in a folder in build/, which is removed at the end.
 """
 
 from __future__ import annotations
@@ -32,13 +33,10 @@ from typing import Any
 
 from scripts.measure_streaming import ROOT, SHAPES, make_model
 
-THREADS = 2
-MODELS = {
-    "llama_1b": SHAPES["llama_1b"],
-    "llama_322m": {
-        **SHAPES["llama_8b"], "hidden_size": 1024, "num_hidden_layers": 20, "num_attention_heads": 16, "head_dim": 64,
-        "num_key_value_heads": 16, "intermediate_size": 2816, "vocab_size": 32_000, "max_position_embeddings": 2048,
-    },
+THREADS, LAYERS = 2, 16
+LLAMA_322M = {
+    **SHAPES["llama_8b"], "hidden_size": 1024, "num_hidden_layers": 20, "num_attention_heads": 16, "head_dim": 64,
+    "num_key_value_heads": 16, "intermediate_size": 2816, "vocab_size": 32_000, "max_position_embeddings": 2048,
 }  # fmt: skip
 GPTQMODEL = "gptqmodel==7.7.0"
 GPTQMODEL_FLOW = """
@@ -193,7 +191,10 @@ def same_tensors(one: Path, other: Path) -> str:
 
 def compare(name: str, other: str, qformat: str, model: Path, options: argparse.Namespace) -> None:
     """Measure both sides in turn and print a line."""
-    size = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    layers = json.loads((model / "config.json").read_text())["num_hidden_layers"]
+    sizes = {path.name: path.stat().st_size for path in model.glob("*.safetensors")}
+    of_layers = sum(size for name, size in sizes.items() if name.startswith("model-"))
+    whole = sum(sizes.values()) + of_layers * (max(layers, LAYERS) - layers) / layers
     folders = {side: options.work / f"out_{side}" for side in ("ours", other)}
     took: dict[str, list[dict[str, float]]] = {side: [] for side in folders}
     for _ in range(options.rounds):
@@ -212,14 +213,13 @@ def compare(name: str, other: str, qformat: str, model: Path, options: argparse.
         return statistics.median(each[what] for each in took[side])
 
     def shown(side: str) -> str:
-        share = median(side, "memory") / size
-        return (
-            f"{median(side, 'seconds'):.1f} s, {median(side, 'cpu'):.1f} s of processor time, {share:.2f} of the model"
-        )
+        times = f"{median(side, 'seconds'):.1f} s, {median(side, 'cpu'):.1f} s of processor time"
+        return f"{times}, {median(side, 'memory') / 2**20:,.0f} MiB"
 
     equal = f"; {same_tensors(*folders.values())}" if other == "modelopt" else ""
     ratio = median(other, "cpu") / median("ours", "cpu")
-    say(f"{name}: ours {shown('ours')}; {other} {shown(other)}; {other} : ours {ratio:.2f}{equal}")
+    share = f"memory of ours {median('ours', 'memory') / whole:.2f} of the model's {whole / 2**20:,.0f} MiB"
+    say(f"{name}: ours {shown('ours')}; {other} {shown(other)}; {other} : ours {ratio:.2f}; {share}{equal}")
 
 
 def say(line: str) -> None:
@@ -250,6 +250,7 @@ def main() -> None:
     """Make the models, then compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--width", type=int, default=2048, help="hidden size, a multiple of 256")
     parser.add_argument("--texts", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", default="rtn,awq,gptq,gptqmodel")
@@ -267,19 +268,29 @@ def main() -> None:
     try:
         if "rtn" in chosen:
             model = options.work / "llama_322m"
-            make_model(model, MODELS["llama_322m"])
+            make_model(model, LLAMA_322M)
             compare("int4_rtn, 322 M", "least", "int4_rtn", model, options)
             shutil.rmtree(model)
         model = options.work / "llama_1b"
         if {"awq", "gptq", "gptqmodel"}.intersection(chosen):
-            make_model(model, MODELS["llama_1b"] | {"num_hidden_layers": options.layers})
+            heads = {"num_attention_heads": options.width // 64, "num_key_value_heads": options.width // 256}
+            widths = {"hidden_size": options.width, "intermediate_size": 4 * options.width, **heads}
+            make_model(model, SHAPES["llama_1b"] | widths | {"num_hidden_layers": options.layers})
         for name in ("awq", "gptq"):
             if name in chosen:
-                compare(f"int4_{name}, {options.layers} layers of 1 B", "modelopt", f"int4_{name}", model, options)
+                compare(
+                    f"int4_{name}, {options.layers} layers {options.width} wide",
+                    "modelopt",
+                    f"int4_{name}",
+                    model,
+                    options,
+                )
         if "gptqmodel" in chosen:
             try:
                 options.gptqmodel = options.gptqmodel or installed(options.work / "environment")
-                compare(f"int4_gptq, {options.layers} layers of 1 B", "gptqmodel", "int4_gptq", model, options)
+                compare(
+                    f"int4_gptq, {options.layers} layers {options.width} wide", "gptqmodel", "int4_gptq", model, options
+                )
             except RuntimeError as error:
                 say(f"GPTQModel was not measured: {error}")
     finally:

@@ -326,11 +326,11 @@ def _packed_by_rows() -> Iterator[None]:
     """Pack INT4 weights row by row: ModelOpt transposes them twice, which takes most of the time of an export."""
     plain = quant_utils.pack_int4_in_uint8
 
-    def packed(weight: torch.Tensor, scales: torch.Tensor, block_size: int) -> torch.Tensor:
+    def packed(weight: torch.Tensor, scales: torch.Tensor, *size: int) -> torch.Tensor:
         rows, columns = weight.shape[-2:]
-        if weight.dim() != 2 or rows % 2 or columns % block_size:
-            return plain(weight, scales, block_size)  # type: ignore[no-any-return]
-        groups = weight.reshape(rows, -1, block_size) / scales[..., None]
+        if weight.dim() != 2 or rows % 2 or columns % scales.shape[-1]:
+            return plain(weight, scales, *size)  # type: ignore[no-any-return]
+        groups = weight.reshape(rows, scales.shape[-1], -1) / scales[..., None]
         codes = groups.round_().clamp_(-8, 7).to(torch.int8).reshape(rows, columns)
         return ((codes[0::2] & 15) | (codes[1::2] << 4)).view(torch.uint8)
 
