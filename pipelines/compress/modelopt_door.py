@@ -284,7 +284,9 @@ def column_rounding(linear: Any) -> Callable[[torch.Tensor, int], torch.Tensor]:
     def rounding(column: torch.Tensor, number: int) -> torch.Tensor:
         bits, narrow = quantizer.num_bits, quantizer.narrow_range
         bounds = largest[number // group, :, None]
-        values: torch.Tensor = fake_tensor_quant(column[:, None], bounds, None, bits, quantizer.unsigned, narrow)
+        values: torch.Tensor = fake_tensor_quant(
+            column.contiguous()[:, None], bounds, None, bits, quantizer.unsigned, narrow
+        )
         return values[:, 0]
 
     return rounding
