@@ -175,7 +175,7 @@ def same_tensors(one: Path, other: Path) -> str:
     from safetensors import safe_open
 
     def tensors(folder: Path) -> dict[str, torch.Tensor]:
-        found = {}
+        found: dict[str, torch.Tensor] = {}
         for path in folder.glob("*.safetensors"):
             with safe_open(path, "pt") as file:
                 found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -239,7 +239,7 @@ def installed(folder: Path) -> Path:
     packages = next(iter((folder / "lib").glob("python*"))) / "site-packages"
     # its build reads what is installed here; what it needs in another version it gets itself
     (packages / "beside.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")) + "\n")
-    words = [python, "-m", "pip", "install", "-q", "--no-build-isolation", GPTQMODEL]
+    words = [str(python), "-m", "pip", "install", "-q", "--no-build-isolation", GPTQMODEL]
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder)
     if done.returncode:
         raise RuntimeError("\n".join(done.stdout.splitlines()[-3:]))

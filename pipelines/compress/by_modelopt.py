@@ -24,7 +24,7 @@ from pipelines.compress.calibration import (
 )
 from pipelines.compress.checkpoint_layout import CheckpointLayout, FolderLayout, RanksLayout
 from pipelines.compress.config import CalibrationSettings
-from pipelines.compress.contexts import BATCHES, gpu_memory_named, muted, pages_kept
+from pipelines.compress.contexts import BATCHES, gpu_memory_named, muted
 from pipelines.compress.model_folder import ModelFolder, torch_dtype
 from pipelines.compress.one_layer import LayerSource
 from pipelines.compress.postprocess import correct_export
@@ -101,7 +101,7 @@ def quantize_by_modelopt(task: QuantizeTask, out_dir: Path, progress: Progress) 
         # a search compares all linears, and Transformers stores experts under other names than it computes with
         whole = spec.searches or source.shape.num_experts > 1
         way = _whole if whole else _by_layer
-        with gpu_memory_named("quantizing", BATCHES), pages_kept():
+        with gpu_memory_named("quantizing", BATCHES):
             done = way(task, out_dir, progress)
     unified = task.layout == "hugging_face"
     if unified:

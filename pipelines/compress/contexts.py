@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import io
 import logging
 import sys
@@ -80,31 +79,6 @@ def gpu_memory_named(doing: str, smaller: str) -> Iterator[None]:
             f"The GPU has too little memory for {doing}: {message}.",
             todo=f"Free it (nvidia-smi lists what is on it), or {smaller}. The same command goes on from what is done.",
         ) from error
-
-
-_MMAP_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -4, -3, -1  # of malloc.h
-
-
-@contextmanager
-def pages_kept() -> Iterator[None]:
-    """Give the memory of freed tensors to the next ones (glibc).
-
-    Otherwise each large tensor comes from the kernel, which clears its pages first: for what AWQ does with the outputs
-    of a linear that takes four times as long as the arithmetic.
-    """
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt"):
-        yield
-        return
-    libc.mallopt(_MMAP_MAX, 0)
-    libc.mallopt(_TRIM_THRESHOLD, 2**30)
-    try:
-        yield
-    finally:  # what glibc comes to by itself in a process with large blocks
-        libc.mallopt(_MMAP_MAX, 65_536)
-        libc.mallopt(_MMAP_THRESHOLD, 2**25)
-        libc.mallopt(_TRIM_THRESHOLD, 2**26)
-        libc.malloc_trim(0)
 
 
 @contextmanager

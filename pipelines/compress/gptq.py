@@ -125,7 +125,7 @@ def inverse_factor(hessian_ii: torch.Tensor, unused_i: torch.Tensor, damp: float
         matrix: torch.Tensor = torch.linalg.cholesky(hessian_ii)
         torch.cholesky_inverse(matrix, out=hessian_ii)
         torch.linalg.cholesky(hessian_ii, upper=True, out=matrix)
-    except torch.linalg.LinAlgError:
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         return torch.eye(len(hessian_ii), device=hessian_ii.device)
     return matrix
 

@@ -258,11 +258,8 @@ def quantize_kv_cache(model: torch.nn.Module, config: Config, forward: Forward) 
 
 def rounded_linears(model: torch.nn.Module) -> dict[str, Any]:
     """Return the linears whose weights are rounded, by name."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and module.weight_quantizer.is_enabled
-    }
+    linears: dict[str, Any] = {name: each for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)}
+    return {name: linear for name, linear in linears.items() if linear.weight_quantizer.is_enabled}
 
 
 @contextmanager

@@ -32,7 +32,9 @@ def is_given(model: ModelSettings) -> bool:
 
 def taken_over(settings: Settings) -> bool:
     """Return whether a checkpoint has the weights of such a folder and nothing that is calibrated."""
-    return settings.kv_cache.dtype is KvFormat.AUTO and is_given(settings.model)
+    folder = settings.model.folder
+    here = folder is not None and folder.is_dir()
+    return settings.kv_cache.dtype is KvFormat.AUTO and here and is_given(settings.model)
 
 
 def given_faults(d: Deployment) -> list[Fault]:
