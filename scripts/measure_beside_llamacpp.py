@@ -5,10 +5,10 @@
 
 The model is a random Llama (1,024 x 20: 322 million parameters) with a tokenizer of 32,000 words, so every token has
 text. Ours is `int4_rtn` (groups of 128); llama.cpp's is Q4_0 with its head and its KV cache in f16, from the package
-xllamacpp, which is installed into WORK_FOLDER. Both hold 32 requests of 512 tokens, compute with as many threads as
-there are cores, and keep no prompts for later ones. A load is ISLxOSL@USERS; --memory fills all 32 slots and prints the
-resident memory of the process that computes. -o sets options of the engine (`engine.openvino.*`). --quick is a small
-model and short windows, to try the script itself.
+xllamacpp, which is installed into WORK_FOLDER. Both hold 32 requests of 512 tokens, compute at most 512 tokens at a
+time with as many threads as there are cores, and keep no prompts for later ones. A load is ISLxOSL@USERS; --memory
+fills all 32 slots and prints the resident memory of the process that computes. -o sets options of the engine
+(`engine.openvino.*`). --quick is a small model and short windows, to try the script itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from triton_repo.parameters import RepositorySpec
 from triton_repo.write import write_repository
 
 PACKAGES = ("xllamacpp==2026.10.11549", "gguf==0.19.0")
-VOCABULARY, SLOTS, SLOT_TOKENS = 32_000, 32, 512
+VOCABULARY, SLOTS, SLOT_TOKENS, BATCH = 32_000, 32, 512, 512
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 LOADS = ("16x128@1", "16x128@8", "16x128@32", "128x64@1", "128x64@8", "128x64@32", "360x1@1")
@@ -45,10 +45,11 @@ FULL = "380x128@32"
 """Fills every slot."""
 LLAMA_CPP = """
 import sys, xllamacpp
-model, threads, slots, tokens = sys.argv[1], *map(int, sys.argv[2:])
+model, threads, slots, tokens, batch = sys.argv[1], *map(int, sys.argv[2:])
 params = xllamacpp.CommonParams()
 params.model.path, params.port, params.warmup = model, 0, True
 params.n_parallel, params.n_ctx, params.kv_unified = slots, slots * tokens, False
+params.n_batch = params.n_ubatch = batch
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
 params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F16
 params.cache_prompt, params.cache_ram_mib, params.n_predict = False, 0, -1
@@ -153,7 +154,10 @@ def write_gguf(model: Path, file: Path) -> None:
 
 def build(work: Path, model: Path) -> Path:
     """Build our engine as a user would and return its folder."""
-    limits = [f"build.max_batch_size={SLOTS}", f"build.max_seq_len={SLOT_TOKENS}", f"build.max_input_len={SLOT_TOKENS}"]
+    limits = [
+        f"build.max_batch_size={SLOTS}", f"build.max_seq_len={SLOT_TOKENS}", f"build.max_input_len={SLOT_TOKENS}",
+        f"build.max_num_tokens={BATCH}", "runtime.enable_chunked_context=true",
+    ]  # fmt: skip
     words = [f"model.path={model}", "quant=int4_rtn", f"paths.store={work / 'artifacts'}", f"paths.runs={work}/runs"]
     subprocess.run([sys.executable, "-m", "pipelines", "build", *words, *limits], cwd=ROOT, check=True)
     return max((work / "artifacts" / "build").glob(f"{model.name}-int4_rtn-*"), key=lambda each: each.stat().st_mtime)
@@ -179,7 +183,7 @@ def ours(engine: Path, model: Path, options: dict[str, str]) -> Iterator[Served]
 @contextmanager
 def llama_cpp(packages: Path, file: Path, log: Path) -> Iterator[Served]:
     """Serve with llama.cpp."""
-    words = [sys.executable, "-c", LLAMA_CPP, file, psutil.cpu_count(logical=False), SLOTS, SLOT_TOKENS]
+    words = [sys.executable, "-c", LLAMA_CPP, file, psutil.cpu_count(logical=False), SLOTS, SLOT_TOKENS, BATCH]
     with log.open("w") as errors, subprocess.Popen(
         [str(word) for word in words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
         env={"PYTHONPATH": str(packages)},

@@ -12,7 +12,14 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import show_bytes
 from pipelines.engines.config import HardwareSettings
 from pipelines.engines.openvino.blocks import blocks_of
-from pipelines.engines.openvino.memory import CpuMemory, CpuSizes, cpu_memory, inference_precision, kv_blocks
+from pipelines.engines.openvino.memory import (
+    CpuMemory,
+    CpuSizes,
+    cpu_memory,
+    inference_precision,
+    kv_blocks,
+    usual_kv_precision,
+)
 from pipelines.host.machine import has_avx512
 from pipelines.loadgen.config import DEFAULT_CONCURRENCY
 from pipelines.plan.colocated import DRAFT, ColocatedEngine
@@ -244,12 +251,11 @@ def cpu_sizes(settings: Settings, shape: ModelShape) -> CpuSizes | None:
     if settings.speculative.mode == "draft_target" or settings.lora.adapters:
         return None
     options, build, bound = settings.engine.openvino, settings.build, settings.triton.max_tokens_in_paged_kv_cache
-    precision = inference_precision(options)
-    kv_usual = precision if settings.kv_cache.dtype is KvFormat.AUTO else "u8"
+    kv_usual = usual_kv_precision(options) if settings.kv_cache.dtype is KvFormat.AUTO else "u8"
     sizes = CpuSizes(
         shape=shape,
         qformat=settings.quant.qformat,
-        precision=precision,
+        precision=inference_precision(options),
         kv_precision=kv_usual if options.kv_cache_precision == "auto" else options.kv_cache_precision,
         max_num_tokens=build.max_num_tokens,
         max_seq_len=build.max_seq_len or shape.max_position_embeddings,

@@ -190,6 +190,15 @@ def inference_precision(options: OpenVinoSettings) -> Precision:
     return "bf16" if native_bf16() else "f32"
 
 
+def usual_kv_precision(options: OpenVinoSettings) -> str:
+    """Return the storage type of an unquantized KV cache: 16 bits, unless float32 arithmetic was asked for by name.
+
+    f16 halves the cache of a processor without bf16, and with it what attention reads.
+    """
+    precision = inference_precision(options)
+    return "f16" if precision == "f32" and options.inference_precision == "auto" else precision
+
+
 def rounds_activations(options: OpenVinoSettings) -> bool:
     """Return whether the plugin rounds activations to INT8 here, where it is asked to.
 

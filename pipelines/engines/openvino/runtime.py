@@ -22,7 +22,7 @@ from pipelines.engines.openvino import memory
 from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, Eviction, eviction, least_window, nearest_window
 from pipelines.engines.openvino.build import CONFIG_FILE, FLAVOUR, MODEL_FILE
 from pipelines.engines.openvino.lora import LoraAdapter, apply_adapter
-from pipelines.engines.openvino.memory import inference_precision, rounds_activations
+from pipelines.engines.openvino.memory import inference_precision, rounds_activations, usual_kv_precision
 from pipelines.engines.port import BuildLimits
 from pipelines.host.lifetimes import repeated
 from pipelines.host.machine import int8_saturates
@@ -206,7 +206,7 @@ def kv_precision(config: CheckpointConfig, options: OpenVinoOptions) -> str:
     """Return the storage type of the paged KV cache; see `OpenVinoOptions.kv_cache_precision`."""
     if options.kv_cache_precision != "auto":
         return options.kv_cache_precision
-    return inference_precision(options) if config.kv_format is KvFormat.AUTO else "u8"
+    return usual_kv_precision(options) if config.kv_format is KvFormat.AUTO else "u8"
 
 
 def dynamic_quantization(config: CheckpointConfig, options: OpenVinoOptions) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as op
 
-from pipelines.engines.openvino.memory import inference_precision
+from pipelines.engines.openvino.memory import usual_kv_precision
 from pipelines.engines.openvino.runtime import FIRST_TOKENS, EngineFolder, OpenVinoOptions, properties
 
 Array = np.ndarray[Any, Any]
@@ -26,14 +26,14 @@ class StatefulModel:
     def __init__(self, folder: EngineFolder, options: OpenVinoOptions) -> None:
         """Load and compile.
 
-        The KV state is kept in the inference precision: values of an 8-bit KV cache are already rounded by the graph.
+        The KV state has the type of the paged cache: values of an 8-bit one are already rounded by the graph.
         """
         core = ov.Core()
         self.piece = min(folder.limits.max_num_tokens, max(1, MAX_LOGITS // folder.config.vocab_size))
         with folder.loading():
             model = with_chosen_logits(folder.read_model())
             self.compiled = core.compile_model(
-                model, "CPU", properties(folder.config, options, inference_precision(options))
+                model, "CPU", properties(folder.config, options, usual_kv_precision(options))
             )
             first = StatefulSequence(self)
             for tokens in (FIRST_TOKENS, 1):  # as a prompt, and as each token after it

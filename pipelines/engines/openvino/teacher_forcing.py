@@ -12,7 +12,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as op
 
-from pipelines.engines.openvino.memory import inference_precision
+from pipelines.engines.openvino.memory import inference_precision, usual_kv_precision
 from pipelines.engines.openvino.runtime import (
     FIRST_TOKENS,
     EngineFolder,
@@ -133,7 +133,7 @@ def _prepared(folder: EngineFolder, options: OpenVinoOptions, *, varied: bool) -
         words = f"f32, results of products and sums rounded to {dtype}"
     elif varied:
         options, words = options.model_copy(update={"inference_precision": "f32"}), "f32"
-    return model, properties(folder.config, options, inference_precision(options)), words
+    return model, properties(folder.config, options, usual_kv_precision(options)), words
 
 
 class _Layers:

@@ -72,6 +72,12 @@ def test_kv_cache_follows_the_checkpoint(kv: str | None, option: str, expected: 
     assert kv_precision(config(kv), options) == expected
 
 
+@pytest.mark.parametrize(("has_bf16", "expected"), [(True, "bf16"), (False, "f16")])
+def test_an_unquantized_kv_cache_has_16_bits(monkeypatch: pytest.MonkeyPatch, has_bf16: bool, expected: str) -> None:
+    monkeypatch.setattr("pipelines.engines.openvino.memory.native_bf16", lambda: has_bf16)
+    assert kv_precision(config(), OpenVinoOptions()) == expected
+
+
 @pytest.mark.parametrize(
     ("quant_algo", "precision", "asked", "group"),
     [
