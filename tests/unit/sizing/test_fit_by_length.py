@@ -55,6 +55,7 @@ def short_and_long(timed: bool) -> list[float]:
     return errors
 
 
+@pytest.mark.thorough
 def test_one_mixed_run_tells_prompts_apart() -> None:
     told, untold = short_and_long(timed=True), short_and_long(timed=False)
     assert max(told) < 0.1
