@@ -164,8 +164,7 @@ def fit(measured: Measured, start: ModelledDeployment | SchedulerLimits) -> FitR
             max_nfev=MOST_EVALUATIONS,
         )
 
-    begins = _starts(widths) if free else [np.zeros(len(used))]
-    solution = min((solve(begin) for begin in begins), key=lambda each: each.cost)
+    solution = min(map(solve, _starts(widths) if free else [np.zeros(len(used))]), key=lambda each: each.cost)
     deployment = moved(prior, used, solution.x)
     # of theta: inverse of the Gauss-Newton Hessian, scaled by the remaining residual; it never widens the prior
     freedom = max(len(solution.fun) - 2 * len(used), 1)

@@ -12,6 +12,8 @@ ROOT = Path(__file__).resolve().parents[3]
 NAMES = {name for engine in ENGINES.values() for name in (engine.name, engine.setting)}
 MAY_KNOW_NAMES = ("pipelines/engines", "pipelines/settings")
 ALLOWED = {
+    ("pipelines/deploy/migrate/sources.py", "tensorrt_llm"): "a model in NVIDIA's Triton repository",
+    ("pipelines/deploy/migrate/translate.py", "tensorrt_llm"): "a model in NVIDIA's Triton repository",
     ("pipelines/doctor/versions.py", "openvino"): "a Python distribution",
     ("pipelines/doctor/versions.py", "tensorrt_llm"): "a column of compatibility.json",
     ("pipelines/predict/performance/performance.py", "tensorrt_llm"): "a framework's name as others publish it",
