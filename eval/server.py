@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from eval.kept import AnswerLog
 from pipelines.document.show import count
-from pipelines.domain.errors import UserError, did_you_mean
+from pipelines.domain.errors import UserError, did_you_mean, stated_reason
 from pipelines.domain.progress import Progress
 from pipelines.engines.port import SamplingParams, TokenIds
 from pipelines.serving.openai.errors import ApiError
@@ -304,24 +304,16 @@ class OpenAiServer:
             reply = json.loads(raw)
         except ValueError:
             reply = None
-        if status in FOR_THE_MOMENT or (status == http.HTTPStatus.OK and not isinstance(reply, dict)):
-            raise ForTheMoment(
-                f"HTTP status {status}, {_message(reply, raw)}", _seconds(response.headers.get("Retry-After"))
-            )
-        if status != http.HTTPStatus.OK:
-            todo = "Check eval.url and eval.model."
-            if body and body.get("echo"):
-                todo = TOP_TODO if "return_tokens_as_token_ids" in body else SCORING_TODO
-            message = f"The server at {self.url} refused a request with HTTP status {status}: {_message(reply, raw)}."
-            raise UserError(message, todo=todo)
-        return dict(reply)
-
-
-def _message(reply: Any, raw: bytes) -> str:
-    error = reply.get("error", reply) if isinstance(reply, dict) else None
-    text = error.get("message") if isinstance(error, dict) else error
-    shown = str(text or raw[:300].decode(errors="replace")).strip().rstrip(".")
-    return shown[:500] or "without a reason"
+        if status == http.HTTPStatus.OK and isinstance(reply, dict):
+            return reply
+        reason = stated_reason(raw).rstrip(".")[:500] or "without a reason"
+        if status in FOR_THE_MOMENT or status == http.HTTPStatus.OK:
+            raise ForTheMoment(f"HTTP status {status}, {reason}", _seconds(response.headers.get("Retry-After")))
+        todo = "Check eval.url and eval.model."
+        if body and body.get("echo"):
+            todo = TOP_TODO if "return_tokens_as_token_ids" in body else SCORING_TODO
+        message = f"The server at {self.url} refused a request with HTTP status {status}: {reason}."
+        raise UserError(message, todo=todo)
 
 
 def _seconds(retry_after: str | None) -> float | None:

@@ -92,6 +92,18 @@ def masked(text: str) -> str:
     return _IN_QUERY.sub(r"\1***", _IN_ADDRESS.sub("***", text))
 
 
+def stated_reason(body: bytes) -> str:
+    """Return the reason that the body of an HTTP error states, as OpenAI's interface, FastAPI or plain text do."""
+    words: Any = body.decode(errors="replace")
+    try:
+        words = json.loads(body)
+        while isinstance(words, dict):
+            words = next((words[key] for key in ("error", "message", "detail") if words.get(key)), str(words))
+    except ValueError:
+        pass
+    return str(words).strip()
+
+
 # Records read from JSON, checked by pydantic against the types that their classes declare.
 
 Record = TypeVar("Record")

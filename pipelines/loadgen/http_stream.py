@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import httptools
 from pydantic_core import from_json
 
+from pipelines.domain.errors import stated_reason
 from pipelines.loadgen.request_stream import RequestStream, classify
 
 _IDLE_NS = 3 * 10**9
@@ -123,8 +124,9 @@ class HttpReply:
     def error(self) -> tuple[str, str] | None:
         """Return the kind of error and the server's words; None if it is a whole answer."""
         if self.status >= 400:
-            wait = self.headers.get("retry-after")
-            return _kind(self.status), f"HTTP {self.status}{f', Retry-After {wait}' if wait else ''}: {self._words()}"
+            wait, page = self.headers.get("retry-after"), "html" in self.media
+            words = "an HTML page" if page else stated_reason(self.body) or "no reason given"
+            return _kind(self.status), f"HTTP {self.status}{f', Retry-After {wait}' if wait else ''}: {words}"
         if self.status >= 300:
             where = self.headers.get("location", "elsewhere")
             return "invalid", f"HTTP {self.status}: the server sends requests on to {where[:200]}"
@@ -136,19 +138,6 @@ class HttpReply:
             return "server_error", "the stream of events ended without [DONE]"
         what = f"is {self.media}" if self.media else "has no content type"
         return "invalid", f"the answer {what}, not JSON or text/event-stream"
-
-    def _words(self) -> str:
-        """Return the reason that the body states."""
-        if "html" in self.headers.get("content-type", ""):
-            return "an HTML page"
-        words: Any = self.body.decode(errors="replace")
-        try:
-            words = from_json(self.body)
-            while isinstance(words, dict):
-                words = next((words[key] for key in ("error", "message", "detail") if words.get(key)), str(words))
-        except ValueError:
-            pass
-        return str(words).strip() or "no reason given"
 
 
 class _Protocol(asyncio.Protocol):

@@ -7,7 +7,8 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ _PATHS = {"completions": "/completions", "chat": "/chat/completions"}
 _WAIT_S, _LIVE_WAIT_S = 60.0, 5.0
 _PROBES = ("Say one word", "Say one word and then say one other word")
 _PROBE_TOKENS = 4
-_ENDLESS: tuple[dict[str, Any], ...] = ({"ignore_eos": True, "min_tokens": True}, {"ignore_eos": True}, {})
+_ENDLESS: tuple[tuple[str, ...], ...] = (("ignore_eos", "min_tokens"), ("ignore_eos",), ())
 """Parameters that forbid an early end, best first; a strict server refuses those that it does not know."""
 
 
@@ -39,6 +40,7 @@ class OpenAiInterface:
         usage: whether the server counts tokens in a stream (`stream_options.include_usage`).
         added_tokens: input tokens that the server adds to a text, e.g. BOS or those of a chat template, by its own
             count; None if it does not count, or adds another number to another text.
+        turn_tokens: those that it adds for an answer and the next message of a chat; 0 if it does not count.
     """
 
     model_name: str
@@ -46,6 +48,7 @@ class OpenAiInterface:
     endless: tuple[str, ...] = ()
     usage: bool = True
     added_tokens: int | None = None
+    turn_tokens: int | None = None
 
     @property
     def add_special_tokens(self) -> bool:
@@ -73,10 +76,11 @@ class OpenAiInterface:
 
     def build(self, request: PlannedRequest, *, streaming: bool, ignore_eos: bool) -> HttpRequest:
         """Build the request; greedy, as Triton's models generate unless told otherwise."""
-        chat = self.api == "chat"
+        texts = (*request.history, request.text)
+        messages = [{"role": role, "content": text} for role, text in zip(cycle(("user", "assistant")), texts)]
         body: dict[str, Any] = {
             "model": self.model_name,
-            **({"messages": [{"role": "user", "content": request.text}]} if chat else {"prompt": request.text}),
+            **({"messages": messages} if self.api == "chat" else {"prompt": request.text}),
             "max_tokens": request.osl,
             "temperature": 0,
             "stream": streaming,
@@ -127,12 +131,19 @@ class OpenAiEndpoint:
         if not (key.isascii() and key.isprintable()):
             raise UserError("OPENAI_API_KEY contains characters that HTTP headers do not allow.", todo="Set it again.")
         name = self._choose(model_name, self._models())
-        interface = OpenAiInterface(name, self._api)
-        endless, reply = self._endless(interface, streaming=streaming)
-        usage = reply.usage is not None
-        interface = OpenAiInterface(name, self._api, endless, usage)
-        added = self._added(interface, streaming=streaming) if usage else None
-        return OpenAiInterface(name, self._api, endless, usage, added)
+        interface, reply = self._accepted(name, streaming=streaming)
+        chat = self._api == "chat"
+        if not interface.usage:
+            return replace(interface, turn_tokens=0 if chat else None)
+        once, twice = _PROBES
+        second, reason = self._probe(interface, twice, streaming=streaming)
+        if reason:
+            raise self._refused(reason, second)
+        added, turn = [self._added(reply, once), self._added(second, twice)], None
+        if chat:  # a server that takes no conversation says so when it is sent one
+            reply, _ = self._probe(interface, once, twice, once, streaming=streaming)
+            turn = max((self._added(reply, once, twice, once) or 0) - (added[0] or 0), 0)
+        return replace(interface, added_tokens=added[0] if added[0] == added[1] else None, turn_tokens=turn)
 
     def facts(self, model_name: str) -> dict[str, Any]:
         """Return the names under which it was asked, for the result."""
@@ -177,44 +188,37 @@ class OpenAiEndpoint:
             )
         return self._name
 
-    def _endless(self, interface: OpenAiInterface, *, streaming: bool) -> tuple[tuple[str, ...], HttpReply]:
-        """Return the parameters against an early end that it accepts, and its reply."""
+    def _accepted(self, name: str, *, streaming: bool) -> tuple[OpenAiInterface, HttpReply]:
+        """Return how the server lets itself be asked, best first, and its reply."""
         first = ""
-        for parameters in _ENDLESS:
-            for usage in (True, False):
-                tried = OpenAiInterface(interface.model_name, self._api, tuple(parameters), usage)
-                reply, reason = self._probe(tried, _PROBES[0], streaming=streaming)
-                if not reason:
-                    return tuple(parameters), reply
-                if reply.status in (401, 403):
-                    raise self._refused_key(reason)
-                first = first or reason
-                if reply.status not in (400, 422):
-                    raise self._refused(first, reply)
+        for endless, usage in product(_ENDLESS, (True, False)):
+            interface = OpenAiInterface(name, self._api, endless, usage)
+            reply, reason = self._probe(interface, _PROBES[0], streaming=streaming)
+            if not reason:
+                return replace(interface, usage=reply.usage is not None), reply
+            if reply.status in (401, 403):
+                raise self._refused_key(reason)
+            first = first or reason
+            if reply.status not in (400, 422):
+                break
         raise self._refused(first, reply)
 
-    def _added(self, interface: OpenAiInterface, *, streaming: bool) -> int | None:
-        """Return how many input tokens the server adds to a text; None if not always the same number."""
+    def _added(self, reply: HttpReply, *texts: str) -> int | None:
+        """Return how many input tokens the server added to texts; None if it does not say."""
+        counted = (reply.usage or {}).get("prompt_tokens")
+        if counted is None:
+            return None
         tokenizer = opened(self._tokenizer_dir).tokenizer
-        added = set()
-        for text in _PROBES:
-            reply, reason = self._probe(interface, text, streaming=streaming)
-            if reason:
-                raise self._refused(reason, reply)
-            plain = len(tokenizer.encode(text, add_special_tokens=False).ids)
-            counted = (reply.usage or {}).get("prompt_tokens")
-            if not isinstance(counted, int):
-                return None
-            if counted < plain:
-                raise UserError(
-                    f"The server counts {counted} input tokens where the tokenizer of model= counts {plain}.",
-                    todo="Set model= to the model that the server has.",
-                )
-            added.add(counted - plain)
-        return added.pop() if len(added) == 1 else None
+        plain = sum(len(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts)
+        if counted < plain:
+            raise UserError(
+                f"The server counts {counted} input tokens where the tokenizer of model= counts {plain}.",
+                todo="Set model= to the model that the server has.",
+            )
+        return counted - plain
 
-    def _probe(self, interface: OpenAiInterface, text: str, *, streaming: bool) -> tuple[HttpReply, str]:
-        request = PlannedRequest(text, 0, _PROBE_TOKENS)
+    def _probe(self, interface: OpenAiInterface, *texts: str, streaming: bool) -> tuple[HttpReply, str]:
+        request = PlannedRequest(texts[-1], 0, _PROBE_TOKENS, history=texts[:-1])
         return self._ask(interface.build(request, streaming=streaming, ignore_eos=True))
 
     def _ask(self, request: HttpRequest, wait_s: float = _WAIT_S) -> tuple[HttpReply, str]:

@@ -131,16 +131,18 @@ class PlannedRequest:
     """One request.
 
     Attributes:
-        text: the prompt.
+        text: the prompt; of a conversation by chat, its last message.
         isl: its input tokens by the tokenizer.
         osl: requested output tokens.
         shared: words at the beginning that are common to all prompts.
+        history: earlier messages of user and assistant in turn.
     """
 
     text: str
     isl: int
     osl: int
     shared: int = 0
+    history: tuple[str, ...] = ()
 
     def renewed(self, words: Mapping[str, int], times: int) -> PlannedRequest:
         """Return the same request with another word behind the common prefix, so that a KV cache does not know it.
@@ -149,13 +151,15 @@ class PlannedRequest:
             words: words of one token each, without the space before them, and their places.
             times: how often the request was sent already.
         """
-        pieces = self.text.split(" ")
+        first, *rest = *self.history, self.text
+        pieces = first.split(" ")
         place = max(self.shared, 1) + (not pieces[0])  # the very first word is of another kind than the others
         if place >= len(pieces) or pieces[place] not in words:
             return self
         names = list(words)
         pieces[place] = names[(words[pieces[place]] + times) % len(names)]
-        return replace(self, text=" ".join(pieces))
+        *history, text = " ".join(pieces), *rest
+        return replace(self, text=text, history=tuple(history))
 
 
 Conversation = list[PlannedRequest]
@@ -292,10 +296,15 @@ class LevelPlan:
     def _go_on(self, conversation: Conversation, isl: Callable[[], int], osl: Callable[[], int]) -> None:
         """Add the later turns: everything before, a synthetic answer of the requested length, and new words."""
         for _ in range(self._workload.turns - 1):
-            last = conversation[-1]
-            tokens = last.isl + last.osl + isl()
-            text = self._maker.extend(last.text, tokens, self._words)
-            conversation.append(PlannedRequest(text, tokens, osl(), last.shared))
+            last, new = conversation[-1], isl()
+            tokens, history = last.isl + last.osl + new, last.history
+            if (wrapping := self._maker.turn_tokens) is None:
+                text = self._maker.extend(last.text, tokens, self._words)
+            else:
+                lengths = [last.osl, max(new - wrapping, 1)]
+                answer, text = self._maker.make([each + self._maker.overhead for each in lengths], self._words)
+                tokens, history = last.isl + sum(lengths) + wrapping, (*history, last.text, answer)
+            conversation.append(PlannedRequest(text, tokens, osl(), last.shared, history))
 
     def _room(self, tokens: int) -> int:
         """Raise a drawn length that leaves no room for a word to the shortest that does; a fixed one is refused."""

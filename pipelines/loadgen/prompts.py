@@ -23,19 +23,27 @@ _TRIES = 64
 class PromptMaker:
     """Makes texts of exact length for one tokenizer."""
 
-    def __init__(self, tokenizer_dir: Path, *, add_special_tokens: bool = True, added_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        tokenizer_dir: Path,
+        *,
+        add_special_tokens: bool = True,
+        added_tokens: int = 0,
+        turn_tokens: int | None = None,
+    ) -> None:
         """Read the tokenizer and find its words.
 
         Args:
             tokenizer_dir: folder with tokenizer.json.
             add_special_tokens: whether the server's preprocessing adds them (BOS); they count as input tokens.
             added_tokens: input tokens that the server adds besides, e.g. those of a chat template.
+            turn_tokens: those that it adds for an answer and the next message; None if a conversation is one text.
 
         Raises:
             UserError: there is no tokenizer.json, or it cannot be read.
         """
         self._tokenizer, self.folder = opened(tokenizer_dir).tokenizer, tokenizer_dir
-        self._special, self._added = add_special_tokens, added_tokens
+        self._special, self._added, self.turn_tokens = add_special_tokens, added_tokens, turn_tokens
         self.overhead = self.count("")
         """Tokens of the empty text, that is, those that the server adds."""
         self._words = self._find_words()

@@ -39,6 +39,10 @@ class Interface(Protocol):
         """Input tokens that the server adds besides; None if unknown."""
 
     @property
+    def turn_tokens(self) -> int | None:
+        """Those that it adds for an answer and the next message of a chat; None if a conversation is one text."""
+
+    @property
     def stop_input(self) -> str | None:
         """The parameters that make output lengths exact; None if the model may stop earlier."""
 
@@ -242,6 +246,7 @@ class ClientReport:
         distinct: whether no request was repeated.
         cached_tokens: input tokens that came from the server's KV cache, by its answers; None if they do not say.
         nice: its scheduling priority; -10 if the system let it run ahead of a server on the same CPUs.
+        off: answers whose input tokens the server counts otherwise than the tokenizer.
     """
 
     rows: list[Row]
@@ -252,3 +257,4 @@ class ClientReport:
     distinct: bool
     nice: int = 0
     cached_tokens: int | None = None
+    off: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -41,6 +42,8 @@ from pipelines.loadgen.prompts import PromptMaker
 from pipelines.loadgen.request_stream import Interface
 from pipelines.loadgen.search import LoadSearch, judged
 from pipelines.loadgen.server import Server
+from pipelines.loadgen.trace import read_trace
+from pipelines.loadgen.triton_stream import TritonInterface
 
 # The header of a result: what was measured, where and how.
 
@@ -69,11 +72,22 @@ def empty_result(
         **{**known, "versions": {**library_versions(LIBRARIES), **known["versions"]}},
         workload=workload.model_dump(mode="json"),
         protocol=protocol(interface, workload, settings),
-        server=server.facts(interface.model_name),
+        server=server.facts(interface.model_name) | _identity(interface, str(known.get("model", ""))),
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         slo=settings.slo.to_slo(),
         levels=(),
     )
+
+
+def _identity(interface: Interface, model: str) -> dict[str, str]:
+    """Say so if an endpoint's name for its model does not confirm that it is the one of the result's label."""
+    ours, theirs = (set(re.findall(r"[a-z]+|\d+[a-z]*", name.lower())) for name in (model, interface.model_name))
+    if isinstance(interface, TritonInterface) or ours <= theirs:
+        return {}
+    checked = "its counts of input tokens fit" if interface.counted_by[0] == "server" else "it does not count tokens"
+    return {
+        "model_check": f"The server calls its model {interface.model_name}; that it is {model} is unknown: {checked}."
+    }
 
 
 def protocol(interface: Interface, workload: WorkloadSettings, settings: BenchmarkSettings) -> dict[str, Any]:
@@ -131,6 +145,8 @@ def benchmark_table(result: BenchmarkResult) -> str:
         lines.append(wrapped(f"good/s: requests per second within {_limits(result)}."))
     if result.search is not None:
         lines.append(wrapped(largest_load(result.search, _limits(result))))
+    if doubt := result.server.get("model_check"):
+        lines.append(wrapped(doubt))
     if not result.complete:
         lines.append(wrapped(f"Incomplete: {result.reason}."))
     return "\n".join(lines)
@@ -171,8 +187,7 @@ def level_line(level: Level) -> str:
 
 def _heading(result: BenchmarkResult) -> str:
     sizes = f"TP {result.tp_size}" + (f" of {result.gpus} GPUs" if result.gpus != result.tp_size else "")
-    work = result.workload
-    lengths = f"ISL {_length(work.get('isl'))}, OSL {_length(work.get('osl'))}"
+    lengths = ", ".join(f"{name.upper()} {_lengths(result, name)}" for name in ("isl", "osl"))
     return wrapped(f"{result.model} {result.precision}, {result.engine}, {sizes}, {lengths}; times in ms")
 
 
@@ -219,8 +234,13 @@ def _limits(result: BenchmarkResult) -> str:
     return limits if slo.name == "given" else f"{limits} ({slo.name})"
 
 
-def _length(length: object) -> str:
-    """Describe a distribution briefly: "128", "lognormal 48+-24", "uniform 32-224"."""
+def _lengths(result: BenchmarkResult, name: str) -> str:
+    """Describe a distribution briefly: "128", "lognormal 48+-24"; where one does not tell all, the measured range."""
+    work, length = result.workload, result.workload.get(name)
+    measured = [getattr(level.summary, name) for level in result.levels if level.summary.requests]
+    if measured and (work.get("trace") or work.get("mix") or work.get("turns", 1) > 1):
+        low, high = min(each.min for each in measured), max(each.max for each in measured)
+        return f"{low:g}" if low == high else f"{low:g} to {high:g}"
     if not isinstance(length, dict):
         return str(length)
     kind = str(length.get("distribution"))
@@ -272,6 +292,7 @@ def run_benchmark(
             tokenizer_dir,
             add_special_tokens=interface.add_special_tokens,
             added_tokens=interface.added_tokens or 0,
+            turn_tokens=interface.turn_tokens,
         )
         header = empty_result(server, interface, workload, settings, labels)
         most = settings.model_copy(update={key: getattr(settings, key) or value for key, value in SEARCHED.items()})
@@ -402,7 +423,7 @@ def _tokens_per_response(outcome: LevelOutcome) -> float | None:
 
 def _notes(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome) -> list[str]:
     assert outcome.window is not None
-    notes = []
+    notes = [f"{note}." for note in read_trace(bench.workload).notes] if load.arrival == "trace" else []
     if outcome.saturated:
         notes.append("The window ended early: the queue grew without bound, so the server does not keep up.")
     elif load.concurrency is None and (grown := growth_note(outcome.timings, outcome.window)):
@@ -412,11 +433,21 @@ def _notes(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome) -
         notes.append(f"The server's metrics could not be read: {fault}.")
     if not all(report.distinct for report in outcome.reports):
         notes.append("Prompts were repeated, which favours a server that reuses KV blocks (workload.prompts).")
-    done = [timing for timing in outcome.timings if timing.ok]
     if (share := _unplanned_hits(bench, outcome)) > _HITS:
         notes.append(
             f"{share:.0%} of the input tokens came from the server's KV cache, which new prompts would not: TTFT and "
             "throughput are better than without it. Start the server anew, or switch reuse of KV blocks off."
+        )
+    return notes + _counting_notes(bench, outcome)
+
+
+def _counting_notes(bench: BenchmarkContext, outcome: LevelOutcome) -> list[str]:
+    """Return what a reader should know of the tokens that were counted."""
+    notes, done = [], [timing for timing in outcome.timings if timing.ok]
+    if off := sum(report.off for report in outcome.reports):
+        notes.append(
+            f"The server counted other input tokens than the tokenizer of model= in {off:,} of {len(done):,} requests: "
+            "it has another model, or its chat template does not grow with each message. ISL is as it counted."
         )
     if (together := _tokens_per_response(outcome) or 1) > _TOGETHER:
         notes.append(

@@ -290,9 +290,10 @@ class LoadSearch:
                 return f"from {self._wall:g} on the client was the limit; load from a larger or quieter machine"
             if passed >= self._high:
                 return "the range ends there"
-            return (
-                "it ended early" if passed or math.isinf(failed) else "even the smallest load tried misses the limits"
-            )
+            if not passed and not math.isinf(failed):
+                return "even the smallest load tried misses the limits"
+            most = self._settings.search_probes
+            return f"benchmark.search_probes={most} ended it" if len(self.probes) >= most else "it ended early"
         if any(len(probe.good) < _CORRELATED / 2 * line.dispersion for probe in line.probes):
             return "waits change so slowly that the interval may be too narrow: raise benchmark.duration_s"
         if not self._enough(line):

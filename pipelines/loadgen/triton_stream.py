@@ -32,6 +32,11 @@ then (the ensemble's name, then genai-perf's), or have no end token."""
 _END = grpc.aio.EOF
 _CHANNEL = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 _GRACE_S = 1.0
+_ENGINE = "tensorrt_llm"
+_STOPPED = (_ENGINE, "ensemble")
+"""Models whose requests the engine stops by their id; Triton tells others of a cancellation."""
+_STOP_S, _CANCEL_S = (0.02, 0.5), 5.0
+"""Seconds before each stop, since the first may come before the request, and after which the stream is cancelled."""
 
 
 @asynccontextmanager
@@ -81,6 +86,10 @@ class TritonInterface:
     def added_tokens(self) -> int:
         """None: the preprocessing adds special tokens at most."""
         return 0
+
+    @property
+    def turn_tokens(self) -> None:
+        """None: a conversation is one text."""
 
     @property
     def counted_by(self) -> tuple[str, str]:
@@ -137,12 +146,14 @@ class _Adder:
 class TritonStream(RequestStream):
     """A `ModelStreamInfer` stream."""
 
-    __slots__ = ("_call", "_places", "_stub")
+    __slots__ = ("_call", "_leaving", "_places", "_request", "_stub")
 
     def __init__(self, stub: Any) -> None:
         super().__init__()
         self._stub = stub
         self._call: Any = None
+        self._request: Any = None
+        self._leaving: asyncio.Task[None] | None = None
         self._places: tuple[int, dict[str, int]] = (-1, {})
 
     async def open(self) -> None:
@@ -154,24 +165,50 @@ class TritonStream(RequestStream):
             self._call = None
 
     def _cancel(self) -> None:
-        if self._call is not None:
-            self._call.cancel()
+        if self._call is not None and self._leaving is None:
+            self._leaving = asyncio.create_task(self._leave(self._call, self._request))
+
+    async def _leave(self, call: Any, request: Any) -> None:
+        """Stop a request in the engine, which ends its stream; cancelling can end tritonserver 2.51 (decision 19)."""
+        if request.model_name in _STOPPED:
+            with suppress(grpc.aio.AioRpcError, TimeoutError):  # the server has ended, or does not respond
+                async with asyncio.timeout(_CANCEL_S):
+                    for wait_s in (*_STOP_S, _CANCEL_S):
+                        await asyncio.sleep(wait_s)
+                        await self._stop(request.id)
+        call.cancel()
+
+    async def _stop(self, request_id: str) -> None:
+        message = service_pb2.ModelInferRequest(model_name=_ENGINE, id=request_id)
+        add = _Adder(message, [1, 1])
+        for name in ("input_ids", "input_lengths", "request_output_len"):
+            add(name, "INT32", struct.pack("<i", 1))
+        add("stop", "BOOL", b"\x01")
+        message.outputs.add(name="output_ids")
+        stream = self._stub.ModelStreamInfer()
+        await stream.write(message)
+        await stream.done_writing()
+        async for _ in stream:
+            pass
 
     async def close(self) -> None:
-        """End the stream; an idle one without a cancellation, which can end tritonserver 2.51 (decision 19)."""
+        """End the stream, without a cancellation if it ends by itself."""
         call, self._call = self._call, None
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None
         if call is None:
             return
-        if self.deadline_ns is None:
-            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError, TimeoutError):
-                await call.done_writing()
-                await asyncio.wait_for(call.code(), _GRACE_S)
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError, TimeoutError):
+            await call.done_writing()
+            await asyncio.wait_for(call.code(), _GRACE_S)
         call.cancel()
 
     async def _exchange(self, request: Any, chunks: list[int], counts: list[int]) -> tuple[int, str | None]:
         try:
             if self._call is None:
                 self._call = self._stub.ModelStreamInfer()
+            self._request = request
             await self._call.write(request)
             return await self._follow(chunks, counts)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError) as failure:
@@ -195,7 +232,7 @@ class TritonStream(RequestStream):
                 end = stamp
                 chunks.append(stamp)
             if answer.parameters["triton_final_response"].bool_param:
-                return end or stamp, None
+                return end or stamp, self.given_up
 
     def _take(self, answer: Any, counts: list[int]) -> bool:
         """Read the counts of one response, and return whether it had content."""

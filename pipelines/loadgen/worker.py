@@ -102,6 +102,7 @@ class _Worker:
         self._rows: list[Row] = []
         self._texts: list[tuple[int, str]] = []
         self._messages: dict[str, str] = {}
+        self._off = 0
         self._aborted = asyncio.Event()
 
     async def serve(self) -> None:
@@ -131,7 +132,7 @@ class _Worker:
             self._inbox.put_nowait(message)
 
     async def _run(self, job: ClientJob) -> ClientReport:
-        self._rows, self._messages, self._streams, self._texts = [], {}, [], []
+        self._rows, self._messages, self._streams, self._texts, self._off = [], {}, [], [], 0
         self._aborted.clear()
         self._tokenizer_dir = job.tokenizer_dir
         async with job.interface.transport(job.url) as self._connect:
@@ -161,9 +162,8 @@ class _Worker:
         self._count_texts()
         stated = [stream.cached_tokens for stream in self._streams if stream.cached_tokens is not None]
         cached = sum(stated) if stated else None
-        return ClientReport(
-            self._rows, self._messages, lag, max(share, 0.0), _cpu_number(), load.distinct, os.nice(0), cached
-        )
+        share, cpu_number, nice = max(share, 0.0), _cpu_number(), os.nice(0)
+        return ClientReport(self._rows, self._messages, lag, share, cpu_number, load.distinct, nice, cached, self._off)
 
     def _count_texts(self) -> None:
         """Count the output tokens of answers that the server did not count, now that nothing is timed."""
@@ -200,18 +200,19 @@ class _Worker:
         """Count a request that is being sent."""
         self._cells[self._base + request_stream.SENT] += 1
 
-    def keep(self, row: Row, stream: RequestStream) -> None:
-        """Keep the record of a request and count it for the live view."""
+    def keep(self, row: Row, stream: RequestStream, isl: int) -> None:
+        """Keep the record of a request, which was planned with so many input tokens, and count it for the live view."""
         if (text := stream.take_text()) is not None and row[-1] is None:
             self._texts.append((len(self._rows), text))
         self._rows.append(row)
         cells, base = self._cells, self._base
-        _, due, _, first, end, _, osl, _, error = row
+        _, due, _, first, end, counted, osl, _, error = row
         if error is not None:
             cells[base + request_stream.ERRORS] += 1
             cells[base + request_stream.CONNECTION] += error == "connection"
             self._messages.setdefault(error, stream.error_text)
             return
+        self._off += counted != isl
         cells[base + request_stream.OK] += 1
         cells[base + request_stream.LAST_OK] = end
         if first is not None:
@@ -277,7 +278,7 @@ class _Closed:
         request.id = str(self._job.id_base + index + 1)
         self._worker.sending()
         row = await stream.ask(request, index, None, self._job.timeout_ns, self._job.streaming, isl)
-        self._worker.keep(row, stream)
+        self._worker.keep(row, stream, isl)
         return row
 
 
@@ -319,7 +320,7 @@ class _Open:
         index = self._job.first_index + place * self._job.step
         row = await stream.ask(request, index, due, self._job.timeout_ns, self._job.streaming, isl)
         self._free.append(stream)
-        self._worker.keep(row, stream)
+        self._worker.keep(row, stream, isl)
 
 
 def build(job: ClientJob, ask: Any) -> Any:

@@ -193,6 +193,8 @@ def _format(
     main_tasks: Mapping[str, str],
 ) -> FormatReport:
     """Choose the artifacts that belong together, starting from the newest benchmark, else the newest evaluation, ..."""
+    runs, repeated, cut = _runs(index, _stage(artifacts, "benchmark"), results)
+    artifacts = [artifact for artifact in artifacts if artifact not in cut]
     head = _head(index, artifacts)
     engines = _engines(index, head)
     chain = {artifact.place: artifact for artifact in index.chain(head) if artifact.stage != "evaluate"}
@@ -208,7 +210,6 @@ def _format(
         chain[main.place] = main
     accuracy = _accuracy(main, evaluations, index) if main is not None else None
     others = tuple(_accuracy(artifact, evaluations, index) for artifact in by_task.values())
-    runs, repeated = _runs(index, _stage(artifacts, "benchmark"), results)
     places = {*chain, *(run.artifact.place for run in runs), *repeated, *(each.artifact.place for each in others)}
     left_out = tuple(
         f"{artifact.place} ({artifact.created}): "
@@ -222,8 +223,11 @@ def _format(
         chain=tuple(sorted(chain.values(), key=lambda artifact: STAGES.index(artifact.stage))),
         accuracy=accuracy,
         runs=runs,
-        missing=_missing(label, artifacts, main is not None, runs),
-        left_out=left_out,
+        missing=(
+            *_missing(label, artifacts, main is not None, runs),
+            *(f"A newer benchmark of {' '.join(label)} is incomplete: {results[each.place].reason}." for each in cut),
+        ),
+        left_out=left_out + tuple(f"{each.place} ({each.created}): it is incomplete" for each in cut),
         fidelity=_fidelity(index, label, engines, accuracy, evaluations),
         perplexities=_perplexities(index, label, engines),
         other_tasks=others,
@@ -298,15 +302,20 @@ def _missing(
 
 def _runs(
     index: ArtifactIndex, artifacts: list[ReportedArtifact], results: Mapping[str, BenchmarkResult]
-) -> tuple[tuple[BenchmarkRun, ...], set[str]]:
-    """Return each workload's newest run, with earlier runs of the same engine as repeats, and the repeats' places."""
+) -> tuple[tuple[BenchmarkRun, ...], set[str], list[ReportedArtifact]]:
+    """Return each workload's newest run, with earlier runs of the same engine as repeats, and the repeats' places.
+
+    An incomplete run replaces no complete one of the same engine; such runs come third.
+    """
     by_key: dict[str, list[ReportedArtifact]] = {}
     for artifact in artifacts:
         by_key.setdefault(run_key(results[artifact.place]), []).append(artifact)
-    runs, repeated = [], set()
+    runs, repeated, cut = [], set[str](), []
     for same in by_key.values():
-        newest, *older = same
-        again = [artifact for artifact in older if _engines(index, artifact) == _engines(index, newest)]
+        alike = [artifact for artifact in same if _engines(index, artifact) == _engines(index, same[0])]
+        newest = next((artifact for artifact in alike if results[artifact.place].complete), same[0])
+        again = alike[alike.index(newest) + 1 :]
+        cut += alike[: alike.index(newest)]
         repeated |= {artifact.place for artifact in again}
         result = results[newest.place]
         runs.append(
@@ -314,7 +323,7 @@ def _runs(
                 newest, result, _requests(index, newest, result), tuple(results[artifact.place] for artifact in again)
             )
         )
-    return tuple(runs), repeated
+    return tuple(runs), repeated, cut
 
 
 def _engines(index: ArtifactIndex, artifact: ReportedArtifact) -> set[str]:

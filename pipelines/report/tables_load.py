@@ -33,7 +33,6 @@ def levels_table(run: BenchmarkRun) -> Table:
     rates = _rates(result)
     for level in result.levels:
         summary, marks = level.summary, _marks(level)
-        values = [(figure.of(summary), gpus) for figure, gpus in rates]
         rows.append(
             (
                 load_label(level) + (" *" if marks else ""),
@@ -41,12 +40,15 @@ def levels_table(run: BenchmarkRun) -> Table:
                 _errors(summary),
                 lengths([summary.isl]),
                 lengths([summary.osl]),
-                *(number(None if value is None else value / gpus) for value, gpus in values),
-                *_cells(summary, LATENCIES),
+                *(_with_interval(level, figure, gpus) for figure, gpus in rates),
+                *(_with_interval(level, figure) for figure in LATENCIES),
             )
         )
         notes += [f"* {level.load}: {mark}." for mark in marks]
-        notes += [f"{level.load}: {note}" for note in level.notes]
+        notes += [f"{level.load}: {note}" for note in level.notes[bool(level.intervals) :]]  # the first one lists them
+    if (runs := max((level.runs for level in result.levels), default=1)) > 1:
+        notes.append(f"In parentheses: 95 % interval of the mean of {runs} runs; the figure is of the median run.")
+    notes += [result.server["model_check"]] if "model_check" in result.server else []
     pp = result.world_size // result.tp_size
     pipeline = f", PP {pp}" if pp > 1 else ""
     several = f", {result.gpus} GPUs in all" if result.gpus > result.world_size else ""
@@ -103,6 +105,12 @@ def _rates(result: BenchmarkResult) -> list[tuple[MetricStatistic, int]]:
     own = [(figure, 1) for figure in RATES if not figure.metric.optional]
     per_gpu = [(figure, result.gpus) for figure in RATES_PER_GPU if result.gpus > 1]
     return own + per_gpu + [(figure, 1) for figure in RATES if figure.metric.optional and has_limits(result.slo)]
+
+
+def _with_interval(level: Level, figure: MetricStatistic, gpus: int = 1) -> str:
+    value, ends = figure.of(level.summary), level.intervals.get(figure.key)
+    text, *interval = (number(None if each is None else figure.shown(each / gpus)) for each in (value, *(ends or ())))
+    return f"{text} ({' to '.join(interval)})" if interval else text
 
 
 def _cells(summary: Summary, figures: Iterable[MetricStatistic]) -> tuple[str, ...]:

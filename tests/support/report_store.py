@@ -81,7 +81,7 @@ def requests(concurrency: int, speed: float, count: int = 24, osl: int = 8) -> l
 def benchmark(
     variant: str, concurrencies: Sequence[int] = (1, 4, 16), *, speed: float | None = None, name: str = "chat",
     slo: Slo | None = None, bottleneck: int | None = None, cut: int | None = None, model: str = "synthetic",
-    notes: tuple[str, ...] = (),
+    notes: tuple[str, ...] = (), intervals: Mapping[str, tuple[float, float]] | None = None,
 ) -> tuple[BenchmarkResult, dict[str, Any]]:  # fmt: skip
     """Return a result and its files; `bottleneck` and `cut` are concurrencies marked client-limited and cut short."""
     files, levels = {}, []
@@ -102,6 +102,8 @@ def benchmark(
                 concurrency != cut,
                 "the server died" if concurrency == cut else "",
                 notes,
+                intervals or {},
+                3 if intervals else 1,
             )
         )
     result = BenchmarkResult(

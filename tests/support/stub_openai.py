@@ -28,6 +28,8 @@ class StubOpenAi:
         itl_s: between two events.
         per_event: tokens of one event.
         overhead: input tokens that it adds to a prompt.
+        per_message: and for each further message of a chat.
+        per_word: and for each space, as another tokenizer may.
         usage: whether it counts tokens.
         cached: input tokens of a request that it says to have found in its cache.
         silent: whether its tokens are without text.
@@ -48,6 +50,8 @@ class StubOpenAi:
     itl_s: float = 0.0
     per_event: int = 1
     overhead: int = 5
+    per_message: int = 4
+    per_word: int = 0
     usage: bool = True
     cached: int = 0
     silent: bool = False
@@ -103,9 +107,10 @@ class StubOpenAi:
         return await self._write(body, writer, early=fault == "early")
 
     async def _write(self, body: dict[str, Any], writer: asyncio.StreamWriter, *, early: bool) -> None:
-        text = body["prompt"] if "prompt" in body else body["messages"][0]["content"]
+        texts = [body["prompt"]] if "prompt" in body else [each["content"] for each in body["messages"]]
         count = body["max_tokens"]
-        isl = len(TOKENIZER.encode(text, add_special_tokens=False).ids) + self.overhead
+        isl = sum(len(TOKENIZER.encode(text, add_special_tokens=False).ids) for text in texts)
+        isl += self.overhead + self.per_message * (len(texts) - 1) + self.per_word * texts[0].count(" ")
         usage: dict[str, Any] = {"prompt_tokens": isl, "completion_tokens": count}
         usage |= {"prompt_tokens_details": {"cached_tokens": self.cached}}
         words = [" is"] * count if not self.silent else [""] * count

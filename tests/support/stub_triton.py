@@ -33,6 +33,7 @@ class Stub:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.stamps: list[tuple[str, int, int, int]] = []
+        self.stopped: set[str] = set()
         self.active = self.finished = self.queue_ns = 0
         self.slots = asyncio.Semaphore(options.slots)
 
@@ -75,6 +76,10 @@ class Stub:
         async for data in requests:
             arrived = time.monotonic_ns()
             request = service_pb2.ModelInferRequest.FromString(data)
+            if request.model_name == "tensorrt_llm":
+                self.stopped.add(request.id)
+                yield LAST
+                continue
             if self.options.refuse or self.active >= self.options.max_active:
                 yield self._refusal(request)
                 continue
@@ -91,8 +96,9 @@ class Stub:
         tokens = struct.unpack("<i", request.raw_input_contents[1])[0]
         async with self.slots:
             self.queue_ns += time.monotonic_ns() - arrived
-            if options.ttft_ms:
-                await asyncio.sleep(options.ttft_ms / 1e3)
+            over = time.monotonic_ns() + options.ttft_ms * 1e6
+            while (left := (over - time.monotonic_ns()) / 1e9) > 0 and request.id not in self.stopped:
+                await asyncio.sleep(min(left, 0.05) if left > 0.1 else left)
             if not request.raw_input_contents[2][0]:
                 await asyncio.sleep(options.itl_ms * (tokens - 1) / 1e3)
                 yield response_of(tokens, True)

@@ -56,7 +56,7 @@ def test_a_server_that_closes_connections_silently_is_measured(tmp_path: Path) -
     stub = StubOpenAi(closes=True)
     level = once(stub, tmp_path)
     assert not level.summary.errors
-    assert len(stub.sent) == len(records(tmp_path)) + 3  # and the first questions
+    assert len(stub.sent) == len(records(tmp_path)) + 2  # and the first questions
 
 
 def test_tokens_without_text_at_the_end_count_for_itl(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_what_goes_wrong_is_counted_apart(tmp_path: Path, fault: str, kind: str,
     level = once(stub, tmp_path, timeout_s=5)
     assert set(level.summary.errors) == {kind}
     assert any(words in note for note in level.notes)
-    assert len(stub.sent) == len(records(tmp_path)) + 3  # and the first questions
+    assert len(stub.sent) == len(records(tmp_path)) + 2  # and the first questions
 
 
 @pytest.mark.parametrize(("cached", "work", "marked"), [(8, {}, True), (8, {"shared_prefix_share": 0.5}, False)])
@@ -150,7 +150,7 @@ def test_no_prompt_is_sent_twice_even_if_the_pool_is_small(tmp_path: Path) -> No
     """64 prompts, and hundreds of requests."""
     stub = StubOpenAi()
     once(stub, tmp_path, {"prompts": 1})
-    prompts = [body["prompt"] for body in stub.sent[3:]]
+    prompts = [body["prompt"] for body in stub.sent[2:]]
     assert len(prompts) > 200
     assert len(set(prompts)) == len(prompts)
 
@@ -159,7 +159,7 @@ def test_a_repeated_load_sends_other_prompts(tmp_path: Path) -> None:
     """The second run of a load would otherwise find the first one's in the server's KV cache."""
     stub = StubOpenAi(ttft_s=0.02)
     once(stub, tmp_path, repeats=2, duration_s=0.3, warmup_s=0.1)
-    prompts = [body["prompt"] for body in stub.sent[3:]]
+    prompts = [body["prompt"] for body in stub.sent[2:]]
     assert len(prompts) > 20
     assert len(set(prompts)) == len(prompts)
 
@@ -234,6 +234,19 @@ def test_nobody_at_the_url_is_said_at_once(tmp_path: Path) -> None:
         measure("http://127.0.0.1:9/v1", tmp_path)
 
 
+def test_a_host_without_an_address_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the resolver's words."""
+
+    def unknown(*_args: Any, **_named: Any) -> Any:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(
+        UserError, match=r"No OpenAI server responds at http://gpu\.test/v1: name or service not known\."
+    ):
+        measure("http://gpu.test/v1", tmp_path)
+
+
 def test_a_server_that_accepts_and_never_answers_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the limit is not called a setting that it is not."""
     monkeypatch.setattr("pipelines.loadgen.openai_endpoint._LIVE_WAIT_S", 0.1)
@@ -246,29 +259,29 @@ def test_a_server_that_accepts_and_never_answers_is_not_waited_for_long(monkeypa
 
 
 @pytest.mark.parametrize(
-    ("until", "words"),
+    ("until", "trusted", "words"),
     [
-        (2100, ""),
-        (2001, "its certificate is not valid: certificate has expired"),
+        (2100, "ca.pem", ""),
+        (2001, "ca.pem", "its certificate is not valid: certificate has expired"),
+        (2100, "other.pem", "its certificate is not valid: unable to get local issuer certificate"),
+        (2100, "no.pem", r"its certificate is not valid: .*no\.pem is no file"),
     ],
 )
 def test_an_encrypted_endpoint_is_checked(
-    tmp_path: Path, until: int, words: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, until: int, trusted: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a certificate that is known and one that has expired."""
+    """With a certificate that is known, one that has expired, and one of an unknown authority."""
     authority = trustme.CA()
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1", not_before=datetime(2000, 1, 1), not_after=datetime(until, 1, 1)).configure_cert(
         tls
     )
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    trustme.CA().cert_pem.write_to_path(str(tmp_path / "other.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / trusted))
     with serving(StubOpenAi(), tls) as url:
         if not words:
             assert not measure(url, tmp_path, concurrency=2).levels[0].summary.errors
-            monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "no.pem"))
-            with pytest.raises(UserError, match=r"certificate is not valid: .*no\.pem is no file"):
-                measure(url, tmp_path)
             return
         with pytest.raises(UserError, match=f"No OpenAI server responds at {url}: {words}"):
             measure(url, tmp_path)
@@ -368,3 +381,22 @@ def test_a_key_that_a_server_repeats_is_not(monkeypatch: pytest.MonkeyPatch) -> 
         body = b'{"error": {"message": "' + b"no " * before + b'{authorization}"}}'
         _, words, _ = asked(http(body, status="401 Unauthorized").replace(b"Content-Length", b"X-Was"))
         assert words.endswith("Bearer ***")
+
+
+def test_a_conversation_is_sent_as_messages_and_its_length_is_exact(tmp_path: Path) -> None:
+    """The first turn has 24 tokens, the second these, the answer's 4, and 24 more; the template's tokens count."""
+    stub = StubOpenAi(overhead=7, per_message=3)
+    level = once(stub, tmp_path, {"turns": 2, "isl": 24, "osl": 4}, api="chat")
+    assert {record.isl for record in records(tmp_path)} == {24, 52}
+    roles = {tuple(each["role"] for each in body["messages"]) for body in stub.sent[4:]}
+    assert roles == {("user",), ("user", "assistant", "user")}
+    assert not any("other input tokens" in note for note in level.notes)
+
+
+def test_a_model_that_may_be_another_is_said(tmp_path: Path) -> None:
+    """By its name, and by the input tokens of the load."""
+    with serving(StubOpenAi(models=("other",))) as url:
+        result = measure(url, tmp_path, concurrency=2)
+    assert "that it is stub is unknown: its counts of input tokens fit" in result.server["model_check"]
+    level = once(StubOpenAi(per_word=1), tmp_path)
+    assert any("other input tokens than the tokenizer of model=" in note for note in level.notes)

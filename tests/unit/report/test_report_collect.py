@@ -170,6 +170,30 @@ def test_a_second_benchmark_of_the_same_engine_is_a_repeat(tmp_path):
     assert len(run.repeats) == 1
 
 
+def test_an_incomplete_benchmark_replaces_no_complete_one(tmp_path):
+    """It is mentioned; where there is no other, it is shown."""
+    store = Store(tmp_path)
+    repository = add_format(store, "fp8")
+    add_benchmark(store, repository, "fp8", minute=10)
+    add_benchmark(store, repository, "fp8", minute=11, cut=4)
+    add_benchmark(store, add_format(store, "none", minute=20), "none", minute=30, cut=4)
+    none, fp8 = collect(store).formats
+    assert none.runs[0].artifact.created.endswith("03:30:00+00:00")
+    assert fp8.runs[0].artifact == fp8.chain[-1]
+    assert fp8.runs[0].artifact.created.endswith("03:10:00+00:00")
+    assert fp8.missing == ("A newer benchmark of synthetic fp8 is incomplete: the server died.",)
+    assert [text.partition("): ")[2] for text in fp8.left_out] == ["it is incomplete"]
+
+
+def test_the_interval_of_repeated_loads_is_beside_the_figure(tmp_path):
+    """Where there is one."""
+    store = Store(tmp_path)
+    add_benchmark(store, add_format(store, "fp8"), "fp8", notes=("3 runs",), intervals={"ttft_p50_s": (0.01, 0.0125)})
+    text = render_markdown(document(collect(store)))
+    assert "(10.0 to 12.5)" in text
+    assert "In parentheses: 95 % interval of the mean of 3 runs" in text
+
+
 def test_without_a_benchmark_it_is_named_as_absent(tmp_path):
     store = Store(tmp_path)
     add_format(store, "none")
