@@ -146,7 +146,7 @@ class _Adder:
 class TritonStream(RequestStream):
     """A `ModelStreamInfer` stream."""
 
-    __slots__ = ("_call", "_leaving", "_places", "_request", "_stub")
+    __slots__ = ("_call", "_leaving", "_places", "_request", "_stopped", "_stub")
 
     def __init__(self, stub: Any) -> None:
         super().__init__()
@@ -154,6 +154,7 @@ class TritonStream(RequestStream):
         self._call: Any = None
         self._request: Any = None
         self._leaving: asyncio.Task[None] | None = None
+        self._stopped = False
         self._places: tuple[int, dict[str, int]] = (-1, {})
 
     async def open(self) -> None:
@@ -179,6 +180,7 @@ class TritonStream(RequestStream):
         call.cancel()
 
     async def _stop(self, request_id: str) -> None:
+        self._stopped = True
         message = service_pb2.ModelInferRequest(model_name=_ENGINE, id=request_id)
         add = _Adder(message, [1, 1])
         for name in ("input_ids", "input_lengths", "request_output_len"):
@@ -196,7 +198,7 @@ class TritonStream(RequestStream):
         call, self._call = self._call, None
         if self._leaving is not None:
             self._leaving.cancel()
-            self._leaving = None
+        self._leaving, self._stopped = None, False
         if call is None:
             return
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError, TimeoutError):
@@ -232,7 +234,7 @@ class TritonStream(RequestStream):
                 end = stamp
                 chunks.append(stamp)
             if answer.parameters["triton_final_response"].bool_param:
-                return end or stamp, self.given_up
+                return end or stamp, self.given_up if self._stopped else None
 
     def _take(self, answer: Any, counts: list[int]) -> bool:
         """Read the counts of one response, and return whether it had content."""

@@ -22,6 +22,13 @@ class Call:
     async def write(self, request: Any) -> None:
         """Accept anything."""
 
+    async def done_writing(self) -> None:
+        """Accept it."""
+
+    async def code(self) -> None:
+        """Wait for the end."""
+        await self.cancelled.wait()
+
     def cancel(self) -> None:
         """What gRPC calls it."""
         self.cancelled.set()
