@@ -138,7 +138,7 @@ class _Run:
     def __init__(self, bench: BenchmarkContext, load: PlannedLevel, plan: LevelPlan, title: str) -> None:
         self._bench, self._load, self._settings = bench, load, bench.settings
         self._whole = is_whole(bench.workload, bench.settings)
-        self._meter = Meter(bench.clients.board, title)
+        self._meter, self._title = Meter(bench.clients.board), title
         self._jobs, self._planned = self._share(plan)
         self._start = 0
         self._begin: int | None = None
@@ -155,7 +155,7 @@ class _Run:
         watch = MetricsWatch(self._bench.metrics_url)
         machine = MachineWatch()
         self._start = clients.start(self._jobs)
-        with live_view() as show, watch:
+        with live_view(self._title) as show, watch:
             try:
                 self._follow(show)
             except KeyboardInterrupt:
@@ -185,7 +185,7 @@ class _Run:
                 self._close()
             if not self._reason and (trouble := self._trouble(now)):
                 self._cut(trouble)
-            show(self._meter.state(self._phase(), self._left(now)))
+            show(self._meter.line(self._phase(), self._left(now)))
         if self._begin is not None and self._end is None:
             self._close()
 
@@ -360,107 +360,69 @@ _EVERY_S = 5.0
 _RATE_OVER_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """Progress of a level.
-
-    Attributes:
-        title: the load, e.g. "concurrency 16".
-        phase: "warm-up", "measuring" or "finishing".
-        rate: finished requests per second, over the last seconds.
-        in_flight: requests sent but not finished.
-        ttft_s: mean so far, None without streaming.
-        itl_s: mean so far.
-        errors: so far.
-        left_s: seconds to the end of the window, None if unknown.
-    """
-
-    title: str
-    phase: str
-    rate: float
-    in_flight: int
-    ttft_s: float | None
-    itl_s: float | None
-    errors: int
-    left_s: float | None
-
-    def line(self) -> str:
-        """Render the state in at most 77 columns."""
-        parts = [] if self.phase == "measuring" else [self.phase]
-        parts += [f"{three_digits(self.rate)} req/s", f"{self.in_flight} in flight"]
-        if self.ttft_s is not None:
-            parts.append(f"TTFT {three_digits(self.ttft_s * 1e3)} ms")
-        if self.itl_s is not None:
-            parts.append(f"ITL {three_digits(self.itl_s * 1e3)} ms")
-        if self.errors:
-            parts.append(count(self.errors, "error"))
-        if self.left_s is not None:
-            parts.append(f"{self.left_s:.0f} s left")
-        return "  ".join(parts)[:77]
-
-
 class Meter:
-    """Computes states from the shared counters."""
+    """Computes the line that shows the progress of a level from the shared counters."""
 
-    def __init__(self, board: SharedCounters, title: str) -> None:
-        self._board, self._title = board, title
+    def __init__(self, board: SharedCounters) -> None:
+        self._board = board
         self._past: list[tuple[float, int]] = [(monotonic(), 0)]
 
-    def state(self, phase: str, left_s: float | None) -> State:
-        """Read the counters now."""
+    def line(self, phase: str, left_s: float | None) -> str:
+        """Read the counters now and render them in at most 77 columns.
+
+        Args:
+            phase: "warm-up", "measuring" or "finishing".
+            left_s: seconds to the end of the window, None if unknown.
+        """
         total = self._board.total
-        at, ok = monotonic(), total(OK)
+        at, ok, errors = monotonic(), total(OK), total(ERRORS)
         self._past.append((at, ok))
         while len(self._past) > 2 and self._past[1][0] < at - _RATE_OVER_S:
             self._past.pop(0)
         since, ok_then = self._past[0]
-        seconds = max(at - since, 1e-9)
-        errors = total(ERRORS)
-        return State(
-            title=self._title,
-            phase=phase,
-            rate=(ok - ok_then) / seconds,
-            in_flight=max(total(SENT) - ok - errors, 0),
-            ttft_s=_mean(total(TTFT_US), total(TTFT_N)),
-            itl_s=_mean(total(ITL_US), total(ITL_N)),
-            errors=errors,
-            left_s=left_s,
-        )
+        rate = (ok - ok_then) / max(at - since, 1e-9)  # over the last seconds
+        parts = [] if phase == "measuring" else [phase]
+        parts += [f"{three_digits(rate)} req/s", f"{max(total(SENT) - ok - errors, 0)} in flight"]
+        for name, value_us, number in (("TTFT", TTFT_US, TTFT_N), ("ITL", ITL_US, ITL_N)):
+            if (mean_s := _mean(total(value_us), total(number))) is not None:  # None without streaming
+                parts.append(f"{name} {three_digits(mean_s * 1e3)} ms")
+        if errors:
+            parts.append(count(errors, "error"))
+        if left_s is not None:
+            parts.append(f"{left_s:.0f} s left")
+        return "  ".join(parts)[:77]
 
 
-View = Callable[[State], object]
-"""Shows the progress of a level; called several times a second."""
+View = Callable[[str], object]
+"""Shows the line of a level; called several times a second."""
 
 
-def plain_view(write: Callable[[str], Any] = sys.stderr.write) -> View:
+def plain_view(title: str, write: Callable[[str], Any] = sys.stderr.write) -> View:
     """Return a view for logs: a line every few seconds, below the load it belongs to."""
-    due, title = monotonic() + _EVERY_S, ""
+    due, head = monotonic() + _EVERY_S, f"  {title}\n"
 
-    def show(state: State) -> None:
-        nonlocal due, title
-        if monotonic() < due:
-            return
-        due = monotonic() + _EVERY_S
-        if state.title != title:
-            title = state.title
-            write(f"  {title}\n")
-        write(f"  {state.line()}\n")
+    def show(line: str) -> None:
+        nonlocal due, head
+        if monotonic() >= due:
+            due = monotonic() + _EVERY_S
+            write(f"{head}  {line}\n")
+            head = ""
 
     return show
 
 
 @contextmanager
-def live_view() -> Iterator[View]:
+def live_view(title: str) -> Iterator[View]:
     """Yield the view that suits standard error: two lines that change in place on a terminal, or lines for logs."""
     if not sys.stderr.isatty():
-        yield plain_view()
+        yield plain_view(title)
         return
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
     with Live("", console=Console(stderr=True), transient=True, auto_refresh=False) as live:
-        yield lambda state: live.update(Text(f"  {state.title}\n  {state.line()}"), refresh=True)
+        yield lambda line: live.update(Text(f"  {title}\n  {line}"), refresh=True)
 
 
 def _mean(total_us: int, count: int) -> float | None:

@@ -10,7 +10,8 @@ import pytest
 from pipelines.domain.benchmark import BenchmarkResult, ClientHealth, Level, Slo
 from pipelines.domain.summary import SECOND, RequestTiming, summarise
 from pipelines.loadgen.health import columns_of, read_metrics
-from pipelines.loadgen.level import State, live_view, plain_view
+from pipelines.loadgen.level import Meter, live_view, plain_view
+from pipelines.loadgen.request_stream import SharedCounters
 from pipelines.loadgen.run import _together, benchmark_table, level_line
 from tests.support.load_settings import workload
 
@@ -106,24 +107,29 @@ def test_a_narrow_terminal_shows_no_half_number(monkeypatch: pytest.MonkeyPatch)
     assert level_line(level()) == "concurrency 16:  10 req/s  100 tok/s  TTFT 50.0 ms"
 
 
-FULL = State("concurrency 16384", "finishing", 12345.6, 16384, 123.4, 56.7, 123456, 3599.0)
+FULL = "finishing  12346 req/s"
 
 
-def test_the_live_line_fits_and_says_what_matters() -> None:
-    """Rate, in flight, TTFT, ITL, errors, time left."""
-    line = State("concurrency 16", "measuring", 50.71, 16, 0.102, 0.00351, 3, 2.4).line()
-    assert line == "50.7 req/s  16 in flight  TTFT 102 ms  ITL 3.51 ms  3 errors  2 s left"
-    assert len(FULL.line()) <= 77
+def test_the_live_line_fits_and_says_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rate over the last two seconds, in flight, TTFT, ITL, errors, time left."""
+    clock = [0.0]
+    monkeypatch.setattr("pipelines.loadgen.level.monotonic", lambda: clock[0])
+    board = SharedCounters(1)
+    meter, large = Meter(board), Meter(board)
+    clock[0], board.cells[1:] = 2.0, [120, 101, 3, 0, 10_200_000, 100, 351_000, 100, 0]
+    assert meter.line("measuring", 2.4) == "50.5 req/s  16 in flight  TTFT 102 ms  ITL 3.51 ms  3 errors  2 s left"
+    board.cells[1:] = [10**7, 10**6, 123456, 0, 10**13, 10**6, 10**12, 10**6, 0]
+    assert len(large.line("finishing", 3599.0)) <= 77
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every five seconds, under the load they belong to."""
     clock, lines = [0.0], list[str]()
     monkeypatch.setattr("pipelines.loadgen.level.monotonic", lambda: clock[0])
-    show = plain_view(lines.append)
+    show = plain_view("concurrency 16384", lines.append)
     for clock[0] in (1.0, 5.0, 6.0, 9.9, 10.0):
         show(FULL)
-    assert [line[:12] for line in lines] == ["  concurrenc", "  finishing ", "  finishing "]
+    assert lines == [f"  concurrency 16384\n  {FULL}\n", f"  {FULL}\n"]
 
 
 def test_the_terminal_view_opens_and_closes(
@@ -131,7 +137,7 @@ def test_the_terminal_view_opens_and_closes(
 ) -> None:
     """It leaves nothing behind."""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    with live_view() as show:
+    with live_view("concurrency 4") as show:
         show(FULL)
     assert capsys.readouterr().out == ""
 
