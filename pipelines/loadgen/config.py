@@ -20,7 +20,7 @@ Api = Literal["completions", "chat"]
 DEFAULT_MODEL = "ensemble"
 OPEN_RATE = ("constant", "poisson", "gamma")
 """Arrivals that need a rate."""
-DEFAULT_CONCURRENCY = (1, 4, 16, 32)
+DEFAULT_CONCURRENCY = (1, 8, 32)
 AUTO_SECONDS = (6.0, 12.0)
 """Shortest and longest window of `duration_s=auto`. Longer ones gain little: what disturbs a machine lasts longer than
 either (docs/benchmarks.md)."""
@@ -293,7 +293,7 @@ class BenchmarkSettings(Group):
         precision: of a server that already runs, for the result, e.g. "fp8"; None is "unknown".
         tp_size: tensor parallel ranks of a server that already runs, for the result; None is 1.
         model_name: the model on the server; an OpenAI endpoint's only model needs no name.
-        concurrency: closed loop: requests in flight, one level each; None is 1, 4, 16, 32. With `search`, the smallest
+        concurrency: closed loop: requests in flight, one level each; None is 1, 8, 32. With `search`, the smallest
             and the largest to try; None is 1 to 4096.
         request_rate: open loop: requests per second, one level each. With `search`, the smallest and the largest to
             try; None is any.
@@ -304,7 +304,8 @@ class BenchmarkSettings(Group):
         streaming: whether each token is sent by itself; otherwise TTFT and ITL have no value.
         window: "steady" begins after the warm-up, under load, and ends under load. "whole" starts on an idle server and
             spans the first request to the last response, including initial burst and tail.
-        warmup_s: load before the window, at least this long.
+        warmup_s: load before the window, at least this long. A second is enough (docs/benchmarks.md), since it goes on
+            until `warmup_requests`.
         warmup_requests: and at least this many finished; None is one per user of a closed loop.
         duration_s: length of the window; "auto" is 6 s, or up to 12 until 100 requests have finished, and 5 for each
             user; None is no limit. With `search`, the longest window of a probe; "auto" is 120 s.
@@ -336,7 +337,7 @@ class BenchmarkSettings(Group):
     search_probes: Annotated[int, Field(ge=1, le=1000)] = 40
     streaming: bool = True
     window: Literal["steady", "whole"] = "steady"
-    warmup_s: Seconds = 3
+    warmup_s: Seconds = 1
     warmup_requests: Annotated[int, Field(ge=0)] | None = None
     duration_s: Rate | Literal["auto"] | None = "auto"
     num_requests: Positive | None = None

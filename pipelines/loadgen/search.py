@@ -37,8 +37,8 @@ _COARSE_BAD, _BAD = 5, 20
 """Bad requests that a probe at the capacity should see."""
 _COARSE_SPANS, _SPANS = 6, 20
 """Shortest window, in durations of a request."""
-_SETTLE = 0.4
-"""Warm-up of a longer probe, as a share of its window."""
+_SETTLE, _COARSE_SETTLE_S = 0.4, 3.0
+"""Warm-up of a longer probe, as a share of its window; of a short one, up to half of it."""
 _NEAR = 0.4
 """Distance, as a logarithm of the load, up to which the line is trusted."""
 _BATCHES = 8
@@ -416,5 +416,5 @@ class LoadSearch:
         lightest = min((probe for probe in measured if probe.e2e_s), key=lambda probe: probe.load, default=None)
         span = (lightest.e2e_s or 0.0) if lightest else 0.0
         seconds = min(max(seconds, span * (_COARSE_SPANS if coarse else _SPANS)), self._longest)
-        settle = 0.0 if coarse else _SETTLE * seconds
+        settle = min(_COARSE_SETTLE_S, seconds / 2) if coarse else _SETTLE * seconds
         return ProbePlan(load, round(seconds, 1), max(self._settings.warmup_s, round(settle, 1)), stage)

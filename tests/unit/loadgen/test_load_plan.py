@@ -26,7 +26,7 @@ def plan(maker: PromptMaker, work: dict[str, Any], rate: float | None = None, **
 
 def test_levels_follow_the_arrival() -> None:
     """Concurrency for a closed loop, its default included; rates for an open one; a burst is one level."""
-    assert [load.concurrency for load in loads(workload(), benchmark())] == [1, 4, 16, 32]
+    assert [load.concurrency for load in loads(workload(), benchmark())] == [1, 8, 32]
     assert [load.number for load in loads(workload(), benchmark(concurrency=[8, 9]))] == [1, 2]
     open_loop = loads(workload(arrival="poisson"), benchmark(request_rate=[2, 4]))
     assert [load.request_rate for load in open_loop] == [2, 4]
