@@ -53,6 +53,11 @@ class Slo:
         return {name: limit for name, limit in limits.items() if limit is not None}
 
     @property
+    def text(self) -> str:
+        """The limits as text: "TTFT 500 ms, ITL 50 ms"."""
+        return ", ".join(f"{name.upper()} {limit:g} ms" for name, limit in self.limits.items())
+
+    @property
     def limits_s(self) -> dict[str, float]:
         """The same in seconds, as the edges of buckets in Prometheus have them."""
         return {name: round(limit / 1000, 9) for name, limit in self.limits.items()}
@@ -158,12 +163,24 @@ class Level:
 
     @property
     def load(self) -> str:
-        """The load as text: "concurrency 16", "4 requests/s (poisson)"."""
+        """See `load_text`."""
+        return load_text(self.arrival, self.concurrency, self.request_rate)
+
+    @property
+    def label(self) -> str:
+        """The shortest name of the load: "16", "4/s", "burst"."""
         if self.concurrency is not None:
-            return f"concurrency {self.concurrency}"
-        if self.request_rate is not None:
-            return f"{self.request_rate:g} requests/s ({self.arrival})"
-        return "all at once" if self.arrival == "burst" else "trace"
+            return str(self.concurrency)
+        return f"{self.request_rate:g}/s" if self.request_rate is not None else self.arrival
+
+
+def load_text(arrival: str, concurrency: int | None, request_rate: float | None) -> str:
+    """Return a load as text: "concurrency 16", "4 requests/s (poisson)"."""
+    if concurrency is not None:
+        return f"concurrency {concurrency}"
+    if request_rate is not None:
+        return f"{request_rate:g} requests/s ({arrival})"
+    return "all at once" if arrival == "burst" else "trace"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 from random import Random
 
+from pipelines.domain.benchmark import load_text
 from pipelines.domain.errors import UserError
 from pipelines.domain.summary import SECOND
 from pipelines.host.files import small_text
@@ -180,6 +181,11 @@ class PlannedLevel:
     arrival: str
     concurrency: int | None
     request_rate: float | None
+
+    @property
+    def title(self) -> str:
+        """See `load_text`."""
+        return load_text(self.arrival, self.concurrency, self.request_rate)
 
 
 def loads(workload: WorkloadSettings, settings: BenchmarkSettings) -> list[PlannedLevel]:

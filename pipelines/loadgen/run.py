@@ -141,10 +141,11 @@ def benchmark_table(result: BenchmarkResult) -> str:
     rows = [head, *(_row(level, columns, marks) for level in result.levels)]
     lines = [_heading(result), *table(rows, left=0)]
     lines += [wrapped(f"{mark} {text}") for text, mark in marks.items()]
+    limits = result.slo.text + ("" if result.slo.name == "given" else f" ({result.slo.name})")
     if result.slo.name != "none":
-        lines.append(wrapped(f"good/s: requests per second within {_limits(result)}."))
+        lines.append(wrapped(f"good/s: requests per second within {limits}."))
     if result.search is not None:
-        lines.append(wrapped(largest_load(result.search, _limits(result))))
+        lines.append(wrapped(largest_load(result.search, limits)))
     if doubt := result.server.get("model_check"):
         lines.append(wrapped(doubt))
     if not result.complete:
@@ -197,13 +198,6 @@ def _load_name(result: BenchmarkResult) -> str:
     return {"closed": "concurrency", "burst": "load", "trace": "load"}.get(arrival, arrival)
 
 
-def _load(level: Level) -> str:
-    """Return the load as one word: `16`, `4/s`, `burst`."""
-    if level.concurrency is not None:
-        return str(level.concurrency)
-    return level.arrival if level.request_rate is None else f"{level.request_rate:g}/s"
-
-
 def _headings(columns: Sequence[MetricStatistic]) -> Iterable[str]:
     """Render the headings; a metric is named once if several of its statistics follow each other."""
     for before, figure in zip((None, *columns), columns, strict=False):
@@ -219,19 +213,12 @@ def _row(level: Level, columns: Sequence[MetricStatistic], marks: dict[str, str]
     signs = "".join(_mark(text, marks) for text in texts)
     values = [figure.shown(figure.of(level.summary)) for figure in columns]
     cells = ("-" if value is None else three_digits(value) for value in values)
-    return (_load(level), *cells, str(sum(level.summary.errors.values())), signs)
+    return (level.label, *cells, str(sum(level.summary.errors.values())), signs)
 
 
 def _mark(text: str, marks: dict[str, str]) -> str:
     """Return the footnote letter of a text; the same text always has the same letter."""
     return marks.setdefault(text, chr(ord("a") + len(marks) % 26))
-
-
-def _limits(result: BenchmarkResult) -> str:
-    slo = result.slo
-    pairs = (("TTFT", slo.ttft_ms), ("ITL", slo.itl_ms), ("E2E", slo.e2e_ms))
-    limits = ", ".join(f"{name} {limit:g} ms" for name, limit in pairs if limit is not None)
-    return limits if slo.name == "given" else f"{limits} ({slo.name})"
 
 
 def _lengths(result: BenchmarkResult, name: str) -> str:
@@ -316,7 +303,7 @@ def _measure(
             busy = other_work(wait=settings.on_busy == "wait", note=note)
             if busy and settings.on_busy == "refuse":
                 raise _too_busy(busy, result, out_dir)
-            outcome = run_level(each, load, _title(load))
+            outcome = run_level(each, load, load.title)
         except KeyboardInterrupt:  # between two levels
             result = replace(result, complete=False, reason=INTERRUPTED)
             break
@@ -332,7 +319,7 @@ def _measure(
         if not searching:
             _check_answers(load, outcome)
         if outcome.reason and not (searching and outcome.reason == REFUSED and outcome.window):
-            result = replace(result, complete=False, reason=f"{outcome.reason} at {_title(load)}")
+            result = replace(result, complete=False, reason=f"{outcome.reason} at {load.title}")
             break
         if search is not None and outcome.window is not None:
             good, missed = judged(outcome.timings, outcome.window, result.slo)
@@ -486,18 +473,9 @@ def _check_answers(load: PlannedLevel, outcome: LevelOutcome) -> None:
     sent = len(outcome.timings)
     requests = "The only request" if sent == 1 else f"All {sent:,} requests"
     raise UserError(
-        f"{requests} at {_title(load)} failed ({kind}): {text[:300].rstrip('.')}.",
+        f"{requests} at {load.title} failed ({kind}): {text[:300].rstrip('.')}.",
         todo=todo if kind == "invalid" else "See the server's log.",
     )
-
-
-def _title(load: PlannedLevel) -> str:
-    """Describe the load, as `Level.load` does."""
-    if load.concurrency is not None:
-        return f"concurrency {load.concurrency}"
-    if load.request_rate is not None:
-        return f"{load.request_rate:g} requests/s ({load.arrival})"
-    return "all at once" if load.arrival == "burst" else "trace"
 
 
 def keep_requests(path: Path, outcome: LevelOutcome) -> None:

@@ -297,13 +297,6 @@ class ReportData:
 # Text of the six facts that qualify every number of a report: model, precision, ISL, OSL, load and TP.
 
 
-def load_label(level: Level) -> str:
-    """Return the shortest name of the load: "16", "4/s", "burst"."""
-    if level.concurrency is not None:
-        return str(level.concurrency)
-    return f"{level.request_rate:g}/s" if level.request_rate is not None else level.arrival
-
-
 def lengths(distributions: Sequence[Distribution]) -> str:
     """Return token counts over several levels: "128" if all are equal, else "119 (52..200)" as mean (min..max)."""
     measured = [item for item in distributions if item.count and item.mean is not None]

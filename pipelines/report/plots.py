@@ -13,7 +13,7 @@ from pipelines.document.show import number, span
 from pipelines.domain.benchmark import Level, Summary
 from pipelines.domain.metrics import LATENCY, METRICS, REQUEST_RATE, TOKEN_RATE
 from pipelines.domain.units import MIB
-from pipelines.report.data import BenchmarkRun, FormatReport, Workload, load_label, run_label
+from pipelines.report.data import BenchmarkRun, FormatReport, Workload, run_label
 
 if TYPE_CHECKING:
     from pipelines.document.canvas import Axes, Drawing
@@ -169,7 +169,7 @@ def _curves(
             )  # fmt: skip
             if not level.complete:
                 axes.plot([x], [y], marker="x", markersize=11, color=theme["bad"], markeredgewidth=1.4, zorder=4)
-            marks.append((x, y, load_label(level)))
+            marks.append((x, y, level.label))
         ends.append((max(points, key=lambda point: point[0])[:2], run.result.precision, colour))
     axes.margins(0.1)
     if axes.get_yscale() == "linear":

@@ -11,7 +11,7 @@ from pipelines.document.show import count
 from pipelines.domain.benchmark import Level
 from pipelines.domain.summary import RequestColumns, RequestTiming, ordered
 from pipelines.loadgen.health import columns_of
-from pipelines.report.data import BenchmarkRun, load_label, run_label
+from pipelines.report.data import BenchmarkRun, run_label
 
 if TYPE_CHECKING:
     from pipelines.document.canvas import Axes, Drawing
@@ -27,8 +27,8 @@ Curve = tuple[str, list[float]]
 
 def distributions(run: BenchmarkRun, name: str) -> Figure | None:
     """Plot the share of requests at or below a TTFT and an ITL, one curve per load; None without records."""
-    ttft = [(load_label(level), _values(run, level, RequestColumns.ttft)) for level in run.result.levels]
-    itl = [(load_label(level), _values(run, level, RequestColumns.itl)) for level in run.result.levels]
+    ttft = [(level.label, _values(run, level, RequestColumns.ttft)) for level in run.result.levels]
+    itl = [(level.label, _values(run, level, RequestColumns.itl)) for level in run.result.levels]
     panels = [("Time to first token", ttft), ("Inter-token latency", itl)]
     panels = [(title, [curve for curve in curves if curve[1]]) for title, curves in panels]
     panels = [(title, curves) for title, curves in panels if curves]

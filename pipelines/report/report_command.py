@@ -29,7 +29,7 @@ from pipelines.predict.performance.performance import origin
 from pipelines.predict.performance.read_measured import measured_level
 from pipelines.report.collect import collect
 from pipelines.report.compare import AT_LEAST, Comparison, FormatRow, comparison
-from pipelines.report.data import BenchmarkRun, ModelledRun, ReportData, load_label, run_label
+from pipelines.report.data import BenchmarkRun, ModelledRun, ReportData, run_label
 from pipelines.report.mlflow_runs import log_runs, mlflow_fault
 from pipelines.report.model_card import write_model_cards
 from pipelines.report.sections import document
@@ -91,7 +91,7 @@ def _cells(row: FormatRow) -> tuple[str, ...]:
         return (*start, *[NONE] * (len(_TITLES) - len(start)))
     rate, *times = (number(figure.shown(figure.of(row.peak.summary))) for figure in COMPARED)
     slo = row.slo_mark + number(_RATE.of(row.at_slo.summary)) if row.at_slo else NONE
-    return (*start, row.peak_mark + rate, load_label(row.peak), *times, slo)
+    return (*start, row.peak_mark + rate, row.peak.label, *times, slo)
 
 
 # Add the performance model's predictions to the measured runs of a report.

@@ -24,7 +24,7 @@ from pipelines.domain.metrics import (
 from pipelines.domain.summary import has_limits
 from pipelines.domain.units import show_bytes
 from pipelines.report.compare import AT_LEAST, Comparison, FormatRow
-from pipelines.report.data import BenchmarkRun, Workload, lengths, load_label, run_label
+from pipelines.report.data import BenchmarkRun, Workload, lengths, run_label
 
 
 def levels_table(run: BenchmarkRun) -> Table:
@@ -35,7 +35,7 @@ def levels_table(run: BenchmarkRun) -> Table:
         summary, marks = level.summary, _marks(level)
         rows.append(
             (
-                load_label(level) + (" *" if marks else ""),
+                level.label + (" *" if marks else ""),
                 f"{summary.requests:,}",
                 _errors(summary),
                 lengths([summary.isl]),
@@ -77,7 +77,7 @@ def modelled_table(run: BenchmarkRun) -> Table | None:
         summary = run.modelled.levels.get(level.requests_file)
         measured = _cells(level.summary, MODELLED)
         modelled = (NONE,) * len(MODELLED) if summary is None else _cells(summary, MODELLED)
-        rows.append((load_label(level), *(cell for both in zip(measured, modelled, strict=True) for cell in both)))
+        rows.append((level.label, *(cell for both in zip(measured, modelled, strict=True) for cell in both)))
     return Table(
         caption=f"{run.result.precision}, modelled beside measured: {run_label([run])}; engine {run.result.engine}",
         origin="",
@@ -143,7 +143,7 @@ def percentiles_table(run: BenchmarkRun) -> Table:
         rows=tuple(
             (
                 metric.title,
-                load_label(level),
+                level.label,
                 f"{getattr(level.summary, metric.name).count:,}",
                 *_cells(level.summary, (MetricStatistic(metric, name) for name in STATISTICS)),
             )
@@ -168,7 +168,7 @@ def counters_table(run: BenchmarkRun) -> Table | None:
     return Table(
         caption=f"Counters of the server and the load generator in each window: {run_label([run])}",
         origin="measured",
-        columns=(*left("counter", "source"), *groups(_load_title(levels), [load_label(level) for level in levels])),
+        columns=(*left("counter", "source"), *groups(_load_title(levels), [level.label for level in levels])),
         rows=rows,
     )
 
@@ -229,7 +229,7 @@ def _format_cells(row: FormatRow, with_slo: bool) -> tuple[str, ...]:
             cells += [NONE] * (len(figures) + 1)
             continue
         first, *others = _cells(level.summary, figures)
-        cells += [mark + first, load_label(level), *others]
+        cells += [mark + first, level.label, *others]
     return tuple(cells)
 
 
@@ -284,7 +284,13 @@ def workload_text(workload: Mapping[str, Any]) -> str:
         for name, words in (("isl", "input tokens"), ("osl", "output tokens"))
         if workload.get(name) is not None
     ]
-    text = f"{workload.get('name', 'unnamed')}: {' and '.join(parts) or 'lengths not recorded'} per request"
+    lengths = f"{' and '.join(parts) or 'lengths not recorded'} per request"
+    if file := workload.get("trace"):
+        lengths = f"lengths of {file}"
+    elif mix := workload.get("mix"):
+        share = percent(sum(each["share"] for each in mix), 0)
+        lengths += f", and {count(len(mix), 'other length')} for {share} % of them"
+    text = f"{workload.get('name', 'unnamed')}: {lengths}"
     arrival = str(workload.get("arrival", ""))
     if arrival in _ARRIVALS:
         text += f"; {_ARRIVALS[arrival]}"
@@ -334,9 +340,7 @@ def protocol_text(recorded: Mapping[str, Any]) -> str:
 
 def slo_text(slo: Slo) -> str:
     """Describe the limits with their preset's name."""
-    limited = (("TTFT", slo.ttft_ms), ("ITL", slo.itl_ms), ("E2E", slo.e2e_ms))
-    limits = ", ".join(f"{name} {limit:g} ms" for name, limit in limited if limit is not None)
-    return f"{slo.name} ({limits})" if slo.name not in ("none", "given") else limits
+    return f"{slo.name} ({slo.text})" if slo.name not in ("none", "given") else slo.text
 
 
 def _settings(result: BenchmarkResult) -> list[Block]:
