@@ -283,14 +283,9 @@ def rates(requests: RequestColumns, window: Window, slo: Slo | None = None) -> S
         requests_per_s=count / seconds,
         output_tokens_per_s=output / seconds,
         total_tokens_per_s=(prompt + output) / seconds,
-        goodput_per_s=int((ended & met(requests, slo)).sum()) / seconds if slo and has_limits(slo) else None,
+        goodput_per_s=int((ended & met(requests, slo)).sum()) / seconds if slo and slo.limits else None,
         **nothing,
     )
-
-
-def has_limits(slo: Slo | None) -> bool:
-    """Return whether there is any limit."""
-    return slo is not None and any(limit is not None for limit in (slo.ttft_ms, slo.itl_ms, slo.e2e_ms))
 
 
 def met(requests: RequestColumns, slo: Slo) -> Column:

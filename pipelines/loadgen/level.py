@@ -97,23 +97,17 @@ class LevelOutcome:
         return {kind: text for report in self.reports for kind, text in report.messages.items()}
 
 
-def run_level(bench: BenchmarkContext, load: PlannedLevel, title: str) -> LevelOutcome:
-    """Apply one load to the server.
-
-    Args:
-        bench: server, client processes, settings.
-        load: the level.
-        title: the load as text, for the live view.
-    """
+def run_level(bench: BenchmarkContext, load: PlannedLevel) -> LevelOutcome:
+    """Apply one load to the server."""
     plan = LevelPlan(load, bench.workload, bench.settings, bench.maker, nonce=token_hex(8))
     if is_whole(bench.workload, bench.settings):
-        warmed = _warm_up(bench, load, title)
+        warmed = _warm_up(bench, load)
         if warmed is not None:
             return warmed
-    return _Run(bench, load, plan, title).go()
+    return _Run(bench, load, plan, load.title).go()
 
 
-def _warm_up(bench: BenchmarkContext, load: PlannedLevel, title: str) -> LevelOutcome | None:
+def _warm_up(bench: BenchmarkContext, load: PlannedLevel) -> LevelOutcome | None:
     """Run a closed loop before a whole window; return its outcome only if it was cut short."""
     settings = bench.settings
     if not settings.warmup_s and not settings.warmup_requests:
@@ -127,7 +121,7 @@ def _warm_up(bench: BenchmarkContext, load: PlannedLevel, title: str) -> LevelOu
     closed = PlannedLevel(load.number, "closed", users, None)
     plan = LevelPlan(closed, workload, inner, bench.maker, salt=1, nonce=token_hex(8))
     warm = replace(bench, workload=workload, settings=inner, metrics_url=None)
-    outcome = _Run(warm, closed, plan, f"{title}, warm-up").go()
+    outcome = _Run(warm, closed, plan, f"{load.title}, warm-up").go()
     outcome.window = None
     return outcome if outcome.reason else None
 

@@ -303,7 +303,7 @@ def _measure(
             busy = other_work(wait=settings.on_busy == "wait", note=note)
             if busy and settings.on_busy == "refuse":
                 raise _too_busy(busy, result, out_dir)
-            outcome = run_level(each, load, load.title)
+            outcome = run_level(each, load)
         except KeyboardInterrupt:  # between two levels
             result = replace(result, complete=False, reason=INTERRUPTED)
             break

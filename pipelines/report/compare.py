@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from eval.fidelity.divergence import FidelityResult
 from eval.verdict import Verdict
 from pipelines.domain.benchmark import Level, Slo
-from pipelines.domain.summary import has_limits
 from pipelines.engines.registry import ENGINES
 from pipelines.engines.tensorrt_llm.config import TUNED
 from pipelines.report.data import BASELINE, BenchmarkRun, FormatReport, ReportData, Workload, spread
@@ -63,7 +62,7 @@ class FormatRow:
     @property
     def level(self) -> Level | None:
         """Return the level that counts: the best one within the limits, or the peak without limits."""
-        return self.at_slo if self.run and has_limits(self.run.result.slo) else self.peak
+        return self.at_slo if self.run and self.run.result.slo.limits else self.peak
 
     @property
     def score(self) -> float | None:
@@ -202,7 +201,7 @@ def _height(level: Level) -> float:
 def _bounds(row: FormatRow) -> list[Level]:
     """Return the levels whose throughput is a lower bound of what the format can do within the limits."""
     slo = row.run.result.slo if row.run else Slo()
-    return [level for level in row.limited if meets(level, slo) or not has_limits(slo)]
+    return [level for level in row.limited if meets(level, slo) or not slo.limits]
 
 
 def _acceptable(row: FormatRow, limit: float) -> bool:
@@ -276,7 +275,7 @@ def _refusal(row: FormatRow, limit: float) -> str:
         return f"no request of its benchmark finished ({row.run.result.reason or 'see its errors'})"
     if row.peak is None:
         return "each of its loads was cut short or limited by the load generator"
-    if has_limits(row.run.result.slo) and row.at_slo is None:
+    if row.run.result.slo.limits and row.at_slo is None:
         return "no load met the limits of the SLO at p99"
     return ""
 

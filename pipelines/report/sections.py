@@ -10,7 +10,6 @@ from eval.compare import against_original, in_points, method_text, sequential_te
 from eval.verdict import Verdict
 from pipelines.document import blocks as doc
 from pipelines.document.show import count, machine_text, ms, number, percent, versions_text, when
-from pipelines.domain.summary import has_limits
 from pipelines.domain.units import show_bytes
 from pipelines.report import checkpoints, fidelity, plots, plots_requests, tables, tables_load
 from pipelines.report.compare import Comparison, comparison, finished, in_words
@@ -108,7 +107,7 @@ def _load_cards(compared: Sequence[Comparison]) -> list[doc.Card]:
     assert level is not None, "rows without a level were left out"
     light = next(level for level in best.run.result.levels if level.counts)
     slo = best.run.result.slo
-    limit = f", {'within' if best.at_slo else 'outside'} the SLO {tables_load.slo_text(slo)}" if has_limits(slo) else ""
+    limit = f", {'within' if best.at_slo else 'outside'} the SLO {tables_load.slo_text(slo)}" if slo.limits else ""
     return [
         doc.Card(
             "Throughput", number(level.summary.output_tokens_per_s), "output tokens/s",

@@ -21,7 +21,6 @@ from pipelines.domain.metrics import (
     STATISTICS,
     MetricStatistic,
 )
-from pipelines.domain.summary import has_limits
 from pipelines.domain.units import show_bytes
 from pipelines.report.compare import AT_LEAST, Comparison, FormatRow
 from pipelines.report.data import BenchmarkRun, Workload, lengths, run_label
@@ -104,7 +103,7 @@ def _rates(result: BenchmarkResult) -> list[tuple[MetricStatistic, int]]:
     """Return the rates to show, each with the number of GPUs to divide by; goodput comes last and only with limits."""
     own = [(figure, 1) for figure in RATES if not figure.metric.optional]
     per_gpu = [(figure, result.gpus) for figure in RATES_PER_GPU if result.gpus > 1]
-    return own + per_gpu + [(figure, 1) for figure in RATES if figure.metric.optional and has_limits(result.slo)]
+    return own + per_gpu + [(figure, 1) for figure in RATES if figure.metric.optional and result.slo.limits]
 
 
 def _with_interval(level: Level, figure: MetricStatistic, gpus: int = 1) -> str:
@@ -254,7 +253,7 @@ def protocol(workload: Workload) -> list[Block]:
     items = [
         ("workload", workload_text(result.workload)),
         ("protocol", protocol_text(result.protocol)),
-        ("SLO", slo_text(result.slo) if has_limits(result.slo) else "none given"),
+        ("SLO", slo_text(result.slo) if result.slo.limits else "none given"),
         *(
             (
                 f"largest load, {run.result.precision}",
