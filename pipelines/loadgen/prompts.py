@@ -81,7 +81,7 @@ class PromptMaker:
         for length in lengths:
             words = self._draw(length - self.overhead, rng)
             same = min(round(prefix_share * length), len(words))
-            texts.append("".join(common[:same] + (words if not same else self._inner(words, rng))[same:]))
+            texts.append("".join(common[:same] + words[same:]))
         return self._checked(texts, lengths, rng)
 
     def extend(self, text: str, length: int, rng: Random) -> str:
@@ -91,10 +91,6 @@ class PromptMaker:
 
     def _draw(self, count: int, rng: Random) -> list[str]:
         return [rng.choice(self._first), *rng.choices(self._words, k=count - 1)]
-
-    def _inner(self, words: list[str], rng: Random) -> list[str]:
-        """Draw words; the first one is of the kind that begins a text, unless it follows a common prefix."""
-        return [rng.choice(self._words), *words[1:]]
 
     def _checked(self, texts: list[str], lengths: Sequence[int], rng: Random) -> list[str]:
         found = self._tokenizer.encode_batch(texts, add_special_tokens=self._special)

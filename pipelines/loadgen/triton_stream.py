@@ -8,6 +8,7 @@ import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic_ns as now
 from typing import Any
 
@@ -112,7 +113,7 @@ class TritonInterface:
         """Build the protobuf message (`ModelInferRequest`), which asks only for outputs that are read."""
         message = service_pb2.ModelInferRequest(model_name=self.model_name)
         text = request.text.encode()
-        add = _Adder(message, [1, 1] if self.batched else [1])
+        add = partial(_add, message, shape=(1, 1) if self.batched else (1,))
         add("text_input", "BYTES", struct.pack("<I", len(text)) + text)
         add("max_tokens", "INT32", struct.pack("<i", request.osl))
         if "stream" in self.inputs:
@@ -132,15 +133,10 @@ class TritonInterface:
         return message
 
 
-class _Adder:
-    """Appends inputs with one element."""
-
-    def __init__(self, request: Any, shape: Sequence[int]) -> None:
-        self._request, self._shape = request, shape
-
-    def __call__(self, name: str, datatype: str, raw: bytes) -> None:
-        self._request.inputs.add(name=name, datatype=datatype, shape=self._shape)
-        self._request.raw_input_contents.append(raw)
+def _add(message: Any, name: str, datatype: str, raw: bytes, shape: Sequence[int] = (1, 1)) -> None:
+    """Append an input with one element."""
+    message.inputs.add(name=name, datatype=datatype, shape=shape)
+    message.raw_input_contents.append(raw)
 
 
 class TritonStream(RequestStream):
@@ -182,10 +178,9 @@ class TritonStream(RequestStream):
     async def _stop(self, request_id: str) -> None:
         self._stopped = True
         message = service_pb2.ModelInferRequest(model_name=_ENGINE, id=request_id)
-        add = _Adder(message, [1, 1])
         for name in ("input_ids", "input_lengths", "request_output_len"):
-            add(name, "INT32", struct.pack("<i", 1))
-        add("stop", "BOOL", b"\x01")
+            _add(message, name, "INT32", struct.pack("<i", 1))
+        _add(message, "stop", "BOOL", b"\x01")
         message.outputs.add(name="output_ids")
         stream = self._stub.ModelStreamInfer()
         await stream.write(message)
