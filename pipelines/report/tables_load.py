@@ -287,8 +287,8 @@ def workload_text(workload: Mapping[str, Any]) -> str:
     if file := workload.get("trace"):
         lengths = f"lengths of {file}"
     elif mix := workload.get("mix"):
-        share = percent(sum(each["share"] for each in mix), 0)
-        lengths += f", and {count(len(mix), 'other length')} for {share} % of them"
+        rest = percent(sum(each["share"] for each in mix), 0)
+        lengths += f", and {count(len(mix), 'other length')} for {rest} % of them"
     text = f"{workload.get('name', 'unnamed')}: {lengths}"
     arrival = str(workload.get("arrival", ""))
     if arrival in _ARRIVALS:
