@@ -28,6 +28,8 @@ from typing import Any
 
 import psutil
 
+from pipelines.engines.openvino.blocks import blocks_of
+from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions, kv_block_bytes, kv_precision
 from pipelines.serving.config import ServingSettings
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.process import TritonServer
@@ -165,12 +167,15 @@ def build(work: Path, model: Path) -> Path:
 
 @contextmanager
 def ours(engine: Path, model: Path, options: dict[str, str]) -> Iterator[Served]:
-    """Serve our engine."""
+    """Serve our engine, with a KV cache for all slots."""
+    config = EngineFolder.load(engine).config
+    precision = kv_precision(config, OpenVinoOptions.judged(options, "engine.openvino."))
+    pool = SLOTS * blocks_of(SLOT_TOKENS) * kv_block_bytes(config, precision)
     with tempfile.TemporaryDirectory() as folder:
         repository = Path(folder) / "repository"
         spec = RepositorySpec(
             flavour="openvino", label="measured", variant="measured", enable_kv_cache_reuse=False,
-            options=options, enable_chunked_context=True,
+            options={"kv_cache_bytes": pool, **options}, enable_chunked_context=True,
         )  # fmt: skip
         write_repository(
             repository, engine_dir=engine, tokenizer_dir=model, settings=TritonSettings(), spec=spec, made_from={}
