@@ -40,8 +40,9 @@ LLAMA_322M = {
 }  # fmt: skip
 GPTQMODEL = "gptqmodel==7.7.0"
 GPTQMODEL_FLOW = """
-import json, resource, sys, time
+import json, os, sys, time
 from pathlib import Path
+os.cpu_count = lambda: 4  # with two processors 7.7 ends: "requests 2 workers but parent 'cpu' only has 1"
 import torch
 torch.set_num_threads(int(sys.argv[4]))
 from gptqmodel import GPTQModel, QuantizeConfig
