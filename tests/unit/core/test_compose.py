@@ -137,7 +137,7 @@ def test_model_shapes_equal_the_published_table():
             "+store.dir=/x",
             r"store\.dir is not .* folder of the store is paths\.store\. Keys of store: keep",
         ),
-        ("paths.artifacts=/x", r"folder of the store is paths\.store\. Keys of paths: runs, store, trtllm_examples"),
+        ("paths.artifacts=/x", r"folder of the store is paths\.store\. Keys of paths: edge, runs, store, "),
         (
             "store=/tmp/x",
             r"store is a group .* folder of the store is paths\.store\. Keys of store: keep",
@@ -147,7 +147,7 @@ def test_model_shapes_equal_the_published_table():
         ("quant.max_batch_size=3", r"Did you mean 'build\.max_batch_size'\? Keys of quant: awq_alpha_step, "),
         ("calibration=local", r"calibration source 'local' needs calibration\.path"),
         ("model=hub", r"model\.hub_id must be given"),
-        ("engine=onnx", r"engine=onnx is not known\. Choose one of auto, openvino, tensorrt_llm"),
+        ("engine=onnx", r"engine=onnx is not known\. Choose one of auto, openvino, tensorrt_edge, tensorrt_llm"),
         ("build.max_batch_size", r"'build\.max_batch_size' is not a valid override.*Write key=value"),
         ("calibration.path=/x", r"path='/x' conflicts with source 'auto'"),
         ("hardware=h100", r"hardware=h100 is not known.*Did you mean 'h100_"),

@@ -27,9 +27,13 @@ WRITTEN = {
     "cluster.folder": ("scripts cluster=slurm engine=tensorrt_llm model=gemma_2b hardware=h100_sxm",),
     "nightly.history": ("nightly", "nightly nightly.measure=false"),
     "stage.link": ("stage stage.name=quantize",),
+    "migrate.folder": ("migrate engine=tensorrt_llm model=llama_3_8b quant=fp8 hardware=h100_sxm",),
 }
 READ = {
     "verify.path": "verify",
+    "migrate.path": "migrate",
+    "llm_api.file": "plan engine=tensorrt_llm_llmapi model=llama_3_8b quant=fp8 hardware=h100_sxm",
+    "paths.edge": "build engine=tensorrt_edge model=tiny_llama quant=none",
     "model.path": "plan",
     "engine.path": "plan",
     "calibration.path": "plan calibration=local quant=fp8",
@@ -136,7 +140,7 @@ def test_a_path_to_nothing_is_refused(key, bad, tmp_path, capsys, monkeypatch):
 def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch, subtests):
     """Settings that are read beside the same words are given together."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "x").write_text("x")
+    (tmp_path / "x").write_text("x: 1\n")
     together = defaultdict(dict)
     for key in (*WRITTEN, *READ, *ELSEWHERE):
         _, *words = READ.get(key, WRITTEN.get(key, ("plan",))[0]).split()
