@@ -19,6 +19,7 @@ from pipelines.plan.plan import node_key
 from pipelines.plan.user_inputs import Found
 from pipelines.settings.base import Group
 from pipelines.settings.compose import load
+from pipelines.settings.groups import CONF
 from pipelines.settings.root import Settings
 from pipelines.store.sources import InputSource
 from triton_repo.config import TritonSettings
@@ -119,6 +120,14 @@ MUST_RERUN = {
     "calibration.seq_len": (256, SPARSIFY),
     "calibration.batch_size": (4, SPARSIFY),
     "calibration.seed": (7, SPARSIFY),
+    # they are read by other engines and commands
+    "llm_api.file": (CONF / "quant" / "fp8.yaml", NOTHING),
+    "llm_api.extra": ({"dtype": "float16"}, NOTHING),
+    "llm_api.tuned": ("none", NOTHING),
+    "migrate.path": (Path("/engine"), NOTHING),
+    "migrate.command": ("trtllm-build", NOTHING),
+    "migrate.folder": (Path("/migrated"), NOTHING),
+    "paths.edge": (Path("/edge"), NOTHING),
     "engine.name": ("auto", NOTHING),  # resolves to the same engine here
     "engine.path": (Path("/engine"), NOTHING),  # its content counts, as an input
     "engine.openvino.inference_precision": ("bf16", EVALUATE | COMPARE | REPOSITORY),
@@ -263,7 +272,7 @@ def change(configured: Settings, key: str, value) -> Settings:
         *path, leaf = name.split(".")
         group = raw
         for part in path:
-            group = group[part]
+            group = group.setdefault(part, {})  # a group that nobody set is not in the dump
         group[leaf] = new
     return Settings.model_validate(raw)
 

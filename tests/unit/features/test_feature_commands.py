@@ -35,7 +35,7 @@ def commands(path: Path) -> list[str]:
 
 
 GUIDES = (ROOT / "docs" / "models.md", ROOT / "docs" / "gpu.md")
-NO_OVERRIDES = ("test-gpu",)
+NO_OVERRIDES = ("test-gpu", "setup-edge")
 """Targets of the Makefile that are no command of the program."""
 ALL = sorted({line for path in (*FILES, *GUIDES) for line in commands(path)})
 

@@ -182,7 +182,7 @@ def test_the_plan_shows_what_the_model_says_only_where_there_is_one(tmp_path, ca
     assert COMMANDS["plan"].run([*LLAMA, "workload=chat", store]) == 0
     text = capsys.readouterr().out
     assert "modelled under workload=chat (" in text
-    assert len(re.findall(r"^  concurrency +\d+ ( +[\d.,]+){4}$", text, re.M)) == 4
+    assert len(re.findall(r"^  concurrency +\d+ ( +[\d.,]+){4}$", text, re.M)) == 3
     assert "usually off by" in text
 
 
