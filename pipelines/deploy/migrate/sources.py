@@ -18,6 +18,7 @@ from pipelines.engines.limits import CONFIG, read_engine_config
 from pipelines.engines.tensorrt_llm.config import FLAG, LIST, OPTIONS
 from pipelines.engines.tensorrt_llm.folder import PROGRAM
 from pipelines.store.manifest import MANIFEST, read_manifest
+from triton_repo.tensors import DRAFT, PREPROCESSING
 
 WORDS: Mapping[str, Any] = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
 """What becomes of each word, see `about` in the file."""
@@ -180,7 +181,6 @@ def _read_repository(folder: Path) -> OldDeployment:
     """Read the parameters of the model with TensorRT-LLM's backend, and its engine if it can be found."""
     from triton_repo.check import read_configs  # tritonclient takes long to import
     from triton_repo.consistency import parameter
-    from triton_repo.tensors import DRAFT, PREPROCESSING
 
     configs, faults = read_configs(sorted(folder.glob("*/config.pbtxt")))
     names = [name for name, config in configs.items() if config.backend == "tensorrtllm" and name != DRAFT]
