@@ -13,7 +13,8 @@ import yaml
 from pipelines.domain.errors import UserError
 from pipelines.host.files import write_text
 from pipelines.host.screen import say, wrapped
-from pipelines.settings.compose import compose, judged, leaves, load
+from pipelines.settings.base import flat
+from pipelines.settings.compose import compose, judged, load
 from pipelines.settings.describe import about, keys_of
 from pipelines.settings.groups import (
     CHOSEN_FILE,
@@ -40,23 +41,23 @@ def config(overrides: Sequence[str]) -> int:
 
 def _with_sources(raw: Mapping[str, Any]) -> str:
     """Write the configuration as YAML; a value that conf/ does not decide has a comment with what does."""
-    project = dict(leaves(compose([])))
+    values, project = flat(raw), flat(compose([]))
     with without_project_file():
-        ours = dict(leaves(compose([])))
+        ours = flat(compose([]))
     text = yaml.safe_dump(raw, sort_keys=False)
     lines = text.splitlines()
 
-    def walk(node: Any, tree: Mapping[str, Any], prefix: str) -> None:
-        for key, value in node.value:
-            name, inner = f"{prefix}{key.value}", tree[key.value]
-            if isinstance(inner, Mapping) and inner:
-                walk(value, inner, f"{name}.")
-            elif inner != project.get(name):
+    def walk(node: Any, prefix: str) -> None:
+        for key, inner in node.value:
+            name = f"{prefix}{key.value}"
+            if name not in values:
+                walk(inner, f"{name}.")
+            elif values[name] != project.get(name):
                 lines[key.start_mark.line] += "  # command line"
-            elif inner != ours.get(name):
+            elif values[name] != ours.get(name):
                 lines[key.start_mark.line] += f"  # {project_file()}"
 
-    walk(yaml.compose(text), raw, "")
+    walk(yaml.compose(text), "")
     return "\n".join(lines) + "\n"
 
 

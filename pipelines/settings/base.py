@@ -222,6 +222,15 @@ def _without_nulls(values: Any) -> Any:
     return {n: value for n, value in values.items() if value is not None} if isinstance(values, dict) else values
 
 
+def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return dotted name -> value of nested mappings; an empty one, or one with keys that are no text, is a value."""
+    result: dict[str, Any] = {}
+    for name, value in options.items():
+        nested = isinstance(value, Mapping) and value and all(isinstance(key, str) for key in value)
+        result |= flat(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+    return result
+
+
 class Group(BaseModel):
     """Base of all groups: frozen, strict about unknown keys and about types.
 

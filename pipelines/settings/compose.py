@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from pipelines.domain.errors import Fault, UserError
+from pipelines.settings.base import flat
 from pipelines.settings.groups import project_file
 from pipelines.settings.plain import compose_plain, project_content
 from pipelines.settings.root import Settings, validate
@@ -32,7 +33,7 @@ def judged(raw: Mapping[str, Any], overrides: Sequence[str]) -> Settings:
     except UserError as error:
         typed = {word.partition("=")[0].lstrip("+") for word in overrides}
         content = project_content()
-        own = [f"{key}{end}" for key, _ in leaves(content) if key not in typed for end in "=. "]
+        own = [f"{key}{end}" for key in flat(content) if key not in typed for end in "=. "]
         own += [f"{group} " for group in content]
         raise UserError.of([_of_the_project(fault, tuple(own)) for fault in error.faults]) from None
 
@@ -41,15 +42,6 @@ def _of_the_project(fault: Fault, beginnings: tuple[str, ...]) -> Fault:
     if not fault.message.startswith(beginnings):
         return fault
     return replace(fault, message=f"{project_file()}: {fault.message}")
-
-
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """List the dotted keys of nested mappings with their values; an empty mapping is a value."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:

@@ -160,12 +160,14 @@ class _Composition:
         choices: by group; those of the user come first, and nothing replaces them.
         unused: groups of choices that nothing was chosen for yet.
         parts: what is merged, the last first: group, or "" for the whole configuration, and content.
+        folders: that have choices, conf/ first.
     """
 
     def __init__(self, chosen: Mapping[str, str]) -> None:
         self.choices = dict(chosen)
         self.unused = set(chosen)
         self.parts: list[tuple[str, dict[str, Any]]] = []
+        self.folders = config_folders()
 
     def compose(self) -> dict[str, Any]:
         """Merge everything that conf/config.yaml and the choices name."""
@@ -188,7 +190,7 @@ class _Composition:
             folder: its folder in conf/; empty for conf/ itself.
             group: whose keys it sets, unless it sets those of others.
         """
-        is_global, content = (True, project_content()) if (name, folder) == (PROJECT, "") else _read(folder, name)
+        is_global, content = (True, project_content()) if (name, folder) == (PROJECT, "") else self._read(folder, name)
         if is_global and group not in ("", folder):
             raise NotPlainError  # it would set keys of others from somewhere else
         group = "" if is_global else group
@@ -233,28 +235,24 @@ class _Composition:
         if value is not None:
             self._add(value, group, place or group)
 
+    def _read(self, folder: str, name: Any) -> tuple[bool, dict[str, Any]]:
+        """Read a choice of conf/ or of the project: whether it sets keys of any group, and its content."""
+        if not isinstance(name, str) or not CHOICE.fullmatch(name):
+            raise NotPlainError
+        places = [root / folder / f"{name}.yaml" for root in (self.folders if folder else self.folders[:1])]
+        try:
+            text = next(place for place in places if place.is_file()).read_text(encoding="utf-8")
+        except (StopIteration, OSError):
+            raise NotPlainError from None
+        is_global = text.startswith(GLOBAL)
+        content = load_yaml(text)
+        if (not is_global and "@package" in text) or not isinstance(content, dict | None):
+            raise NotPlainError
+        return is_global, content or {}
+
 
 def _is_override(entry: Any) -> bool:
     return isinstance(entry, dict) and len(entry) == 1 and str(next(iter(entry))).startswith("override ")
-
-
-def _read(folder: str, name: Any) -> tuple[bool, dict[str, Any]]:
-    """Read a choice of conf/ or of the project: whether it sets keys of any group, and its content."""
-    if not isinstance(name, str) or not CHOICE.fullmatch(name):
-        raise NotPlainError
-    roots = config_folders() if folder else (CONF,)
-    file = next((path for root in roots if (path := root / folder / f"{name}.yaml").is_file()), None)
-    try:
-        text = file.read_text(encoding="utf-8") if file else ""
-    except OSError:
-        raise NotPlainError from None
-    if file is None:
-        raise NotPlainError
-    is_global = text.startswith(GLOBAL)
-    content = load_yaml(text)
-    if (not is_global and "@package" in text) or not isinstance(content, dict | None):
-        raise NotPlainError
-    return is_global, content or {}
 
 
 def project_content() -> dict[str, Any]:

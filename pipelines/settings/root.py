@@ -24,13 +24,13 @@ from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.variant import Variant
 from pipelines.engines.config import EngineSettings, HardwareSettings, RuntimeSettings
-from pipelines.engines.tensorrt_llm.config import NOT_SPECULATING, OWN_SETTINGS, BuildSettings, LlmApiSettings, flat
+from pipelines.engines.tensorrt_llm.config import NOT_SPECULATING, OWN_SETTINGS, BuildSettings, LlmApiSettings
 from pipelines.loadgen.config import BenchmarkSettings, WorkloadSettings
 from pipelines.nightly.config import NightlySettings
 from pipelines.predict.config import SimulatorSettings, SizingSettings
 from pipelines.report.config import ReportSettings
 from pipelines.serving.config import ServingSettings
-from pipelines.settings.base import Group
+from pipelines.settings.base import Group, flat
 from pipelines.settings.features import LoraSettings, MultimodalSettings, SpeculativeSettings
 from pipelines.settings.model import ModelSettings
 from pipelines.settings.paths import PathSettings, PlanSettings, StageSettings, StoreSettings, VerifySettings

@@ -310,15 +310,6 @@ OWN_SETTINGS = {
 """Option of the LLM API -> its setting, in which alone it can be given."""
 
 
-def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return path -> value of everything that is no mapping with content."""
-    result: dict[str, Any] = {}
-    for name, value in options.items():
-        nested = isinstance(value, Mapping) and value and all(isinstance(key, str) for key in value)
-        result |= flat(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
-    return result
-
-
 class LlmApiSettings(ChoosingGroup):
     """Options of TensorRT-LLM's LLM API without a setting of their own; engine=tensorrt_llm_llmapi reads them.
 

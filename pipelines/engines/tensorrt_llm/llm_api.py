@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import Fault, did_you_mean
-from pipelines.engines.tensorrt_llm.config import OWN_SETTINGS, flat
+from pipelines.engines.tensorrt_llm.config import OWN_SETTINGS
+from pipelines.settings.base import flat
 
 FOLDER = Path(__file__).with_name("llm_api_options")
 EFFECTS, TUNED = "effects", "tuned"

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 
 from pipelines.domain.formats import KvFormat
-from pipelines.engines.tensorrt_llm.config import OWN_SETTINGS, flat
+from pipelines.engines.tensorrt_llm.config import OWN_SETTINGS
 from pipelines.engines.tensorrt_llm.llm_api import TunedFile, complaints, tuned_files
 from pipelines.engines.tuning import Recommended, TunedCase
+from pipelines.settings.base import flat
 
 CHOSEN_ELSEWHERE = ("kv_cache_config.dtype", "kv_cache_config.free_gpu_memory_fraction")
 """Options of a file that are settings here and that advice may set; the others stay with the load."""

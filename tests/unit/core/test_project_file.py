@@ -81,6 +81,11 @@ def test_config_says_where_a_value_comes_from(project, capsys):
     assert shown.err == f"Settings of {file} apply.\n"
 
 
+def test_config_shows_values_whose_keys_are_numbers(project, capsys):
+    assert main(["config", "lora=adapters", "lora.adapters={1:/x}"]) == 0
+    assert "  adapters:  # command line\n    1: /x\n" in capsys.readouterr().out
+
+
 def test_another_file_by_name_also_for_the_processes_it_starts(project, capsys):
     (project / "team.yaml").write_text("build:\n  max_batch_size: 23\n")
     assert main(["config", "config=../team.yaml"]) == 0
