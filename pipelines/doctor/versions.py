@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import re
 import shutil
@@ -18,6 +17,14 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS
 from pipelines.domain.units import show_bytes
 from pipelines.engines.tensorrt_llm.folder import extra_choices, help_differences
+from pipelines.engines.tensorrt_llm.releases import (
+    ABSENT,
+    begins,
+    compatibility,
+    newest_with_engines,
+    numbers,
+    release_for,
+)
 from pipelines.host import screen
 from pipelines.host.machine import GpuFacts, Machine, library_versions
 from pipelines.host.screen import table, wrapped
@@ -152,11 +159,6 @@ def _cuda_version() -> str:
     return stated[1] if stated else ""
 
 
-def numbers(version: str) -> tuple[int, ...]:
-    """2.10.0a0+nv25.12 -> (2, 10, 0)."""
-    return tuple(int(part) for part in re.findall(r"\d+", re.split(r"[+a-z]", version)[0]))
-
-
 # Render a diagnosis for a terminal of 60 columns or more.
 
 MARKS = {"ok": "ok", "note": "--", "bad": "!!"}
@@ -245,8 +247,6 @@ def _size(word: str) -> tuple[int, float, str]:
     return "KMGT".find(unit[:1]), float(number) if unit else 0.0, word
 
 
-TABLE = Path(__file__).with_name("compatibility.json")
-ABSENT = "absent"
 LIBRARIES = {
     "TensorRT-LLM": "tensorrt-llm",
     "TensorRT": "tensorrt",
@@ -263,35 +263,24 @@ GPU_ONLY = ("TensorRT-LLM", "TensorRT")
 CPU_ONLY = ("openvino", "openvino-genai")
 
 
-def release_for(version: str) -> dict[str, Any] | None:
-    """Return the row of a TensorRT-LLM version, or None; that of 1.2.1, the one to install, when it is absent."""
-    meant = "1.2.1" if version == ABSENT else version
-    rows: list[dict[str, Any]] = json.loads(TABLE.read_text(encoding="utf-8"))["releases"]
-    return next((row for row in rows if begins(meant, row["tensorrt_llm"])), None)
-
-
-def begins(version: str, prefix: str) -> bool:
-    """Return whether a version matches the table's entry: 10.14.1.48 begins with 10.14.1."""
-    return numbers(version)[: len(numbers(prefix))] == numbers(prefix)
-
-
 def go_together(llm_api_image: str) -> list[ProbeResult]:
     """Say for each engine which versions belong together.
 
     Args:
         llm_api_image: NVIDIA's container with `trtllm-serve`.
     """
-    whole = json.loads(TABLE.read_text(encoding="utf-8"))
-    engines = release_for(ABSENT) or {}
+    whole, engines = compatibility(), newest_with_engines()
     names = {"TensorRT-LLM": "tensorrt_llm", "Triton": "containers", **COLUMNS, "CUDA": "cuda", "driver": "driver"}
     together = ", ".join(f"{name} {_stretch(engines[key])}" for name, key in names.items() if engines.get(key))
     here = whole["here"]
     tried = {name: " and ".join(here[key]) for name, key in (("Python", "python"), ("ModelOpt", "modelopt"))}
     tried["transformers"] = " and ".join(here["transformers"])
     in_triton = [tag for row in whole["releases"] if not row["engines"] for tag in row["containers"]]
+    edge = ", ".join(f"{name.replace('_', '-')} {version}" for name, version in whole["edge"].items())
     return [
         ProbeResult("tensorrt_llm", together),
         ProbeResult("llm_api", f"{llm_api_image}; Triton {_stretch(in_triton) if in_triton else 'has none'}"),
+        ProbeResult("edge", f"{edge}, in an environment of its own (make setup-edge)"),
         ProbeResult("openvino", ", ".join(f"{name} {tested}" for name, tested in tried.items())),
     ]
 
@@ -333,7 +322,7 @@ def _library(name: str, version: str, engine: str, release: dict[str, Any] | Non
 
 def _engine(version: str, release: dict[str, Any] | None) -> ProbeResult:
     if release is None:
-        todo = "Known versions: 1.2.1 (containers 26.04 to 26.07) and those in pipelines/doctor/compatibility.json."
+        todo = "Known versions: 1.2.1 (containers 26.04 to 26.07) and others of docs/gpu.md."
         return ProbeResult("TensorRT-LLM", f"{version}, which is not in the table", "note", todo)
     tags = release["containers"]
     text = f"{version}" + (f" (container {_stretch(tags)})" if tags else "")
@@ -356,7 +345,7 @@ def _within(version: str, needed: str | list[str]) -> bool:
 
 def _python(release: dict[str, Any] | None) -> ProbeResult:
     version = platform.python_version()
-    here: list[str] = json.loads(TABLE.read_text(encoding="utf-8"))["here"]["python"]
+    here: list[str] = compatibility()["here"]["python"]
     if not any(begins(version, tested) for tested in here):
         todo = f"This project is tested with {' and '.join(here)}."
         return ProbeResult("Python", version, "bad" if numbers(version) < (3, 11) else "note", todo)

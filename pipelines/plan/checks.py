@@ -21,8 +21,10 @@ from pipelines.domain.formats import (
 )
 from pipelines.domain.units import show_bytes
 from pipelines.engines.openvino.memory import unheard
-from pipelines.engines.registry import OPENVINO
+from pipelines.engines.registry import OPENVINO, ServerBackend
 from pipelines.engines.tensorrt_edge.exporter import environment_fault
+from pipelines.engines.tensorrt_llm.llm_api import numbers
+from pipelines.engines.tensorrt_llm.releases import ABSENT, newer_than_container, newer_than_installed
 from pipelines.host.machine import Machine, library_versions
 from pipelines.plan import accuracy_checks, host_memory, memory_checks, serving_checks, weights_checks
 from pipelines.plan.colocated import baseline_faults, colocated, draft_faults
@@ -74,6 +76,7 @@ def check(d: Deployment) -> Checked:
         *warned(findings),
         *_few_texts(settings.calibration, d.found.few_texts),
         *accuracy_checks.few_questions(d),
+        *_newer(d),
     )
     checked.faults += [*_baseline(d, findings), *_draft(d), *accuracy_checks.unknown_reference(d)]
     if not d.is_for_a_named_gpu:
@@ -162,6 +165,27 @@ def _quant(settings: Settings) -> list[Fault]:
     ways = {(qformat, quant.int4_scales, quant.fp4_inputs) for qformat in quant.formats}
     ways |= {(drafts, "max", "max")} if drafts else set()
     return faults + [fault for qformat, *scales in sorted(ways) for fault in version_faults(qformat, version, *scales)]
+
+
+def _newer(d: Deployment) -> list[Fault]:
+    """Warn of an older TensorRT-LLM than the newest that is known for the engine."""
+    image, usual = d.settings.image, type(d.settings.image)()
+    if d.engine.server is ServerBackend.LLM_API:
+        asked, default = image.llm_api_version, usual.llm_api_version
+        if asked is None or default is None or numbers(asked) >= numbers(default):
+            return []
+        what = f"image.base_llm_api={image.base_llm_api} has TensorRT-LLM {asked}, which is older than {default}."
+        return [Fault(what, f"The default is {usual.base_llm_api}.", "Leave out image.base_llm_api to use it.")]
+    if not d.engine.builder:
+        return []
+    installed = library_versions(("tensorrt-llm",))["tensorrt-llm"]
+    if newest := newer_than_installed(installed):
+        what = f"TensorRT-LLM {installed} is installed; {newest} is the newest that has TensorRT engines."
+        return [Fault(what, todo=f"Use the container of {usual.base_gpu}: make image.")]
+    if installed == ABSENT and (newest := newer_than_container(image.base_gpu)):
+        what = f"image.base_gpu={image.base_gpu} is older than {newest}, the newest container with TensorRT engines."
+        return [Fault(what, todo="Leave out image.base_gpu to use that.")]
+    return []
 
 
 def _logged(d: Deployment) -> list[Fault]:

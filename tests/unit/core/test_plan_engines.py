@@ -177,3 +177,26 @@ def test_devices_and_processes_go_with_the_ranks(words, said, tmp_path):
         plan(tmp_path, [*base, *words.split()], "serve")
     plan(tmp_path, [*base, "build.tp_size=2", "triton.gpu_device_ids=[[0,1],[2,3]]"], "serve")
     plan(tmp_path, [*base, *words.split()], "build")  # which serves nothing
+
+
+@pytest.mark.parametrize(
+    ("words", "installed", "said"),
+    [
+        ([], "absent", ""),
+        ([], "1.2.1", ""),
+        ([], "1.2.0.post1", "TensorRT-LLM 1.2.0.post1 is installed; 1.2.1 is the newest that has TensorRT engines."),
+        (["image.base_gpu=nvcr.io/nvidia/tritonserver:26.03-trtllm-python-py3"], "absent", "is older than 26.07"),
+        (["image.base_gpu=nvcr.io/nvidia/tritonserver:26.03-trtllm-python-py3"], "1.2.1", ""),
+        (["image.base_gpu=mine:1"], "absent", ""),
+        (["engine=tensorrt_llm_llmapi", "image.base_llm_api=mine:1.3.0rc3"], "absent", "1.3.0rc3, which is older than"),
+        (["engine=tensorrt_llm_llmapi", "image.base_llm_api=mine:1.4.0rc1"], "absent", ""),
+        (["engine=tensorrt_llm_llmapi", "image.base_llm_api=mine:latest-1"], "absent", ""),
+        (["engine=tensorrt_llm_llmapi"], "1.2.1", ""),
+    ],
+)
+def test_a_plan_warns_of_an_older_tensorrt_llm(tmp_path, monkeypatch, words, installed, said):
+    monkeypatch.setattr("pipelines.plan.checks.library_versions", lambda names: dict.fromkeys(names, installed))
+    warnings = [str(fault) for fault in plan(tmp_path, ["model=llama_3_1_8b", *words], "build").warnings]
+    found = [text for text in warnings if "image.base" in text or "is installed" in text]
+    assert len(found) == bool(said)
+    assert said in " ".join(found)

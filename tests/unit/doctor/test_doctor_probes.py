@@ -1,12 +1,13 @@
 """Each probe by itself: what it finds, and that it fails soft with its reason."""
 
-import json
 import shutil
 from collections import namedtuple
 
 import pytest
 
 from pipelines.doctor import doctor_command, versions
+from pipelines.engines.tensorrt_edge import exporter
+from pipelines.engines.tensorrt_llm import releases
 from pipelines.host.machine import GpuFacts, cpu_quota, gather, memory_limit
 from pipelines.serving.config import ServingSettings
 from tests.conftest import ROOT
@@ -21,14 +22,14 @@ def by_name(findings):
 
 
 def test_a_gpu_is_told_with_its_row_driver_and_cuda(gpu):
-    found = by_name(versions.probe_gpus(gather(), versions.release_for("1.2.1")))
+    found = by_name(versions.probe_gpus(gather(), releases.release_for("1.2.1")))
     assert found["GPU 0"].value.endswith("compute capability 9.0, 79.6 GiB = hardware=h100_sxm")
     assert (found["driver"].value, found["driver"].status) == ("590.44.01, CUDA 13.1", "ok")
 
 
 def test_a_driver_for_an_older_cuda_is_told(programs):
     programs("nvidia-smi", 'echo "CUDA Version: 12.4"')
-    found = by_name(versions.probe_gpus(with_gpu(), versions.release_for("1.2.1")))["driver"]
+    found = by_name(versions.probe_gpus(with_gpu(), releases.release_for("1.2.1")))["driver"]
     assert found.status == "note"
     assert "CUDA 12.4; TensorRT-LLM 1.2.1 is built for CUDA 13.1" in found.value
     assert found.todo == "Install a driver for CUDA 13 (590.44.01 or newer)."
@@ -217,8 +218,8 @@ def test_templates_are_held_against_our_table(tmp_path):
 
 
 def test_the_table_says_its_sources():
-    table = doctor_command.json.loads(versions.TABLE.read_text())
-    assert set(table["sources"]) == {"tensorrt_llm", "containers", "engines"}
+    table = releases.compatibility()
+    assert set(table["sources"]) == {"tensorrt_llm", "containers", "engines", "edge"}
     assert H100.sm == 9.0
 
 
@@ -229,10 +230,11 @@ def test_versions_that_go_together_are_told_for_each_engine():
     )
     assert found["llm_api"].value == "nvcr.io/nvidia/tensorrt-llm/release:9.9; Triton has none"
     assert "ModelOpt 0.37 and 0.47" in found["openvino"].value
+    assert found["edge"].value.startswith(f"tensorrt-edgellm {exporter.VERSION}, torch ")
 
 
 def test_the_page_has_the_table_of_versions():
-    rows = json.loads(versions.TABLE.read_text(encoding="utf-8"))["releases"]
+    rows = releases.compatibility()["releases"]
     keys = ("tensorrt", "cuda", "driver", "modelopt", "transformers")
     for row in rows:
         tags = row["containers"]
@@ -245,4 +247,4 @@ def test_the_page_has_the_table_of_versions():
     ("version", "row"), [("1.0.3.2510", "1.0.3"), ("1.0.0", "1.0"), ("0.17.0.post1", "0.17"), ("1.3.0rc20", "1.3")]
 )
 def test_the_row_of_a_version(version, row):
-    assert versions.release_for(version)["tensorrt_llm"] == row
+    assert releases.release_for(version)["tensorrt_llm"] == row
