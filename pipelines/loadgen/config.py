@@ -155,7 +155,7 @@ class MixedSettings(Group):
     osl: LengthSettings
 
 
-TRACE_COLUMNS = ("time", "isl", "osl", "prompt")
+TRACE_COLUMNS = ("time", "isl", "osl", "prompt", "session", "delay")
 TRACE_UNITS = {"s": 1, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
@@ -175,8 +175,9 @@ class WorkloadSettings(Group):
         cv: gamma: coefficient of variation of the gaps; 1 is Poisson, above 1 is burstier.
         trace: file of requests with their times and lengths, CSV or JSON lines: `time` (seconds), `osl`, and `isl` or
             `prompt`; or as Mooncake, Azure, Weka, BurstGPT and gateways write them (docs/sizing.md).
-        columns: the trace's own names where they are others: time, isl, osl or prompt; unit: of times that are numbers,
-            s, ms, us or ns. `usage.prompt_tokens` is the count inside `usage`.
+        columns: the trace's own names where they are others: time, isl, osl, prompt, session or delay (after the answer
+            before in the session); unit: of times that are numbers, s, ms, us or ns. `usage.prompt_tokens` is the count
+            inside `usage`.
         trace_speed: factor by which the trace is sped up.
         prompts: maximum of distinct prompts per level if the number of requests is not known beforehand.
         seed: of lengths, prompts and arrival times.
@@ -308,7 +309,7 @@ class BenchmarkSettings(Group):
             until `warmup_requests`.
         warmup_requests: and at least this many finished; None is one per user of a closed loop.
         duration_s: length of the window; "auto" is 6 s, or up to 12 until 100 requests have finished, and 5 for each
-            user; None is no limit. With `search`, the longest window of a probe; "auto" is 120 s.
+            user, or the whole trace; None is no limit. With `search`, the longest window of a probe; "auto" is 120 s.
         num_requests: the window also ends when this many have finished (open loop: have been sent).
         min_requests: the window does not end before this many have finished, whatever `duration_s` is.
         timeout_s: a request without its last token by then is given up and counted as an error.

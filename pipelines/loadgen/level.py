@@ -133,8 +133,8 @@ class _Run:
         self._bench, self._load, self._settings = bench, load, bench.settings
         self._whole = is_whole(bench.workload, bench.settings)
         self._meter, self._title = Meter(bench.clients.board), title
+        self._start = self._last = 0
         self._jobs, self._planned = self._share(plan)
-        self._start = 0
         self._begin: int | None = None
         self._end: int | None = None
         self._done_before = 0
@@ -248,9 +248,9 @@ class _Run:
         return grown > certain and ttft_s > _WAITS * grown * (now - since) / SECOND / new
 
     def _expected_end(self, now: int) -> float | None:
-        """Return when a window of a closed loop will end if requests go on to finish as they did so far."""
-        if self._begin is None:
-            return None
+        """Return when a window without a schedule will end if requests go on to finish as they did so far."""
+        if self._begin is None or (self._load.arrival == "trace" and self._settings.duration_s == "auto"):
+            return None  # a trace ends with its last request
         rate = (self._done() - self._done_before) * SECOND / max(now - self._begin, 1)
         seconds = self._settings.seconds(rate, self._load.concurrency or 0)
         return None if seconds is None else self._begin + seconds * SECOND
@@ -268,7 +268,7 @@ class _Run:
     def _left(self, now: int) -> float | None:
         if self._begin is None or self._end is not None:
             return None
-        end = self._start + self._planned[1] if self._planned else self._expected_end(now)
+        end = self._start + self._planned[1] if self._planned else self._expected_end(now) or self._start + self._last
         return None if end is None or end < now else (end - now) / SECOND  # a window may wait for its requests
 
     def _window(self, timings: Sequence[RequestTiming]) -> Window | None:
@@ -324,7 +324,9 @@ class _Run:
             ], None
         schedule = plan.schedule()
         times = [due for due, _ in schedule]
-        gap = (times[-1] - times[0]) / max(len(times) - 1, 1) * size
+        self._last = times[-1]
+        requests = sum(1 + len(request.then) for _, request in schedule)
+        gap = (times[-1] - times[0]) / max(requests - 1, 1) * size
         jobs = [
             ClientJob(**base, first_index=k, step=size, schedule=schedule[k::size], mean_gap_ns=gap)
             for k in range(size)

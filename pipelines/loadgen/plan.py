@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice, takewhile
+from itertools import islice, pairwise, takewhile
 from pathlib import Path
 from random import Random
 
@@ -137,6 +137,7 @@ class PlannedRequest:
         osl: requested output tokens.
         shared: words at the beginning that are common to all prompts.
         history: earlier messages of user and assistant in turn.
+        then: later turns of its session in a trace, each with the ns from the end of the answer before.
     """
 
     text: str
@@ -144,6 +145,7 @@ class PlannedRequest:
     osl: int
     shared: int = 0
     history: tuple[str, ...] = ()
+    then: tuple[tuple[int, PlannedRequest], ...] = ()
 
     def renewed(self, words: Mapping[str, int], times: int) -> PlannedRequest:
         """Return the same request with another word behind the common prefix, so that a KV cache does not know it.
@@ -323,7 +325,10 @@ class LevelPlan:
         made = iter(self._maker.make(lengths, self._words, prefix_share=self._workload.shared_prefix_share))
         texts = (trace.prompts[place] if place in trace.prompts else next(made) for place in range(len(trace.osl)))
         rows = zip(trace.offset_ns[:most], trace.osl[:most], texts, strict=False)
-        return [(due, PlannedRequest(text, self._maker.count(text), osl)) for due, osl, text in rows]
+        asked = [(due, PlannedRequest(text, self._maker.count(text), osl)) for due, osl, text in rows]
+        firsts = [place for place in range(len(asked)) if place not in trace.waiting]
+        turns = (tuple(asked[here + 1 : end]) for here, end in pairwise([*firsts, len(asked)]))
+        return [(asked[here][0], replace(asked[here][1], then=then)) for here, then in zip(firsts, turns, strict=True)]
 
 
 def _interleaved(pool: list[Conversation]) -> Iterator[PlannedRequest]:

@@ -247,6 +247,7 @@ class ClientReport:
         cached_tokens: input tokens that came from the server's KV cache, by its answers; None if they do not say.
         nice: its scheduling priority; -10 if the system let it run ahead of a server on the same CPUs.
         off: answers whose input tokens the server counts otherwise than the tokenizer.
+        unsent: turns of sessions that were not sent, because the one before failed.
     """
 
     rows: list[Row]
@@ -258,3 +259,4 @@ class ClientReport:
     nice: int = 0
     cached_tokens: int | None = None
     off: int = 0
+    unsent: int = 0

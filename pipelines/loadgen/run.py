@@ -97,7 +97,7 @@ def protocol(interface: Interface, workload: WorkloadSettings, settings: Benchma
     exact = f"{interface.stop_input} forbids to stop before" if interface.stop_input else "the model may stop before"
     return {
         **{key: getattr(settings, key) for key in keys},
-        **_duration(settings),
+        **_duration(workload, settings),
         "window": "whole" if whole else "steady",
         "start_burst_in_window": workload.arrival == "closed" and (whole or not _warms(settings)),
         "after_error": "a user pauses 0.2 s",
@@ -111,10 +111,12 @@ def protocol(interface: Interface, workload: WorkloadSettings, settings: Benchma
     }
 
 
-def _duration(settings: BenchmarkSettings) -> dict[str, Any]:
+def _duration(workload: WorkloadSettings, settings: BenchmarkSettings) -> dict[str, Any]:
     """Return the length of a window; of one that may end early with enough requests, the shortest and the longest."""
     if settings.duration_s != "auto":
         return {"duration_s": settings.duration_s}
+    if workload.arrival == "trace":
+        return {"duration_s": None}
     least, most = AUTO_SECONDS
     return {
         "duration_s": least,
@@ -418,6 +420,12 @@ def _notes(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome) -
     notes += [f"First error of kind {kind}: {text[:200]}" for kind, text in sorted(outcome.messages.items())]
     if fault := outcome.server["metrics"].get("fault"):
         notes.append(f"The server's metrics could not be read: {fault}.")
+    if unsent := sum(report.unsent for report in outcome.reports):
+        what = "a later turn of its session was" if unsent == 1 else "later turns of their sessions were"
+        notes.append(f"{unsent:,} {what} not sent, because the turn before failed.")
+    planned = len(read_trace(bench.workload).osl[: bench.settings.num_requests]) if load.arrival == "trace" else 0
+    if (left := planned - unsent - len(outcome.timings)) > 0 and not outcome.reason:
+        notes.append(f"{left:,} of the trace's {planned:,} requests were not sent, because its window had ended.")
     if not all(report.distinct for report in outcome.reports):
         notes.append("Prompts were repeated, which favours a server that reuses KV blocks (workload.prompts).")
     if (share := _unplanned_hits(bench, outcome)) > _HITS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
+from pipelines.document.show import count
 from pipelines.domain.errors import UserError
 from pipelines.domain.summary import SECOND
 from pipelines.host.files import small_text
@@ -28,14 +29,15 @@ LONGEST_S = 10**9
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """Requests of a trace, in order of time.
+    """Requests of a trace, in order of time; turns that wait for an answer are behind the turn that it answers.
 
     Attributes:
-        offset_ns: int64[n], ns from the first request, as they are sent.
+        offset_ns: int64[n], ns from the first request, as they are sent; of turns that wait, from the answer's end.
         isl: int64[n], input tokens; 0 where the prompt itself is given.
         osl: int64[n], output tokens.
         prompts: the prompts that are given, by place.
         notes: what a reader of figures should know of the file.
+        waiting: places of the turns that wait for the answer to the request before them.
     """
 
     offset_ns: array[int]
@@ -43,6 +45,7 @@ class Trace:
     osl: array[int]
     prompts: Mapping[int, str]
     notes: tuple[str, ...]
+    waiting: Set[int] = frozenset()
 
 
 class TraceFormat(NamedTuple):
@@ -53,6 +56,8 @@ class TraceFormat(NamedTuple):
     isl: tuple[str, ...]
     osl: tuple[str, ...]
     prompt: tuple[str, ...] = ()
+    session: tuple[str, ...] = ()
+    delay: tuple[str, ...] = ()
     unit: str = "s"
 
 
@@ -61,7 +66,16 @@ _LOGGED = ("timestamp", "time", "start_time", "startTime", "created", "created_a
 _USAGE = (("prompt_tokens", "usage.prompt_tokens"), ("completion_tokens", "usage.completion_tokens"))
 FORMATS = (
     TraceFormat("ours", ("time",), ("isl",), ("osl",), ("prompt",)),
-    TraceFormat("Mooncake", ("timestamp", "created_time"), _IN, _OUT, ("text_input",), "ms"),
+    TraceFormat(
+        "Mooncake",
+        ("timestamp", "created_time"),
+        _IN,
+        _OUT,
+        ("text_input",),
+        ("session_id",),
+        ("delay", "delay_ms"),
+        "ms",
+    ),
     TraceFormat("Weka", ("t",), ("in",), ("out",)),
     TraceFormat("Azure", ("TIMESTAMP",), ("ContextTokens",), ("GeneratedTokens",)),
     TraceFormat("BurstGPT", ("Timestamp",), ("Request tokens",), ("Response tokens",)),
@@ -71,8 +85,8 @@ FORMATS = (
 KNOWN = f"Known: {'; '.join(f'{row.title}: {row.time[0]}, {row.isl[0]}, {row.osl[0]}' for row in FORMATS)}."
 EPOCH = {"s": 1e9, "ms": 1e12, "us": 1e15, "ns": 1e18}
 """A time from this number up to ten times as much counts from 1970 in the unit: the years 2001 to 2286."""
-Row = tuple[int, tuple[Any, Any, Any, Any]]
-"""Number of a line (of a request in a session), and its time, input tokens, output tokens and prompt."""
+Row = tuple[int, tuple[Any, ...]]
+"""Number of a line (of a request in a session), and its values in the order of `TRACE_COLUMNS`."""
 
 
 def read_trace(workload: WorkloadSettings) -> Trace:
@@ -88,6 +102,27 @@ def read_trace(workload: WorkloadSettings) -> Trace:
         return _read(path, workload.trace_speed, columns, (state.st_mtime_ns, state.st_size))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"workload.trace={path} cannot be read: {error}.") from None
+
+
+def known_times(workload: WorkloadSettings, todo: str) -> array[int]:
+    """Return int64[n], ns of each request of a trace from the first.
+
+    Args:
+        workload: with a trace.
+        todo: what helps where a time is not known.
+
+    Raises:
+        UserError: it cannot be read, or some turns wait for an answer.
+    """
+    trace = read_trace(workload)
+    if trace.waiting:
+        turns = count(len(trace.waiting), "turn")
+        raise UserError(
+            f"workload.trace={workload.trace} has {turns} with a delay after the answer before, whose end depends on "
+            "the server.",
+            todo=todo,
+        )
+    return trace.offset_ns
 
 
 @lru_cache(maxsize=1)
@@ -106,16 +141,24 @@ class _TraceReader:
     def __init__(self, path: Path, given: Mapping[str, str]) -> None:
         self._file, self._given = f"workload.trace={path}", given
         self._names, self._unit, self._line, self._notes = dict[str, str](), "", "line", list[str]()
+        self._delays = tuple[str, ...]()
+        self._begins, self._last = dict[int, int](), dict[str, int]()
 
     def read(self, text: str, speed: float) -> Trace:
         """Read all requests, in order of time."""
         seconds, isl, osl, prompts = array("d"), array("q"), array("q"), dict[int, str]()
         scale, last, early = 0.0, -math.inf, 0
-        for number, (time, tokens, answer, prompt) in self._json(text) if text.lstrip()[:1] == "{" else self._csv(text):
-            scale = scale or self._scale(time, number)
-            moment = self._moment(time, scale, number)
-            early += moment < last
-            last = moment
+        rows = self._json(text) if text.lstrip()[:1] == "{" else self._csv(text)
+        for number, (time, tokens, answer, prompt, session, delay) in rows:
+            if delay not in (None, ""):
+                moment = self._waits(time, delay, session, len(osl), number) * scale
+            else:
+                scale = scale or self._scale(time, number)
+                moment = self._moment(time, scale, number)
+                early += moment < last
+                last = moment
+            if session not in (None, ""):
+                self._last[str(session)] = len(osl)
             if prompt in (None, ""):
                 isl.append(self._tokens(tokens, "isl", number))
             elif tokens not in (None, ""):
@@ -134,18 +177,46 @@ class _TraceReader:
         if early:
             lines = f"{early:,} {self._line}{'s were' if early > 1 else ' was'} earlier than the one before"
             self._notes.append(f"{lines}: sorted by time")
-            order = sorted(range(len(osl)), key=seconds.__getitem__)
-            prompts = {place: prompts[row] for place, row in enumerate(order) if row in prompts}
-            seconds = array("d", map(seconds.__getitem__, order))
-            isl, osl = (array("q", map(column.__getitem__, order)) for column in (isl, osl))
-        if (lasts := (seconds[-1] - seconds[0]) / speed) > LONGEST_S:
+        return self._trace(seconds, isl, osl, prompts, speed, sort=early > 0)
+
+    def _trace(self, seconds: Any, isl: Any, osl: Any, prompts: dict[int, str], speed: float, *, sort: bool) -> Trace:
+        """Order the requests by time, and turns that wait behind the first of their session's requests."""
+        begins, waiting = self._begins, set(self._begins)
+        if waiting:
+            turns = f"{len(waiting):,} of {len(osl):,} requests"
+            self._notes.append(f"{turns} are turns with a delay: each begins so long after the answer before")
+        first = min(moment for row, moment in enumerate(seconds) if row not in waiting)
+        seconds = [(moment if row in waiting else moment - first) / speed for row, moment in enumerate(seconds)]
+        if (lasts := max(seconds)) > LONGEST_S:
             raise UserError(
                 f"{self._file} lasts {lasts:,.3g} s.",
                 allowed=f"At most {LONGEST_S:,} s.",
                 todo="Give the unit of its times, e.g. workload.columns={unit: ms}, or a higher workload.trace_speed.",
             )
-        offsets = array("q", (round((moment - seconds[0]) / speed * SECOND) for moment in seconds))
-        return Trace(offsets, isl, osl, prompts, tuple(self._notes))
+        if sort or waiting:
+            firsts = [begins.get(row, row) for row in range(len(osl))]
+            order = sorted(range(len(osl)), key=lambda row: (seconds[firsts[row]], firsts[row]))
+            prompts = {place: prompts[row] for place, row in enumerate(order) if row in prompts}
+            waiting = {place for place, row in enumerate(order) if row in waiting}
+            seconds = map(seconds.__getitem__, order)
+            isl, osl = (array("q", map(column.__getitem__, order)) for column in (isl, osl))
+        offsets = array("q", (round(moment * SECOND) for moment in seconds))
+        return Trace(offsets, isl, osl, prompts, tuple(self._notes), waiting)
+
+    def _waits(self, time: Any, delay: Any, session: Any, row: int, number: int) -> float:
+        """Return the delay of a turn, and note behind which row it is to be sent."""
+        if time not in (None, ""):
+            raise self._wrong(number, f"has {self._names['time']} and {self._names['delay']}; one of them is enough")
+        if (before := None if session is None else self._last.get(str(session))) is None:
+            raise UserError(
+                f"{self._at('delay', number)}: there is no answer before it in its session from which to count.",
+                todo=f"Give the first turn of each session a {self._names['time']}, and each turn its "
+                f"{self._names['session'] or 'session, workload.columns={session: ...}'}.",
+            )
+        if (value := _number(delay)) is None or value < 0:
+            raise self._bad(delay, "delay", "a delay", "a number from 0", number)
+        self._begins[row] = self._begins.get(before, before)
+        return value
 
     def _csv(self, text: str) -> Iterator[Row]:
         reader = csv.reader((f"{line}\n" for line in text.removesuffix("\n").split("\n")), skipinitialspace=True)
@@ -153,12 +224,12 @@ class _TraceReader:
             header = [name.strip() for name in next((row for row in reader if row), ())]
             if header:
                 self._choose(header)
-            places = [header.index(name) if name in header else None for name in self._names.values()]
+            places = [header.index(name) if name in header else -1 for name in self._names.values()]
             for row in filter(None, reader):
                 if len(row) != len(header):
                     raise self._wrong(reader.line_num, f"has {len(row)} values, and the header {len(header)}")
-                time, isl, osl, prompt = (None if place is None else row[place] for place in places)
-                yield reader.line_num, (time, isl, osl, prompt)
+                row.append("")  # of columns that it does not have
+                yield reader.line_num, tuple(map(row.__getitem__, places))
         except csv.Error as error:
             raise self._wrong(reader.line_num, f"is not CSV: {error}") from None
 
@@ -190,8 +261,10 @@ class _TraceReader:
                 nested = any("." in name for name in self._names.values())
                 if "hash_ids" in row:
                     self._notes.append("hash_ids are not used: prompts share what workload.shared_prefix_share says")
-            time, isl, osl, prompt = map((_flat(row) if nested else row).get, self._names.values())
-            yield number, (time, isl, osl, prompt)
+            row = _flat(row) if nested else row
+            if row.get(self._names["time"]) is None:
+                self._names["delay"] = next((name for name in self._delays if name in row), self._names["delay"])
+            yield number, tuple(map(row.get, self._names.values()))
 
     def _parsed(self, number: int, line: str) -> Any:
         try:
@@ -205,7 +278,7 @@ class _TraceReader:
         for row in (*FORMATS, TraceFormat("", (), (), (), unit="")):
             names = {key: next((name for name in getattr(row, key) if name in header), "") for key in TRACE_COLUMNS}
             names |= given
-            if enough := names["time"] and names["osl"] and (names["isl"] or names["prompt"]):
+            if enough := (names["time"] or names["delay"]) and names["osl"] and (names["isl"] or names["prompt"]):
                 break
         absent = next((name for name in given.values() if name not in header), "")
         if absent or not enough:
@@ -215,9 +288,9 @@ class _TraceReader:
                 allowed=KNOWN,
                 todo="Name its own: workload.columns={time: ..., isl: ..., osl: ...}.",
             )
-        for key in ("isl", "prompt"):  # JSON may have the one in this line and the other in the next
+        for key in TRACE_COLUMNS:  # JSON may have the one in this line and the other in the next
             names[key] = names[key] or next(iter(getattr(row, key)), "")
-        self._names, self._unit = names, "" if "time" in given else row.unit
+        self._names, self._unit, self._delays = names, "" if "time" in given else row.unit, row.delay
 
     def _scale(self, time: Any, number: int) -> float:
         """Return the seconds of one unit of the times, by the first of them; 1 for dates, which have no unit."""
@@ -258,10 +331,7 @@ class _TraceReader:
         if value not in (None, ""):
             shown = f"'{str(value)[:40]}' is not {what}"
             return UserError(f"{self._at(key, number)}: {shown}.", allowed=f"It is {allowed}.")
-        todo = ""
-        if key == "time" and self._names["time"] in FORMATS[1].time:
-            todo = "A turn's delay begins when the answer before ends, which is not in the file: give each turn a time."
-        return UserError(f"{self._at(key, number)} is empty.", allowed=f"It is {allowed}.", todo=todo)
+        return UserError(f"{self._at(key, number)} is empty.", allowed=f"It is {allowed}.")
 
     def _at(self, key: str, number: int) -> str:
         return f"{self._file}, {self._line} {number}, column {self._names[key]}"

@@ -39,6 +39,7 @@ class Pacer:
             mean_gap_ns: expected between two waits; spinning takes at most a seventh of it.
         """
         self._spin_ns = min(_SPIN_NS, int(_SPIN_SHARE * mean_gap_ns))
+        self._spinning, self._since = 0, 0
         self.spun_ns = 0
 
     async def until(self, due_ns: int, stopped: Callable[[], bool] = lambda: False) -> None:
@@ -48,9 +49,13 @@ class Pacer:
         start = now()
         if start >= due_ns:
             return
+        self._since = self._since if self._spinning else start
+        self._spinning += 1
         while now() < due_ns and not stopped():
             await asyncio.sleep(0)
-        self.spun_ns += now() - start
+        self._spinning -= 1
+        if not self._spinning:  # those who spin together share the time
+            self.spun_ns += now() - self._since
 
 
 _LAG_PERIOD_S = 0.02
@@ -163,7 +168,8 @@ class _Worker:
         stated = [stream.cached_tokens for stream in self._streams if stream.cached_tokens is not None]
         cached = sum(stated) if stated else None
         share, cpu_number, nice = max(share, 0.0), _cpu_number(), os.nice(0)
-        return ClientReport(self._rows, self._messages, lag, share, cpu_number, load.distinct, nice, cached, self._off)
+        report = self._rows, self._messages, lag, share, cpu_number, load.distinct, nice, cached, self._off
+        return ClientReport(*report, unsent=load.unsent)
 
     def _count_texts(self) -> None:
         """Count the output tokens of answers that the server did not count, now that nothing is timed."""
@@ -226,7 +232,7 @@ class _Worker:
 class _Closed:
     """Closed loop: users who send the next request after receiving a response."""
 
-    spun_ns = 0
+    spun_ns = unsent = 0
 
     def __init__(self, worker: _Worker, job: ClientJob) -> None:
         self._worker, self._job = worker, job
@@ -283,15 +289,19 @@ class _Closed:
 
 
 class _Open:
-    """Open loop: requests sent when due, whatever the server does."""
+    """Open loop: requests sent when due, whatever the server does; turns of a session when its answer before is old."""
 
     distinct = True
 
     def __init__(self, worker: _Worker, job: ClientJob) -> None:
         self._worker, self._job = worker, job
         self._pacer = Pacer(job.mean_gap_ns)
-        self._schedule = [(offset, build(job, ask), ask.isl) for offset, ask in job.schedule]
+        self._schedule = [
+            [(offset, build(job, ask), ask.isl) for offset, ask in ((due, first), *first.then)]
+            for due, first in job.schedule
+        ]
         self._free: list[RequestStream] = []
+        self.unsent = 0
 
     @property
     def spun_ns(self) -> int:
@@ -302,25 +312,42 @@ class _Open:
         await asyncio.gather(*(stream.open() for stream in self._free))
 
     async def drive(self, start: int) -> None:
-        loop, tasks = asyncio.get_running_loop(), set()
-        for place, (offset, request, isl) in enumerate(self._schedule):
-            await self._pacer.until(start + offset, self._worker.stopped)
+        loop, tasks, place = asyncio.get_running_loop(), set(), 0
+        for turns in self._schedule:
+            due = start + turns[0][0]
+            await self._pacer.until(due, self._worker.stopped)
             if self._worker.stopped():
                 break
-            request.id = str(self._job.id_base + self._job.first_index + place * self._job.step + 1)
-            stream = self._free.pop() if self._free else self._worker.stream()
-            task = loop.create_task(self._ask(stream, request, place, start + offset, isl))
+            task = loop.create_task(self._session(turns, place, due))
+            place += len(turns)
             tasks.add(task)
             task.add_done_callback(tasks.discard)
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _ask(self, stream: RequestStream, request: Any, place: int, due: int, isl: int) -> None:
-        self._worker.sending()
+    async def _session(self, turns: list[tuple[int, Any, int]], place: int, due: int) -> None:
+        """Send one request when it is due, and each later turn a delay after the end of the answer before."""
+        row = await self._ask(turns[0], place, due)
+        for number, turn in enumerate(turns[1:], 1):
+            if row[-1] is not None:
+                self.unsent += len(turns) - number
+                return
+            due = row[4] + turn[0]
+            await self._pacer.until(due, self._worker.stopped)
+            if self._worker.stopped():
+                return
+            row = await self._ask(turn, place + number, due)
+
+    async def _ask(self, turn: tuple[int, Any, int], place: int, due: int) -> Row:
+        _, request, isl = turn
         index = self._job.first_index + place * self._job.step
+        request.id = str(self._job.id_base + index + 1)
+        stream = self._free.pop() if self._free else self._worker.stream()
+        self._worker.sending()
         row = await stream.ask(request, index, due, self._job.timeout_ns, self._job.streaming, isl)
         self._free.append(stream)
         self._worker.keep(row, stream, isl)
+        return row
 
 
 def build(job: ClientJob, ask: Any) -> Any:

@@ -16,7 +16,7 @@ from pipelines.domain.summary import SECOND
 from pipelines.loadgen.config import WorkloadSettings
 from pipelines.loadgen.plan import is_whole, offsets
 from pipelines.loadgen.plan import loads as levels_of
-from pipelines.loadgen.trace import read_trace
+from pipelines.loadgen.trace import known_times
 from pipelines.predict.performance.limits import sampled_lengths, traced_lengths
 from pipelines.predict.performance.modelled import Trial
 from pipelines.predict.simulate.case import SimulationCase
@@ -122,7 +122,8 @@ def _arrivals(workload: WorkloadSettings, rate: float | None, count: int, random
 
 def _trace(workload: WorkloadSettings, limit: int | None) -> OfferedLoad:
     isl, osl = traced_lengths(workload)
-    arrival = np.array(read_trace(workload).offset_ns, dtype=np.int64) / SECOND
+    times = known_times(workload, "Give each turn a time of its own; `make benchmark` sends them as they are.")
+    arrival = np.array(times, dtype=np.int64) / SECOND
     return OfferedLoad(isl[:limit], osl[:limit], arrival[:limit])
 
 

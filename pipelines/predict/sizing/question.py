@@ -19,7 +19,7 @@ from pipelines.domain.summary import SECOND
 from pipelines.domain.units import HOUR
 from pipelines.host.machine import Machine
 from pipelines.loadgen.config import WorkloadSettings
-from pipelines.loadgen.trace import Trace, read_trace
+from pipelines.loadgen.trace import Trace, known_times, read_trace
 from pipelines.predict.config import PriceSettings, SizingSettings
 from pipelines.predict.performance.coverage import unmodelled
 from pipelines.predict.performance.deployment import tuned_for, tuned_kv_formats
@@ -90,7 +90,7 @@ def demand_of(settings: SizingSettings, workload: WorkloadSettings) -> Demand:
 
 def _traced_demand(settings: SizingSettings, workload: WorkloadSettings) -> Demand:
     """Return the average of a trace, and the rate of its busiest `peak_window_s` seconds (of all, if it is shorter)."""
-    times = np.array(read_trace(workload).offset_ns)
+    times = np.array(known_times(workload, "Give the rate, sizing.peak_rate=..., or each turn a time of its own."))
     span = times[-1] / SECOND
     if span == 0:
         raise UserError(
@@ -290,7 +290,7 @@ def ask(settings: Settings, machine: Machine, judge: Judge = unjudged) -> Questi
 
 def trace_text(trace: Trace, drawn: int) -> str:
     """Describe a trace of which so many requests are drawn, and what a reader of the figures should know of it."""
-    seconds = trace.offset_ns[-1] / SECOND
+    seconds = max(at for place, at in enumerate(trace.offset_ns) if place not in trace.waiting) / SECOND
     lasts = f"{seconds / HOUR:,.3g} h" if seconds >= HOUR else f"{seconds:,.4g} s"
     part = f", of which {drawn:,} are simulated" if drawn < len(trace.osl) else ""
     return "; ".join((f"{count(len(trace.osl), 'request')} in {lasts}{part}", *trace.notes))

@@ -15,7 +15,7 @@ from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.files import write_json, write_text
 from pipelines.host.machine import Machine, gather
 from pipelines.host.screen import say
-from pipelines.loadgen.trace import read_trace
+from pipelines.loadgen.trace import known_times
 from pipelines.predict.performance.deployment import costs
 from pipelines.predict.performance.placement import Judge
 from pipelines.predict.sizing import which_gpu
@@ -115,7 +115,7 @@ def _day(settings: Settings, question: Question, found: Answer) -> Day:
     of_one = curve(question, best)
     traced = scaling.day == "auto" and workload.trace is not None
     if traced:
-        times = np.array(read_trace(workload).offset_ns) / SECOND
+        times = np.array(known_times(workload, "Give the day: sizing.autoscaling.day=business.")) / SECOND
         rates, how = counted_rates(times, scaling.step_s), f"trace {workload.trace}"
     else:
         shape = scaling.day if isinstance(scaling.day, tuple) else BUSINESS

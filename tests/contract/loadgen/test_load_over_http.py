@@ -8,6 +8,7 @@ import socket
 import ssl
 from datetime import datetime
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from pipelines.loadgen.run import benchmark_table
 from tests.contract.loadgen.test_load_against_stub import measure, records
 from tests.support.load_settings import TINY_LLAMA
 from tests.support.stub_openai import StubOpenAi, serving
+from tests.support.stub_triton import running
 from tests.support.yardstick import oversleeping
 
 
@@ -400,3 +402,64 @@ def test_a_model_that_may_be_another_is_said(tmp_path: Path) -> None:
     assert "that it is stub is unknown: its counts of input tokens fit" in result.server["model_check"]
     level = once(StubOpenAi(per_word=1), tmp_path)
     assert any("other input tokens than the tokenizer of model=" in note for note in level.notes)
+
+
+def sessions(file: Path, seed: int) -> dict[int, tuple[str, float]]:
+    """Write a trace of sessions whose turns have delays; return, by its input tokens, when each turn is sent, ms."""
+    random, when = Random(seed), dict[int, tuple[str, float]]()
+    lines = []
+    for session in range(6):
+        for turn in range(random.randint(1, 4)):
+            isl = 10 + len(when)
+            key, ms = ("delay", random.choice([0, 5, 30.5])) if turn else ("timestamp", 20 * random.randint(0, 10))
+            when[isl] = key, ms
+            lines.append({"session_id": session, key: ms, "input_length": isl, "output_length": 3})
+    file.write_text("\n".join(map(json.dumps, lines)))
+    return when
+
+
+@pytest.mark.parametrize(("seed", "processes", "http"), [(1, 1, True), (2, 2, True), (3, 1, False)])
+def test_a_turn_is_sent_a_delay_after_the_answer_before(tmp_path: Path, seed: int, processes: int, http: bool) -> None:
+    """Its latency counts from there, and other sessions do not wait for it."""
+    when = sessions(tmp_path / "trace", seed)
+    how = {"processes": processes, "warmup_s": 0}
+    with serving(StubOpenAi(ttft_s=0.01)) if http else running("--ttft-ms", "10") as server:
+        url = server if isinstance(server, str) else server.url
+        (level,) = measure(url, tmp_path, {"trace": tmp_path / "trace"}, **how).levels
+    sent = records(tmp_path)
+    assert sorted(record.isl for record in sent) == sorted(when)
+    assert not level.summary.errors
+    ends = {record.isl: record.end_ns for record in sent}
+    first = min(ms for key, ms in when.values() if key == "timestamp")
+    for record in sent:
+        key, ms = when[record.isl]
+        begin = ends[record.isl - 1] if key == "delay" else -round(first * 1e6)
+        assert record.intended_ns == begin + round(ms * 1e6)
+        assert record.sent_ns >= record.intended_ns
+    assert any("are turns with a delay" in note for note in level.notes)
+
+
+def test_a_failed_turn_ends_its_session_and_the_rest_are_counted(tmp_path: Path) -> None:
+    """They have no answer to wait for."""
+    when = sessions(tmp_path / "trace", 1)
+    with serving(StubOpenAi(fault="gone", faults_after=4)) as url:
+        (level,) = measure(url, tmp_path, {"trace": tmp_path / "trace"}, warmup_s=0).levels
+    sent, failed = records(tmp_path), sum(level.summary.errors.values())
+    assert 0 < failed < len(sent) < len(when)
+    assert any(f"{len(when) - len(sent)} later turns of their sessions were not sent" in note for note in level.notes)
+
+
+@pytest.mark.parametrize(("how", "sent"), [({"duration_s": "auto"}, 3), ({"duration_s": 0.3, "min_requests": 1}, 2)])
+def test_a_trace_is_sent_to_its_end_unless_a_window_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any], sent: int
+) -> None:
+    """However long it is; what a given window cuts off is said."""
+    monkeypatch.setattr("pipelines.loadgen.config.AUTO_SECONDS", (0.1, 0.2))
+    monkeypatch.setattr("pipelines.loadgen.config.AUTO_REQUESTS", 1)
+    (tmp_path / "trace").write_text("time,isl,osl\n0,9,3\n0.1,9,3\n0.8,9,3\n")
+    with serving(StubOpenAi()) as url:
+        result = measure(url, tmp_path, {"trace": tmp_path / "trace"}, warmup_s=0, **{"min_requests": 1} | how)
+    assert len(records(tmp_path)) == sent
+    said = "1 of the trace's 3 requests were not sent, because its window had ended" in str(result.levels[0].notes)
+    assert said == (sent == 2)
+    assert result.protocol["duration_s"] == (None if sent == 3 else 0.3)

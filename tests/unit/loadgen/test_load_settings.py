@@ -49,7 +49,7 @@ def test_a_length_that_cannot_be_drawn_is_refused(length: object, words: str) ->
         ({"arrival": "trace"}, "needs workload.trace=FILE"),
         ({"trace": "x.jsonl", "arrival": "poisson"}, "arrival=poisson and trace=x.jsonl"),
         ({"columns": {"time": "ts"}}, "without a trace"),
-        ({"trace": "x", "columns": {"tme": "ts"}}, "has tme; it takes time, isl, osl, prompt and unit"),
+        ({"trace": "x", "columns": {"tme": "ts"}}, "has tme; it takes time, isl, osl, prompt, session, delay and unit"),
         ({"trace": "x", "columns": {"unit": "h"}}, "has unit=h; it takes s, ms, us, ns"),
         ({"arrival": "poisson", "think_time_s": 2}, "think_time_s=2, which only a closed loop has"),
         ({"arrival": "trace", "trace": "x", "turns": 3}, "turns=3"),

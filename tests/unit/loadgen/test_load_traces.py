@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipelines.domain.errors import UserError
-from pipelines.loadgen.trace import Trace, read_trace
+from pipelines.loadgen.trace import Trace, known_times, read_trace
 from tests.support.load_settings import workload
 
 OURS = '{"time": 1, "isl": 3, "osl": 4}\n'
@@ -23,6 +23,12 @@ SESSION: dict[str, Any] = {
         {"t": 11.0, "type": "s", "model": "m", "in": 9, "out": 9},
     ],
 }  # fmt: skip
+
+
+def turn(session: str | None, isl: int = 3, **when: Any) -> str:
+    """A line of Mooncake's format."""
+    named = {} if session is None else {"session_id": session}
+    return json.dumps(named | when | {"input_length": isl, "output_length": 4}) + "\n"
 
 
 @pytest.fixture
@@ -114,6 +120,38 @@ def test_a_trace_starts_at_zero_in_order_of_time(file: Path) -> None:
     assert trace.notes == ("1 line was earlier than the one before: sorted by time",)
 
 
+@pytest.mark.parametrize("name", ["delay", "delay_ms"])
+def test_a_turn_with_a_delay_is_behind_the_turn_whose_answer_it_waits_for(file: Path, name: str) -> None:
+    """Sessions may be mixed; a later turn with a time of its own begins anew. Twice as fast halves delays, too."""
+    mixed = [
+        turn("b", 1, timestamp=3000), turn("a", 2, timestamp=1000), turn("b", 3, **{name: 400}),
+        turn(None, 4, timestamp=2000), turn("a", 5, **{name: 0}), turn("b", 6, **{name: 600}),
+        turn("a", 7, timestamp=4000), turn("a", 8, **{name: 200}),
+    ]  # fmt: skip
+    trace = read(file, "".join(mixed), trace_speed=2)
+    assert [(at, isl) for at, isl, _ in rows(trace)] == [
+        (0.0, 2), (0.0, 5), (0.5, 4), (1.0, 1), (0.2, 3), (0.3, 6), (1.5, 7), (0.1, 8)
+    ]  # fmt: skip
+    assert trace.waiting == {1, 4, 5, 7}
+    assert trace.notes[-1] == "4 of 8 requests are turns with a delay: each begins so long after the answer before"
+
+
+def test_delays_are_read_in_columns_of_ones_own(file: Path) -> None:
+    """As times, in the unit of times."""
+    columns = {"time": "at", "session": "who", "delay": "pause", "unit": "ms"}
+    trace = read(file, "at,who,pause,isl,osl\n7,a,,8,2\n,a,1500,9,3\n", columns=columns)
+    assert (rows(trace), trace.waiting) == ([(0.0, 8, 2), (1.5, 9, 3)], {1})
+
+
+def test_what_needs_all_times_names_the_turns_without(file: Path) -> None:
+    """A model cannot know when a server's answers end."""
+    read(file, turn("a", timestamp=0) + turn("a", delay=1))
+    with pytest.raises(UserError, match=r"has 1 turn with a delay after the answer before, .* Do it"):
+        known_times(workload(trace=file), "Do it.")
+    read(file, turn("a", timestamp=0) + turn("a", timestamp=1))
+    assert [*known_times(workload(trace=file), "")] == [0, 10**6]
+
+
 def test_a_changed_file_is_read_again(file: Path) -> None:
     """Reading it once for lengths, rate and day does not mean reading it once for ever."""
     assert len(read(file, OURS).osl) == 1
@@ -146,10 +184,17 @@ def test_a_changed_file_is_read_again(file: Path) -> None:
         ('{"requests": [1]}', "request 1 is no JSON object"),
         (json.dumps(SESSION) + "\n" + json.dumps(SESSION), "line 2 begins another session; when it starts is not in"),
         (
-            '{"timestamp": 1, "input_length": 3, "output_length": 4, "session_id": "a"}\n'
-            '{"delay": 5, "input_length": 3, "output_length": 4, "session_id": "a"}',
-            "line 2, column timestamp is empty.* A turn's delay begins when the answer before ends",
+            turn("a", timestamp=0) + turn("b", delay=5),
+            "line 2, column delay: there is no answer before it in its session .* Give the first turn of each session "
+            "a timestamp, and each turn its session_id",
         ),
+        (turn("b", delay=5), "line 1, column delay: there is no answer before it in its session"),
+        (turn(None, timestamp=0) + turn(None, delay=5), "line 2, column delay: there is no answer before it"),
+        (turn("a", timestamp=0) + turn("a", delay=-1), "line 2, column delay: '-1' is not a delay. It is a number"),
+        (turn("a", timestamp=0) + turn("a", delay="soon"), "line 2, column delay: 'soon' is not a delay"),
+        (turn("a", timestamp=0) + turn("a", timestamp=9, delay=1), "line 2 has timestamp and delay; one of them is"),
+        (turn("a", timestamp=0) + turn("a"), "line 2, column timestamp is empty"),
+        (turn("a", timestamp=0) + turn("a", delay=1e16), "lasts 1e\\+13 s"),
         (
             '{"timestamp": 1700000000, "input_tokens": 3, "output_tokens": 4}',
             "the unit of 1700000000 is ms by the format, and looks like s since 1970.*columns={unit: s}",

@@ -139,6 +139,16 @@ def test_a_second_run_gives_the_same_files(first, tmp_path):
         assert (again / name).read_bytes() == (first / name).read_bytes()
 
 
+def test_turns_that_wait_for_an_answer_are_refused(tmp_path):
+    """Their times depend on the server."""
+    (tmp_path / "trace").write_text(
+        '{"session_id": 1, "timestamp": 1, "input_length": 8, "output_length": 2}\n'
+        '{"session_id": 1, "delay": 1, "input_length": 8, "output_length": 2}'
+    )
+    with pytest.raises(UserError, match=r"has 1 turn with a delay .* Give each turn a time of its own"):
+        COMMANDS["simulate"].run([f"workload.trace={tmp_path / 'trace'}", f"paths.runs={tmp_path}"])
+
+
 def test_policies_slots_and_an_open_load_are_chosen_in_words(tmp_path, capsys):
     words = ("simulator.policy=inflight_chunked", "simulator.slots=8", "workload=poisson", "benchmark.request_rate=0.1")
     made = json.loads((simulated(tmp_path, *words) / "summary.json").read_text())

@@ -63,6 +63,14 @@ def test_requests_that_come_at_once_have_no_rate(tmp_path):
         demand_of(sizing(), workload(trace=tmp_path / "trace.csv"))
 
 
+def test_turns_that_wait_for_an_answer_have_no_rate_unless_one_is_given(tmp_path):
+    work = workload(trace=tmp_path / "trace.csv", columns={"session": "who", "delay": "pause"})
+    work.trace.write_text("time,who,pause,isl,osl\n1,a,,8,2\n,a,3,8,2\n")
+    with pytest.raises(UserError, match=r"has 1 turn with a delay .* Give the rate, sizing.peak_rate="):
+        demand_of(sizing(), work)
+    assert demand_of(sizing("peak_rate=3"), work).peak == 3
+
+
 def test_daily_users_are_an_average():
     assert sizing("users=678720", "requests_per_user_day=3", "busy_hours=8").average == pytest.approx(70.7)
 
