@@ -16,7 +16,7 @@ from typing import Any
 from pipelines.checkpoint.tensors import TensorFile, TensorInfo
 from pipelines.checkpoint.verify import Expected, Tensors, value_faults, weight_tensors
 from pipelines.domain.errors import Fault, UserError
-from pipelines.domain.formats import BY_QUANT_ALGO, FORMATS
+from pipelines.domain.formats import BY_QUANT_ALGO, FORMATS, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.host.files import parse_json, small_text
 
@@ -42,6 +42,7 @@ LEAVES = {
 
 _LAYER_PARTS = (".self_attn.", ".mlp.", ".block_sparse_moe.")
 
+MIXED = FORMATS[QFormat.AUTO].quant_algo
 ALGORITHMS = tuple(dict.fromkeys(form.quant_algo for form in FORMATS.values() if form.llm_api or form.edge))
 """`quant_algo` of the ModelOpt formats that are exported: TensorRT-LLM's PyTorch backend or Edge-LLM accepts them."""
 
@@ -183,13 +184,35 @@ def expected_tensors(config: Mapping[str, Any], shape: ModelShape, block: Mappin
             tensors[f"{layer}.{shape.family.experts[0]}.gate.weight"] = router
         tensors |= {f"{layer}.self_attn.{norm}.weight": head for norm in shape.family.head_norms.values()}
         for name, (out, width) in linear_shapes(shape).items():
-            tensors |= {f"{layer}.{name}.{leaf}": t for leaf, t in _linear(out, width, block, dtype).items()}
+            own = _block_of(f"{layer}.{name}", block)
+            tensors |= {f"{layer}.{name}.{leaf}": t for leaf, t in _linear(out, width, own, dtype).items()}
             key = "attention_bias" if name.startswith("self_attn") else "mlp_bias"
             if (shape.family.qkv_bias and name in FUSED[0]) or config.get(key):
                 tensors[f"{layer}.{name}.bias"] = Expected(dtype, (out,))
         if block.get("kv_cache_quant_algo"):
             tensors |= {f"{layer}.self_attn.{kv}_proj.{kv}_scale": _ONE for kv in "kv"}
     return tensors
+
+
+def _block_of(linear: str, block: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a quantization says of one linear: the whole of it, or in a mix of formats its own part."""
+    own: Mapping[str, Any] = block["quantized_layers"].get(linear, {}) if block.get("quant_algo") == MIXED else block
+    return own
+
+
+def unscaled_inputs(folder: Path) -> tuple[str, dict[str, int]]:
+    """Return what a sound folder lacks for TensorRT-LLM's INT4 linears: the 16-bit type, and name -> width.
+
+    Its loader wants a scale of the inputs of each such linear that is not fused with others, and reads none of those
+    that are (`W4A16_AWQ_LinearMethod` of 1.3.0rc3 and of main after 1.4.0rc1). AWQ has one, GPTQ has not.
+    """
+    _, shape, block = _load(folder)
+    stored = {name: info for file in _files(folder) for name, info in file.header.items()}
+    alone = {name: width for name, (_, width) in linear_shapes(shape).items() if len(fused_with(name)) == 1}
+    names = {f"model.layers.{n}.{name}": width for n in range(shape.num_hidden_layers) for name, width in alone.items()}
+    int4 = {name: width for name, width in names.items() if _block_of(name, block).get("quant_algo") == "W4A16_AWQ"}
+    scales = {f"{name}.{PRE_QUANT_SCALE}": width for name, width in int4.items()}
+    return _dtype(stored), {name: width for name, width in scales.items() if name not in stored}
 
 
 def _linear(out: int, width: int, block: Mapping[str, Any], dtype: str) -> Tensors:
@@ -219,7 +242,7 @@ def _fused_faults(shape: ModelShape, files: list[TensorFile]) -> Iterator[Fault]
             for leaf in ("weight_scale_2", "input_scale"):
                 names = [f"model.layers.{number}.{part}.{leaf}" for part in group]
                 if len({values.get(name) for name in names}) > 1:
-                    shown = ", ".join(f"{name}={values[name]:g}" for name in names)
+                    shown = ", ".join(f"{name}={values.get(name)}" for name in names)
                     yield Fault(f"Linears that are fused when loaded differ in {leaf}: {shown}.", todo=_AGAIN)
 
 

@@ -27,6 +27,7 @@ from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.registry import ENGINES, EngineDescription
+from pipelines.engines.tensorrt_llm.releases import release_for
 from pipelines.host.disk import why_no_folder
 from pipelines.host.machine import CGROUP, Machine, cpu_quota, gather, library_versions, native_bf16
 from pipelines.plan import checks
@@ -299,7 +300,7 @@ def examine(settings: Settings, machine: Machine, environment: Mapping[str, str]
         machine: its facts.
         environment: variables, for the Hub.
     """
-    release = versions.release_for(library_versions(("tensorrt-llm",))["tensorrt-llm"])
+    release = release_for(library_versions(("tensorrt-llm",))["tensorrt-llm"])
     builder = shutil.which("trtllm-build")
     with ThreadPoolExecutor() as pool:
         hub = pool.submit(probe_hub, environment, settings.doctor.timeout_s)

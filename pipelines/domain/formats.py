@@ -170,7 +170,7 @@ class FormatSpec:
         searches_scales: whether the scale of a group of weights may be that with the least squared error.
         sequential: whether a layer is calibrated on the outputs of the quantized layers before it; the others see those
             of the original layers.
-        llm_api: whether TensorRT-LLM's PyTorch backend lists it.
+        llm_api: whether TensorRT-LLM's PyTorch backend runs it.
         llm_api_below: it is listed for compute capabilities below this one.
         edge: whether TensorRT Edge-LLM's exporter reads the whole checkpoint.
         mixable: whether TensorRT-LLM's `quantize.py --autoq_format` takes it, for some linears of a model.
@@ -320,6 +320,8 @@ FORMATS: dict[QFormat, FormatSpec] = {
         preset="INT4_BLOCKWISE_WEIGHT_ONLY_CFG",
         modelopt=(0, 47),
         sequential=True,
+        llm_api=True,
+        llm_api_below=10.0,
         edge=True,
         heading=("int4", "gptq"),
         cpu=_GROUPED_INT4,
@@ -330,6 +332,8 @@ FORMATS: dict[QFormat, FormatSpec] = {
         weights=INT4_WEIGHTS,
         searches_scales=True,
         preset="INT4_BLOCKWISE_WEIGHT_ONLY_CFG",
+        llm_api=True,
+        llm_api_below=10.0,
         edge=True,
         heading=("int4", "rtn"),
         cpu=_GROUPED_INT4,
@@ -387,6 +391,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
         summary="a format for each linear, chosen by a search",
         quant_algo="MIXED_PRECISION",
         weights=CHOSEN_WEIGHTS,
+        llm_api=True,
         heading=("auto", ""),
     ),
 }

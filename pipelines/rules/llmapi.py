@@ -42,17 +42,14 @@ DECODING = ("medusa", "redrafter", "lookahead", "eagle")
 NO_CHECKPOINT = "its loader reads such checkpoints, but ModelOpt's export in Hugging Face's layout writes none"
 WHY_NOT = {
     QFormat.INT8_SQ: "its PyTorch backend has no method for INT8 activations",
-    QFormat.INT4_GPTQ: "its PyTorch backend has no linear for GPTQ, and only AWQ's scales are exported for it",
-    QFormat.INT4_RTN: "only INT4 with AWQ's scales is exported for it",
     QFormat.INT8_WO: NO_CHECKPOINT,
     QFormat.INT4_WO: NO_CHECKPOINT,
-    QFormat.AUTO: "its loader reads mixed precision, but this project exports one format for all linears",
 }
 """Why a format does not run with the LLM API, for all that do not."""
 NOT_LISTED: dict[QFormat, tuple[str, ...]] = {
     QFormat.FP8: ("phi3",),
     QFormat.NVFP4: ("gemma3", "mistral", "phi3"),
-    QFormat.INT4_AWQ: ("mixtral", "phi3"),
+    **dict.fromkeys((QFormat.INT4_AWQ, QFormat.INT4_GPTQ, QFormat.INT4_RTN), ("mixtral", "phi3")),  # one kernel
     QFormat.W4A8_AWQ: ("mistral", "mixtral", "qwen3", "qwen3_moe"),
 }
 """Families that NVIDIA's matrix does not list for a format."""

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-from pipelines.checkpoint.unified import describe_unified, same_vocabulary, verify_unified
+from pipelines.checkpoint.unified import (
+    QUANT_CONFIG,
+    describe_unified,
+    same_vocabulary,
+    unscaled_inputs,
+    verify_unified,
+)
 from pipelines.compress.config import KvCacheSettings
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat
@@ -20,6 +28,8 @@ from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.engines.tensorrt_llm.llm_api import merged
 from triton_repo.config import TritonSettings
 from triton_repo.llmapi import CHECKPOINT, DRAFT, OPTIONS, checkpoint_files, link_files, read_arguments, tokenizer_files
+
+SCALES = "pre_quant_scale.safetensors"
 
 
 @dataclass(frozen=True)
@@ -102,11 +112,36 @@ class ConfigureLlm:
             raise UserError.of(faults)
         if draft:
             link_files(checkpoint_files(draft), draft, out_dir / DRAFT)
+            _add_unit_scales(out_dir / DRAFT)
         link_files(tokenizer_files(tokenizer), tokenizer, out_dir / CHECKPOINT)
         link_files(checkpoint_files(source), source, out_dir / CHECKPOINT)  # its own config.json wins
+        _add_unit_scales(out_dir / CHECKPOINT)
         path = out_dir / OPTIONS
         path.write_text(yaml.safe_dump(self.arguments, sort_keys=False), encoding="utf-8")
         if read_arguments(path) != self.arguments:
             raise RuntimeError(f"{path} differs from what was requested")
         facts = describe_unified(out_dir / CHECKPOINT)
         return {"engine_bytes": facts["total_bytes"], "arguments": self.arguments, **facts}
+
+
+ONES = {"BF16": b"\x80\x3f", "F16": b"\x00\x3c"}
+"""The number 1, by type."""
+
+
+def _add_unit_scales(folder: Path) -> None:
+    """Give INT4 linears without AWQ scales for their inputs that are 1, which TensorRT-LLM's loader needs."""
+    dtype, widths = unscaled_inputs(folder)
+    if not widths:
+        return
+    ends = [0, *accumulate(2 * width for width in widths.values())]
+    header = {
+        name: {"dtype": dtype, "shape": [width], "data_offsets": [start, end]}
+        for (name, width), (start, end) in zip(widths.items(), pairwise(ends), strict=True)
+    }
+    text = json.dumps(header).encode()
+    (folder / SCALES).write_bytes(len(text).to_bytes(8, "little") + text + ONES[dtype] * (ends[-1] // 2))
+    path = folder / QUANT_CONFIG
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["quantization"]["pre_quant_scale"] = True
+    path.unlink()  # a link to the checkpoint's own
+    path.write_text(json.dumps(content, indent=4), encoding="utf-8")

@@ -9,12 +9,17 @@ from pathlib import Path
 import pytest
 
 from pipelines.checkpoint.unified import verify_unified
+from pipelines.compress.config import KvCacheSettings
 from pipelines.compress.quantizing import quantize
 from pipelines.compress.simulating import fake_quantized_model
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from pipelines.domain.progress import SILENT
+from pipelines.engines.tensorrt_llm.config import BuildSettings
+from pipelines.stages.llm_api import ConfigureLlm
 from tests.contract.compress.conftest import CALIBRATION
 from tests.support.small_models import model_of, write_random
-from tests.support.specs import quant_spec
+from tests.support.specs import mix_spec, quant_spec
+from triton_repo.config import TritonSettings
 
 modelopt = pytest.importorskip("modelopt")
 torch = pytest.importorskip("torch")
@@ -72,6 +77,50 @@ def test_rope_is_understood_by_either_transformers(models, texts, tmp_path) -> N
         getattr(read, "rope_theta", None),
         (getattr(read, "rope_parameters", None) or {}).get("rope_theta"),
     )
+
+
+@pytest.fixture
+def configured(models, texts, tmp_path):
+    """Exports a checkpoint and makes the folder that the LLM API reads."""
+
+    def make(spec) -> Path:
+        quantize(models["llama"], tmp_path / "checkpoint", spec, texts, CALIBRATION, layout="hugging_face")
+        assert verify_unified(tmp_path / "checkpoint") == []
+        stage = ConfigureLlm(BuildSettings(), TritonSettings(), KvCacheSettings(), enable_chunked_context=False)
+        (tmp_path / "out").mkdir()
+        stage.run({"checkpoint": tmp_path / "checkpoint", "model": models["llama"]}, tmp_path / "out", SILENT)
+        return tmp_path / "out" / "checkpoint"
+
+    return make
+
+
+def test_int4_without_awq_gets_scales_of_one_where_the_llm_api_reads_any(configured, tmp_path) -> None:
+    """Its loader reads them of o_proj and down_proj, not of linears that it fuses; the checkpoint itself has none."""
+    folder = configured(quant_spec(QFormat.INT4_RTN, group_size=GROUP))
+    scales = safetensors.load_file(folder / "pre_quant_scale.safetensors")
+    names = {
+        f"model.layers.{n}.{name}.pre_quant_scale" for n in (0, 1) for name in ("self_attn.o_proj", "mlp.down_proj")
+    }
+    assert set(scales) == names
+    assert all(bool((scale == 1).all()) and scale.dtype == torch.bfloat16 for scale in scales.values())
+    assert verify_unified(folder) == []
+    assert verify_unified(tmp_path / "checkpoint") == []
+    assert not (tmp_path / "checkpoint" / "pre_quant_scale.safetensors").exists()
+
+
+def test_a_mix_of_formats_says_the_format_of_each_linear(configured) -> None:
+    folder = configured(mix_spec((QFormat.FP8, QFormat.INT4_AWQ), 6.0, texts=2, group_size=GROUP))
+    block = json.loads((folder / "hf_quant_config.json").read_text())["quantization"]
+    assert block["quant_algo"] == "MIXED_PRECISION"
+    assert {layer["quant_algo"] for layer in block["quantized_layers"].values()} == {"FP8", "W4A16_AWQ"}
+    stored = safetensors.load_file(folder / "model.safetensors")
+    smoothed = {name for name in stored if name.endswith("pre_quant_scale")}
+    assert all(".o_proj." in name or ".down_proj." in name for name in smoothed)  # the loader drops others
+    name, layer = next(iter(block["quantized_layers"].items()))
+    layer["quant_algo"] = "W4A16_AWQ" if layer["quant_algo"] == "FP8" else "FP8"
+    (folder / "hf_quant_config.json").unlink()
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": block}))
+    assert any(name in str(fault) for fault in verify_unified(folder))
 
 
 def unpacked(packed, scale):

@@ -71,7 +71,7 @@ CASES = {
     ),
     "llm-api-formats": Case(
         llm(qformat=SQ),
-        r"does not support quant=int8_sq: .*It supports none, fp8, int4_awq, w4a8_awq, nvfp4\.",
+        r"does not support quant=int8_sq: .*It supports none, fp8, int4_awq, int4_gptq, int4_rtn, w4a8_awq, nvfp4\.",
         {"qformat": FP8},
     ),
     "llm-api-formats-of-families": Case(

@@ -160,12 +160,13 @@ def test_a_family_that_is_not_exported_is_offered_the_llm_api_where_that_runs_it
     assert bool(refused(served)) != way_out
 
 
+INT4 = {"int4_awq", "int4_gptq", "int4_rtn"}  # one kernel
 LISTED = {
-    "LlamaForCausalLM": {"fp8", "nvfp4", "int4_awq", "w4a8_awq"},
-    "Qwen2ForCausalLM": {"fp8", "nvfp4", "int4_awq", "w4a8_awq"},
-    "Qwen3ForCausalLM": {"fp8", "nvfp4", "int4_awq"},
-    "MistralForCausalLM": {"fp8", "int4_awq"},
-    "Gemma3ForCausalLM": {"fp8", "int4_awq", "w4a8_awq"},
+    "LlamaForCausalLM": {"fp8", "nvfp4", "w4a8_awq", *INT4},
+    "Qwen2ForCausalLM": {"fp8", "nvfp4", "w4a8_awq", *INT4},
+    "Qwen3ForCausalLM": {"fp8", "nvfp4", *INT4},
+    "MistralForCausalLM": {"fp8", *INT4},
+    "Gemma3ForCausalLM": {"fp8", "w4a8_awq", *INT4},
     "Phi3ForCausalLM": {"w4a8_awq"},
     "MixtralForCausalLM": {"fp8"},  # ModelOpt exports no other
     "Qwen3MoeForCausalLM": {"fp8"},
