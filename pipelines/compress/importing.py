@@ -26,15 +26,22 @@ from pipelines.checkpoint.packings import (
 )
 from pipelines.checkpoint.tensors import TensorFile, numpy_dtype
 from pipelines.checkpoint.verify import IMPORTED, Tensors, expected_tensors
+from pipelines.compress.by_tensor import (
+    LINEARS,
+    NORMS,
+    CheckpointTensors,
+    checkpoint_config,
+    names_of,
+    quantization_block,
+)
 from pipelines.compress.calibration import calibration_facts
 from pipelines.compress.config import CalibrationSettings
 from pipelines.compress.contexts import BATCHES, gpu_memory_named
 from pipelines.compress.model_folder import ModelFolder, TensorWriter, torch_dtype
 from pipelines.compress.postprocess import corrected
-from pipelines.compress.sixteen_bit import LINEARS, NORMS, SixteenBitTensors, checkpoint_config, names_of
 from pipelines.compress.specs import QuantSpec
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.progress import Progress
 
 _FILE = "rank0.safetensors"
@@ -46,7 +53,7 @@ class _Folder:
     def __init__(self, source: ModelFolder, spec: QuantSpec, dtype: str) -> None:
         self._spec, self._dtype = spec, torch_dtype(dtype)
         self.block = quantization_of(source.folder, source.config) or {}
-        self.rest = SixteenBitTensors(source, self._dtype)
+        self.rest = CheckpointTensors(source, self._dtype)
         self._tensors = _Tensors({name: file for file in map(TensorFile, source.weight_files) for name in file})
         self._layers = range(source.shape.num_hidden_layers)
         self.declared = given_format(self.block)
@@ -209,22 +216,11 @@ def _refuse_faults(source: ModelFolder, spec: QuantSpec, world_size: int) -> Non
 def _config(source: ModelFolder, spec: QuantSpec, dtype: str, folder: _Folder) -> dict[str, Any]:
     """Return what ModelOpt would write into config.json, before it is corrected."""
     block = {
-        **_block(spec.quant.qformat, spec.quant.group_size, folder.points),
+        **quantization_block(spec.quant.qformat, spec.quant.group_size, folder.points),
         "kv_cache_quant_algo": None if spec.kv_cache is KvFormat.AUTO else spec.kv_cache.upper(),
         **({} if folder.declared.layers else {"exclude_modules": ["lm_head"]}),
     }
     return checkpoint_config(source, dtype, block, {"name": IMPORTED, "version": str(folder.block.get("quant_method"))})
-
-
-def _block(qformat: QFormat, group_size: int, points: bool = False) -> dict[str, Any]:
-    """Return how linears are quantized, in the entries that ModelOpt writes."""
-    form = FORMATS[qformat]
-    block: dict[str, Any] = {"quant_algo": form.quant_algo}
-    if group := form.weights.group_size(group_size):
-        block["group_size"] = group
-    if form.weights.pairs_outputs:
-        block |= {"has_zero_point": points, "pre_quant_scale": form.tuning == "awq"}
-    return block
 
 
 def _layer_blocks(folder: _Folder, layers: int) -> dict[str, Any]:
@@ -235,4 +231,4 @@ def _layer_blocks(folder: _Folder, layers: int) -> dict[str, Any]:
         for module in LINEARS
     }
     size = folder.declared.group_size or 0
-    return {name: _block(qformat, size) for name, qformat in formats.items() if qformat is not QFormat.NONE}
+    return {name: quantization_block(qformat, size) for name, qformat in formats.items() if qformat is not QFormat.NONE}

@@ -1,4 +1,4 @@
-"""Choose how a model folder becomes a checkpoint: taken over as it is quantized, copied in 16 bit, or by ModelOpt."""
+"""Choose how a model folder becomes a checkpoint: taken over as it is quantized, tensor by tensor, or by ModelOpt."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from pipelines.checkpoint.declarations import quantization_of
 from pipelines.checkpoint.stored_linears import undeclared_faults
+from pipelines.compress.by_tensor import write_by_tensor
 from pipelines.compress.config import CalibrationSettings
 from pipelines.compress.importing import import_folder
 from pipelines.compress.model_folder import look_at, pick_device, pick_dtype
-from pipelines.compress.sixteen_bit import write_sixteen_bit
 from pipelines.compress.specs import Layout, QuantSpec
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SILENT, Progress
@@ -64,8 +64,8 @@ def quantize(
         return {**facts, "source_bytes": source.weight_bytes}
     if faults := [*undeclared_faults(str(model_dir), model_dir)]:
         raise UserError.of(faults)
-    if spec.sixteen_bit and layout != "hugging_face" and source.shape.family.modelopt_type is not None:
-        facts = write_sixteen_bit(source, out_dir, spec, picked, tp_size, pp_size, progress)
+    if spec.by_tensor and layout != "hugging_face" and source.shape.family.modelopt_type is not None:
+        facts = write_by_tensor(source, out_dir, spec, picked, tp_size, pp_size, progress)
     else:
         from pipelines.compress.by_modelopt import QuantizeTask, quantize_by_modelopt
 

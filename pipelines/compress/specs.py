@@ -38,6 +38,11 @@ class QuantSpec:
         return not calibrates(self.quant.formats, self.kv_cache)
 
     @property
+    def by_tensor(self) -> bool:
+        """Whether every tensor of a TensorRT-LLM checkpoint follows from those of the model alone, without ModelOpt."""
+        return not self.reads_texts and self.quant.int4_scales == "max"
+
+    @property
     def reads_texts(self) -> bool:
         """Whether a checkpoint depends on calibration texts."""
         return reads_texts(self.quant.formats, self.kv_cache)

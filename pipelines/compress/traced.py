@@ -19,10 +19,10 @@ import torch
 
 from pipelines.checkpoint.dequantize import dequantize
 from pipelines.checkpoint.read import Checkpoint
+from pipelines.compress.by_tensor import NORMS
 from pipelines.compress.contexts import muted
 from pipelines.compress.loading import load_model
 from pipelines.compress.model_folder import look_at
-from pipelines.compress.sixteen_bit import NORMS
 from pipelines.compress.transformers_door import MAJOR, AutoConfig, AutoModelForCausalLM, DynamicCache
 from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import FLOAT_WEIGHTS, Activation, KvFormat

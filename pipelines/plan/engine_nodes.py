@@ -71,12 +71,8 @@ def _with_text(d: Deployment, node: Node, *, calibrated: bool = True) -> list[No
 
 
 def _with_calibration(d: Deployment, node: Node, stage: Quantize) -> list[Node]:
-    """Return a quantization after the text that it reads.
-
-    One that reads none still has a text that is at hand in its key, as artifacts of earlier versions have.
-    """
-    reads = stage.reads_texts and not taken_over(d.settings)
-    return _with_text(d, node, calibrated=reads or (stage.calibrated and "calibration" in d.sources))
+    """Return a quantization after the text that it reads."""
+    return _with_text(d, node, calibrated=stage.reads_texts and not taken_over(d.settings))
 
 
 def engine(d: Deployment) -> Input:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipelines.compress.specs import QuantSpec
 from pipelines.domain.errors import Fault
-from pipelines.domain.formats import QFormat, calibrates
+from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
 from pipelines.plan.deployment import Deployment
 from pipelines.predict.performance.memory import checkpoint_bytes, weight_bytes
-from pipelines.settings.root import Settings
 
 LINEAR_COPIES = 4
 """Bytes of the largest linear in 16 bit that copying a checkpoint holds at most, as a multiple of them (measured)."""
@@ -30,7 +30,7 @@ def check_compressing(d: Deployment) -> list[Fault]:
     if d.shape is None:
         return []
     faults = []
-    quantizing = Quantizing.of(d.settings, d.shape)
+    quantizing = Quantizing.of(d, d.shape)
     if quantizing.bytes > d.machine.memory_bytes:
         faults.append(_too_large(d, quantizing.bytes, quantizing.doing, quantizing.held))
     method = d.settings.sparsity.method
@@ -89,11 +89,12 @@ class Quantizing:
     held: str
 
     @classmethod
-    def of(cls, settings: Settings, shape: ModelShape) -> Quantizing:
-        """Return what the settings need for a model: held as a whole to search a mix, and for a mixture of experts."""
-        quant = settings.quant
-        # without quantization the checkpoint is the model's tensors under other names; the LLM API reads the model
-        if not calibrates(quant.formats, settings.kv_cache.dtype):
+    def of(cls, d: Deployment, shape: ModelShape) -> Quantizing:
+        """Return what a deployment's model needs: held as a whole to search a mix, and for a mixture of experts."""
+        quant = d.settings.quant
+        spec = QuantSpec(quant.of(quant.qformat), d.settings.kv_cache.dtype)
+        # in 16 bit the checkpoint is the model's tensors under other names; the LLM API reads the model
+        if spec.sixteen_bit or (spec.by_tensor and d.engine.writes_engine):
             widest = max(shape.hidden_size, shape.num_attention_heads * shape.head_dim, shape.intermediate_size)
             needed = LINEAR_COPIES * 2.0 * shape.hidden_size * widest + COPYING_BYTES
             return cls(needed, "writing the checkpoint", "one tensor at a time")

@@ -134,7 +134,7 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     if not not_here and deployment.on_model and deployment.is_for_a_named_gpu:
         not_here = checks.check_memory(deployment)
     shape = deployment.shape
-    memory = (host_memory.Quantizing.of(deployment.settings, shape).note,) if quantizes and shape else ()
+    memory = (host_memory.Quantizing.of(deployment, shape).note,) if quantizes and shape else ()
     # what cannot run here at all runs where the rest is, too
     missing = () if not_here else checks.check_installed(goal, todo, only)
     notes, warnings = (*questions, *checked.notes, *memory, *tuning), (*checked.warnings, *unwritable)

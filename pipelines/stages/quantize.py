@@ -54,23 +54,23 @@ class Quantize:
     writes = "checkpoint"
 
     @property
-    def copies(self) -> bool:
-        """Whether the checkpoint has everything in 16 bit, which takes no ModelOpt: tensors get other names."""
-        return self.layout != "hugging_face" and not self.calibrated
+    def by_tensor(self) -> bool:
+        """Whether tensors are copied, or rounded by what they are alone, which takes no ModelOpt."""
+        return self.layout != "hugging_face" and self.spec.by_tensor
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Distributions whose version determines the bytes; those of a copy are the model's own."""
-        return () if self.copies else ("nvidia-modelopt", "torch", "transformers")
+        """Distributions whose version determines the bytes; none for those that follow from the model's own."""
+        return () if self.by_tensor else ("nvidia-modelopt", "torch", "transformers")
 
     @property
     def needs(self) -> tuple[str, ...]:
         """Packages that must be importable."""
-        return ("torch",) if self.copies else ("modelopt", "torch", "transformers")
+        return ("torch",) if self.by_tensor else ("modelopt", "torch", "transformers")
 
     @property
     def calibrated(self) -> bool:
-        """Whether ModelOpt calibrates anything."""
+        """Whether ModelOpt knows the format, and calibrates it unless `by_tensor`."""
         return calibrates(self.quant.formats, self.kv_cache.dtype)
 
     @property
@@ -119,7 +119,7 @@ class Quantize:
             "tp_size": self.tp_size,
             "pp_size": self.pp_size,
         }
-        if not self.copies:
+        if not self.by_tensor:
             identity["device"] = self.device  # CPU and GPU round differently
         optional = {
             "dtype": (quant.dtype, "auto"),
@@ -136,7 +136,7 @@ class Quantize:
             identity["smoothquant_alpha"] = quant.smoothquant_alpha
         if "awq" in tunings:
             identity["awq_alpha_step"] = quant.awq_alpha_step
-        if self.calibrated:
+        if self.reads_texts:
             identity["calibration"] = calibration_identity(self.calibration)
         return identity
 

@@ -18,9 +18,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pipelines.compress.by_modelopt import unified_config
+from pipelines.compress.by_tensor import checkpoint_config
 from pipelines.compress.model_folder import ModelFolder
 from pipelines.compress.postprocess import corrected
-from pipelines.compress.sixteen_bit import checkpoint_config
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import BUILT, FAMILIES, SIZED, Architecture
 from pipelines.domain.formats import QFormat

@@ -1,7 +1,10 @@
-"""Write a model in 16 bit as a TensorRT-LLM checkpoint: other names, q, k and v joined, and a part for each rank.
+"""Write a TensorRT-LLM checkpoint whose tensors follow from those of the model alone: in 16 bit, or rounded to INT4.
 
-Nothing is calibrated or rounded, so neither ModelOpt nor Transformers is needed, whose imports take seconds. The files
-are those that ModelOpt exports, byte for byte; config.json has the same entries, and names another producer.
+Tensors get other names, q, k and v are joined, and each rank gets its part. Nothing is calibrated, so neither ModelOpt
+nor Transformers is needed, whose imports take seconds. The files are those that ModelOpt exports, byte for byte;
+config.json has the same entries, and names another producer.
+
+Shapes: O output channels, I input channels, G groups of input channels.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import json
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,6 +27,7 @@ from pipelines.compress.model_folder import EMBEDDING, HEAD, NORM, ModelFolder, 
 from pipelines.compress.postprocess import corrected
 from pipelines.compress.specs import QuantSpec
 from pipelines.domain.errors import UserError
+from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import Progress
 
@@ -37,7 +41,7 @@ LINEARS = {
 """Linears of a checkpoint's layer, and what they are in the Hugging Face model."""
 NORMS = {"input_layernorm": "input_layernorm", "post_layernorm": "post_attention_layernorm"}
 """Norms of the layers of every family, likewise."""
-_BY_INPUTS = ("attention.dense.weight", "mlp.proj.weight")
+_BY_INPUTS = ("attention.dense.weight", "mlp.proj.weight")  # and the scales of those weights
 """Split over ranks by their inputs; all other tensors of linears by their outputs."""
 _BY_OUTPUTS = ("mlp.fc", "mlp.gate")
 _PRODUCER = {"name": "trtllm-pipelines", "version": version("trtllm-pipelines")}
@@ -48,13 +52,68 @@ def names_of(layer: int, module: str) -> list[str]:
     return [f"model.layers.{layer}.{name}" for name in LINEARS[module]]
 
 
-class SixteenBitTensors:
+class RoundedLinear(NamedTuple):
+    """A weight in INT4 under scales of groups, as TensorRT-LLM's checkpoints hold it.
+
+    Attributes:
+        weight: two neighbouring outputs in a byte, int8 [O / 2, I].
+        weights_scaling_factor: float32 [O, G].
+    """
+
+    weight: torch.Tensor
+    weights_scaling_factor: torch.Tensor
+
+
+_AT_ONCE = 2**18
+"""Weights that are rounded at once: they stay in the processor's caches."""
+
+
+def rounded(weight_oi: torch.Tensor, group: int, name: str) -> RoundedLinear:
+    """Round a weight to INT4 to nearest; the largest weight of a group is 7 times its scale.
+
+    A group of zeros gets the largest scale of the weight, which is exact under any scale.
+
+    Args:
+        weight_oi: finite; O is even.
+        group: input channels that share a scale.
+        name: of the linear, for messages.
+
+    Raises:
+        UserError: all weights are zero.
+    """
+    outputs, inputs = weight_oi.shape
+    packed = torch.empty(outputs // 2, inputs, dtype=torch.int8)
+    largest_og = torch.empty(outputs, inputs // group)
+    rows = max(2, _AT_ONCE // inputs // 2 * 2)
+    for start in range(0, outputs, rows):
+        values = weight_oi[start : start + rows].float().reshape(-1, inputs // group, group)
+        largest = torch.amax(values.abs(), 2, out=largest_og[start : start + rows])
+        scales = largest.div(7).masked_fill_(largest == 0, 1)
+        codes = values.div_(scales[:, :, None]).round_().to(torch.int8).reshape(-1, inputs)
+        torch.bitwise_or(codes[0::2] & 15, codes[1::2] << 4, out=packed[start // 2 : (start + rows) // 2])
+    most = largest_og.max()
+    if most == 0:
+        raise UserError(
+            f"The weights of the layer '{name}' are all zero.",
+            todo="No scale can be computed for them; check the model's weights.",
+        )
+    return RoundedLinear(packed, torch.where(largest_og > 0, largest_og, most).div_(7))
+
+
+class CheckpointTensors:
     """The tensors of a Hugging Face folder under the names of a TensorRT-LLM checkpoint."""
 
-    def __init__(self, source: ModelFolder, dtype: torch.dtype) -> None:
-        """Read the headers; `dtype` is that of the checkpoint."""
+    def __init__(self, source: ModelFolder, dtype: torch.dtype, group: int = 0) -> None:
+        """Read the headers.
+
+        Args:
+            source: the model.
+            dtype: of the checkpoint.
+            group: input channels of a linear that share a scale in INT4; 0 leaves linears in 16 bit.
+        """
         self.weights, self.dtype = ModelWeights(source), dtype
-        self._family = source.shape.family
+        self._family, self._group = source.shape.family, group
+        self._rounded: tuple[list[str], RoundedLinear] | None = None
         self.head = HEAD if HEAD in self.weights else EMBEDDING
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -71,6 +130,9 @@ class SixteenBitTensors:
             return self._norm(NORM)
         _, _, layer, rest = name.split(".", 3)
         module, _, leaf = rest.rpartition(".")
+        if self._group and leaf in RoundedLinear._fields and module in LINEARS:
+            linear: torch.Tensor = getattr(self._rounded_linear(names_of(int(layer), module)), leaf)
+            return linear
         if leaf == "bias" or module in LINEARS:
             parts = [self._read(f"{each}.{leaf}") for each in names_of(int(layer), module)]
             return torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -78,6 +140,14 @@ class SixteenBitTensors:
             head_norm = self._family.head_norms[module.removeprefix("attention.")]
             return self._read(f"model.layers.{layer}.self_attn.{head_norm}.weight")
         return self._norm(f"model.layers.{layer}.{NORMS[module]}.weight")
+
+    def _rounded_linear(self, names: list[str]) -> RoundedLinear:
+        """Return the weight that consists of those of these linears; the last one is kept."""
+        if self._rounded is None or self._rounded[0] != names:
+            self._rounded = None
+            parts = [rounded(self._read(f"{name}.weight"), self._group, name) for name in names]
+            self._rounded = names, RoundedLinear(*map(torch.cat, zip(*parts, strict=True)))
+        return self._rounded[1]
 
     def _norm(self, name: str) -> torch.Tensor:
         return self._read(name) + self._family.norm_offset
@@ -93,29 +163,30 @@ def _rank_part(shape: ModelShape, tp_size: int, name: str, whole: torch.Tensor, 
     """
     if tp_size == 1:
         return whole
-    if name in _BY_INPUTS:
+    if name.startswith(_BY_INPUTS):
         return whole.chunk(tp_size, dim=1)[rank]
     if name.startswith(_BY_OUTPUTS):
         return whole.chunk(tp_size)[rank]
     if not name.startswith("attention.qkv."):
         return whole
     heads = (shape.num_attention_heads, *[shape.num_key_value_heads] * 2)
-    rows = torch.split(whole, [count * shape.head_dim for count in heads])
+    width = len(whole) // sum(heads)  # of a head, or half of it where two outputs share a byte
+    rows = torch.split(whole, [count * width for count in heads])
     parts = [min(count, tp_size) for count in heads]
     return torch.cat([each.chunk(n)[rank * n // tp_size] for each, n in zip(rows, parts, strict=True)])
 
 
-def write_sixteen_bit(
+def write_by_tensor(
     source: ModelFolder, out_dir: Path, spec: QuantSpec, dtype: str, tp_size: int, pp_size: int, progress: Progress
 ) -> dict[str, Any]:
-    """Write the checkpoint of a model whose linears stay in 16 bit until the engine is built.
+    """Write the checkpoint of a model whose linears stay in 16 bit until the engine is built, or are rounded to INT4.
 
     A run that was stopped is continued after the last complete layer.
 
     Args:
         source: the model.
         out_dir: where to write.
-        spec: format; none, or one whose weights are quantized when the engine is built.
+        spec: format; `QuantSpec.by_tensor`.
         dtype: "bfloat16" or "float16".
         tp_size: tensor-parallel ranks.
         pp_size: pipeline stages.
@@ -125,19 +196,21 @@ def write_sixteen_bit(
         the facts of `pipelines.checkpoint.describe`, and the keys `calibration`, `device` and `tool`.
 
     Raises:
-        UserError: a tensor is missing, has another shape or is not finite, the head contradicts config.json, or the
-            disk has too little space.
+        UserError: a tensor is missing, has another shape or is not finite, all weights of a linear that is rounded are
+            zero, the head contradicts config.json, or the disk has too little space.
     """
     with new_files_removed(out_dir):
-        tensors = SixteenBitTensors(source, torch_dtype(dtype))
-        block = {"quant_algo": None, "kv_cache_quant_algo": None}
+        group = 0 if spec.sixteen_bit else spec.quant.group_size
+        tensors = CheckpointTensors(source, torch_dtype(dtype), group)
+        block = {"quant_algo": None, "kv_cache_quant_algo": None} | quantization_block(spec.quant.qformat, group)
+        block |= {"exclude_modules": ["lm_head"]} if group else {}
         raw = checkpoint_config(source, dtype, block, _PRODUCER, tp_size=tp_size, pp_size=pp_size)
         out_dir.mkdir(parents=True, exist_ok=True)
         text = json.dumps(corrected(raw, source.config, spec), indent=2)
         (out_dir / "config.json").write_text(text + "\n", encoding="utf-8")
         config = CheckpointConfig.load(out_dir)
         _check(source, tensors, config)
-        identity = [spec.quant.qformat, tp_size, pp_size, dtype, stamp(source), torch.__version__]
+        identity = [spec.quant.qformat, group, tp_size, pp_size, dtype, stamp(source), torch.__version__]
         record = ProgressRecord(out_dir, {"sixteen_bit": identity})
         _write(source.shape, tensors, config, out_dir, record, progress)
     record.close()
@@ -146,7 +219,7 @@ def write_sixteen_bit(
 
 def _write(
     shape: ModelShape,
-    tensors: SixteenBitTensors,
+    tensors: CheckpointTensors,
     config: CheckpointConfig,
     out_dir: Path,
     record: ProgressRecord,
@@ -183,7 +256,7 @@ def _write(
     copy_vocabulary(writer, tensors.weights, tensors.head, tensors.dtype, layout, shape.vocab_size, progress)
 
 
-def _check(source: ModelFolder, tensors: SixteenBitTensors, config: CheckpointConfig) -> None:
+def _check(source: ModelFolder, tensors: CheckpointTensors, config: CheckpointConfig) -> None:
     """Reject a folder that is not the model that its config.json describes."""
     shape, weights = source.shape, tensors.weights
     tied = shape.tie_word_embeddings
@@ -253,3 +326,20 @@ def checkpoint_config(
         "mapping": {"world_size": tp_size * pp_size, "tp_size": tp_size, "pp_size": pp_size},
         "quantization": dict(quantization),
     }
+
+
+def quantization_block(qformat: QFormat, group_size: int, points: bool = False) -> dict[str, Any]:
+    """Return how linears are quantized, in the entries that ModelOpt writes into config.json.
+
+    Args:
+        qformat: of the linears.
+        group_size: input channels that share a scale.
+        points: whether groups have zero points.
+    """
+    form = FORMATS[qformat]
+    block: dict[str, Any] = {"quant_algo": form.quant_algo}
+    if group := form.weights.group_size(group_size):
+        block["group_size"] = group
+    if form.weights.pairs_outputs:
+        block |= {"has_zero_point": points, "pre_quant_scale": form.tuning == "awq"}
+    return block
