@@ -114,6 +114,50 @@ class Fold:
     blocks: tuple[Block, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class RankingStep:
+    """What a ranking shows from one limit on.
+
+    Attributes:
+        at: the smallest limit it holds for; None is no limit.
+        answer: the choice at this limit, or why there is none.
+        table: the rows in order.
+        cards: the first screen at this limit; empty leaves it.
+    """
+
+    at: float | None
+    answer: Callout
+    table: Table
+    cards: tuple[Card, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """A table whose order depends on a limit; the page has a slider for it, every other form shows the first view.
+
+    Attributes:
+        limit: what is limited, e.g. "TTFT p99".
+        unit: its unit.
+        views: name and steps of each, by ascending limit, the last without one; a single step has no slider.
+        start: the limit at first; None is no limit.
+        hint: sentence below the controls.
+    """
+
+    limit: str
+    unit: str
+    views: tuple[tuple[str, tuple[RankingStep, ...]], ...]
+    start: float | None
+    hint: str
+
+    @property
+    def first(self) -> RankingStep:
+        """The step that is shown at first."""
+        steps = self.views[0][1]
+        start = self.start
+        fits = [step for step in steps if step.at is not None and start is not None and step.at <= start]
+        return fits[-1] if fits else steps[-1]
+
+
 def left(*titles: str) -> tuple[Column, ...]:
     """Return columns of words, which are left-aligned."""
     return tuple(Column(title, right=False) for title in titles)
@@ -129,7 +173,7 @@ def groups(title: str, names: Iterable[str]) -> tuple[Column, ...]:
     return tuple(Column(name, title) for name in names)
 
 
-Block = Text | Callout | BulletList | Terms | Code | Table | Figure | Fold
+Block = Text | Callout | BulletList | Terms | Code | Table | Figure | Fold | Ranking
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +197,15 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
+class Attachment:
+    """A file beside the page: its name, what it is, and its content."""
+
+    name: str
+    title: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Document:
     """The whole report.
 
@@ -164,6 +217,7 @@ class Document:
         sections: the rest.
         kind: kind of report, shown above the title.
         source: what the report was made from, shown at the end.
+        files: files to write beside it, with a link to each.
     """
 
     title: str
@@ -173,6 +227,7 @@ class Document:
     sections: tuple[Section, ...]
     kind: str = "Deployment report"
     source: str = "manifests and stored results"
+    files: tuple[Attachment, ...] = ()
 
     def figures(self) -> list[Figure]:
         """List all plots in order."""
@@ -206,6 +261,8 @@ def render_markdown(document: Document) -> str:
     lines += [""] if document.cards else []
     for block in document.lead:
         lines += _block(block)
+    if document.files:
+        lines += ["; ".join(f"[{escape(each.title)}]({each.name})" for each in document.files), ""]
     for section in document.sections:
         lines += [f"## {escape(section.title)}", ""]
         for block in section.blocks:
@@ -231,6 +288,8 @@ def _block(block: Block) -> list[str]:
         return [*(f"    {line}" for text in block.lines for line in text.splitlines()), ""]
     if isinstance(block, Table):
         return _table(block)
+    if isinstance(block, Ranking):
+        return [*_block(block.first.answer), *_table(block.first.table)]
     if isinstance(block, Figure):
         tag = f" ({block.origin})" if block.origin else ""
         return [
@@ -253,7 +312,7 @@ def _table(block: Table) -> list[str]:
     lines.append("|" + "|".join("---:" if column.right else "---" for column in block.columns) + "|")
     for number, row in enumerate(block.rows):
         cells = [escape(cell) for cell in row]
-        lines.append(_row([f"**{cell}**" if number == block.strong else cell for cell in cells]))
+        lines.append(_row([f"**{cell}**" if number == block.strong and cell else cell for cell in cells]))
     lines.append("")
     for note in block.notes:
         lines += [escape(note), ""]

@@ -6,12 +6,14 @@ import html
 import io
 import itertools
 import re
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.document.blocks import Column, Document, Figure, Origin, render_markdown
+from pipelines.document.blocks import Column, Document, Figure, Origin, Ranking, render_markdown
 from pipelines.domain.errors import UserError
 from pipelines.host.files import write_bytes
 
@@ -24,11 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReportPaths:
-    """Paths of a report: the Markdown, the HTML, and every plot."""
+    """Paths of a report: the Markdown, the HTML, every plot, and the files beside them."""
 
     markdown: Path
     html: Path
     plots: tuple[Path, ...]
+    files: tuple[Path, ...] = ()
 
 
 def write_document(document: Document, folder: Path) -> ReportPaths:
@@ -47,6 +50,7 @@ def write_document(document: Document, folder: Path) -> ReportPaths:
             plots.append(write_bytes(folder / f"{figure.name}.svg", standalone(figure.svg).encode()))
             if figure.png is not None:
                 plots.append(write_bytes(folder / f"{figure.name}.png", figure.png))
+        files = tuple(write_bytes(folder / each.name, each.content) for each in document.files)
         markdown = write_bytes(folder / "report.md", render_markdown(document).encode())
         html = write_bytes(folder / "report.html", render_html(document).encode())
         for name in before - {path.name for path in plots}:  # delete old plots of formats that are not in this report
@@ -56,7 +60,7 @@ def write_document(document: Document, folder: Path) -> ReportPaths:
             f"The report cannot be written to {folder}: {error.strerror}.",
             todo="Choose another folder: report.folder=/some/folder",
         ) from None
-    return ReportPaths(markdown, html, tuple(plots))
+    return ReportPaths(markdown, html, tuple(plots), files)
 
 
 __all__ = ["Axes", "Drawing"]
@@ -105,6 +109,8 @@ class Theme:
 
 
 Draw = Callable[["Drawing", Theme], None]
+VALUE = "value: "
+"""An artist whose `gid` begins so shows the rest of it where the pointer or the focus is."""
 
 
 def plot(
@@ -170,8 +176,11 @@ def _svg(text: str, name: str, alt: str) -> str:
     body = re.sub(r"font(-family)?: ([^;\"]*?)'DejaVu Sans'[^;\"]*", r"font\1: \2sans-serif", body)
     view = re.search(r'viewBox="[^"]*"', body)
     opening = f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {view and view[0]}'
+    pointed = r'<g class="value" data-value="\1"><title>\1</title>'
+    body, values = re.subn(rf'<g id="{name}-{VALUE}([^"]*)">', pointed, body)
     label = html.escape(alt, quote=False).replace('"', "&quot;")
-    opening += f' role="img" aria-label="{label}">'
+    # What is inside an image has no focus, so a plot with values to visit is a group.
+    opening += f' role="{"group" if values else "img"}" aria-label="{label}">'
     return re.sub(r"<svg[^>]*>", lambda _: opening, body, count=1).strip()
 
 
@@ -210,7 +219,8 @@ def plain_log(axes: Axes, which: str, values: Sequence[float]) -> None:
     line.set_minor_formatter(NullFormatter())
 
 
-# Render a document as one HTML file without scripts or external resources: light, dark, phone, print; all escaped.
+# Render a document as one HTML file without external resources: light, dark, phone, print; all escaped. Its script adds
+# to a page that says everything without one: sorting, values at the pointer, the slider of a ranking. No other may run.
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 
@@ -231,9 +241,34 @@ def render_html(document: Document) -> str:
     environment.filters["kind"] = lambda block: type(block).__name__
     environment.filters["heads"] = header_groups
     environment.filters["svg"] = Markup  # our own drawing; Matplotlib escaped its texts
+    environment.filters["steps"] = ranking_data
+    script = "\n" + (TEMPLATES / "report.js").read_text(encoding="utf-8")
+    digest = b64encode(sha256(script.encode()).digest()).decode()
     return environment.get_template("report.html").render(
-        document=document, light=Markup(variables(LIGHT)), dark=Markup(variables(DARK))
-    )
+        document=document, light=Markup(variables(LIGHT)), dark=Markup(variables(DARK)),
+        script=Markup(script), digest=digest,
+    )  # fmt: skip
+
+
+def ranking_data(block: Ranking) -> dict[str, Any]:
+    """Return what the script of the page needs of a ranking: its views, with every step as texts."""
+    steps = [
+        [
+            {
+                "at": step.at,
+                "kind": step.answer.kind,
+                "answer": step.answer.text,
+                "caption": step.table.caption,
+                "rows": step.table.rows,
+                "strong": step.table.strong,
+                "notes": step.table.notes,
+                "cards": [asdict(card) for card in step.cards],
+            }
+            for step in each
+        ]
+        for _, each in block.views
+    ]
+    return {"start": block.start, "unit": block.unit, "steps": steps}
 
 
 def header_groups(columns: Sequence[Column]) -> list[tuple[str, int]]:

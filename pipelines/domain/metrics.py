@@ -204,6 +204,8 @@ MODELLED = figures("requests_per_s", "ttft_p50_s", "ttft_p95_s", "itl_p50_s")
 AT_PEAK = figures("output_tokens_per_s", "ttft_p50_s", "itl_p50_s", "e2e_p95_s")
 AT_SLO = figures("output_tokens_per_s", "ttft_p99_s", "itl_p99_s")
 """Formats side by side in a report: at the load with the most throughput, and at the best within the limits."""
+AT_POINT = figures("output_tokens_per_s", "ttft_p50_s", "ttft_p99_s", "itl_p50_s", "e2e_p95_s")
+"""A load's marker in a plot, at the pointer."""
 COMPARED = figures("output_tokens_per_s", "ttft_p50_s", "itl_p50_s")
 """Formats side by side in a terminal."""
 NIGHTLY_RATES = figures("output_tokens_per_s", "requests_per_s", "goodput_per_s")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipelines.compress.config import ABOUT, CalibrationSettings
 from pipelines.document.show import count
-from pipelines.domain.errors import Fault
+from pipelines.domain.errors import Fault, collecting
 from pipelines.domain.formats import (
     QFormat,
     formats_for,
@@ -130,7 +130,7 @@ def _served(d: Deployment) -> list[Fault]:
         *serving_checks.check(d),
         *(accuracy_checks.question_faults(d) if d.target in EVALUATED else ()),
         *accuracy_checks.nothing_to_do(d, compares=d.has_fidelity and not memory_checks.two_models(d)),
-        *_logged(d),
+        *_reported(d),
     ]
 
 
@@ -188,13 +188,19 @@ def _newer(d: Deployment) -> list[Fault]:
     return []
 
 
-def _logged(d: Deployment) -> list[Fault]:
-    """Refuse to log results that nothing could log, before hours are spent on them."""
-    if d.target != "all" or (mlflow := d.settings.report.mlflow) is None:
-        return []
-    from pipelines.report.mlflow_runs import mlflow_fault  # imports all that a report is made of
+def _reported(d: Deployment) -> list[Fault]:
+    """Refuse a report that could not be logged, or not be compared, before hours are spent on its results."""
+    faults: list[Fault] = []
+    if d.target == "all" and d.settings.report.mlflow is not None:
+        from pipelines.report.mlflow_runs import mlflow_fault  # imports all that a report is made of
 
-    return [fault] if (fault := mlflow_fault(mlflow)) else []
+        faults += [fault] if (fault := mlflow_fault(d.settings.report.mlflow)) else []
+    if d.target == "all" and d.settings.report.against is not None:
+        from pipelines.report.stored import earlier_numbers
+
+        with collecting(faults):
+            earlier_numbers(d.settings.report.against)
+    return faults
 
 
 def _baseline(d: Deployment, known: Sequence[BrokenRule]) -> list[Fault]:

@@ -110,29 +110,31 @@ def comparison(data: ReportData, max_loss_percent: float = 1.0) -> tuple[Compari
         data: result of `pipelines.report.collect`.
         max_loss_percent: in percent of the baseline's accuracy; a format that loses more is not chosen.
     """
-    compared = [_compare(data, workload, workload.model, max_loss_percent) for workload in data.workloads]
+    compared = [compare_formats(data, workload, workload.model, max_loss_percent) for workload in data.workloads]
     without = [model for model in data.models if model not in {item.model for item in compared}]
-    return tuple(compared + [_compare(data, None, model, max_loss_percent) for model in without])
+    return tuple(compared + [compare_formats(data, None, model, max_loss_percent) for model in without])
 
 
-def _compare(data: ReportData, workload: Workload | None, model: str, limit: float) -> Comparison:
+def compare_formats(data: ReportData, workload: Workload | None, model: str, limit: float) -> Comparison:
+    """Compare the formats of one model under one workload, or without one by accuracy and size."""
     runs = {run.result.precision: run for run in workload.runs} if workload else {}
     formats = [item for item in data.formats if item.model == model]
     rows = tuple(_row(item, runs.get(item.variant)) for item in formats)
-    eligible = [row for row in rows if not _refusal(row, limit)]
+    eligible = [row for row in rows if not refusal(row, limit)]
     best = max(eligible, key=lambda row: row.score or 0.0, default=None)
     if best is None:
-        reason = f"No format can be recommended: not one has a usable throughput and loses at most {limit:g} %."
+        lacking = "load within the limits" if any(row.peak and not row.level for row in rows) else "usable throughput"
+        reason = f"No format can be recommended: not one has a {lacking} and loses at most {limit:g} %."
     elif undecided := _undecided(best, rows, limit):
         reason, best = undecided, None
     else:
         reason = _reason(best, limit, alone=len(eligible) == 1)
     chosen = best.variant if best else None
-    notes = (*(_choice_notes(best, eligible, limit) if best else ()), *_load_notes(rows))
+    notes = (*(_choice_notes(best, eligible, limit) if best else ()), *load_notes(rows))
     rejected = tuple(
         Rejection(row.variant, why)
         for row in rows
-        if row is not best and (why := _refusal(row, limit) or (_slower(row, best) if best else ""))
+        if row is not best and (why := refusal(row, limit) or (_slower(row, best) if best else ""))
     )
     return Comparison(workload, model, rows, chosen, reason, rejected, notes, _tuning(formats))
 
@@ -261,7 +263,7 @@ def meets(level: Level, slo: Slo) -> bool:
     return bool(checked) and all(p99 is None or 1000 * p99 <= limit for p99, limit in checked)
 
 
-def _refusal(row: FormatRow, limit: float) -> str:
+def refusal(row: FormatRow, limit: float) -> str:
     """Return why a format is not eligible regardless of the others; empty if it is eligible."""
     if row.loss_percent is None:
         return f"its loss is unknown ({row.verdict})"
@@ -271,6 +273,8 @@ def _refusal(row: FormatRow, limit: float) -> str:
         return f"NO-GO: loses {row.loss_percent:.2f} % of the accuracy, proven to be more than the margin"
     if row.run is None:
         return "it was not benchmarked"
+    if not row.run.result.levels and row.run.result.complete and row.run.result.reason:
+        return row.run.result.reason
     if not finished(row.run):
         return f"no request of its benchmark finished ({row.run.result.reason or 'see its errors'})"
     if row.peak is None:
@@ -295,8 +299,12 @@ def _told(row: FormatRow) -> str:
     """Return the throughput that ranks a format, with its load."""
     level = row.level
     assert level is not None, "an eligible format has a level"
-    where = "at the highest load that meets the SLO" if level is row.at_slo else "at its peak"
-    return f"{_rate(level):,.0f} output tokens/s {where} ({level.load})"
+    where = f"at its peak ({level.load})"
+    if row.run and len(row.run.result.levels) == 1:
+        where = f"at {level.load}"
+    elif level is row.at_slo:
+        where = f"at the highest load that meets the SLO ({level.load})"
+    return f"{_rate(level):,.0f} output tokens/s {where}"
 
 
 def _said(row: FormatRow) -> str:
@@ -331,7 +339,8 @@ def _choice_notes(best: FormatRow, eligible: Sequence[FormatRow], limit: float) 
     return notes
 
 
-def _load_notes(rows: Sequence[FormatRow]) -> list[str]:
+def load_notes(rows: Sequence[FormatRow]) -> list[str]:
+    """Return which loads do not count, and why."""
     loads = [(row.variant, level) for row in rows for level in finished(row.run)]
     notes = []
     limited = [

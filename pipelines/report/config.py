@@ -20,12 +20,14 @@ class ReportSettings(Group):
         folder: where the files are written, relative to the current folder.
         max_accuracy_loss_percent: a format that loses more, or has NO-GO, is not chosen; percent of the baseline's
             accuracy.
+        against: comparison.json of an earlier report, which is shown beside this one; None is none.
         mlflow: store of MLflow in which each result becomes a run: file:/folder, sqlite:////folder/mlflow.db or
             http://host:port; None is none.
     """
 
     folder: Path = Path("reports")
     max_accuracy_loss_percent: Annotated[float, Field(ge=0, le=100)] = 1.0
+    against: Path | None = None
     mlflow: str | None = None
 
     @property

@@ -20,7 +20,7 @@ from eval.fidelity.fidelity_text import (
     greedy_text,
 )
 from pipelines.document.blocks import Block, BulletList, Callout, Figure, Fold, Section, Table, groups, left, right
-from pipelines.document.canvas import Theme, axis, plain_log, plot
+from pipelines.document.canvas import VALUE, Theme, axis, plain_log, plot
 from pipelines.document.show import NONE, count
 from pipelines.report.data import FormatReport, ReportData, ReportedFidelity
 
@@ -119,8 +119,8 @@ def _divergences(compared: Sequence[tuple[FormatReport, ReportedFidelity]], seve
         plain_log(axes, "x", [low, high])
         axes.set_xlim(low, high)
         for at, (ours, noise) in enumerate(figures):
-            _spread(axes, ours, at - 0.13, theme["work"], low)
-            _spread(axes, noise, at + 0.2, theme["muted"], low)
+            _spread(axes, ours, at - 0.13, theme["work"], low, names[at])
+            _spread(axes, noise, at + 0.2, theme["muted"], low, f"{names[at]}, noise")
             axes.annotate(
                 f"{ours.kl_mean:.2g}", (1.01, at - 0.13), xycoords=("axes fraction", "data"), va="center", fontsize=8
             )
@@ -150,11 +150,13 @@ def _divergences(compared: Sequence[tuple[FormatReport, ReportedFidelity]], seve
     )
 
 
-def _spread(axes: Axes, figures: Figures, at: float, colour: str, low: float) -> None:
+def _spread(axes: Axes, figures: Figures, at: float, colour: str, low: float, name: str) -> None:
     """Draw one row; what is below the axis begins at its edge."""
     begin, mean = max(figures.kl_median, low), max(figures.kl_mean, low)
     axes.plot([begin, max(figures.kl_p99, low)], [at, at], color=colour, linewidth=2.2, solid_capstyle="butt")
-    axes.plot([mean], [at], marker="o", color=colour, markersize=5.5)
+    parts = {"mean": figures.kl_mean, "median": figures.kl_median, "p99": figures.kl_p99, "largest": figures.kl_max}
+    value = f"{VALUE}{name}: " + ", ".join(f"{part} {number:.2g}" for part, number in parts.items())
+    axes.plot([mean], [at], marker="o", color=colour, markersize=5.5, gid=value)
     axes.plot([max(figures.kl_max, low)], [at], marker="|", color=colour, markersize=8, markeredgewidth=1.4)
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from eval.compare import in_points
 from eval.verdict import Verdict
 from pipelines.document.blocks import Figure
-from pipelines.document.canvas import DASHES, MARKERS, Theme, axis, beside, place, plain_log, plot
+from pipelines.document.canvas import DASHES, MARKERS, VALUE, Theme, axis, beside, place, plain_log, plot
 from pipelines.document.show import number, span
 from pipelines.domain.benchmark import Level, Summary
-from pipelines.domain.metrics import LATENCY, METRICS, REQUEST_RATE, TOKEN_RATE
+from pipelines.domain.metrics import AT_POINT, LATENCY, METRICS, REQUEST_RATE, TOKEN_RATE
 from pipelines.domain.units import MIB
 from pipelines.report.data import BenchmarkRun, FormatReport, Workload, run_label
 
@@ -165,7 +165,7 @@ def _curves(
             face = theme["paper"] if level.client.bottleneck else colour
             axes.plot(
                 [x], [y], marker=MARKERS[index % 8], markersize=6, color=colour, markerfacecolor=face,
-                markeredgewidth=1.3, zorder=3,
+                markeredgewidth=1.3, zorder=3, gid=VALUE + _value(run, level),
             )  # fmt: skip
             if not level.complete:
                 axes.plot([x], [y], marker="x", markersize=11, color=theme["bad"], markeredgewidth=1.4, zorder=4)
@@ -178,6 +178,13 @@ def _curves(
     axes.figure.canvas.draw()  # computes the layout, which determines the positions below
     named = beside(axes, ends, [mark[:2] for mark in marks], theme["muted"])
     place(axes, marks, theme["muted"], named)
+
+
+def _value(run: BenchmarkRun, level: Level) -> str:
+    """Return a load's figures in words, for the pointer."""
+    figures = ", ".join(f"{each.title} {number(each.shown(each.of(level.summary)))}" for each in AT_POINT)
+    limited = "; the load generator was the bottleneck" if level.client.bottleneck else ""
+    return f"{run.result.precision}, {level.load}: {figures}{limited}{'' if level.complete else '; cut short'}"
 
 
 def _about(curves: Sequence[tuple[BenchmarkRun, list[Point]]]) -> str:
@@ -228,7 +235,9 @@ def accuracy_change(formats: Sequence[FormatReport]) -> Figure | None:
             if row["loss_most"] is not None:
                 ends = [-100 * row["loss_most"], -100 * row["loss_least"]]
                 axes.plot(ends, [at, at], color=colour, linewidth=2.2, solid_capstyle="butt")
-            axes.plot([middle], [at], marker="o", color=colour, markersize=6)
+            bounds = "not bounded" if row["loss_most"] is None else f"{ends[0]:+.2f} to {ends[1]:+.2f}"
+            value = f"{VALUE}{names[at]}: {middle:+.2f} points ({bounds}), {row['verdict']}"
+            axes.plot([middle], [at], marker="o", color=colour, markersize=6, gid=value)
             # Beside the axes: on a line of zero or of the margin, the number would look struck through.
             axes.annotate(
                 f"{middle:+.2f}  {row['verdict']}",

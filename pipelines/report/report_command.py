@@ -22,6 +22,7 @@ from pipelines.host.disk import check_folders, relative_to_cwd
 from pipelines.host.machine import GpuFacts
 from pipelines.host.screen import say, table, wrapped
 from pipelines.loadgen.config import WorkloadSettings
+from pipelines.predict.config import PriceSettings
 from pipelines.predict.performance import deployment
 from pipelines.predict.performance.gpus import gpu_named, row_of
 from pipelines.predict.performance.modelled import run_trial, trial
@@ -32,7 +33,8 @@ from pipelines.report.compare import AT_LEAST, Comparison, FormatRow, comparison
 from pipelines.report.data import BenchmarkRun, ModelledRun, ReportData, run_label
 from pipelines.report.mlflow_runs import log_runs, mlflow_fault
 from pipelines.report.model_card import write_model_cards
-from pipelines.report.sections import document
+from pipelines.report.sections import NO_PRICES, document
+from pipelines.report.stored import ReportedNumbers, earlier_numbers
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
 from pipelines.store.sources import model_source
@@ -170,6 +172,7 @@ def report(overrides: Sequence[str]) -> int:
     if fault := mlflow_fault(settings.report.mlflow):
         raise UserError.of([fault])
     check_folders(settings.report.written, read={"paths.store": settings.paths.store})
+    earlier_numbers(settings.report.against)
     store = Store(settings.paths.store)
     recover(store)
     write(settings, store, settings.model.label, None)
@@ -191,30 +194,37 @@ def write(
     Raises:
         UserError: there is nothing to report, or the folder or the store of MLflow cannot be written.
     """
-    loss = settings.report.max_accuracy_loss_percent
+    loss, earlier = settings.report.max_accuracy_loss_percent, earlier_numbers(settings.report.against)
     data = with_models(collect(store, model, variants, Criteria.of(settings.eval)), settings, store.root)
     folder = settings.report.folder / model
-    paths, cards = write_report(data, folder, loss), write_model_cards(data, folder)
+    paths = write_report(data, folder, loss, settings.sizing.prices, earlier)
+    cards = write_model_cards(data, folder)
     if compared:
         say("\n" + comparison_text(comparison(data, loss)))
     say(f"\nreport: {relative_to_cwd(paths.markdown.absolute())}")
     for card in cards.values():
         say(f"model card: {relative_to_cwd(card.absolute())}")
     if settings.report.mlflow is not None:
-        for line in log_runs(data, settings.report.mlflow, (paths.markdown, paths.html, *paths.plots), cards):
+        files = (paths.markdown, paths.html, *paths.plots, *paths.files)
+        for line in log_runs(data, settings.report.mlflow, files, cards):
             say(line)
     say(f"report: {relative_to_cwd(paths.html.absolute())}")
 
 
-def write_report(data: ReportData, folder: Path, max_accuracy_loss_percent: float = 1.0) -> ReportPaths:
+def write_report(
+    data: ReportData, folder: Path, max_accuracy_loss_percent: float = 1.0, prices: PriceSettings = NO_PRICES,
+    earlier: ReportedNumbers | None = None,
+) -> ReportPaths:  # fmt: skip
     """Write the report of a store.
 
     Args:
         data: result of `pipelines.report.collect`.
         folder: is created if necessary.
         max_accuracy_loss_percent: a format that loses more is not recommended.
+        prices: as given, for the price of tokens.
+        earlier: another report, to show beside this one.
 
     Raises:
         UserError: the folder cannot be written.
     """
-    return write_document(document(data, max_accuracy_loss_percent), folder)
+    return write_document(document(data, max_accuracy_loss_percent, prices, earlier), folder)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from eval.compare import against_original, in_points, method_text, sequential_text, verdict_sentence
-from eval.verdict import Verdict
+from eval.compare import against_original, method_text, sequential_text, verdict_sentence
 from pipelines.document import blocks as doc
-from pipelines.document.show import count, machine_text, ms, number, percent, versions_text, when
-from pipelines.domain.units import show_bytes
-from pipelines.report import checkpoints, fidelity, plots, plots_requests, tables, tables_load
-from pipelines.report.compare import Comparison, comparison, finished, in_words
+from pipelines.document.show import machine_text, versions_text, when
+from pipelines.predict.config import PriceSettings
+from pipelines.report import checkpoints, fidelity, plots, plots_requests, tables, tables_load, tiles
+from pipelines.report.compare import Comparison, comparison, finished, in_words, load_notes
 from pipelines.report.data import BenchmarkRun, FormatReport, ReportData, ReportedArtifact, Workload, place_of
-from pipelines.report.plots import CONVENTIONS, what_was_asked
+from pipelines.report.plots import CONVENTIONS
+from pipelines.report.ranking import NO_LOAD, ranking
+from pipelines.report.stored import ReportedNumbers, attachments, side_by_side
 
+NO_PRICES = PriceSettings()
 NO_QUESTIONS = (
     "No questions were asked. `make evaluate` asks those on this machine or on the Hub,"
     " `eval=local eval.path=FILE` your own."
@@ -23,11 +25,30 @@ NO_QUESTIONS = (
 EACH_TASK = "Each task is judged by itself: the correction for several results counts those of one task."
 
 
-def document(data: ReportData, max_accuracy_loss_percent: float = 1.0) -> doc.Document:
-    """Return the whole report as a document."""
+def document(
+    data: ReportData,
+    max_accuracy_loss_percent: float = 1.0,
+    prices: PriceSettings = NO_PRICES,
+    earlier: ReportedNumbers | None = None,
+) -> doc.Document:
+    """Return the whole report as a document.
+
+    Args:
+        data: result of `pipelines.report.collect`.
+        max_accuracy_loss_percent: a format that loses more is not recommended.
+        prices: as given, for the price of tokens.
+        earlier: another report of the same model, to show beside this one.
+    """
     compared = comparison(data, max_accuracy_loss_percent)
+    main, numbers = tiles.main_comparison(compared), ReportedNumbers.of(compared, data.newest)
+    rankings = {
+        index: ranked
+        for index, item in enumerate(compared)
+        if (ranked := ranking(data, item, max_accuracy_loss_percent, _tiles(data, prices) if item is main else None))
+    }
     sections = (
-        _formats(compared),
+        _formats(compared, main, rankings),
+        *([side_by_side(earlier, numbers)] if earlier else []),
         _accuracy(data),
         fidelity.section(data),
         *checkpoints.sections(data),
@@ -43,90 +64,32 @@ def document(data: ReportData, max_accuracy_loss_percent: float = 1.0) -> doc.Do
     return doc.Document(
         title=" and ".join(data.models),
         subtitle=f"{variants} · newest result {when(data.newest)} · {machine_text(newest.machine)}",
-        cards=_cards(data, compared),
-        lead=_lead(data, compared),
+        cards=tiles.tiles(data, main, prices),
+        lead=_lead(data, compared, main, rankings),
         sections=tuple(section for section in sections if section.blocks),
+        files=attachments(numbers),
     )
 
 
-def _cards(data: ReportData, compared: Sequence[Comparison]) -> tuple[doc.Card, ...]:
-    built = [artifact for item in data.formats if (artifact := item.artifact("build"))]
-    sizes = [int(artifact.facts["engine_bytes"]) for artifact in built if artifact.facts.get("engine_bytes")]
-    between = f"{show_bytes(min(sizes))} to {show_bytes(max(sizes))} on disk" if sizes else "no engine"
-    engines = ", ".join(sorted({str(artifact.settings.get("engine", "unknown")) for artifact in built})) or "none"
-    count = doc.Card("Engines built", str(len(built)), "", f"{engines}; {between}", "recorded")
-    return count, _accuracy_card(data), *_load_cards(compared)
+def _tiles(data: ReportData, prices: PriceSettings) -> Callable[[Comparison], tuple[doc.Card, ...]]:
+    return lambda compared: tiles.tiles(data, compared, prices, "the limits")
 
 
-def _accuracy_card(data: ReportData) -> doc.Card:
-    rows = [(item, item.accuracy.row) for item in data.formats if item.accuracy and item.accuracy.row]
-    if not rows:
-        evaluated = [item for item in data.formats if item.accuracy]
-        if not evaluated or not evaluated[0].accuracy:
-            return doc.Card("Accuracy", "not measured", "", "make evaluate", "")
-        result = evaluated[0].accuracy.result
-        evaluation = f"{evaluated[0].label}, {result.task}, {count(result.questions, 'question')}"
-        detail = f"{evaluation}; no compressed format to compare"
-        return doc.Card("Accuracy", percent(result.accuracy), "%", detail, "measured")
-    passed = [item for item, row in rows if row["verdict"] == Verdict.GO]
-    lost = [
-        f"{item.variant} NO-GO, at least {100 * row['loss_least']:.2f} points lost"
-        for item, row in rows
-        if row["verdict"] == Verdict.NO_GO
-    ]
-    words = [
-        f"{', '.join(variants)} {word}"
-        for word in (Verdict.UNDECIDED, Verdict.NOT_MEASURED)
-        if (variants := [item.variant for item, row in rows if row["verdict"] == word])
-    ]
-    first = rows[0][1]
-    evaluation = f"{what_was_asked([row for _, row in rows])}, paired with 16 bit"
-    detail = "; ".join([*lost, *words, evaluation])
-    return doc.Card(
-        f"GO: less than {in_points(first['margin'])} lost",
-        f"{len(passed)} of {len(rows)}",
-        "formats",
-        detail,
-        "measured",
-    )
-
-
-def _load_cards(compared: Sequence[Comparison]) -> list[doc.Card]:
-    """Show best throughput and lightest-load latency for the workload under which most formats were measured."""
-    main = max(compared, key=lambda item: len(item.workload.runs) if item.workload else 0)
-    rows = [row for row in main.rows if row.run and row.peak]
-    if not rows and any(row.run for row in main.rows):
-        return [doc.Card("Throughput", "no load counts", "", "each was cut short or limited by the load generator", "")]
-    if not rows:
-        return [doc.Card("Throughput", "not measured", "", "make benchmark", "")]
-    refused = {rejection.variant for rejection in main.rejected}
-    eligible = [row for row in rows if row.variant == main.chosen or row.variant not in refused]
-    best = max(eligible or rows, key=lambda row: row.score or 0.0)
-    level = best.at_slo or best.peak
-    assert best.run is not None, "rows without a run were left out"
-    assert level is not None, "rows without a level were left out"
-    light = next(level for level in best.run.result.levels if level.counts)
-    slo = best.run.result.slo
-    limit = f", {'within' if best.at_slo else 'outside'} the SLO {tables_load.slo_text(slo)}" if slo.limits else ""
-    return [
-        doc.Card(
-            "Throughput", number(level.summary.output_tokens_per_s), "output tokens/s",
-            f"{best.variant} at {level.load}{limit}", "measured",
-        ),
-        doc.Card(
-            "Time to first token", ms(light.summary.ttft_s.p50), "ms median",
-            f"{best.variant} at {light.load}; then {ms(light.summary.itl_s.p50)} ms per token", "measured",
-        ),
-    ]  # fmt: skip
-
-
-def _lead(data: ReportData, compared: Sequence[Comparison]) -> tuple[doc.Block, ...]:
+def _lead(
+    data: ReportData, compared: Sequence[Comparison], main: Comparison, rankings: Mapping[int, doc.Ranking]
+) -> tuple[doc.Block, ...]:
     blocks: list[doc.Block] = []
-    for item in compared:
+    for index, item in enumerate(compared):
         if item.workload is None:
+            continue
+        if item is main and index in rankings:
+            blocks += [doc.Text(f"Workload {item.workload.title}:")] if len(data.workloads) > 1 else []
+            blocks.append(rankings[index])
             continue
         where = f"Workload {item.workload.title}: " if len(data.workloads) > 1 else ""
         blocks.append(doc.Callout("good" if item.chosen else "note", where + item.reason))
+    if len(data.formats) > 1 and not data.workloads:
+        blocks.append(doc.Text(NO_LOAD))
     for result in (run.result for run in _runs(data) if not run.result.complete):
         what, reason = f"{result.model} {result.precision}", result.reason or "no reason recorded"
         blocks.append(doc.Callout("warning", f"The benchmark of {what} is incomplete: {reason}."))
@@ -139,11 +102,16 @@ def _runs(data: ReportData) -> list[BenchmarkRun]:
     return [run for workload in data.workloads for run in workload.runs]
 
 
-def _formats(compared: Sequence[Comparison]) -> doc.Section:
+def _formats(compared: Sequence[Comparison], main: Comparison, rankings: Mapping[int, doc.Ranking]) -> doc.Section:
     blocks: list[doc.Block] = []
-    for item in compared:
+    for index, item in enumerate(compared):
         blocks.append(tables_load.comparison_table(item))
         blocks += [doc.Text(item.tuning)] if item.tuning else []
+        if index in rankings:  # it has the choice, its reasons and limitations
+            blocks += [rankings[index]] if item is not main else []
+            if notes := load_notes(item.rows):
+                blocks.append(doc.Fold("Loads that do not count", (doc.BulletList(tuple(notes)),)))
+            continue
         if item.workload is None:
             blocks.append(doc.Callout("note", item.reason))
         if item.chosen and item.rejected:

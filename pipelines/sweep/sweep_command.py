@@ -44,9 +44,11 @@ def compare(overrides: Sequence[str]) -> int:
         0, 1 when a cell failed, or 4 when a loss could not be measured.
     """
     from pipelines.report.report_command import write
+    from pipelines.report.stored import earlier_numbers
 
     settings = load(_single(overrides))
     check_folders(settings.report.written)
+    earlier_numbers(settings.report.against)
     folder, cells = run_cells("all", overrides)
     store = Store(settings.paths.store)
     recover(store)
@@ -71,7 +73,7 @@ def _judged(cells: Sequence[SweepCell], settings: EvalSettings) -> ResultTable:
 
 def _single(overrides: Sequence[str]) -> list[str]:
     """Return the overrides that have a single value: folders and criteria are the same for every cell."""
-    return [text for text in overrides if text.startswith(("paths.", "report.", *CRITERIA))]
+    return [text for text in overrides if text.startswith(("paths.", "report.", "sizing.prices.", *CRITERIA))]
 
 
 def _close(folder: Path, cells: Sequence[SweepCell]) -> int:

@@ -54,6 +54,7 @@ READ = {
     "serving.tritonserver": "plan",
     "workload.isl": "plan",
     "workload.trace": "plan",
+    "report.against": "report",
     "sizing.measured": "calibrate",
     "sizing.fit": SIZE,
 }
@@ -116,7 +117,7 @@ def test_every_path_is_in_a_table() -> None:
 @pytest.mark.parametrize("key", WRITTEN)
 def test_a_folder_that_cannot_be_written_is_refused(key, bad, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "2000")
-    monkeypatch.setattr("pipelines.plan.checks._logged", lambda *_: [])  # mlflow need not be installed
+    monkeypatch.setattr("pipelines.plan.checks._reported", lambda *_: [])  # mlflow need not be installed
     monkeypatch.setattr("pipelines.report.report_command.mlflow_fault", lambda _: None)
     for number, command in enumerate(WRITTEN[key]):
         places = vars(bad) if number == 0 else {"below": bad.below}
