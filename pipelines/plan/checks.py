@@ -38,6 +38,7 @@ from pipelines.rules.record import BrokenRule, Severity
 from pipelines.rules.rulebook import check as check_table
 from pipelines.rules.rulebook import check_checkpoint, refused, refused_whatever_format, warned
 from pipelines.serving.locate import why_no_server
+from pipelines.serving.trtllm_serve import why_no_trtllm_serve
 from pipelines.settings.root import Settings
 from pipelines.stages import Stage
 from pipelines.stages.edge import ExportEdge
@@ -363,7 +364,9 @@ def check_installed(goal: Goal, stages: Sequence[Stage], only: str | None) -> tu
     ]
     starts, serving = goal.target in STARTED and only in (None, "benchmark"), goal.settings.serving
     starts = starts and not goal.is_elsewhere and serving.tritonserver is None
-    server = why_no_server(serving) if starts else None
+    server = None
+    if starts:
+        server = why_no_trtllm_serve() if serving.server == "trtllm_serve" else why_no_server(serving)
     exporters = [environment_fault(stage.environment) for stage in stages if isinstance(stage, ExportEdge)]
     return (*packages, *filter(None, [server, *exporters]))
 

@@ -35,6 +35,7 @@ def check(d: Deployment) -> list[Fault]:
     if target in MEASURED and load.streaming and not settings.triton.decoupled_mode:
         faults.append(_STREAMING)
     faults += privileged_ports(settings.serving) if target in STARTED else []
+    faults += _trtllm_serve(d) if target in STARTED and settings.serving.server == "trtllm_serve" else []
     is_named = target in STARTED and settings.serving.tritonserver is not None
     faults += filter(None, [why_no_server(settings.serving)]) if is_named else []
     if engine.on_device and target != "build":
@@ -51,11 +52,29 @@ def check(d: Deployment) -> list[Fault]:
     return faults + _measured(d)
 
 
+def _trtllm_serve(d: Deployment) -> list[Fault]:
+    """Return why trtllm-serve cannot be started on what is built."""
+    settings, faults = d.settings, list[Fault]()
+    if d.engine.server is not ServerBackend.LLM_API:
+        what = f"serving.server=trtllm_serve does not serve engine={d.engine.setting}."
+        faults.append(Fault(what, "It serves engine=tensorrt_llm_llmapi.", "Leave out serving.server, or use that."))
+    if settings.triton.num_nodes > 1:
+        what = (
+            f"serving.server=trtllm_serve is started on one machine, but triton.num_nodes={settings.triton.num_nodes}."
+        )
+        faults.append(Fault(what, todo="Write scripts for several: make scripts cluster=slurm"))
+    if settings.serving.tritonserver is not None:
+        faults.append(
+            Fault("serving.tritonserver has no effect with serving.server=trtllm_serve.", todo="Leave it out.")
+        )
+    return faults
+
+
 def _measured(d: Deployment) -> list[Fault]:
     """Return why an engine that is built first cannot be evaluated, compared, diagnosed or loaded like that."""
     settings, target, engine, faults = d.settings, d.target, d.engine, list[Fault]()
     if not engine.evaluates and target in EVALUATED:
-        todo = "Evaluate the same format with engine=openvino, or on the GPU machine with trtllm-eval."
+        todo = "Evaluate the same format with engine=openvino, or on the GPU machine a server (eval.url)."
         faults.append(_cannot(d, EVALUATED, f"its model runs only inside {engine.title}", todo))
     if target == "fidelity":
         faults += _not_compared(d)

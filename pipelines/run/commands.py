@@ -78,6 +78,7 @@ def diagnose(overrides: Sequence[str]) -> int:
 def serve(overrides: Sequence[str]) -> int:
     """Build an engine and its repository, and run tritonserver on it until it is told to stop."""
     from pipelines.serving import foreground  # with the server's processes
+    from pipelines.stages.benchmark import trtllm_serve
 
     settings = load(overrides)
     folder = settings.serving.repository
@@ -95,6 +96,10 @@ def serve(overrides: Sequence[str]) -> int:
     bundled = settings.model.bundled and not settings.model.path
     prompt = BUNDLED_PROMPT if bundled else foreground.EXAMPLE_PROMPT
     with in_use(folder):
+        if settings.serving.server == "trtllm_serve":
+            logs = settings.paths.runs.absolute()
+            server = trtllm_serve(folder, settings.serving, logs, ScreenProgress(), usual_ports=True)
+            return foreground.serve_llm_api(server, prompt)
         slo = settings.benchmark.slo.to_slo()
         return foreground.serve(folder, settings.serving, ScreenProgress(), prompt=prompt, slo=slo)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -16,11 +17,12 @@ USUAL_PORTS = {"http_port": 8000, "grpc_port": 8001, "metrics_port": 8002, "open
 
 
 class ServingSettings(Group):
-    """How tritonserver is started.
+    """How the server is started.
 
     A benchmark always uses free ports, so that it never conflicts with a running server.
 
     Attributes:
+        server: tritonserver, or trtllm_serve: TensorRT-LLM's own server, for engine=tensorrt_llm_llmapi.
         repository: an existing Triton model repository, e.g. copied from another machine; then nothing is built.
         host: IPv4 address to listen on: 127.0.0.1 is this machine only, 0.0.0.0 every network.
         expose_triton: whether tritonserver's own ports are opened too where `host` is not this machine only; one
@@ -45,6 +47,9 @@ class ServingSettings(Group):
         show_log: whether to print tritonserver's log as it is written, for systems that collect standard output.
     """
 
+    LATER: ClassVar[Mapping[str, Any]] = {"server": "tritonserver"}
+
+    server: Literal["tritonserver", "trtllm_serve"] = "tritonserver"
     repository: Path | None = None
     host: str = "127.0.0.1"
     expose_triton: bool = False

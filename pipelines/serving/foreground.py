@@ -25,6 +25,7 @@ from pipelines.serving.logs import ServerFailedError
 from pipelines.serving.openai import nginx
 from pipelines.serving.process import TritonServer
 from pipelines.serving.repository import TEXT_MODEL
+from pipelines.serving.trtllm_serve import PROGRAM, TrtllmServe
 
 # How often, and after which pause, a server that ended by itself is started again.
 
@@ -134,31 +135,61 @@ def serve(
         UserError: it cannot start.
     """
     started = time.monotonic()
-    # SIGTERM and a closed terminal act like Ctrl-C
+
+    def run(stack: ExitStack) -> int:
+        server = TritonServer(repository, settings, progress=progress, log_file=log_file, usual_ports=True)
+        if settings.show_log:
+            server.log_file.touch()
+            stack.enter_context(log_shown(server.log_file))
+        stack.enter_context(server)
+        frontend = None
+        if settings.front and not server.nvidia_frontend:
+            frontend = stack.enter_context(OpenAiFrontend(server, slo))
+        if not settings.loopback:
+            _say_exposure(server)
+        return _watch(server, frontend, lambda: _say_where(server, time.monotonic() - started, prompt))
+
+    return _until_stopped(run)
+
+
+def serve_llm_api(server: TrtllmServe, prompt: str) -> int:
+    """Serve with trtllm-serve until Ctrl-C, SIGTERM or its end; see `serve`."""
+    started = time.monotonic()
+
+    def say_where() -> None:
+        say(f"Serving with {PROGRAM}, ready after {show_seconds(time.monotonic() - started)}. Ctrl-C ends it.")
+        say(f"  OpenAI   {server.url}\n  log      {server.log_file}")
+        if not server.settings.loopback:
+            say("There is no authentication, and its port takes POST /update_weights and /release_memory too.")
+        _say_completion(server.url, server.model, prompt)
+
+    def run(stack: ExitStack) -> int:
+        if server.settings.show_log:
+            server.log_file.parent.mkdir(parents=True, exist_ok=True)
+            server.log_file.touch()
+            stack.enter_context(log_shown(server.log_file))
+        stack.enter_context(server)
+        return _watch(server, None, say_where)
+
+    return _until_stopped(run)
+
+
+def _until_stopped(run: Callable[[ExitStack], int]) -> int:
+    """Run a server; SIGTERM and a closed terminal act like Ctrl-C, which ends it at once while it starts or drains."""
     with signal_handlers((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.default_int_handler):
         try:
             with ExitStack() as stack:
-                server = TritonServer(repository, settings, progress=progress, log_file=log_file, usual_ports=True)
-                if settings.show_log:
-                    server.log_file.touch()
-                    stack.enter_context(log_shown(server.log_file))
-                stack.enter_context(server)
-                frontend = None
-                if settings.front and not server.nvidia_frontend:
-                    frontend = stack.enter_context(OpenAiFrontend(server, slo))
-                if not settings.loopback:
-                    _say_exposure(server)
-                return _watch(server, frontend, time.monotonic() - started, prompt)
+                return run(stack)
         except KeyboardInterrupt:
             say("Stopped immediately.")
             return 130
 
 
-def _watch(server: TritonServer, frontend: OpenAiFrontend | None, seconds: float, prompt: str) -> int:
+def _watch(server: TritonServer | TrtllmServe, frontend: OpenAiFrontend | None, say_where: Callable[[], None]) -> int:
     """Print the addresses and wait; the drain happens when the caller leaves its `with` block."""
     budget = RestartBudget(server.settings.restarts)
     try:
-        _say_where(server, seconds, prompt)
+        say_where()
         while True:
             complain(str(_wait_for_failure(server, frontend)))
             if not _start_again(server, frontend, budget):
@@ -171,7 +202,7 @@ def _watch(server: TritonServer, frontend: OpenAiFrontend | None, seconds: float
         return 0
 
 
-def _wait_for_failure(server: TritonServer, frontend: OpenAiFrontend | None) -> ServerFailedError:
+def _wait_for_failure(server: TritonServer | TrtllmServe, frontend: OpenAiFrontend | None) -> ServerFailedError:
     """Return why the server, or the service in front of it, ended."""
     while True:
         try:
@@ -183,7 +214,7 @@ def _wait_for_failure(server: TritonServer, frontend: OpenAiFrontend | None) -> 
         time.sleep(CHECK_S)
 
 
-def _start_again(server: TritonServer, frontend: OpenAiFrontend | None, budget: RestartBudget) -> bool:
+def _start_again(server: TritonServer | TrtllmServe, frontend: OpenAiFrontend | None, budget: RestartBudget) -> bool:
     """Restart the ended process, and return whether it serves again; False when no restart is left."""
     while (pause := budget.take()) is not None:
         say(f"Starting it again in {show_seconds(pause)} (restart {budget.used} of {budget.allowed} in a row).")
@@ -222,10 +253,15 @@ def _say_where(server: TritonServer, seconds: float, prompt: str) -> None:
         text = json.dumps(prompt)
         say(f"\n{TRITON_PYTHON.format(python=python, grpc_url=server.grpc_url, model=TEXT_MODEL, prompt=text)}")
     if server.settings.front:
-        body = json.dumps({"model": server.openai_model, "prompt": prompt, "max_tokens": 16})
-        header = "-H 'Content-Type: application/json'"
-        say(f"\ncurl -s {server.openai_url}/completions \\\n  {header} \\\n  -d {shlex.quote(body)}")
-    say()
+        _say_completion(server.openai_url, server.openai_model, prompt)
+    else:
+        say()
+
+
+def _say_completion(url: str, model: str, prompt: str) -> None:
+    body = json.dumps({"model": model, "prompt": prompt, "max_tokens": 16})
+    header = "-H 'Content-Type: application/json'"
+    say(f"\ncurl -s {url}/completions \\\n  {header} \\\n  -d {shlex.quote(body)}\n")
 
 
 def _say_exposure(server: TritonServer) -> None:

@@ -262,7 +262,11 @@ def why_not_started(lines: Sequence[str], ended: str | None, log_file: Path) -> 
 
 
 def why_ended(
-    lines: Sequence[str], ended: str, log_file: Path, what: str = "ended while it was in use"
+    lines: Sequence[str],
+    ended: str,
+    log_file: Path,
+    what: str = "ended while it was in use",
+    program: str = "tritonserver",
 ) -> ServerFailedError:
     """Explain why a server ended.
 
@@ -271,10 +275,11 @@ def why_ended(
         ended: how it ended.
         log_file: the complete log.
         what: what happened to it.
+        program: the server.
     """
     last = " | ".join(useful_lines(lines))
     last = f" It said: {last}" if last else ""
-    return ServerFailedError(f"tritonserver {what}: {ended}.{last}", todo=f"Log: {log_file}")
+    return ServerFailedError(f"{program} {what}: {ended}.{last}", todo=f"Log: {log_file}")
 
 
 def why_not_ready(lines: Sequence[str], limit_s: float, log_file: Path) -> ServerFailedError:

@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.document.show import count
 from pipelines.domain.benchmark import Level
+from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.host.machine import library_versions
 from pipelines.loadgen.config import BenchmarkSettings, WorkloadSettings
 from pipelines.serving.config import ServingSettings
+from triton_repo.llmapi import BESIDE_THE_ARGUMENTS, CHECKPOINT_DIR, MODEL_YAML, read_arguments
+from triton_repo.tensors import TENSORRT_LLM
 
 if TYPE_CHECKING:
     from pipelines.serving.process import TritonServer
+    from pipelines.serving.trtllm_serve import TrtllmServe
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Benchmark:
             result = run_benchmark(
                 url,
                 self.workload,
-                self.benchmark,
+                self.benchmark.model_copy(update={"url": url} if url.startswith("http") else {}),
                 labels=labels,
                 tokenizer_dir=inputs["model"],
                 out_dir=out_dir,
@@ -100,6 +104,10 @@ class Benchmark:
         if self.benchmark.url is not None:
             yield self.benchmark.url, self.benchmark.metrics_url
             return
+        if self.serving.server == "trtllm_serve":
+            with trtllm_serve(inputs["repository"], self.serving, self.logs, progress) as llm_api:
+                yield llm_api.url, None
+            return
         with logged_server(inputs["repository"], self.serving, self.logs, progress) as server:
             yield server.grpc_url, server.metrics_url
 
@@ -110,9 +118,35 @@ def logged_server(repository: Path, serving: ServingSettings, logs: Path, progre
     from pipelines.serving.process import TritonServer
 
     logs.mkdir(parents=True, exist_ok=True)
-    log = logs / f"{datetime.now():%Y%m%d-%H%M%S}-tritonserver-{os.getpid()}.log"
-    with TritonServer(repository, serving, progress=progress, log_file=log) as server:
+    with TritonServer(repository, serving, progress=progress, log_file=_log(logs, "tritonserver")) as server:
         yield server
+
+
+def trtllm_serve(
+    repository: Path, serving: ServingSettings, logs: Path, progress: Progress, *, usual_ports: bool = False
+) -> TrtllmServe:
+    """Return TensorRT-LLM's own server of a repository of the LLM API; it starts with its `with` block.
+
+    Raises:
+        UserError: the repository is another engine's.
+    """
+    from pipelines.serving.trtllm_serve import TrtllmServe
+
+    path = repository / TENSORRT_LLM / "1" / MODEL_YAML
+    if not path.is_file():
+        raise UserError(
+            f"serving.server=trtllm_serve cannot serve '{repository}': it has no {TENSORRT_LLM}/1/{MODEL_YAML}.",
+            allowed="It serves repositories of engine=tensorrt_llm_llmapi.",
+            todo="Leave out serving.server, or write such a repository: make repository engine=tensorrt_llm_llmapi",
+        )
+    options, log = read_arguments(path, BESIDE_THE_ARGUMENTS), _log(logs, "trtllm-serve")
+    return TrtllmServe(
+        repository, CHECKPOINT_DIR, options, serving, progress=progress, log_file=log, usual_ports=usual_ports
+    )
+
+
+def _log(logs: Path, program: str) -> Path:
+    return logs / f"{datetime.now():%Y%m%d-%H%M%S}-{program}-{os.getpid()}.log"
 
 
 def _observed(levels: Sequence[Level]) -> dict[str, float]:

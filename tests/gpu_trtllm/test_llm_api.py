@@ -1,11 +1,6 @@
 """TensorRT-LLM's PyTorch backend runs what `make build engine=tensorrt_llm_llmapi` makes."""
 
-import os
 import re
-import socket
-import subprocess
-import time
-import urllib.request
 
 import pytest
 import yaml
@@ -30,35 +25,10 @@ def test_it_generates(cli, words):
     assert answer.outputs[0].text.strip()
 
 
-def test_trtllm_serve_takes_its_folder_and_answers_over_http(cli):
-    """As the printed command and the scripts start it; measured through its OpenAI API."""
-    said = cli.run("build", "engine=tensorrt_llm_llmapi", "model=tiny_llama", "quant=fp8", "build.max_batch_size=8")
-    found = re.search(r"^engine: +(\S+)$", said, re.MULTILINE)
-    assert found
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = ["trtllm-serve", CHECKPOINT, "--host", "127.0.0.1", "--port", str(port), "--extra_llm_api_options", OPTIONS]
-    env = {**os.environ, "TRTLLM_NO_USAGE_STATS": "1"}
-    with subprocess.Popen(words, cwd=cli.folder / found[1], env=env) as server:
-        try:
-            until = time.monotonic() + 600
-            while not _answers(f"http://127.0.0.1:{port}/health"):
-                assert server.poll() is None
-                assert time.monotonic() < until
-                time.sleep(2)
-            url = f"benchmark.url=http://127.0.0.1:{port}/v1"
-            assert "requests/s" in cli.run("benchmark", "model=tiny_llama", url, "benchmark.concurrency=2")
-        finally:
-            server.terminate()
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as response:
-            return response.status == 200
-    except OSError:
-        return False
+def test_trtllm_serve_is_started_and_measured_over_http(cli):
+    words = ["engine=tensorrt_llm_llmapi", "model=tiny_llama", "quant=fp8", "build.max_batch_size=8"]
+    load = ["benchmark.concurrency=2", "benchmark.num_requests=16"]
+    assert "requests/s" in cli.run("benchmark", "serving.server=trtllm_serve", *words, *load)
 
 
 def test_the_table_of_its_version_has_every_option_of_the_library_and_no_other():

@@ -92,6 +92,8 @@ class StubOpenAi:
             return _whole(writer, "200 OK", HTML, b"<html>Welcome</html>")
         if self.key and self.headers.get("authorization") != f"Bearer {self.key}":
             return _fault(writer, "401 Unauthorized", "Incorrect API key provided")
+        if path == "/health":
+            return _whole(writer, "200 OK", HTML, b"")
         if path == "/v1/models":
             return _json(writer, {"data": [{"id": name} for name in self.models]})
         if not path.endswith("/completions"):
@@ -162,10 +164,10 @@ def _chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
 
 
 @contextmanager
-def serving(stub: StubOpenAi, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+def serving(stub: StubOpenAi, tls: ssl.SSLContext | None = None, port: int = 0) -> Iterator[str]:
     """Serve in a thread; yield the URL up to and with /v1."""
     loop = asyncio.new_event_loop()
-    server = loop.run_until_complete(asyncio.start_server(stub.serve, "127.0.0.1", 0, ssl=tls))
+    server = loop.run_until_complete(asyncio.start_server(stub.serve, "127.0.0.1", port, ssl=tls))
     port = server.sockets[0].getsockname()[1]
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

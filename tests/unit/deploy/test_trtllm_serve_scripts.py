@@ -6,7 +6,6 @@ from the tables of options. Nothing of NVIDIA runs here.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -26,9 +25,9 @@ from pipelines.serving.config import ServingSettings
 from pipelines.settings.compose import load
 from pipelines.stages.llm_api import ConfigureLlm
 from tests.support.cluster_targets import target
+from tests.support.emulated_trtllm.trtllm_serve import parsed
 from triton_repo.config import TritonSettings
 
-CLI = json.loads((Path(__file__).parents[2] / "support" / "trtllm_serve_options.json").read_text())
 VERSIONS = ("1.3.0rc3", "1.4")
 TOOLS = {
     "trtllm-serve": 'printf "%s\\n" "$PWD" "$TRTLLM_NO_USAGE_STATS" "$@" > "$RECORDS/$$"\nsleep 0.5\n',
@@ -83,20 +82,6 @@ def run(folder: Path, script: Path) -> list[list[str]]:
     subprocess.run(["bash", script], env=env, capture_output=True, text=True, check=False, timeout=30)
     found = [path.read_text().splitlines() for path in records.iterdir()]
     return sorted(found, key=lambda words: words[2] == "disaggregated")
-
-
-def parsed(words: list[str], version: str) -> dict[str, str]:
-    """Read a command line as trtllm-serve does: its options are NVIDIA's, and their values of the right kind."""
-    proxy = words[0] == "disaggregated"
-    options = CLI[version]["disaggregated" if proxy else "serve"]
-    rest, values = words[1:], {} if proxy else {"model": words[0]}
-    while rest:
-        name = rest.pop(0)
-        assert name in options, f"{version} has no option {name}"
-        values[name] = rest.pop(0) if options[name] != "flag" else ""
-        if options[name] == "int":
-            int(values[name])
-    return values
 
 
 @pytest.mark.parametrize("case", CASES)
