@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
@@ -29,6 +29,14 @@ class NotFiniteError(UserError):
         self.tokens = tokens
 
 
+TABLE_ROWS = "max_prompt_embedding_table_size"
+
+
+def without_table(limits: dict[str, Any]) -> dict[str, Any]:
+    """Return limits without the rows of a prompt table that there is not, as engines before it had them."""
+    return {name: value for name, value in limits.items() if name != TABLE_ROWS or value}
+
+
 @dataclass(frozen=True, slots=True)
 class BuildLimits:
     """Limits that an engine is built for, under their trtllm-build names.
@@ -40,6 +48,7 @@ class BuildLimits:
         max_num_tokens: most tokens of all requests in one iteration.
         max_beam_width: most beams per request.
         tokens_per_block: tokens of one paged KV block.
+        max_prompt_embedding_table_size: rows of prompt embeddings of all running requests together; 0 is no table.
     """
 
     max_batch_size: int
@@ -48,6 +57,11 @@ class BuildLimits:
     max_num_tokens: int
     max_beam_width: int = 1
     tokens_per_block: int = 32
+    max_prompt_embedding_table_size: int = 0
+
+    def to_json(self) -> dict[str, int]:
+        """Return the limits as an engine's config.json has them; a table of no rows is left out."""
+        return without_table(asdict(self))
 
 
 @dataclass(frozen=True, slots=True)

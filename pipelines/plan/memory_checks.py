@@ -262,6 +262,7 @@ def cpu_sizes(settings: Settings, shape: ModelShape) -> CpuSizes | None:
         kv_cache_bytes=options.kv_cache_bytes,
         candidates=settings.quant.mixed,
         avx512=has_avx512(),
+        table_rows=build.max_prompt_embedding_table_size,
     )
     if bound is None:
         return sizes

@@ -43,6 +43,13 @@ def _rounded_otherwise(d: DeploymentFacts) -> Cases:
     return [{"other": other[0], "works": works}] if d.dynamic_quantization not in ("auto", "off") and other else ()
 
 
+def _beside_table(d: DeploymentFacts) -> Cases:
+    """Return the first other model that cannot read a prompt table, where there is one."""
+    others = ["lora.adapters"] if d.adapters else []
+    others += [f"speculative={d.speculation}"] if d.speculation == "draft_target" else []
+    return [{"other": others[0]}] if d.build.max_prompt_embedding_table_size and others else ()
+
+
 rule = partial(Rule, topic=TOPIC, engines=CPU)
 RULES = (
     rule(
@@ -126,6 +133,14 @@ RULES = (
         " model alone.",
         todo="Use multimodal=none, or engine=tensorrt_llm.",
         source="pipelines/engines/openvino: the graph has token inputs only",
+    ),
+    rule(
+        name="cpu-prompt-tables-exclude-adapters-and-drafts",
+        when=_beside_table,
+        failed="build.max_prompt_embedding_table_size={d.build.max_prompt_embedding_table_size} with {other} is not"
+        " supported by engine=openvino: its prompt table is read by one model.",
+        todo="Remove one of the two.",
+        source="pipelines/engines/openvino/prompt_table.py: one table in the graph's mapped file",
     ),
     rule(
         name="the-cpu-engine-keeps-its-weights",

@@ -12,7 +12,7 @@ from pipelines.checkpoint.verify import verify
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_bytes
-from pipelines.engines.port import BuildLimits, OnGpu
+from pipelines.engines.port import BuildLimits, OnGpu, without_table
 from pipelines.engines.registry import describe, load_function, open_engine
 from pipelines.engines.tensorrt_llm.config import BuildSettings
 
@@ -50,7 +50,9 @@ class Build:
     def identity(self) -> dict[str, Any]:
         """Return the engine, the settings that determine its bytes, and the kind of GPU."""
         identity = describe(self.engine).identity
-        decide = load_function(identity)(self.build) if identity else self.build.model_dump(include=_LIMITS)
+        decide = (
+            load_function(identity)(self.build) if identity else without_table(self.build.model_dump(include=_LIMITS))
+        )
         return {"engine": self.engine, **decide, **({} if self.on_gpu is None else {"sm": self.on_gpu.sm})}
 
     def headline(self, facts: Mapping[str, Any]) -> str:

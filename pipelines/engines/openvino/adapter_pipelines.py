@@ -14,10 +14,11 @@ from typing import Any
 import openvino as ov
 import openvino_genai as genai
 
+from pipelines.domain.errors import UserError
 from pipelines.engines.openvino.blocks import blocks_of
 from pipelines.engines.openvino.generation_request import GenerationRequest
 from pipelines.engines.openvino.lora import LoraAdapter
-from pipelines.engines.openvino.pipeline import finite, open_pipeline
+from pipelines.engines.openvino.pipeline import finite, open_pipeline, open_table
 from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions, kv_blocks
 from pipelines.engines.openvino.sequences import Sequence, StepOutput
 from pipelines.engines.openvino.serving_stats import KvLedger
@@ -184,6 +185,7 @@ class AdapterPipeline:
         self.folder, self.options = folder, options
         self.max_blocks = kv_blocks(folder, options)
         self._pipeline = open_pipeline(folder, options)
+        self._table = open_table(folder, self._pipeline)
         self._eviction = options.eviction(folder.limits.max_seq_len)
         self._ledger = KvLedger(self.max_blocks, reuse=options.enable_prefix_caching)
         self._guesses = options.num_draft_tokens if options.draft_dir is not None else 0
@@ -193,9 +195,15 @@ class AdapterPipeline:
         """Return whether all blocks that a request may need are free; one request always fits into an empty cache."""
         return not self._reserved or self._reserved + self._blocks_at_most(request) <= self.max_blocks
 
+    def has_rows(self, request: GenerationRequest) -> bool:
+        """Return whether the prompt table has room for the request's rows."""
+        return self._table is None or request.table is None or self._table.fits(request.table)
+
     def reserve(self, request: GenerationRequest) -> None:
-        """Reserve the blocks of a sequence."""
+        """Reserve the blocks of a sequence, and put its rows into the prompt table."""
         self._reserved += self._blocks_at_most(request)
+        if self._table is not None and request.table is not None:
+            self._table.take(request.table)
 
     def start(self, sequence: Sequence, number: int) -> None:
         """Start a sequence.
@@ -204,7 +212,10 @@ class AdapterPipeline:
             RuntimeError: the engine rejects the combination of options.
         """
         sequence.draft.per_iteration = self._guesses
-        prompt = ov.Tensor(sequence.request.prompt.reshape(1, -1))
+        request = sequence.request
+        if self._table is not None and request.table is not None:
+            sequence.engine_prompt = self._table.ids(request.prompt, request.table)
+        prompt = ov.Tensor(sequence.engine_prompt.reshape(1, -1))
         sequence.handle = self._pipeline.add_request(number, prompt, pipeline_config(sequence))
         self._ledger.start(sequence)
 
@@ -225,6 +236,8 @@ class AdapterPipeline:
     def forget(self, request: GenerationRequest) -> None:
         """Release the reservation of a sequence that did not start."""
         self._reserved -= self._blocks_at_most(request)
+        if self._table is not None and request.table is not None:
+            self._table.release(request.table)
 
     @property
     def used_blocks(self) -> float:
@@ -244,8 +257,16 @@ class AdapterPipelines:
         """Load the model, and the model with each adapter (LoRA task id -> adapter).
 
         Raises:
-            UserError: see `pipeline.open_pipeline` and `lora.apply_adapter`.
+            UserError: see `pipeline.open_pipeline` and `lora.apply_adapter`; or the engine has a prompt table and
+                there are adapters or a draft model.
         """
+        rows, others = folder.limits.max_prompt_embedding_table_size, [*map(str, adapters), options.draft_dir or ""]
+        if rows and any(others):
+            raise UserError(
+                f"The engine {folder.path} has a prompt table (max_prompt_embedding_table_size={rows}), which a draft"
+                " model or LoRA adapters cannot read.",
+                todo="Load it without them, or build it without a table.",
+            )
         self._by_task: dict[int | None, AdapterPipeline] = {None: AdapterPipeline(folder, options)}
         plain = options.model_copy(
             update={"draft_dir": None}

@@ -8,7 +8,6 @@ import os
 import shutil
 import xml.etree.ElementTree as ET
 from collections import Counter
-from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ def build_engine(checkpoint: Path, limits: BuildLimits, out_dir: Path, progress:
         raise UserError(f"max_input_len={limits.max_input_len} is more than max_seq_len={limits.max_seq_len}.")
     out_dir.mkdir(parents=True, exist_ok=True)
     with progress.task("building the OpenVINO graph", opened.config.num_hidden_layers, "layers") as advance:
-        builder = GraphBuilder(opened, advance)
+        builder = GraphBuilder(opened, advance, limits.max_prompt_embedding_table_size)
         model = builder.build()
     constants: Counter[str] = Counter()  # elements of each type, e.g. {"i4": 1024}
     for node in model.get_ops():
@@ -112,6 +111,6 @@ def describe(pretrained: Any, limits: BuildLimits, constants: dict[str, int]) ->
     return {
         "version": runtime_version(),
         "pretrained_config": dict(pretrained),
-        "build_config": {**asdict(limits), "kv_cache_type": "PAGED", "plugin_config": {}},
+        "build_config": {**limits.to_json(), "kv_cache_type": "PAGED", "plugin_config": {}},
         "engine": {"flavour": FLAVOUR, "openvino_version": runtime_version(), "weight_elements": constants},
     }

@@ -12,6 +12,7 @@ import numpy as np
 
 from pipelines.checkpoint.tokenizer import opened
 from pipelines.domain.errors import UserError
+from pipelines.engines.openvino.prompt_table import PromptTable
 
 # Guided decoding: answers that follow a JSON schema, a regular expression or a grammar, by llguidance.
 #
@@ -159,7 +160,7 @@ class GenerationRequest:
     """One prompt and how to continue it.
 
     Attributes:
-        prompt: token ids, int64 [T].
+        prompt: token ids, int64 [T]; from the vocabulary's size on they name rows of the table.
         max_tokens: most output tokens.
         min_tokens: output tokens before which `end_id` cannot be chosen.
         end_id: token that ends the generation and is not returned; -1 means none.
@@ -182,6 +183,7 @@ class GenerationRequest:
         streaming: whether to send a response for every new part of the output.
         exclude_input: whether to leave the prompt out of the output.
         lora_task_id: id of the LoRA adapter to use; None means none.
+        table: embeddings that the prompt names; None means none.
         top_log_probs: likeliest tokens of each place of the output whose log probabilities are returned; 0 means none.
         context_log_probs: likewise for the places after each token of the prompt, besides the log probabilities of its
             own tokens.
@@ -211,6 +213,7 @@ class GenerationRequest:
     streaming: bool = False
     exclude_input: bool = False
     lora_task_id: int | None = None
+    table: PromptTable | None = None
     top_log_probs: int = 0
     context_log_probs: int = 0
     log_probs: bool = False
@@ -235,6 +238,8 @@ class GenerationRequest:
         seeded = self.seed is not None and self.samples and self.beam_width == 1
         changed = self.bias is not None or bool(self.bad_words) or self.guide is not None
         few = self.top_log_probs > 0 or self.context_log_probs > 0
+        # the pipeline's penalty takes every id of the prompt for a token
+        changed = changed or (self.table is not None and self.repetition_penalty != 1)
         return changed or seeded or few or self.context_logits or self.generation_logits
 
 
@@ -250,6 +255,8 @@ class ModelLimits:
         lora_tasks: ids of the LoRA adapters.
         draft_model: whether a draft model serves requests without an adapter.
         guides: reads guides of requests; None means that the model was loaded without guided decoding.
+        table_rows: most rows of a request's prompt table; 0 means that the engine has none.
+        hidden_size: values of a row.
         fold_ids: whether to take token ids beyond the vocabulary modulo its size, for load generators that send random
             numbers.
     """
@@ -261,4 +268,6 @@ class ModelLimits:
     lora_tasks: frozenset[int] = frozenset()
     draft_model: bool = False
     guides: Guides | None = None
+    table_rows: int = 0
+    hidden_size: int = 0
     fold_ids: bool = False

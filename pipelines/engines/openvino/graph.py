@@ -25,6 +25,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import FLOAT_WEIGHTS, Activation, KvFormat
 from pipelines.engines.openvino.lora import named
+from pipelines.engines.openvino.prompt_table import with_table
 from pipelines.engines.openvino.rope import attention_factor, inverse_frequencies
 from pipelines.engines.openvino.weights import WeightStore, to_fp8, to_int8, to_nvfp4
 
@@ -88,19 +89,20 @@ class _Inputs:
 class GraphBuilder:
     """Builds the graph of one checkpoint; keep it alive until the model is saved, as it owns constant buffers."""
 
-    def __init__(self, checkpoint: Checkpoint, layer_done: Callable[[float], None]) -> None:
+    def __init__(self, checkpoint: Checkpoint, layer_done: Callable[[float], None], table_rows: int = 0) -> None:
         """Check that this builder supports the model.
 
         Args:
             checkpoint: an open checkpoint.
             layer_done: called with 1 after each decoder layer.
+            table_rows: rows of the prompt table; 0 is none.
 
         Raises:
             UserError: the architecture, the activation function or an attention feature is not supported.
         """
         self._checkpoint, self._config = checkpoint, checkpoint.config
         self._store = WeightStore(checkpoint)
-        self._layer_done = layer_done
+        self._layer_done, self._table_rows = layer_done, table_rows
         self._sinks: list[ov.Node] = []
         self._variables: list[Variable] = []
         check_supported(checkpoint)
@@ -115,7 +117,7 @@ class GraphBuilder:
         batch, mask = named(_dims(ids, 0), "batch"), named(_causal_mask(ids, attention_mask), "causal_mask")
         shared = _Inputs(beam_idx, batch, mask, cos, sin)
         embedding = named(self._store.stored("transformer.vocab_embedding.weight"), "model.embed_tokens.weight")
-        hidden = op.convert(op.gather(embedding, ids, np.int64(0)), "f32")
+        hidden = with_table(ids, embedding, self._table_rows)
         if FAMILIES[self._config.architecture].scales_embedding:
             # by sqrt(hidden) rounded to the model's own type, as Transformers does
             stored = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}[self._config.dtype]

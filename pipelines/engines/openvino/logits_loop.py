@@ -161,7 +161,7 @@ class _RunningSequence:
 
     def __init__(self, sequence: Sequence, model: StatefulModel) -> None:
         self.sequence = sequence
-        self._state = StatefulSequence(model)
+        self._state = StatefulSequence(model, sequence.request.table)
         self._chooser = TokenChooser(sequence.request, sequence.seed())
         self._next: list[int] = []
         self._gathered = StepOutput()

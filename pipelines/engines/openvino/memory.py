@@ -44,8 +44,9 @@ PROCESS = 45 * MIB
 """Python with OpenVINO (34 MiB), and what the first inference allocates for any model (11 MiB)."""
 LIBRARIES = 78 * MIB
 """Mapped pages of Python, OpenVINO and its kernels."""
-HEAD, EMBEDDING = 2, 2
-"""Bytes per weight of the output head's packed copy, and of the 16-bit table in the engine file, which is mapped."""
+HEAD, EMBEDDING, F32 = 2, 2, 4
+"""Bytes per weight of the output head's packed copy, of the 16-bit embedding in the engine file, which is mapped, and
+of the prompt table there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class CpuSizes:
         qformat: format of weights and activations.
         candidates: for `auto`: formats that a linear may get.
         avx512: whether the processor has it; without it, float32 kernels are others.
+        table_rows: rows of the prompt table.
         precision: type of the arithmetic.
         kv_precision: storage type of the KV cache.
         max_num_tokens: most tokens in one iteration.
@@ -75,6 +77,7 @@ class CpuSizes:
     iterations: int | None = None
     candidates: tuple[QFormat, ...] = ()
     avx512: bool = True
+    table_rows: int = 0
 
     @property
     def block_bytes(self) -> int:
@@ -178,7 +181,10 @@ def cpu_memory(sizes: CpuSizes) -> CpuMemory | None:
         kv_pool=blocks * sizes.block_bytes,
         activations=sizes.max_num_tokens * per_token,
         kernels=min(KERNEL_CACHE, different * each_has) * kernels.size,
-        mapped=LIBRARIES + cost.mapped * shape.linear_params + EMBEDDING * table * tables,
+        mapped=LIBRARIES
+        + cost.mapped * shape.linear_params
+        + EMBEDDING * table * tables
+        + F32 * sizes.table_rows * shape.hidden_size,
         kv_blocks=blocks,
     )
 

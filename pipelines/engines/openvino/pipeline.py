@@ -19,6 +19,7 @@ from pipelines.domain.units import show_bytes
 from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, blocks_of
 from pipelines.engines.openvino.build import MODEL_FILE
 from pipelines.engines.openvino.generation_request import GenerationRequest, Guides
+from pipelines.engines.openvino.prompt_table import Array, TablePlaces, mapped_table
 from pipelines.engines.openvino.runtime import (
     FIRST_TOKENS,
     EngineFolder,
@@ -111,6 +112,36 @@ def read_with_log_probs(
     with finite(tokens):
         while handle.get_status() == genai.GenerationStatus.RUNNING:
             pipeline.step()
+
+
+def open_table(folder: EngineFolder, pipeline: genai.ContinuousBatchingPipeline) -> TablePlaces | None:
+    """Return the places of the prompt table of a pipeline in which nothing runs; None for an engine without one.
+
+    Raises:
+        UserError: OpenVINO does not read it from memory that can be written to, see `prompt_table.mapped_table`.
+    """
+    rows, vocab_size = folder.limits.max_prompt_embedding_table_size, folder.config.vocab_size
+    if not rows:
+        return None
+    row = np.random.default_rng(0).standard_normal(folder.config.hidden_size, dtype=np.float32)
+
+    def is_read(table: Array) -> bool:
+        seen = []
+        for sign, generation in ((1, 0), (-1, 1)):
+            table[0] = sign * row
+            seen.append(_log_prob(pipeline, vocab_size + rows * generation))
+        return seen[0] != seen[1]
+
+    return TablePlaces(mapped_table(folder.path / MODEL_FILE, is_read), vocab_size)
+
+
+def _log_prob(pipeline: genai.ContinuousBatchingPipeline, token: int) -> float:
+    """Return the log probability of the likeliest token after one; nothing else may run."""
+    config = genai.GenerationConfig(max_new_tokens=1, eos_token_id=0, stop_token_ids={0}, ignore_eos=True, logprobs=1)
+    handle = pipeline.add_request(0, ov.Tensor(np.array([[token]], dtype=np.int64)), config)
+    while handle.get_status() == genai.GenerationStatus.RUNNING:
+        pipeline.step()
+    return float(handle.read_all()[0].generated_log_probs[0])
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import numpy as np
 from pipelines.document.show import count
 from pipelines.domain.errors import UserError
 from pipelines.engines.openvino.generation_request import GenerationRequest, Guide, Guides, ModelLimits, TokenSequences
+from pipelines.engines.openvino.prompt_table import PromptTable
 
 # Inputs of TensorRT-LLM's backend that the CPU engine does not support, with the reasons.
 
@@ -25,7 +26,6 @@ _GPU = "Use the GPU repository for it, or leave it out."
 _ENCODER = "the model has no encoder"
 _LORA = "the CPU engine loads its LoRA adapters from lora_prefetch_dir when it starts; send lora_task_id alone"
 _DRAFT = "the CPU engine has no speculative decoding with draft tokens from the client"
-_TABLE = "the CPU engine has no prompt tuning"
 _RETENTION = "the CPU engine evicts its KV blocks by age only"
 _LOOKAHEAD = "the CPU engine has no lookahead decoding"
 _MROPE = "the model has no multimodal positions"
@@ -41,8 +41,6 @@ REFUSED: dict[str, str] = {
     "draft_input_ids": _DRAFT,
     "draft_logits": _DRAFT,
     "draft_acceptance_threshold": _DRAFT,
-    "prompt_embedding_table": _TABLE,
-    "prompt_vocab_size": _TABLE,
     "mrope_rotary_cos_sin": _MROPE,
     "mrope_position_deltas": _MROPE,
     "context_phase_params": "the CPU engine runs prefill and decode in one place",
@@ -63,7 +61,6 @@ REFUSED: dict[str, str] = {
 NEUTRAL: dict[str, tuple[float, str]] = {
     "runtime_top_p_decay": (1.0, _TOP_P),
     "beam_search_diversity_rate": (0.0, "the CPU engine's beam search has no diversity rate"),
-    "prompt_table_extra_ids": (0.0, _TABLE),
 }
 """Input -> (value without effect, reason); rejected if it has any other value."""
 
@@ -141,6 +138,13 @@ class _Row:
         values = self._inputs.get(name)
         return None if values is None else values.reshape(self._batch, -1)[self.index]
 
+    def matrix(self, name: str) -> Array | None:
+        """Return the matrix of an input; one for each prompt, or the same for all."""
+        values = self._inputs.get(name)
+        if values is None:
+            return None
+        return values if values.ndim == 2 else values[self.index if len(values) == self._batch else 0]
+
     def number(self, name: str, default: Any, allowed: str, fits: Callable[[Any], bool]) -> Any:
         """Return the scalar of an input if it is valid."""
         if name not in self._inputs:
@@ -152,8 +156,9 @@ class _Row:
 
 
 def _request(row: _Row, ids: Array, limits: ModelLimits) -> GenerationRequest:
+    table = _table(row, limits)
     request = GenerationRequest(
-        prompt=_prompt(row, ids, limits),
+        prompt=_prompt(row, ids, limits, table),
         max_tokens=row.number(
             "request_output_len", 0, "at least 1 (it is max_tokens of the ensemble)", lambda n: n > 0
         ),
@@ -180,6 +185,7 @@ def _request(row: _Row, ids: Array, limits: ModelLimits) -> GenerationRequest:
         streaming=bool(row.value("streaming", False)),
         exclude_input=bool(row.value("exclude_input_in_output", limits.exclude_input)),
         lora_task_id=_lora_task(row, limits),
+        table=table,
         top_log_probs=_likeliest(row, "return_top_log_probs"),
         context_log_probs=_likeliest(row, "return_context_log_probs"),
         log_probs=bool(row.value("return_log_probs", False)),
@@ -203,6 +209,12 @@ def _check_together(request: GenerationRequest, limits: ModelLimits) -> None:
         raise UserError(
             f"{what} needs several responses to one request; this model sends one.",
             todo="Create the repository with decoupled_mode=true.",
+        )
+    if request.table is not None and request.context_log_probs:
+        raise UserError(
+            "return_context_log_probs together with prompt_embedding_table is not possible: rows of the table are no"
+            " tokens, so they have no log probabilities.",
+            todo="Leave one of the two out.",
         )
     if limits.draft_model and request.lora_task_id is None and not request.needs_logits:
         # it would stop openvino_genai 2026.4 for every client
@@ -264,19 +276,56 @@ def _lora_task(row: _Row, limits: ModelLimits) -> int | None:
     return None if task is None else int(task)
 
 
-def _prompt(row: _Row, ids: Array, limits: ModelLimits) -> Array:
+def _table(row: _Row, limits: ModelLimits) -> PromptTable | None:
+    """Read [rows, hidden] of a prompt; its ids name the rows from the vocabulary's size on."""
+    rows, said = row.matrix("prompt_embedding_table"), row.value("prompt_vocab_size", 0)
+    if rows is None:
+        others = [name for name in ("prompt_vocab_size", "prompt_table_extra_ids") if np.any(row.vector(name))]
+        if others:
+            raise UserError(f"{others[0]} came without a prompt_embedding_table.", todo="Send both or neither.")
+        return None
+    if not limits.table_rows:
+        raise UserError(
+            "prompt_embedding_table was sent to an engine that was built without one: it takes text alone.",
+            todo="Build it with build.max_prompt_embedding_table_size of at least the rows of all running requests.",
+        )
+    if rows.shape[1] != limits.hidden_size:
+        raise UserError(
+            f"prompt_embedding_table has rows of {count(rows.shape[1], 'value')}.",
+            allowed=f"This model's hidden size is {limits.hidden_size}.",
+        )
+    if len(rows) > limits.table_rows:
+        raise UserError(
+            f"prompt_embedding_table has {count(len(rows), 'row')}; the engine was built with"
+            f" max_prompt_embedding_table_size (max_multimodal_len) {limits.table_rows}.",
+            todo="Send fewer pictures or a shorter tuned prompt, or build with a larger table.",
+        )
+    if said and said != len(rows):
+        raise UserError(f"prompt_vocab_size={said}, but prompt_embedding_table has {count(len(rows), 'row')}.")
+    if not np.isfinite(rows).all():
+        raise UserError("prompt_embedding_table holds a value that is NaN or infinite.")
+    return PromptTable(np.ascontiguousarray(rows, dtype=np.float32))
+
+
+def _prompt(row: _Row, ids: Array, limits: ModelLimits, table: PromptTable | None) -> Array:
     length = row.value("input_lengths", len(ids))
     if not 1 <= length <= len(ids):
         raise UserError(f"input_lengths={length} does not match input_ids of {count(len(ids), 'token')}.")
     prompt = np.ascontiguousarray(ids[:length], dtype=np.int64)
-    if limits.fold_ids:
+    if limits.fold_ids and table is None:
         return np.asarray(prompt % limits.vocab_size)
-    low, high = int(prompt.min()), int(prompt.max())
-    if low < 0 or high >= limits.vocab_size:
+    low, high, rows = int(prompt.min()), int(prompt.max()), 0 if table is None else len(table.rows)
+    if low < 0 or high >= limits.vocab_size + rows:
+        named = f", and up to {limits.vocab_size + rows - 1} for the {count(rows, 'row')} of the table" if rows else ""
         raise UserError(
             f"input_ids holds the token id {low if low < 0 else high}.",
-            allowed=f"Valid ids of this model are 0 to {limits.vocab_size - 1}.",
+            allowed=f"Valid ids of this model are 0 to {limits.vocab_size - 1}{named}.",
             todo="Was another model's tokenizer used?",
+        )
+    if rows and high < limits.vocab_size:
+        raise UserError(
+            "prompt_embedding_table was sent, but no id in input_ids names one of its rows.",
+            allowed=f"Row r has the id {limits.vocab_size} + r.",
         )
     return prompt
 

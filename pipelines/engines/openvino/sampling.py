@@ -64,7 +64,7 @@ class TokenChooser:
         if request.bias is not None:
             scores = scores + request.bias
         if request.repetition_penalty != 1:
-            seen = np.fromiter(set(self._history), dtype=np.int64)
+            seen = np.fromiter({token for token in self._history if token < len(scores)}, dtype=np.int64)
             scores[seen] *= np.where(scores[seen] > 0, 1 / request.repetition_penalty, request.repetition_penalty)
         if self._output and (request.presence_penalty or request.frequency_penalty):
             tokens = np.fromiter(self._output, dtype=np.int64)

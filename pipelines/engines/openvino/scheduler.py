@@ -206,6 +206,8 @@ class Scheduler:
             # under guaranteed_no_evict, a request starts only when all the blocks it may need are free
             if free <= len(admitted) or (self._options.guaranteed_no_evict and not pipeline.fits(sequence.request)):
                 break
+            if not pipeline.has_rows(sequence.request):
+                break
             self._waiting.popleft()
             pipeline.reserve(sequence.request)
             admitted.append(sequence)

@@ -223,6 +223,7 @@ class Sequence:
         stamps: times of its events.
         kv: KV blocks it needed.
         draft: counts of the draft model's tokens.
+        engine_prompt: the prompt as the engine gets it: rows of a table have its ids there.
         handle: the engine's own handle, while it runs.
         held: tokens that wait for the rest of their character.
         sent_log_probs: log probabilities that were sent; a stream repeats them in every response.
@@ -242,6 +243,7 @@ class Sequence:
     stamps: Stamps = field(default_factory=lambda: Stamps(arrival=time.monotonic_ns()))
     kv: KvUse = field(default_factory=KvUse)
     draft: DraftUse = field(default_factory=DraftUse)
+    engine_prompt: Array = field(init=False)
     handle: Any = None
     held: StepOutput | None = None
     sent_log_probs: list[float] = field(default_factory=list)
@@ -249,6 +251,7 @@ class Sequence:
     context_logits: Array | None = None
 
     def __post_init__(self) -> None:
+        self.engine_prompt = self.request.prompt
         self.response.sequences.append(self)
         self.response.open += 1
 

@@ -122,7 +122,7 @@ class KvLedger:
 
     def start(self, sequence: Sequence) -> None:
         """Record the blocks that a sequence needs, and how many of them are in the cache already."""
-        prompt = sequence.request.prompt.tolist()
+        prompt = sequence.engine_prompt.tolist()
         reused = 0
         for block in self._blocks(prompt[:-1]):  # the last token is always computed
             if block not in self._known:
@@ -133,7 +133,7 @@ class KvLedger:
 
     def end(self, sequence: Sequence) -> None:
         """Record the blocks that an ended sequence leaves in the cache."""
-        everything = [*sequence.request.prompt.tolist(), *sequence.tokens]
+        everything = [*sequence.engine_prompt.tolist(), *sequence.tokens]
         sequence.kv.new = blocks_of(len(everything)) - sequence.kv.reused
         for block in self._blocks(everything[:-1]):
             self._known[block] = None

@@ -10,6 +10,7 @@ import openvino as ov
 from openvino import opset13 as op
 
 from pipelines.engines.openvino.memory import usual_kv_precision
+from pipelines.engines.openvino.prompt_table import NAME, PromptTable, with_table_input
 from pipelines.engines.openvino.runtime import FIRST_TOKENS, EngineFolder, OpenVinoOptions, properties
 
 Array = np.ndarray[Any, Any]
@@ -29,9 +30,12 @@ class StatefulModel:
         The KV state has the type of the paged cache: values of an 8-bit one are already rounded by the graph.
         """
         core = ov.Core()
+        self.no_table = None
+        if folder.limits.max_prompt_embedding_table_size:
+            self.no_table = np.zeros((1, folder.config.hidden_size), dtype=np.float32)
         self.piece = min(folder.limits.max_num_tokens, max(1, MAX_LOGITS // folder.config.vocab_size))
         with folder.loading():
-            model = with_chosen_logits(folder.read_model())
+            model = with_table_input(with_chosen_logits(folder.read_model()))
             self.compiled = core.compile_model(
                 model, "CPU", properties(folder.config, options, usual_kv_precision(options))
             )
@@ -43,8 +47,9 @@ class StatefulModel:
 class StatefulSequence:
     """One sequence with its own KV state."""
 
-    def __init__(self, model: StatefulModel) -> None:
+    def __init__(self, model: StatefulModel, table: PromptTable | None = None) -> None:
         self._request = model.compiled.create_infer_request()
+        self._table = model.no_table if table is None else table.rows
         self._piece = model.piece
         self._length = 0
 
@@ -76,6 +81,8 @@ class StatefulSequence:
             "beam_idx": np.zeros(1, dtype=np.int32),
             "logit_rows": rows.astype(np.int64),
         }
+        if self._table is not None:
+            inputs[NAME] = self._table
         return np.array(self._request.infer(inputs)["logits"][0], dtype=np.float32)
 
 

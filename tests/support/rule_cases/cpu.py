@@ -57,6 +57,11 @@ CASES = {
         "multimodal=llava is not supported by engine=openvino",
         {"images": None},
     ),
+    "cpu-prompt-tables-exclude-adapters-and-drafts": Case(
+        {"engine": "openvino", "adapters": {7: ADAPTER}, "build": {"max_prompt_embedding_table_size": 64}},
+        "max_prompt_embedding_table_size=64 with lora.adapters is not supported",
+        {"adapters": {}},
+    ),
     "the-cpu-engine-keeps-its-weights": Case(
         {"engine": "openvino", "build": {"weight_streaming": True}},
         "weight_streaming=True is not supported",

@@ -120,13 +120,60 @@ def test_a_batch_is_read_row_by_row() -> None:
         ({"embedding_bias": np.ones((1, 11))}, "embedding_bias has 11 values"),
         ({"stop_words_list": np.array([[[1, 2], [2, 1]]])}, "stop_words_list has the offset 1 after 2"),
         ({"decoder_input_ids": np.array([[1, 2]])}, "decoder_input_ids"),
-        ({"prompt_table_extra_ids": np.array([[0, 7]])}, "prompt_table_extra_ids"),
+        ({"prompt_table_extra_ids": np.array([[0, 7]])}, "prompt_table_extra_ids came without a prompt_embedding_t"),
+        ({"prompt_vocab_size": np.array([[4]])}, "prompt_vocab_size came without a prompt_embedding_table"),
+        ({"prompt_embedding_table": np.zeros((1, 2, 3))}, "without one: it takes text alone"),
         ({"runtime_top_p_decay": np.array([0.5])}, "runtime_top_p_decay"),
     ],
 )
 def test_values_nobody_could_honour_are_named(values: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         read_requests(inputs(**values), BOUNDS)
+
+
+TABLE = ModelLimits(vocab_size=10, table_rows=3, hidden_size=2)
+ROWS = {"prompt_embedding_table": np.arange(4).reshape(1, 2, 2).astype(np.float16)}
+
+
+def test_ids_beyond_the_vocabulary_name_rows_of_the_table() -> None:
+    found = read_requests(
+        inputs(
+            input_ids=np.array([[1, 10, 11, 10]]),
+            prompt_vocab_size=np.array([[2]]),
+            prompt_table_extra_ids=np.array([[0, 7, 7, 7]]),
+            **ROWS,
+        ),
+        TABLE,
+    )[0]
+    assert found.prompt.tolist() == [1, 10, 11, 10]
+    assert found.table is not None
+    assert found.table.rows.tolist() == [[0, 1], [2, 3]]
+    assert not found.needs_logits
+
+
+def test_each_prompt_of_a_batch_has_a_table() -> None:
+    tables = np.arange(8).reshape(2, 2, 2).astype(np.float16)
+    ids = np.array([[1, 10], [1, 11]])
+    found = read_requests(inputs(input_ids=ids, prompt_embedding_table=tables), TABLE)
+    assert [one.table and one.table.rows.tolist() for one in found] == tables.tolist()
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"prompt_embedding_table": np.zeros((1, 2, 3))}, "rows of 3 values. This model's hidden size is 2"),
+        ({"prompt_embedding_table": np.zeros((1, 4, 2))}, r"4 rows; .*max_multimodal_len\) 3. Send fewer pictures"),
+        ({"prompt_embedding_table": np.full((1, 2, 2), np.nan)}, "NaN or infinite"),
+        ({"prompt_vocab_size": np.array([[3]])}, "prompt_vocab_size=3, but prompt_embedding_table has 2 rows"),
+        ({"input_ids": np.array([[1, 12]])}, "token id 12. .* up to 11 for the 2 rows of the table"),
+        ({"input_ids": np.array([[1, 2]])}, r"no id in input_ids names one of its rows. Row r has the id 10 \+ r"),
+        ({"return_context_log_probs": np.array([[1]])}, "rows of the table are no tokens"),
+    ],
+)
+def test_tables_that_fit_nothing_are_named(values: dict[str, Any], said: str) -> None:
+    given = {"input_ids": np.array([[1, 10, 11]]), **ROWS, **values}
+    with pytest.raises(UserError, match=said):
+        read_requests(inputs(**given), TABLE)
 
 
 def test_neutral_values_change_nothing() -> None:

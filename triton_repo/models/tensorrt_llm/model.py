@@ -326,6 +326,8 @@ def _limits(options: ServingOptions, folder: EngineFolder, lora_tasks: Iterable[
         decoupled=options.decoupled,
         lora_tasks=frozenset(lora_tasks),
         draft_model=options.engine.draft_dir is not None,
+        table_rows=folder.limits.max_prompt_embedding_table_size,
+        hidden_size=folder.config.hidden_size,
         fold_ids=options.fold_token_ids,
         guides=_guides(options, folder),
     )
