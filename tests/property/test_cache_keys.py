@@ -140,6 +140,7 @@ MUST_RERUN = {
     "build.max_seq_len": (1024, BUILD),
     "build.max_num_tokens": (4096, BUILD),
     "build.max_beam_width": (2, BUILD),
+    "build.max_prompt_embedding_table_size": (64, BUILD),
     "build.tokens_per_block": (64, BUILD),
     "build.tp_size": (2, QUANTIZE | BASE),
     "build.pp_size": (2, QUANTIZE | BASE),

@@ -118,8 +118,8 @@ def mapped_table(graph: Path, is_read: Callable[[Array], bool]) -> Array:
             place = _libc.mmap(address + first, last - first, protection, kind, file.fileno(), first)
             if place != address + first:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(weights))
-            memory = (ctypes.c_char * size).from_address(address + start)
-            table: Array = np.frombuffer(memory, dtype=np.float32).reshape(shape)
+            memory = (ctypes.c_float * (size // ctypes.sizeof(ctypes.c_float))).from_address(address + start)
+            table: Array = np.ctypeslib.as_array(memory).reshape(shape)
             if is_read(table):
                 return table
     raise UserError(
@@ -207,6 +207,5 @@ class TablePlaces:
         places, self._free = self._free[: len(table.rows)], self._free[len(table.rows) :]
         self._generation += 1
         self._memory[places] = table.rows
-        return _Placed(
-            places, self._vocab_size + len(self._memory) * self._generation + np.array(places, dtype=np.int64)
-        )
+        first = self._vocab_size + len(self._memory) * self._generation
+        return _Placed(places, first + np.array(places, dtype=np.int64))

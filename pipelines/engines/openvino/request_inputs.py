@@ -280,7 +280,8 @@ def _table(row: _Row, limits: ModelLimits) -> PromptTable | None:
     """Read [rows, hidden] of a prompt; its ids name the rows from the vocabulary's size on."""
     rows, said = row.matrix("prompt_embedding_table"), row.value("prompt_vocab_size", 0)
     if rows is None:
-        others = [name for name in ("prompt_vocab_size", "prompt_table_extra_ids") if np.any(row.vector(name))]
+        sent = {name: row.vector(name) for name in ("prompt_vocab_size", "prompt_table_extra_ids")}
+        others = [name for name, values in sent.items() if values is not None and values.any()]
         if others:
             raise UserError(f"{others[0]} came without a prompt_embedding_table.", todo="Send both or neither.")
         return None

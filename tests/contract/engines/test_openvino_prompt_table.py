@@ -1,4 +1,4 @@
-"""Rows of a prompt table against Transformers' `inputs_embeds` and peft's prompt tuning, alone and batched in flight."""
+"""Rows of a prompt table against Transformers' `inputs_embeds` and peft's prompt tuning, alone and in flight."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino import prompt_table
 from pipelines.engines.openvino.engine import OpenVinoEngine
