@@ -73,6 +73,7 @@ class Connection(asyncio.Protocol):
             asked = json.loads(self.body)
             chat = "messages" in asked
             count = asked.get("max_completion_tokens") or asked.get("max_tokens") or OSL
+            self.isl = ISL if count == OSL else tokens_of(asked)
             asyncio.get_running_loop().call_later(self.ttft_s, self._token, self.arrived, count, count, chat)
         else:
             self._whole({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
@@ -95,9 +96,17 @@ class Connection(asyncio.Protocol):
         if left > sent:
             asyncio.get_running_loop().call_later(self.itl_s, self._token, arrived, left - sent, count, chat)
         else:
-            usage = {"prompt_tokens": ISL, "completion_tokens": count, "total_tokens": ISL + count}
+            usage = {"prompt_tokens": self.isl, "completion_tokens": count, "total_tokens": self.isl + count}
             data += event(chat, {"choices": [], "usage": usage}) + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
         self.transport.write(data)
+
+
+def tokens_of(asked: dict[str, Any]) -> int:
+    """Count the input tokens of a question that is not of the load: a client gets to know a server with a few."""
+    from pipelines.checkpoint.tokenizer import opened
+
+    texts = [message["content"] for message in asked.get("messages") or [{"content": asked["prompt"]}]]
+    return sum(len(opened(TOKENIZER).tokenizer.encode(text, add_special_tokens=False).ids) for text in texts)
 
 
 def event(chat: bool, content: dict[str, Any]) -> bytes:

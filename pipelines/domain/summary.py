@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Protocol
 
@@ -73,24 +73,19 @@ class RequestTiming:
         return self.error is None
 
 
-_COLUMNS = tuple(field.name for field in fields(RequestTiming))
-
-
-def to_columns(timings: Iterable[RequestTiming]) -> dict[str, list[Any]]:
-    """Convert records to one list per field, the compact form in which results are stored."""
-    rows = list(timings)
-    return {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
+RECORD_FIELDS = tuple(field.name for field in fields(RequestTiming))
+"""Keys of a stored level, which has one list per field."""
 
 
 def from_columns(columns: Mapping[str, Sequence[Any]]) -> list[RequestTiming]:
-    """Invert `to_columns`.
+    """Read the records of a stored level.
 
     Raises:
         ValueError: a column is missing or of another length.
     """
-    if missing := [name for name in _COLUMNS if name not in columns]:
+    if missing := [name for name in RECORD_FIELDS if name not in columns]:
         raise ValueError(f"request records lack the columns {', '.join(missing)}")
-    rows = zip(*(columns[name] for name in _COLUMNS), strict=True)
+    rows = zip(*(columns[name] for name in RECORD_FIELDS), strict=True)
     return [RequestTiming(*first, chunk_ns=tuple(chunks), error=error) for *first, chunks, error in rows]  # type: ignore[misc]
 
 
@@ -140,6 +135,8 @@ class RequestColumns:
         responses: arrival times of the individual responses; None if only the first and the last were kept. The tokens
             between these two then count as evenly spaced.
         admitted: when the request first got a slot; None if that is not known.
+        sent: when the request was actually sent; None if that is not known.
+        index: int[n], position in the load; None if it is the place.
         per_second: units of the clock per second, 1e9 for ns.
     """
 
@@ -151,6 +148,8 @@ class RequestColumns:
     errors: Sequence[str | None] = ()
     responses: Responses | None = None
     admitted: Column | None = None
+    sent: Column | None = None
+    index: Column | None = None
     per_second: float = 1.0
 
     def ttft(self) -> Column:
@@ -208,15 +207,15 @@ class RequestColumns:
         return tokens
 
 
-def whole_window(timings: Sequence[RequestTiming]) -> tuple[int, int]:
-    """Return `RequestColumns.whole` of records in ns. The end is one past, so that the last response is inside.
+def whole_window(requests: RequestColumns) -> tuple[int, int]:
+    """Return `RequestColumns.whole` of requests in ns. The end is one past, so that the last response is inside.
 
     Raises:
         ValueError: there are no requests.
     """
-    if not timings:
+    if not len(requests.due):
         raise ValueError("no requests, no window")
-    return min(t.intended_ns for t in timings), max(t.end_ns for t in timings) + 1
+    return int(requests.due.min()), int(requests.end.max()) + 1
 
 
 def summarise(
@@ -298,14 +297,13 @@ def met(requests: RequestColumns, slo: Slo) -> Column:
     return fine
 
 
-def ordered(values: Column | Sequence[float]) -> list[float]:
+def ordered(values: Column | Sequence[float]) -> Sequence[float]:
     """Sort values in ascending order, without NaN."""
     if isinstance(values, Sequence):
         return sorted(value for value in values if value == value)
     known = values[_known(values)]
     known.sort()
-    found: list[float] = known.tolist()
-    return found
+    return memoryview(known)  # a list of millions takes four times the memory
 
 
 def percentile(ordered: Sequence[float], share: float, percentiles: Percentiles = "linear") -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from itertools import chain
@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 
 from pipelines.domain.benchmark import ClientHealth, Summary
-from pipelines.domain.summary import SECOND, RequestColumns, RequestTiming, Window, ordered, percentile
+from pipelines.domain.summary import RECORD_FIELDS, SECOND, RequestColumns, RequestTiming, Window, ordered, percentile
 
 if TYPE_CHECKING:
     from pipelines.loadgen.request_stream import ClientReport
@@ -28,6 +28,7 @@ LAG_SHARE = 0.1
 """Tolerated lateness of the client as a share of the measured latency (p99 of both, p90 for the event loop) ..."""
 SEND_LAG_S, LOOP_LAG_S = 1e-3, 3e-3
 """... or this many seconds, the cost of timers and schedulers on a busy machine."""
+_PART = 4096
 _GROWTH = 1.5
 _GROWTH_LEAST_NS = 20_000_000
 _HALF_LEAST = 8
@@ -87,19 +88,19 @@ def other_work(*, wait: bool, note: Callable[[str], None]) -> str:
 
 
 def judge(
-    reports: Sequence[ClientReport], timings: Sequence[RequestTiming], summary: Summary, machine: MachineLoad
+    reports: Sequence[ClientReport], requests: RequestColumns, summary: Summary, machine: MachineLoad
 ) -> ClientHealth:
     """Judge whether the numbers of a level say more about the client than about the server.
 
     Args:
         reports: of the client processes.
-        timings: requests of the level.
+        requests: of the level.
         summary: of its window.
         machine: CPU load while it ran.
     """
     latency = summary.ttft_s if summary.ttft_s.count else summary.e2e_s
     busiest = max(reports, key=lambda report: report.cpu_share)
-    send_lag = _percentile([t.sent_ns - t.intended_ns for t in timings], 0.99)
+    send_lag = _percentile(requests.sent - requests.due, 0.99)
     lags = [lag for report in reports for lag in report.loop_lag_ns]
     loop_lag, loop_tail = _percentile(lags, 0.90), _percentile(lags, 0.99)
     reasons = []
@@ -140,13 +141,12 @@ def tail_note(client: ClientHealth, summary: Summary) -> str:
     return "p99 may be too high: the client shared its CPUs with other work (see loop_lag_p99_ms)."
 
 
-def growth_note(timings: Sequence[RequestTiming], window: Window) -> str:
+def growth_note(requests: RequestColumns, window: Window) -> str:
     """Return a note if the second half of an open loop waited much longer than the first; empty otherwise."""
     middle = (window[0] + window[1]) // 2
-    requests = columns_of([timing for timing in timings if timing.ok])
-    waits = np.where(np.isnan(requests.ttft()), requests.e2e(), requests.ttft())
-    first = ordered(waits[(window[0] <= requests.due) & (requests.due < middle)])
-    second = ordered(waits[(middle <= requests.due) & (requests.due < window[1])])
+    waits, fine = np.where(np.isnan(requests.ttft()), requests.e2e(), requests.ttft()), requests.fine()
+    first = ordered(waits[fine & (window[0] <= requests.due) & (requests.due < middle)])
+    second = ordered(waits[fine & (middle <= requests.due) & (requests.due < window[1])])
     if min(len(first), len(second)) < _HALF_LEAST:
         return ""
     early, late = percentile(first, 0.5), percentile(second, 0.5)
@@ -158,9 +158,9 @@ def growth_note(timings: Sequence[RequestTiming], window: Window) -> str:
     )
 
 
-def _percentile(values_ns: list[int], share: float) -> float:
+def _percentile(values_ns: Any, share: float) -> float:
     """Return a percentile in seconds; 0 without values."""
-    return percentile(sorted(values_ns), share) / 1e9 if values_ns else 0.0
+    return percentile(ordered(values_ns), share) / 1e9 if len(values_ns) else 0.0
 
 
 def _more_clients(processes: int, machine: MachineLoad) -> str:
@@ -184,11 +184,19 @@ def _against(lag_s: float, latency_s: float | None) -> str:
 class Chunks:
     """Arrival times of the responses of requests, ns."""
 
-    def __init__(self, timings: Sequence[RequestTiming]) -> None:
-        self.count: Any = np.array([len(t.chunk_ns) for t in timings], dtype=np.int64)
-        stamps = chain.from_iterable(t.chunk_ns for t in timings)
-        self._stamps: Any = np.fromiter(stamps, np.float64, int(self.count.sum()))
-        self._request: Any = np.repeat(np.arange(len(timings)), self.count)
+    def __init__(self, stamps: Any, count: Any, order: Any) -> None:
+        """Take the stamps of all requests.
+
+        Args:
+            stamps: number[total], of one request after the other.
+            count: int64[n], how many each of these has.
+            order: int64[n], which of these is the first request, the second ...
+        """
+        self.count, self._stamps = count[order], stamps
+        self._start: Any = (np.cumsum(count) - count)[order]
+        place = np.empty(len(order), dtype=np.int32)
+        place[order] = np.arange(len(order), dtype=np.int32)
+        self._request: Any = np.repeat(place, count)
 
     def before(self, time: float) -> Any:
         """See `pipelines.domain.summary.Responses.before`."""
@@ -196,13 +204,20 @@ class Chunks:
 
     def gaps(self, which: Any) -> Any:
         """See `pipelines.domain.summary.Responses.gaps`."""
-        kept = which[self._request]
-        stamps, request = self._stamps[kept], self._request[kept]
-        return np.diff(stamps)[request[1:] == request[:-1]]
+        same = self._request[1:] == self._request[:-1]
+        return np.diff(self._stamps)[same & which[self._request[1:]]]
+
+    def of(self, request: int) -> list[int]:
+        """Return the stamps of one request."""
+        start = self._start[request]
+        stamps: list[int] = self._stamps[start : start + self.count[request]].tolist()
+        return stamps
 
 
 def columns_of(timings: Sequence[RequestTiming]) -> RequestColumns:
     """Convert records to columns. A float64 holds ns exactly for 104 days."""
+    count = np.array([len(t.chunk_ns) for t in timings], dtype=np.int64)
+    stamps = np.fromiter(chain.from_iterable(t.chunk_ns for t in timings), np.float64, int(count.sum()))
     return RequestColumns(
         due=np.array([t.intended_ns for t in timings], dtype=np.float64),
         first_token=np.array([np.nan if (at := t.first_token_ns) is None else at for t in timings], dtype=np.float64),
@@ -210,9 +225,55 @@ def columns_of(timings: Sequence[RequestTiming]) -> RequestColumns:
         isl=np.array([t.isl for t in timings], dtype=np.int64),
         osl=np.array([t.osl for t in timings], dtype=np.int64),
         errors=tuple(t.error for t in timings),
-        responses=Chunks(timings),
+        responses=Chunks(stamps, count, np.arange(len(timings))),
+        sent=np.array([t.sent_ns for t in timings], dtype=np.float64),
+        index=np.array([t.index for t in timings], dtype=np.int64),
         per_second=SECOND,
     )
+
+
+def collected(reports: Sequence[ClientReport], start_ns: int) -> RequestColumns:
+    """Take the rows of all reports, which are empty afterwards; in the order of the load, ns from its start."""
+    rows = [report.rows for report in reports]
+    numbers = np.concatenate([np.frombuffer(each.numbers, np.int64) for each in rows]).reshape(-1, rows[0].WIDE)
+    stamps = np.concatenate([np.frombuffer(each.stamps, np.int64) for each in rows])
+    stamps -= start_ns
+    order = np.argsort(numbers[:, 0])
+    index, due, sent, first, end, isl, osl, _ = numbers[order].T
+    failed = any(each.errors for each in rows)
+    kinds = [each.errors.get(place) for each in rows for place in range(len(each))] if failed else []
+    for each in rows:
+        each.clear()
+    return RequestColumns(
+        due=(due - start_ns).astype(np.float64),
+        first_token=np.where(first < 0, np.nan, first - start_ns),
+        end=(end - start_ns).astype(np.float64),
+        isl=isl,
+        osl=osl,
+        errors=tuple(kinds[place] for place in order) if failed else (),
+        responses=Chunks(stamps, numbers[:, -1], order),
+        sent=(sent - start_ns).astype(np.float64),
+        index=index,
+        per_second=SECOND,
+    )
+
+
+def stored(requests: RequestColumns) -> Iterator[tuple[str, Iterator[list[Any]]]]:
+    """Yield the fields of `RequestTiming` and their values, some thousands at a time: all at once are large."""
+
+    def parts(value: Callable[[slice], list[Any]]) -> Iterator[list[Any]]:
+        return (value(slice(start, start + _PART)) for start in range(0, len(requests.due), _PART))
+
+    def whole(column: Any) -> Iterator[list[Any]]:
+        return parts(lambda part: [None if value != value else int(value) for value in column[part].tolist()])
+
+    assert isinstance(requests.responses, Chunks)
+    of, places, errors = requests.responses.of, range(len(requests.due)), requests.errors or (None,) * len(requests.due)
+    names = ("index", "due", "sent", "first_token", "end", "isl", "osl")
+    for field, name in zip(RECORD_FIELDS, names, strict=False):
+        yield field, whole(getattr(requests, name))
+    yield RECORD_FIELDS[-2], parts(lambda part: [*map(of, places[part])])
+    yield RECORD_FIELDS[-1], parts(lambda part: [*errors[part]])
 
 
 # Sample the server's Prometheus page every second of a window: the state of KV cache and scheduler.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from secrets import randbits, token_hex
@@ -19,10 +19,10 @@ from time import monotonic, monotonic_ns
 from typing import Any
 
 from pipelines.document.show import count
-from pipelines.domain.summary import SECOND, RequestTiming, Window, whole_window
+from pipelines.domain.summary import SECOND, RequestColumns, Window, whole_window
 from pipelines.loadgen.client_processes import ClientProcesses
 from pipelines.loadgen.config import BenchmarkSettings, WorkloadSettings
-from pipelines.loadgen.health import MachineLoad, MachineWatch, MetricsWatch
+from pipelines.loadgen.health import MachineLoad, MachineWatch, MetricsWatch, collected
 from pipelines.loadgen.openai_endpoint import OpenAiEndpoint
 from pipelines.loadgen.plan import WARMUP_USERS, LevelPlan, PlannedLevel, is_whole
 from pipelines.loadgen.prompts import PromptMaker
@@ -72,7 +72,7 @@ class LevelOutcome:
     """Outcome of one level.
 
     Attributes:
-        timings: of all requests, including the warm-up, ns from the start of the level.
+        requests: all, including the warm-up, ns from the start of the level.
         window: the measured part, same clock; None if the level ended before the window began.
         start_ns: when the level started, on CLOCK_MONOTONIC of the client's machine.
         reports: of the client processes.
@@ -82,7 +82,7 @@ class LevelOutcome:
         saturated: whether the window ended early, because the queue grew without bound.
     """
 
-    timings: list[RequestTiming]
+    requests: RequestColumns
     window: Window | None
     start_ns: int
     reports: list[ClientReport]
@@ -157,15 +157,15 @@ class _Run:
                 while not clients.finished(_POLL_S):
                     pass
         reports = clients.collect()
-        timings = sorted(self._timings(reports), key=lambda timing: timing.index)
+        requests = collected(reports, self._start)
         stated = [report.cached_tokens for report in reports if report.cached_tokens is not None]
         server = {
             "statistics": statistics_between(self._before, self._after),
             "metrics": watch.summary(),
             "cached_tokens": sum(stated) if stated else watch.cached_tokens,
         }
-        window, load = self._window(timings), machine.load()
-        return LevelOutcome(timings, window, self._start, reports, load, server, self._reason, self._saturated)
+        window, load = self._window(requests), machine.load()
+        return LevelOutcome(requests, window, self._start, reports, load, server, self._reason, self._saturated)
 
     def _follow(self, show: View) -> None:
         clients = self._bench.clients
@@ -271,36 +271,18 @@ class _Run:
         end = self._start + self._planned[1] if self._planned else self._expected_end(now) or self._start + self._last
         return None if end is None or end < now else (end - now) / SECOND  # a window may wait for its requests
 
-    def _window(self, timings: Sequence[RequestTiming]) -> Window | None:
+    def _window(self, requests: RequestColumns) -> Window | None:
         """Return the measured window, ns from the start."""
         if self._whole:
-            return whole_window(timings) if timings else None
+            return whole_window(requests) if len(requests.due) else None
         if self._begin is None or self._end is None or self._end <= self._begin:
             return None
         begin, end = self._begin - self._start, self._end - self._start
         asked = self._settings.num_requests
         if asked is not None and not self._planned and not self._reason:
-            ends = sorted(t.end_ns for t in timings if begin <= t.end_ns < end)
-            end = min(end, ends[asked - 1] + 1) if len(ends) >= asked else end  # exactly as many as configured
+            ends = sorted(requests.end[(begin <= requests.end) & (requests.end < end)].tolist())
+            end = min(end, int(ends[asked - 1]) + 1) if len(ends) >= asked else end  # exactly as many as configured
         return begin, end
-
-    def _timings(self, reports: Sequence[ClientReport]) -> list[RequestTiming]:
-        t0 = self._start
-        return [
-            RequestTiming(
-                index,
-                due - t0,
-                sent - t0,
-                None if first is None else first - t0,
-                end - t0,
-                isl,
-                osl,
-                tuple(stamp - t0 for stamp in chunks),
-                error,
-            )
-            for report in reports
-            for index, due, sent, first, end, isl, osl, chunks, error in report.rows
-        ]
 
     def _share(self, plan: LevelPlan) -> tuple[list[ClientJob], tuple[int, int] | None]:
         """Return each process's part, and the steady window of an open loop."""

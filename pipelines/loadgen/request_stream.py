@@ -8,18 +8,57 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from time import monotonic_ns as now
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from pipelines.loadgen.plan import Conversation, PlannedRequest
 
-Row = tuple[int, int, int, int | None, int, int, int, tuple[int, ...], str | None]
+Row = tuple[int, int, int, int | None, int, int, int, Sequence[int], str | None]
 """The fields of RequestTiming, with stamps on CLOCK_MONOTONIC."""
+
+
+@dataclass(slots=True)
+class PackedRows:
+    """Many rows without an object for each: as many take a fifth of the memory.
+
+    Attributes:
+        numbers: `WIDE` of each row: its first seven fields, -1 for None, and how many stamps it has.
+        stamps: of all rows, one after the other.
+        errors: of the rows that have one, by place.
+    """
+
+    WIDE: ClassVar[int] = 8
+    numbers: array[int] = field(default_factory=partial(array, "q"))
+    stamps: array[int] = field(default_factory=partial(array, "q"))
+    errors: dict[int, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.numbers) // self.WIDE
+
+    def append(self, row: Row) -> None:
+        """Add a row."""
+        index, due, sent, first, end, isl, osl, stamps, error = row
+        if error is not None:
+            self.errors[len(self)] = error
+        self.numbers.extend((index, due, sent, -1 if first is None else first, end, isl, osl, len(stamps)))
+        self.stamps.extend(stamps)
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self.numbers, self.stamps, self.errors = array("q"), array("q"), {}
+
+    def count(self, place: int, osl: int) -> None:
+        """Replace the number of output tokens of a row."""
+        self.numbers[place * self.WIDE + 6] = osl
+
+
 _REJECTED = ("exceeds maximum queue size", "maximum queue size", "exceeds max queue", "queue is full")
 
 
@@ -143,7 +182,7 @@ class RequestStream(ABC):
         self.deadline_ns = self.given_up = None
         osl = sum(counts[1:]) or len(chunks)
         first = chunks[0] if streamed and chunks else None
-        stamps = tuple(chunks) if streamed else ()
+        stamps = chunks if streamed else ()
         return index, due, sent, first, end, counts[0], osl, stamps, error
 
 
@@ -238,7 +277,7 @@ class ClientReport:
     """Report of one process on its job.
 
     Attributes:
-        rows: one per request, stamps on CLOCK_MONOTONIC.
+        rows: one per request, stamps on CLOCK_MONOTONIC; empty when they were taken.
         messages: of the server, one example per kind of error.
         loop_lag_ns: how late the event loop came back from short sleeps.
         cpu_share: CPU seconds / seconds, without the pacer's deliberate spinning.
@@ -250,7 +289,7 @@ class ClientReport:
         unsent: turns of sessions that were not sent, because the one before failed.
     """
 
-    rows: list[Row]
+    rows: PackedRows
     messages: dict[str, str]
     loop_lag_ns: list[int]
     cpu_share: float

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count as count_from
 from itertools import product
 from pathlib import Path
@@ -21,7 +22,7 @@ from pipelines.document.show import count, number, percent
 from pipelines.domain.benchmark import RESULT, BenchmarkResult, LargestLoad, Level, Slo
 from pipelines.domain.errors import UserError
 from pipelines.domain.metrics import PROGRESS, TERMINAL, MetricStatistic
-from pipelines.domain.summary import CONVENTIONS, summarise, to_columns
+from pipelines.domain.summary import CONVENTIONS, summarise
 from pipelines.host.files import replacing, write_json
 from pipelines.host.machine import library_versions
 from pipelines.host.screen import table, width, wrapped
@@ -34,7 +35,7 @@ from pipelines.loadgen.config import (
     WorkloadSettings,
     load_faults,
 )
-from pipelines.loadgen.health import columns_of, growth_note, judge, other_work, tail_note
+from pipelines.loadgen.health import growth_note, judge, other_work, stored, tail_note
 from pipelines.loadgen.level import INTERRUPTED, REFUSED, BenchmarkContext, LevelOutcome, run_level, three_digits
 from pipelines.loadgen.openai_endpoint import OpenAiEndpoint
 from pipelines.loadgen.plan import PlannedLevel, is_whole, loads
@@ -324,7 +325,7 @@ def _measure(
             result = replace(result, complete=False, reason=f"{outcome.reason} at {load.title}")
             break
         if search is not None and outcome.window is not None:
-            good, missed = judged(outcome.timings, outcome.window, result.slo)
+            good, missed = judged(outcome.requests, outcome.window, result.slo)
             rate, e2e_s = level.summary.requests_per_s, level.summary.e2e_s.mean
             search.add(good, missed, rate=rate, e2e_s=e2e_s, client_bound=level.client.bottleneck)
             result = replace(result, search=search.answer())
@@ -382,8 +383,8 @@ def _together(levels: Sequence[Level]) -> Level:
 
 def _level(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome, slo: Slo, turn: int, busy: str) -> Level:
     assert outcome.window is not None
-    summary = summarise(columns_of(outcome.timings), outcome.window, slo)
-    client = judge(outcome.reports, outcome.timings, summary, outcome.machine)
+    summary = summarise(outcome.requests, outcome.window, slo)
+    client = judge(outcome.reports, outcome.requests, summary, outcome.machine)
     return Level(
         arrival=load.arrival,
         concurrency=load.concurrency,
@@ -405,9 +406,11 @@ def _level(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome, s
 
 def _tokens_per_response(outcome: LevelOutcome) -> float | None:
     """Return the mean tokens per response; above 1, gaps are between responses, not tokens. None without streaming."""
-    streamed = [timing for timing in outcome.timings if timing.ok and timing.chunk_ns]
-    responses = sum(len(timing.chunk_ns) for timing in streamed)
-    return sum(timing.osl for timing in streamed) / responses if responses else None
+    assert outcome.requests.responses is not None
+    count = outcome.requests.responses.count
+    streamed = outcome.requests.fine() & (count > 0)
+    responses = int(count[streamed].sum())
+    return int(outcome.requests.osl[streamed].sum()) / responses if responses else None
 
 
 def _notes(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome) -> list[str]:
@@ -415,7 +418,7 @@ def _notes(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome) -
     notes = [f"{note}." for note in read_trace(bench.workload).notes] if load.arrival == "trace" else []
     if outcome.saturated:
         notes.append("The window ended early: the queue grew without bound, so the server does not keep up.")
-    elif load.concurrency is None and (grown := growth_note(outcome.timings, outcome.window)):
+    elif load.concurrency is None and (grown := growth_note(outcome.requests, outcome.window)):
         notes.append(grown)
     notes += [f"First error of kind {kind}: {text[:200]}" for kind, text in sorted(outcome.messages.items())]
     if fault := outcome.server["metrics"].get("fault"):
@@ -424,7 +427,7 @@ def _notes(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome) -
         what = "a later turn of its session was" if unsent == 1 else "later turns of their sessions were"
         notes.append(f"{unsent:,} {what} not sent, because the turn before failed.")
     planned = len(read_trace(bench.workload).osl[: bench.settings.num_requests]) if load.arrival == "trace" else 0
-    if (left := planned - unsent - len(outcome.timings)) > 0 and not outcome.reason:
+    if (left := planned - unsent - len(outcome.requests.due)) > 0 and not outcome.reason:
         notes.append(f"{left:,} of the trace's {planned:,} requests were not sent, because its window had ended.")
     if not all(report.distinct for report in outcome.reports):
         notes.append("Prompts were repeated, which favours a server that reuses KV blocks (workload.prompts).")
@@ -438,18 +441,20 @@ def _notes(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome) -
 
 def _counting_notes(bench: BenchmarkContext, outcome: LevelOutcome) -> list[str]:
     """Return what a reader should know of the tokens that were counted."""
-    notes, done = [], [timing for timing in outcome.timings if timing.ok]
+    notes, fine = [], outcome.requests.fine()
+    done = int(fine.sum())
     if off := sum(report.off for report in outcome.reports):
         notes.append(
-            f"The server counted other input tokens than the tokenizer of model= in {off:,} of {len(done):,} requests: "
+            f"The server counted other input tokens than the tokenizer of model= in {off:,} of {done:,} requests: "
             "it has another model, or its chat template does not grow with each message. ISL is as it counted."
         )
     if (together := _tokens_per_response(outcome) or 1) > _TOGETHER:
         notes.append(
             f"There were {together:.2f} tokens in each response: gaps between responses are not gaps between tokens."
         )
-    if silent := sum(timing.first_token_ns is None for timing in done) if bench.settings.streaming else 0:
-        notes.append(f"{silent:,} of {len(done):,} answers had no text, so they have no TTFT.")
+    without = fine & (outcome.requests.first_token != outcome.requests.first_token)  # NaN
+    if silent := int(without.sum()) if bench.settings.streaming else 0:
+        notes.append(f"{silent:,} of {done:,} answers had no text, so they have no TTFT.")
     if bench.workload.ignore_eos and not bench.interface.stop_input:
         notes.append("The model has no input that prevents it from stopping early, so output lengths vary.")
     if not done:
@@ -462,10 +467,10 @@ def _unplanned_hits(bench: BenchmarkContext, outcome: LevelOutcome) -> float:
     work = bench.workload
     if work.shared_prefix_share or work.turns > 1 or work.arrival == "trace":
         return 0.0
-    done = [timing for timing in outcome.timings if timing.ok]
-    planned = len(done) * (bench.interface.added_tokens or 0)  # a chat template is the same for all
+    fine = outcome.requests.fine()
+    planned = int(fine.sum()) * (bench.interface.added_tokens or 0)  # a chat template is the same for all
     hits = (outcome.server.get("cached_tokens") or 0) - planned
-    return max(hits, 0) / (sum(timing.isl for timing in done) or 1)
+    return max(hits, 0) / (int(outcome.requests.isl[fine].sum()) or 1)
 
 
 def _check_answers(load: PlannedLevel, outcome: LevelOutcome) -> None:
@@ -474,11 +479,11 @@ def _check_answers(load: PlannedLevel, outcome: LevelOutcome) -> None:
     Raises:
         UserError: no request finished, and the server gave a reason.
     """
-    if outcome.reason not in ("", REFUSED) or not outcome.timings or any(timing.ok for timing in outcome.timings):
+    sent = len(outcome.requests.due)
+    if outcome.reason not in ("", REFUSED) or not sent or outcome.requests.fine().any():
         return
     kind, text = next(iter(sorted(outcome.messages.items())), ("unknown", "it gave no reason"))
     todo = "Compare workload.isl and workload.osl with the engine's max_input_len and max_seq_len."
-    sent = len(outcome.timings)
     requests = "The only request" if sent == 1 else f"All {sent:,} requests"
     raise UserError(
         f"{requests} at {load.title} failed ({kind}): {text[:300].rstrip('.')}.",
@@ -487,7 +492,12 @@ def _check_answers(load: PlannedLevel, outcome: LevelOutcome) -> None:
 
 
 def keep_requests(path: Path, outcome: LevelOutcome) -> None:
-    """Write one level's records: columns of `pipelines.domain.summary.to_columns`, the window, the clock's zero."""
-    data = {**to_columns(outcome.timings), "window_ns": outcome.window, "start_monotonic_ns": outcome.start_ns}
+    """Write one level's records as columns (`pipelines.domain.summary.from_columns`), the window, the clock's zero."""
+    dumps = partial(json.dumps, separators=(",", ":"))
     with replacing(path) as fresh, gzip.open(fresh, "wt", compresslevel=3) as file:
-        json.dump(data, file, separators=(",", ":"))
+        for place, (name, parts) in enumerate(stored(outcome.requests)):
+            file.write(f'{"," if place else "{"}"{name}":[')
+            for number, part in enumerate(parts):
+                file.write("," * (number > 0) + dumps(part)[1:-1])
+            file.write("]")
+        file.write(f',"window_ns":{dumps(outcome.window)},"start_monotonic_ns":{outcome.start_ns}}}')

@@ -23,9 +23,8 @@ from typing import Any, Literal
 import numpy as np
 
 from pipelines.domain.benchmark import LargestLoad, Slo
-from pipelines.domain.summary import RequestTiming, Window, met
+from pipelines.domain.summary import RequestColumns, Window, met
 from pipelines.loadgen.config import MOST_CONCURRENCY, BenchmarkSettings
-from pipelines.loadgen.health import columns_of
 
 Stage = Literal["coarse", "explore", "final"]
 CONFIDENCE = 0.95
@@ -182,18 +181,18 @@ def _pearson(probes: Sequence[Probe], shares: Any, batches: int) -> float:
     return float(squares / expected * number / (number - 2))
 
 
-def judged(timings: Sequence[RequestTiming], window: Window, slo: Slo) -> tuple[Any, dict[str, int]]:
+def judged(requests: RequestColumns, window: Window, slo: Slo) -> tuple[Any, dict[str, int]]:
     """Return bool[n], whether each request that was due in the window met all, and how many missed each limit.
 
     Failed requests met nothing and count as "errors".
     """
-    due = [timing for timing in timings if window[0] <= timing.intended_ns < window[1]]
-    requests = columns_of(sorted(due, key=lambda timing: timing.intended_ns))
-    fine = requests.fine()
+    order = np.argsort(requests.due, kind="stable")
+    order = order[(window[0] <= requests.due[order]) & (requests.due[order] < window[1])]
+    fine = requests.fine()[order]
     alone = {"ttft": Slo(ttft_ms=slo.ttft_ms), "itl": Slo(itl_ms=slo.itl_ms), "e2e": Slo(e2e_ms=slo.e2e_ms)}
-    missed = {name: int((fine & ~met(requests, one)).sum()) for name, one in alone.items()}
+    missed = {name: int((fine & ~met(requests, one)[order]).sum()) for name, one in alone.items()}
     missed["errors"] = int((~fine).sum())
-    return fine & met(requests, slo), {name: number for name, number in missed.items() if number}
+    return fine & met(requests, slo)[order], {name: number for name, number in missed.items() if number}
 
 
 class LoadSearch:

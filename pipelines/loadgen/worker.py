@@ -17,7 +17,7 @@ from time import monotonic_ns as now
 from typing import Any
 
 from pipelines.loadgen import request_stream
-from pipelines.loadgen.request_stream import WIDTH, ClientJob, ClientReport, RequestStream, Row
+from pipelines.loadgen.request_stream import WIDTH, ClientJob, ClientReport, PackedRows, RequestStream, Row
 
 # Wait for an exact moment inside an event loop.
 #
@@ -104,7 +104,7 @@ class _Worker:
         self._pipe, self._cells, self._base = pipe, cells, 1 + number * WIDTH
         self._inbox: asyncio.Queue[Any] = asyncio.Queue()
         self._streams: list[RequestStream] = []
-        self._rows: list[Row] = []
+        self._rows = PackedRows()
         self._texts: list[tuple[int, str]] = []
         self._messages: dict[str, str] = {}
         self._off = 0
@@ -118,6 +118,7 @@ class _Worker:
             word, *rest = await self._inbox.get()
             if word == "job":
                 self._pipe.send(("report", await self._run(rest[0])))
+                self._rows = PackedRows()
 
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         """Wait for messages in a thread: they are pickled objects, which an event loop cannot await."""
@@ -137,7 +138,7 @@ class _Worker:
             self._inbox.put_nowait(message)
 
     async def _run(self, job: ClientJob) -> ClientReport:
-        self._rows, self._messages, self._streams, self._texts, self._off = [], {}, [], [], 0
+        self._rows, self._messages, self._streams, self._texts, self._off = PackedRows(), {}, [], [], 0
         self._aborted.clear()
         self._tokenizer_dir = job.tokenizer_dir
         async with job.interface.transport(job.url) as self._connect:
@@ -180,8 +181,7 @@ class _Worker:
         tokenizer = opened(self._tokenizer_dir).tokenizer
         counted = tokenizer.encode_batch([text for _, text in self._texts], add_special_tokens=False)
         for (place, _), item in zip(self._texts, counted, strict=True):
-            row = self._rows[place]
-            self._rows[place] = (*row[:6], len(item.ids), *row[7:])
+            self._rows.count(place, len(item.ids))
 
     async def _sweep(self) -> None:
         """Give up requests that take too long."""

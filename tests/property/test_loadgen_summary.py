@@ -50,7 +50,7 @@ def test_percentiles_are_ordered_and_numpys(values: list[float]) -> None:
 @given(loads, st.floats(0.1, 10_000), st.floats(0.1, 1000))
 def test_goodput_is_never_above_the_request_rate(load: list[RequestTiming], ttft: float, itl: float) -> None:
     """And tighter limits never give more of it."""
-    window = whole_window(load)
+    window = whole_window(columns_of(load))
     loose = summarise(columns_of(load), window, Slo("x", ttft, itl))
     tight = summarise(columns_of(load), window, Slo("x", ttft / 2, itl))
     assert tight.goodput_per_s <= loose.goodput_per_s <= loose.requests_per_s  # type: ignore[operator]
@@ -61,7 +61,7 @@ def test_the_first_token_is_never_after_the_last(load: list[RequestTiming]) -> N
     """TTFT <= E2E for each request, hence for their means and extremes."""
     streamed = [t for t in load if t.first_token_ns is not None]
     if streamed:
-        summary = summarise(columns_of(streamed), whole_window(streamed))
+        summary = summarise(columns_of(streamed), whole_window(columns_of(streamed)))
         assert summary.ttft_s.max <= summary.e2e_s.max  # type: ignore[operator]
         assert summary.ttft_s.min <= summary.e2e_s.min  # type: ignore[operator]
 
@@ -83,7 +83,7 @@ def test_neighbouring_windows_add_up(load: list[RequestTiming], cuts: list[int])
 @given(loads)
 def test_over_all_requests_rates_and_latencies_are_of_the_same(load: list[RequestTiming]) -> None:
     """System throughput: output tokens / (last response - first request)."""
-    window = whole_window(load)
+    window = whole_window(columns_of(load))
     summary = summarise(columns_of(load), window)
     assert summary.requests == summary.e2e_s.count == sum(t.ok for t in load)
     assert summary.output_tokens_per_s * summary.window_s == pytest.approx(sum(t.osl for t in load if t.ok))

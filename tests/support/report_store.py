@@ -10,9 +10,10 @@ from typing import Any
 
 from eval.results import EvalResult, QuestionRecord, Score
 from pipelines.domain.benchmark import BenchmarkResult, ClientHealth, Level, Slo
-from pipelines.domain.summary import RequestTiming, summarise, to_columns, whole_window
+from pipelines.domain.summary import RequestTiming, summarise, whole_window
 from pipelines.loadgen.health import columns_of
 from pipelines.store.store import Artifact, Store, fingerprint
+from tests.support.load_records import to_columns
 
 MS = 1_000_000
 MACHINE = {"cpu_count": 2, "memory_bytes": 8 * 2**30, "gpus": [], "platform": "Linux x86_64 Python 3.11.7"}
@@ -95,7 +96,7 @@ def benchmark(
                 "closed",
                 concurrency,
                 None,
-                summarise(columns_of(timings), whole_window(timings), slo),
+                summarise(columns_of(timings), whole_window(columns_of(timings)), slo),
                 health,
                 {"queue_s": 0.5, "kv_blocks_used_max": 12},
                 f"requests-{number}.json.gz",

@@ -7,7 +7,7 @@ import pytest
 from pipelines.domain.benchmark import ClientHealth
 from pipelines.domain.summary import RequestTiming, summarise, whole_window
 from pipelines.loadgen.health import MachineLoad, columns_of, growth_note, judge, tail_note
-from pipelines.loadgen.request_stream import ClientReport
+from pipelines.loadgen.request_stream import ClientReport, PackedRows
 
 MS = 1_000_000
 IDLE = MachineLoad(busy=0.3, steal=0.0, cpus=2)
@@ -23,9 +23,9 @@ def health(
     ttft_ms: float = 50, lag_ms: float = 0.1, loop_ms: float = 0.5, cpu: float = 0.2, machine: MachineLoad = IDLE
 ) -> ClientHealth:
     """100 requests that all look alike."""
-    timings = [request(k, 10 * k, ttft_ms, lag_ms) for k in range(100)]
-    report = ClientReport([], {}, [int(loop_ms * MS)] * 50, cpu, 3, True)
-    return judge([report], timings, summarise(columns_of(timings), whole_window(timings)), machine)
+    requests = columns_of([request(k, 10 * k, ttft_ms, lag_ms) for k in range(100)])
+    report = ClientReport(PackedRows(), {}, [int(loop_ms * MS)] * 50, cpu, 3, True)
+    return judge([report], requests, summarise(requests, whole_window(requests)), machine)
 
 
 def test_a_client_with_room_is_no_limit() -> None:
@@ -65,10 +65,10 @@ def test_lateness_that_is_small_beside_the_latency_is_no_limit() -> None:
 
 def test_a_late_tail_is_a_note_and_no_limit() -> None:
     """3 of 100 stamps 20 ms late: p90 is right, p99 is not."""
-    timings = [request(k, 10 * k, 50) for k in range(100)]
-    summary = summarise(columns_of(timings), whole_window(timings))
-    report = ClientReport([], {}, [MS // 10] * 97 + [20 * MS] * 3, 0.2, 0, True)
-    found = judge([report], timings, summary, IDLE)
+    requests = columns_of([request(k, 10 * k, 50) for k in range(100)])
+    summary = summarise(requests, whole_window(requests))
+    report = ClientReport(PackedRows(), {}, [MS // 10] * 97 + [20 * MS] * 3, 0.2, 0, True)
+    found = judge([report], requests, summary, IDLE)
     assert not found.bottleneck
     assert "p99 may be too high" in tail_note(found, summary)
     assert tail_note(health(), summary) == ""
@@ -77,11 +77,11 @@ def test_a_late_tail_is_a_note_and_no_limit() -> None:
 def test_a_queue_that_grows_is_noted() -> None:
     """TTFT 100 ms at first and 10 ms more with each request: medians 340 and 840 ms."""
     growing = [request(k, 20 * k, 100 + 10 * k) for k in range(100)]
-    assert "345 ms in the first half of the window, 845 ms" in growth_note(growing, (0, 2000 * MS))
+    assert "345 ms in the first half of the window, 845 ms" in growth_note(columns_of(growing), (0, 2000 * MS))
 
 
 def test_a_steady_queue_and_few_requests_are_not() -> None:
     """No trend, or too little to tell one."""
     steady = [request(k, 20 * k, 100 + k % 7) for k in range(100)]
-    assert growth_note(steady, (0, 2000 * MS)) == ""
-    assert growth_note([request(k, 20 * k, 100 * k + 1) for k in range(10)], (0, 200 * MS)) == ""
+    assert growth_note(columns_of(steady), (0, 2000 * MS)) == ""
+    assert growth_note(columns_of([request(k, 20 * k, 100 * k + 1) for k in range(10)]), (0, 200 * MS)) == ""

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from pipelines.domain.benchmark import BenchmarkResult, LargestLoad, Slo
 from pipelines.domain.summary import RequestTiming
 from pipelines.loadgen.config import load_faults
+from pipelines.loadgen.health import columns_of
 from pipelines.loadgen.run import benchmark_table
 from pipelines.loadgen.search import LoadSearch, Probe, ProbePlan, fit, judged
 from tests.support.load_settings import benchmark, workload
@@ -137,7 +138,7 @@ def test_requests_are_judged_by_every_limit_in_the_order_due() -> None:
         RequestTiming(k, due * MS, due * MS, (due + first) * MS, (due + end) * MS, 8, 11, error=error)
         for k, (due, first, end, error) in enumerate(rows)
     ]
-    good, missed = judged(timings, (0, 5 * MS), Slo("given", ttft_ms=50, itl_ms=4))
+    good, missed = judged(columns_of(timings), (0, 5 * MS), Slo("given", ttft_ms=50, itl_ms=4))
     assert good.tolist() == [False, False, False, True]
     assert missed == {"ttft": 1, "itl": 1, "errors": 1}
 

@@ -44,9 +44,9 @@ def test_two_requests_by_hand() -> None:
 
 def test_whole_window_is_first_request_to_last_response() -> None:
     """0 to 320 ms, the last response inside."""
-    assert whole_window([B, A]) == (0, 320 * MS + 1)
+    assert whole_window(columns_of([B, A])) == (0, 320 * MS + 1)
     with pytest.raises(ValueError, match="no requests"):
-        whole_window([])
+        whole_window(columns_of([]))
 
 
 def test_latency_counts_from_when_the_request_was_due() -> None:

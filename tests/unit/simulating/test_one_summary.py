@@ -44,7 +44,7 @@ RUN = simulate(ENGINE, LOAD, COST, iterations=True, backend="numpy")
 def by_the_load_generator(run: SimulatedRun, first: int = 0) -> Summary:
     """Of the records that the load generator would have kept."""
     records = timings(run)
-    return summarise(columns_of(records), whole_window(records), due=np.arange(COUNT) >= first)
+    return summarise(columns_of(records), whole_window(columns_of(records)), due=np.arange(COUNT) >= first)
 
 
 def same(one: Any, other: Any) -> None:
