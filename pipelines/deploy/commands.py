@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from pipelines.deploy import cluster, containers, nodes, pods
+from pipelines.deploy import cluster, containers, dynamo, nodes, pods
 from pipelines.deploy.config import ManifestSettings
 from pipelines.deploy.facts import Kind, RepositoryFacts, read_served
 from pipelines.deploy.output import write_folder
@@ -173,6 +173,8 @@ FITS = {
 def files(deployed: ClusterDeployment) -> dict[str, str]:
     """Return all files by relative name, sorted."""
     kind = deployed.served.kind
+    if deployed.settings.operator == "dynamo":
+        return _dynamo_files(deployed)
     base = {
         "service": service(deployed),
         "network-policy": network_policy(deployed),
@@ -194,6 +196,25 @@ def files(deployed: ClusterDeployment) -> dict[str, str]:
     if deployed.autoscaled:
         texts["prometheus-adapter.yaml"] = _text(adapter_rules(deployed.settings))
     return dict(sorted(texts.items()))
+
+
+def _dynamo_files(deployed: ClusterDeployment) -> dict[str, str]:
+    """Return the files for Dynamo's operator, which makes Services and everything else of the graph."""
+    base = {"claim": claim} if (claim := pods.claim(deployed)) else {}
+    further, overlay = dynamo.option_files(deployed), {"graph": dynamo.graph(deployed)}
+    about = _kustomization(["../../base", "graph.yaml"])
+    if deployed.settings.namespace:
+        about["namespace"] = deployed.settings.namespace
+    about["configMapGenerator"] = [{"name": pods.options_name(deployed), "files": sorted(further)}]
+    about["generatorOptions"] = {"disableNameSuffixHash": True}
+    place = f"overlays/{deployed.served.kind}"
+    return {
+        "base/kustomization.yaml": _text(_kustomization(f"{name}.yaml" for name in base)),
+        **{f"base/{name}.yaml": _text(thing) for name, thing in base.items()},
+        **{f"{place}/{name}.yaml": _text(thing) for name, thing in overlay.items()},
+        **{f"{place}/{name}": text for name, text in further.items()},
+        f"{place}/kustomization.yaml": _text(about, "# For the operator of NVIDIA Dynamo.\n"),
+    }
 
 
 def _workload(deployed: ClusterDeployment, kind: Kind) -> tuple[dict[str, Object], dict[str, str]]:
@@ -285,7 +306,10 @@ def write_manifests(settings: Settings, machine: Machine, overrides: Sequence[st
         settings.image,
         compute_capability=settings.hardware.sm,
         slo=settings.benchmark.slo.to_slo(),
+        cluster=settings.cluster,
     )
+    if settings.manifests.operator == "dynamo" and (faults := dynamo.dynamo_faults(deployed)):
+        raise UserError.of(faults)
     folder = settings.manifests.folder.absolute() / deployed.name
     changed = write_folder(folder, files(deployed), command="make manifests", setting="manifests.folder")
     overlay = folder / "overlays" / served.kind
@@ -311,6 +335,9 @@ def _repository(settings: Settings, machine: Machine, overrides: Sequence[str]) 
 def _faults(settings: Settings, served: RepositoryFacts) -> list[Fault]:
     """Find settings that work on one machine but not in a pod."""
     serving, faults = settings.serving, []
+    if settings.cluster.disaggregated and settings.manifests.operator != "dynamo":
+        what = f"cluster.prefill={settings.cluster.prefill} has no effect on manifests.operator=none."
+        faults.append(Fault(what, todo="Add manifests.operator=dynamo, or write scripts: make scripts"))
     if serving.chat_template is not None:
         faults.append(
             Fault(
@@ -344,7 +371,10 @@ def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
     say(f"            {start}; up to {show_seconds(sizes.drain_s)} to drain")
     if served.gpu and deployed.compute_capability is None:
         say("note: add hardware=... to select nodes with the GPU that the engine was built for")
-    if served.llm_api is not None:
+    if settings.operator == "dynamo":
+        say(f"note: Dynamo's workers of {deployed.image_reference}, not run here; its operator must be in the cluster")
+        say(f"note: clients reach the Service {deployed.name}-frontend, port {dynamo.PORT}, which asks for no password")
+    elif served.llm_api is not None:
         say(f"note: trtllm-serve of {deployed.image_reference}, not run here; without HPA and alerts")
         say("note: everyone who reaches its port may also POST /update_weights and /release_memory")
     if deployed.slo.limits and not settings.pod_monitor:

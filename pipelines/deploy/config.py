@@ -214,6 +214,9 @@ class ManifestSettings(Group):
     """Kustomize output, and choices of the cluster.
 
     Attributes:
+        operator: dynamo writes a graph deployment for the operator of NVIDIA Dynamo, where `cluster.prefill` and
+            `cluster.decode` give prompts and answers their own workers; none writes Kubernetes' own objects.
+        kv_routing: whether Dynamo's router sends a request to the worker that has most of its prompt in the KV cache.
         folder: where the output goes; one folder per deployment below it.
         name: of all objects; None is model and format: gemma-2b-fp8.
         namespace: None leaves it to kubectl.
@@ -248,6 +251,10 @@ class ManifestSettings(Group):
         ssh_secret: Secret with the ssh keys of a group's nodes; None is the deployment's name and -mpi-ssh.
     """
 
+    LATER: ClassVar[Mapping[str, Any]] = {"operator": "none", "kv_routing": False}
+
+    operator: Literal["none", "dynamo"] = "none"
+    kv_routing: bool = False
     folder: Path = Path("manifests")
     name: ObjectName | None = None
     namespace: ObjectName | None = None
@@ -290,6 +297,12 @@ class ManifestSettings(Group):
                 "name that in manifests.fetch.secret or manifests.hf_token_secret"
             )
         return env
+
+    @model_validator(mode="after")
+    def _has_a_router(self) -> ManifestSettings:
+        if self.kv_routing and self.operator != "dynamo":
+            raise ValueError("has kv_routing=true, which is of Dynamo's router alone: add manifests.operator=dynamo")
+        return self
 
     @model_validator(mode="after")
     def _goes_together(self) -> ManifestSettings:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines import __version__
-from pipelines.deploy.config import ImageSettings, ManifestSettings
+from pipelines.deploy.config import ClusterSettings, ImageSettings, ManifestSettings
 from pipelines.deploy.facts import PROBE_S, RepositoryFacts, Sizes, sizes
 from pipelines.domain.benchmark import NO_SLO, Slo
 from pipelines.engines.tensorrt_llm.llm_api import merged
@@ -20,6 +20,8 @@ from triton_repo.llmapi import CHECKPOINT_DIR, OPTIONS
 Object = dict[str, Any]
 """A Kubernetes object, as it will be written to YAML."""
 
+DYNAMO_IMAGE = "nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:1.5.0"
+"""Dynamo with TensorRT-LLM 1.3.0rc25, as NVIDIA's page of release artifacts names it (23 September 2026)."""
 APP = "trtllm-pipelines"
 FRONT = "openai_port"
 IMAGE = "trtllm-pipelines"
@@ -39,6 +41,7 @@ class ClusterDeployment:
         sizes: of one pod.
         image_reference: image with tag or digest.
         slo: limits that the service's metrics show exactly how many answers meet.
+        cluster: workers for prompts and for answers, of Dynamo.
         compute_capability: of the GPU the engine was built for, such as 9.0, where known.
     """
 
@@ -51,6 +54,7 @@ class ClusterDeployment:
     image_reference: str
     compute_capability: float | None
     slo: Slo = NO_SLO
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
 
     @property
     def autoscaled(self) -> bool:
@@ -118,10 +122,13 @@ def deployment(
     image: ImageSettings,
     compute_capability: float | None = None,
     slo: Slo = NO_SLO,
+    cluster: ClusterSettings | None = None,
 ) -> ClusterDeployment:
     """Decide name, image and sizes."""
     flavour = "gpu" if served.gpu else "cpu"
     own = f"{image.name}:{image.tag or f'{__version__}-{flavour}'}"
+    if served.llm_api is not None:
+        own = DYNAMO_IMAGE if settings.operator == "dynamo" else image.base_llm_api
     return ClusterDeployment(
         name=settings.name or slug(f"{served.label}-{served.variant}"),
         served=served,
@@ -129,9 +136,10 @@ def deployment(
         serving=serving,
         image=image,
         sizes=sizes(served, settings, serving),
-        image_reference=settings.image or (own if served.llm_api is None else image.base_llm_api),
+        image_reference=settings.image or own,
         compute_capability=compute_capability if served.gpu else None,
         slo=slo,
+        cluster=cluster or ClusterSettings(),
     )
 
 

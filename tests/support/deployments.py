@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from pipelines.deploy.commands import files
-from pipelines.deploy.config import ImageSettings, ManifestSettings
+from pipelines.deploy.config import ClusterSettings, ImageSettings, ManifestSettings
 from pipelines.deploy.facts import read_served
 from pipelines.deploy.pods import ClusterDeployment, deployment
 from pipelines.domain.benchmark import NO_SLO, Slo
@@ -47,7 +47,12 @@ def repository(folder: Path, kind: str) -> Path:
 
 
 def deployed(
-    folder: Path, kind: str, serving: Mapping[str, Any] | None = None, slo: Slo = NO_SLO, **choices: Any
+    folder: Path,
+    kind: str,
+    serving: Mapping[str, Any] | None = None,
+    slo: Slo = NO_SLO,
+    cluster: ClusterSettings | None = None,
+    **choices: Any,
 ) -> ClusterDeployment:
     """Return a deployment of the given kind; `choices` are settings of conf/manifests."""
     settings = ManifestSettings(**choices)
@@ -58,6 +63,7 @@ def deployed(
         ImageSettings(),
         compute_capability=9.0,
         slo=slo,
+        cluster=cluster,
     )
 
 
@@ -112,6 +118,8 @@ def templates(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         if thing["kind"] == "LeaderWorkerSet":
             found["server"] = spec["leaderWorkerTemplate"]["leaderTemplate"]
             found["worker"] = spec["leaderWorkerTemplate"]["workerTemplate"]
+        if thing["kind"] == "DynamoGraphDeployment":
+            found |= {each["name"]: each["podTemplate"] for each in spec["components"]}
     return found
 
 

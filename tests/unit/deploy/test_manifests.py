@@ -29,6 +29,7 @@ OWN_TYPES = {
     "PodMonitor": "podmonitor.json",
     "PrometheusRule": "prometheusrule.json",
     "LeaderWorkerSet": "leaderworkerset.json",
+    "DynamoGraphDeployment": "dynamographdeployment.json",
 }
 FULL = {
     "namespace": "llm", "image": "registry.example.com:5000/llm:v1", "image_pull_secret": "registry",
