@@ -9,7 +9,7 @@ from typing import Any
 
 from pipelines.deploy.migrate.page import ANY_MODEL, Migration
 from pipelines.deploy.migrate.sources import WORDS, OldDeployment, OldSetting, read_old
-from pipelines.deploy.migrate.translate import judge, translate
+from pipelines.deploy.migrate.translate import Draft, judge, translate
 from pipelines.deploy.output import write_folder
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS
@@ -21,6 +21,7 @@ from pipelines.plan.deployment import Deployment
 from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
 from pipelines.settings.groups import choices
+from pipelines.settings.root import Settings
 from pipelines.store.manifest import Manifests
 from pipelines.store.store import Store
 from triton_repo.parameters import text
@@ -49,7 +50,9 @@ def migrate(overrides: Sequence[str]) -> int:
         model = f"model={settings.model.name}" if model == ANY_MODEL else model
     formats = judge(old, sm)
     measured = _fidelities(store, settings.model.label) if model != ANY_MODEL else {}
-    migration = Migration(name, old, formats, translate(old, formats, settings.image.llm_api_version), model, measured)
+    draft = _draft(settings, overrides)
+    words = translate(old, formats, settings.image.llm_api_version, draft)
+    migration = Migration(name, old, formats, words, model, measured, draft.overrides if draft else ())
     folder = given.folder.absolute() / name
     made = migration.files()
     changed = write_folder(folder, made, command="make migrate", setting="migrate.folder")
@@ -59,6 +62,16 @@ def migrate(overrides: Sequence[str]) -> int:
     for word in migration.of("ignored"):
         warn(f"{word.old} in {word.place}: {word.why}")
     return 0
+
+
+def _draft(settings: Settings, overrides: Sequence[str]) -> Draft | None:
+    """Return the draft model of the settings."""
+    drafts = settings.speculative
+    if drafts.draft is None or drafts.num_draft_tokens is None:
+        return None
+    named = tuple(word for word in overrides if word.startswith(("speculative", "model@speculative.draft")))
+    source = str(drafts.draft.folder or drafts.draft.hub_id)
+    return Draft(source, drafts.num_draft_tokens, settings.image.draft_word, named)
 
 
 def _of_settings(deployment: Deployment) -> OldDeployment:

@@ -32,6 +32,7 @@ class Migration:
         words: what becomes of each setting.
         model: override that names the model, as "model=llama_3_8b".
         measured: variant -> facts of its newest fidelity on the CPU engine (kl_mean, top1_agreement, tokens).
+        draft: overrides that name the draft model.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Migration:
     words: Sequence[Word]
     model: str
     measured: Mapping[str, Mapping[str, Any]]
+    draft: tuple[str, ...] = ()
 
     def of(self, *states: State) -> list[Word]:
         """Return the words in these states."""
@@ -76,7 +78,16 @@ class Migration:
         keys = {"tp_size": "tensor_parallel_size", "pp_size": "pipeline_parallel_size"}
         sizes = [f"build.{key}={word.value}" for key, to in keys.items() for word in self.words if word.to == to]
         kv_cache = ["kv_cache=fp8"] if self.formats.kv_cache is KvFormat.FP8 else []
-        words = ["make", "build", "engine=tensorrt_llm_llmapi", self.model, f"quant={quant}", *kv_cache, *sizes]
+        words = [
+            "make",
+            "build",
+            "engine=tensorrt_llm_llmapi",
+            self.model,
+            f"quant={quant}",
+            *kv_cache,
+            *sizes,
+            *self.draft,
+        ]
         return shlex.join(words)
 
     def _facts(self, group: str, choice: str) -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ from pipelines.rules.rulebook import RULES, check, refused
 
 State = Literal["kept", "renamed", "lost", "needless", "ignored", "unknown", ""]
 MODEL = "the model"
+DRAFTS = "draft_tokens_external"
 OFF: tuple[Any, ...] = (None, False, "", "disable", 0, [])
 
 
@@ -64,16 +65,34 @@ class Formats:
     shape: ModelShape | None = None
 
 
-def translate(old: OldDeployment, formats: Formats, version: str | None) -> list[Word]:
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A draft model, which an engine does not name.
+
+    Attributes:
+        model: its Hugging Face folder, or its name on the Hub.
+        tokens: guessed at a time, if the engine does not say how many.
+        decoding_type: the LLM API's word for it, which depends on the version.
+        overrides: that name it.
+    """
+
+    model: str
+    tokens: int
+    decoding_type: str
+    overrides: tuple[str, ...] = ()
+
+
+def translate(old: OldDeployment, formats: Formats, version: str | None, draft: Draft | None = None) -> list[Word]:
     """Return what becomes of every setting that says something.
 
     Args:
         old: the deployment.
         formats: as judged.
         version: of the TensorRT-LLM that will read the options; None is any.
+        draft: the draft model, if it is named.
     """
     stated = {(each.table, each.name): each for each in old.settings}
-    words = [*formats.words, *_split(old), *map(_word, stated.values()), *_speculation(old)]
+    words = [*formats.words, *_split(old), *map(_word, stated.values()), *_speculation(old, draft)]
     served = stated.get(("triton", "triton_max_batch_size"))
     if served and served.value.isdigit() and ("build", "max_batch_size") not in stated:
         why, size = "of Triton's model, as the engine's own is not stated", int(served.value)
@@ -149,10 +168,15 @@ def _says_something(each: OldSetting, row: Mapping[str, Any]) -> bool:
     return not unused and text(value).lower() != text(usual).lower()
 
 
-def _speculation(old: OldDeployment) -> Iterator[Word]:
+def _speculation(old: OldDeployment, draft: Draft | None) -> Iterator[Word]:
     values = {each.name: each for each in old.settings if each.value not in OFF}
     mode = values.get("speculative_decoding_mode") or values.get("decoding_mode")
-    if mode and (row := WORDS["speculation"].get(mode.value)):
+    if mode and draft and mode.value == DRAFTS:
+        tokens = values["max_draft_len"].value if "max_draft_len" in values else draft.tokens
+        config = {"decoding_type": draft.decoding_type, "max_draft_len": tokens, "speculative_model": draft.model}
+        for name, value in config.items():
+            yield Word("renamed", f"{mode.name}={mode.value}", mode.place, f"speculative_config.{name}", value)
+    elif mode and (row := WORDS["speculation"].get(mode.value)):
         state: State = "lost" if "lost" in row else "renamed"
         why = row.get("lost") or row["why"]
         yield Word(state, f"{mode.name}={mode.value}", mode.place, why=why, instead=row.get("instead", ""))

@@ -255,3 +255,22 @@ def test_it_takes_less_than_a_second(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert main(["migrate", f"migrate.path={repository}"]) == 0
     assert capsys.readouterr().out.startswith("unchanged: migrated/given")
+
+
+DRAFTS = "trtllm-build --checkpoint_dir c --speculative_decoding_mode draft_tokens_external --max_draft_len 5"
+
+
+def test_a_draft_model_that_is_named_is_in_the_options(tmp_path):
+    named = ["speculative=draft_target", "model@speculative.draft=llama_3_2_1b", "model=llama_3_1_8b"]
+    options, page, _ = migrated(tmp_path, f"migrate.command={DRAFTS}", *named)
+    assert options["speculative_config"] == {
+        "decoding_type": "Draft_Target", "max_draft_len": 5, "speculative_model": "meta-llama/Llama-3.2-1B",
+    }  # fmt: skip
+    assert not complaints(options, "1.4", "")
+    assert "speculative=draft_target model@speculative.draft=llama_3_2_1b" in page
+
+
+def test_one_that_is_not_named_is_asked_for(tmp_path):
+    options, page, _ = migrated(tmp_path, f"migrate.command={DRAFTS}")
+    assert "speculative_config" not in options
+    assert "name it with speculative=draft_target speculative.draft.path=FOLDER" in page
