@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 
-from pipelines.domain.benchmark import ClientHealth, Summary
+from pipelines.domain.benchmark import ClientHealth, Slo, Summary
 from pipelines.domain.summary import RECORD_FIELDS, SECOND, RequestColumns, RequestTiming, Window, ordered, percentile
 
 if TYPE_CHECKING:
@@ -88,7 +88,11 @@ def other_work(*, wait: bool, note: Callable[[str], None]) -> str:
 
 
 def judge(
-    reports: Sequence[ClientReport], requests: RequestColumns, summary: Summary, machine: MachineLoad
+    reports: Sequence[ClientReport],
+    requests: RequestColumns,
+    summary: Summary,
+    machine: MachineLoad,
+    slo: Slo | None = None,
 ) -> ClientHealth:
     """Judge whether the numbers of a level say more about the client than about the server.
 
@@ -97,7 +101,9 @@ def judge(
         requests: of the level.
         summary: of its window.
         machine: CPU load while it ran.
+        slo: limits by which a search judges the level: lateness then matters beside them, not beside shorter times.
     """
+    limit_s = 0.0 if slo is None else _shortest_s(slo, summary)
     latency = summary.ttft_s if summary.ttft_s.count else summary.e2e_s
     busiest = max(reports, key=lambda report: report.cpu_share)
     send_lag = _percentile(requests.sent - requests.due, 0.99)
@@ -107,14 +113,15 @@ def judge(
     if busiest.cpu_share >= BUSY:
         advice = _more_clients(len(reports), machine)
         reasons.append(f"a client process filled CPU {busiest.cpu} ({busiest.cpu_share:.0%}): {advice}")
-    if _matters(send_lag, latency.p99, SEND_LAG_S):
+    if _matters(send_lag, max(latency.p99 or 0.0, limit_s), SEND_LAG_S):
         reasons.append(
-            f"requests left {send_lag * 1e3:.1f} ms late (p99), {_against(send_lag, latency.p99)} p99 latency"
+            f"requests left {send_lag * 1e3:.1f} ms late (p99), {_against(send_lag, latency.p99, limit_s)} p99 latency"
         )
-    if _matters(loop_lag, latency.p90, LOOP_LAG_S):
+    if _matters(loop_lag, max(latency.p90 or 0.0, limit_s), LOOP_LAG_S):
         full = f"; all {machine.cpus} CPUs were {machine.busy:.0%} busy" if machine.busy >= BUSY else ""
         reasons.append(
-            f"stamps were {loop_lag * 1e3:.1f} ms late (p90), {_against(loop_lag, latency.p90)} p90 latency{full}"
+            f"stamps were {loop_lag * 1e3:.1f} ms late (p90), "
+            f"{_against(loop_lag, latency.p90, limit_s)} p90 latency{full}"
         )
     if machine.steal >= STEAL:
         reasons.append(f"the host took {machine.steal:.0%} of the machine's CPU time away")
@@ -174,8 +181,17 @@ def _matters(lag_s: float, latency_s: float | None, least_s: float) -> bool:
     return lag_s > max(least_s, LAG_SHARE * (latency_s or 0.0))
 
 
-def _against(lag_s: float, latency_s: float | None) -> str:
+def _against(lag_s: float, latency_s: float | None, limit_s: float) -> str:
+    if limit_s > (latency_s or 0.0):
+        return f"{lag_s / limit_s:.0%} of the limit, which is above the"
     return f"{lag_s / latency_s:.0%} of the" if latency_s else "with no"
+
+
+def _shortest_s(slo: Slo, summary: Summary) -> float:
+    """Return the shortest time that the limits allow, seconds; a limit of ITL allows so much for each token."""
+    steps = max((summary.osl.mean or 0.0) - 1, 1.0)
+    times = (slo.ttft_ms, slo.e2e_ms, slo.itl_ms and slo.itl_ms * steps)
+    return min((time for time in times if time), default=0.0) / 1e3
 
 
 # Convert request records to columns, the form that `pipelines.domain.summary` reads.

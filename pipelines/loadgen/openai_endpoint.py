@@ -159,6 +159,8 @@ class OpenAiEndpoint:
         reply, reason = self._ask(HttpRequest("GET", "/models"))
         self._server = reply.headers.get("server", "unknown")
         if reply.status == 0:
+            if reason.startswith("its certificate"):
+                todo = "Renew it, or name the file of the authority that signed it in SSL_CERT_FILE."
             raise UserError(f"No OpenAI server responds at {self._shown}: {reason}.", todo=todo)
         if reply.status in (401, 403):
             raise self._refused_key(reason)

@@ -384,7 +384,8 @@ def _together(levels: Sequence[Level]) -> Level:
 def _level(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome, slo: Slo, turn: int, busy: str) -> Level:
     assert outcome.window is not None
     summary = summarise(outcome.requests, outcome.window, slo)
-    client = judge(outcome.reports, outcome.requests, summary, outcome.machine)
+    limits = None if bench.settings.search == "none" else slo
+    client = judge(outcome.reports, outcome.requests, summary, outcome.machine, limits)
     return Level(
         arrival=load.arrival,
         concurrency=load.concurrency,
@@ -448,6 +449,8 @@ def _counting_notes(bench: BenchmarkContext, outcome: LevelOutcome) -> list[str]
             f"The server counted other input tokens than the tokenizer of model= in {off:,} of {done:,} requests: "
             "it has another model, or its chat template does not grow with each message. ISL is as it counted."
         )
+    if bench.interface.counted_by[1] == "tokenizer":
+        notes.append("The server counts no tokens: input and output tokens are as the tokenizer of model= counts them.")
     if (together := _tokens_per_response(outcome) or 1) > _TOGETHER:
         notes.append(
             f"There were {together:.2f} tokens in each response: gaps between responses are not gaps between tokens."

@@ -83,6 +83,7 @@ def test_a_server_that_counts_nothing_is_counted_by_the_tokenizer(tmp_path: Path
     (level,) = result.levels
     assert level.summary.osl.min == level.summary.osl.max == 8
     assert result.protocol["osl_counted_by"] == result.protocol["isl_counted_by"] == "tokenizer"
+    assert any("The server counts no tokens: input and output tokens are as the tokenizer" in n for n in level.notes)
 
 
 def test_answers_without_text_are_said(tmp_path: Path) -> None:
@@ -264,7 +265,7 @@ def test_a_server_that_accepts_and_never_answers_is_not_waited_for_long(monkeypa
     ("until", "trusted", "words"),
     [
         (2100, "ca.pem", ""),
-        (2001, "ca.pem", "its certificate is not valid: certificate has expired"),
+        (2001, "ca.pem", "its certificate is not valid: certificate has expired. Renew it"),
         (2100, "other.pem", "its certificate is not valid: unable to get local issuer certificate"),
         (2100, "no.pem", r"its certificate is not valid: .*no\.pem is no file"),
     ],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from pipelines.domain.benchmark import ClientHealth
+from pipelines.domain.benchmark import ClientHealth, Slo
 from pipelines.domain.summary import RequestTiming, summarise, whole_window
 from pipelines.loadgen.health import MachineLoad, columns_of, growth_note, judge, tail_note
 from pipelines.loadgen.request_stream import ClientReport, PackedRows
@@ -20,12 +22,17 @@ def request(index: int, due_ms: float, ttft_ms: float, lag_ms: float = 0.0) -> R
 
 
 def health(
-    ttft_ms: float = 50, lag_ms: float = 0.1, loop_ms: float = 0.5, cpu: float = 0.2, machine: MachineLoad = IDLE
+    ttft_ms: float = 50,
+    lag_ms: float = 0.1,
+    loop_ms: float = 0.5,
+    cpu: float = 0.2,
+    machine: MachineLoad = IDLE,
+    slo: Slo | None = None,
 ) -> ClientHealth:
     """100 requests that all look alike."""
     requests = columns_of([request(k, 10 * k, ttft_ms, lag_ms) for k in range(100)])
     report = ClientReport(PackedRows(), {}, [int(loop_ms * MS)] * 50, cpu, 3, True)
-    return judge([report], requests, summarise(requests, whole_window(requests)), machine)
+    return judge([report], requests, summarise(requests, whole_window(requests)), machine, slo)
 
 
 def test_a_client_with_room_is_no_limit() -> None:
@@ -61,6 +68,21 @@ def test_a_client_at_its_limit_is_named_with_the_reason(changes: dict[str, float
 def test_lateness_that_is_small_beside_the_latency_is_no_limit() -> None:
     """6 ms against a p99 TTFT of 500 ms."""
     assert not health(ttft_ms=500, lag_ms=6, loop_ms=8).bottleneck
+
+
+@pytest.mark.parametrize(
+    ("slo", "words"),
+    [
+        (Slo("given", ttft_ms=500), ""),
+        (Slo("given", ttft_ms=500, itl_ms=90), r"left 12\.0 ms late \(p99\), 13% of the limit, which is above the p99"),
+        (Slo("given", e2e_ms=20), r"left 12\.0 ms late \(p99\), 24% of the p99 latency"),
+    ],
+)
+def test_a_search_is_disturbed_only_by_what_could_change_its_verdict(slo: Slo, words: str) -> None:
+    """12 ms are much of a TTFT of 50 ms, and nothing to a limit of 500; one token after the first is allowed 90 ms."""
+    found = health(lag_ms=12, loop_ms=8 if not words else 0.5, slo=slo)
+    assert found.bottleneck == bool(words)
+    assert re.search(words, found.reason)
 
 
 def test_a_late_tail_is_a_note_and_no_limit() -> None:
