@@ -182,9 +182,11 @@ def _curves(
 
 def _value(run: BenchmarkRun, level: Level) -> str:
     """Return a load's figures in words, for the pointer."""
-    figures = ", ".join(f"{each.title} {number(each.shown(each.of(level.summary)))}" for each in AT_POINT)
+    rate, *times = ((each, number(each.shown(each.of(level.summary)))) for each in AT_POINT)
+    latencies = [f"{each.narrow} {value} {each.metric.unit.shown}" for each, value in times]
+    text = ", ".join([f"{rate[1]} {rate[0].title}", *latencies])
     limited = "; the load generator was the bottleneck" if level.client.bottleneck else ""
-    return f"{run.result.precision}, {level.load}: {figures}{limited}{'' if level.complete else '; cut short'}"
+    return f"{run.result.precision}, {level.load}: {text}{limited}{'' if level.complete else '; cut short'}"
 
 
 def _about(curves: Sequence[tuple[BenchmarkRun, list[Point]]]) -> str:

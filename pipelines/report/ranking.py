@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from pipelines.document.blocks import Callout, Card, Ranking, RankingStep, Table, left, right
-from pipelines.document.show import NONE, count, number
-from pipelines.domain.metrics import AT_SLO
+from pipelines.document.show import NONE, count, number, percent
+from pipelines.domain.benchmark import Slo
+from pipelines.domain.metrics import RANKED
 from pipelines.domain.units import show_bytes
 from pipelines.report.compare import AT_LEAST, Comparison, FormatRow, compare_formats, finished, load_notes, refusal
-from pipelines.report.data import BenchmarkRun, ReportData, Workload, run_label
+from pipelines.report.data import BenchmarkRun, ReportData, run_label
 
 BEST = "each format at its best load"
 NO_TTFT = (
@@ -24,46 +25,46 @@ NO_LOAD = "The formats cannot be ranked by a TTFT limit, because no latency was 
 Tiles = Callable[[Comparison], tuple[Card, ...]]
 
 
-def ranking(data: ReportData, compared: Comparison, most_percent: float, tiles: Tiles | None = None) -> Ranking | None:
-    """Return the ranking of one workload; None if fewer than two formats have a load to rank.
+def ranking(data: ReportData, compared: Comparison, most_percent: float, tiles: Tiles | None = None) -> Ranking:
+    """Return the ranking of a comparison; without loads it has one step, and says why.
 
     Args:
         data: result of `pipelines.report.collect`.
-        compared: its comparison under the workload.
+        compared: its comparison under one workload.
         most_percent: acceptable loss, percent of the baseline's accuracy.
         tiles: makes the first screen of a comparison; None leaves the first screen alone.
     """
-    workload = compared.workload
-    runs = [row.run for row in compared.rows if row.run and finished(row.run)]
-    if workload is None or len(runs) < 2:
-        return None
-    loads = list(dict.fromkeys(level.load for run in runs for level in finished(run)))
-    slo = runs[0].result.slo
+    levels = [level for row in compared.rows for level in finished(row.run)]
+    loads = dict.fromkeys(level.load for level in levels)
+    slo = next((row.run.result.slo for row in compared.rows if row.run), Slo())
     others = {name: limit for name, limit in slo.limits.items() if name != "ttft"}
-    hint = "".join(f"{name.upper()} p99 stays limited to {limit:g} ms. " for name, limit in others.items())
-    timed = any(level.summary.ttft_s.p99 for run in runs for level in finished(run))
+    hints = [f"{name.upper()} p99 stays limited to {limit:g} ms." for name, limit in others.items()]
+    if not any(level.summary.ttft_s.p99 for level in levels):
+        hints = [*hints, NO_TTFT] if levels else [NO_LOAD]
     return Ranking(
         limit="TTFT p99",
         unit="ms",
         views=tuple(
-            (load or BEST, tuple(_steps(data, workload, most_percent, load, tiles)))
+            (load or BEST, tuple(_steps(data, compared, most_percent, load, tiles)))
             for load in ([None, *loads] if len(loads) > 1 else [None])
         ),
         start=slo.ttft_ms,
-        hint=(hint + ("" if timed else NO_TTFT)).strip(),
+        hint=" ".join(hints),
     )
 
 
 def _steps(
-    data: ReportData, workload: Workload, most_percent: float, load: str | None, tiles: Tiles | None
+    data: ReportData, given: Comparison, most_percent: float, load: str | None, tiles: Tiles | None
 ) -> Iterator[RankingStep]:
     """Yield a step for each limit at which something changes; the last has no limit."""
-    levels = [level for run in workload.runs for level in finished(run) if load in (None, level.load)]
+    levels = [level for row in given.rows for level in finished(row.run) if load in (None, level.load)]
     ends = sorted({1000 * level.summary.ttft_s.p99 for level in levels if level.summary.ttft_s.p99})
     before: RankingStep | None = None
     for limit in [*([0.0, *ends] if ends else []), None]:
-        runs = tuple(_limited(run, load, limit) for run in workload.runs)
-        compared = compare_formats(data, replace(workload, runs=runs), workload.model, most_percent)
+        workload = given.workload
+        if workload is not None:
+            workload = replace(workload, runs=tuple(_limited(run, load, limit) for run in workload.runs))
+        compared = compare_formats(data, workload, given.model, most_percent)
         answer = Callout("good" if compared.chosen else "note", compared.reason)
         step = RankingStep(limit, answer, _table(compared, load, most_percent), tiles(compared) if tiles else ())
         if limit is None or before is None or replace(step, at=before.at) != before:
@@ -93,6 +94,7 @@ def _table(compared: Comparison, load: str | None, most_percent: float) -> Table
             row.variant,
             str(rank) if compared.chosen and row in fit else NONE,
             *_figures(row, load),
+            percent(row.accuracy),
             NONE if row.loss_percent is None else f"{row.loss_percent:.2f}",
             row.verdict,
             NONE if row.engine_bytes is None else show_bytes(row.engine_bytes),
@@ -100,15 +102,16 @@ def _table(compared: Comparison, load: str | None, most_percent: float) -> Table
         )
         for rank, row in enumerate([*fit, *others], 1)
     )
-    first, *times = AT_SLO
+    first, *times = RANKED
     where = f"{run_label(runs)}; engine {runs[0].result.engine}" if runs else f"model {compared.model}"
     hint = f"; {AT_LEAST}: higher loads do not count" if any(AT_LEAST in cell for row in rows for cell in row) else ""
+    workload = f" under the workload {compared.workload.title}" if compared.workload else ""
     return Table(
-        caption=f"Ranked by {first.title}, of those that lose at most {most_percent:g} %: {where}{hint}",
+        caption=f"Formats by {first.title}{workload}, ranked if they lose at most {most_percent:g} %: {where}{hint}",
         origin="measured",
         columns=(
             *left("format"),
-            *right("rank", first.column, "load", *(figure.title for figure in times), "loss %"),
+            *right("rank", first.column, "load", *(figure.title for figure in times), "accuracy %", "loss %"),
             *left("verdict"),
             *right("engine"),
             *left("why not"),
@@ -124,7 +127,7 @@ def _notes(compared: Comparison) -> tuple[str, ...]:
     uncounted = sum(not level.counts for row in compared.rows for level in finished(row.run))
     listed = load_notes(compared.rows)
     where = "the load generator was the bottleneck, or it was cut short"
-    more = (f"{count(uncounted, 'load')} not counted ({where}): see Formats side by side.",) if uncounted else ()
+    more = (f"{count(uncounted, 'load')} not counted, because {where}.",) if uncounted else ()
     return (*(note for note in compared.notes if note not in listed), *more)
 
 
@@ -134,6 +137,6 @@ def _figures(row: FormatRow, load: str | None) -> list[str]:
     if level is None and load:
         level, mark = row.peak or next(iter(row.limited), None), "" if row.peak else AT_LEAST
     if level is None:
-        return [NONE] * (len(AT_SLO) + 1)
-    first, *times = (number(figure.shown(figure.of(level.summary))) for figure in AT_SLO)
+        return [NONE] * (len(RANKED) + 1)
+    first, *times = (number(figure.shown(figure.of(level.summary))) for figure in RANKED)
     return [mark + first, level.label, *times]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from eval.compare import against_original, method_text, sequential_text, verdict_sentence
 from pipelines.document import blocks as doc
 from pipelines.document.show import machine_text, versions_text, when
 from pipelines.predict.config import PriceSettings
 from pipelines.report import checkpoints, fidelity, plots, plots_requests, tables, tables_load, tiles
-from pipelines.report.compare import Comparison, comparison, finished, in_words, load_notes
+from pipelines.report.compare import Comparison, comparison, finished, load_notes
 from pipelines.report.data import BenchmarkRun, FormatReport, ReportData, ReportedArtifact, Workload, place_of
 from pipelines.report.plots import CONVENTIONS
-from pipelines.report.ranking import NO_LOAD, ranking
+from pipelines.report.ranking import ranking
 from pipelines.report.stored import ReportedNumbers, attachments, side_by_side
 
 NO_PRICES = PriceSettings()
@@ -41,13 +41,14 @@ def document(
     """
     compared = comparison(data, max_accuracy_loss_percent)
     main, numbers = tiles.main_comparison(compared), ReportedNumbers.of(compared, data.newest)
-    rankings = {
-        index: ranked
-        for index, item in enumerate(compared)
-        if (ranked := ranking(data, item, max_accuracy_loss_percent, _tiles(data, prices) if item is main else None))
-    }
+    rankings = [
+        ranking(data, item, max_accuracy_loss_percent, _tiles(data, prices) if item is main else None)
+        for item in compared
+    ]
+    ranked = list(zip(compared, rankings, strict=True))
+    others = [block for item, table in ranked if item is not main for block in _ranked(item, table)]
     sections = (
-        _formats(compared, main, rankings),
+        doc.Section("formats", "Other workloads", tuple(others)),
         *([side_by_side(earlier, numbers)] if earlier else []),
         _accuracy(data),
         fidelity.section(data),
@@ -65,7 +66,7 @@ def document(
         title=" and ".join(data.models),
         subtitle=f"{variants} · newest result {when(data.newest)} · {machine_text(newest.machine)}",
         cards=tiles.tiles(data, main, prices),
-        lead=_lead(data, compared, main, rankings),
+        lead=_lead(data, ranked, main),
         sections=tuple(section for section in sections if section.blocks),
         files=attachments(numbers),
     )
@@ -76,20 +77,13 @@ def _tiles(data: ReportData, prices: PriceSettings) -> Callable[[Comparison], tu
 
 
 def _lead(
-    data: ReportData, compared: Sequence[Comparison], main: Comparison, rankings: Mapping[int, doc.Ranking]
+    data: ReportData, ranked: Sequence[tuple[Comparison, doc.Ranking]], main: Comparison
 ) -> tuple[doc.Block, ...]:
     blocks: list[doc.Block] = []
-    for index, item in enumerate(compared):
-        if item.workload is None:
-            continue
-        if item is main and index in rankings:
-            blocks += [doc.Text(f"Workload {item.workload.title}:")] if len(data.workloads) > 1 else []
-            blocks.append(rankings[index])
-            continue
-        where = f"Workload {item.workload.title}: " if len(data.workloads) > 1 else ""
-        blocks.append(doc.Callout("good" if item.chosen else "note", where + item.reason))
-    if len(data.formats) > 1 and not data.workloads:
-        blocks.append(doc.Text(NO_LOAD))
+    for item, table in ranked:
+        where = f"Workload {item.workload.title}: " if item.workload and len(data.workloads) > 1 else ""
+        answer = doc.Callout("good" if item.chosen else "note", where + item.reason)
+        blocks += _ranked(item, table) if item is main else [answer]
     for result in (run.result for run in _runs(data) if not run.result.complete):
         what, reason = f"{result.model} {result.precision}", result.reason or "no reason recorded"
         blocks.append(doc.Callout("warning", f"The benchmark of {what} is incomplete: {reason}."))
@@ -102,28 +96,11 @@ def _runs(data: ReportData) -> list[BenchmarkRun]:
     return [run for workload in data.workloads for run in workload.runs]
 
 
-def _formats(compared: Sequence[Comparison], main: Comparison, rankings: Mapping[int, doc.Ranking]) -> doc.Section:
-    blocks: list[doc.Block] = []
-    for index, item in enumerate(compared):
-        blocks.append(tables_load.comparison_table(item))
-        blocks += [doc.Text(item.tuning)] if item.tuning else []
-        if index in rankings:  # it has the choice, its reasons and limitations
-            blocks += [rankings[index]] if item is not main else []
-            if notes := load_notes(item.rows):
-                blocks.append(doc.Fold("Loads that do not count", (doc.BulletList(tuple(notes)),)))
-            continue
-        if item.workload is None:
-            blocks.append(doc.Callout("note", item.reason))
-        if item.chosen and item.rejected:
-            blocks.append(doc.Text(f"{in_words(item.chosen)} is chosen. Why not the others:"))
-        if item.rejected:
-            blocks.append(
-                doc.BulletList(tuple(f"{rejection.variant}: {rejection.reason}" for rejection in item.rejected))
-            )
-        if item.notes:
-            blocks += [doc.Text("Limitations of this choice:")] if item.chosen else []
-            blocks.append(doc.BulletList(item.notes))
-    return doc.Section("formats", "Formats side by side", tuple(blocks))
+def _ranked(item: Comparison, table: doc.Ranking) -> list[doc.Block]:
+    """Return a ranking with what it rests on."""
+    notes = load_notes(item.rows)
+    uncounted = [doc.Fold("Loads that do not count", (doc.BulletList(tuple(notes)),))] if notes else []
+    return [table, *([doc.Text(item.tuning)] if item.tuning else []), *uncounted]
 
 
 def _accuracy(data: ReportData) -> doc.Section:

@@ -10,8 +10,6 @@ from pipelines.document.blocks import Block, Column, Fold, Table, Terms, groups,
 from pipelines.document.show import NONE, count, flat, machine_text, number, percent, settings_text, when
 from pipelines.domain.benchmark import DISTRIBUTIONS, BenchmarkResult, Level, Slo, Summary
 from pipelines.domain.metrics import (
-    AT_PEAK,
-    AT_SLO,
     LATENCIES,
     LATENCY,
     METRICS,
@@ -21,8 +19,6 @@ from pipelines.domain.metrics import (
     STATISTICS,
     MetricStatistic,
 )
-from pipelines.domain.units import show_bytes
-from pipelines.report.compare import AT_LEAST, Comparison, FormatRow
 from pipelines.report.data import BenchmarkRun, Workload, lengths, run_label
 
 
@@ -178,58 +174,6 @@ def _counted(text: str) -> str:
         return f"{int(text):,}" if text.isdigit() else number(float(text))
     except ValueError:
         return text
-
-
-def comparison_table(compared: Comparison) -> Table:
-    """Return the formats side by side, with the chosen one highlighted."""
-    runs = [row.run for row in compared.rows if row.run]
-    where = f": {run_label(runs)}; engine {runs[0].result.engine}" if runs else f": model {compared.model}"
-    with_slo = any(row.at_slo for row in compared.rows)
-    workload = f", workload {compared.workload.title}" if compared.workload else ""
-    load = _load_title([level for run in runs for level in run.result.levels])
-    columns = (
-        *left("format"),
-        *groups("accuracy", ("%", "loss %")),
-        Column("verdict", "accuracy", right=False),
-        *right("engine"),
-        *groups("at peak throughput", _at_load(AT_PEAK, load)),
-        *(groups("at best load within SLO", _at_load(AT_SLO, load)) if with_slo else ()),
-    )
-    rows = tuple(_format_cells(row, with_slo) for row in compared.rows)
-    bound = any(AT_LEAST in cell for cells in rows for cell in cells)
-    hint = f"; {AT_LEAST}: higher loads do not count" if bound else ""
-    names = [row.variant for row in compared.rows]
-    return Table(
-        caption=f"Formats side by side{workload}{where}{hint}",
-        origin="measured",
-        columns=columns,
-        rows=rows,
-        strong=names.index(compared.chosen) if compared.chosen else None,
-    )
-
-
-def _at_load(figures: Sequence[MetricStatistic], load: str) -> tuple[str, ...]:
-    """Return the headings of figures, with the load after the first."""
-    first, *others = figures
-    return (first.column, load, *(figure.title for figure in others))
-
-
-def _format_cells(row: FormatRow, with_slo: bool) -> tuple[str, ...]:
-    cells = [
-        row.variant,
-        percent(row.accuracy),
-        NONE if row.loss_percent is None else f"{row.loss_percent:.2f}",
-        row.verdict,
-        NONE if row.engine_bytes is None else show_bytes(row.engine_bytes),
-    ]
-    loads = [(row.peak, row.peak_mark, AT_PEAK), (row.at_slo, row.slo_mark, AT_SLO)]
-    for level, mark, figures in loads if with_slo else loads[:1]:
-        if level is None:
-            cells += [NONE] * (len(figures) + 1)
-            continue
-        first, *others = _cells(level.summary, figures)
-        cells += [mark + first, level.label, *others]
-    return tuple(cells)
 
 
 # How a benchmark was measured: sentences, with every recorded setting in a folded table.

@@ -45,7 +45,8 @@ def tiles(data: ReportData, main: Comparison, prices: PriceSettings, limits: str
 def _engines(data: ReportData) -> Card:
     built = [artifact for item in data.formats if (artifact := item.artifact("build"))]
     sizes = [int(artifact.facts["engine_bytes"]) for artifact in built if artifact.facts.get("engine_bytes")]
-    between = f"{show_bytes(min(sizes))} to {show_bytes(max(sizes))} on disk" if sizes else "no engine"
+    ends = dict.fromkeys(show_bytes(size) for size in (min(sizes), max(sizes))) if sizes else {}
+    between = f"{' to '.join(ends)} on disk" if ends else "no engine"
     engines = ", ".join(sorted({str(artifact.settings.get("engine", "unknown")) for artifact in built})) or "none"
     return Card("Engines built", str(len(built)), "", f"{engines}; {between}", "recorded")
 
@@ -126,8 +127,8 @@ def _load(main: Comparison, prices: PriceSettings, limits: str | None) -> list[C
     if result.slo.limits and best.at_slo:
         throughput = replace(throughput, detail=f"{where}, within {named}{unfit}")
     elif result.slo.limits:
-        outside = f"no load is within {named}; outside, {rate} output tokens/s: {where}"
-        throughput = Card("Throughput", "none", "", outside, "measured")
+        outside = f"outside {named}, {rate} output tokens/s: {where}{unfit}"
+        throughput = Card("Throughput", "no load fits", "", outside, "measured")
     return [
         throughput,
         Card(

@@ -53,7 +53,7 @@ const bar = document.querySelector("nav ul"), links = all("nav a");
 const targets = links.map(link => document.getElementById(link.hash.slice(1)));
 function follow() {
   const ended = scrollY > 0 && innerHeight + scrollY >= document.documentElement.scrollHeight - 2;
-  const at = ended ? -1 : targets.findLastIndex(each => each.getBoundingClientRect().top < innerHeight / 3);
+  const at = ended ? -1 : targets.findLastIndex(each => each.getBoundingClientRect().top < Math.min(innerHeight / 3, 200));
   const now = links.at(at);
   if (!now || now.hasAttribute("aria-current")) return;
   links.forEach(link => link.removeAttribute("aria-current"));
@@ -153,7 +153,8 @@ function fill(figure, step) {
   columns.forEach(each => each.removeAttribute("aria-sort"));
   table.tBodies[0].replaceChildren(...step.rows.map((row, at) => {
     const strong = at === step.strong, made = make("tr", "", strong ? "strong" : "");
-    made.append(...row.map((text, column) => make(column ? "td" : "th", text, column && columns[column].className)));
+    const kind = (text, column) => columns[column].className || (text.length < 14 ? "w" : "");
+    made.append(...row.map((text, column) => make(column ? "td" : "th", text, column && kind(text, column))));
     made.cells[0].scope = "row";
     if (strong) made.cells[0].append(" ", make("span", "chosen", "chosen"));
     return made;
@@ -173,7 +174,10 @@ tip.hidden = true;
 tip.setAttribute("aria-hidden", "true");
 document.body.append(tip);
 addEventListener("keydown", event => event.key === "Escape" && tell(null));
-["scroll", "resize"].forEach(name => addEventListener(name, () => { follow(); tell(null); }, {passive: true}));
+["scroll", "resize"].forEach(name => addEventListener(name, () => {
+  follow();
+  tell(document.activeElement.closest(".value"));  // a focus scrolls to it, and its value stays beside it
+}, {passive: true}));
 all("table").forEach(sortable);
 all(".plot svg").forEach(telling);
 all(".ranking").forEach(ranking);
