@@ -55,8 +55,8 @@ test-all: ## Everything that needs no GPU: half an hour, with Slurm and a browse
 test-under-load: $(READY) packages ## All of them three times in a row, beside two busy processes; rounds=3
 	$(PYTHON) -m tests.contained $(PYTHON) -m tests.under_load $(or $(rounds),3) $(WHOLE)
 
-packages:
-	@scripts/test_packages.sh
+packages: $(READY)
+	@scripts/test_packages.sh $(PYTHON)
 
 torture: $(READY) ## Plant failures for half an hour and print what was survived; seed=1 minutes=30
 	@$(PYTHON) -m tests.contained $(PYTHON) -m tests.torture $(if $(seed),--seed=$(seed)) $(if $(minutes),--minutes=$(minutes))

@@ -226,10 +226,7 @@ def main(arguments: Sequence[str]) -> int:
         words += overrides_from(os.environ)
         targets = os.environ.get(MAKE_TARGETS, "").split()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: staging is removed, locks freed
-    # OpenMP threads that spin while waiting make a shared machine several times slower; torch reads this when it loads.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # pydantic looks for plugins in every installed package, which takes as long as making half of the settings
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    prepare_libraries()
     try:
         if (text := _answer(words, targets)) is not None:
             sys.stdout.write(text)
@@ -257,6 +254,14 @@ def main(arguments: Sequence[str]) -> int:
         return code
 
 
+def prepare_libraries() -> None:
+    """Set what libraries read from the environment when they load."""
+    # OpenMP threads that spin while waiting make a shared machine several times slower
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # pydantic looks for plugins in every installed package, which takes as long as making half of the settings
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+
+
 def _code(error: Exception, name: str) -> int | None:
     """Return the exit code for an error that no command expects; None for a crash."""
     # pydantic wraps a Ctrl-C that arrives while it serializes settings
@@ -279,12 +284,18 @@ def _check_folder() -> None:
 
 def _without_project_file(command: str, words: Sequence[str]) -> list[str]:
     """Take `config=FILE` out of the words of a command, and say which project file decides, if any."""
-    for word in words:
-        if word.startswith("config="):
-            choose_project_file(word.removeprefix("config="))
+    name, others = split_project_file(words)
+    if name is not None:
+        choose_project_file(name)
     if command != "init" and (file := project_file()):
         sys.stderr.write(f"Settings of {file} apply.\n")
-    return [word for word in words if not word.startswith("config=")]
+    return others
+
+
+def split_project_file(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the file of the last `config=FILE`, if there is one, and the other words."""
+    given = [word.removeprefix("config=") for word in words if word.startswith("config=")]
+    return given[-1] if given else None, [word for word in words if not word.startswith("config=")]
 
 
 def _missing(package: str) -> Fault:

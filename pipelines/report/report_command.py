@@ -195,7 +195,7 @@ def write(
         UserError: there is nothing to report, or the folder or the store of MLflow cannot be written.
     """
     loss, earlier = settings.report.max_accuracy_loss_percent, earlier_numbers(settings.report.against)
-    data = with_models(collect(store, model, variants, Criteria.of(settings.eval)), settings, store.root)
+    data = gathered(settings, store, model, variants)
     folder = settings.report.folder / model
     paths = write_report(data, folder, loss, settings.sizing.prices, earlier)
     cards = write_model_cards(data, folder)
@@ -209,6 +209,11 @@ def write(
         for line in log_runs(data, settings.report.mlflow, files, cards):
             say(line)
     say(f"report: {relative_to_cwd(paths.html.absolute())}")
+
+
+def gathered(settings: Settings, store: Store, model: str, variants: Sequence[str] | None) -> ReportData:
+    """Collect a report's data with the predictions for its loads; arguments and errors as of `write`."""
+    return with_models(collect(store, model, variants, Criteria.of(settings.eval)), settings, store.root)
 
 
 def write_report(

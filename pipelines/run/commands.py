@@ -31,37 +31,40 @@ BUNDLED_PROMPT = "The river of Githbrel is"
 INTERRUPTED = 130
 
 
-def _plan(settings: Settings, target: Target, only: str | None = None) -> tuple[Plan, Store]:
+def planned(settings: Settings, target: Target | None = None, only: str | None = None) -> tuple[Plan, Store]:
+    """Plan how to reach a target; without one, `plan.target` or the farthest this engine can reach here."""
+    target = target or settings.plan.target or farthest(settings)
     store = Store(settings.paths.store)
     return make_plan(settings, target, store, gather(), only), store
 
 
-def _run(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, FinishedRun]:
-    plan, store = _plan(load(overrides), target)
+def run_to(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, FinishedRun]:
+    """Compose, plan and run."""
+    plan, store = planned(load(overrides), target)
     return plan, store, run_target(plan, store, overrides)
 
 
 def build(overrides: Sequence[str]) -> int:
     """Build an engine from a model."""
-    _run("build", overrides)
+    run_to("build", overrides)
     return 0
 
 
 def repository(overrides: Sequence[str]) -> int:
     """Build an engine and write its Triton model repository."""
-    _run("repository", overrides)
+    run_to("repository", overrides)
     return 0
 
 
 def evaluate(overrides: Sequence[str]) -> int:
     """Build an engine and evaluate it beside the 16-bit baseline."""
-    *_, ran = _run("evaluate", overrides)
+    *_, ran = run_to("evaluate", overrides)
     return ran.exit_code
 
 
 def fidelity(overrides: Sequence[str]) -> int:
     """Build an engine and compare its predictions with those of the 16-bit model."""
-    _run("fidelity", overrides)
+    run_to("fidelity", overrides)
     return 0
 
 
@@ -71,7 +74,7 @@ ACCUSED = 3
 
 def diagnose(overrides: Sequence[str]) -> int:
     """Compare every stage of a deployment with the one before it, and name the first that differs."""
-    *_, ran = _run("diagnose", overrides)
+    *_, ran = run_to("diagnose", overrides)
     return ACCUSED if ran.outcomes[-1].artifact.facts["accused"] else 0
 
 
@@ -83,7 +86,7 @@ def serve(overrides: Sequence[str]) -> int:
     settings = load(overrides)
     folder = settings.serving.repository
     if folder is None:
-        *_, ran = _run("serve", overrides)
+        *_, ran = run_to("serve", overrides)
         folder = ran.outcomes[-1].artifact.path
     else:
         if not folder.is_dir():
@@ -120,7 +123,7 @@ def _refuse_unfit(folder: Path) -> None:
 
 def benchmark(overrides: Sequence[str]) -> int:
     """Benchmark the engine, or a server that is already running."""
-    *_, ran = _run("benchmark", overrides)
+    *_, ran = run_to("benchmark", overrides)
     return _code(ran.outcomes)
 
 
@@ -128,13 +131,16 @@ def run_all(overrides: Sequence[str]) -> int:
     """Run everything from the model to the report."""
     from pipelines.report.report_command import write
 
-    plan, store, ran = _run("all", overrides)
+    plan, store, ran = run_to("all", overrides)
     if (code := _code(ran.outcomes)) != INTERRUPTED:
-        variants = [plan.settings.variant.label]
-        if plan.deployment.has_baseline:
-            variants.insert(0, plan.settings.baseline().variant.label)
-        write(plan.settings, store, plan.settings.model.label, variants)
+        write(plan.settings, store, plan.settings.model.label, variants_of(plan))
     return code or ran.exit_code
+
+
+def variants_of(plan: Plan) -> list[str]:
+    """Return the formats that a run evaluates or compares, the 16-bit baseline first."""
+    baseline = [plan.settings.baseline().variant.label] if plan.deployment.has_baseline else []
+    return [*baseline, plan.settings.variant.label]
 
 
 def _code(outcomes: Sequence[StepOutcome]) -> int:
@@ -148,15 +154,18 @@ def _code(outcomes: Sequence[StepOutcome]) -> int:
 
 def plan(overrides: Sequence[str]) -> int:
     """Show what would run, and why; write nothing."""
-    settings = load(overrides)
-    made, _ = _plan(settings, settings.plan.target or farthest(settings))
-    text = plan_text(made, overrides)
+    sys.stdout.write(planned_text(planned(load(overrides))[0], overrides))
+    return 0
+
+
+def planned_text(made: Plan, overrides: Sequence[str]) -> str:
+    """Render a plan for a terminal, with the speed that is modelled for it."""
+    settings, text = made.settings, plan_text(made, overrides)
     if made.deployment.engine.needs_gpu or settings.sizing.fit or any(fit_files(settings.paths.store)):
         from pipelines.plan.speed import modelled_text  # imports numpy, which a plan without a model does not need
 
         text += modelled_text(made)
-    sys.stdout.write(text)
-    return 0
+    return text
 
 
 def stage(overrides: Sequence[str]) -> int:
@@ -173,7 +182,7 @@ def stage(overrides: Sequence[str]) -> int:
         if link.exists() and not link.is_symlink():
             raise UserError(f"stage.link='{link}' already exists and is not a link.", todo="Give another name.")
         check_folders({"stage.link": link.parent})
-    plan, store = _plan(settings, settings.plan.target or farthest(settings), name)
+    plan, store = planned(settings, only=name)
     ran = run_target(plan, store, overrides)
     if link is not None:
         link_to(ran.outcomes[-1].artifact.path, link)

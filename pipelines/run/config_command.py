@@ -19,11 +19,12 @@ from pipelines.settings.describe import about, keys_of
 from pipelines.settings.groups import (
     CHOSEN_FILE,
     CONF,
+    NO_FILE,
     PROJECT_FILE,
     choices,
     groups,
     project_file,
-    without_project_file,
+    using_project_file,
 )
 from pipelines.settings.plain import NotPlainError, parse
 
@@ -42,7 +43,7 @@ def config(overrides: Sequence[str]) -> int:
 def _with_sources(raw: Mapping[str, Any]) -> str:
     """Write the configuration as YAML; a value that conf/ does not decide has a comment with what does."""
     values, project = flat(raw), flat(compose([]))
-    with without_project_file():
+    with using_project_file(NO_FILE):
         ours = flat(compose([]))
     text = yaml.safe_dump(raw, sort_keys=False)
     lines = text.splitlines()
@@ -82,7 +83,7 @@ def init(overrides: Sequence[str]) -> int:
     file = Path(os.environ.get(CHOSEN_FILE) or PROJECT_FILE)
     if file.exists():
         raise UserError(f"'{file}' already exists.", todo="Edit it, or name another: trtllm-pipelines init config=FILE")
-    with without_project_file():
+    with using_project_file(NO_FILE):
         load(overrides)
     try:
         chosen, values = parse(overrides)

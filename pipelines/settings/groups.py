@@ -25,10 +25,10 @@ def choose_project_file(name: str) -> None:
 
 
 @contextmanager
-def without_project_file() -> Iterator[None]:
-    """Compose conf/ alone meanwhile."""
+def using_project_file(name: str) -> Iterator[None]:
+    """Use this project file meanwhile; `none` composes conf/ alone."""
     before = os.environ.get(CHOSEN_FILE)
-    os.environ[CHOSEN_FILE] = NO_FILE
+    choose_project_file(name)
     try:
         yield
     finally:

@@ -1,5 +1,6 @@
-"""The wheel holds what runs: installed in an empty environment, outside any checkout, it plans, sizes and simulates."""
+"""The wheel holds what runs: installed in an empty environment, outside any checkout, it does what the README shows."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -78,3 +79,42 @@ def test_the_wheel_has_no_tests_and_no_scripts(wheel):
     assert "pipelines/conf/config.yaml" in names
     assert "pipelines/bundled/models/tiny_llama/model.safetensors" in names
     assert not [name for name in names if name.startswith(("tests/", "scripts/"))]
+
+
+def test_a_project_folder_does_the_readmes_first_example(program, tmp_path):
+    python, _ = program
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    run(python, "-m", "pipelines", "init", "model=tiny_llama", "quant=int4_awq", cwd=tmp_path, env=env)
+    (tmp_path / "below").mkdir()
+    # short loads, for it is the way that is tested here
+    words = ["benchmark.concurrency=[1,4]", "benchmark.num_requests=8", "eval=quick"]
+    said = run(python, "-m", "pipelines", "all", *words, cwd=tmp_path / "below", env=env)
+    (report,) = (tmp_path / "below").rglob("report.html")
+    assert f"report: {report.relative_to(tmp_path / 'below')}" in said
+    assert "int4_awq" in report.read_text(encoding="utf-8")
+
+
+def test_the_notebook_runs(program, tmp_path, monkeypatch):
+    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed (make packages)")
+    pytest.importorskip("ipykernel", reason="ipykernel is not installed (make packages)")
+    import nbformat
+
+    python, _ = program
+    kernel = tmp_path / "jupyter" / "kernels" / "wheel"
+    kernel.mkdir(parents=True)
+    argv = [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    (kernel / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "wheel", "language": "python"}))
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "jupyter"))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    notebook = nbformat.read(ROOT / "docs/notebook.ipynb", as_version=4)
+    place = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="wheel", resources=place).execute()
+    nbformat.validate(notebook)
+    values = [
+        out["data"] for cell in notebook.cells for out in cell.get("outputs", []) if out.output_type == "execute_result"
+    ]
+    assert [sorted(each) for each in values].count(["text/html", "text/plain"]) == 4
+    verdicts = next(
+        each["text/plain"] for each in values if "int4_wo" in each["text/plain"] and "NO-GO" in each["text/plain"]
+    )
+    assert "'int8_sq': ('GO', 0.0" in verdicts

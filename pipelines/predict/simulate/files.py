@@ -134,7 +134,7 @@ def write_all(
     named = [(NAMES[each.engine.policy], each.level.label.text, each.run) for each in results]
     write_bytes(folder / "requests.csv", requests_csv(named))
     write_bytes(folder / "iterations.csv", iterations_csv(named, case.unit))
-    drawn = [each for each in results if each.level is results[-1].level]
+    drawn = _drawn(results)
     curves, axis = curves_of(case, results)
     yield (
         "numbers",
@@ -147,6 +147,16 @@ def write_all(
         yield "picture", write_bytes(folder / f"{figure.name}.png", figure.png)
     if case.unit == "ticks":
         yield "page", write_bytes(folder / "simulator.html", _page(settings, case, drawn).encode())
+
+
+def figures_of(settings: Settings, case: SimulationCase, results: Sequence[Simulated]) -> tuple[Figure, ...]:
+    """Draw the pictures that `write_all` writes."""
+    return tuple(_pictures(settings, case, _drawn(results), *curves_of(case, results)))
+
+
+def _drawn(results: Sequence[Simulated]) -> list[Simulated]:
+    """Return the runs of the last load."""
+    return [each for each in results if each.level is results[-1].level]
 
 
 def _summary(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.host.disk import check_folders, relative_to_cwd
@@ -13,7 +14,7 @@ from pipelines.loadgen.trace import read_trace
 from pipelines.predict.performance.placement import Judge
 from pipelines.predict.simulate.case import SimulationCase, asked, faults_of, in_ticks, make_case, outcome_table
 from pipelines.predict.simulate.files import write_all
-from pipelines.predict.simulate.loads import SimulatedLevel, make_levels, run_all
+from pipelines.predict.simulate.loads import Simulated, SimulatedLevel, make_levels, run_all
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings, as_yaml
 from pipelines.store.run_folder import run_folder
@@ -36,20 +37,55 @@ def simulate(overrides: Sequence[str], judge_of: Callable[[Settings, Machine], J
 
     `judge_of` makes the rules of a plan from settings.
     """
-    words, settings = with_defaults(overrides)
+    simulation = prepared(overrides, judge_of)
+    settings = simulation.settings
     check_folders({"paths.runs": settings.paths.runs})
-    case, levels = _judged(settings, judge_of)
-    with run_folder("simulate", settings.paths.runs, as_yaml(settings), words) as folder:
-        say(wrapped(f"time: {'seconds' if case.unit == 's' else case.unit} ({case.reason})"))
-        traced = () if settings.workload.trace is None else read_trace(settings.workload).notes
-        for note in (*case.notes, *traced):
-            say(wrapped(note))
-        results = run_all(settings, case, levels)
-        say(wrapped(asked(settings, case, _load(levels))) + "\n")
-        say(outcome_table([each.outcome for each in results], case.unit) + "\n")
-        for name, path in write_all(folder, settings, case, results):
+    with run_folder("simulate", settings.paths.runs, as_yaml(settings), simulation.overrides) as folder:
+        for line in simulation.heading():
+            say(line)
+        results = simulation.run()
+        say(simulation.table(results) + "\n")
+        for name, path in write_all(folder, settings, simulation.case, results):
             say(f"{name + ':':<9} {relative_to_cwd(path)}")
     return 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedSimulation:
+    """What is simulated. `overrides`: those given, preceded by the defaults for a run in ticks."""
+
+    overrides: list[str]
+    settings: Settings
+    case: SimulationCase
+    levels: list[SimulatedLevel]
+
+    def heading(self) -> list[str]:
+        """Return the unit of time and the notes, wrapped."""
+        settings, case = self.settings, self.case
+        traced = () if settings.workload.trace is None else read_trace(settings.workload).notes
+        unit = f"time: {'seconds' if case.unit == 's' else case.unit} ({case.reason})"
+        return [wrapped(line) for line in (unit, *case.notes, *traced)]
+
+    def run(self) -> list[Simulated]:
+        """Simulate each policy under each load."""
+        return run_all(self.settings, self.case, self.levels)
+
+    def table(self, results: Sequence[Simulated]) -> str:
+        """Format the outcomes."""
+        (load, *others) = (level.label for level in self.levels)
+        one = not others and (load.concurrency is not None or load.request_rate is not None)
+        title = asked(self.settings, self.case, load.text if one else None)
+        return f"{wrapped(title)}\n\n{outcome_table([each.outcome for each in results], self.case.unit)}"
+
+
+def prepared(overrides: Sequence[str], judge_of: Callable[[Settings, Machine], Judge]) -> PreparedSimulation:
+    """Compose the settings and make the loads; nothing is run or written.
+
+    Raises:
+        UserError: everything that is wrong, at once.
+    """
+    words, settings = with_defaults(overrides)
+    return PreparedSimulation(words, settings, *_judged(settings, judge_of))
 
 
 def with_defaults(overrides: Sequence[str]) -> tuple[list[str], Settings]:
@@ -74,13 +110,6 @@ def _beginning(settings: Settings, overrides: Sequence[str]) -> list[str]:
     if arrival in OPEN_RATE and "benchmark.request_rate" not in set_here:
         words += [RATE, REQUESTS]
     return [*words, REQUESTS] if arrival == "burst" else words
-
-
-def _load(levels: Sequence[SimulatedLevel]) -> str | None:
-    """Return the concurrency or rate if there is only one."""
-    (load, *others) = (level.label for level in levels)
-    one = not others and (load.concurrency is not None or load.request_rate is not None)
-    return load.text if one else None
 
 
 def _judged(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,23 +38,49 @@ SHOWN_CURVES = 6
 """Number of options drawn; the table has them all."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """The answer to a question of sizing, in the form that the question has.
+
+    Attributes:
+        record: of one modelled fleet; of several GPUs, a given rate or measurements it is the JSON of the answer.
+        lines: for a terminal.
+        folder: where the command writes it.
+    """
+
+    record: Result | dict[str, Any]
+    lines: list[str]
+    folder: Path
+
+
 def size(overrides: Sequence[str], judge_of: Callable[[Settings, Machine], Judge]) -> int:
     """Run the command and return the exit code; `judge_of` makes the rules of a plan from settings."""
+    sized = sized_from(overrides, judge_of)
+    say("\n".join(sized.lines))
+    say()
+    for path in write(sized.record, sized.folder):
+        say(f"written: {relative_to_cwd(path.absolute())}")
+    return 0
+
+
+def sized_from(overrides: Sequence[str], judge_of: Callable[[Settings, Machine], Judge]) -> Sized:
+    """Compute the answer; nothing is printed or written.
+
+    Raises:
+        UserError: invalid settings, or no fleet that a plan accepts meets the limits.
+    """
     if (several := several_gpus(overrides)) is not None:
         return _several(several, judge_of)
     settings = load(overrides)
     check_folders({"report.folder": settings.report.folder})
-    machine, sizing = gather(), settings.sizing
+    machine, sizing, folder = gather(), settings.sizing, settings.report.folder
     if sizing.rate is not None or (sizing.measured is not None and sizing.fit is None):
-        return _without_model(settings, machine)
+        name, lines, values = without_model(settings, machine)
+        return Sized(values, lines, folder / f"size-{name}-{question_id(settings)}")
     question = ask(settings, machine, judge_of(settings, machine))
     result = solve(settings, question, costs(settings))
-    folder = settings.report.folder / f"size-{question.model.name}-{question.gpu.name}-{question_id(settings)}"
-    say("\n".join(words(result)))
-    say()
-    for path in write(result, folder):
-        say(f"written: {relative_to_cwd(path.absolute())}")
-    return 0
+    name = f"size-{question.model.name}-{question.gpu.name}-{question_id(settings)}"
+    return Sized(result, words(result), folder / name)
 
 
 def question_id(settings: Settings) -> str:
@@ -61,28 +89,13 @@ def question_id(settings: Settings) -> str:
     return fingerprint(asked)[:8]
 
 
-def _several(several: Sequence[Sequence[str]], judge_of: Callable[[Settings, Machine], Judge]) -> int:
+def _several(several: Sequence[Sequence[str]], judge_of: Callable[[Settings, Machine], Judge]) -> Sized:
     every = [load(overrides) for overrides in several]
     check_folders({"report.folder": every[0].report.folder})
     question, rows = which_gpu.which_gpu(every, gather(), judge_of)
     name = f"size-{question.model.name}-gpus-{fingerprint([question_id(each) for each in every])[:8]}"
-    say("\n".join(which_gpu.words(question, rows)))
-    say()
     folder = every[0].report.folder / name
-    with _writing(folder):
-        file = write_json(folder / "answer.json", which_gpu.to_json(question, rows), sort_keys=False)
-    say(f"written: {relative_to_cwd(file.absolute())}")
-    return 0
-
-
-def _without_model(settings: Settings, machine: Machine) -> int:
-    name, lines, values = without_model(settings, machine)
-    say("\n".join(lines))
-    file = settings.report.folder / f"size-{name}-{question_id(settings)}" / "answer.json"
-    with _writing(file.parent):
-        write_json(file, values, sort_keys=False)
-    say(f"\nwritten: {relative_to_cwd(file.absolute())}")
-    return 0
+    return Sized(which_gpu.to_json(question, rows), which_gpu.words(question, rows), folder)
 
 
 def solve(settings: Settings, question: Question, cost_of: CostOf) -> Result:
@@ -132,17 +145,20 @@ def _day(settings: Settings, question: Question, found: Answer) -> Day:
     return Day(how, fixed, moving)
 
 
-def write(result: Result, folder: Path) -> list[Path]:
-    """Write the answer as JSON, CSV, Markdown, HTML and pictures.
+def write(record: Result | dict[str, Any], folder: Path) -> list[Path]:
+    """Write the answer as JSON, and that of one modelled fleet as CSV, Markdown, HTML and pictures too.
 
     Raises:
         UserError: the folder cannot be written.
     """
     answer_file, table = folder / "answer.json", folder / "table.csv"
+    if not isinstance(record, Result):
+        with _writing(folder):
+            return [write_json(answer_file, record, sort_keys=False)]
     with _writing(folder):
-        write_json(answer_file, to_json(result), sort_keys=False)
-        write_text(table, to_csv(result))
-    paths = write_document(document(result), folder)
+        write_json(answer_file, to_json(record), sort_keys=False)
+        write_text(table, to_csv(record))
+    paths = write_document(document(record), folder)
     return [answer_file, table, paths.markdown, paths.html]
 
 

@@ -1,0 +1,197 @@
+"""The commands as functions, for notebooks and scripts.
+
+    from pipelines.api import plan, run, evaluate, simulate, size
+
+    answer = size("model=llama_3_8b", "quant=fp8", "hardware=h100_sxm", "sizing.average_rate=53")
+    answer                                  # a notebook shows the page that `make size` writes
+    answer.record.answer.chosen.fleet.gpus  # the record that the page is made from
+
+Overrides are the words of the command line, `config=FILE` among them. What is invalid raises a
+`pipelines.domain.errors.UserError` with the command's own message.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Generic, TypeVar, get_args
+
+from pipelines.cli.commands import PROGRAM
+from pipelines.cli.main import prepare_libraries, split_project_file
+from pipelines.cli.words import overrides_of
+from pipelines.document.blocks import Block, Callout, Code, Document, Figure, Table, left
+from pipelines.document.canvas import render_html
+from pipelines.domain.errors import UserError
+from pipelines.plan.candidates import judge_of
+from pipelines.plan.plan import Plan
+from pipelines.plan.targets import COMPARED, EVALUATED, MEASURED, Target
+from pipelines.predict.simulate import files, simulate_command
+from pipelines.predict.simulate.loads import Simulated
+from pipelines.predict.sizing import document as sizing_document
+from pipelines.predict.sizing import size_command
+from pipelines.predict.sizing.result import Result
+from pipelines.report import report_command
+from pipelines.report.sections import document as report_document
+from pipelines.run import commands
+from pipelines.run.console import ResultTable, outcome_table
+from pipelines.run.session import FinishedRun, judged
+from pipelines.settings.compose import load
+from pipelines.settings.groups import using_project_file
+from pipelines.store.store import Store
+
+Record = TypeVar("Record")
+MEASURING = {*EVALUATED, *COMPARED, *MEASURED}
+"""Targets with results that a report can show."""
+PAGE_HEIGHT = 520
+"""Of the frame in a notebook, in CSS pixels; its corner can be dragged."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShownRecord(Generic[Record]):
+    """The result of a function: a record, shown as the command's text in a terminal and as its page in a notebook.
+
+    Attributes:
+        record: the result.
+        text: for a terminal.
+        document: makes the page.
+    """
+
+    record: Record
+    text: str
+    document: Callable[[], Document]
+
+    def __repr__(self) -> str:
+        """Return the text that the command prints."""
+        return self.text
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame, which keeps its style from that of the notebook."""
+        page = html.escape(render_html(self.document()), quote=True)
+        style = f"width:100%;height:{PAGE_HEIGHT}px;border:1px solid #8884;resize:vertical"
+        return f'<iframe srcdoc="{page}" style="{style}"></iframe>'
+
+
+def plan(*overrides: str) -> ShownRecord[Plan]:
+    """Plan a deployment: what would run, what is cached and why, what is refused on this machine; write nothing.
+
+    Raises:
+        UserError: everything that is wrong, at once.
+    """
+    with _composing("plan", overrides) as words:
+        made, _ = commands.planned(load(words))
+        text = commands.planned_text(made, words)
+    return ShownRecord(made, text.rstrip(), partial(_plan_page, made, text))
+
+
+def run(target: Target, *overrides: str) -> ShownRecord[FinishedRun]:
+    """Run everything up to a target; finished stages are cached. With `all` the report is written too.
+
+    Args:
+        target: "build", "repository", "evaluate", "fidelity", "diagnose", "benchmark" or "all".
+        overrides: as on the command line.
+
+    Raises:
+        UserError: this machine cannot run it, or a stage found a fault in its input.
+    """
+    made, store, finished = _run(target, overrides)
+    return ShownRecord(finished, outcome_table(finished.outcomes), partial(_run_page, made, store, finished))
+
+
+def evaluate(*overrides: str) -> ShownRecord[ResultTable]:
+    """Build an engine and evaluate it beside the 16-bit baseline; `record.rows` has the verdict and its bounds.
+
+    Raises:
+        UserError: as of `run`.
+    """
+    made, store, finished = _run("evaluate", overrides)
+    table = judged(made, finished.outcomes)
+    assert table is not None  # the target evaluates
+    return ShownRecord(table, table.text, partial(_run_page, made, store, finished))
+
+
+def size(*overrides: str) -> ShownRecord[Result | dict[str, Any]]:
+    """Size a fleet. The record is the JSON of the answer for several GPUs, a given rate, and measurements.
+
+    Raises:
+        UserError: invalid settings, or no fleet that a plan accepts meets the limits.
+    """
+    with _composing("size", overrides) as words:
+        sized = size_command.sized_from(words, judge_of)
+    record, text = sized.record, "\n".join(sized.lines)
+    if isinstance(record, Result):
+        return ShownRecord(record, text, partial(sizing_document.document, record))
+    return ShownRecord(record, text, partial(_text_page, "Sizing", text))
+
+
+def simulate(*overrides: str) -> ShownRecord[list[Simulated]]:
+    """Simulate the policies of batching under the loads; one record per policy and load.
+
+    Raises:
+        UserError: everything that is wrong, at once.
+    """
+    with _composing("simulate", overrides) as words:
+        simulation = simulate_command.prepared(words, judge_of)
+        results, settings, case = simulation.run(), simulation.settings, simulation.case
+    text = "\n".join([*simulation.heading(), simulation.table(results)])
+
+    def page() -> Document:
+        return _text_page("Simulation", text, files.figures_of(settings, case, results))
+
+    return ShownRecord(results, text, page)
+
+
+@contextmanager
+def _composing(command: str, words: Sequence[str]) -> Iterator[list[str]]:
+    """Check the words as the command line does, and compose with the project file that they name."""
+    prepare_libraries()
+    name, others = split_project_file(words)
+    with nullcontext() if name is None else using_project_file(name):
+        yield overrides_of(command, others)
+
+
+def _run(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, FinishedRun]:
+    targets = [each for each in get_args(Target) if each != "serve"]
+    if target not in targets:
+        todo = f"A server runs until it is stopped: {PROGRAM} serve, in a terminal." if target == "serve" else ""
+        raise UserError(f"'{target}' is not a target.", allowed=f"Targets: {', '.join(targets)}.", todo=todo)
+    with _composing(target, overrides) as words:
+        made, store, finished = commands.run_to(target, words)
+        if target == "all":
+            settings = made.settings
+            report_command.write(settings, store, settings.model.label, commands.variants_of(made))
+    return made, store, finished
+
+
+def _text_page(title: str, text: str, figures: tuple[Figure, ...] = ()) -> Document:
+    return Document(title, "", (), (Code((text,)), *figures), (), kind="Prediction", source="the performance model")
+
+
+def _run_page(made: Plan, store: Store, finished: FinishedRun) -> Document:
+    """Return the report of what was measured, or a table of the stages."""
+    settings = made.settings
+    if made.command in MEASURING and not made.deployment.is_elsewhere:
+        data = report_command.gathered(settings, store, settings.model.label, commands.variants_of(made))
+        page = report_document(data, settings.report.max_accuracy_loss_percent, settings.sizing.prices)
+        return replace(page, files=())  # they lie beside a page that is written
+    rows = tuple(
+        (each.node.id, each.state, each.node.label, each.node.stage.headline(each.artifact.facts))
+        for each in finished.outcomes
+    )
+    return _page(made.command, made, [Table("Stages", "recorded", left("stage", "", "what", "result"), rows)])
+
+
+def _plan_page(made: Plan, text: str) -> Document:
+    steps = tuple((step.node.id, step.state, step.node.label, step.why) for step in made.steps)
+    blocks: list[Block] = [Callout("warning", str(warning)) for warning in made.warnings]
+    blocks += [Callout("note", f"Not run here: {fault}") for fault in made.refusals]
+    blocks.append(Table("Stages", "", left("stage", "", "what", "why"), steps))
+    return _page("plan", made, [*blocks, Code((text,))])
+
+
+def _page(kind: str, made: Plan, blocks: Sequence[Block]) -> Document:
+    settings, engine = made.settings, f"{made.deployment.engine.name} ({made.reason})"
+    title = f"{settings.model.label} {settings.variant.label}"
+    return Document(title, engine, (), tuple(blocks), (), kind=kind, source="the store's manifests")

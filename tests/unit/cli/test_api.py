@@ -1,0 +1,77 @@
+"""The commands as functions: records, their text, and their page in a notebook."""
+
+import html
+import re
+
+import pytest
+
+from pipelines import api
+from pipelines.domain.errors import UserError
+from pipelines.plan.plan import Plan
+from pipelines.settings.groups import project_file
+
+SIZED = ("model=llama_3_8b", "quant=fp8", "hardware=h100_sxm", "workload.isl=2000", "workload.osl=200")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def page_of(shown):
+    (content,) = re.findall(r'<iframe srcdoc="([^"]*)"', shown._repr_html_())
+    return html.unescape(content)
+
+
+def test_a_plan_is_a_record_a_text_and_a_page(folder):
+    planned = api.plan("model=tiny_llama", "quant=int4_awq", "plan.target=build")
+    assert isinstance(planned.record, Plan)
+    assert [step.node.id for step in planned.record.steps] == ["quantize", "build"]
+    assert "2 of 2 stages to run." in repr(planned)
+    page = page_of(planned)
+    assert page.startswith("<!doctype html>")
+    assert "tiny_llama int4_awq" in page
+    assert "never made before" in page
+    assert list(folder.iterdir()) == []  # nothing was written
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: api.plan("quant=fp9"), "quant=fp9 is not known"),
+        (lambda: api.plan("quant", "fp8"), r"'quant' is not a valid override"),
+        (lambda: api.run("serve"), "'serve' is not a target.*until it is stopped"),
+        (lambda: api.run("bild"), "'bild' is not a target.*build"),
+        (lambda: api.plan("config=missing.yaml"), "missing.yaml' is not a file"),
+        (lambda: api.size("model=llama_3_8b"), "sizing"),
+    ],
+    ids=["value", "word", "serve", "target", "file", "size"],
+)
+def test_faults_are_those_of_the_command(call, message):
+    with pytest.raises(UserError, match=message):
+        call()
+
+
+def test_a_project_file_counts_for_one_call(folder):
+    (folder / "team.yaml").write_text("build:\n  max_batch_size: 17\n")
+    assert api.plan("config=team.yaml", "plan.target=build").record.settings.build.max_batch_size == 17
+    assert project_file() is None
+    assert api.plan("plan.target=build").record.settings.build.max_batch_size != 17
+
+
+def test_a_simulation_has_a_record_per_policy():
+    simulated = api.simulate("benchmark.num_requests=40")
+    assert [each.outcome.policy for each in simulated.record] == ["static", "inflight"]
+    assert "in-flight" in repr(simulated)
+    assert "<svg" in page_of(simulated)
+
+
+def test_a_size_is_the_record_of_its_page(folder):
+    sized = api.size(*SIZED, "sizing.average_rate=53", "sizing.slo.ttft_ms=500")
+    fleet = sized.record.answer.chosen.fleet
+    assert f"{fleet.instances} instances on {fleet.servers} server" in page_of(sized)
+    assert list(folder.iterdir()) == []
+    by_rate = api.size("sizing.rate=10", "sizing.measured_gpus=1", "sizing.average_rate=53", *SIZED[:3])
+    assert by_rate.record["fleet"]["instances"] * 10 >= 65  # the peak
+    assert "7 instances on 1 server" in page_of(by_rate)
