@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import mmap
@@ -18,7 +19,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import UNIFORM, KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
-from pipelines.engines.openvino.runtime import drop_pages
+from pipelines.engines.openvino.runtime import HUGE_PAGE, drop_pages, use_huge_pages
 from pipelines.engines.port import BuildLimits
 from tests.contract.engines.conftest import LIMITS, Workshop
 
@@ -221,6 +222,35 @@ def test_pages_of_the_weights_file_leave_memory_and_come_back(tmp_path: Path) ->
         assert (read[5], written[:4]) == (ord("w"), b"mine")
         written.close()
         read.close()
+
+
+def test_huge_pages_hold_what_is_resident_and_nothing_else() -> None:
+    """A mapping of 4 huge pages of which 2 are written and 1 is partly written; no page more becomes resident."""
+    with mmap.mmap(-1, 5 * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        first = -address % HUGE_PAGE
+        written = slice(first, first + 2 * HUGE_PAGE)
+        memory[written] = b"w" * (2 * HUGE_PAGE)
+        memory[first + 3 * HUGE_PAGE] = 1
+        before = of_mapping(address, "Rss")
+        gathered = use_huge_pages()
+        huge = of_mapping(address, "AnonHugePages")
+        assert (huge, gathered >= huge) in ((2 * HUGE_PAGE, True), (0, True))  # 0 where the kernel has none to give
+        assert of_mapping(address, "Rss") == before
+        assert memory[written] == b"w" * (2 * HUGE_PAGE)
+
+
+def of_mapping(address: int, entry: str) -> int:
+    """Return an entry of /proc/self/smaps, bytes, of the mapping that holds an address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if "-" in name and not name.endswith(":"):
+            start, stop = (int(each, 16) for each in name.split("-"))
+            inside = start <= address < stop
+        elif inside and name == f"{entry}:":
+            return int(values[0]) * 1024
+    raise AssertionError(f"no mapping holds {address:x}")
 
 
 @pytest.mark.parametrize("qformat", [QFormat.NONE, QFormat.FP8])
