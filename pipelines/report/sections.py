@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from eval.compare import against_original, method_text, sequential_text, verdict_sentence
 from pipelines.document import blocks as doc
@@ -14,7 +15,7 @@ from pipelines.report import checkpoints, fidelity, plots, plots_requests, table
 from pipelines.report.compare import Comparison, comparison, finished, load_notes
 from pipelines.report.data import BenchmarkRun, FormatReport, ReportData, ReportedArtifact, Workload, place_of
 from pipelines.report.plots import CONVENTIONS
-from pipelines.report.ranking import ranking
+from pipelines.report.ranking import Tiles, ranking
 from pipelines.report.stored import ReportedNumbers, attachments, side_by_side
 
 NO_PRICES = PriceSettings()
@@ -41,14 +42,12 @@ def document(
     """
     compared = comparison(data, max_accuracy_loss_percent)
     main, numbers = tiles.main_comparison(compared), ReportedNumbers.of(compared, data.newest)
-    rankings = [
-        ranking(data, item, max_accuracy_loss_percent, _tiles(data, prices) if item is main else None)
-        for item in compared
-    ]
-    ranked = list(zip(compared, rankings, strict=True))
-    others = [block for item, table in ranked if item is not main for block in _ranked(item, table)]
+    others = [item for item in compared if item is not main]
+    made = partial(tiles.tiles, data, prices=prices, limits="the limits")
+    first = _ranked(data, main, max_accuracy_loss_percent, made)
+    further = [block for item in others for block in _ranked(data, item, max_accuracy_loss_percent)]
     sections = (
-        doc.Section("formats", "Other workloads", tuple(others)),
+        doc.Section("formats", "Other workloads", tuple(further)),
         *([side_by_side(earlier, numbers)] if earlier else []),
         _accuracy(data),
         fidelity.section(data),
@@ -66,24 +65,14 @@ def document(
         title=" and ".join(data.models),
         subtitle=f"{variants} · newest result {when(data.newest)} · {machine_text(newest.machine)}",
         cards=tiles.tiles(data, main, prices),
-        lead=_lead(data, ranked, main),
+        lead=_lead(data, first),
         sections=tuple(section for section in sections if section.blocks),
         files=attachments(numbers),
     )
 
 
-def _tiles(data: ReportData, prices: PriceSettings) -> Callable[[Comparison], tuple[doc.Card, ...]]:
-    return lambda compared: tiles.tiles(data, compared, prices, "the limits")
-
-
-def _lead(
-    data: ReportData, ranked: Sequence[tuple[Comparison, doc.Ranking]], main: Comparison
-) -> tuple[doc.Block, ...]:
-    blocks: list[doc.Block] = []
-    for item, table in ranked:
-        where = f"Workload {item.workload.title}: " if item.workload and len(data.workloads) > 1 else ""
-        answer = doc.Callout("good" if item.chosen else "note", where + item.reason)
-        blocks += _ranked(item, table) if item is main else [answer]
+def _lead(data: ReportData, ranked: Sequence[doc.Block]) -> tuple[doc.Block, ...]:
+    blocks = list(ranked)
     for result in (run.result for run in _runs(data) if not run.result.complete):
         what, reason = f"{result.model} {result.precision}", result.reason or "no reason recorded"
         blocks.append(doc.Callout("warning", f"The benchmark of {what} is incomplete: {reason}."))
@@ -96,11 +85,12 @@ def _runs(data: ReportData) -> list[BenchmarkRun]:
     return [run for workload in data.workloads for run in workload.runs]
 
 
-def _ranked(item: Comparison, table: doc.Ranking) -> list[doc.Block]:
+def _ranked(data: ReportData, item: Comparison, most_percent: float, made: Tiles | None = None) -> list[doc.Block]:
     """Return a ranking with what it rests on."""
     notes = load_notes(item.rows)
     uncounted = [doc.Fold("Loads that do not count", (doc.BulletList(tuple(notes)),))] if notes else []
-    return [table, *([doc.Text(item.tuning)] if item.tuning else []), *uncounted]
+    tuning = [doc.Text(item.tuning)] if item.tuning else []
+    return [ranking(data, item, most_percent, made), *tuning, *uncounted]
 
 
 def _accuracy(data: ReportData) -> doc.Section:

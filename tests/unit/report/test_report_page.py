@@ -77,6 +77,7 @@ def test_the_page_chooses_what_python_chooses_at_every_limit(data, page, tmp_pat
     assert chosen == {None, "int4_awq"}
 
 
+@pytest.mark.thorough
 def test_the_slider_the_field_and_the_button_are_one_limit(page, tmp_path):
     script = """
 const [slider, field, none] = ["[type=range]", "[type=number]", "button"].map(
@@ -153,7 +154,7 @@ answer({said, inside: place.left >= 0 && place.right <= innerWidth && place.top 
     assert (found["inside"], found["stops"], found["titles"]) == (True, 1, 0)
 
 
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.thorough)])
 def test_the_contents_stay_in_view(page, tmp_path, width):
     script = """
 const nav = document.querySelector("nav"), settled = () => dispatchEvent(new Event("scroll"));
@@ -170,6 +171,7 @@ answer(seen);"""
     assert found == ["Summary", "Sizes and memory", 0, True, "Versions and machines", True, width]
 
 
+@pytest.mark.thorough
 def test_without_scripts_all_is_there_but_the_controls(page, tmp_path):
     still = re.sub(r"<script>.*?</script>", "", page, flags=re.S)
     script = """
@@ -179,6 +181,7 @@ answer([".controls", "button", ".ranking tr", ".ranking .callout"].map(shown));"
     assert page.count("<title>none, concurrency 4: 1,005 output tokens/s") == 2
 
 
+@pytest.mark.thorough
 def test_a_sentence_stands_where_no_latency_was_measured(data, tmp_path):
     def untimed(run):
         levels = tuple(

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -13,11 +14,11 @@ from pipelines.domain.errors import UserError
 from pipelines.predict.config import PriceSettings
 from pipelines.report.collect import collect
 from pipelines.report.compare import comparison
-from pipelines.report.ranking import NO_LOAD, NO_TTFT
+from pipelines.report.ranking import NO_LOAD, NO_TTFT, ranking
 from pipelines.report.report_command import report
 from pipelines.report.sections import document
-from pipelines.report.stored import ReportedNumbers, earlier_numbers, side_by_side
-from pipelines.report.tiles import usd_per_hour
+from pipelines.report.stored import ReportedNumbers, attachments, earlier_numbers, side_by_side
+from pipelines.report.tiles import tiles, usd_per_hour
 from pipelines.store.store import Store
 from tests.support.report_store import add_benchmark, add_format, benchmark, full_store
 
@@ -30,8 +31,17 @@ def data(tmp_path_factory):
 
 
 def ranked(data) -> Ranking:
-    (found,) = (block for block in document(data).lead if isinstance(block, Ranking))
-    return found
+    return ranking(data, comparison(data)[0], 1.0, partial(tiles, data, prices=PriceSettings()))
+
+
+def answers(data, **prices):
+    """The first screen by title."""
+    return {card.title: card for card in tiles(data, comparison(data)[0], PriceSettings(**prices))}
+
+
+def files(data):
+    """The files beside the page by name."""
+    return {each.name: each.content.decode() for each in attachments(ReportedNumbers.of(comparison(data), data.newest))}
 
 
 def changed(data, **facts):
@@ -54,8 +64,10 @@ def test_every_step_is_what_the_comparison_says_under_that_limit(data):
 
 def test_the_first_step_is_the_choice_of_the_report(data):
     (expected,) = comparison(data)
-    assert ranked(data).first.answer.text == expected.reason
-    assert ranked(data).first.cards[0].detail == document(data).cards[0].detail
+    made = document(data)
+    (first,) = (block.first for block in made.lead if isinstance(block, Ranking))
+    assert first.answer.text == expected.reason
+    assert first.cards[0] == made.cards[0]
     assert ranked(changed(data, slo=Slo())).first.at is None
 
 
@@ -103,7 +115,7 @@ def test_formats_that_were_not_benchmarked_are_not_ranked(tmp_path):
     store = Store(tmp_path)
     for variant in ("none", "fp8"):
         add_format(store, variant)
-    assert NO_LOAD in str(document(collect(store)).lead)
+    assert ranked(collect(store)).hint == NO_LOAD
 
 
 def test_a_format_without_the_load_says_so(tmp_path):
@@ -115,7 +127,7 @@ def test_a_format_without_the_load_says_so(tmp_path):
 
 
 def test_the_tiles_answer(data):
-    cards = {card.title: card for card in document(data).cards}
+    cards = answers(data)
     assert (cards["Size saved"].value, cards["Size saved"].detail) == (
         "44 %",
         "int4_awq: 4.4 MiB instead of 8.0 MiB in 16 bit",
@@ -131,7 +143,7 @@ def test_the_size_saved_is_unknown_without_the_baselines_engine(data):
         replace(item, chain=tuple(each for each in item.chain if each.stage != "build" or item.variant != "none"))
         for item in data.formats
     )
-    assert document(replace(data, formats=formats)).cards[0].value == "unknown"
+    assert answers(replace(data, formats=formats))["Size saved"].value == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -154,17 +166,16 @@ def test_the_price_of_an_hour(engine, gpus, prices, hour, what):
 
 def test_the_price_of_a_million_tokens(data):
     """2,883 output tokens/s at 1 USD an hour are 0.0963 USD for a million of them."""
-    card = document(data, prices=PriceSettings(server_usd=8760.0, years=1.0)).cards[-1]
+    card = answers(data, server_usd=8760.0, years=1.0)["Price"]
     rate = next(row for row in comparison(data)[0].rows if row.variant == "int4_awq").score
-    assert (card.title, card.unit) == ("Price", "USD per million output tokens")
+    assert card.unit == "USD per million output tokens"
     assert float(card.value) == pytest.approx(1e6 / (3600 * rate), rel=1e-2)
-    assert document(data, prices=PriceSettings(gpu_hour_usd=2.0)).cards[-1].value == "unknown"
+    assert answers(data, gpu_hour_usd=2.0)["Price"].value == "unknown"
 
 
 def test_csv_and_json_have_every_load(data):
-    files = {each.name: each.content.decode() for each in document(data).files}
-    rows = list(csv.DictReader(io.StringIO(files["comparison.csv"])))
-    numbers = ReportedNumbers.from_json(json.loads(files["comparison.json"]))
+    rows = list(csv.DictReader(io.StringIO(files(data)["comparison.csv"])))
+    numbers = ReportedNumbers.from_json(json.loads(files(data)["comparison.json"]))
     assert len(rows) == len(numbers.loads) == 15
     for row, load in zip(rows, numbers.loads, strict=True):
         assert (row["format"], row["load"], row["verdict"]) == (load.format, load.load, load.verdict)
@@ -175,7 +186,7 @@ def test_csv_and_json_have_every_load(data):
 def test_no_cell_is_a_formula(tmp_path):
     store = Store(tmp_path)
     add_benchmark(store, add_format(store, "none", model="=cmd()"), "none", model="=cmd()")
-    (row, *_) = csv.DictReader(io.StringIO(document(collect(store)).files[0].content.decode()))
+    (row, *_) = csv.DictReader(io.StringIO(files(collect(store))["comparison.csv"]))
     assert row["model"] == "'=cmd()"
 
 
