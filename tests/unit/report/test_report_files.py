@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import json
 import re
 from collections import Counter
 from html.parser import HTMLParser
@@ -95,6 +96,8 @@ def test_labels_of_users_are_escaped_everywhere(tmp_path):
     html, markdown = paths.html.read_text(), paths.markdown.read_text()
     assert "<script>alert" not in html
     assert "&lt;script&gt;alert(1)" in html
+    (steps,) = re.findall(r'<script type="application/json">(.*?)</script>', html, re.S)
+    assert NASTY in json.loads(steps)["steps"][0][0]["caption"]
     assert "<script" not in markdown
 
 
