@@ -317,17 +317,22 @@ def write_manifests(settings: Settings, machine: Machine, overrides: Sequence[st
     return overlay
 
 
+OF_MANIFESTS, DECIDES = ("manifests", "cluster", "image"), "image.base_llm_api"
+"""Overrides that a repository does not depend on, and the one among them that it does."""
+
+
 def _repository(settings: Settings, machine: Machine, overrides: Sequence[str]) -> Path:
     """Return the repository given, or the finished one that the plan finds."""
     if settings.serving.repository is not None:
         return settings.serving.repository.absolute()
     step = make_plan(settings, "repository", Store(settings.paths.store), machine).steps[-1]
     if step.artifact is None:
-        words = [word for word in overrides if not word.lstrip("+~").startswith(("manifests", "image"))]
+        words = [(word, word.lstrip("+~")) for word in overrides]
+        made_by = [word for word, key in words if key.startswith(DECIDES) or not key.startswith(OF_MANIFESTS)]
         raise UserError(
             f"There is no repository of {step.node.label} yet ({step.why}).",
             todo="Name an existing one (serving.repository=/its/folder), or make it:",
-            command=["make", "repository", *words],
+            command=["make", "repository", *made_by],
         )
     return step.artifact.path
 

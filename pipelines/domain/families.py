@@ -252,7 +252,7 @@ _ROWS = (
         fused_linears=True,
         attention_bias=False,
         not_exported=_ONLY_WITH_TENSORRT_LLM,
-        features=frozenset({"llm_api"}),
+        features=frozenset({"llm_api", "edge"}),
         defaults=_ALL | {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "sliding_window": None},
     ),
     Family(

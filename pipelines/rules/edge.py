@@ -30,6 +30,8 @@ WHY_NOT = {
 """Why a format is not exported, for all that are not."""
 GROUP = 128
 """Inputs that share a scale in its INT4 kernels."""
+LONGEST = 8192
+"""Tokens of a sequence that tensorrt-edgellm-serve takes unless it is told otherwise."""
 WITH_FP8_KV = (QFormat.FP8, QFormat.NVFP4, QFormat.INT8_SQ)
 """Formats whose scales of an FP8 KV cache it reads."""
 LOOKAHEAD = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
@@ -62,6 +64,12 @@ def _options(d: DeploymentFacts) -> Cases:
     return [*of_build, *({**case, "read": listed(READ)} for case in cases)]
 
 
+def _window(d: DeploymentFacts) -> Cases:
+    """Return the model's own window, where sequences can grow longer than it."""
+    window, limit = shape(d).sliding_window, d.build.max_seq_len or min(LONGEST, shape(d).max_position_embeddings)
+    return [{"window": window, "limit": limit}] if window and limit > window else ()
+
+
 rule = partial(Rule, topic=TOPIC, engines=EDGE)
 RULES = (
     rule(
@@ -88,6 +96,24 @@ RULES = (
         " not know, too, and then the graph computes something else.",
         allowed=f"The graphs of {either(titles('edge'), 'and')} were compared with the models.",
         todo="Choose one of these models, or another engine.",
+        source=TRIED,
+    ),
+    rule(
+        name="edge-has-no-windows",
+        needs=("shape",),
+        when=_window,
+        failed="{d.shape.architecture} was trained with an attention window of {window} tokens, but sequences of up to"
+        " {limit} tokens would attend to all of them with engine=tensorrt_edge: its exporter leaves out the window.",
+        todo="Set build.max_seq_len={window}, or use another engine.",
+        source=TRIED,
+    ),
+    rule(
+        name="edge-rotates-whole-heads",
+        needs=("rotary",),
+        when=lambda d: d.rotary is not None and d.rotary.fraction != 1.0,
+        failed="{d.label} rotates only a part of each head (partial_rotary_factor={d.rotary.fraction:g}); the graphs of"
+        " such models were not compared with the models.",
+        todo="Use another engine.",
         source=TRIED,
     ),
     rule(

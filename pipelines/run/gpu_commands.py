@@ -36,8 +36,9 @@ BESIDE = {"draft_engine", "vision_engine"}
 TIMING_CACHE = "timing.cache"
 OF_THE_IMAGE = ("image.", "paths.")
 """Overrides that `make image` and `make shell` read, besides engine=."""
+DECIDES = "image.base_llm_api"
 OF_THE_STAGE = ("image.", "stage.")
-"""Overrides that a stage by itself does not take over."""
+"""Overrides that a stage by itself does not take over, except those of the version that reads the LLM API's options."""
 
 Lines = list[str]
 Block = tuple[str, Lines]
@@ -167,7 +168,8 @@ class _ByHand:
 
     def _words(self) -> list[str]:
         """Return the overrides that decide what is made."""
-        return [word for word in self.overrides if not word.lstrip("+~").startswith(OF_THE_STAGE)]
+        words = [(word, word.lstrip("+~")) for word in self.overrides]
+        return [word for word, key in words if key.startswith(DECIDES) or not key.startswith(OF_THE_STAGE)]
 
     def _inputs(self, step: PlannedStep) -> list[PlannedStep]:
         return [other for other in self.plan.steps if other.node.id in step.node.inputs.values()]

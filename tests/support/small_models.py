@@ -35,9 +35,9 @@ SHARED = (
 
 
 def model_of(folder: Path, kind: str) -> Path:
-    """Return the folder of the bundled model of a kind ("llama", "gemma", "qwen"), or write one of `KINDS`."""
+    """Return the folder of the bundled model of a kind ("llama", "gemma", "qwen"), or write a small one."""
     bundled = MODELS / f"tiny_{kind}"
-    return bundled if bundled.is_dir() else write_model(folder, kind)
+    return bundled if bundled.is_dir() else (write_random if kind in RANDOM else write_model)(folder, kind)
 
 
 def write_model(folder: Path, kind: str, **changes: Any) -> Path:

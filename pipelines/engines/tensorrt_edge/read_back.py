@@ -9,6 +9,7 @@ Shape legend: O output channels, I input channels.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -96,10 +97,12 @@ def read_back(files: Sequence[TensorFile], listing: Mapping[str, Any], folder: P
     Args:
         files: the checkpoint's.
         listing: of the graph, see export_graph.py.
-        folder: with model.onnx.data and embedding.safetensors.
+        folder: with model.onnx.data, embedding.safetensors and config.json.
     """
     graph, checkpoint = Graph(listing, folder), {name: file for file in files for name in file}
     embedding = _value(TensorFile(folder / "embedding.safetensors")["embedding"])
+    sizes = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    heads = [sizes[f"num_{each}_heads"] * sizes["head_dim"] for each in ("attention", "key_value", "key_value")]
     rows = [len(checkpoint[name][name]) for name in _JOINED if name in checkpoint]
     arrays, taken = _by_value(graph, rows), set[str]()
     lost, faults = list[str](), list[Fault]()
@@ -110,11 +113,13 @@ def read_back(files: Sequence[TensorFile], listing: Mapping[str, Any], folder: P
             continue
         # the head is the embedding again, where it is tied
         places = {embedding: arrays.get(embedding, [])} if name == EMBEDDING else arrays
-        stored = next((each for each in _as_stored(tensor) if _value(each) in places), None)
-        if stored is None:
+        found = _found(name, tensor, places, heads)
+        if found is None:
             lost.append(name)
         else:
-            taken.update(places[_value(stored)])
+            stored, pieces = found
+            for piece in pieces:
+                taken.update(places[_value(piece)])
             faults += _unfit(name, tensor, stored)
     added = [name for name, array in graph.items() if name not in taken and _counts(array)]
     lacks = f"lacks {len(lost)} of the checkpoint's {len(checkpoint)} tensors"
@@ -143,6 +148,20 @@ def _by_value(graph: Graph, joined: Sequence[int]) -> dict[Any, list[str]]:
 
 def _value(array: Array) -> tuple[Any, ...]:
     return array.shape, array.dtype.name, hash(array.tobytes())
+
+
+def _found(
+    name: str, tensor: Array, places: Mapping[Any, list[str]], heads: Sequence[int]
+) -> tuple[Array, list[Array]] | None:
+    """Return a tensor as the graph has it, and its pieces there: q, k and v, or gate and up, may be apart."""
+    for stored in _as_stored(tensor):
+        outs = len(stored) if stored.ndim else 0
+        sizes = heads if ".qkv_proj." in name else [outs // 2, outs // 2] if ".gate_up_proj." in name else []
+        apart = np.split(stored, np.cumsum(sizes)[:-1]) if outs and outs == sum(sizes) else []
+        for pieces in ([stored], apart):
+            if pieces and all(_value(piece) in places for piece in pieces):
+                return stored, pieces
+    return None
 
 
 def _as_stored(tensor: Array) -> list[Array]:

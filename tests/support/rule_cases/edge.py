@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.domain.formats import KvFormat
-from tests.support.rule_cases.words import ADAPTER, AWQ, FP8, GEMMA, LLAMA, SERVED, W4A8, Case
+from pipelines.domain.rotary import Rotary
+from tests.support.rule_cases.words import ADAPTER, AWQ, FP8, GEMMA, LLAMA, MISTRAL, SERVED, W4A8, Case
 
 
 def edge(**given: Any) -> dict[str, Any]:
@@ -20,7 +21,19 @@ CASES = {
     ),
     "edge-gpus": Case(edge(sm=9.0), r"no kernels for compute capability 9\.0: .*8\.7 \(Jetson Orin\)", {"sm": 12.0}),
     "edge-families": Case(
-        edge(shape=GEMMA), "does not support GemmaForCausalLM: .* Llama, Mistral, Qwen2 and Qwen3", {"shape": LLAMA}
+        edge(shape=GEMMA),
+        "does not support GemmaForCausalLM: .* Llama, Mistral, Phi-3, Qwen2 and Qwen3",
+        {"shape": LLAMA},
+    ),
+    "edge-has-no-windows": Case(
+        edge(shape=MISTRAL),
+        r"attention window of 4096 tokens, but sequences of up to 8192 .* its exporter leaves out the window",
+        {"build": {"max_seq_len": 4096}},
+    ),
+    "edge-rotates-whole-heads": Case(
+        edge(rotary=Rotary("default", 0.5)),
+        r"\(partial_rotary_factor=0\.5\); the graphs",
+        {"rotary": Rotary("default", 1.0)},
     ),
     "edge-int4-in-groups-of-128": Case(
         edge(qformat=AWQ, group_size=64), r"quant\.group_size=64 of quant=int4_awq is not", {"group_size": 128}

@@ -104,9 +104,9 @@ def test_the_container_of_the_llm_api_is_a_setting_and_decides_the_word_for_a_dr
     made = plan(tmp_path, [*LLM_API, *DRAFT, f"image.base_llm_api={image}"], "build")
     (stage,) = (step.node.stage for step in made.steps if step.node.id == "build")
     assert stage.arguments["speculative_config"]["decoding_type"] == word
-    assert image in commands(tmp_path, [*LLM_API, f"image.base_llm_api={image}"], "benchmark")[
-        "container, in which the rest is typed"
-    ]  # fmt: skip
+    typed = commands(tmp_path, [*LLM_API, f"image.base_llm_api={image}"], "benchmark")
+    assert image in typed["container, in which the rest is typed"]
+    assert f"image.base_llm_api={image}" in typed["build"]
 
 
 def test_a_searched_mix_gets_limits_for_the_load(tmp_path):
