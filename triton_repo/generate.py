@@ -173,7 +173,8 @@ def repository_configs(
     if spec.images is not None:
         configs[ENCODERS] = _model(ENCODERS, batch, limits.logits_type)
         configs[ENCODERS].backend = "python"
-        _queue(configs[ENCODERS], batch, settings)
+        if not ours:
+            _queue(configs[ENCODERS], batch, settings)
         _instances(configs[ENCODERS], 1)
         _parameters(configs[ENCODERS], parameters.encoders(spec.images))
     return configs

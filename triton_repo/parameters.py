@@ -112,7 +112,7 @@ def start_commands(settings: TritonSettings, spec: RepositorySpec) -> dict[str, 
         models = [TENSORRT_LLM] if spec.num_draft_tokens is None else [TENSORRT_LLM, DRAFT]
         lines = _tensorrt_llm(settings, spec.world_size, models)
         needs = "NVIDIA's Triton container with the TensorRT-LLM that built the engine."
-    if spec.images is not None:
+    if spec.images is not None and spec.engine.server is ServerBackend.TENSORRTLLM:
         once = " && ".join(f"cp -r {source}/{name}/1/. {name}/1/" for name, source in OF_NVIDIA.items())
         lines = {name: f"{once} && {line}" for name, line in lines.items()}
     return {"inside": "the folder of this file", "needs": needs, "commands": lines}
@@ -252,13 +252,13 @@ def postprocessing(settings: TritonSettings) -> dict[str, str]:
 def bls(settings: TritonSettings, spec: RepositorySpec) -> dict[str, str]:
     """Return the parameters of tensorrt_llm_bls; on the CPU, drafts and KV blocks are handled by the engine."""
     values = {"accumulate_tokens": text(settings.accumulate_tokens), "tensorrt_llm_model_name": TENSORRT_LLM}
+    if spec.images is not None:
+        values["multimodal_encoders_name"] = ENCODERS
     if spec.engine.server is ServerBackend.PYTHON:
         return values
     if spec.num_draft_tokens is not None:
         values["tensorrt_llm_draft_model_name"] = DRAFT
         values["exclude_input_in_output"] = text(settings.exclude_input_in_output)
-    if spec.images is not None:
-        values["multimodal_encoders_name"] = ENCODERS
     if settings.retention_tokens is not None:
         values |= _set(settings, ("retention_tokens", "retention_priority", "retention_duration_ms"))
     return values

@@ -316,12 +316,8 @@ def _put_features(out_dir: Path, limits: EngineLimits, draft_dir: Path | None, a
 
 def _has_no_code(name: str, spec: RepositorySpec) -> bool:
     """The ensemble is wiring; TensorRT-LLM's backend is compiled."""
-    of_nvidia = spec.images is not None and name in OF_NVIDIA
-    return (
-        name == ENSEMBLE
-        or of_nvidia
-        or (name in (TENSORRT_LLM, DRAFT) and spec.engine.server is ServerBackend.TENSORRTLLM)
-    )
+    compiled = (TENSORRT_LLM, DRAFT, *(OF_NVIDIA if spec.images is not None else ()))
+    return name == ENSEMBLE or (name in compiled and spec.engine.server is ServerBackend.TENSORRTLLM)
 
 
 def _faults(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) -> list[Fault]:

@@ -83,6 +83,7 @@ def check(d: Deployment) -> Checked:
     if not d.is_for_a_named_gpu:
         checked.faults += check_memory(d)
     checked.faults += [*weights_checks.pruning_faults(d), *weights_checks.recovery_faults(d)]
+    checked.faults += weights_checks.vision_faults(d)
     of_server = f"{settings.eval.url} is compared: its format is its own, and only the 16-bit model is built"
     checked.notes += (
         *accuracy_checks.sequential_notes(d),

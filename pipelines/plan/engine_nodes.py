@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from pipelines.domain.formats import QFormat
 from pipelines.engines.port import OnGpu
+from pipelines.engines.registry import ServerBackend
 from pipelines.plan.deployment import Deployment
 from pipelines.plan.memory_checks import gpu_predicted
 from pipelines.plan.weights_checks import taken_over, training_processes
@@ -15,6 +16,7 @@ from pipelines.stages import Stage
 from pipelines.stages.build import Build
 from pipelines.stages.download import Download
 from pipelines.stages.edge import ExportEdge
+from pipelines.stages.llava import BuildVision, TakeLanguageModel
 from pipelines.stages.llm_api import ConfigureLlm
 from pipelines.stages.prune_model import PruneModel
 from pipelines.stages.quantize import Quantize
@@ -37,15 +39,28 @@ class Node:
     inputs: dict[str, Input]
 
 
+LANGUAGE_MODEL = "language_model"
+"""Id of the node that takes it out of a LLaVA."""
+
+
+def takes_language_model(d: Deployment) -> bool:
+    """Return whether the model is a whole LLaVA; beside an engine that is built, only its tokenizer is read."""
+    return d.found.llava and d.on_model
+
+
 def model(d: Deployment) -> Input:
     """Return where a deployment's model comes from."""
     if d.prefix == "draft.":
         return d.sources.get("draft", "download.draft")
+    if takes_language_model(d) and d.prefix != "reference.":
+        return LANGUAGE_MODEL
     return d.sources["reference_model"] if d.prefix == "reference." else d.sources.get("model", "download")
 
 
 def model_download(d: Deployment) -> list[Node]:
-    """Return the download of the model from the Hub, which all variants share; no node for a local one."""
+    """Return what all variants share: the download of the model from the Hub, or LLaVA's language model by itself."""
+    if takes_language_model(d):
+        return [Node(LANGUAGE_MODEL, TakeLanguageModel(), d.settings.model.label, {"model": d.sources["model"]})]
     if "model" in d.sources:
         return []
     source = d.settings.model
@@ -166,10 +181,13 @@ def _with_heads(d: Deployment) -> list[Node]:
 def vision_nodes(d: Deployment) -> list[Node]:
     """Return the build of the vision encoder's engine; no node without one."""
     images, settings = d.settings.multimodal, d.settings
-    if images.model_type == "none" or not d.engine.example_scripts:
+    if images.model_type == "none" or not (d.engine.example_scripts or d.engine.server is ServerBackend.PYTHON):
         return []
+    label, source = f"{settings.model.label}-{images.model_type}", dict[str, Input](vision=d.sources["vision"])
+    if d.engine.server is ServerBackend.PYTHON:
+        return [Node("vision", BuildVision(), label, source)]
     script = build_vision(images, settings.build.max_batch_size, settings.paths.trtllm_examples)
-    return [Node("vision", script, f"{settings.model.label}-{images.model_type}", {"vision": d.sources["vision"]})]
+    return [Node("vision", script, label, source)]
 
 
 def _unified(d: Deployment) -> list[Node]:

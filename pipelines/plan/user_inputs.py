@@ -10,6 +10,7 @@ from pathlib import Path
 from eval.dataset import read_own
 from eval.fidelity.config import TEXTS
 from eval.spec import BUNDLED as BUNDLED_TASKS
+from pipelines.checkpoint.llava import is_llava
 from pipelines.checkpoint.tensors import read_header
 from pipelines.checkpoint.tokenizer import tokens_of
 from pipelines.checkpoint.tokenizer_folder import TOKENIZER
@@ -31,6 +32,7 @@ from pipelines.store.sources import (
     check_tokenizer,
     engine_source,
     files_source,
+    json_object,
     model_config,
     model_source,
 )
@@ -53,6 +55,7 @@ class Found:
         heads_bytes: size of all files with weights there; None without trained heads.
         adapters: by task id.
         few_texts: texts of the user's calibration data, if they are fewer than `ENOUGH_TEXTS`.
+        llava: whether the model is a whole LLaVA, whose language model is taken out.
         vision_bytes: weights of the vision encoder at 16 bit; None if they are not on disk as safetensors.
     """
 
@@ -69,6 +72,7 @@ class Found:
     draft_rotary: Rotary | None = None
     few_texts: int | None = None
     reference: ModelShape | None = None
+    llava: bool = False
 
 
 def inspect_inputs(goal: Goal, hashes: HashCache) -> Found:
@@ -82,6 +86,7 @@ def inspect_inputs(goal: Goal, hashes: HashCache) -> Found:
     adapters: dict[int, Adapter] = {}
     shape, rotary, built, draft, draft_rotary, same, vision, few = None, None, None, None, None, None, None, None
     reference: ModelShape | None = None
+    llava = False
     faults: list[Fault] = []
     elsewhere = goal.is_elsewhere
     if folder := settings.model.folder:
@@ -89,6 +94,7 @@ def inspect_inputs(goal: Goal, hashes: HashCache) -> Found:
             weights = settings.engine.path is None and not elsewhere
             sources["model"], shape = model_source(folder, hashes, weights=weights)
             rotary = Rotary.of(model_config(folder))
+            llava = is_llava(json_object(folder / "config.json"))
         if folder.is_dir() and (goal.target != "build" or calibrates(goal)):  # a stage needs the tokenizer
             with collecting(faults):
                 check_tokenizer(folder, "model.path")
@@ -120,7 +126,8 @@ def inspect_inputs(goal: Goal, hashes: HashCache) -> Found:
     if faults:
         raise UserError.of(faults)
     heads = _heads(settings.speculative.heads_path)
-    return Found(sources, shape, built, draft, same, *heads, adapters, vision, rotary, draft_rotary, few, reference)
+    rotaries = rotary, draft_rotary
+    return Found(sources, shape, built, draft, same, *heads, adapters, vision, *rotaries, few, reference, llava)
 
 
 def _reference(goal: Goal, sources: dict[str, InputSource], hashes: HashCache) -> ModelShape | None:

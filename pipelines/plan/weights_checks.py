@@ -6,12 +6,14 @@ from math import lcm
 
 from pipelines.checkpoint.declarations import quantization_of
 from pipelines.checkpoint.given import import_faults
+from pipelines.checkpoint.llava import VisionShape
 from pipelines.compress.config import CalibrationSettings, PruningSettings, QuantSettings, RecoverSettings
 from pipelines.domain.adapter import linear_widths
-from pipelines.domain.errors import Fault
+from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat, rounding_is_known
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
+from pipelines.engines.registry import ServerBackend
 from pipelines.host.machine import Machine, torch_device
 from pipelines.plan.deployment import Deployment
 from pipelines.plan.host_memory import one_layer_bytes
@@ -19,7 +21,7 @@ from pipelines.predict.performance.memory import weight_bytes
 from pipelines.settings.features import HEADS
 from pipelines.settings.model import ModelSettings
 from pipelines.settings.root import Settings
-from pipelines.store.sources import model_config
+from pipelines.store.sources import json_object, model_config
 
 # A local model folder that is already quantized: whether the configuration takes it over as it is.
 
@@ -350,3 +352,32 @@ def _targets(recover: RecoverSettings, shape: ModelShape) -> dict[str, tuple[int
     """Return (inputs, outputs) of each linear of a layer that is trained with low rank."""
     widths = linear_widths(shape)
     return {name: widths[name] for name in recover.targets}
+
+
+def vision_faults(d: Deployment) -> list[Fault]:
+    """Find an encoder that the CPU engine does not build, or whose features fit neither the table nor the model."""
+    images, faults = d.settings.multimodal, list[Fault]()
+    if images.model_type != "llava" or d.engine.server is not ServerBackend.PYTHON or images.path is None:
+        return []
+    with collecting(faults):
+        config = images.path / "config.json"
+        if not config.is_file():
+            raise UserError(f"multimodal.path='{images.path}' has no config.json.", todo="Give the folder of a LLaVA.")
+        shape = VisionShape.of(json_object(config), str(config))
+        if shape.visual_tokens != images.visual_tokens:
+            faults.append(
+                Fault(
+                    f"multimodal.visual_tokens={images.visual_tokens}, but the encoder of {images.path} gives"
+                    f" {shape.visual_tokens} for one picture.",
+                    todo=f"Set multimodal.visual_tokens={shape.visual_tokens}.",
+                )
+            )
+        if d.shape is not None and shape.output_size != d.shape.hidden_size:
+            faults.append(
+                Fault(
+                    f"multimodal.path='{images.path}' gives features of {shape.output_size} values, but the model's"
+                    f" hidden size is {d.shape.hidden_size}.",
+                    todo="Give the LLaVA that the language model is from.",
+                )
+            )
+    return faults

@@ -91,6 +91,7 @@ def _crowded(d: DeploymentFacts) -> Cases:
 
 built_rule = partial(Rule, topic=SERVING_TOPIC, engines=BUILT)
 image_rule = partial(Rule, topic=IMAGES, engines=GPU)
+any_image_rule = partial(Rule, topic=IMAGES, engines=BUILT)
 SERVING_RULES = (
     built_rule(
         name="batches-fit-the-engine",
@@ -159,7 +160,7 @@ SERVING_RULES = (
         todo="Raise triton.num_nodes, or lower the ranks.",
         source="data sheets of conf/hardware",
     ),
-    image_rule(
+    any_image_rule(
         name="visual-positions-fit-the-table",
         needs=("images",),
         when=_table,
@@ -169,7 +170,7 @@ SERVING_RULES = (
         todo="Let the group `multimodal` set it, or set {needed}.",
         source=MULTIMODAL,
     ),
-    image_rule(
+    any_image_rule(
         name="images-are-for-llama-here",
         needs=("images", "shape"),
         when=lambda d: images(d).model_type == "llava" and "llava" not in shape(d).family.features,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.checkpoint.adapter_files import CONFIG, WEIGHTS, AdapterFiles
+from pipelines.checkpoint.llava import is_llava, language_config
 from pipelines.checkpoint.tensors import read_header
 from pipelines.checkpoint.tokenizer import check_files, tokens_of
 from pipelines.checkpoint.tokenizer_folder import MOST_TOKENIZER_BYTES, TOKENIZER
@@ -193,7 +194,7 @@ def _reading(config: Mapping[str, Any]) -> str:
 
 
 def model_config(folder: Path, key: str = "model.path") -> dict[str, Any]:
-    """Read config.json of a local Hugging Face folder.
+    """Read config.json of a local Hugging Face folder; of a LLaVA that of its language model.
 
     Raises:
         UserError: the file is missing or not JSON.
@@ -206,7 +207,12 @@ def model_config(folder: Path, key: str = "model.path") -> dict[str, Any]:
     if not config.is_file():
         _refuse_other_layout(folder.iterdir(), folder, key)
         raise UserError(f"{key}='{folder}' is not a Hugging Face model: it has no config.json.")
-    return json_object(config)
+    content = json_object(config)
+    if not is_llava(content):
+        return content
+    if key != "model.path":
+        raise UserError(f"{key}='{folder}' is a whole LLaVA.", todo="Give the folder of a text model.")
+    return language_config(content, str(config))
 
 
 def _refuse_other_layout(files: Iterable[Path], place: Path, key: str) -> None:

@@ -25,7 +25,7 @@ from pipelines.store.sources import InputSource
 from triton_repo.config import TritonSettings
 
 MACHINE = Machine(2, 2**34, (), "a test", has_tensorrt_llm=False, platform="test")
-NAMES = ("model", "calibration", "dataset", "draft", "text.bundled", "reference_model")
+NAMES = ("vision", "model", "calibration", "dataset", "draft", "text.bundled", "reference_model")
 SOURCES = {name: InputSource(Path("/x"), f"digest of {name}") for name in NAMES}
 REPOSITORY = {"repository"}
 COMPARE = {"fidelity"}
@@ -160,8 +160,8 @@ MUST_RERUN = {
     "speculative.draft_len_per_beam": (2, NOTHING),
     "multimodal.model_type": (
         {"multimodal.model_type": "llava", "multimodal.path": Path("/m"), "multimodal.visual_tokens": 4},
-        NOTHING,
-    ),  # images are for TensorRT engines
+        {"vision", *REPOSITORY},
+    ),
     "multimodal.path": (Path("/m"), NOTHING),
     "multimodal.visual_tokens": (4, NOTHING),
     "multimodal.images_per_request": (2, NOTHING),

@@ -151,7 +151,7 @@ class Client:
         self._client.close()
 
 
-DTYPES = {"i": "INT32", "f": "FP32", "?": "BOOL", "O": "BYTES", "L": "UINT64"}
+DTYPES = {"i": "INT32", "f": "FP32", "?": "BOOL", "O": "BYTES", "L": "UINT64", "B": "UINT8"}
 
 
 def tensor(value: Any) -> np.ndarray[Any, Any]:

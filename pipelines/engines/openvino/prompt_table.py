@@ -46,7 +46,7 @@ class PromptTable:
     key: bytes = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "key", hashlib.sha256(np.ascontiguousarray(self.rows)).digest())
+        object.__setattr__(self, "key", hashlib.sha256(np.ascontiguousarray(self.rows).data).digest())
 
 
 def with_table(ids: ov.Node, embedding: ov.Node, rows: int) -> ov.Node:

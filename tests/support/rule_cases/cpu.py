@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pipelines.domain.formats import QFormat
 from tests.support.rule_cases.words import ADAPTER, AWQ, FP8, LLAVA, Case, kv
 
@@ -52,10 +54,10 @@ CASES = {
         "quant=int4_awq is not supported",
         {"qformat": QFormat.INT8_WO},
     ),
-    "the-cpu-engine-sees-no-images": Case(
-        {"engine": "openvino", "images": LLAVA},
-        "multimodal=llava is not supported by engine=openvino",
-        {"images": None},
+    "the-cpu-engine-sees-through-llava": Case(
+        {"engine": "openvino", "images": replace(LLAVA, model_type="vila")},
+        "multimodal.model_type=vila is not supported by engine=openvino",
+        {"images": replace(LLAVA, images_per_request=1)},
     ),
     "cpu-prompt-tables-exclude-adapters-and-drafts": Case(
         {"engine": "openvino", "adapters": {7: ADAPTER}, "build": {"max_prompt_embedding_table_size": 64}},

@@ -1,7 +1,7 @@
 """Triton model `preprocessing`: text to token ids, and words to the id lists that `tensorrt_llm` takes.
 
 The same file serves the GPU and the CPU repository.
-`tokenizer_folder.py` beside it is the project's reader of tokenizers.
+`tokenizer_folder.py` beside it is the project's reader of tokenizers, `pictures.py` prepares pictures.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from pictures import BadPictureError, Pictures  # type: ignore[import-not-found]
 from tokenizer_folder import TokenizerFolder
 
 Array = np.ndarray[Any, Any]
@@ -50,6 +51,7 @@ class TritonPythonModel:
         folder = _folder(parameters, args)
         self._add_special_tokens = _flag(parameters, "add_special_tokens", default=True)
         self._tokens = open_tokenizer(folder)
+        self._pictures = _pictures(parameters, Path(args["model_repository"]).parent)
         self._max_input_len = _max_input_len(Path(args["model_repository"]).parent)
         self._metrics = _count_restarts(os.environ[RESTARTS]) if RESTARTS in os.environ else None
         gc.freeze()  # a full collection would walk through all that is imported, while requests wait
@@ -61,7 +63,7 @@ class TritonPythonModel:
     def _respond(self, request: Any) -> Any:
         try:
             tensors = self._outputs(request)
-        except BadInputError as fault:
+        except (BadInputError, BadPictureError) as fault:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(fault), pb_utils.TritonError.INVALID_ARG))
         wanted = set(request.requested_output_names())
         return pb_utils.InferenceResponse(
@@ -69,10 +71,8 @@ class TritonPythonModel:
         )
 
     def _outputs(self, request: Any) -> dict[str, Array]:
-        for name in IMAGE_INPUTS:
-            if _input(request, name) is not None:
-                raise BadInputError(f"{name} was given, but this repository serves a text model; leave it out.")
         prompts = [self._encode(text, "QUERY (text_input)") for text in _texts(request, "QUERY")]
+        pixels = self._pixels(request, prompts)
         batch = len(prompts)
         end_id = _given(request, "END_ID", self._tokens.end_id, batch)
         pad_id = _given(request, "PAD_ID", self._tokens.pad_id, batch)
@@ -91,7 +91,28 @@ class TritonPythonModel:
             "OUT_PAD_ID": pad_id,
             "OUT_PROMPT_TABLE_EXTRA_IDS": self._extra_ids(request, ids),
             "CANCELLATION_KEY": np.full((batch, 1), secrets.randbits(64), dtype=np.uint64),
+            **({} if pixels is None else {"PIXEL_VALUES": pixels}),
         }
+
+    def _pixels(self, request: Any, prompts: list[list[int]]) -> Array | None:
+        """Return prepared pictures [1, pictures, 3, side, side] and put their rows into the prompt; None without."""
+        for name in IMAGE_INPUTS:
+            if _input(request, name) is None or (self._pictures and name == "IMAGE_BYTES"):
+                continue
+            serves = "takes pictures as IMAGE_BYTES alone" if self._pictures else "serves a text model"
+            raise BadInputError(f"{name} was given, but this repository {serves}; leave it out.")
+        images = _input(request, "IMAGE_BYTES")
+        if self._pictures is None:
+            return None
+        if images is None:
+            for ids in prompts:
+                self._pictures.places(ids, 0)
+            return None
+        if len(prompts) != 1:
+            raise BadInputError(f"IMAGE_BYTES (image_bytes_input) came with {len(prompts)} prompts; send one prompt.")
+        pixels: Array = self._pictures.prepare(images[0])[None]
+        prompts[0] = self._pictures.places(prompts[0], len(images[0]))
+        return pixels
 
     def _encode(self, raw: bytes, name: str) -> list[int]:
         text = self._text(raw, name)
@@ -203,6 +224,13 @@ def _folder(parameters: dict[str, Any], args: dict[str, str]) -> Path:
     if not given or not folder.is_dir():
         raise pb_utils.TritonModelException(f"tokenizer_dir='{given}' of preprocessing: {folder} is not a folder.")
     return folder
+
+
+def _pictures(parameters: dict[str, Any], repository: Path) -> Pictures | None:
+    """Return how pictures are taken; None for a text model."""
+    names = ("multimodal_model_path", "gpt_model_path", "max_num_images")
+    given = [str(parameters.get(name, {}).get("string_value", "")) for name in names]
+    return Pictures(repository / given[0], repository / given[1], int(given[2])) if all(given) else None
 
 
 def _max_input_len(repository: Path) -> int | None:

@@ -97,6 +97,10 @@ NOT_WITH_DRAFTS = (
     "prompt_embedding_table",
 )
 ONE_WITH_DRAFTS = ("beam_width", "num_return_sequences")
+TO_ENCODER = {"PIXEL_VALUES": "pixel_values"}
+FROM_ENCODER = {"OUT_PROMPT_EMBEDDING_TABLE": "prompt_embedding_table", "OUT_PROMPT_VOCAB_SIZE": "prompt_vocab_size"}
+IMAGE = "image_bytes_input"
+"""The form in which a configured vision model takes pictures here."""
 NEEDS_ENCODER = ("image_input", "image_bytes_input", "image_url_input", "image_sizes_input", "video_bytes_input")
 
 
@@ -131,7 +135,7 @@ class Retention:
         return {name: np.full((batch, 1), value, dtype=np.int32) for name, value in values.items()}
 
 
-def refuse(inputs: dict[str, Array], *, has_draft: bool) -> None:
+def refuse(inputs: dict[str, Array], *, has_draft: bool, has_encoder: bool = False) -> None:
     """Refuse what the configured models cannot do."""
     for name in NEEDS_DRAFT if not has_draft else ():
         if name in inputs and inputs[name].any():
@@ -140,10 +144,13 @@ def refuse(inputs: dict[str, Array], *, has_draft: bool) -> None:
                 " (tensorrt_llm_draft_model_name is empty). Leave it out."
             )
     for name in NEEDS_ENCODER:
-        if name in inputs and inputs[name].size:
-            raise RefusedError(
-                f"{name} was given, but no vision model is configured (multimodal_encoders_name is empty)."
-            )
+        if name not in inputs or not inputs[name].size or (has_encoder and name == IMAGE):
+            continue
+        if has_encoder:
+            raise RefusedError(f"{name} was given, but pictures are taken as {IMAGE} alone.")
+        raise RefusedError(f"{name} was given, but no vision model is configured (multimodal_encoders_name is empty).")
+    if has_encoder and IMAGE in inputs and "prompt_embedding_table" in inputs:
+        raise RefusedError(f"prompt_embedding_table and {IMAGE} were given; a prompt has one table.")
     if "num_draft_tokens" in inputs and inputs["num_draft_tokens"].any():
         _refuse_with_drafts(inputs)
 

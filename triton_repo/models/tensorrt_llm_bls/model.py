@@ -26,8 +26,11 @@ import triton_python_backend_utils as pb_utils
 
 # these three lie beside this file
 from bls_inputs import (  # type: ignore[import-not-found]
+    FROM_ENCODER,
     FROM_PREPROCESSING,
+    IMAGE,
     PASSED_ON,
+    TO_ENCODER,
     TO_MODEL,
     TO_PREPROCESSING,
     RefusedError,
@@ -49,22 +52,14 @@ class TritonPythonModel:
     """Python-backend entry point."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Read the parameters `tensorrt_llm_model_name`, `accumulate_tokens`, of the draft model and of retention.
-
-        Raises:
-            TritonModelException: a vision model is configured, which this version cannot drive.
-        """
+        """Read the parameters `tensorrt_llm_model_name`, `accumulate_tokens`, of draft and vision model, retention."""
         config = json.loads(args["model_config"])
         self._model = parameter(config, "tensorrt_llm_model_name") or "tensorrt_llm"
         self._accumulate = parameter(config, "accumulate_tokens").lower() in ("true", "1")
         self._draft = parameter(config, "tensorrt_llm_draft_model_name")
         self._excludes_input = parameter(config, "exclude_input_in_output").lower() in ("true", "1")
         self._retention = Retention.of(config)
-        if encoders := parameter(config, "multimodal_encoders_name"):
-            raise pb_utils.TritonModelException(
-                f"Parameter multimodal_encoders_name='{encoders}' of tensorrt_llm_bls is not possible: this model"
-                " drives no vision model. Leave it empty."
-            )
+        self._encoders = parameter(config, "multimodal_encoders_name")
         decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
         self._nested = NestedCalls(decoupled=decoupled)
         gc.freeze()  # a full collection would walk through all that is imported, while requests wait
@@ -97,7 +92,7 @@ class TritonPythonModel:
 
     def _responses(self, call: Call) -> Iterator[list[Any]]:
         """Run the three steps; yield the tensors of a response for each one of the model."""
-        refuse(call.inputs, has_draft=bool(self._draft))
+        refuse(call.inputs, has_draft=bool(self._draft), has_encoder=bool(self._encoders))
         prepared = self._prepare(call)
         texts = _Accumulator() if self._accumulate and call.streaming else None
         for outputs in self._generate(call, prepared):
@@ -112,8 +107,14 @@ class TritonPythonModel:
 
     def _prepare(self, call: Call) -> dict[str, Array]:
         inputs = {inner: call.inputs[name] for name, inner in TO_PREPROCESSING.items() if name in call.inputs}
-        found = ask_once("preprocessing", inputs, list(FROM_PREPROCESSING))
-        prepared = {FROM_PREPROCESSING[name]: values for name, values in found.items()}
+        images = {"IMAGE_BYTES": call.inputs[IMAGE]} if IMAGE in call.inputs else {}
+        outputs = [*FROM_PREPROCESSING, *(TO_ENCODER if images else ())]
+        found = ask_once("preprocessing", {**inputs, **images}, outputs)
+        prepared = {FROM_PREPROCESSING[name]: values for name, values in found.items() if name in FROM_PREPROCESSING}
+        if images:
+            pixels = {inner: found[name] for name, inner in TO_ENCODER.items()}
+            rows = ask_once(self._encoders, pixels, list(FROM_ENCODER))
+            prepared |= {FROM_ENCODER[name]: values for name, values in rows.items()}
         prepared |= {inner: call.inputs[name] for name, inner in TO_MODEL.items() if name in call.inputs}
         return prepared
 

@@ -1,0 +1,152 @@
+"""LLaVA folders: a CLIP encoder, a projector and a Llama in one Hugging Face folder, read part by part.
+
+Source: Transformers 5.14 `LlavaConfig`, `CLIPVisionConfig`, `LlamaConfig`, and their defaults, on which the folders of
+LLaVA 1.5 rely for all of Llama's sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.domain.errors import ConfigNumbers, UserError, shown
+
+ARCHITECTURE = "LlavaForConditionalGeneration"
+
+_LLAMA = {
+    "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+_CLIP = {
+    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "num_channels": 3, "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
+}  # fmt: skip
+ACTIVATIONS = ("gelu", "quick_gelu")
+
+
+def is_llava(config: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is of a whole LLaVA."""
+    return config.get("architectures") == [ARCHITECTURE]
+
+
+def language_config(config: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return config.json of the language model alone.
+
+    Raises:
+        UserError: it is no Llama, or its weights are quantized.
+    """
+    text = config.get("text_config")
+    if not isinstance(text, Mapping) or text.get("model_type", "llama") != "llama":
+        kind = text.get("model_type") if isinstance(text, Mapping) else None
+        raise UserError(
+            f"{source} names {ARCHITECTURE} with a language model of type {shown(kind)}.",
+            allowed="Built is LLaVA with a Llama.",
+        )
+    if config.get("quantization_config") or text.get("quantization_config"):
+        raise UserError(f"{source} is of a quantized LLaVA.", todo="Give the folder in 16 bit, and quant=...")
+    dtype = next((each[key] for each in (text, config) for key in ("dtype", "torch_dtype") if each.get(key)), None)
+    own = {key: value for key, value in text.items() if key not in ("_name_or_path", "torch_dtype")}
+    named = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **({"dtype": dtype} if dtype else {})}
+    return {**_LLAMA, **own, **named}
+
+
+@dataclass(frozen=True, slots=True)
+class VisionShape:
+    """Sizes of a CLIP encoder and the projector behind it.
+
+    Attributes:
+        image_size: pixels of a picture's side.
+        patch_size: pixels of a patch's side.
+        hidden_size: width of the encoder.
+        heads: of its attention.
+        layers: that run: features are those before the last ones.
+        act: of the encoder's MLPs.
+        projector_act: of the projector.
+        epsilon: of its norms.
+        keeps_class: whether the class token is a feature too.
+        output_size: width of the language model.
+    """
+
+    image_size: int
+    patch_size: int
+    hidden_size: int
+    heads: int
+    layers: int
+    act: str
+    projector_act: str
+    epsilon: float
+    keeps_class: bool
+    output_size: int
+
+    @property
+    def visual_tokens(self) -> int:
+        """Features of one picture: positions that it takes in a prompt."""
+        return (self.image_size // self.patch_size) ** 2 + self.keeps_class
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], source: str) -> VisionShape:
+        """Read the config.json of a whole LLaVA.
+
+        Raises:
+            UserError: it is none, or its encoder or projector is of another kind.
+        """
+        vision = config.get("vision_config")
+        if not is_llava(config) or not isinstance(vision, Mapping):
+            raise UserError(f"{source} is not of a {ARCHITECTURE} with a vision_config.")
+        read = ConfigNumbers({**_CLIP, **vision}, source)
+        _check_kinds(read, config, vision)
+        layer, layers = config.get("vision_feature_layer", -2), read.size("num_hidden_layers")
+        if type(layer) is not int or not -layers - 1 <= layer <= layers:
+            read.fault(f"has vision_feature_layer={shown(layer)}.", f"It must be one of its {layers} layers.")
+            layer = -1
+        shape = cls(
+            image_size=read.size("image_size"),
+            patch_size=read.size("patch_size"),
+            hidden_size=read.size("hidden_size"),
+            heads=read.size("num_attention_heads"),
+            layers=layer if layer >= 0 else layers + 1 + layer,
+            act=str(read.config["hidden_act"]),
+            projector_act=str(config.get("projector_hidden_act", "gelu")),
+            epsilon=float(read.config["layer_norm_eps"]),
+            keeps_class=config.get("vision_feature_select_strategy") == "full",
+            output_size=int(language_config(config, source)["hidden_size"]),
+        )
+        if read.fine and (shape.hidden_size % shape.heads or shape.image_size % shape.patch_size):
+            read.fault("has a vision_config whose heads or patches do not divide its width or image_size.")
+        read.refuse()
+        return shape
+
+
+def _check_kinds(read: ConfigNumbers, config: Mapping[str, Any], vision: Mapping[str, Any]) -> None:
+    if (kind := vision.get("model_type", "clip_vision_model")) != "clip_vision_model":
+        read.fault(f"has an encoder of type {shown(kind)}.", "Built is clip_vision_model.")
+    if (picked := config.get("vision_feature_select_strategy", "default")) not in ("default", "full"):
+        read.fault(f"has vision_feature_select_strategy={shown(picked)}.", "It must be default or full.")
+    for name, act in (
+        ("hidden_act", read.config["hidden_act"]),
+        ("projector_hidden_act", config.get("projector_hidden_act", "gelu")),
+    ):
+        if act not in ACTIVATIONS:
+            read.fault(f"has {name}={shown(act)} in its encoder or projector.", f"Built: {', '.join(ACTIVATIONS)}.")
+
+
+def language_name(name: str) -> str | None:
+    """Return the name of a tensor in the language model alone; None for one of encoder or projector.
+
+    Folders have `language_model.model.layers...`; Transformers 5 has the two words the other way round in memory.
+    """
+    if name.startswith("lm_head."):
+        return name
+    own = name.removeprefix("model.")
+    if not own.startswith("language_model."):
+        return None
+    rest = own.removeprefix("language_model.")
+    return rest if own == name else f"model.{rest}"
+
+
+def vision_name(name: str) -> str | None:
+    """Return a tensor's name as `vision_tower.encoder...` or `multi_modal_projector...`; None for another's."""
+    own = name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.")
+    return own if own.startswith(("vision_tower.", "multi_modal_projector.")) else None

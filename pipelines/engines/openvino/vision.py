@@ -1,0 +1,210 @@
+"""LLaVA's encoder and projector as an OpenVINO graph: pictures in, rows of a prompt table out.
+
+Input: pixel_values [B, 3, S, S], float32. Output: features [B, visual tokens, H of the language model], float32.
+Weights keep the type of the folder; they are never quantized. Arithmetic: Transformers 5.14 `CLIPVisionModel` up to
+the layer that LLaVA takes its features from, `LlavaMultiModalProjector`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as op
+
+from pipelines.checkpoint.llava import VisionShape, vision_name
+from pipelines.checkpoint.tensors import TensorFile
+from pipelines.domain.errors import UserError
+from pipelines.engines.config import OpenVinoSettings
+from pipelines.engines.openvino.build import CONFIG_FILE, MODEL_FILE, mark_16_bit_weights, runtime_version
+from pipelines.engines.openvino.memory import inference_precision
+from pipelines.host.files import parse_json, small_text
+
+Array = np.ndarray[Any, Any]
+
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+"""Of CLIP's training data, where preprocessor_config.json names no others."""
+PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
+_TYPES = {"F32": ov.Type.f32, "F16": ov.Type.f16, "BF16": ov.Type.bf16}
+
+
+class _Weights:
+    """The tensors of encoder and projector, by `vision_name`; owns constant buffers until the model is saved."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._buffers: list[Array] = []
+        self._found: dict[str, tuple[TensorFile, str]] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            file = TensorFile(path)
+            self._found |= {own: (file, name) for name in file if (own := vision_name(name))}
+
+    def array(self, name: str) -> Array:
+        """Return a small tensor in float32.
+
+        Raises:
+            UserError: there is none.
+        """
+        file, stored = self._place(name)
+        return file[stored].astype(np.float32)
+
+    def constant(self, name: str) -> ov.Node:
+        """Return a matrix in its own type, converted to float32 where it is used."""
+        file, stored = self._place(name)
+        info = file.header[stored]
+        flat = np.ascontiguousarray(file[stored]).reshape(-1).view(np.uint8)
+        self._buffers.append(flat)
+        constant = op.constant(ov.Tensor(flat, ov.Shape(list(info.shape)), _TYPES[info.dtype]), shared_memory=True)
+        return constant if info.dtype == "F32" else op.convert(constant, "f32")
+
+    def linear(self, module: str, x: ov.Node) -> ov.Node:
+        """Apply a linear layer with a bias."""
+        product = op.matmul(x, self.constant(f"{module}.weight"), transpose_a=False, transpose_b=True)
+        return op.add(product, self.array(f"{module}.bias")) if f"{module}.bias" in self._found else product
+
+    def _place(self, name: str) -> tuple[TensorFile, str]:
+        if name not in self._found:
+            raise UserError(f"{self._folder} has no tensor '{name}'.", todo="Download the model again.")
+        file, stored = self._found[name]
+        if file.header[stored].dtype not in _TYPES:
+            raise UserError(f"{self._folder}: '{stored}' has the type {file.header[stored].dtype}.")
+        return file, stored
+
+
+def build_vision(folder: Path, out_dir: Path) -> dict[str, Any]:
+    """Write the engine of a LLaVA folder's encoder: graph, weights, and config.json with how pictures are prepared.
+
+    Returns:
+        facts: `engine_bytes`, `visual_tokens`.
+
+    Raises:
+        UserError: the folder is of another kind, or a tensor is missing.
+    """
+    config = parse_json(small_text(folder / "config.json"))
+    shape = VisionShape.of(config, str(folder / "config.json"))
+    weights = _Weights(folder)
+    model = _graph(shape, weights)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    ov.save_model(model, out_dir / MODEL_FILE, compress_to_fp16=False)
+    mark_16_bit_weights(out_dir / MODEL_FILE)
+    mean, std = _normalized(folder)
+    description = {
+        "version": runtime_version(),
+        "image_size": shape.image_size,
+        "visual_tokens": shape.visual_tokens,
+        "hidden_size": shape.output_size,
+        "image_token_id": config.get("image_token_index", config.get("image_token_id", 32000)),
+        "image_mean": mean,
+        "image_std": std,
+    }
+    (out_dir / CONFIG_FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    size = sum(path.stat().st_size for path in out_dir.iterdir() if path.is_file())
+    return {"engine_bytes": size, "visual_tokens": shape.visual_tokens}
+
+
+def _normalized(folder: Path) -> tuple[list[float], list[float]]:
+    """Return the mean and the deviation of the three colours, as the folder's processor has them."""
+    for name in (PREPROCESSOR, PROCESSOR):
+        if (folder / name).is_file():
+            found = parse_json(small_text(folder / name))
+            found = found.get("image_processor", found)
+            if "image_mean" in found:
+                return list(found["image_mean"]), list(found["image_std"])
+    return list(MEAN), list(STD)
+
+
+def _graph(shape: VisionShape, weights: _Weights) -> ov.Model:
+    side, hidden, tower = shape.image_size, shape.hidden_size, "vision_tower"
+    pixels = op.parameter(ov.PartialShape([-1, 3, side, side]), ov.Type.f32)
+    pixels.set_friendly_name("pixel_values")
+    pixels.get_output_tensor(0).set_names({"pixel_values"})
+    kernel, step = weights.constant(f"{tower}.embeddings.patch_embedding.weight"), [shape.patch_size] * 2
+    patches = op.convolution(pixels, kernel, step, [0, 0], [0, 0], [1, 1])
+    flat = op.reshape(patches, np.array([0, hidden, -1], dtype=np.int64), special_zero=True)
+    x = op.transpose(flat, np.array([0, 2, 1], dtype=np.int64))
+    batch = op.gather(op.shape_of(x), np.array([0], dtype=np.int64), np.int64(0))
+    one = weights.array(f"{tower}.embeddings.class_embedding").reshape(1, 1, hidden)
+    first = op.broadcast(op.constant(one), op.concat([batch, np.array([1, hidden], dtype=np.int64)], 0))
+    x = op.add(op.concat([first, x], 1), weights.array(f"{tower}.embeddings.position_embedding.weight")[None])
+    x = _norm(shape, weights, f"{tower}.pre_layrnorm", x)
+    for layer in range(shape.layers):
+        name = f"{tower}.encoder.layers.{layer}"
+        x = op.add(x, _attention(shape, weights, name, _norm(shape, weights, f"{name}.layer_norm1", x)))
+        inner = weights.linear(f"{name}.mlp.fc1", _norm(shape, weights, f"{name}.layer_norm2", x))
+        x = op.add(x, weights.linear(f"{name}.mlp.fc2", _act(shape.act, inner)))
+    if not shape.keeps_class:
+        bounds = (np.array([value], dtype=np.int64) for value in (1, np.iinfo(np.int64).max, 1, 1))
+        x = op.slice(x, *bounds)
+    inner = _act(shape.projector_act, weights.linear("multi_modal_projector.linear_1", x))
+    result = op.result(weights.linear("multi_modal_projector.linear_2", inner))
+    result.get_output_tensor(0).set_names({"features"})
+    return ov.Model([result], [pixels], "vision")
+
+
+def _norm(shape: VisionShape, weights: _Weights, name: str, x: ov.Node) -> ov.Node:
+    normed = op.mvn(x, np.array([2], dtype=np.int64), True, shape.epsilon, "INSIDE_SQRT")
+    return op.add(op.multiply(normed, weights.array(f"{name}.weight")), weights.array(f"{name}.bias"))
+
+
+def _act(name: str, x: ov.Node) -> ov.Node:
+    if name == "quick_gelu":
+        return op.multiply(x, op.sigmoid(op.multiply(x, np.float32(1.702))))
+    return op.gelu(x, "erf")
+
+
+def _attention(shape: VisionShape, weights: _Weights, name: str, x: ov.Node) -> ov.Node:
+    size = shape.hidden_size // shape.heads
+    split = np.array([0, 0, shape.heads, size], dtype=np.int64)
+    turned = np.array([0, 2, 1, 3], dtype=np.int64)
+    q, k, v = (
+        op.transpose(op.reshape(weights.linear(f"{name}.self_attn.{part}_proj", x), split, special_zero=True), turned)
+        for part in "qkv"
+    )
+    attended = op.transpose(op.scaled_dot_product_attention(q, k, v), turned)
+    merged = op.reshape(attended, np.array([0, 0, shape.hidden_size], dtype=np.int64), special_zero=True)
+    return weights.linear(f"{name}.self_attn.out_proj", merged)
+
+
+class VisionEncoder:
+    """An encoder's engine, loaded.
+
+    Attributes:
+        image_size: pixels of a side of the pictures that it takes.
+    """
+
+    def __init__(self, folder: Path, options: OpenVinoSettings | None = None) -> None:
+        """Compile.
+
+        Args:
+            folder: of the engine.
+            options: arithmetic and threads.
+
+        Raises:
+            UserError: the folder is no engine of an encoder.
+        """
+        if not (folder / MODEL_FILE).is_file():
+            raise UserError(f"{folder} is not the engine of a vision encoder: it has no {MODEL_FILE}.")
+        options = options or OpenVinoSettings()
+        chosen: dict[str, Any] = {"INFERENCE_PRECISION_HINT": inference_precision(options)}
+        if options.num_threads is not None:
+            chosen["INFERENCE_NUM_THREADS"] = options.num_threads
+        self.image_size = int(parse_json(small_text(folder / CONFIG_FILE))["image_size"])
+        self._model = ov.Core().compile_model(folder / MODEL_FILE, "CPU", chosen)
+
+    def features(self, pixels: Array) -> Array:
+        """Return float32 [B, visual tokens, H] of prepared pictures [B, 3, S, S].
+
+        Raises:
+            UserError: they have another size, or values that are not finite.
+        """
+        side = self.image_size
+        if pixels.shape[1:] != (3, side, side):
+            raise UserError(
+                f"A picture came as {list(pixels.shape[1:])}.", allowed=f"The encoder takes [3, {side}, {side}]."
+            )
+        if not np.isfinite(pixels).all():
+            raise UserError("A picture has values that are NaN or infinite.")
+        return np.array(self._model(np.ascontiguousarray(pixels, dtype=np.float32))["features"])

@@ -1,0 +1,134 @@
+"""A whole LLaVA in model.path: what is planned, and what is refused, from its config.json."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from pipelines.checkpoint.llava import VisionShape, language_config, language_name, vision_name
+from pipelines.domain.errors import UserError
+from pipelines.plan.plan import make_plan
+from pipelines.settings.compose import load
+from pipelines.settings.model import BUNDLED
+from pipelines.store.store import Store
+from tests.unit.core.test_machine import MACHINE
+
+TRAINED = BUNDLED / "models" / "tiny_llama"
+LLAVA_1_5 = {
+    "architectures": ["LlavaForConditionalGeneration"],
+    "image_token_index": 32000,
+    "model_type": "llava",
+    "projector_hidden_act": "gelu",
+    "text_config": {
+        "_name_or_path": "lmsys/vicuna-7b-v1.5", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096,
+        "model_type": "llama", "rms_norm_eps": 1e-05, "torch_dtype": "float16", "vocab_size": 32064,
+    },
+    "torch_dtype": "float16",
+    "vision_config": {
+        "hidden_size": 1024, "image_size": 336, "intermediate_size": 4096, "model_type": "clip_vision_model",
+        "num_attention_heads": 16, "num_hidden_layers": 24, "patch_size": 14, "projection_dim": 768,
+    },
+    "vision_feature_layer": -2,
+    "vision_feature_select_strategy": "default",
+}  # fmt: skip
+"""As llava-hf/llava-1.5-7b-hf has it: Llama's sizes are left out."""
+
+
+def plan(tmp_path: Path, words: list[str], target: str) -> Any:
+    return make_plan(load(words), target, Store(tmp_path / "store"), MACHINE)
+
+
+def write_folder(folder: Path, **changes: Any) -> Path:
+    """Write a folder with tiny_llama's sizes and one tensor."""
+    folder.mkdir(parents=True)
+    text = json.loads((TRAINED / "config.json").read_text())
+    small = {"hidden_size": 48, "image_size": 32, "patch_size": 8, "num_attention_heads": 4, "num_hidden_layers": 4}
+    vision = {**LLAVA_1_5["vision_config"], **small, **changes.pop("vision_config", {})}
+    config = {
+        **LLAVA_1_5,
+        "text_config": {**text, **changes.pop("text_config", {})},
+        "vision_config": vision,
+        **changes,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({"multi_modal_projector.linear_1.weight": np.zeros((2, 2), np.float16)}, folder / "model.safetensors")
+    for file in TRAINED.glob("*token*.json"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def test_sizes_of_llava_1_5_are_those_of_the_classes() -> None:
+    shape = VisionShape.of(LLAVA_1_5, "config.json")
+    assert (shape.visual_tokens, shape.layers, shape.output_size) == (576, 23, 4096)
+    config = language_config(LLAVA_1_5, "config.json")
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert [config[name] for name in ("hidden_size", "num_hidden_layers", "vocab_size", "dtype")] == [
+        4096, 32, 32064, "float16",
+    ]  # fmt: skip
+
+
+def test_names_of_both_layouts() -> None:
+    for name in ("language_model.model.norm.weight", "model.language_model.norm.weight"):
+        assert language_name(name) == "model.norm.weight"
+    assert language_name("lm_head.weight") == language_name("language_model.lm_head.weight") == "lm_head.weight"
+    names = ("vision_tower.vision_model.x", "model.vision_tower.vision_model.x", "vision_tower.x")
+    assert {vision_name(name) for name in names} == {"vision_tower.x"}
+    assert language_name("vision_tower.x") is vision_name("lm_head.weight") is None
+
+
+def test_the_language_model_is_taken_out_first(tmp_path: Path) -> None:
+    path = write_folder(tmp_path / "llava")
+    words = [f"model.path={path}", "multimodal=llava", "multimodal.visual_tokens=16", "engine=openvino", "quant=fp8"]
+    found = {step.node.id: step.node for step in plan(tmp_path, words, "repository").steps}
+    assert next(iter(found)) == "language_model"
+    assert found["quantize"].inputs["model"] == found["repository"].inputs["model"] == "language_model"
+    assert found["repository"].inputs["vision_engine"] == "vision"
+    assert found["build"].stage.build.max_prompt_embedding_table_size == 16 * found["build"].stage.build.max_batch_size
+    alone = {step.node.id for step in plan(tmp_path, [f"model.path={path}", "engine=openvino"], "build").steps}
+    assert alone == {"language_model", "quantize", "build"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "said"),
+    [
+        ({}, (), "visual_tokens=576, but the encoder of .* gives 16"),
+        ({"vision_config": {"model_type": "siglip_vision_model"}}, (), "an encoder of type 'siglip_vision_model'"),
+        ({"vision_config": {"patch_size": 5}}, (), "do not divide its width or image_size"),
+        ({"vision_feature_layer": [-2, -5]}, (), r"vision_feature_layer=\[-2, -5\]"),
+        ({"projector_hidden_act": "relu"}, (), "projector_hidden_act='relu'"),
+        ({"text_config": {"model_type": "mistral"}}, (), "a language model of type 'mistral'"),
+        ({"quantization_config": {"quant_method": "awq"}}, (), "is of a quantized LLaVA"),
+        ({}, ("multimodal.visual_tokens=16", "build.max_prompt_embedding_table_size=15"), "=15 is less than"),
+        ({}, ("multimodal.visual_tokens=16", "multimodal.model_type=vila"), "vila is not supported by engine=openvino"),
+        (
+            {},
+            ("multimodal.visual_tokens=16", "speculative=draft_target", "model@speculative.draft=tiny_llama_draft"),
+            "with speculative=draft_target is not supported",
+        ),
+        (
+            {},
+            ("multimodal.visual_tokens=16", f"multimodal.path={TRAINED}"),
+            "is not of a Llava",
+        ),
+    ],
+)
+def test_what_cannot_be_built_is_named(
+    tmp_path: Path, changes: dict[str, Any], words: tuple[str, ...], said: str
+) -> None:
+    path = write_folder(tmp_path / "llava", **changes)
+    with pytest.raises(UserError) as caught:
+        plan(tmp_path, [f"model.path={path}", "multimodal=llava", "engine=openvino", *words], "repository")
+    assert re.search(said, str(caught.value))
+
+
+def test_a_llava_is_no_draft(tmp_path: Path) -> None:
+    path = write_folder(tmp_path / "llava")
+    words = ["model=tiny_llama", "speculative=draft_target", f"speculative.draft.path={path}", "engine=openvino"]
+    with pytest.raises(UserError, match="is a whole LLaVA"):
+        plan(tmp_path, words, "repository")
