@@ -200,21 +200,16 @@ def files(deployed: ClusterDeployment) -> dict[str, str]:
 
 def _dynamo_files(deployed: ClusterDeployment) -> dict[str, str]:
     """Return the files for Dynamo's operator, which makes Services and everything else of the graph."""
-    base = {"claim": claim} if (claim := pods.claim(deployed)) else {}
-    further, overlay = dynamo.option_files(deployed), {"graph": dynamo.graph(deployed)}
-    about = _kustomization(["../../base", "graph.yaml"])
+    further, claim = dynamo.option_files(deployed), pods.claim(deployed)
+    things = {**({"claim": claim} if claim else {}), "graph": dynamo.graph(deployed)}
+    about = _kustomization(f"{name}.yaml" for name in things)
     if deployed.settings.namespace:
         about["namespace"] = deployed.settings.namespace
     about["configMapGenerator"] = [{"name": pods.options_name(deployed), "files": sorted(further)}]
     about["generatorOptions"] = {"disableNameSuffixHash": True}
-    place = f"overlays/{deployed.served.kind}"
-    return {
-        "base/kustomization.yaml": _text(_kustomization(f"{name}.yaml" for name in base)),
-        **{f"base/{name}.yaml": _text(thing) for name, thing in base.items()},
-        **{f"{place}/{name}.yaml": _text(thing) for name, thing in overlay.items()},
-        **{f"{place}/{name}": text for name, text in further.items()},
-        f"{place}/kustomization.yaml": _text(about, "# For the operator of NVIDIA Dynamo.\n"),
-    }
+    texts = {f"{name}.yaml": _text(thing) for name, thing in things.items()} | further
+    texts["kustomization.yaml"] = _text(about, "# For the operator of NVIDIA Dynamo.\n")
+    return {f"overlays/{deployed.served.kind}/{name}": text for name, text in texts.items()}
 
 
 def _workload(deployed: ClusterDeployment, kind: Kind) -> tuple[dict[str, Object], dict[str, str]]:

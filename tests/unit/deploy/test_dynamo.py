@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import jsonschema
@@ -13,7 +15,7 @@ from pipelines.deploy.config import ClusterSettings, ManifestSettings
 from pipelines.deploy.dynamo import dynamo_faults
 from pipelines.domain.errors import UserError
 from pipelines.engines.tensorrt_llm.llm_api import complaints
-from tests.support.deployments import by_kind, deployed
+from tests.support.deployments import build, by_kind, deployed, write
 from tests.unit.deploy.test_manifests import FULL, built, check, container
 from tests.unit.deploy.test_manifests_written import manifests
 
@@ -124,3 +126,18 @@ def test_it_says_what_the_cluster_needs(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "tensorrtllm-runtime:1.5.0, not run here; its operator must be in the cluster" in said
     assert "Service llama-3-8b-fp8-frontend, port 8000" in said
+
+
+@pytest.mark.parametrize(
+    "choices", [{}, FULL | RESOLVED, {"storage": "host_path", "host_path": "/m"}], ids=["claim", "full", "host path"]
+)
+def test_kustomize_itself_makes_the_same_of_the_files(choices, tmp_path):
+    tool = next((name for name in ("kustomize", "kubectl") if shutil.which(name)), None)
+    if tool is None:
+        pytest.skip("neither kustomize nor kubectl is installed")
+    overlay = write(deployed(tmp_path, "llm_api", operator="dynamo", cluster=APART, **choices), tmp_path / "out")
+    command = [tool, "build" if tool == "kustomize" else "kustomize", str(overlay)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    theirs = {thing["kind"]: thing for thing in yaml.safe_load_all(done.stdout)}
+    assert theirs == {thing["kind"]: thing for thing in build(overlay)}
