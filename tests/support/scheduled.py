@@ -40,6 +40,7 @@ class Channel:
     kv: KvUse = field(default_factory=KvUse)
     draft: DraftUse = field(default_factory=DraftUse)
     ended: threading.Event = field(default_factory=threading.Event)
+    waits: bool = False
 
     def send(self, part: ResponsePart) -> None:
         """Receive a part of the answer."""

@@ -68,8 +68,12 @@ class ResponseSender:
         requests: dict[Response, list[tuple[Sequence, StepOutput]]] = {}
         for sequence, step in outputs:
             requests.setdefault(sequence.response, []).append((sequence, step))
-        first, *others = requests.values() or [[]]
+        waiting = [each for response, each in requests.items() if response.channel.waits]
+        first, *others = waiting or [[]]
         at_work = [self._threads.submit(self._send_in_order, each) for each in others]
+        for response, steps in requests.items():
+            if not response.channel.waits:
+                self._send_in_order(steps)
         self._send_in_order(first)
         for each in at_work:
             each.result()

@@ -132,7 +132,14 @@ class ResponsePart:
 
 
 class Channel(Protocol):
-    """Connection for the responses to one client."""
+    """Connection for the responses to one client.
+
+    Attributes:
+        waits: whether sending waits for another process.
+    """
+
+    @property
+    def waits(self) -> bool: ...  # noqa: D102
 
     def send(self, part: ResponsePart) -> None:
         """Send a response; `part.last` closes the channel."""

@@ -51,9 +51,11 @@ def main() -> None:
     arguments = parser.parse_args()
     _allow_connections()
     limits = Limits(arguments.max_body_bytes, arguments.max_prompts, arguments.request_timeout_s)
-    load = partial(served, read_repository(arguments.repository), arguments.metrics, arguments.chat_template)
+    repository = read_repository(arguments.repository)
+    load = partial(served, repository, arguments.metrics, arguments.chat_template)
     slo = Slo("given", arguments.slo_ttft_ms, arguments.slo_itl_ms, arguments.slo_e2e_ms)
-    app = make_app(load, Backend(arguments.grpc), limits, arguments.cors_origin, slo)
+    backend = Backend(arguments.grpc, token_socket=not repository.gpu)
+    app = make_app(load, backend, limits, arguments.cors_origin, slo)
     gc.freeze()  # no later collection walks through the modules, while all answers wait for it
     if hasattr(libc := ctypes.CDLL(None), "mallopt"):  # glibc
         libc.mallopt(MMAP_THRESHOLD, SMALL)

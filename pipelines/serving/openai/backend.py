@@ -18,6 +18,7 @@ import numpy as np
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
+from pipelines.host.token_socket import PARAMETER, TokenListener
 from pipelines.serving.openai.errors import ApiError, from_triton
 from pipelines.serving.openai.generation import TokenPart
 from pipelines.serving.openai.inputs import FEW_LOG_PROBS, InputTensor, prompt_inputs
@@ -49,7 +50,8 @@ The engine may be at its end itself (a stop string that it knows too), and the f
 CANCEL_S = 5.0
 """Seconds after which such a stream is cancelled after all."""
 AHEAD = 64
-"""Responses that may wait for a slow client; gRPC's flow control then holds back the server."""
+"""Responses that may wait for a slow client; gRPC's flow control then holds back the server. Plain tokens, of which an
+answer has max_seq_len at most, all may."""
 STOP = (*prompt_inputs((1,), 1), InputTensor("stop", "BOOL", (True,)))
 PLAIN = ("output_ids", "sequence_length")
 REUSED, LOG_PROBS, LOGITS = "kv_cache_reused_blocks", "output_log_probs", "generation_logits"
@@ -59,7 +61,7 @@ TIMES = ("arrival_time_ns", "first_scheduled_time_ns")
 """Outputs that are asked for where an answer comes in one response; with each token they would cost too much."""
 IN_ONE = InputTensor("streaming", "BOOL", (False,))
 INTEGERS = dict.fromkeys((*PLAIN, REUSED)).keys()
-"""In this order; all are INT32."""
+"""In this order; all are INT32. Parts of an answer without other outputs may come through the token socket."""
 ON_REQUEST = {
     "return_log_probs": (LOG_PROBS,),
     "return_generation_logits": (LOGITS,),
@@ -72,20 +74,29 @@ ON_REQUEST = {
 class Backend:
     """The Triton model `tensorrt_llm` as a source of tokens."""
 
-    def __init__(self, url: str) -> None:
-        """Remember the address (host:port of the gRPC service); `open` creates the connection in its event loop."""
-        self._url = url
+    def __init__(self, url: str, *, token_socket: bool = True) -> None:
+        """Remember the address; `open` creates the connection in its event loop.
+
+        Args:
+            url: host:port of the gRPC service.
+            token_socket: whether to offer the engine a socket of its own for tokens; see `host.token_socket`.
+        """
+        self._url, self._token_socket = url, token_socket
         self._client: Any = None
         self._running: set[asyncio.Task[None]] = set()
+        self._tokens = TokenListener()
 
     def open(self) -> None:
         """Create the channel, which connects on first use."""
+        loop = asyncio.get_running_loop()
+        self._tokens.open(loop.add_reader, loop.remove_reader)
         self._client = triton.InferenceServerClient(self._url, channel_args=CHANNEL)
 
     async def close(self) -> None:
         """Close the connection."""
         for task in self._running:
             task.cancel()
+        self._tokens.close()
         await self._client.close()
 
     async def ready(self) -> bool:
@@ -110,9 +121,10 @@ class Backend:
         """
         outputs = [*PLAIN, *(name for entry in inputs for name in ON_REQUEST.get(entry.name, ()))]
         outputs += TIMES if REUSED in outputs and IN_ONE in inputs else ()
-        async with aclosing(self.stream(ENGINE, inputs, outputs)) as results:  # type: ignore[type-var]
+        plain = self._token_socket and IN_ONE not in inputs and set(outputs) <= INTEGERS
+        async with aclosing(self.stream(ENGINE, inputs, outputs, plain=plain)) as results:  # type: ignore[type-var]
             async for result in results:
-                yield _part(result)
+                yield result if isinstance(result, TokenPart) else _part(result)
 
     async def takes_few_log_probs(self) -> bool:
         """Return whether the engine's own model can be asked for the log probabilities of a few tokens.
@@ -153,7 +165,13 @@ class Backend:
         return outputs
 
     async def stream(
-        self, model: str, inputs: Sequence[InputTensor], outputs: Sequence[str] = (), request_id: str = ""
+        self,
+        model: str,
+        inputs: Sequence[InputTensor],
+        outputs: Sequence[str] = (),
+        request_id: str = "",
+        *,
+        plain: bool = False,
     ) -> AsyncIterator[Any]:
         """Send one request to a model and yield its results; closing the iterator stops it on the server.
 
@@ -162,6 +180,7 @@ class Backend:
             inputs: its tensors.
             outputs: names of the outputs that are wanted; none means all.
             request_id: the client's; without one, the request gets one of its own.
+            plain: whether some of the results may come as a `TokenPart`, past tritonserver.
 
         Raises:
             ApiError: the server returned an error, or does not respond.
@@ -169,10 +188,14 @@ class Backend:
         # not with the header triton_grpc_error, which would give errors a status: tritonserver 2.51 uses a stream that
         # ended that way after it has freed it, and dies of that after some hundred errors
         request = _request(model, inputs, outputs, request_id)
+        results: asyncio.Queue[Any] = asyncio.Queue(0 if plain else AHEAD)
+        key = None
+        if plain:
+            parameter, key = self._tokens.expect(lambda tokens: results.put_nowait(TokenPart(tokens)))
+            request["parameters"] = {PARAMETER: parameter}
         call: Any = self._client.stream_infer(_once(request))
-        results: asyncio.Queue[Any] = asyncio.Queue(AHEAD)
         # in a task of its own: cancelling whoever waits for gRPC's next response cancels the stream
-        self._run(_read(call, results))
+        self._run(self._read(call, results))
         result: Any = ()
         try:
             while (result := await results.get()) is not None:
@@ -180,6 +203,8 @@ class Backend:
                     raise result
                 yield result
         finally:
+            if key is not None:
+                self._tokens.forget(key)
             if result is not None:
                 self._run(self._leave(call, results, model, request["request_id"]))
 
@@ -201,26 +226,26 @@ class Backend:
             async for _ in self._client.stream_infer(_once(request)):
                 pass
 
+    async def _read(self, call: Any, results: asyncio.Queue[Any]) -> None:
+        """Put the results of a stream into the queue, errors as `ApiError`, and None at the end."""
+        try:
+            async for result, error in call:
+                self._tokens.read()  # they are older
+                await results.put(result if error is None else from_triton(error.message() or str(error), None))
+        except grpc.aio.AioRpcError as error:
+            await results.put(from_triton(error.details() or "no reason given", error.code().name))
+        except InferenceServerException as error:
+            await results.put(from_triton(error.message(), _code(error)))
+        except asyncio.CancelledError:  # of the stream, which gRPC reports this way, unless it is ours
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+        await results.put(None)
+
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-
-
-async def _read(call: Any, results: asyncio.Queue[Any]) -> None:
-    """Put the results of a stream into the queue, errors as `ApiError`, and None at the end."""
-    try:
-        async for result, error in call:
-            await results.put(result if error is None else from_triton(error.message() or str(error), None))
-    except grpc.aio.AioRpcError as error:
-        await results.put(from_triton(error.details() or "no reason given", error.code().name))
-    except InferenceServerException as error:
-        await results.put(from_triton(error.message(), _code(error)))
-    except asyncio.CancelledError:  # of the stream, which gRPC reports this way, unless it is ours
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-    await results.put(None)
 
 
 async def _drain(results: asyncio.Queue[Any]) -> None:

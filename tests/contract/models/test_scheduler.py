@@ -25,6 +25,8 @@ from pipelines.engines.openvino.serving_options import ServingOptions
 class Channel:
     """Remembers tokens and the end."""
 
+    waits = False
+
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.error = ""

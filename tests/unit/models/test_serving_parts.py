@@ -33,6 +33,8 @@ def request(**values: Any) -> GenerationRequest:
 class Channel:
     """Keeps what it is given."""
 
+    waits = False
+
     def __init__(self) -> None:
         self.sent: list[tuple[list[int], bool]] = []
         self.errors: list[str] = []

@@ -31,12 +31,15 @@ from pipelines.engines.openvino.scheduler import QueueFullError, Scheduler
 from pipelines.engines.openvino.sequences import ResponsePart
 from pipelines.engines.openvino.serving_options import ServingOptions
 from pipelines.engines.openvino.serving_stats import GAUGES, HISTOGRAMS, LENGTH_BUCKETS
+from pipelines.host.token_socket import PARAMETER, TokenConnections, parsed
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 SWITCH_SECONDS = 0.0002
 """Switch interval of the interpreter: the engine's step holds the lock, and no thread should wait for it twice."""
 SUPERVISED = "TRTLLM_PIPELINES_RESTARTS"
 """Variable that pipelines/serving/process.py sets."""
+PLAIN = {"output_ids", "sequence_length", "kv_cache_reused_blocks"}
+"""Outputs whose last values are all that is needed besides the tokens."""
 KEY_BYTES = 8
 KEY_PERIOD_S = 0.1
 """How often a streamed answer shows its key; each costs a tensor, and a look by the next step of the ensemble."""
@@ -61,6 +64,7 @@ class TritonPythonModel:
             raise pb_utils.TritonModelException(str(error)) from error
         self._logits_type = _logits_type(config)
         self._keys = Keys()
+        self._connections = TokenConnections()
         labels = {"model": args["model_name"], "version": args["model_version"]}
         self._metrics = Metrics(self._scheduler, labels, options.stats_check_period_ms / 1000)
         gc.freeze()  # no later collection walks through the modules and the model, while all answers wait for it
@@ -68,7 +72,7 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> None:
         """Queue requests; answers come from the scheduler's threads."""
         for request in requests:
-            channel = TritonChannel(request, self._logits_type)
+            channel = TritonChannel(request, self._logits_type, self._connections)
             try:
                 self._take(request, channel)
             except UserError as error:
@@ -82,6 +86,7 @@ class TritonPythonModel:
         self._metrics.close()
         self._keys.close()
         self._scheduler.close()
+        self._connections.close()
 
     def _take(self, request: Any, channel: TritonChannel) -> None:
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
@@ -105,9 +110,12 @@ class TritonChannel:
     (python backend 2.51: the response factory is gone by then). Both therefore happen under one lock.
     """
 
-    def __init__(self, request: Any, logits_type: Any) -> None:
+    def __init__(self, request: Any, logits_type: Any, connections: TokenConnections) -> None:
+        self._connections = connections
         self._sender = request.get_response_sender()
         self._wanted = frozenset(request.requested_output_names())
+        parameter = json.loads(request.parameters() or "{}").get(PARAMETER, "")
+        self._target = parsed(str(parameter)) if self._wanted <= PLAIN else None
         self._logits_type = logits_type
         self._lock = threading.Lock()
         self._closed = False
@@ -118,7 +126,20 @@ class TritonChannel:
         self._show_key_at = 0.0
 
     def send(self, part: ResponsePart) -> None:
-        """Send a response."""
+        """Send a response: all parts of one answer but the last to the token socket, where the request names one."""
+        several = part.sequence.response.batch > 1 or part.sequence.request.num_return_sequences > 1
+        if self._target is not None and not (part.last or several):
+            if self._connections.send(self._target, part.rows[0]):
+                return
+            self._target = None
+        self._send(part)
+
+    @property
+    def waits(self) -> bool:
+        """Whether sending waits for tritonserver."""
+        return self._target is None
+
+    def _send(self, part: ResponsePart) -> None:
         # Python backend drops outputs that nobody asked for, but there are up to twelve with every token, and before
         # 24.12 it dropped their last reference without the interpreter's lock (its pull request 390).
         tensors = [pb_utils.Tensor(*entry) for entry in self._tensors(part) if entry[0] in self._wanted]
