@@ -31,6 +31,7 @@ from pipelines.compress.postprocess import correct_export
 from pipelines.compress.simulating import LayerQuantizer, prepared, quantize_layers, simulated
 from pipelines.compress.specs import Layout, QuantSpec
 from pipelines.domain.families import settled
+from pipelines.domain.formats import FORMATS
 from pipelines.domain.progress import Progress
 from pipelines.domain.rotary import both_spellings
 
@@ -139,7 +140,13 @@ def _by_layer(task: QuantizeTask, out_dir: Path, progress: Progress) -> _Exporte
     with new_files_removed(out_dir):
         record = ProgressRecord(out_dir, identity)
         quantizer = LayerQuantizer(
-            layers, source.shape.family, config, data, record.folder, cache_alone=spec.cache_alone
+            layers,
+            source.shape.family,
+            config,
+            data,
+            record.folder,
+            cache_alone=spec.cache_alone,
+            sequential=FORMATS[spec.quant.qformat].sequential,
         )
         quantize_layers(quantizer, layers, files, out_dir, record, calibration.seed, progress)
     return _Exported(data, record.notes["seconds"], record=record)

@@ -110,9 +110,8 @@ def run_batch(model: torch.nn.Module, batch: torch.Tensor, logits_to_keep: int =
     """
 
     def run() -> torch.Tensor:
-        output = model(input_ids=batch, logits_to_keep=logits_to_keep)
-        # ModelOpt ends a pass behind the layer that GPTQ is at, without an output
-        return torch.empty(0) if output is None else output.logits
+        logits: torch.Tensor = model(input_ids=batch, logits_to_keep=logits_to_keep).logits
+        return logits
 
     return checked(model, run, str, "lm_head")
 

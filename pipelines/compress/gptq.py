@@ -1,50 +1,51 @@
 """GPTQ of one decoder layer: round its weights column by column, and let the columns that follow compensate.
 
-Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers" (2022). The weights
-are those of ModelOpt's `gptq` (0.47), which rounds the whole matrix again for each of its columns and has a Hessian for
-each linear; here a column is rounded alone, and linears with the same input share what depends on it.
+Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers" (2022), in the form
+of Babai's nearest plane (Chen et al., "The Geometry of LLM Quantization: GPTQ as Babai's Nearest Plane Algorithm",
+2025). With the Hessian H = L L^T, the error of a weight w that is rounded to q is |(w - q) L|^2, and element k of that
+vector depends on columns k and later alone. So columns are rounded from the last to the first, each to what makes its
+element smallest. This takes one Cholesky factor, where the paper of 2022 inverts the Hessian between two of them. Its
+order is from the first column to the last, which is kept here because accuracy depends on it: everything within this
+module has the input channels in reverse.
 
-Shapes: n tokens, o output and i input channels; a tensor's name ends with its shape.
+Shapes: n tokens, o output and i input channels, r the same in reverse, g groups of input channels; a tensor's name ends
+with its shape.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 
-Rounding = Callable[[torch.Tensor, int], torch.Tensor]
-"""Returns a column of a weight, float32 [O], as the format holds it; the second argument is its number."""
-
+DAMP = 0.01
+"""Share of the Hessian's mean diagonal that is added to it, as in the paper and in ModelOpt."""
 _ROWS = 1024
 """Rows of a Hessian that are computed at once; what is right of their last diagonal element is left out."""
+_FEW = 128
+"""Columns whose products are too small for several threads."""
 
 
 class Hessian:
-    """The mean of 2 x x^T over the inputs x of some linears.
+    """The sum of x x^T over the inputs x of some linears, in reverse.
 
     Attributes:
-        mean_ii: its lower triangle, float32 [I, I]; the rest is undefined.
+        sum_rr: its lower triangle, float32 [I, I]; the rest is undefined.
         linears: names of the linears.
     """
 
     def __init__(self, width: int, device: torch.device) -> None:
         """Begin with no inputs."""
-        self.mean_ii = torch.zeros(width, width, device=device)
+        self.sum_rr = torch.zeros(width, width, device=device)
         self.linears: dict[str, None] = {}
-        self._tokens = 0
 
     def add(self, inputs: torch.Tensor) -> None:
-        """Take inputs of another batch into the mean: [..., I]."""
-        x_ni = inputs.reshape(-1, inputs.shape[-1]).float()
-        self.mean_ii *= self._tokens / (self._tokens + len(x_ni))
-        self._tokens += len(x_ni)
-        x_in = (math.sqrt(2 / self._tokens) * x_ni).t()
-        for start in range(0, len(x_in), _ROWS):
-            stop = min(start + _ROWS, len(x_in))
-            self.mean_ii[start:stop, :stop] += x_in[start:stop] @ x_in[:stop].t()
+        """Add inputs of another batch: [..., I]."""
+        x_nr = inputs.reshape(-1, inputs.shape[-1]).flip(1).float()
+        for start in range(0, x_nr.shape[1], _ROWS):
+            stop = start + _ROWS
+            self.sum_rr[start:stop, :stop].addmm_(x_nr[:, start:stop].t(), x_nr[:, :stop])
 
 
 @contextmanager
@@ -76,77 +77,96 @@ def observed(linears: Mapping[str, torch.nn.Module]) -> Iterator[list[Hessian]]:
 def round_linears(
     linears: Mapping[str, torch.nn.Module],
     hessians: list[Hessian],
-    rounding: Callable[[torch.nn.Module], Rounding],
-    *,
-    block: int,
-    damp: float,
+    scales: Callable[[torch.nn.Module], torch.Tensor],
 ) -> None:
     """Replace the weights of linears by rounded ones.
 
     Args:
         linears: by name.
         hessians: from `observed`; emptied, because one of them can be larger than the layer.
-        rounding: returns how the columns of a linear's weight are rounded.
-        block: columns that are solved at once.
-        damp: share of the Hessian's mean diagonal that is added to it.
+        scales: returns the scale of each group of a linear's weights, float32 [G, O].
     """
     while hessians:
-        hessian_ii, names = hessians[-1].mean_ii, hessians.pop().linears
+        hessian_rr, names = hessians[-1].sum_rr, hessians.pop().linears
         groups: dict[bytes, list[torch.nn.Module]] = {}  # by the columns whose weights are all zero: mostly one group
         for name in names:
             unused_i = linears[name].get_parameter("weight").eq(0).all(dim=0)
             groups.setdefault(unused_i.cpu().numpy().tobytes(), []).append(linears[name])
         while groups:
             _, alike = groups.popitem()
-            unused_i = alike[0].get_parameter("weight").eq(0).all(dim=0)
-            factor_ii = inverse_factor(hessian_ii.clone() if groups else hessian_ii, unused_i, damp)
-            for linear in alike:
-                weight = linear.get_parameter("weight")
-                weight.data = rounded(weight.data, factor_ii, rounding(linear), block)
+            weights = [linear.get_parameter("weight") for linear in alike]
+            unused_i = weights[0].eq(0).all(dim=0)
+            factor_rr = error_factor(hessian_rr.clone() if groups else hessian_rr, unused_i)
+            scales_go = torch.cat([scales(linear) for linear in alike], dim=1)
+            rounded_oi = rounded(torch.cat([weight.data for weight in weights]), factor_rr, scales_go)
+            for weight, part_oi in zip(weights, torch.split(rounded_oi, list(map(len, weights))), strict=True):
+                weight.data = part_oi.contiguous()
 
 
-def inverse_factor(hessian_ii: torch.Tensor, unused_i: torch.Tensor, damp: float) -> torch.Tensor:
-    """Return the upper Cholesky factor of the damped Hessian's inverse, computed in its memory.
+def error_factor(hessian_rr: torch.Tensor, unused_i: torch.Tensor) -> torch.Tensor:
+    """Return the lower Cholesky factor of the damped Hessian, with columns divided by their diagonal elements.
 
     Args:
-        hessian_ii: its lower triangle is read; overwritten.
+        hessian_rr: its lower triangle is read; overwritten.
         unused_i: columns whose weights are all zero, which must not influence others.
-        damp: see `round_linears`.
 
     Returns:
-        the factor; the identity, as in ModelOpt, if the Hessian is not positive definite.
+        the factor, in the Hessian's memory; the identity if the Hessian is not positive definite.
     """
-    hessian_ii[unused_i, :] = 0
-    hessian_ii[:, unused_i] = 0
-    diagonal = hessian_ii.diagonal()
-    diagonal[unused_i] = 1
-    diagonal += damp * torch.mean(diagonal.clone())
-    try:
-        matrix: torch.Tensor = torch.linalg.cholesky(hessian_ii)
-        torch.cholesky_inverse(matrix, out=hessian_ii)
-        torch.linalg.cholesky(hessian_ii, upper=True, out=matrix)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        return torch.eye(len(hessian_ii), device=hessian_ii.device)
-    return matrix
+    unused_r = unused_i.flip(0)
+    hessian_rr[unused_r, :] = 0
+    hessian_rr[:, unused_r] = 0
+    diagonal = hessian_rr.diagonal()
+    diagonal[unused_r] = 1
+    diagonal += DAMP * torch.mean(diagonal.clone())
+    failed = torch.empty((), dtype=torch.int32, device=hessian_rr.device)
+    torch.linalg.cholesky_ex(hessian_rr, out=(hessian_rr, failed))
+    if failed:
+        return torch.eye(len(hessian_rr), device=hessian_rr.device)
+    return hessian_rr.div_(hessian_rr.diagonal().clone())
 
 
-def rounded(weight_oi: torch.Tensor, factor_ii: torch.Tensor, rounding: Rounding, block: int) -> torch.Tensor:
+def rounded(weight_oi: torch.Tensor, factor_rr: torch.Tensor, scales_go: torch.Tensor) -> torch.Tensor:
     """Return the rounded weights, in the same type.
 
     Args:
-        weight_oi: a linear's weight.
-        factor_ii: from `inverse_factor`.
-        rounding: of its columns.
-        block: columns that are solved at once.
+        weight_oi: weights of linears with the same input.
+        factor_rr: from `error_factor`.
+        scales_go: of groups of I / G neighbouring columns; a weight is a whole number of them, from -8 to 7.
     """
-    work, width = weight_oi.float(), weight_oi.shape[1]
-    for start in range(0, width, block):
-        stop = min(start + block, width)
-        columns, factor = work[:, start:stop].clone(), factor_ii[start:stop, start:stop]
-        errors = torch.empty_like(columns)
-        for j in range(stop - start):
-            values = work[:, start + j] = rounding(columns[:, j], start + j)
-            errors[:, j] = (columns[:, j] - values) / factor[j, j]
-            columns[:, j:].addr_(errors[:, j], factor[j, j:], alpha=-1)
-        work[:, stop:].addmm_(errors, factor_ii[start:stop, stop:], alpha=-1)
-    return work.to(weight_oi.dtype)
+    rounded_ro, scales_go = weight_oi.flip(1).t().contiguous(), scales_go.flip(0)
+    # rows that are not rounded yet hold what they are rounded from, the others their errors
+    work_ro = rounded_ro.to(torch.float32, copy=True)
+    group, values_o = len(work_ro) // len(scales_go), torch.empty_like(work_ro[0])
+
+    def round_column(k: int, _: int) -> None:
+        scale_o = scales_go[k // group]
+        torch.div(work_ro[k], scale_o, out=values_o).round_().clamp_(-8, 7).mul_(scale_o)
+        torch.sub(rounded_ro[k], values_o, out=work_ro[k])
+        rounded_ro[k] = values_o
+
+    def solve(start: int, stop: int, at_once: int, solve_part: Callable[[int, int], None]) -> None:
+        if stop - start <= at_once:
+            solve_part(start, stop)
+            return
+        middle = (start + stop) // 2
+        solve(middle, stop, at_once, solve_part)
+        work_ro[start:middle].addmm_(factor_rr[middle:stop, start:middle].t(), work_ro[middle:stop])
+        solve(start, middle, at_once, solve_part)
+
+    def solve_few(start: int, stop: int) -> None:
+        with _one_thread():
+            solve(start, stop, 1, round_column)
+
+    solve(0, len(work_ro), _FEW, solve_few)
+    return rounded_ro.t().flip(1)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -53,7 +53,6 @@ with _lightly():
     )
     from modelopt.torch.quantization import extensions
     from modelopt.torch.quantization.algorithms import QuantRecipe
-    from modelopt.torch.quantization.tensor_quant import fake_tensor_quant
 
 VERSION: str = modelopt.__version__
 
@@ -68,14 +67,14 @@ def check_supported(quant: QuantSettings, device: str) -> None:
     """Reject what this ModelOpt does not support on this device, before anything is calibrated.
 
     Raises:
-        UserError: this ModelOpt does not know a format (GPTQ in 0.37), the way to find scales, or the way to judge
+        UserError: this ModelOpt does not know the way to find scales, or the way to judge
             candidates (kl_div before 0.47); or the device is a CPU, and this ModelOpt has no CPU path for a format
             (NVFP4 in 0.37).
     """
     version = tuple(int(part) for part in VERSION.split(".")[:2])
+    if faults := version_faults(VERSION, quant.int4_scales, quant.fp4_inputs):
+        raise UserError.of(faults)
     for qformat in quant.formats:
-        if faults := version_faults(qformat, VERSION, quant.int4_scales, quant.fp4_inputs):
-            raise UserError.of(faults)
         oldest = FORMATS[qformat].modelopt_on_cpu
         if device == "cpu" and version < oldest:
             raise UserError(
@@ -272,21 +271,11 @@ def unrounded(linears: Iterable[Any]) -> Iterator[None]:
         linear.weight_quantizer.enable()
 
 
-def column_rounding(linear: Any) -> Callable[[torch.Tensor, int], torch.Tensor]:
-    """Return what rounds one column of a linear's weight, float32 [O], given its number, under scales of groups."""
+def group_scales(linear: Any) -> torch.Tensor:
+    """Return the scales of the groups of a linear's weight, float32 [G, O]."""
     quantizer = linear.weight_quantizer
-    group, rows = quantizer.block_sizes[-1], linear.weight.shape[0]
-    largest = quantizer.amax.reshape(rows, -1).t().float().contiguous()
-
-    def rounding(column: torch.Tensor, number: int) -> torch.Tensor:
-        bits, narrow = quantizer.num_bits, quantizer.narrow_range
-        bounds = largest[number // group, :, None]
-        values: torch.Tensor = fake_tensor_quant(
-            column.contiguous()[:, None], bounds, None, bits, quantizer.unsigned, narrow
-        )
-        return values[:, 0]
-
-    return rounding
+    scales_go: torch.Tensor = quantizer.amax.reshape(len(linear.weight), -1).t().float() / quantizer.maxbound
+    return scales_go
 
 
 def quantizers(model: torch.nn.Module) -> Iterable[tuple[str, Any]]:

@@ -34,9 +34,6 @@ _KV_CACHE: dict[KvFormat, Config] = {
 
 _WEIGHTS = "*weight_quantizer"
 
-GPTQ_BLOCK, GPTQ_DAMP = 128, 0.01
-"""Columns solved at once, and the share of the Hessian's mean diagonal that is added to it: ModelOpt's defaults."""
-
 
 def modelopt_config(spec: QuantSpec, family: Family, preset: Callable[[str], Config]) -> Config | None:
     """Return the configuration for `mtq.quantize`, or None when nothing is simulated.
@@ -66,15 +63,10 @@ def modelopt_config(spec: QuantSpec, family: Family, preset: Callable[[str], Con
     return config
 
 
-def is_sequential(config: Config) -> bool:
-    """Return whether a layer is calibrated on the outputs of the quantized layers before it."""
-    algorithm = config["algorithm"]
-    return isinstance(algorithm, dict) and "layerwise" in algorithm
-
-
-def with_largest(config: Config) -> Config:
-    """Return the configuration with scales from the largest values alone, from which GPTQ begins."""
-    return config | {"algorithm": "max"}
+def has_cache(config: Config) -> bool:
+    """Return whether a configuration quantizes the KV cache."""
+    entries = config["quant_cfg"]
+    return KV_PATTERN in (entries if isinstance(entries, dict) else [entry["quantizer_name"] for entry in entries])
 
 
 def candidate_configs(spec: QuantSpec, family: Family, preset: Callable[[str], Config]) -> dict[QFormat, Config]:
@@ -102,10 +94,6 @@ def _set(config: Config, pattern: str, attributes: Config) -> None:
 def _algorithm(quant: QuantSettings, family: Family, default: Any) -> Any:
     """Return ModelOpt's calibration algorithm, with the given parameters or those that the family needs."""
     form = FORMATS[quant.qformat]
-    if form.sequential:
-        # the columns of a block must be whole groups
-        block = max(GPTQ_BLOCK, quant.group_size)
-        return {"method": "gptq", "block_size": block, "perc_damp": GPTQ_DAMP, "layerwise": {"enable": True}}
     value = quant.smoothquant_alpha if form.tuning == "smoothquant" else quant.awq_alpha_step
     value = family.tuning_default(form) if value is None else value
     if form.tuning == "smoothquant" and value is not None:

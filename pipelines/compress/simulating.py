@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -39,12 +40,13 @@ from pipelines.compress.model_folder import (
     torch_dtype,
 )
 from pipelines.compress.one_layer import LayerSource
-from pipelines.compress.recipes import KV_PATTERN, Config, is_sequential, modelopt_config, with_largest
+from pipelines.compress.recipes import Config, has_cache, modelopt_config
 from pipelines.compress.searching import search_mix
 from pipelines.compress.specs import QuantSpec
 from pipelines.compress.traced import PARTS, TracedModel
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import Family
+from pipelines.domain.formats import FORMATS
 from pipelines.domain.progress import SILENT, Progress
 
 
@@ -102,7 +104,9 @@ def simulated(
     search = None
     with progress.task("loading the model", None):
         model = load_model(source, dtype, device)
-    if config is not None:
+    if config is not None and data is not None and FORMATS[spec.quant.qformat].sequential:
+        _replace_layers(model, source, config, data, dtype, device, progress)
+    elif config is not None:
         forward = None if data is None else forward_passes(data, progress, device)
         with f32_products():
             model = modelopt_door.simulate(model, config, forward)
@@ -111,6 +115,28 @@ def simulated(
         model, search = search_mix(model, spec, source.shape.family, data, progress, device)
         check_calibrated(model)
     return WholeSimulation(model, data, search)
+
+
+def _replace_layers(
+    model: Any,
+    source: ModelFolder,
+    config: Config,
+    data: CalibrationSet,
+    dtype: str,
+    device: str,
+    progress: Progress,
+) -> None:
+    """Put layers into a model whose weights GPTQ has rounded, one after another; in place."""
+    layers = LayerSource(source, dtype, device)
+    with TemporaryDirectory() as folder, progress.task("quantizing", layers.layers, "layers") as advance:
+        quantizer = LayerQuantizer(
+            layers, source.shape.family, config, data, Path(folder), cache_alone=False, sequential=True
+        )
+        for number in range(layers.layers):
+            layer = quantizer.simulated(number).model.layers[0]
+            layer.self_attn.layer_idx = number
+            model.model.layers[number] = layer
+            advance(1)
 
 
 def prepared(
@@ -143,8 +169,8 @@ def prepared(
     return config, make_batches(texts, load_tokenizer(source), calibration, size)
 
 
-def check_calibrated(model: torch.nn.Module, shown: Callable[[str], str] = str) -> None:
-    """Reject scales that are not positive and finite.
+def check_calibrated(model: Any, shown: Callable[[str], str] = str) -> Any:
+    """Reject scales that are not positive and finite, and return the model.
 
     A group or channel of weights that is all zero (2:4 sparse models have some) has no scale of its own; it gets
     the largest scale of its layer, which is exact, because zero stays zero under any scale.
@@ -169,6 +195,7 @@ def check_calibrated(model: torch.nn.Module, shown: Callable[[str], str] = str) 
                 todo="No scale can be computed for them; check the model's weights.",
             )
         quantizer.amax = torch.where(amax > 0, amax, amax.max())
+    return model
 
 
 # ModelOpt's simulation of a format, in float32, to be watched as `traced.py` watches a model.
@@ -254,6 +281,7 @@ class LayerQuantizer:
         folder: Path,
         *,
         cache_alone: bool,
+        sequential: bool = False,
     ) -> None:
         """Prepare; nothing is computed.
 
@@ -264,10 +292,11 @@ class LayerQuantizer:
             data: what to calibrate on; None if weights are rounded by what they are alone.
             folder: for hidden states; it exists.
             cache_alone: whether only the scales of the KV cache depend on `data`.
+            sequential: whether GPTQ rounds each layer on the outputs of the rounded layers before it.
         """
-        self._source, self._family, self._config, self._cache_alone = source, family, config, cache_alone
+        self._source, self._family, self._config = source, family, config
         self._states = HiddenStates(folder, source, data) if data is not None else None
-        self._sequential = config is not None and is_sequential(config)
+        self._cache_alone, self._sequential = cache_alone, sequential
 
     def export(self, number: int, layout: CheckpointLayout, exported: Path) -> None:
         """Calibrate layer `number`, the next one, and export it as a model of one layer.
@@ -275,37 +304,41 @@ class LayerQuantizer:
         Raises:
             UserError: a weight, an activation or a scale is not finite; names the module.
         """
-        model = self._source.load(number)
-        if self._config is not None:
-            with f32_products():
-                model = self._calibrated(model, number, self._config)
-            check_calibrated(model, lambda name: true_name(name, number))
-        dtype = self._source.dtype
+        model, dtype = self.simulated(number), self._source.dtype
         if isinstance(layout, RanksLayout):  # only the layer is split, over tensor-parallel ranks
             modelopt_door.export(model, self._family, dtype, exported, tp_size=layout.tp_size, pp_size=1)
         else:
             modelopt_door.export_unified(model, dtype, exported)
 
+    def simulated(self, number: int) -> Any:
+        """Return the model of layer `number`, the next one, with calibrated quantizers; errors as for `export`."""
+        model = self._source.load(number)
+        if self._config is not None:
+            with f32_products():
+                model = self._calibrated(model, number, self._config)
+        return model
+
     def _calibrated(self, model: Any, number: int, config: Config) -> Any:
-        """Return the model of layer `number` with calibrated quantizers, and keep the inputs of the next layer."""
+        """Return a model with calibrated quantizers, and keep the inputs of the next layer."""
         states, last = self._states, number + 1 == self._source.layers
+
+        def shown(name: str) -> str:
+            return true_name(name, number)
+
         if states is None:
-            return modelopt_door.simulate(model, config, None)
+            return check_calibrated(modelopt_door.simulate(model, config, None), shown)
         states.drop_before(number)
         if number == 0:
             states.begin()
         if not self._sequential:
-            return modelopt_door.simulate(
-                model, config, states.passes(number, write=not last, cache_alone=self._cache_alone)
-            )
-        has_cache = any(entry["quantizer_name"] == KV_PATTERN for entry in config["quant_cfg"])
-        observed = states.passes(number, write=False, cache_alone=True) if has_cache else None
-        model = modelopt_door.simulate(model, with_largest(config), observed)
+            passes = states.passes(number, write=not last, cache_alone=self._cache_alone)
+            return check_calibrated(modelopt_door.simulate(model, config, passes), shown)
+        observed = states.passes(number, write=False, cache_alone=True) if has_cache(config) else None
+        model = check_calibrated(modelopt_door.simulate(model, config, observed), shown)
         linears = modelopt_door.rounded_linears(model)
         with modelopt_door.unrounded(linears.values()), gptq.observed(linears) as hessians:
             states.passes(number, write=False)(model)
-        block, damp = (config["algorithm"][name] for name in ("block_size", "perc_damp"))
-        gptq.round_linears(linears, hessians, modelopt_door.column_rounding, block=block, damp=damp)
+        gptq.round_linears(linears, hessians, modelopt_door.group_scales)
         if not last:
             states.passes(number)(model)
         return model

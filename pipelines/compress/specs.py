@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipelines.compress.config import CalibrationSettings, QuantSettings, RecoverSettings
-from pipelines.domain.formats import KvFormat, QFormat, calibrates, reads_texts
+from pipelines.domain.formats import FORMATS, INT4_WEIGHTS, KvFormat, QFormat, calibrates, reads_texts
 
 CalibrationSpec = CalibrationSettings
 """The name under which programs beside this project make them."""
@@ -40,7 +40,8 @@ class QuantSpec:
     @property
     def by_tensor(self) -> bool:
         """Whether every tensor of a TensorRT-LLM checkpoint follows from those of the model alone, without ModelOpt."""
-        return not self.reads_texts and self.quant.int4_scales == "max"
+        rounds = FORMATS[self.quant.qformat].weights is INT4_WEIGHTS and self.quant.int4_scales == "max"
+        return not self.reads_texts and (self.sixteen_bit or rounds)
 
     @property
     def reads_texts(self) -> bool:

@@ -165,8 +165,8 @@ class FormatSpec:
         activation: input of the matrix product.
         tuning: method that moves scales between activations and weights, or None.
         preset: ModelOpt's configuration, an attribute of `modelopt.torch.quantization`; None exports floats.
-        modelopt: oldest ModelOpt that makes it, (major, minor); of the two versions that the project is tested with.
-        modelopt_on_cpu: the same without a GPU.
+        modelopt_on_cpu: oldest ModelOpt that makes it without a GPU, (major, minor); of the two versions that the
+            project is tested with.
         searches_scales: whether the scale of a group of weights may be that with the least squared error.
         sequential: whether a layer is calibrated on the outputs of the quantized layers before it; the others see those
             of the original layers.
@@ -188,7 +188,6 @@ class FormatSpec:
     activation: Activation = "16bit"
     tuning: Tuning | None = None
     preset: str | None = None
-    modelopt: tuple[int, int] = (0, 37)
     modelopt_on_cpu: tuple[int, int] = (0, 37)
     searches_scales: bool = False
     sequential: bool = False
@@ -318,7 +317,6 @@ FORMATS: dict[QFormat, FormatSpec] = {
         quant_algo="W4A16_AWQ",  # its layout without smoothing; that of W4A16_GPTQ depends on the GPU
         weights=INT4_WEIGHTS,
         preset="INT4_BLOCKWISE_WEIGHT_ONLY_CFG",
-        modelopt=(0, 47),
         sequential=True,
         llm_api=True,
         llm_api_below=10.0,
@@ -452,27 +450,26 @@ SCALES_SINCE = (0, 47)
 """First of the two ModelOpt versions that the project is tested with whose scales need not come from a maximum."""
 
 
-def version_faults(qformat: QFormat, version: str, int4_scales: str, fp4_inputs: str) -> list[Fault]:
-    """Return why this version of ModelOpt, e.g. "0.37.0", cannot make a format on any device."""
-    needed = [(f"quant={qformat}", FORMATS[qformat].modelopt)]
+def version_faults(version: str, int4_scales: str, fp4_inputs: str) -> list[Fault]:
+    """Return why this version of ModelOpt, e.g. "0.37.0", cannot choose scales like that on any device."""
+    if tuple(int(part) for part in version.split(".")[:2]) >= SCALES_SINCE:
+        return []
     ways = {"int4_scales": int4_scales, "fp4_inputs": fp4_inputs}
-    needed += [(f"quant.{name}={way}", SCALES_SINCE) for name, way in ways.items() if way != "max"]
-    have = tuple(int(part) for part in version.split(".")[:2])
     return [
         Fault(
-            f"{what} needs an algorithm that nvidia-modelopt {version} does not have.",
-            f"{oldest[0]}.{oldest[1]}.0 or newer has it.",
-            f"Install a newer nvidia-modelopt, or leave {what} out.",
+            f"quant.{name}={way} needs an algorithm that nvidia-modelopt {version} does not have.",
+            f"{SCALES_SINCE[0]}.{SCALES_SINCE[1]}.0 or newer has it.",
+            f"Install a newer nvidia-modelopt, or leave quant.{name}={way} out.",
         )
-        for what, oldest in needed
-        if have < oldest
+        for name, way in ways.items()
+        if way != "max"
     ]
 
 
 def scale_faults(qformat: QFormat, int4_scales: str, fp4_inputs: str) -> list[Fault]:
     """Return why the scales of a format cannot be chosen like that; "max" is how all formats have them."""
     why = {
-        QFormat.INT4_GPTQ: "; ModelOpt's GPTQ rounds to scales from the largest weights",
+        QFormat.INT4_GPTQ: "; GPTQ rounds to scales from the largest weights",
         QFormat.INT4_AWQ: "; ModelOpt's export of AWQ takes scales from the largest weights again",
         QFormat.INT4_WO: "; trtllm-build itself computes its scales",
         QFormat.AUTO: "; the search compares formats with their usual scales",

@@ -157,16 +157,14 @@ def _host_memory(d: Deployment, checked: Checked) -> None:
 
 def _quant(settings: Settings) -> list[Fault]:
     """Check the candidates of a search and the bits it may spend, the scales, and the version of ModelOpt."""
-    quant, drafts = settings.quant, settings.speculative.draft_qformat
+    quant = settings.quant
     faults = mix_faults(quant.formats, quant.effective_bits) if quant.effective_bits is not None else []
     faults += scale_faults(quant.qformat, quant.int4_scales, quant.fp4_inputs)
     faults += tuning_faults(quant.formats, quant.smoothquant_alpha, quant.awq_alpha_step)
     version = library_versions(("nvidia-modelopt",))["nvidia-modelopt"]
     if version == "absent" or weights_checks.is_given(settings.model):  # another check says where it is needed
         return faults
-    ways = {(qformat, quant.int4_scales, quant.fp4_inputs) for qformat in quant.formats}
-    ways |= {(drafts, "max", "max")} if drafts else set()
-    return faults + [fault for qformat, *scales in sorted(ways) for fault in version_faults(qformat, version, *scales)]
+    return faults + version_faults(version, quant.int4_scales, quant.fp4_inputs)
 
 
 def _newer(d: Deployment) -> list[Fault]:

@@ -49,9 +49,13 @@ class Quantize:
     device: str
     layout: Layout = "tensorrt_llm"
     name = "quantize"
-    version = "2"
     measures = False
     writes = "checkpoint"
+
+    @property
+    def version(self) -> str:
+        """That of the code whose bytes these are: GPTQ has changed since the other formats did."""
+        return "3" if FORMATS[self.quant.qformat].sequential else "2"
 
     @property
     def by_tensor(self) -> bool:

@@ -16,7 +16,7 @@ from pipelines.checkpoint.tensors import read_header
 from pipelines.compress.quantizing import quantize
 from pipelines.compress.specs import QuantSpec
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat
+from pipelines.domain.formats import UNIFORM, KvFormat, QFormat
 from pipelines.domain.progress import PARTIAL
 from pipelines.settings.model import BUNDLED
 from tests.contract.compress.conftest import CALIBRATION, spec_of, write_model
@@ -38,12 +38,7 @@ OLD = tuple(map(int, modelopt.__version__.split(".")[:2])) < (0, 47)
 NVFP4 = pytest.param(
     QFormat.NVFP4, marks=pytest.mark.skipif(OLD, reason="NVFP4 needs CUDA with nvidia-modelopt before 0.47")
 )
-NEW = pytest.mark.skipif(OLD, reason="nvidia-modelopt before 0.47 has no GPTQ")
-EXPORTED = [
-    pytest.param(qformat, marks=NEW) if FORMATS[qformat].sequential else qformat
-    for qformat in UNIFORM
-    if qformat is not QFormat.NVFP4
-]
+EXPORTED = [qformat for qformat in UNIFORM if qformat is not QFormat.NVFP4]
 
 
 def compare(model: Path, spec: QuantSpec, texts, folder: Path, calibration=CALIBRATION, **options) -> None:
@@ -103,8 +98,8 @@ def test_awq_searches_with_little_memory_as_with_much(models, texts, tmp_path, m
         (QFormat.FP8, KvFormat.AUTO, {"k": [1, 1], "whole": [1, 1]}),
         (QFormat.INT8_SQ, KvFormat.AUTO, {"k": [1, 1], "whole": [1, 1]}),
         (QFormat.INT4_AWQ, KvFormat.AUTO, {"k": [2, 2], "whole": [2, 2]}),
-        pytest.param(QFormat.INT4_GPTQ, KvFormat.AUTO, {"k": [2, 1], "whole": [2, 1]}, marks=NEW),
-        pytest.param(QFormat.INT4_GPTQ, KvFormat.INT8, {"k": [3, 2], "whole": [2, 1]}, marks=NEW),
+        (QFormat.INT4_GPTQ, KvFormat.AUTO, {"k": [2, 1], "whole": [2, 1]}),
+        (QFormat.INT4_GPTQ, KvFormat.INT8, {"k": [3, 2], "whole": [2, 1]}),
     ],
 )
 def test_a_layer_runs_only_for_what_the_checkpoint_depends_on(
@@ -151,16 +146,51 @@ def test_weights_that_are_rounded_alone_read_neither_texts_nor_tokenizer(scales,
         assert facts["calibration"] == {"sequences": 0, "tokens": 0, "seconds": 0.0}
 
 
-@NEW
-def test_gptq_equals_modelopts_with_hessians_in_parts_and_columns_of_zeros(texts, tmp_path, monkeypatch) -> None:
+def test_gptq_takes_hessians_in_parts_and_columns_of_zeros(texts, tmp_path, monkeypatch) -> None:
     """Columns of zeros change the Hessian of their linear, not that of others with the same input."""
-    monkeypatch.setattr(gptq, "_ROWS", 40)
     model = write_model(tmp_path / "model", "llama")
     tensors = load_file(model / "model.safetensors")
     for name, columns in {"self_attn.q_proj": [3], "mlp.up_proj": [0, 127], "mlp.down_proj": [200]}.items():
         tensors[f"model.layers.1.{name}.weight"][:, columns] = 0
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
-    compare(model, spec_of(QFormat.INT4_GPTQ, KvFormat.INT8), texts, tmp_path)
+    quantize(model, tmp_path / "one", spec_of(QFormat.INT4_GPTQ), texts, CALIBRATION)
+    monkeypatch.setattr(gptq, "_ROWS", 40)
+    quantize(model, tmp_path / "parts", spec_of(QFormat.INT4_GPTQ), texts, CALIBRATION)
+    for name in ("attention.qkv", "mlp.gate", "mlp.proj"):
+        module = f"transformer.layers.1.{name}"
+        one, parts = (dequantize(Checkpoint.open(tmp_path / each), module) for each in ("one", "parts"))
+        assert (one == parts).mean() > 0.99
+    assert not parts[:, 200].any()
+
+
+def test_gptq_is_that_of_the_paper() -> None:
+    """With the inverted Hessian and in float64, the same weights are chosen."""
+    torch.manual_seed(3)
+    x_ni = torch.randn(600, 256) @ torch.randn(256, 256)
+    hessian = gptq.Hessian(256, torch.device("cpu"))
+    hessian.add(x_ni[:200])
+    hessian.add(x_ni[200:])
+    weight_oi = torch.randn(64, 256)
+    scales_go = (weight_oi.reshape(64, 4, 64).abs().amax(2) / 7).t()
+    factor_ii = gptq.error_factor(hessian.sum_rr, torch.zeros(256, dtype=torch.bool))
+    ours = gptq.rounded(weight_oi, factor_ii, scales_go) / scales_go.repeat_interleave(64, 0).t()
+    full_ii = (x_ni.t() @ x_ni).double()
+    full_ii.diagonal().add_(gptq.DAMP * full_ii.diagonal().mean())
+    inverse_ii = torch.linalg.cholesky(torch.linalg.inv(full_ii), upper=True)
+    left_oi, scale_io = weight_oi.double(), scales_go.double().repeat_interleave(64, 0)
+    codes = torch.zeros(64, 256)
+    for k in range(256):
+        codes[:, k] = (left_oi[:, k] / scale_io[k]).round().clamp(-8, 7)
+        error = (left_oi[:, k] - codes[:, k] * scale_io[k]) / inverse_ii[k, k]
+        left_oi[:, k:] -= error[:, None] * inverse_ii[k, k:]
+    assert (ours.round() == codes).float().mean() > 0.999
+
+
+def test_gptq_rounds_to_nearest_where_a_hessian_is_not_positive_definite() -> None:
+    broken_ii = -torch.eye(64)
+    factor_ii = gptq.error_factor(broken_ii, torch.zeros(64, dtype=torch.bool))
+    weight_oi = torch.linspace(-7, 7, 128).reshape(2, 64)
+    assert gptq.rounded(weight_oi, factor_ii, torch.ones(1, 2)).equal(weight_oi.round())
 
 
 @pytest.mark.skipif(OLD, reason="nvidia-modelopt before 0.47 searches no scales")
@@ -175,7 +205,6 @@ def test_scales_with_the_least_error_equal_those_of_the_whole_model(kind, models
     assert (found < largest).mean() > 0.5
 
 
-@pytest.mark.skipif(OLD, reason="nvidia-modelopt before 0.47 has no GPTQ")
 def test_gptq_moves_weights_and_has_no_scales_for_inputs(models, texts, tmp_path) -> None:
     """The exporter claims such scales of every grouped INT4 weight."""
     for qformat in (QFormat.INT4_GPTQ, QFormat.INT4_RTN):
@@ -201,7 +230,7 @@ def test_nvfp4_equals_the_whole_model(qformat, models, texts, tmp_path) -> None:
         ("tiny_llama", QFormat.INT8_SQ),
         ("tiny_llama", QFormat.INT4_AWQ),
         ("tiny_gemma", QFormat.W4A8_AWQ),
-        pytest.param("tiny_gemma", QFormat.INT4_GPTQ, marks=NEW),
+        ("tiny_gemma", QFormat.INT4_GPTQ),
     ],
 )
 def test_every_calibration_of_a_bundled_model_equals_the_whole_model(name, qformat, tmp_path) -> None:

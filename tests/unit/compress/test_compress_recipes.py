@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.compress.recipes import is_sequential, modelopt_config, with_largest
+from pipelines.compress.recipes import modelopt_config
 from pipelines.domain.families import FAMILIES, Architecture
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat, scale_faults, version_faults
 from tests.support.specs import quant_spec
@@ -99,17 +99,6 @@ def test_the_preset_itself_is_not_changed() -> None:
     assert kept == new_style("INT4_AWQ_CFG")
 
 
-@pytest.mark.parametrize(("group", "block"), [(128, 128), (64, 128), (256, 256)])
-def test_gptq_solves_whole_groups(group, block) -> None:
-    """Blocks of 128 columns, as in ModelOpt, unless a group is larger."""
-    config = modelopt_config(quant_spec(QFormat.INT4_GPTQ, group_size=group), LLAMA, new_style)
-    assert config is not None
-    wanted = {"method": "gptq", "block_size": block, "perc_damp": 0.01}
-    assert config["algorithm"] == wanted | {"layerwise": {"enable": True}}
-    assert is_sequential(config)
-    assert not is_sequential(with_largest(config))
-
-
 def test_scales_with_the_least_error_replace_the_algorithm() -> None:
     config = modelopt_config(quant_spec(QFormat.INT4_RTN, int4_scales="mse"), LLAMA, new_style)
     assert config is not None
@@ -119,7 +108,7 @@ def test_scales_with_the_least_error_replace_the_algorithm() -> None:
 @pytest.mark.parametrize(
     ("qformat", "why"),
     [
-        (QFormat.INT4_GPTQ, "ModelOpt's GPTQ rounds"),
+        (QFormat.INT4_GPTQ, "GPTQ rounds"),
         (QFormat.INT4_AWQ, "export of AWQ"),
         (QFormat.INT4_WO, "trtllm-build itself"),
         (QFormat.FP8, "quant=fp8. It applies to quant=int4_rtn"),
@@ -140,12 +129,9 @@ def test_headroom_for_activations_in_fp4_replaces_the_algorithm() -> None:
 
 
 def test_what_an_old_modelopt_lacks_is_named() -> None:
-    """0.37 has neither GPTQ nor scales by their error (`modelopt/torch/quantization/config.py`)."""
-    (gptq,) = version_faults(QFormat.INT4_GPTQ, "0.37.0", "max", "max")
-    assert "quant=int4_gptq needs an algorithm that nvidia-modelopt 0.37.0 does not have" in str(gptq)
-    (mse,) = version_faults(QFormat.INT4_RTN, "0.37.0", "mse", "max")
-    assert "quant.int4_scales=mse needs" in str(mse)
-    (headroom,) = version_faults(QFormat.NVFP4, "0.37.0", "max", "headroom")
+    """0.37 has no scales by their error (`modelopt/torch/quantization/config.py`)."""
+    (mse,) = version_faults("0.37.0", "mse", "max")
+    assert "quant.int4_scales=mse needs an algorithm that nvidia-modelopt 0.37.0 does not have" in str(mse)
+    (headroom,) = version_faults("0.37.0", "max", "headroom")
     assert "quant.fp4_inputs=headroom needs" in str(headroom)
-    assert version_faults(QFormat.INT4_RTN, "0.37.0", "max", "max") == []
-    assert version_faults(QFormat.INT4_GPTQ, "0.47.0", "max", "max") == []
+    assert version_faults("0.37.0", "max", "max") == version_faults("0.47.0", "mse", "headroom") == []
