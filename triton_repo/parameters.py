@@ -31,7 +31,8 @@ class ImageSpec:
 
     Attributes:
         model_type: of the encoder, as TensorRT-LLM's build_multimodal_engine.py names it.
-        hf_model_path: Hugging Face folder of the whole model, on the machine that serves.
+        hf_model_path: Hugging Face folder of the whole model, on the machine that serves; empty on the CPU, whose
+            encoder needs none.
         max_images: in one request.
     """
 
@@ -240,7 +241,8 @@ def preprocessing(settings: TritonSettings, spec: RepositorySpec) -> dict[str, s
 
 def encoders(images: ImageSpec) -> dict[str, str]:
     """Return the parameters of the vision model."""
-    return {"multimodal_model_path": VISION_DIR, "hf_model_path": images.hf_model_path}
+    of_nvidia = {"hf_model_path": images.hf_model_path} if images.hf_model_path else {}
+    return {"multimodal_model_path": VISION_DIR, **of_nvidia}
 
 
 def postprocessing(settings: TritonSettings) -> dict[str, str]:

@@ -283,7 +283,8 @@ def _made_here(d: Deployment) -> tuple[list[Node], dict[str, Input]]:
 def _repository(d: Deployment) -> Node:
     """Return the Triton repository of the engine."""
     settings, images, beside = d.settings, d.settings.multimodal, _beside(d)
-    encoder = ImageSpec(images.model_type, str(images.path), images.images_per_request)
+    whole = str(images.path) if d.engine.example_scripts else ""  # which NVIDIA's code reads while it serves
+    encoder = ImageSpec(images.model_type, whole, images.images_per_request)
     adapters: dict[str, Input] = {name: source for name, source in d.sources.items() if name.startswith("lora.")}
     stage = WriteRepository(
         d.engine.name,

@@ -264,7 +264,7 @@ class Message(BaseModel):
             return self.content or ""
         for part in self.content:
             if part.get("type") not in TEXTS or not isinstance(part.get("text"), str):
-                raise unsupported("messages", part, "Only text content is supported: this server runs a text model.")
+                raise unsupported("messages", part, "Only text content is supported: this service takes no pictures.")
             refuse_more("A part of a message", part, "messages", type=TEXTS, text=(part["text"],))
         return "".join(part["text"] for part in self.content)
 

@@ -304,7 +304,7 @@ def test_responses_refuse_what_they_cannot(client, given, said) -> None:
 
 def test_images_are_refused_with_the_reason(client) -> None:
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}]
-    with pytest.raises(openai.BadRequestError, match="Only text content is supported: this server runs a text model"):
+    with pytest.raises(openai.BadRequestError, match="Only text content is supported: this service takes no pictures"):
         chat(client, image)
 
 

@@ -58,7 +58,7 @@ def client(root: Path, folder: Path) -> Iterator[Client]:
         flavour="openvino",
         label="tiny_llava",
         variant="none",
-        images=ImageSpec("llava", str(folder), 2),
+        images=ImageSpec("llava", "", 2),
         options=COMPUTES.model_dump(exclude_unset=True),
     )
     write_repository(
@@ -117,11 +117,14 @@ def test_text_alone_is_answered_too(client: Client) -> None:
     ("inputs", "said"),
     [
         ({"image_bytes_input": image(1)[None, None, :, :, :1]}, "must be [pictures, height, width, 3]"),
-        ({"image_bytes_input": np.stack([image(1)] * 3)[None]}, "3 pictures came; this repository takes 2"),
-        ({"image_bytes_input": image(1)[None, None], "text": "no place"}, "0 places for pictures"),
+        ({"image_bytes_input": np.stack([image(1)] * 3)[None]}, "Pictures sent: 3; this repository takes 2"),
+        (
+            {"image_bytes_input": image(1)[None, None], "text": "no place"},
+            "Pictures sent: 1; places for them (<image>)",
+        ),
         ({"image_bytes_input": np.zeros((1, 1, 4097, 4097, 3), np.uint8)}, "4097 x 4097 pixels; at most 16,777,216"),
         ({"image_url_input": "http://pictures/1.png"}, "pictures are taken as image_bytes_input alone"),
-        ({}, "1 places for pictures (<image>), but 0 pictures came"),
+        ({}, "Pictures sent: 0; places for them (<image>) in the prompt: 1"),
     ],
 )
 def test_pictures_that_fit_nothing_are_named(client: Client, inputs: dict[str, Any], said: str) -> None:

@@ -63,7 +63,7 @@ def test_rows_take_the_places_of_pictures(pictures: Any) -> None:
         ((1, 4, 4, 4), r"shape \[1, 4, 4, 4\]"),
         ((4, 4, 3), r"must be \[pictures, height, width, 3\]"),
         ((1, 0, 4, 3), "has the shape"),
-        ((3, 4, 4, 3), "3 pictures came; this repository takes 2"),
+        ((3, 4, 4, 3), "Pictures sent: 3; this repository takes 2"),
         ((1, 4097, 4096, 3), "4097 x 4096 pixels; at most 16,777,216"),
     ],
 )
@@ -73,5 +73,5 @@ def test_what_is_no_picture_is_named(module: Any, pictures: Any, shape: tuple[in
 
 
 def test_pictures_and_places_belong_together(module: Any, pictures: Any) -> None:
-    with pytest.raises(module.BadPictureError, match=r"1 places for pictures .* but 2 pictures"):
+    with pytest.raises(module.BadPictureError, match=r"Pictures sent: 2; places for them \(<image>\) in the prompt: 1"):
         pictures.places([7, 1], 2)

@@ -46,7 +46,7 @@ class Pictures:
             )
         if len(images) > self._most:
             raise BadPictureError(
-                f"{len(images)} pictures came; this repository takes {self._most} in one request"
+                f"Pictures sent: {len(images)}; this repository takes {self._most} in one request"
                 " (multimodal.images_per_request, max_num_images)."
             )
         if images.shape[1] * images.shape[2] > MOST_PIXELS:
@@ -60,7 +60,7 @@ class Pictures:
         marks = sum(token == self._token for token in ids)
         if marks != pictures:
             raise BadPictureError(
-                f"The prompt has {marks} places for pictures (<image>), but {pictures} pictures came with it."
+                f"Pictures sent: {pictures}; places for them (<image>) in the prompt: {marks}. Each picture needs one."
             )
         placed, row = list[int](), self._vocab_size
         for token in ids:
