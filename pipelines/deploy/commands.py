@@ -60,6 +60,25 @@ def service(deployed: ClusterDeployment) -> Object:
     return deployed.object("Service", "v1", spec)
 
 
+def route(deployed: ClusterDeployment) -> Object:
+    """Make the HTTPRoute (Gateway API v1) that sends requests to this deployment, and the rest to the one beside it."""
+    wanted = deployed.settings.route
+    port = deployed.ports[FRONT]
+    backends = [{"name": deployed.name, "port": port, "weight": wanted.weight}]
+    if wanted.beside is not None:
+        backends.append({"name": wanted.beside, "port": port, "weight": 100 - wanted.weight})
+    spec = {
+        "parentRefs": [{"name": wanted.gateway}],
+        **({"hostnames": [wanted.hostname]} if wanted.hostname else {}),
+        # an answer streams as long as the service lets it
+        "rules": [{"backendRefs": backends, "timeouts": {"request": f"{deployed.serving.request_timeout_s}s"}}],
+    }
+    made = deployed.object("HTTPRoute", "gateway.networking.k8s.io/v1", spec, wanted.name)
+    if deployed.settings.namespace:  # no overlay gives it one
+        made["metadata"]["namespace"] = deployed.settings.namespace
+    return made
+
+
 def network_policy(deployed: ClusterDeployment) -> Object:
     """Let in only what clients need; the pods of a group reach each other."""
     ingress: list[Object] = [{"ports": [{"port": port, "protocol": "TCP"} for port in deployed.exposed.values()]}]
@@ -163,6 +182,9 @@ def adapter_rules(settings: ManifestSettings) -> Object:
 # Render a deployment as Kustomize files: a base, and an overlay for the hardware the engine was built for.
 
 HEADER = "# Written by `make manifests`; change conf/manifests or put an overlay of your own on top.\n"
+ROUTE = (
+    "# Not part of the overlay: all versions share it. Apply it to switch or to go back: kubectl apply -f route.yaml\n"
+)
 FITS = {
     "cpu": "# The CPU engine.\n",
     "gpu": "# One server, {gpus} GPU{s} of one node.\n",
@@ -195,6 +217,8 @@ def files(deployed: ClusterDeployment) -> dict[str, str]:
     texts[f"{place}/kustomization.yaml"] = _text(_overlay(deployed, overlay, further), comment)
     if deployed.autoscaled:
         texts["prometheus-adapter.yaml"] = _text(adapter_rules(deployed.settings))
+    if deployed.settings.route.name is not None:
+        texts["route.yaml"] = _text(route(deployed), ROUTE)
     return dict(sorted(texts.items()))
 
 
@@ -303,6 +327,9 @@ def write_manifests(settings: Settings, machine: Machine, overrides: Sequence[st
         slo=settings.benchmark.slo.to_slo(),
         cluster=settings.cluster,
     )
+    if settings.manifests.route.beside == deployed.name:
+        what = f"manifests.route.beside={deployed.name} is the name of this deployment."
+        raise UserError(what, todo="Give the new version a name of its own: manifests.name=...")
     if settings.manifests.operator == "dynamo" and (faults := dynamo.dynamo_faults(deployed)):
         raise UserError.of(faults)
     folder = settings.manifests.folder.absolute() / deployed.name
@@ -345,6 +372,8 @@ def _faults(settings: Settings, served: RepositoryFacts) -> list[Fault]:
                 todo="Put the template into the tokenizer (chat_template) and write the repository again.",
             )
         )
+    if serving.api_key and served.llm_api is not None:
+        faults.append(Fault("trtllm-serve does not ask for the key of serving.api_key=true.", todo="Leave it out."))
     if served.kind == "multinode" and serving.multi_gpu != "leader":
         faults.append(
             Fault(
@@ -353,6 +382,9 @@ def _faults(settings: Settings, served: RepositoryFacts) -> list[Fault]:
                 todo="Set serving.multi_gpu=leader.",
             )
         )
+    route = settings.manifests.route
+    if route.name is not None and settings.manifests.operator == "dynamo":
+        faults.append(Fault(f"manifests.route.name={route.name} has no effect on manifests.operator=dynamo."))
     asked = with_setting(settings.engine.name)
     if asked is not None and not asked.needs_gpu and served.gpu:
         faults.append(Fault(f"engine={asked.setting} is set, but the repository runs on TensorRT-LLM."))
@@ -371,6 +403,9 @@ def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
     say(f"            {start}; up to {show_seconds(sizes.drain_s)} to drain")
     if served.gpu and deployed.compute_capability is None:
         say("note: add hardware=... to select nodes with the GPU that the engine was built for")
+    if "/" not in deployed.image_reference:
+        say(f"note: {deployed.image_reference} names no registry, so nodes must have it already; or push it to one and")
+        say("      give manifests.image=REGISTRY/NAME:TAG")
     if settings.operator == "dynamo":
         say(f"note: Dynamo's workers of {deployed.image_reference}, not run here; its operator must be in the cluster")
         say(f"note: clients reach the Service {deployed.name}-frontend, port {dynamo.PORT}, which asks for no password")
@@ -388,6 +423,10 @@ def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
     if deployed.autoscaled:
         say(f"  - give {relative_to_cwd(overlay.parent.parent / 'prometheus-adapter.yaml')} to prometheus-adapter")
     say(f"Then: kubectl apply -k {relative_to_cwd(overlay)}")
+    if settings.route.name is not None:
+        rest = f", the rest to {settings.route.beside}" if settings.route.beside else ""
+        say(f"When it is ready: kubectl apply -f {relative_to_cwd(overlay.parent.parent / 'route.yaml')}")
+        say(f"      sends {settings.route.weight} % of the requests here{rest}")
 
 
 def _secrets(deployed: ClusterDeployment) -> dict[str, str]:
@@ -397,6 +436,7 @@ def _secrets(deployed: ClusterDeployment) -> dict[str, str]:
         settings.image_pull_secret: "of type kubernetes.io/dockerconfigjson",
         settings.fetch.secret: "variables of the fetch container",
         settings.hf_token_secret: "key `token`, the Hub's",
+        pods.key_secret(deployed) if deployed.serving.api_key else None: "key `api_key`, which clients must send",
         deployed.ssh_secret if deployed.served.kind == "multinode" else None: "ssh keys of the group (docs/deploy.md)",
     }
     return {name: what for name, what in secrets.items() if name is not None}

@@ -210,6 +210,34 @@ class FetchSettings(Group):
         return self
 
 
+class RouteSettings(Group):
+    """An HTTPRoute of the Gateway API, by which a new version takes over from an old one.
+
+    Attributes:
+        name: of the route, the same for all versions; None writes none.
+        gateway: name of the Gateway that it hangs on.
+        hostname: that clients use; None is every name of the gateway.
+        beside: name of the deployment that keeps the rest of the requests (`manifests.name` of the old version).
+        weight: percent of the requests that go to this deployment.
+    """
+
+    name: ObjectName | None = None
+    gateway: ObjectName | None = None
+    hostname: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")] | None = None
+    beside: ObjectName | None = None
+    weight: Annotated[int, Field(ge=0, le=100)] = 100
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> RouteSettings:
+        if (self.name is None) != (self.gateway is None):
+            raise ValueError(f"has name={self.name} and gateway={self.gateway}: a route needs both")
+        if self.name is None and (self.beside is not None or self.hostname is not None):
+            raise ValueError("has no name: give the one that all versions share, and gateway")
+        if self.beside is None and self.weight != 100:
+            raise ValueError(f"has weight={self.weight} and no beside: name the deployment that gets the rest")
+        return self
+
+
 class ManifestSettings(Group):
     """Kustomize output, and choices of the cluster.
 
@@ -237,6 +265,7 @@ class ManifestSettings(Group):
         host_path: absolute folder on the nodes.
         sub_path: folder of the repository inside that storage; empty is its root.
         fetch: see `FetchSettings`.
+        route: see `RouteSettings`.
         hf_token_secret: a Secret with the key `token`; the fetch container gets it as HF_TOKEN.
         env: further variables of the server, never secrets.
         cpus: None is engine.openvino.num_threads or 4 on the CPU, 4 and 2 for each GPU otherwise (assumed).
@@ -251,7 +280,7 @@ class ManifestSettings(Group):
         ssh_secret: Secret with the ssh keys of a group's nodes; None is the deployment's name and -mpi-ssh.
     """
 
-    LATER: ClassVar[Mapping[str, Any]] = {"operator": "none", "kv_routing": False}
+    LATER: ClassVar[Mapping[str, Any]] = {"operator": "none", "kv_routing": False, "route": RouteSettings()}
 
     operator: Literal["none", "dynamo"] = "none"
     kv_routing: bool = False
@@ -275,6 +304,7 @@ class ManifestSettings(Group):
     host_path: Annotated[str, Field(pattern=r"^/")] | None = None
     sub_path: Annotated[str, Field(pattern=r"^([^/].*)?$")] = ""
     fetch: FetchSettings = Field(default_factory=FetchSettings)
+    route: RouteSettings = Field(default_factory=RouteSettings)
     hf_token_secret: SecretName | None = None
     env: dict[str, str] = Field(default_factory=dict)
     cpus: Positive | None = None

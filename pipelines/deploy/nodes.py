@@ -17,6 +17,7 @@ from pipelines.deploy.pods import (
     Object,
     container,
     container_ports,
+    key_variable,
     pod,
     server_container,
     stop_later,
@@ -122,6 +123,7 @@ def _front(deployed: ClusterDeployment) -> Object:
     small = {"cpu": "1", "memory": FRONT_MEMORY}
     return made | {
         "command": command,
+        "env": [*made["env"], *key_variable(deployed)],
         "ports": container_ports(deployed),
         "resources": {"requests": small, "limits": {"memory": FRONT_MEMORY}},
         "lifecycle": stop_later(deployed),

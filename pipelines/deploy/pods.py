@@ -12,7 +12,7 @@ from pipelines.deploy.config import ClusterSettings, ImageSettings, ManifestSett
 from pipelines.deploy.facts import PROBE_S, RepositoryFacts, Sizes, sizes
 from pipelines.domain.benchmark import NO_SLO, Slo
 from pipelines.engines.tensorrt_llm.llm_api import merged
-from pipelines.serving.config import ServingSettings
+from pipelines.serving.config import API_KEY, ServingSettings
 from triton_repo.llmapi import CHECKPOINT_DIR, OPTIONS
 
 # A deployment on Kubernetes: everything the manifests need, decided once.
@@ -259,6 +259,7 @@ def serve_arguments(deployed: ClusterDeployment) -> list[str]:
         **({"multi_gpu": serving.multi_gpu} if deployed.served.gpu else {}),
         "openai": "true",
         **({"cors_origins": f"[{','.join(serving.cors_origins)}]"} if serving.cors_origins else {}),
+        **({"api_key": "true"} if serving.api_key else {}),
         **({"expose_triton": "true"} if serving.expose_triton else {}),
         "max_body_bytes": serving.max_body_bytes,
         "max_prompts": serving.max_prompts,
@@ -272,14 +273,27 @@ def server_container(deployed: ClusterDeployment) -> Object:
     """Make the container that answers requests, without its command."""
     port = deployed.ports[FRONT]
     live, ready = (LIVE, READY) if deployed.served.llm_api is None else (HEALTH, HEALTH)
+    main = container(deployed, "server")
     return {
-        **container(deployed, "server"),
+        **main,
+        "env": [*main["env"], *key_variable(deployed)],
         "ports": container_ports(deployed),
         "startupProbe": _probe(ready, port, PROBE_S, failures=deployed.sizes.startup_limit_s // PROBE_S),
         "readinessProbe": _probe(ready, port, 5, failures=3),
         "livenessProbe": _probe(live, port, PROBE_S, failures=6),
         "lifecycle": stop_later(deployed),
     }
+
+
+def key_secret(deployed: ClusterDeployment) -> str:
+    """Return the name of the Secret with the key that clients must send."""
+    return f"{deployed.name}-api-key"
+
+
+def key_variable(deployed: ClusterDeployment) -> list[Object]:
+    """Return the variable of the service in front that holds this key, by reference."""
+    key = {"secretKeyRef": {"name": key_secret(deployed), "key": "api_key"}}
+    return [{"name": API_KEY, "valueFrom": key}] if deployed.serving.api_key else []
 
 
 def container_ports(deployed: ClusterDeployment) -> list[Object]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -101,8 +102,12 @@ class NightlySettings(Group):
         least: how many earlier nights are needed to know the noise.
         false_alarms: probability that a run reports a regression although nothing changed.
         confirmations: times a cell that looks worse is measured again; the median of all counts.
+        issue: Markdown file for an issue, written after a bad night and removed after a good one; a webhook in the
+            variable NIGHTLY_WEBHOOK gets the same text.
         expect: expectations of every night.
     """
+
+    LATER: ClassVar[Mapping[str, Any]] = {"issue": None}
 
     name: str
     matrix: dict[str, tuple[str, ...]]
@@ -116,6 +121,7 @@ class NightlySettings(Group):
     least: Annotated[int, Field(ge=4)] = 4
     false_alarms: Share = 0.05
     confirmations: Annotated[int, Field(ge=0)] = 2
+    issue: Path | None = None
     expect: ExpectSettings = Field(default_factory=ExpectSettings)
 
     @model_validator(mode="before")

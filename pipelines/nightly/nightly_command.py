@@ -14,6 +14,8 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -26,10 +28,10 @@ from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.units import show_seconds
 from pipelines.engines.registry import choose
 from pipelines.host.disk import check_folders, relative_to_cwd
-from pipelines.host.files import write_json
+from pipelines.host.files import write_json, write_text
 from pipelines.host.lifetimes import child_process
 from pipelines.host.machine import Machine, gather, library_versions
-from pipelines.host.screen import say, wrapped
+from pipelines.host.screen import say, warn, wrapped
 from pipelines.nightly import facts
 from pipelines.nightly.accuracy import Record, measured_loss
 from pipelines.nightly.config import NightlySettings
@@ -253,7 +255,9 @@ def summary(record: Record, settings: NightlySettings) -> str:
 def run(overrides: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     settings = load(own_overrides(overrides))
-    check_folders({"nightly.history": settings.nightly.history, "report.folder": settings.report.folder})
+    folders = {"nightly.history": settings.nightly.history, "report.folder": settings.report.folder}
+    issue = settings.nightly.issue
+    check_folders(folders | ({"nightly.issue": issue.absolute().parent} if issue else {}))
     history = History(settings.nightly.history)
     if settings.nightly.measure:
         run_id = measure(settings, cells(settings.nightly, overrides))
@@ -275,7 +279,47 @@ def run(overrides: Sequence[str]) -> int:
     say(f"\nhistory: {relative_to_cwd(history.file)}")
     say(f"report: {relative_to_cwd(paths.markdown.absolute())}")
     say(f"report: {relative_to_cwd(paths.html.absolute())}")
+    report_bad_night(settings.nightly, run_id, words(history, verdict) if verdict.exit_code else [])
     return verdict.exit_code
+
+
+WEBHOOK = "NIGHTLY_WEBHOOK"
+"""Environment variable with the address that gets the outcome of a bad night; such addresses are secrets."""
+WEBHOOK_S = 15
+
+
+def report_bad_night(settings: NightlySettings, run_id: str, outcome: Sequence[str]) -> None:
+    """Write the issue file and call the webhook; after a good night remove the file of an earlier one.
+
+    Whatever fails here is a warning, because the night itself is judged and kept.
+
+    Args:
+        settings: name of the matrix and the file.
+        run_id: of the night.
+        outcome: lines for a terminal; none after a good night.
+    """
+    title, lines = (
+        f"nightly {settings.name}: {run_id} on {socket.gethostname()}",
+        [" ".join(x.split()) for x in outcome],
+    )
+    if settings.issue is not None:
+        try:
+            if lines:
+                items = [line if line.startswith("- ") else f"\n{line}\n" for line in lines]
+                write_text(settings.issue, f"# {title}\n" + "\n".join(items) + "\n")
+                say(f"issue:  {relative_to_cwd(settings.issue.absolute())}")
+            else:
+                settings.issue.unlink(missing_ok=True)
+        except OSError as error:
+            warn(f"nightly.issue={settings.issue} cannot be written: {error.strerror}.")
+    if lines and (url := os.environ.get(WEBHOOK)):
+        body = json.dumps({"text": "\n".join([title, *lines])}).encode()
+        try:
+            request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+            urllib.request.urlopen(request, timeout=WEBHOOK_S).close()
+        except (OSError, ValueError) as error:  # the address is a secret, so it is not shown
+            reason = f"status {error.code}" if isinstance(error, urllib.error.HTTPError) else type(error).__name__
+            warn(f"The webhook in {WEBHOOK} did not take the outcome: {reason}.")
 
 
 def words(history: History, verdict: NightVerdict) -> list[str]:

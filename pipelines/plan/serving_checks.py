@@ -18,7 +18,7 @@ from pipelines.loadgen.trace import read_trace
 from pipelines.plan.deployment import Deployment
 from pipelines.plan.targets import EVALUATED, MEASURED, SERVED, STARTED, Target
 from pipelines.rules.cpu import DRAFTING
-from pipelines.serving.locate import why_no_server
+from pipelines.serving.locate import why_no_key, why_no_server
 from pipelines.serving.ports import privileged_ports
 from pipelines.store.sources import BuiltEngine
 from triton_repo.config import TritonSettings
@@ -38,6 +38,7 @@ def check(d: Deployment) -> list[Fault]:
     faults += _trtllm_serve(d) if target in STARTED and settings.serving.server == "trtllm_serve" else []
     is_named = target in STARTED and settings.serving.tritonserver is not None
     faults += filter(None, [why_no_server(settings.serving)]) if is_named else []
+    faults += filter(None, [why_no_key(settings.serving)]) if target == "serve" else []
     if engine.on_device and target != "build":
         fault = f"engine={settings.engine.name} cannot {target}: {engine.title} runs on the device."
         return [*faults, Fault(fault, "It works with build.", "Use engine=openvino, with the same format.")]

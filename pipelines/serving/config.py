@@ -13,6 +13,8 @@ from pydantic import Field, field_validator, model_validator
 from pipelines.settings.base import Group, Positive
 
 Port = Annotated[int, Field(ge=1, le=65535)]
+API_KEY = "TRTLLM_API_KEY"
+"""Environment variable with the key of the OpenAI-compatible service."""
 USUAL_PORTS = {"http_port": 8000, "grpc_port": 8001, "metrics_port": 8002, "openai_port": 9000}
 
 
@@ -33,6 +35,8 @@ class ServingSettings(Group):
         openai: OpenAI-compatible access in front of the same server; beyond this machine it is always there, as the
             only way in.
         openai_port: null is 9000 in `make serve` when free, else any free port.
+        api_key: whether clients of the OpenAI-compatible service must send the key that the variable TRTLLM_API_KEY
+            holds here; health and metrics answer without it.
         cors_origins: web pages of these origins may use the OpenAI-compatible service from a browser.
         chat_template: Jinja file for a tokenizer without a chat template; null is the tokenizer's own.
         max_body_bytes: the longest body of a request to the OpenAI-compatible service.
@@ -47,7 +51,7 @@ class ServingSettings(Group):
         show_log: whether to print tritonserver's log as it is written, for systems that collect standard output.
     """
 
-    LATER: ClassVar[Mapping[str, Any]] = {"server": "tritonserver"}
+    LATER: ClassVar[Mapping[str, Any]] = {"server": "tritonserver", "api_key": False}
 
     server: Literal["tritonserver", "trtllm_serve"] = "tritonserver"
     repository: Path | None = None
@@ -58,6 +62,7 @@ class ServingSettings(Group):
     metrics_port: Port | None = None
     openai: bool = False
     openai_port: Port | None = None
+    api_key: bool = False
     cors_origins: tuple[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")], ...] = ()
     chat_template: Path | None = None
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**30)] = 4_000_000
@@ -93,6 +98,15 @@ class ServingSettings(Group):
                 raise ValueError(
                     f"has serving.{name}={port} and serving.{other}={port}: give every service its own port"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _key_guards_the_only_way_in(self) -> ServingSettings:
+        """Refuse a key where clients can go past the service that asks for it."""
+        if self.api_key and self.server != "tritonserver":
+            raise ValueError(f"has api_key=true, which server={self.server} does not ask for: leave it out")
+        if self.api_key and not self.loopback and self.expose_triton:
+            raise ValueError("has api_key=true and expose_triton=true, which opens ports that ask for no key")
         return self
 
     @property

@@ -19,8 +19,9 @@ from pipelines.domain.units import show_seconds
 from pipelines.host.lifetimes import repeated, signal_handlers
 from pipelines.host.screen import complain, say
 from pipelines.serving.command_lines import CLOSED_TO_STRANGERS
-from pipelines.serving.config import ServingSettings
+from pipelines.serving.config import API_KEY, ServingSettings
 from pipelines.serving.frontend import OpenAiFrontend
+from pipelines.serving.locate import why_no_key
 from pipelines.serving.logs import ServerFailedError
 from pipelines.serving.openai import nginx
 from pipelines.serving.process import TritonServer
@@ -134,6 +135,8 @@ def serve(
     Raises:
         UserError: it cannot start.
     """
+    if fault := why_no_key(settings):
+        raise UserError.of([fault])
     started = time.monotonic()
 
     def run(stack: ExitStack) -> int:
@@ -253,14 +256,15 @@ def _say_where(server: TritonServer, seconds: float, prompt: str) -> None:
         text = json.dumps(prompt)
         say(f"\n{TRITON_PYTHON.format(python=python, grpc_url=server.grpc_url, model=TEXT_MODEL, prompt=text)}")
     if server.settings.front:
-        _say_completion(server.openai_url, server.openai_model, prompt)
+        _say_completion(server.openai_url, server.openai_model, prompt, asks_key=server.settings.api_key)
     else:
         say()
 
 
-def _say_completion(url: str, model: str, prompt: str) -> None:
+def _say_completion(url: str, model: str, prompt: str, *, asks_key: bool = False) -> None:
     body = json.dumps({"model": model, "prompt": prompt, "max_tokens": 16})
     header = "-H 'Content-Type: application/json'"
+    header += f' -H "Authorization: Bearer ${API_KEY}"' if asks_key else ""
     say(f"\ncurl -s {url}/completions \\\n  {header} \\\n  -d {shlex.quote(body)}\n")
 
 
@@ -269,7 +273,7 @@ def _say_exposure(server: TritonServer) -> None:
     host = server.settings.host
     reach = "every network of this machine" if host == "0.0.0.0" else f"whoever reaches {host}"
     say(f"serving.host={host} opens these to {reach}.")
-    say("There is no authentication:")
+    say("Clients must send the API key, unencrypted:" if server.settings.api_key else "There is no authentication:")
     exposed = server.settings.expose_triton
     for name, port in server.ports.items():
         if exposed or name == "openai_port":
@@ -279,4 +283,5 @@ def _say_exposure(server: TritonServer) -> None:
         say(f"Closed to all: {CLOSED_TO_STRANGERS.replace(',', ', ')}.")
     if nginx.find() is None:
         say("nginx is not installed: slow clients and bursts of connections are the service's own work.")
-    say("Put a proxy with TLS and authentication in front of it, or keep 127.0.0.1.\n")
+    wanted = "TLS" if server.settings.api_key else "TLS and authentication"
+    say(f"Put a proxy with {wanted} in front of it, or keep 127.0.0.1.\n")

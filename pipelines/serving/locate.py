@@ -17,11 +17,26 @@ from importlib import metadata
 from pathlib import Path
 
 from pipelines.domain.errors import Fault, UserError
-from pipelines.serving.config import ServingSettings
+from pipelines.serving.config import API_KEY, ServingSettings
 
 CONTAINER_BINARY = Path("/opt/tritonserver/bin/tritonserver")
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 INSTALL = "Install the one that needs no GPU: make setup"
+
+
+def why_no_key(settings: ServingSettings) -> Fault | None:
+    """Return why a server cannot ask for a key, if it is to."""
+    if not settings.api_key:
+        return None
+    if not settings.front:
+        text = "serving.api_key=true has no effect: only the OpenAI-compatible service asks for a key."
+        return Fault(text, todo="Add serving.openai=true.")
+    key = os.environ.get(API_KEY, "")
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        text = f"serving.api_key=true needs the key in the variable {API_KEY}, which "
+        text += "has characters that HTTP headers do not allow." if key else "is not set."
+        return Fault(text, todo=f"Set it, e.g.: export {API_KEY}=$(openssl rand -hex 24)")
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,8 +78,9 @@ class TritonServer:
         self.settings = settings
         here = (
             settings.loopback
-        )  # NVIDIA's frontend also opens tritonserver's own ports, so it is for this machine only
-        self.nvidia_frontend = settings.openai and here and self.repository.gpu and NVIDIA_FRONTEND.is_file()
+        )  # NVIDIA's frontend also opens tritonserver's own ports, so it is for this machine only; it asks for no key
+        asks = settings.openai and here and not settings.api_key
+        self.nvidia_frontend = asks and self.repository.gpu and NVIDIA_FRONTEND.is_file()
         self.host = settings.local_host
         self.ports: dict[str, int] = {}
         self.restarts = 0

@@ -153,7 +153,7 @@ class Diagnose:
             return Servers(None, self.url, self.served_model or "")
         from pipelines.serving.frontend import OpenAiFrontend
 
-        settings = self.serving.model_copy(update={"openai": True})
+        settings = self.serving.model_copy(update={"openai": True, "api_key": False})
         server = stack.enter_context(logged_server(inputs["repository"], settings, self.logs, progress))
         stack.enter_context(OpenAiFrontend(server))
         return Servers(server.grpc_url, server.openai_url, server.openai_model)

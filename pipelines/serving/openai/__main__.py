@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import gc
 import ipaddress
+import os
 import resource
 import socket
 from functools import partial
@@ -17,6 +18,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pipelines.domain.benchmark import Slo
+from pipelines.serving.config import API_KEY
 from pipelines.serving.logs import FRONT_STARTED
 from pipelines.serving.openai.app import make_app
 from pipelines.serving.openai.backend import Backend
@@ -41,6 +43,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--drain-timeout-s", type=int, default=30)
     parser.add_argument("--cors-origin", action="append", default=[], help="a web page's origin; may be repeated")
+    parser.add_argument("--api-key", action="store_true", help=f"ask clients for the key in {API_KEY}")
     parser.add_argument("--chat-template", type=Path, help="instead of the tokenizer's own")
     usual = Limits()
     parser.add_argument("--max-body-bytes", type=int, default=usual.body_bytes)
@@ -50,7 +53,10 @@ def main() -> None:
         parser.add_argument(f"--slo-{metric}-ms", type=float, help="a limit that the metrics show exactly")
     arguments = parser.parse_args()
     _allow_connections()
-    limits = Limits(arguments.max_body_bytes, arguments.max_prompts, arguments.request_timeout_s)
+    key = os.environ.pop(API_KEY, "") if arguments.api_key else None
+    if key == "":
+        raise SystemExit(f"{API_KEY} is not set.")
+    limits = Limits(arguments.max_body_bytes, arguments.max_prompts, arguments.request_timeout_s, key)
     repository = read_repository(arguments.repository)
     load = partial(served, repository, arguments.metrics, arguments.chat_template)
     slo = Slo("given", arguments.slo_ttft_ms, arguments.slo_itl_ms, arguments.slo_e2e_ms)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import json
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines.serving.openai.errors import ApiError, shortened
@@ -17,6 +19,8 @@ REFUSAL_PAUSE_S = 0.03
 BODY_TIMEOUT_S = 30.0
 BODIES_HELD = 16  # of the largest size, over all requests that are being answered
 LINGER_S = 2.0
+KEYLESS = re.compile(r"/health|(/v[12])?/health/(live|ready)|(/v1)?/(metrics|version)")
+"""Paths of probes and of Prometheus, which send no key."""
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -31,11 +35,13 @@ class Limits:
         body_bytes: size of its body.
         prompts: answers it may ask for: prompts times n.
         request_timeout_s: time from its arrival to its last token.
+        api_key: that it must send; None asks for none.
     """
 
     body_bytes: int = 4_000_000
     prompts: int = 128
     request_timeout_s: float = 600
+    api_key: str | None = field(default=None, repr=False)
 
 
 class BodyLimit:
@@ -48,6 +54,7 @@ class BodyLimit:
     def __init__(self, app: App, *, limits: Limits, metrics: ServiceMetrics) -> None:
         self._app, self._metrics = app, metrics
         self._most = limits.body_bytes
+        self._bearer = None if limits.api_key is None else f"Bearer {limits.api_key}".encode()
         self._answer_timeout_s = limits.request_timeout_s + LINGER_S
         self._held = 0
 
@@ -93,6 +100,11 @@ class BodyLimit:
 
     def _check_head(self, scope: Message) -> None:
         headers = dict(scope["headers"])
+        guarded = self._bearer is not None and not KEYLESS.fullmatch(scope["path"])
+        if guarded and not hmac.compare_digest(headers.get(b"authorization", b""), self._bearer or b""):
+            sent = "another" if b"authorization" in headers else "none"
+            message = f"This server asks for an API key (Authorization: Bearer ...), and got {sent}."
+            raise ApiError(401, message, kind="authentication_error", code="invalid_api_key")
         encoding = headers.get(b"content-encoding", b"identity").decode("latin-1")
         if encoding.strip().lower() not in ("", "identity"):
             message = f"Content-Encoding is '{shortened(encoding)}'; send the body as it is, without one."

@@ -16,12 +16,14 @@ from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 
+import openai
 import psutil
 import pytest
 
 from pipelines.domain.benchmark import NO_SLO, Slo
-from pipelines.serving.config import ServingSettings
+from pipelines.serving.config import API_KEY, ServingSettings
 from pipelines.serving.frontend import OpenAiFrontend
+from pipelines.serving.locate import why_no_key
 from pipelines.serving.logs import ServerFailedError
 from pipelines.serving.openai.__main__ import LONG_HEAD
 from pipelines.serving.ports import answers_200, free_port
@@ -32,6 +34,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 GENERATE = "/v2/models/ensemble/generate"
 JSON = {"Content-Type": "application/json"}
 MIB = 2**20
+SETTINGS_WITH_KEY = ServingSettings(openai=True, api_key=True, drain_timeout_s=5, startup_timeout_s=60)
 DRAIN_S = 30
 
 
@@ -373,3 +376,62 @@ def test_memory_returns_after_an_attack(own_front: tuple[OpenAiFrontend, int]) -
     while (after := memory()) > 1.2 * before and time.monotonic() < until:
         time.sleep(0.5)
     assert after <= 1.2 * before, f"{before / MIB:.0f} MiB before, {after / MIB:.0f} MiB after"
+
+
+def test_a_service_with_a_key_answers_only_those_who_send_it(echo_server, monkeypatch):
+    keyed = copy(echo_server)
+    keyed.settings = SETTINGS_WITH_KEY
+    keyed.ports = {**echo_server.ports, "openai_port": free_port("127.0.0.1", echo_server.ports)}
+    port, body = keyed.ports["openai_port"], {"model": "echo", "prompt": "a", "max_tokens": 2}
+    monkeypatch.setenv(API_KEY, "k-1")
+    with OpenAiFrontend(keyed):
+        for headers, status in (
+            ({}, 401),
+            ({"Authorization": "Bearer k-2"}, 401),
+            ({"Authorization": "k-1"}, 401),
+            ({"Authorization": "Bearer k-1"}, 200),
+        ):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection.request("POST", COMPLETIONS, json.dumps(body), {**JSON, **headers})
+            answer = connection.getresponse()
+            content = json.loads(answer.read())
+            connection.close()
+            assert answer.status == status, headers
+            if status == 401:
+                assert content["error"]["code"] == "invalid_api_key"
+                assert "k-" not in content["error"]["message"].replace("API k", "")
+        assert post(port, GENERATE, {"text_input": "a"})[0] == 401
+        for path in ("/health", "/v2/health/live", "/metrics", "/version"):
+            assert answers_200("127.0.0.1", port, path), path
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="k-1")
+        assert client.completions.create(model="echo", prompt="a", max_tokens=2).choices
+        with pytest.raises(openai.AuthenticationError, match="asks for an API key"):
+            client.with_options(api_key="k-2").models.list()
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "message"),
+    [
+        ({"openai": True}, "", f"{API_KEY}, which is not set"),
+        ({"openai": True}, "a b", "characters that HTTP headers do not allow"),
+        ({}, "k-1", "only the OpenAI-compatible service asks for a key"),
+    ],
+    ids=["unset", "blank", "no service"],
+)
+def test_a_key_that_cannot_be_asked_for_is_refused(settings, key, message, monkeypatch):
+    monkeypatch.setenv(API_KEY, key)
+    fault = why_no_key(ServingSettings(api_key=True, **settings))
+    assert fault is not None
+    assert message in str(fault)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"server": "trtllm_serve"}, "server=trtllm_serve"),
+        ({"host": "0.0.0.0", "expose_triton": True}, "ask for no key"),
+    ],
+)
+def test_a_key_that_clients_can_pass_by_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        ServingSettings(api_key=True, **settings)

@@ -30,6 +30,7 @@ OWN_TYPES = {
     "PrometheusRule": "prometheusrule.json",
     "LeaderWorkerSet": "leaderworkerset.json",
     "DynamoGraphDeployment": "dynamographdeployment.json",
+    "HTTPRoute": "httproute.json",
 }
 FULL = {
     "namespace": "llm", "image": "registry.example.com:5000/llm:v1", "image_pull_secret": "registry",
@@ -92,6 +93,60 @@ def test_the_schemas_refuse_what_is_wrong(tmp_path):
     container(templates([group])["worker"])["resource"] = {}
     with pytest.raises(kubernetes_validate.ValidationError, match="resource"):
         check(group)
+
+
+@pytest.mark.parametrize(
+    ("more", "weights"),
+    [
+        ({}, {"NEW": 100}),
+        ({"beside": "old", "weight": 10}, {"NEW": 10, "old": 90}),
+        ({"beside": "old", "weight": 0}, {"NEW": 0, "old": 100}),
+    ],
+    ids=["first", "canary", "back"],
+)
+def test_a_route_divides_the_requests_between_two_versions(more, weights, tmp_path):
+    route = {"name": "llm", "gateway": "public", "hostname": "llm.example.com", **more}
+    new = deployed(tmp_path, "gpu", namespace="serving", route=route)
+    made = yaml.safe_load(files(new)["route.yaml"])
+    check(made)
+    assert (made["metadata"]["name"], made["metadata"]["namespace"]) == ("llm", "serving")
+    (rule,) = made["spec"]["rules"]
+    named = {"NEW" if ref["name"] == new.name else ref["name"]: ref["weight"] for ref in rule["backendRefs"]}
+    assert named == weights
+    service = by_kind(build(write(new, tmp_path / "out")), "Service")
+    assert {ref["port"] for ref in rule["backendRefs"]} <= {port["port"] for port in service["spec"]["ports"]}
+    assert rule["timeouts"]["request"] == "600s"  # as long as the service lets an answer stream
+    made["spec"]["rules"][0]["backendRefs"][0]["share"] = 3
+    with pytest.raises(jsonschema.ValidationError, match="share"):
+        check(made)
+
+
+@pytest.mark.parametrize(
+    ("route", "message"),
+    [
+        ({"name": "llm"}, "gateway=None: a route needs both"),
+        ({"beside": "old"}, "has no name"),
+        ({"name": "llm", "gateway": "public", "weight": 20}, "weight=20 and no beside"),
+        ({"name": "llm", "gateway": "public", "beside": "old", "weight": 120}, "120"),
+    ],
+)
+def test_half_a_route_is_refused(route, message):
+    with pytest.raises(ValueError, match=message):
+        ManifestSettings(route=route)
+
+
+def test_the_key_of_clients_comes_from_a_secret(tmp_path):
+    for kind, name in (("cpu", "server"), ("gpu", "server"), ("multinode", "front")):
+        keyed = deployed(tmp_path / kind, kind, {"api_key": True})
+        things = build(write(keyed, tmp_path / kind / "out"))
+        for thing in things:
+            check(thing)
+        template = next(iter(templates([t for t in things if t["kind"] in ("Deployment", "LeaderWorkerSet")]).values()))
+        env = {each["name"]: each for each in container(template, name)["env"]}
+        assert env["TRTLLM_API_KEY"]["valueFrom"]["secretKeyRef"] == {"name": f"{keyed.name}-api-key", "key": "api_key"}
+        words = container(template, name).get("args") or container(template, name)["command"]
+        assert ("serving.api_key=true" if name == "server" else "--api-key") in words
+        assert not [word for word in words if "secret" in word.lower()]
 
 
 @pytest.mark.parametrize("choices", [{}, FULL], ids=["default", "full"])

@@ -1,0 +1,73 @@
+"""After a bad night: a file for an issue, and a webhook."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from pipelines.cli.main import main
+from pipelines.nightly.nightly_command import WEBHOOK, report_bad_night
+from tests.support.nights import nightly_settings
+
+OUTCOME = ["REGRESSION  tiny_gemma fp8 got slower", "- output tokens/s 1,000 -> 800", "FAILED  tiny_llama: killed"]
+
+
+@pytest.fixture
+def webhook(monkeypatch):
+    """A server that keeps what it is sent; `status` is its answer."""
+
+    class Handler(BaseHTTPRequestHandler):
+        got, status = [], 200
+
+        def do_POST(self):
+            Handler.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(Handler.status)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    monkeypatch.setenv(WEBHOOK, f"http://127.0.0.1:{server.server_port}/services/s3cret")
+    yield Handler
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_bad_night_writes_the_issue_and_calls_the_webhook_and_a_good_one_clears_it(tmp_path, webhook):
+    settings = nightly_settings(issue=tmp_path / "issue.md")
+    report_bad_night(settings, "20261128T000000Z", OUTCOME)
+    text = settings.issue.read_text()
+    assert text.startswith(f"# nightly {settings.name}: 20261128T000000Z on ")
+    assert "REGRESSION tiny_gemma fp8 got slower\n\n- output tokens/s 1,000 -> 800\n" in text
+    (sent,) = webhook.got
+    assert "FAILED tiny_llama: killed" in sent["text"]
+    report_bad_night(settings, "20261129T000000Z", [])
+    assert not settings.issue.exists()
+    assert len(webhook.got) == 1, "nobody is told of a good night"
+
+
+def test_an_issue_that_cannot_be_written_is_refused_before_the_night(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "2000")
+    (tmp_path / "file").write_text("")
+    words = [f"nightly.history={tmp_path / 'history'}", f"report.folder={tmp_path / 'reports'}"]
+    assert main(["nightly", *words, f"nightly.issue={tmp_path / 'file' / 'issue.md'}"]) == 2
+    assert f"nightly.issue='{tmp_path / 'file'}'" in capsys.readouterr().err
+    assert not (tmp_path / "history").exists()
+
+
+@pytest.mark.parametrize("address", ["status 500", "URLError", "ValueError"])
+def test_a_webhook_that_fails_is_a_warning_without_its_address(address, webhook, monkeypatch, capsys):
+    webhook.status = 500
+    if address == "URLError":
+        monkeypatch.setenv(WEBHOOK, "http://127.0.0.1:9/services/s3cret")
+    elif address == "ValueError":
+        monkeypatch.setenv(WEBHOOK, "s3cret")
+    report_bad_night(nightly_settings(), "run", OUTCOME)
+    said = capsys.readouterr()
+    assert f"did not take the outcome: {address}" in said.out + said.err
+    assert "s3cret" not in said.out + said.err
