@@ -390,6 +390,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
         quant_algo="MIXED_PRECISION",
         weights=CHOSEN_WEIGHTS,
         llm_api=True,
+        edge=True,
         heading=("auto", ""),
     ),
 }

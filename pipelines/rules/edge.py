@@ -25,7 +25,6 @@ WHY_NOT = {
     QFormat.W4A8_AWQ: "its exporter leaves out most of the checkpoint's tensors, without an error",
     QFormat.INT8_WO: NO_CHECKPOINT,
     QFormat.INT4_WO: NO_CHECKPOINT,
-    QFormat.AUTO: "this project exports one format for all linears",
 }
 """Why a format is not exported, for all that are not."""
 GROUP = 128
@@ -126,7 +125,10 @@ RULES = (
     ),
     rule(
         name="edge-kv-cache",
-        when=lambda d: d.kv_format is KvFormat.INT8 or (d.kv_format is KvFormat.FP8 and d.qformat not in WITH_FP8_KV),
+        when=lambda d: (
+            d.kv_format is KvFormat.INT8
+            or (d.kv_format is KvFormat.FP8 and d.qformat not in (*WITH_FP8_KV, QFormat.AUTO))
+        ),
         failed="engine=tensorrt_edge does not support kv_cache={d.kv_format} with quant={d.qformat}: its exporter"
         " leaves out the scales, without an error.",
         allowed=f"kv_cache=fp8 works with {either(WITH_FP8_KV, 'and')}.",

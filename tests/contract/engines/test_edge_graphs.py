@@ -16,7 +16,7 @@ import transformers
 
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.compress.quantizing import quantize
-from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat
 from pipelines.domain.progress import SILENT
 from pipelines.engines.tensorrt_edge.exporter import LLM, environment_fault, export
 from pipelines.engines.tensorrt_edge.read_back import read_back
@@ -25,14 +25,15 @@ from tests.conftest import ROOT
 from tests.contract.engines.conftest import CALIBRATION, Workshop, quiz_prompts, same_top
 from tests.support.edge_graph import EdgeModel
 from tests.support.made_once import made_once
-from tests.support.specs import quant_spec
+from tests.support.specs import mix_spec, quant_spec
 from triton_repo.llmapi import checkpoint_files, link_files, tokenizer_files
 
 ENVIRONMENT = ROOT / ".venv-edge"
 FAULT = environment_fault(ENVIRONMENT)
 pytestmark = [pytest.mark.thorough, pytest.mark.skipif(FAULT is not None, reason=str(FAULT))]
 
-QUANTIZED = [qformat for qformat, form in FORMATS.items() if form.edge and qformat is not QFormat.NONE]
+QUANTIZED = [qformat for qformat in UNIFORM if FORMATS[qformat].edge and qformat is not QFormat.NONE]
+MIX = mix_spec((QFormat.FP8, QFormat.INT4_AWQ), 6.0, texts=8)
 KINDS = ("llama", "mistral", "qwen2", "qwen2_tied", "qwen")
 SEQUENCES = 4
 
@@ -42,6 +43,7 @@ class Exported:
 
     def __init__(self, workshop: Workshop, kind: str, qformat: QFormat, kv: KvFormat = KvFormat.AUTO) -> None:
         self.kind, self.workshop = kind, workshop
+        spec = MIX if qformat is QFormat.AUTO else quant_spec(qformat, kv)
         source = workshop.source(kind)
 
         def make(out: Path) -> None:
@@ -49,7 +51,7 @@ class Exported:
             made = source
             if qformat is not QFormat.NONE:
                 made, texts = out / "made", quiz_prompts()[:8]
-                quantize(source, made, quant_spec(qformat, kv), texts, CALIBRATION, layout="hugging_face")
+                quantize(source, made, spec, texts, CALIBRATION, layout="hugging_face")
             link_files(tokenizer_files(source), source, checkpoint)
             link_files(checkpoint_files(made), made, checkpoint)
             (checkpoint / "chat_template.jinja").write_text(PLAIN_TEMPLATE)
@@ -87,6 +89,13 @@ def test_phi_3_is_whole_and_near_the_model(qformat: QFormat, workshop: Workshop)
     with torch.no_grad():
         expected = model(torch.tensor(workshop.batch("phi3")[:SEQUENCES])).logits.numpy()
     assert divergence(expected, exported.logits()) < (1e-6 if qformat is QFormat.NONE else 0.03)
+
+
+def test_a_mix_of_formats_is_whole_and_near_the_model(workshop: Workshop) -> None:
+    exported = Exported(workshop, "llama", QFormat.AUTO)
+    expected = workshop.logits(workshop.checkpoint("llama", QFormat.NONE), "llama")[:SEQUENCES]
+    assert exported.faults() == []
+    assert divergence(expected, exported.logits()) < 0.01
 
 
 def _log_probabilities(logits: np.ndarray) -> np.ndarray:

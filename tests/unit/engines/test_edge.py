@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,8 @@ class Exported:
                 listed[name] = {**entry, "hex": array.tobytes().hex()}
         (self.folder / "model.onnx.data").write_bytes(data)
         save_file({"embedding": self.embedding}, self.folder / "embedding.safetensors")
+        sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4}
+        (self.folder / "config.json").write_text(json.dumps(sizes))
         save_file(self.checkpoint, self.folder / "model.safetensors")
         listing = {"initializers": listed, "nodes": self.nodes}
         return [
@@ -182,6 +185,19 @@ def exported(tmp_path: Path) -> Exported:
 
 def test_joined_transposed_and_shared_arrays_are_found(exported: Exported) -> None:
     assert exported.faults() == []
+
+
+@pytest.mark.parametrize(("leaf", "rows"), [("self_attn.qkv_proj", (8, 4, 4)), ("mlp.gate_up_proj", (8, 8))])
+def test_joined_linears_may_be_apart_in_the_graph(leaf: str, rows: tuple[int, ...], exported: Exported) -> None:
+    joined = np.random.default_rng(1).normal(size=(16, 16)).astype(bfloat16)
+    exported.checkpoint[f"model.layers.0.{leaf}.weight"] = joined
+    pieces = np.split(joined.astype(np.float16), np.cumsum(rows)[:-1])
+    exported.graph |= {f"piece_{number}": np.ascontiguousarray(piece.T) for number, piece in enumerate(pieces)}
+    assert exported.faults() == []
+    del exported.graph["piece_1"]
+    lacks, adds = exported.faults()
+    assert f"lacks 1 of the checkpoint's 8 tensors: model.layers.0.{leaf}.weight" in lacks
+    assert "piece_0" in adds
 
 
 def test_a_tensor_that_is_left_out_is_named(exported: Exported) -> None:
