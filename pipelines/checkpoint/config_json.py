@@ -153,6 +153,40 @@ class Quantization:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """The `moe` block of a mixture of experts: each layer has a router and equal experts, and no other MLP.
+
+    Attributes:
+        count: experts of a layer.
+        chosen: experts that a token goes through.
+        renormalized: whether the weights of the chosen experts are divided by their sum.
+    """
+
+    count: int
+    chosen: int
+    renormalized: bool
+
+    @classmethod
+    def parse(cls, block: Mapping[str, Any], source: str) -> Experts | None:
+        """Parse the block; None if it is empty or names no experts.
+
+        Raises:
+            UserError: a number is missing, a token goes through more experts than there are, or weights are normalized
+                in a way that neither Mixtral nor Qwen3 MoE knows.
+        """
+        if not block.get("num_experts"):
+            return None
+        read = _Reader(block, f"{source} moe")
+        count, chosen, mode = read.integer("num_experts"), read.integer("top_k"), block.get("normalization_mode", 1)
+        if chosen > count or mode not in (0, 1):
+            raise UserError(
+                f"{source} has moe with num_experts={count}, top_k={chosen}, normalization_mode={shown(mode)}.",
+                allowed="top_k may be num_experts at most; normalization_mode 0 (none) or 1 (renormalize).",
+            )
+        return cls(count, chosen, mode == 1)
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointConfig:
     """config.json of a checkpoint; sizes are those of the whole model, not of one rank.
 
@@ -164,7 +198,7 @@ class CheckpointConfig:
         num_attention_heads: query heads.
         num_key_value_heads: KV heads.
         head_size: width of one head.
-        intermediate_size: width of the gated MLP.
+        intermediate_size: width of the gated MLP, or of one expert.
         vocab_size: rows of the embedding (AWQ exports pad it to a multiple of 64).
         max_position_embeddings: longest sequence in tokens.
         norm_epsilon: of every RMSNorm.
@@ -174,6 +208,7 @@ class CheckpointConfig:
         tp_size: tensor-parallel ranks.
         pp_size: pipeline-parallel stages.
         quantization: how linears and the KV cache are quantized.
+        experts: of a mixture; None for a dense model.
         layers: of a MIXED_PRECISION checkpoint: module pattern -> how it is quantized; None if all linears are alike.
         raw: the whole parsed file.
     """
@@ -195,6 +230,7 @@ class CheckpointConfig:
     tp_size: int
     pp_size: int
     quantization: Quantization
+    experts: Experts | None
     layers: Mapping[str, Quantization] | None
     raw: Mapping[str, Any] = field(repr=False)
 
@@ -287,7 +323,8 @@ class CheckpointConfig:
             num_attention_heads=heads,
             num_key_value_heads=read.integer("num_key_value_heads", heads),
             head_size=read.integer("head_size", hidden // heads),
-            intermediate_size=read.integer("intermediate_size", 4 * hidden),
+            # Qwen's MoE states both
+            intermediate_size=read.integer("moe_intermediate_size", read.integer("intermediate_size", 4 * hidden)),
             vocab_size=read.integer("vocab_size"),
             max_position_embeddings=read.integer("max_position_embeddings"),
             norm_epsilon=read.number("norm_epsilon", 1e-5),
@@ -298,6 +335,7 @@ class CheckpointConfig:
             tp_size=_Reader(mapping, f"{source} mapping").integer("tp_size", 1),
             pp_size=_Reader(mapping, f"{source} mapping").integer("pp_size", 1),
             quantization=quantization,
+            experts=Experts.parse(read.block("moe"), source),
             layers=layers,
             raw=raw,
         )

@@ -76,7 +76,8 @@ def _linear_params(config: CheckpointConfig) -> int:
     """Return the number of weights in the linears of all layers."""
     q, kv = config.num_attention_heads * config.head_size, config.num_key_value_heads * config.head_size
     per_layer = (q + 2 * kv) * config.hidden_size + q * config.hidden_size
-    return config.num_hidden_layers * (per_layer + 3 * config.hidden_size * config.intermediate_size)
+    experts = config.experts.count if config.experts else 1
+    return config.num_hidden_layers * (per_layer + 3 * experts * config.hidden_size * config.intermediate_size)
 
 
 def _linear_facts(checkpoint: Checkpoint) -> dict[str, Any]:

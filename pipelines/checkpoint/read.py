@@ -2,7 +2,8 @@
 
 Rank files: rank = pp_rank * tp_size + tp_rank. Tensor parallelism splits qkv, fc, gate, lm_head and the embedding
 along the output dimension, dense and proj along the input dimension; scales are split like their weights, and
-scalars are repeated. Each rank's qkv is q | k | v of its own heads; with fewer KV heads than ranks, a KV head is
+scalars are repeated. A mixture's experts are split alike, each rank holding a part of every expert, up | gate in one
+tensor. Each rank's qkv is q | k | v of its own heads; with fewer KV heads than ranks, a KV head is
 repeated on neighbouring ranks. Pipeline parallelism gives each stage its own layers, numbered from 0.
 """
 
@@ -115,6 +116,8 @@ class Checkpoint:
             return parts[0]
         if ".attention.qkv." in name:
             return self._merge_qkv(parts) if axis == 0 else self._merge_qkv([part.T for part in parts]).T
+        if name.endswith(".mlp.fc.weight") and axis == 1:  # of each rank's expert, up comes before gate
+            parts = [np.split(part, 2, axis=1)[half] for half in range(2) for part in parts]
         merged: Array = np.concatenate(parts, axis=axis)
         return merged[: len(merged) - self._padded_rows(name, len(merged))]
 
@@ -209,6 +212,8 @@ def split_axis(name: str, shape: tuple[int, ...]) -> int | None:
     module, _, leaf = name.rpartition(".")
     if shape in ((), (1,)):
         return None
+    if len(shape) == 3:  # experts
+        return 1 if module.endswith("mlp.fc") else 2
     if leaf == "zero":  # [G, O], the other way round than scales
         return 0 if module.endswith(INPUT_SPLIT) else 1
     if module.endswith(OUTPUT_SPLIT) or module.endswith("attention.qkv"):

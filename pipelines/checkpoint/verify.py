@@ -229,13 +229,9 @@ def _layer_tensors(config: CheckpointConfig, path: str) -> Tensors:
     q_rows = config.num_attention_heads // tp_size * config.head_size
     kv_rows = max(config.num_key_value_heads // tp_size, 1) * config.head_size
     inner = config.intermediate_size // tp_size
-    linears = {
-        "attention.qkv": (q_rows + 2 * kv_rows, hidden),
-        "attention.dense": (hidden, q_rows),
-        "mlp.fc": (inner, hidden),
-        "mlp.gate": (inner, hidden),
-        "mlp.proj": (hidden, inner),
-    }
+    linears = {"attention.qkv": (q_rows + 2 * kv_rows, hidden), "attention.dense": (hidden, q_rows)}
+    if config.experts is None:
+        linears |= {"mlp.fc": (inner, hidden), "mlp.gate": (inner, hidden), "mlp.proj": (hidden, inner)}
     family = FAMILIES[config.architecture]
     tensors = {f"{norm}.weight": Expected(dtype, (hidden,)) for norm in family.layer_norms}
     tensors |= {f"attention.{norm}.weight": Expected(dtype, (config.head_size,)) for norm in family.head_norms}
@@ -243,6 +239,13 @@ def _layer_tensors(config: CheckpointConfig, path: str) -> Tensors:
         tensors |= _linear_tensors(config, name, f"{path}.{name}", out, width)
         if has_bias(config, name):
             tensors[f"{name}.bias"] = Expected(dtype, (out,))
+    if config.experts is not None:
+        count = config.experts.count
+        tensors["mlp.router.weight"] = Expected("F32", (count, hidden))
+        # up and gate are one, as TensorRT-LLM's plugin reads them
+        for name, (out, width) in {"mlp.fc": (2 * inner, hidden), "mlp.proj": (hidden, inner)}.items():
+            for leaf, tensor in _linear_tensors(config, name, f"{path}.{name}", out, width).items():
+                tensors[leaf] = Expected(tensor.dtype, (count, *tensor.shape))
     if config.quantization.kv_cache_quant_algo:
         tensors |= {f"attention.{name}": Expected("F32", (1,)) for name in _KV_SCALES}
     return tensors

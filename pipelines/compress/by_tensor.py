@@ -113,6 +113,7 @@ class CheckpointTensors:
         """
         self.weights, self.dtype = ModelWeights(source), dtype
         self._family, self._group = source.shape.family, group
+        self._experts = source.shape.num_experts
         self._rounded: tuple[list[str], RoundedLinear] | None = None
         self.head = HEAD if HEAD in self.weights else EMBEDDING
 
@@ -130,6 +131,8 @@ class CheckpointTensors:
             return self._norm(NORM)
         _, _, layer, rest = name.split(".", 3)
         module, _, leaf = rest.rpartition(".")
+        if module.startswith("mlp.") and self._family.experts is not None:
+            return self._of_experts(int(layer), module)
         if self._group and leaf in RoundedLinear._fields and module in LINEARS:
             linear: torch.Tensor = getattr(self._rounded_linear(names_of(int(layer), module)), leaf)
             return linear
@@ -140,6 +143,21 @@ class CheckpointTensors:
             head_norm = self._family.head_norms[module.removeprefix("attention.")]
             return self._read(f"model.layers.{layer}.self_attn.{head_norm}.weight")
         return self._norm(f"model.layers.{layer}.{NORMS[module]}.weight")
+
+    def _of_experts(self, layer: int, module: str) -> torch.Tensor:
+        """Return the router [E, I], in float32 as TensorRT-LLM computes it, or a weight of all experts [E, O, I]."""
+        assert self._family.experts is not None
+        place, (gate, up, down) = self._family.experts
+        prefix = f"model.layers.{layer}.{place}"
+        if module == "mlp.router":
+            return self._read(f"{prefix}.gate.weight").float()
+        names = (up, gate) if module == "mlp.fc" else (down,)
+        return torch.stack(
+            [
+                torch.cat([self._read(f"{prefix}.experts.{number}.{name}.weight") for name in names])
+                for number in range(self._experts)
+            ]
+        )
 
     def _rounded_linear(self, names: list[str]) -> RoundedLinear:
         """Return the weight that consists of those of these linears; the last one is kept."""
@@ -163,6 +181,10 @@ def _rank_part(shape: ModelShape, tp_size: int, name: str, whole: torch.Tensor, 
     """
     if tp_size == 1:
         return whole
+    if whole.dim() == 3:  # experts; up and gate are one
+        if name.startswith(_BY_INPUTS):
+            return whole.chunk(tp_size, dim=2)[rank]
+        return torch.cat([half.chunk(tp_size, dim=1)[rank] for half in whole.chunk(2, dim=1)], dim=1)
     if name.startswith(_BY_INPUTS):
         return whole.chunk(tp_size, dim=1)[rank]
     if name.startswith(_BY_OUTPUTS):
@@ -262,9 +284,10 @@ def _check(source: ModelFolder, tensors: CheckpointTensors, config: CheckpointCo
     tied = shape.tie_word_embeddings
     table = (shape.vocab_size, shape.hidden_size)
     sizes = linear_shapes(shape)
-    of_a_layer: dict[str, tuple[int, ...]] = {}
+    of_a_layer: dict[str, tuple[int, ...]] = {f"{name}.weight": size for name, size in sizes.items()}
+    if shape.family.experts:
+        of_a_layer[f"{shape.family.experts[0]}.gate.weight"] = (shape.num_experts, shape.hidden_size)
     for module, linears in LINEARS.items():
-        of_a_layer |= {f"{linear}.weight": sizes[linear] for linear in linears}
         if has_bias(config, module):
             of_a_layer |= {f"{linear}.bias": sizes[linear][:1] for linear in linears}
     of_a_layer |= {f"{NORMS[norm]}.weight": (shape.hidden_size,) for norm in shape.family.layer_norms}
@@ -297,6 +320,7 @@ def checkpoint_config(
 ) -> dict[str, Any]:
     """Return what ModelOpt would write into config.json, before it is corrected."""
     shape, config = source.shape, source.shape.family.settled(source.config)
+    mixture = {} if shape.family.experts is None else _mixture(shape, config)
     return {
         "producer": dict(producer),
         "architecture": shape.architecture,
@@ -325,7 +349,18 @@ def checkpoint_config(
         "lm_head_bias": False,
         "mapping": {"world_size": tp_size * pp_size, "tp_size": tp_size, "pp_size": pp_size},
         "quantization": dict(quantization),
+        **mixture,
     }
+
+
+def _mixture(shape: ModelShape, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what says how tokens go through experts, in the terms of TensorRT-LLM's MoeConfig."""
+    moe = {
+        "num_experts": shape.num_experts,
+        "top_k": shape.num_experts_per_token,
+        "normalization_mode": int(config.get("norm_topk_prob", True)),  # of Mixtral always
+    }
+    return {"hidden_act": "swiglu", "moe": moe, "moe_intermediate_size": shape.intermediate_size}
 
 
 def quantization_block(qformat: QFormat, group_size: int, points: bool = False) -> dict[str, Any]:

@@ -64,7 +64,9 @@ def quantize(
         return {**facts, "source_bytes": source.weight_bytes}
     if faults := [*undeclared_faults(str(model_dir), model_dir)]:
         raise UserError.of(faults)
-    if spec.by_tensor and layout != "hugging_face" and source.shape.family.modelopt_type is not None:
+    family = source.shape.family
+    exported = family.modelopt_type is not None or (family.by_tensor and spec.sixteen_bit)
+    if spec.by_tensor and layout != "hugging_face" and exported:
         facts = write_by_tensor(source, out_dir, spec, picked, tp_size, pp_size, progress)
     else:
         from pipelines.compress.by_modelopt import QuantizeTask, quantize_by_modelopt

@@ -60,6 +60,8 @@ class Family:
         layer_norms: norms of a layer, TensorRT-LLM's names.
         more_norms: norms of a layer beside the first one and the one after attention, Hugging Face's names.
         fused_linears: whether Hugging Face's q, k and v are one linear, and gate and up another.
+        by_tensor: whether checkpoints of a family that ModelOpt does not export are written from its tensors, in the
+            formats that leave them in 16 bit.
         experts: the modules of a mixture's experts in a layer, and the names of their gate, up and down projections;
             None for a dense model.
         head_norms: norms of each query and key head, TensorRT-LLM's names within the attention: Hugging Face's.
@@ -90,6 +92,7 @@ class Family:
     not_exported: str = ""
     more_norms: tuple[str, ...] = ()
     fused_linears: bool = False
+    by_tensor: bool = False
     experts: tuple[str, tuple[str, str, str]] | None = None
     head_norms: Mapping[str, str] = field(default_factory=dict)
     qkv_bias: bool = False
@@ -111,6 +114,11 @@ class Family:
         Except where null has a meaning: no window, as many KV heads as query heads.
         """
         return _settled(self.defaults, config)
+
+    @property
+    def built(self) -> bool:
+        """Whether there are TensorRT-LLM checkpoints of this family, in some format at least."""
+        return self.modelopt_type is not None or self.by_tensor
 
     @property
     def model_type(self) -> str:
@@ -234,7 +242,8 @@ _ROWS = (
         title="Mixtral",
         architecture=Architecture.MIXTRAL,
         modelopt_type=None,
-        cpu_engine=False,
+        cpu_engine=True,
+        by_tensor=True,
         experts=("block_sparse_moe", ("w1", "w3", "w2")),
         attention_bias=False,
         not_exported=_FUSED_EXPERTS,
@@ -288,17 +297,19 @@ _ROWS = (
         title="Qwen3 MoE",
         architecture=Architecture.QWEN3_MOE,
         modelopt_type=None,
-        cpu_engine=False,
+        cpu_engine=True,
+        by_tensor=True,
         experts=("mlp", ("gate_proj", "up_proj", "down_proj")),
         head_norms={"q_layernorm": "q_norm", "k_layernorm": "k_norm"},
         attention_bias=False,
+        qwen_type=True,
         not_exported=_FUSED_EXPERTS,
         features=frozenset({"llm_api"}),
         defaults=_ALL
         | {"num_key_value_heads": 4, "max_position_embeddings": 32768, "attention_bias": False}
         | {"use_sliding_window": False, "sliding_window": 4096}
         | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
-        | {"decoder_sparse_step": 1, "mlp_only_layers": None},
+        | {"decoder_sparse_step": 1, "mlp_only_layers": None, "norm_topk_prob": False},
     ),
 )
 
@@ -314,7 +325,7 @@ def settled(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 BUILT = tuple(family.architecture for family in _ROWS if family.modelopt_type)
-"""Architectures that this project builds."""
+"""Architectures that this project builds in every format."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,15 @@ from functools import partial
 
 from pipelines.domain import families
 from pipelines.domain.families import titles
-from pipelines.domain.formats import QFormat, lacks_fp4, lacks_fp8, lacks_fp8_kv, lacks_int8_kv, lacks_integers
+from pipelines.domain.formats import (
+    QFormat,
+    calibrates,
+    lacks_fp4,
+    lacks_fp8,
+    lacks_fp8_kv,
+    lacks_int8_kv,
+    lacks_integers,
+)
 from pipelines.engines.tensorrt_llm.config import key_of
 from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, either, shape, sm
 from pipelines.rules.split import BUILDER, GEMMA, MODELOPT, PLUGIN, PRECISION, SUPPORT
@@ -121,11 +129,25 @@ RULES = (
     family_rule(
         name="family-cannot-be-exported",
         engines=BUILT,
-        when=lambda d: shape(d).family.modelopt_type is None and [_way_out(d)],
+        when=lambda d: not shape(d).family.built and [_way_out(d)],
         failed="{d.shape.architecture} cannot be exported to a TensorRT-LLM checkpoint: {why}.",
         allowed=f"Exported are {either(families.BUILT, 'and')}.",
         todo="{todo}",
         source=f"{MODELOPT}: NotImplementedError unless tensorrt_llm is installed",
+    ),
+    family_rule(
+        name="mixtures-are-built-from-16-bit",
+        engines=BUILT,
+        when=lambda d: (
+            shape(d).family.by_tensor
+            and calibrates(d.candidates or (d.qformat,), d.kv_format)
+            and [{"why": shape(d).family.not_exported}]
+        ),
+        failed="quant={d.qformat} with kv_cache={d.kv_format} of {d.shape.architecture} cannot be exported to a"
+        " TensorRT-LLM checkpoint: {why}.",
+        allowed="Formats that nothing is calibrated for, with kv_cache=auto: quant=none, int8_wo and int4_wo.",
+        todo="Use one of them, or quant=fp8 with engine=tensorrt_llm_llmapi.",
+        source=f"{MODELOPT}: build_moe_config reads a list of experts",
     ),
     family_rule(
         name="gemma-prefers-bfloat16",

@@ -1,4 +1,4 @@
-"""The decoder of Gemma, Llama, Mistral and Qwen as an OpenVINO graph, made from a TensorRT-LLM checkpoint.
+"""The decoder of Gemma, Llama, Mistral, Mixtral and Qwen as an OpenVINO graph, made from a TensorRT-LLM checkpoint.
 
 Inputs: input_ids [B, T], attention_mask [B, P + T], position_ids [B, T], beam_idx [B], all i64 but beam_idx (i32).
 Output: logits [B, T, V], float32. Two Variables per layer hold the K and V of the P past tokens, [B, KV heads, P,
@@ -25,6 +25,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import FLOAT_WEIGHTS, Activation, KvFormat
 from pipelines.engines.openvino.lora import named
+from pipelines.engines.openvino.mixture import ExpertTensors, routed
 from pipelines.engines.openvino.prompt_table import with_table
 from pipelines.engines.openvino.rope import attention_factor, inverse_frequencies
 from pipelines.engines.openvino.weights import WeightStore, to_fp8, to_int8, to_nvfp4
@@ -63,6 +64,7 @@ _NOT_BUILT = ("residual_mlp", "qk_layernorm", "inter_layernorms", "attn_logit_so
 
 _ACTS: dict[str, Callable[[ov.Node], ov.Node]] = {
     "silu": lambda x: op.swish(x),
+    "swiglu": lambda x: op.swish(x),  # of a mixture's experts, whose gate and up are one
     "gelu": lambda x: op.gelu(x, "tanh"),  # as in TensorRT-LLM's table, whose only GELU this is
     "gelu_pytorch_tanh": lambda x: op.gelu(x, "tanh"),
 }
@@ -144,6 +146,10 @@ class GraphBuilder:
         normed = self._norm(f"{ours}.input_layernorm", f"{theirs}.input_layernorm", hidden)
         hidden = named(op.add(hidden, self._attention(layer, normed, shared)), f"{theirs}.attention_residual")
         normed = self._norm(f"{ours}.post_layernorm", f"{theirs}.post_attention_layernorm", hidden)
+        mlp = self._mlp if self._config.experts is None else self._mixture
+        return named(op.add(hidden, mlp(ours, theirs, normed)), f"{theirs}.mlp_residual")
+
+    def _mlp(self, ours: str, theirs: str, normed: ov.Node) -> ov.Node:
         gate_in = self._quantized(f"{ours}.mlp.fc", f"{theirs}.mlp.gate_proj", normed)
         shares = same_input(self._store, f"{ours}.mlp.fc", f"{ours}.mlp.gate")
         up_in = gate_in if shares else self._quantized(f"{ours}.mlp.gate", f"{theirs}.mlp.up_proj", normed)
@@ -153,8 +159,27 @@ class GraphBuilder:
         # weights twice and divides by zero on one thread.
         product = named(op.multiply(_ACTS[self._config.hidden_act](gate), up, "NONE"), f"{theirs}.mlp.product")
         down_in = self._quantized(f"{ours}.mlp.proj", f"{theirs}.mlp.down_proj", product)
-        down = self._linear(f"{ours}.mlp.proj", f"{theirs}.mlp.down_proj", down_in)
-        return named(op.add(hidden, down), f"{theirs}.mlp_residual")
+        return self._linear(f"{ours}.mlp.proj", f"{theirs}.mlp.down_proj", down_in)
+
+    def _mixture(self, ours: str, theirs: str, normed: ov.Node) -> ov.Node:
+        config, experts = self._config, self._config.experts
+        assert experts is not None
+        inner, act = config.intermediate_size, _ACTS[config.hidden_act]
+
+        def expert(number: int, rows: ov.Node) -> ov.Node:
+            store = self._store.of(ExpertTensors(self._checkpoint, number))
+            name = f"{theirs}.mlp.experts.{number}"
+
+            def product(module: str, linear: str, x: ov.Node, of: slice = slice(None)) -> ov.Node:
+                weight = named(store.weight(f"{ours}.mlp.{module}", of), f"{name}.{linear}.weight")
+                return named(op.matmul(x, weight, transpose_a=False, transpose_b=True), f"{name}.{linear}")
+
+            up = product("fc", "up_proj", rows, slice(0, inner))
+            gate = product("fc", "gate_proj", rows, slice(inner, 2 * inner))
+            return product("proj", "down_proj", op.multiply(act(gate), up, "NONE"))
+
+        router = self._store.float32(f"{ours}.mlp.router.weight")
+        return routed(normed, router, experts, config.hidden_size, f"{theirs}.mlp", expert)
 
     def _attention(self, layer: int, x: ov.Node, shared: _Inputs) -> ov.Node:
         config, ours = self._config, f"transformer.layers.{layer}.attention"

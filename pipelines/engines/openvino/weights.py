@@ -129,6 +129,10 @@ class WeightStore:
     checkpoint: Checkpoint
     _buffers: list[Array] = field(default_factory=list)
 
+    def of(self, checkpoint: Any) -> WeightStore:
+        """Return the store of another checkpoint, a part of this one, whose buffers live as long."""
+        return WeightStore(checkpoint, self._buffers)
+
     def raw(self, values: Array, element_type: ov.Type, shape: list[int]) -> ov.Node:
         """Return a constant over the bytes of `values`; shared, so the array is kept."""
         flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)

@@ -16,7 +16,8 @@ from tests.contract.engines.conftest import Workshop, relative_error, same_top, 
 
 torch = pytest.importorskip("torch")
 
-KINDS = ("mistral", "qwen2", "qwen2_tied", "qwen2_yarn", "qwen")
+MIXTURES = ("mixtral", "qwen3_moe")
+KINDS = ("mistral", "qwen2", "qwen2_tied", "qwen2_yarn", "qwen", *MIXTURES)
 FORMATS = (
     QFormat.NONE, QFormat.FP8, QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.W4A8_AWQ, QFormat.INT8_WO, QFormat.INT4_WO
 )  # fmt: skip
@@ -32,6 +33,7 @@ FLIPPED = 0.016
         *(("mistral", qformat) for qformat in (QFormat.NONE, QFormat.INT8_SQ, QFormat.INT4_WO)),
         *(("qwen2_tied", qformat) for qformat in (QFormat.NONE, QFormat.INT4_AWQ, QFormat.INT8_WO)),
         *(("qwen2_yarn", qformat) for qformat in (QFormat.NONE, QFormat.FP8, QFormat.W4A8_AWQ)),
+        *((kind, qformat) for kind in MIXTURES for qformat in (QFormat.NONE, QFormat.INT8_WO, QFormat.INT4_WO)),
     ],
 )
 def test_checkpoints_are_valid(kind: str, qformat: QFormat, workshop: Workshop) -> None:
@@ -94,6 +96,8 @@ def test_quantized_engine_is_the_simulation(kind: str, qformat: QFormat, worksho
         ("qwen2", QFormat.NONE, 1, 2),
         ("qwen", QFormat.NONE, 2, 1),
         ("qwen", QFormat.INT4_AWQ, 1, 2),
+        *((kind, QFormat.NONE, 2, 1) for kind in MIXTURES),
+        ("mixtral", QFormat.INT4_WO, 1, 2),
     ],
 )
 def test_split_checkpoints_give_the_same_engine(

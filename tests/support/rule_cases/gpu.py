@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipelines.domain.formats import KvFormat
-from tests.support.rule_cases.words import AWQ, FP8, GEMMA, GEMMA2, LLAMA, NVFP4, W4A8, Case
+from pipelines.domain.formats import KvFormat, QFormat
+from tests.support.rule_cases.words import AWQ, FP8, GEMMA, GEMMA2, LLAMA, MIXTRAL, NVFP4, W4A8, Case
 
 CASES = {
     "gpu-too-old": Case({"sm": 7.5}, r"capability 7\.5 is too old", {"sm": 8.0}),
@@ -35,6 +35,11 @@ CASES = {
         {"qformat": W4A8, "shape": GEMMA}, "lists quant=w4a8_awq of GemmaForCausalLM as not supported", {"shape": LLAMA}
     ),
     "family-cannot-be-exported": Case({"shape": GEMMA2}, "Gemma2ForCausalLM cannot be exported", {"shape": GEMMA}),
+    "mixtures-are-built-from-16-bit": Case(
+        {"shape": MIXTRAL, "qformat": AWQ},
+        r"int4_awq .*MixtralForCausalLM cannot .*none, int8_wo",
+        {"qformat": QFormat.NONE},
+    ),
     "gemma-prefers-bfloat16": Case(
         {"shape": GEMMA, "build": {"gemm_plugin": "float16"}},
         "gemm_plugin=float16 with GemmaForCausalLM",

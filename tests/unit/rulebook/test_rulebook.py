@@ -144,8 +144,6 @@ def test_the_draft_length_of_lookahead(sizes: tuple[int, int, int], tokens: int)
         ("Gemma2ForCausalLM", "only where tensorrt_llm is installed", False),
         ("Gemma3ForCausalLM", "only where tensorrt_llm is installed", True),
         ("Phi3ForCausalLM", "only where tensorrt_llm is installed", True),
-        ("MixtralForCausalLM", "cannot read its experts", True),
-        ("Qwen3MoeForCausalLM", "cannot read its experts", True),
     ],
 )
 def test_a_family_that_is_not_exported_is_offered_the_llm_api_where_that_runs_it(
