@@ -72,12 +72,14 @@ class _Exported:
         seconds: of calibration and export.
         search: record of a search; None without.
         record: of layers; None if the model was held as a whole.
+        experts: tokens that calibration sent to each expert of a mixture; None for a dense model.
     """
 
     data: CalibrationSet | None
     seconds: float
     search: dict[str, Any] | None = None
     record: ProgressRecord | None = None
+    experts: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,7 @@ def quantize_by_modelopt(task: QuantizeTask, out_dir: Path, progress: Progress) 
         **(describe_unified(out_dir) if unified else describe(out_dir)),
         "calibration": calibration_facts(done.data, done.seconds),
         **({"search": done.search} if done.search else {}),
+        **({"experts": done.experts} if done.experts else {}),
         "device": task.device,
         "tool": {"nvidia-modelopt": modelopt_door.VERSION},
     }
@@ -163,4 +166,4 @@ def _whole(task: QuantizeTask, out_dir: Path, progress: Progress) -> _Exported:
         else:
             split = {"tp_size": task.tp_size, "pp_size": task.pp_size}
             modelopt_door.export(done.model, source.shape.family, dtype, out_dir, **split)
-    return _Exported(done.data, time.monotonic() - began, done.search)
+    return _Exported(done.data, time.monotonic() - began, done.search, experts=done.experts)

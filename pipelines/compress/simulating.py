@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import shutil
 import time
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -58,11 +58,13 @@ class WholeSimulation:
         model: in Transformers, calibrated.
         data: what it was calibrated on; None if nothing was.
         search: record of the search that chose the format of each linear; None without.
+        experts: see `expert_coverage`; None for a dense model.
     """
 
     model: torch.nn.Module
     data: CalibrationSet | None
     search: dict[str, Any] | None = None
+    experts: dict[str, Any] | None = None
 
 
 def fake_quantized_model(
@@ -101,20 +103,62 @@ def simulated(
 ) -> WholeSimulation:
     """Load the model, insert quantizers and calibrate them; a format without quantizers leaves it unchanged."""
     config, data = prepared(source, spec, texts, calibration, device, progress)
-    search = None
+    search, experts = None, None
     with progress.task("loading the model", None):
         model = load_model(source, dtype, device)
     if config is not None and data is not None and FORMATS[spec.quant.qformat].sequential:
         _replace_layers(model, source, config, data, dtype, device, progress)
     elif config is not None:
         forward = None if data is None else forward_passes(data, progress, device)
-        with f32_products():
+        with f32_products(), experts_counted(model) as counts:
             model = modelopt_door.simulate(model, config, forward)
         check_calibrated(model)
+        if counts:
+            experts = expert_coverage(counts, progress)
     elif spec.searches and data is not None:
         model, search = search_mix(model, spec, source.shape.family, data, progress, device)
         check_calibrated(model)
-    return WholeSimulation(model, data, search)
+    return WholeSimulation(model, data, search, experts)
+
+
+@contextmanager
+def experts_counted(model: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+    """Count the tokens that each router sends to each expert: name of the router -> int64 [E]."""
+    counts: dict[str, torch.Tensor] = {}
+
+    def count(name: str) -> Callable[[Any, Any, Any], None]:
+        def hook(router: Any, _: Any, result: Any) -> None:
+            chosen = torch.bincount(result[2].reshape(-1).cpu(), minlength=router.num_experts)
+            counts[name] = counts[name] + chosen if name in counts else chosen
+
+        return hook
+
+    routers = {name: each for name, each in model.named_modules() if type(each).__name__.endswith("TopKRouter")}
+    hooks = [router.register_forward_hook(count(name)) for name, router in routers.items()]
+    try:
+        yield counts
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+NAMED_EXPERTS = 8
+
+
+def expert_coverage(counts: Mapping[str, torch.Tensor], progress: Progress) -> dict[str, Any]:
+    """Return the tokens that calibration sent to experts, and name those that it never reached."""
+    unreached = [
+        f"{name.split('.')[2]}.{expert}"
+        for name, tokens in counts.items()
+        for expert in (tokens == 0).nonzero().flatten().tolist()
+    ]
+    if unreached:
+        more = f" and {len(unreached) - NAMED_EXPERTS} more" if len(unreached) > NAMED_EXPERTS else ""
+        progress.note(
+            f"calibration sent no token to {len(unreached)} of {sum(map(len, counts.values()))} experts (layer.expert"
+            f" {', '.join(unreached[:NAMED_EXPERTS])}{more}); their inputs were not seen: raise calibration.size"
+        )
+    return {"tokens": {name: tokens.tolist() for name, tokens in counts.items()}, "unreached": unreached}
 
 
 def _replace_layers(

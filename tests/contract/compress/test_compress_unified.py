@@ -13,7 +13,7 @@ from pipelines.compress.config import KvCacheSettings
 from pipelines.compress.quantizing import quantize
 from pipelines.compress.simulating import fake_quantized_model
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
-from pipelines.domain.progress import SILENT
+from pipelines.domain.progress import SILENT, SilentProgress
 from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.stages.llm_api import ConfigureLlm
 from tests.contract.compress.conftest import CALIBRATION
@@ -228,3 +228,30 @@ def test_families_of_the_llm_api_alone_export_sound_folders(kind, qformat, texts
     assert facts["bits_per_weight"] == pytest.approx({"none": 16, "fp8": 8, "int4_awq": 4.25}[qformat.value], rel=0.03)
     before, after = (transformers.AutoConfig.from_pretrained(str(path)) for path in (source, tmp_path / "out"))
     assert before.rope_parameters == after.rope_parameters
+
+
+class _Notes(SilentProgress):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.mark.skipif(OLD, reason="measured with nvidia-modelopt 0.47")
+def test_an_expert_that_calibration_never_reaches_is_named(texts, tmp_path) -> None:
+    """Of expert scores [s, -s, t, 0], the last one is never the largest."""
+    source = write_random(tmp_path / "model", "mixtral")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"num_experts_per_tok": 1}))
+    weights = safetensors.load_file(source / "model.safetensors")
+    router = weights["model.layers.1.block_sparse_moe.gate.weight"]
+    router[1], router[3] = -router[0], 0
+    safetensors.save_file(weights, source / "model.safetensors", {"format": "pt"})
+    progress, spec = _Notes(), quant_spec(QFormat.FP8)
+    facts = quantize(source, tmp_path / "out", spec, texts, CALIBRATION, layout="hugging_face", progress=progress)
+    tokens = facts["experts"]["tokens"]["model.layers.1.mlp.gate"]
+    assert sum(tokens) == facts["calibration"]["tokens"]
+    assert tokens[3] == 0
+    assert "1.3" in facts["experts"]["unreached"]
+    assert any("calibration sent no token to" in note and "1.3" in note for note in progress.notes)
