@@ -260,7 +260,7 @@ def test_the_llm_api_takes_a_draft_checkpoint(tmp_path, model):
         (
             ["quant=int8_sq"],
             "build",
-            r"does not support quant=int8_sq: .* It supports none, fp8, int4_awq, w4a8_awq, nvfp4",
+            r"does not support quant=int8_sq: .* It supports none, fp8, int4_awq, int4_gptq, int4_rtn, w4a8_awq, nvfp4",
         ),
         (["kv_cache=int8"], "build", r"does not support kv_cache=int8"),
         (["sparsity=magnitude_2_4"], "build", r"does not support sparsity=magnitude"),
