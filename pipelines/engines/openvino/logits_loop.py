@@ -68,13 +68,13 @@ class ResponseSender:
         requests: dict[Response, list[tuple[Sequence, StepOutput]]] = {}
         for sequence, step in outputs:
             requests.setdefault(sequence.response, []).append((sequence, step))
-        waiting, at_once = [], []
-        for response, each in requests.items():  # a repository of an earlier version has a model.py without `waits`
-            (waiting if getattr(response.channel, "waits", True) else at_once).append(each)
-        first, *others = waiting or [[]]
+        # a repository of an earlier version has a model.py without `waits`
+        waits = {response: getattr(response.channel, "waits", True) for response in requests}
+        first, *others = [steps for response, steps in requests.items() if waits[response]] or [[]]
         at_work = [self._threads.submit(self._send_in_order, each) for each in others]
-        for each in at_once:
-            self._send_in_order(each)
+        for response, steps in requests.items():
+            if not waits[response]:
+                self._send_in_order(steps)
         self._send_in_order(first)
         for each in at_work:
             each.result()
