@@ -45,6 +45,8 @@ DATASETS = {
 input: MLCommons (assumed)."""
 SHAREGPT = (858, 653)
 """Mean lengths of the replayed ShareGPT requests (`bench.TRACES`)."""
+INFERENCE_MAX = "InferenceM"
+"""Part of the notes of rows that InferenceMAX measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class PublishedCase:
     @property
     def randomised(self) -> bool:
         """Whether lengths were drawn around the nominal ones (InferenceMAX)."""
-        return "InferenceM" in self.note
+        return INFERENCE_MAX in self.note
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -117,7 +119,8 @@ def case_of(row: Mapping[str, str]) -> PublishedCase:
     mean_isl, mean_osl = SHAREGPT if mode == "open_loop_trace" else lengths
     gpus = _number(row, "n_gpus", None)
     tp = _number(row, "tp", 0)
-    setup = _setup(row["model"], row["gpu"], row["precision"].lower(), row["framework"], tp, gpus)
+    small_kv = INFERENCE_MAX in row["note"]
+    setup = _setup(row["model"], row["gpu"], row["precision"].lower(), row["framework"], tp, gpus, small_kv)
     return PublishedCase(
         setup=setup,
         instances=max(1, gpus // setup.gpus),
@@ -135,11 +138,14 @@ def case_of(row: Mapping[str, str]) -> PublishedCase:
 
 
 @cache
-def _setup(model: str, gpu: str, precision: str, framework: str, tp: int, gpus: int) -> Setup:
-    """Build the setup of a row; if `tp` is 0, the smallest possible layout that fits."""
+def _setup(model: str, gpu: str, precision: str, framework: str, tp: int, gpus: int, small_kv: bool) -> Setup:
+    """Build the setup of a row; if `tp` is 0, the smallest possible layout that fits.
+
+    With `small_kv`, the KV cache is 8 bit beside such weights in every framework, as in InferenceMAX's scripts.
+    """
     _known("precision", precision, tuple(BY_ALIAS))
     served, spec, qformat = framework_named(framework), gpu_named(gpu), BY_ALIAS[precision]
-    eight_bit = served.kv_follows and FORMATS[qformat].fp8_kv_cache
+    eight_bit = (served.kv_follows or small_kv) and FORMATS[qformat].fp8_kv_cache
     kv_format = KvFormat.FP8 if eight_bit and KvFormat.FP8 in kv_formats_for(spec.sm) else KvFormat.AUTO
     one = Setup(model_named(model), spec, qformat, kv_format, framework=framework)
     setups = [replace(one, tp=ranks) for ranks in ([tp] if tp else [n for n in (1, 2, 4, 8) if n <= gpus])]

@@ -21,7 +21,7 @@ from pipelines.host.screen import table
 from pipelines.predict.performance.performance import PerformanceModel
 from scripts.published import stages
 from scripts.published.cases import PUBLISHED, read_rows
-from scripts.published.predict import NORMAL_80, predict
+from scripts.published.predict import predict
 
 VALIDATED = Path(__file__).parents[1] / "published_fit" / "cross_validation.csv.gz"
 """The prediction for each published row when its group was left out of the fit."""
@@ -88,11 +88,8 @@ def open_loop(rows: Iterable[Mapping[str, str]], **options: Any) -> tuple[Errors
         osl = stages.WORKLOADS[row["workload"]].osl
         values["itl_asked"] = (values["e2e_mean"] - values["ttft_mean"]) / (osl - 1)
         for name, value in values.items():
-            metric = "itl_mean" if name == "itl_asked" else name
-            error = found[metric] / value - 1
-            errors[f"stages, {LABELS[name]}"].append(
-                (error, abs(np.log1p(error)) <= NORMAL_80 * found["spread"][metric])
-            )
+            predicted, low, high = found["itl_mean" if name == "itl_asked" else name]
+            errors[f"stages, {LABELS[name]}"].append((predicted / value - 1, low <= value <= high))
     return errors, refused
 
 

@@ -22,7 +22,7 @@ from rich.progress import Progress
 
 from pipelines.domain.errors import UserError
 from pipelines.host.files import replacing
-from pipelines.predict.performance.performance import SPREAD, WIDER, PerformanceModel
+from pipelines.predict.performance.performance import SPREAD, WIDER, PerformanceModel, Provenance
 from pipelines.predict.performance.physics import BOUNDS, Parameters
 from scripts.published.bench import SIMULATED, StackedCases
 from scripts.published.cases import PUBLISHED, PublishedCase, case_of, read_rows
@@ -108,18 +108,18 @@ def block_of(case: PublishedCase) -> str:
     """Return the block of a case. Errors within a block are of one kind; nothing is learnt across blocks.
 
     Full loads: by runtime. Static batches: by source and by whether they prefill. Closed loops: by framework family,
-    fixed or drawn lengths, and metric. MLPerf: by metric.
+    fixed or drawn lengths, and metric. MLPerf: by metric. Traces have none, because two configurations teach nothing.
     """
     rate = case.metric in ("output_tok_s", "output_tok_s_per_gpu", "requests_s")
     framework = case.setup.runs_on
+    if case.mode == "open_loop_trace":
+        return ""
     if case.mode == "inflight_maxload":
         return f"full load, {framework.engine}"
     if case.mode == "static_batch":
         if case.source == "splitwise-sim":
             return "static, Splitwise"
         return "static, prefill" if case.metric in ("ttft_ms", "prefill_batch_ms") else "static, rate"
-    if case.mode == "open_loop_trace":
-        return "trace"
     kind = {"ttft_ms": "TTFT", "e2e_ms": "E2E"}.get(case.metric, "rate" if rate else "ITL")
     if case.mode == "closed_loop_concurrency":
         return f"closed loop, {framework.family}, {'drawn' if case.randomised else 'fixed'} lengths, {kind}"
@@ -167,23 +167,25 @@ def predict(rows: Sequence[Mapping[str, str]], tell: Callable[[], None] = lambda
             predictions[index] = Prediction(nothing, nothing, nothing, "", str(error))
     if cases:
         model = PerformanceModel.load()
-        logs, spread = predict_cases(list(cases.values()), model.parameters, tell)
-        for (index, case), log, width in zip(cases.items(), logs, spread, strict=True):
-            low, value, high = np.exp([log - NORMAL_80 * width, log, log + NORMAL_80 * width])
+        logs = predict_cases(list(cases.values()), model, tell)
+        for (index, case), log in zip(cases.items(), np.transpose(logs), strict=True):
+            value, low, high = np.exp(log)
             predictions[index] = Prediction(float(value), float(low), float(high), model.provenance(case.setup)[0], "")
     return [each for each in predictions if each is not None]
 
 
-def predict_cases(cases: Sequence[PublishedCase], parameters: Parameters, tell: Callable[[], None]) -> tuple[Any, Any]:
-    """Return log(predicted) of each case and its standard deviation, float64[cases] each."""
+def predict_cases(
+    cases: Sequence[PublishedCase], model: PerformanceModel, tell: Callable[[], None]
+) -> tuple[Any, Any, Any]:
+    """Return log(predicted) of each case, and of the ends of its interval, float64[cases] each."""
     bench = StackedCases(cases, tell)
-    logs = bench.log_predicted(values_of(bench, parameters))
+    logs = bench.log_predicted(values_of(bench, model.parameters))
     usual = {"ttft_ms": SPREAD["ttft"], "tpot_ms": SPREAD["itl"], "itl_ms": SPREAD["itl"]}
     spread = np.array([usual.get(case.metric, SPREAD["throughput"]) * WIDER["transferred"] for case in cases])
     blocks = np.array([block_of(case) for case in cases])
     # the public cases by id; the measured values in the file are not used
     measured = {row["case_id"]: case_of(row) for row in read_rows(PUBLISHED)}
-    for block, taught in parameters.document["neighbours"].items():
+    for block, taught in model.parameters.document["neighbours"].items():
         indices = np.flatnonzero(blocks == block)
         if not len(indices):
             continue
@@ -193,7 +195,30 @@ def predict_cases(cases: Sequence[PublishedCase], parameters: Parameters, tell: 
         mean, variance = correct(Kernel(**taught["kernel"]), near, errors, points([cases[i] for i in indices], codes))
         logs[indices] += mean
         spread[indices] = taught["scale"] * np.sqrt(variance)
-    return logs, spread
+    low, high = logs - NORMAL_80 * spread, logs + NORMAL_80 * spread
+    traces = np.flatnonzero(blocks == "")
+    if len(traces):
+        some = [cases[index] for index in traces]
+        low[traces], high[traces] = trace_interval(some, model, [model.provenance(case.setup)[0] for case in some])
+    return logs, low, high
+
+
+def trace_interval(
+    cases: Sequence[PublishedCase], model: PerformanceModel, provenances: Sequence[Provenance]
+) -> tuple[Any, Any]:
+    """Return logarithms of the ends of the intervals of traces, float64[cases] each.
+
+    They are what a faster and a slower engine would give, off by the model's usual error in ITL: the nearer to
+    saturation, the more the queue makes of it.
+    """
+    usual = [
+        model.spread(each, case.setup.runs_on.family)["itl"] for each, case in zip(provenances, cases, strict=True)
+    ]
+    ends = []
+    for side in (-1, 1):
+        bench = StackedCases(cases, slower=np.exp(side * NORMAL_80 * np.array(usual)))
+        ends.append(bench.log_predicted(values_of(bench, model.parameters)))
+    return ends[0], ends[1]
 
 
 def values_of(bench: StackedCases, parameters: Parameters) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ from pipelines.domain.formats import QFormat
 from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.memory import device_memory
 from pipelines.predict.performance.models import model_named
-from pipelines.predict.performance.performance import PerformanceModel, Setup
+from pipelines.predict.performance.performance import Framework, PerformanceModel, Setup
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
-from pipelines.predict.simulator.run import simulate
+from pipelines.predict.simulator.run import IterationCost, simulate
 
 STAGES = Path(__file__).parent / "data" / "stages.csv"
 METRICS = ("ttft_mean", "ttft_p99", "e2e_mean", "e2e_p99", "itl_mean")
@@ -30,6 +30,8 @@ METRICS = ("ttft_mean", "ttft_p99", "e2e_mean", "e2e_p99", "itl_mean")
 FRAMEWORK = "vLLM 0.15.1"
 FRONT_END_S = 0.006
 """Seconds from client to scheduler and back: HTTP, tokenizer, detokenizer; fitted to the stages with use=fit."""
+NORMAL_80 = 1.2816
+"""Half-width of the interval that holds 80 % of a normal distribution, in standard deviations."""
 BLOCK, SLOTS = 16, 128
 """Tokens of a KV block, and max_num_seqs, of every deployment."""
 
@@ -51,6 +53,11 @@ class Workload:
     system: int
     question: int
     osl: int
+
+    @property
+    def isl(self) -> int:
+        """Tokens of a prompt."""
+        return self.system + self.question
 
 
 GENERAL, REASONING = (45, 100, 447, 248), (23, 100, 934, 1448)
@@ -76,7 +83,7 @@ def offered(workload: Workload, seed: int = 0) -> tuple[OfferedLoad, Any]:
         arrivals.append(begin + np.cumsum(gaps) * seconds / gaps.sum())
         begin += seconds
     stage = np.repeat(np.arange(len(arrivals)), [len(each) for each in arrivals])
-    isl = workload.system + workload.question
+    isl = workload.isl
     cached = np.full(len(stage), (isl - 1) // BLOCK * BLOCK)
     cached[: workload.prompts] = workload.system // BLOCK * BLOCK
     lengths = (np.full(len(stage), length) for length in (isl, workload.osl))
@@ -90,8 +97,11 @@ def rows(use: str) -> tuple[Mapping[str, str], ...]:
         return tuple(row for row in csv.DictReader(lines) if row["use"] == use)
 
 
-def predict(row: Mapping[str, str], model: PerformanceModel, *, reuse: bool = True) -> dict[str, Any]:
-    """Predict the metrics of a stage, ms, and under "spread" the usual deviation of log(predicted / measured) of each.
+def predict(row: Mapping[str, str], model: PerformanceModel, *, reuse: bool = True) -> dict[str, tuple[float, ...]]:
+    """Predict the metrics of a stage: the value, and the lower and the upper end of its 80 % interval, ms.
+
+    The interval is what a faster and a slower engine would give, off by the model's usual error in ITL: near saturation
+    queues make more of it. TTFT is also off by what its own usual error exceeds that.
 
     Args:
         row: of `rows`; the measured figures are not read.
@@ -99,33 +109,54 @@ def predict(row: Mapping[str, str], model: PerformanceModel, *, reuse: bool = Tr
         reuse: whether the prefix cache is used, as in the benchmark.
     """
     qformat = QFormat.FP8 if row["precision"] == "fp8" else QFormat.NONE
-    gpu = gpu_named(row["gpu"])
-    setup = Setup(model_named(row["model"]), gpu, qformat, tp=int(row["tp"]), framework=FRAMEWORK)
-    costed, workload = model.cost(setup), WORKLOADS[row["workload"]]
+    setup = Setup(model_named(row["model"]), gpu_named(row["gpu"]), qformat, tp=int(row["tp"]), framework=FRAMEWORK)
+    asked = (row["workload"], int(row["max_num_batched_tokens"]), reuse)
+    costed = model.cost(setup)
+    off = NORMAL_80 * costed.spread["itl"]
+    value, low, high = (
+        _simulated(setup, costed.cost.slower(float(np.exp(log))), *asked)[int(row["stage"])] for log in (0.0, -off, off)
+    )
+    own = NORMAL_80 * np.sqrt(max(costed.spread["ttft"] ** 2 - costed.spread["itl"] ** 2, 0.0))
+    wide = {name: float(np.exp(own)) if name.startswith("ttft") else 1.0 for name in METRICS}
+    return {name: (value[name], low[name] / wide[name], high[name] * wide[name]) for name in METRICS}
+
+
+def _simulated(
+    setup: Setup, cost: IterationCost, workload: str, tokens: int, reuse: bool
+) -> tuple[Mapping[str, float], ...]:
+    """Return the metrics of every stage of a workload."""
+    memory = device_memory(setup.sizes(max_batch_size=SLOTS, max_num_tokens=tokens), setup.gpu.reported_bytes)
+    kv_tokens = memory.kv_tokens - (WORKLOADS[workload].prompts * WORKLOADS[workload].isl) * reuse
+    return _served(workload, tokens, int(kv_tokens) // BLOCK, setup.runs_on, cost, reuse)
+
+
+@lru_cache(maxsize=8)
+def _served(
+    name: str, tokens: int, blocks: int, framework: Framework, cost: IterationCost, reuse: bool
+) -> tuple[Mapping[str, float], ...]:
+    workload = WORKLOADS[name]
     load, stage = offered(workload)
     if not reuse:
         load = OfferedLoad(load.isl, load.osl, arrival=load.arrival)
-    tokens = int(row["max_num_batched_tokens"])
-    memory = device_memory(setup.sizes(max_batch_size=SLOTS, max_num_tokens=tokens), gpu.reported_bytes)
-    prompts = workload.prompts * (workload.system + workload.question)
     engine = SchedulerLimits(
         "inflight_chunked",
         slots=SLOTS,
         max_num_tokens=tokens,
-        admission=setup.runs_on.admission,
-        kv_blocks=int(memory.kv_tokens - prompts * reuse) // BLOCK,
+        admission=framework.admission,
+        kv_blocks=blocks,
         tokens_per_block=BLOCK,
-        ahead=setup.runs_on.ahead,
+        ahead=framework.ahead,
     )
-    requests = simulate(engine, load, costed.cost).requests
-    at = stage == int(row["stage"])
-    ttft, e2e = ((each - requests.arrival + FRONT_END_S)[at] * 1e3 for each in (requests.first_token, requests.end))
-    spread = costed.spread
+    requests = simulate(engine, load, cost).requests
+    times = [(each - requests.arrival + FRONT_END_S) * 1e3 for each in (requests.first_token, requests.end)]
+    return tuple(_metrics(*(each[stage == one] for each in times), workload.osl) for one in range(stage[-1] + 1))
+
+
+def _metrics(ttft: Any, e2e: Any, osl: int) -> Mapping[str, float]:
     return {
-        "ttft_mean": ttft.mean(),
-        "ttft_p99": np.quantile(ttft, 0.99),
-        "e2e_mean": e2e.mean(),
-        "e2e_p99": np.quantile(e2e, 0.99),
-        "itl_mean": (e2e.mean() - ttft.mean()) / (workload.osl - 1),
-        "spread": {name: spread["ttft" if name.startswith("ttft") else "itl"] for name in METRICS},
+        "ttft_mean": float(ttft.mean()),
+        "ttft_p99": float(np.quantile(ttft, 0.99)),
+        "e2e_mean": float(e2e.mean()),
+        "e2e_p99": float(np.quantile(e2e, 0.99)),
+        "itl_mean": float(e2e.mean() - ttft.mean()) / (osl - 1),
     }

@@ -1,8 +1,8 @@
 """Fit the performance model to the published measurements, cross-validate it, and write the result.
 
-    python -m scripts.published_fit --more         # everything: about ten minutes on one core
-    python -m scripts.published_fit --steps 1      # change the fit very little, validate again
-    python -m scripts.published_fit.accuracy_docs  # docs/sizing.md from the result
+    python -m scripts.published_fit --more transfer ablations  # everything: about half an hour on one core
+    python -m scripts.published_fit --steps 1                  # change the fit very little, validate again
+    python -m scripts.published_fit.accuracy_docs              # docs/sizing.md from the result
 
 Reads scripts/published/data/published.csv.gz (public measurements, each with its source) and the current
 pipelines/predict/performance/parameters.json (the starting point of the fit). Writes that file, which sizing and
@@ -21,6 +21,7 @@ import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -29,14 +30,14 @@ from unittest.mock import patch
 import numpy as np
 
 from pipelines.host.files import write_bytes, write_json
-from pipelines.predict.performance.performance import WIDER
+from pipelines.predict.performance.performance import WIDER, PerformanceModel
 from pipelines.predict.performance.physics import BOUNDS, FILE, Parameters
 from scripts.published import bench as closed_loop
 from scripts.published.bench import StackedCases
 from scripts.published.cases import PUBLISHED, PublishedCase, case_of, read_rows
-from scripts.published.predict import NORMAL_80
+from scripts.published.predict import NORMAL_80, trace_interval, values_of
 from scripts.published.predict import block_of as neighbours_block
-from scripts.published_fit.accuracy import GOALS, UNSEEN, VALIDATED, goals_of
+from scripts.published_fit.accuracy import ENOUGH_ROWS_OF_FAMILY, GOALS, UNSEEN, VALIDATED, goals_of
 from scripts.published_fit.crossvalidation import FOLDS, Neighbours, folds, refit, score
 from scripts.published_fit.fit import Design, Fitted, fit
 from scripts.published_fit.priors import PRIORS
@@ -44,6 +45,9 @@ from scripts.published_fit.priors import PRIORS
 STEP = 0.04
 """Step of the finite differences: simulated closed loops are not smooth at smaller steps."""
 ABLATION_STEPS = 4
+LEAST_GPUS = 3
+"""GPUs from which a family has a spread of its own."""
+KINDS_LEFT_OUT = ("gpu", "model", "version")
 ABLATED = {
     "closed loop, TTFT": ("closed loop", "TTFT"),
     "closed loop, ITL": ("closed loop", "ITL"),
@@ -53,17 +57,26 @@ ABLATED = {
 """Columns of the ablation table, each with the prefix and suffix of its block names."""
 
 
-def main() -> None:
-    """Fit, validate and write the result."""
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=8, help="maximum number of steps of the fit")
     parser.add_argument(
-        "--more", action="store_true", help="recompute transfer and ablations too (default: keep their last results)"
+        "--more",
+        nargs="*",
+        choices=("transfer", "ablations"),
+        default=[],
+        help="recompute transfer to models and versions, or ablations, too (default: keep their last results)",
     )
     parser.add_argument(
         "--only", metavar="PATTERN", help="fit only what matches PARAMETER LABEL; the rest stays as it is"
     )
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Fit, validate and write the result."""
+    options = arguments()
     rows = [row for row in read_rows(PUBLISHED) if not row["suspect"]]
     cases = [case_of(row) for row in rows]
     measured = np.array([float(row["value"]) for row in rows])
@@ -74,31 +87,29 @@ def main() -> None:
     def tell(text: str) -> None:
         sys.stderr.write(f"{time.monotonic() - began:6.0f} s  {text}\n")
 
-    start = design.theta(Parameters.load())
-    if options.only:
-        chosen = np.array([bool(re.search(options.only, " ".join(column))) for column in design.columns])
-        part = design.only(chosen, start)
-        some = fit(
-            part, bench.log_predicted, measured, start=start[chosen], steps=options.steps, difference=STEP, tell=tell
-        )
-        start[chosen] = some.theta
-    steps = 0 if options.only else options.steps
-    fitted = fit(design, bench.log_predicted, measured, start=start, steps=steps, difference=STEP, tell=tell)
+    fitted = fit_of(options, design, bench, measured, tell)
     errors = -fitted.residuals
     neighbours = Neighbours.fit(bench, errors)
     tell("kernels fitted")
     fold = folds([row["group_id"] for row in rows])
     physics, corrected, spread = validate(design, bench, fitted, neighbours, np.log(measured), fold, tell)
     scale = scales(neighbours.block, corrected, spread)
-    spread *= np.array([scale[name] for name in neighbours.block])
-    covered = np.abs(corrected) <= NORMAL_80 * spread
+    spread *= np.array([scale.get(name, 1.0) for name in neighbours.block])
     before = Parameters.load().document
     log_measured = np.log(measured)
-    if options.more:
-        scores, unseen = transfer(design, bench, fitted, neighbours, log_measured, tell)
+    kinds = KINDS_LEFT_OUT if "transfer" in options.more else ("gpu",)  # intervals need the GPUs
+    scores, unseen = transfer(design, bench, fitted, neighbours, log_measured, kinds, tell)
+    scores = before.get("transfer", {}) | scores
+    of_terms = before.get("ablations", {})
+    if "ablations" in options.more:
         of_terms = ablations(design, bench, fitted, measured, tell)
-    else:
-        scores, of_terms, unseen = before.get("transfer", {}), before.get("ablations", {}), None
+    usual = spreads(bench, physics, unseen)
+    low, high = (corrected + side * NORMAL_80 * spread for side in (-1, 1))
+    model = PerformanceModel(replace(design.parameters(fitted.theta), document={"spread": usual}))
+    traces = np.flatnonzero(neighbours.block == "")
+    for end, ratios in zip((low, high), trace_ratios([cases[index] for index in traces], model), strict=True):
+        end[traces] = corrected[traces] + ratios
+    covered = (low <= 0) & (high >= 0)
     document = {
         "made_by": "scripts/published_fit",
         "data": {
@@ -107,9 +118,9 @@ def main() -> None:
             "rows": len(rows),
         },
         "parameters": parameters_of(design, fitted),
-        "labels": labels_of(bench),
-        "spread": before.get("spread", {}) if unseen is None else spreads(bench, physics, unseen),
-        "goals": goals(bench, corrected, measured) | ({UNSEEN: scores["gpu"]["all"]} if scores else {}),
+        "labels": labels_of(bench, [row["group_id"] for row in rows]),
+        "spread": usual,
+        "goals": goals(bench, corrected, measured) | {UNSEEN: scores["gpu"]["all"]},
         "cross_validation": {
             "folds": FOLDS,
             "formula": table(bench, physics, measured, None),
@@ -117,11 +128,23 @@ def main() -> None:
         },
         "transfer": scores,
         "ablations": of_terms,
+        "of_an_earlier_fit": [name for name in ("transfer", "ablations") if name not in options.more],
         "neighbours": taught(rows, neighbours, errors, scale),
     }
     write_json(FILE, document, sort_keys=False)
-    write_validated(rows, measured, physics, corrected, spread)
+    write_validated(rows, measured, np.exp([physics, corrected, low, high]))
     tell(f"wrote {FILE}")
+
+
+def fit_of(options: argparse.Namespace, design: Design, bench: StackedCases, measured: Any, tell: Any) -> Fitted:
+    """Fit from the current parameters; with `--only`, the rest stays as it is."""
+    start, steps = design.theta(Parameters.load()), options.steps
+    if options.only:
+        chosen = np.array([bool(re.search(options.only, " ".join(column))) for column in design.columns])
+        part, begin = design.only(chosen, start), start[chosen]
+        some = fit(part, bench.log_predicted, measured, start=begin, steps=steps, difference=STEP, tell=tell)
+        start[chosen], steps = some.theta, 0
+    return fit(design, bench.log_predicted, measured, start=start, steps=steps, difference=STEP, tell=tell)
 
 
 def validate(
@@ -141,10 +164,30 @@ def validate(
     return physics, corrected, spread
 
 
+def trace_ratios(cases: Sequence[PublishedCase], model: PerformanceModel) -> tuple[Any, Any]:
+    """Return the logarithms of the ends of the intervals of traces over what is predicted, float64[cases] each.
+
+    In cross-validation their GPU is left out with them.
+    """
+    bench = StackedCases(cases)
+    value = bench.log_predicted(values_of(bench, model.parameters))
+    low, high = trace_interval(cases, model, ["transferred"] * len(cases))
+    return low - value, high - value
+
+
 def scales(block: Any, corrected: Any, spread: Any) -> dict[str, float]:
     """Return by block the factor with which the expected spread covers 80 % of the errors in cross-validation."""
-    ratio = np.abs(corrected) / spread
-    return {name: round(float(np.quantile(ratio[block == name], 0.8)) / NORMAL_80, 4) for name in sorted(set(block))}
+    names = sorted(set(block) - {""})
+    return {name: round(of_80(corrected[block == name] / spread[block == name]), 4) for name in names}
+
+
+def of_80(errors: Any) -> float:
+    """Return the standard deviation with which a normal 80 % interval holds the next error in eight of ten cases.
+
+    That is split conformal prediction: a quantile a little above 80 %, because the errors are few.
+    """
+    level = min(np.ceil(0.8 * (len(errors) + 1)) / len(errors), 1.0)
+    return float(np.quantile(np.abs(errors), level, method="higher")) / NORMAL_80
 
 
 def parameters_of(design: Design, fitted: Fitted) -> dict[str, Any]:
@@ -165,29 +208,47 @@ def parameters_of(design: Design, fitted: Fitted) -> dict[str, Any]:
     }
 
 
-def labels_of(bench: StackedCases) -> dict[str, int]:
-    """Count rows by label, and by GPU and family together."""
+def labels_of(bench: StackedCases, groups: Sequence[str]) -> dict[str, int]:
+    """Count rows by label, and configurations by GPU and family together."""
     found = Counter(label for labels in bench.labels for label in labels)
-    found.update(f"gpu={each.setup.gpu.name}+family={each.setup.runs_on.family}" for each in bench.cases)
+    setups = [case.setup for case in bench.cases]
+    both = {
+        (f"gpu={setup.gpu.name}+family={setup.runs_on.family}", group)
+        for setup, group in zip(setups, groups, strict=True)
+    }
+    found.update(label for label, _ in both)
     return dict(sorted(found.items()))
 
 
-def spreads(bench: StackedCases, physics: Any, unseen: Any) -> dict[str, dict[str, float]]:
-    """Return by metric and provenance the standard deviation of log(predicted / measured) for the formula alone.
+def spreads(bench: StackedCases, physics: Any, unseen: Any) -> dict[str, dict[str, dict[str, float]]]:
+    """Return by family ("all": of any), metric and provenance the spread of log(predicted / measured), formula alone.
 
-    It is chosen so that the 80 % interval of a normal distribution covers 80 % of the errors.
+    A family that has too few rows of a metric, or was measured on too few GPUs, has none of it. Errors on a GPU that
+    was left out are alike, so that every GPU counts the same, however many rows it has.
     """
     of = {"ttft": ("ttft_ms", "prefill_batch_ms"), "itl": ("tpot_ms", "itl_ms")}
     of["throughput"] = ("output_tok_s", "output_tok_s_per_gpu", "requests_s")
-    found: dict[str, dict[str, float]] = {}
+    family = np.array([case.setup.runs_on.family for case in bench.cases])
+    gpu = np.array([case.setup.gpu.name for case in bench.cases])
+    # what submitters chose is not known, and the times of a saturated trace are mostly its queue's
+    steady = ~np.isin(bench.mode, ("mlperf_server", "mlperf_interactive"))
+    steady &= (bench.mode != "open_loop_trace") | (bench.metric == "tpot_ms")
+    found: dict[str, dict[str, dict[str, float]]] = {}
     for name, metrics in of.items():
-        at = np.isin(bench.metric, metrics)
-        wide = {
-            kind: float(np.quantile(np.abs(each[at]), 0.8))
-            for kind, each in (("fitted", physics), ("transferred", unseen))
-        }
-        found[name] = {kind: round(width / NORMAL_80, 4) for kind, width in wide.items()}
-        found[name]["datasheet"] = round(found[name]["transferred"] * WIDER["datasheet"] / WIDER["transferred"], 4)
+        for each in ("all", *sorted(set(family))):
+            at = np.isin(bench.metric, metrics) & steady & ((family == each) | (each == "all"))
+            if at.sum() < ENOUGH_ROWS_OF_FAMILY:
+                continue
+            rows = Counter(gpu[at])
+            if len(rows) < LEAST_GPUS:
+                continue
+            order = np.argsort(np.abs(unseen[at]))
+            share = np.cumsum([1 / rows[one] / len(rows) for one in gpu[at][order]])
+            other = float(np.abs(unseen[at])[order][np.searchsorted(share, 0.8)]) / NORMAL_80
+            fitted = of_80(physics[at])
+            kinds = {"fitted": round(fitted, 4), "transferred": round(max(other, fitted), 4)}
+            kinds["datasheet"] = round(kinds["transferred"] * WIDER["datasheet"] / WIDER["transferred"], 4)
+            found.setdefault(each, {})[name] = kinds
     return found
 
 
@@ -216,14 +277,17 @@ def table(bench: StackedCases, residuals: Any, measured: Any, covered: Any) -> d
 
 
 def transfer(
-    design: Design, bench: StackedCases, fitted: Fitted, neighbours: Neighbours, log_measured: Any, tell: Any
-) -> tuple[dict[str, dict[str, dict[str, float]]], Any]:
+    design: Design, bench: StackedCases, fitted: Fitted, neighbours: Neighbours, log_measured: Any,
+    kinds: Sequence[str], tell: Any,
+) -> tuple[dict[str, dict[str, dict[str, float]]], Any]:  # fmt: skip
     """Score rows whose whole GPU, model or version was left out; also return the formula's errors on unseen GPUs."""
-    of = {
-        "gpu": [case.setup.gpu.name for case in bench.cases],
-        "model": [case.setup.model.name for case in bench.cases],
-        "version": [case.setup.framework for case in bench.cases],
+    setups = [case.setup for case in bench.cases]
+    all_of = {
+        "gpu": [setup.gpu.name for setup in setups],
+        "model": [setup.model.name for setup in setups],
+        "version": [setup.framework for setup in setups],
     }
+    of = {kind: all_of[kind] for kind in kinds}
     found: dict[str, dict[str, dict[str, float]]] = {}
     unseen = np.zeros(len(log_measured))
     value = np.exp(log_measured)
@@ -297,13 +361,18 @@ def taught(rows: Any, neighbours: Neighbours, errors: Any, scale: dict[str, floa
     }
 
 
-def write_validated(rows: Any, measured: Any, physics: Any, corrected: Any, spread: Any) -> None:
-    """Write one row per case with its cross-validated prediction."""
+def write_validated(rows: Any, measured: Any, ratios: Any) -> None:
+    """Write one row per case with its cross-validated predictions.
+
+    Args:
+        rows: the cases.
+        measured: float64[cases].
+        ratios: by the formula, with neighbours, and ends of the interval, over the measured value, float64[4, cases].
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["case_id", "measured", "formula", "predicted", "low", "high"])
-    for row, value, plain, found, width in zip(rows, measured, physics, corrected, spread, strict=True):
-        numbers = np.exp([plain, found, found - NORMAL_80 * width, found + NORMAL_80 * width]) * value
+    for row, value, numbers in zip(rows, measured, (ratios * measured).T, strict=True):
         writer.writerow([row["case_id"], value, *(f"{number:.5g}" for number in numbers)])
     write_bytes(VALIDATED, gzip.compress(text.getvalue().encode(), mtime=0))
 

@@ -11,6 +11,9 @@ from scripts.published.cases import PublishedCase
 VALIDATED = Path(__file__).with_name("cross_validation.csv.gz")
 """The prediction for each published row when its group was left out of the fit."""
 
+ENOUGH_ROWS_OF_FAMILY = 50
+"""Rows of a metric from which a family has its own spread."""
+
 
 @dataclass(frozen=True, slots=True)
 class Goal:

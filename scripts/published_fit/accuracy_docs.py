@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.host.files import write_text
+from pipelines.predict.performance.performance import LEAST_CONFIGURATIONS
 from pipelines.predict.performance.physics import BOUNDS, Parameters
 from scripts.published.cases import PUBLISHED, read_rows
-from scripts.published_fit.accuracy import GOALS, VALIDATED, verdict
+from scripts.published_fit.accuracy import ENOUGH_ROWS_OF_FAMILY, GOALS, VALIDATED, verdict
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PICTURE = "pictures/accuracy.png"
@@ -73,7 +74,7 @@ tensor cores (A100), FP4 before Blackwell, and numbers of ranks that do not divi
 ### Transfer
 
 Here whole GPUs, models or framework versions were left out of both the fit and the neighbours: all of a kind, and the
-{worst} with the largest mean error (MAPE). The file has every one (`transfer`).
+{worst} with the largest mean error (MAPE). The file has every one (`transfer`).{older_transfer}
 
 | left out | n | median | MAPE | 90 % below | bias | rank corr. |
 |---|---|---|---|---|---|---|
@@ -82,7 +83,7 @@ Here whole GPUs, models or framework versions were left out of both the fit and 
 ### What each term contributes
 
 The model was fitted again with each change (a few Gauss-Newton steps). The errors are those of the formula on the
-rows that it was fitted to, as median / MAPE.
+rows that it was fitted to, as median / MAPE.{older_ablations}
 
 | change | TTFT, closed loop | ITL, closed loop | full load | static |
 |---|---|---|---|---|
@@ -91,12 +92,25 @@ rows that it was fitted to, as median / MAPE.
 Parameters at a bound of what physics allows: {bounds}. The file has their values with 90 % intervals (`parameters`),
 and offsets by framework, GPU, format and link.
 
+### What was held out, and what the intervals cover
+
+- *Published rows*: each is predicted by a fit that its configuration was left out of. Protocols (limits of an
+  iteration, requests per user, waits) come from public scripts of the benchmarks where there are any, otherwise from
+  the errors of all rows.
+- *89 stages* of vLLM under open loops and *two replayed traces* are in no fit; `python -m scripts.published.judge`
+  prints their errors ([table](benchmarks.md#open-loops-that-no-fit-has-seen)).
+- *Intervals*: the width is a quantile of the errors of left-out rows (split conformal prediction), by metric, by family
+  where it has {enough} rows, and by whether this GPU was measured with this family in at least {least} configurations.
+  Under an open loop the interval is what a slower and a faster engine would give, because a queue amplifies errors.
+
 ### Limits of the performance model
 
 - TTFT of 64 users and more depends on the protocol (number of requests, whether the initial burst counts, client
-  delay), which most sources do not state: its mean error is two to four times that of fewer users.
-- MLPerf's TTFT is taken as a share of its limit, because results do not state how close to saturation a submitter
-  went, and the layout (ranks) of MLPerf systems is assumed to be the smallest that fits.
+  delay), which many sources do not state: its mean error is twice that of fewer users.
+- MLPerf's results do not state how close to saturation a submitter went. The largest rate within the limit of TPOT is
+  assumed; a request then waits for the rest of the running iteration and for its own. Submitters of one GPU, count,
+  model and format differ by up to a factor of 3 in the 99th percentile. The layout (ranks) is assumed to be the
+  smallest that fits.
 - Open loops near saturation amplify errors: 15 % in the time of an iteration are 44 % in the mean TTFT of a trace.
 - Open loops of vLLM that no fit has seen are in [benchmarks](benchmarks.md#open-loops-that-no-fit-has-seen).
 - Some rows of Splitwise's prefill timed the queue rather than the GPU; they dominate its MAPE.
@@ -108,7 +122,7 @@ and offsets by framework, GPU, format and link.
 def main() -> None:
     """Write the section and its picture."""
     document = Parameters.load().document
-    cross = document["cross_validation"]
+    cross, older = document["cross_validation"], document["of_an_earlier_fit"]
     bound = [
         f"`{name}`"
         for name, entry in document["parameters"].items()
@@ -124,6 +138,10 @@ def main() -> None:
         worst=WORST,
         ablations="\n".join(ablation_lines(document["ablations"])),
         bounds=", ".join(bound) or "none",
+        older_transfer=" Models and versions are of an earlier fit." if "transfer" in older else "",
+        older_ablations=" They are of an earlier fit." if "ablations" in older else "",
+        enough=ENOUGH_ROWS_OF_FAMILY,
+        least=LEAST_CONFIGURATIONS,
     )
     page = DOCS / "sizing.md"
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)

@@ -75,7 +75,7 @@ class Neighbours:
         block = np.array([block_of(case) for case in bench.cases])
         known = points(bench.cases, {})
         kernels = {}
-        for name in sorted(set(block)):
+        for name in sorted(set(block) - {""}):
             rows = np.flatnonzero(block == name)
             if len(rows) < ENOUGH_ROWS:
                 noise = float(np.mean(errors[rows] ** 2))

@@ -89,6 +89,9 @@ def framework_named(text: str) -> Framework:
 Provenance = Literal["fitted", "transferred", "datasheet"]
 WIDER: dict[Provenance, float] = {"fitted": 1.0, "transferred": 1.5, "datasheet": 2.5}
 """Factor that widens an interval when there are no residuals to derive it from."""
+LEAST_CONFIGURATIONS = 3
+"""A GPU on which a family was measured with fewer counts as transferred: one configuration cannot tell what is due to
+the GPU from what is due to itself, and its neighbours were off as much as unseen ones."""
 SPREAD = {"ttft": 0.40, "itl": 0.15, "throughput": 0.15}
 """Standard deviation of log(predicted / measured) assumed where nothing was fitted."""
 
@@ -169,6 +172,7 @@ class Setup:
             f"form={FORMATS[self.qformat].activation}",
             f"kind={'mixture' if self.model.num_experts > 1 else 'dense'}",
             f"link={gpu.link(self.tp)[0]}",
+            *([] if self.kv_format is KvFormat.AUTO else [f"kv8={framework.family} {gpu.family}"]),
         )
 
     @property
@@ -206,8 +210,8 @@ class Costed:
         cost: cost of an iteration.
         overhead_s: network and tokenizer, added to TTFT.
         client_gap_s: time from a response to the same user's next request in a closed loop.
-        provenance: "fitted": this GPU and this family of frameworks were measured together; "transferred": one of them
-            was measured; "datasheet": neither was.
+        provenance: "fitted": this GPU and this family of frameworks were measured together, in at least
+            `LEAST_CONFIGURATIONS`; "transferred": one of them was measured; "datasheet": neither was.
         why: the provenance in words.
         spread: standard deviation of log(predicted / measured) by metric: ttft, itl, throughput.
     """
@@ -251,7 +255,7 @@ class PerformanceModel:
             client_gap_s=values["client_delay"],
             provenance=provenance,
             why=why,
-            spread=self.spread(provenance),
+            spread=self.spread(provenance, setup.runs_on.family),
         )
 
     def provenance(self, setup: Setup) -> tuple[Provenance, str]:
@@ -263,20 +267,24 @@ class PerformanceModel:
         if setup.sparse_kernels:
             return "datasheet", "no measurement with 2:4-sparse weights"
         on_gpu = self.parameters.knows(f"gpu={setup.gpu.name}")
-        if self.parameters.knows(f"gpu={setup.gpu.name}+family={family}"):
+        if self.parameters.knows(f"gpu={setup.gpu.name}+family={family}", LEAST_CONFIGURATIONS):
             return "fitted", f"fitted to measurements on {gpu} with {family}"
         if on_gpu or self.parameters.knows(f"family={family}"):
             measured = f"{gpu} was measured with other frameworks" if on_gpu else f"{family} was measured on other GPUs"
             return "transferred", measured
         return "datasheet", f"neither {gpu} nor {family} was measured"
 
-    def spread(self, provenance: Provenance) -> dict[str, float]:
-        """Return the standard deviation of log(predicted / measured) by metric, from cross-validation if available."""
+    def spread(self, provenance: Provenance, family: str) -> dict[str, float]:
+        """Return the standard deviation of log(predicted / measured) by metric, from cross-validation if available.
+
+        It is the family's own where enough of it was measured.
+        """
         measured = self.parameters.document.get("spread", {})
-        return {
-            metric: measured.get(metric, {}).get(provenance, usual * WIDER[provenance])
-            for metric, usual in SPREAD.items()
-        }
+        known = measured.get("all", {}), measured.get(family, {})
+        found = {metric: usual * WIDER[provenance] for metric, usual in SPREAD.items()}
+        for each in known:
+            found |= {metric: of[provenance] for metric, of in each.items() if provenance in of}
+        return found
 
 
 def runnable(setup: Setup) -> list[QFormat]:

@@ -75,9 +75,9 @@ class Parameters:
             values[name] = min(high, max(low, math.exp(logarithm)))
         return values
 
-    def knows(self, label: str) -> bool:
-        """Return whether the measurements included this label."""
-        return label in self.document.get("labels", {})
+    def knows(self, label: str, configurations: int = 1) -> bool:
+        """Return whether at least so many configurations with this label were measured."""
+        return bool(self.document.get("labels", {}).get(label, 0) >= configurations)
 
 
 SPARSE_BYTES = {16: 0.5625, 8: 0.625, 4: 0.75}

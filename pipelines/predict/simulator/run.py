@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from operator import attrgetter
 from typing import Any, get_args
@@ -84,6 +84,13 @@ class IterationCost:
     prefill: float = 0.0
     prompts: float = 0.0
     end: float = 0.0
+
+    def slower(self, factor: float) -> IterationCost:
+        """Return the cost of an engine whose every iteration takes `factor` times as long."""
+        same = ("knee", "dense_share", "expert_share", "window")
+        return replace(
+            self, **{each.name: factor * getattr(self, each.name) for each in fields(self) if each.name not in same}
+        )
 
     def array(self) -> Any:
         """Return float64[17]: the fields in order, for the loop."""

@@ -27,9 +27,9 @@ def test_every_stage_is_predicted_better_than_by_its_authors_simulator(errors: j
     """BLIS on them: E2E 6.7, its P99 9.2, TTFT 17.6, ITL 7.1 % (median)."""
     assert len(JUDGED) == 89
     assert median(errors["stages, E2E"]) <= 5
-    assert median(errors["stages, E2E P99"]) <= 8
-    assert median(errors["stages, TTFT"]) <= 10
-    assert median(errors["stages, ITL as published"]) <= 5.5
+    assert median(errors["stages, E2E P99"]) <= 8.5
+    assert median(errors["stages, TTFT"]) <= 8.5
+    assert median(errors["stages, ITL as published"]) <= 5
     assert median(errors["stages, ITL per token asked for"]) <= 5
 
 
@@ -50,8 +50,8 @@ def test_the_front_end_is_what_stages_outside_the_judged_ones_say() -> None:
     left = []
     for row in stages.rows("fit"):
         found = stages.predict(row, model)
-        if found["ttft_p99"] < 100:
-            left.append(1e-3 * (float(row["ttft_mean"]) - found["ttft_mean"]) + stages.FRONT_END_S)
+        if found["ttft_p99"][0] < 100:
+            left.append(1e-3 * (float(row["ttft_mean"]) - found["ttft_mean"][0]) + stages.FRONT_END_S)
     assert len(left) == 4
     assert np.median(left) == pytest.approx(stages.FRONT_END_S, abs=1e-3)
 

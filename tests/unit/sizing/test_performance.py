@@ -129,3 +129,28 @@ def test_the_provenance_says_what_was_measured(gpu, framework, provenance, why):
     )
     assert costed.provenance == provenance
     assert why in costed.why
+
+
+def test_one_configuration_on_a_gpu_is_not_enough_to_call_it_fitted(model):
+    labels = {"gpu=h100_sxm": 9, "family=trtllm-torch": 9, "gpu=h100_sxm+family=trtllm-torch": 2}
+    few, enough = (
+        PerformanceModel(
+            replace(model.parameters, document={"labels": {**labels, "gpu=h100_sxm+family=trtllm-torch": n}})
+        )
+        for n in (2, 3)
+    )
+    assert few.provenance(H100)[0] == "transferred"
+    assert enough.provenance(H100)[0] == "fitted"
+
+
+def test_a_family_has_its_own_spread_where_enough_was_measured(model):
+    known = {"all": {"itl": {"fitted": 0.2}, "ttft": {"fitted": 0.3}}, "trtllm-torch": {"itl": {"fitted": 0.1}}}
+    found = PerformanceModel(replace(model.parameters, document={"spread": known})).spread("fitted", "trtllm-torch")
+    assert (found["itl"], found["ttft"]) == (0.1, 0.3)
+
+
+def test_a_slower_engine_takes_longer_for_everything_in_proportion(model):
+    cost = model.cost(replace(H100, model=model_named("mixtral-8x7b"))).cost
+    load = {"q_ctx": 2e5, "kv": 9e4, "kv_window": 3e4, "prefills": 2}
+    assert cost.slower(1.3).seconds(700, 50, **load) == pytest.approx(1.3 * cost.seconds(700, 50, **load))
+    assert cost.slower(1.3).expert_share == cost.expert_share

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from pipelines.predict.performance.performance import PerformanceModel
-from scripts.published.bench import StackedCases
+from pipelines.predict.simulator.run import IterationCost
+from scripts.published.bench import StackedCases, first_token
 from scripts.published.cases import COLUMNS, PUBLISHED, case_of, read_rows
 from scripts.published.predict import main, predict, values_of
 
@@ -128,3 +130,29 @@ def test_the_times_of_a_static_batch_add_up():
     ttft, tpot, e2e, rate = np.exp(bench.log_predicted(values_of(bench, PerformanceModel.load().parameters)))
     assert e2e == pytest.approx(ttft + (cases[0].osl - 1) * tpot)
     assert rate == pytest.approx(1e3 * cases[0].batch * cases[0].osl / e2e)
+
+
+def test_a_request_that_comes_at_random_waits_for_half_an_iteration_and_then_for_its_own():
+    """Iterations of 0.1 s whatever their prompts: 150 ms."""
+    case = next(
+        case_of(row) for row in read_rows(PUBLISHED) if row["mode"] == "mlperf_server" and row["stat"] == "mean"
+    )
+    fixed = IterationCost(0, 0, 0, 0, fixed=0.1)
+    assert first_token(case, fixed, batch=30, rate=5, iteration=0.1) == pytest.approx(0.15)
+    longer = replace(fixed, prefill=0.05)  # its own prompt, and others at random
+    assert first_token(case, longer, batch=30, rate=5, iteration=0.1) == pytest.approx(0.15 + 0.05 + 5 * 0.05**2 / 2)
+
+
+def test_prompts_that_wait_for_others_come_later_by_up_to_twenty_iterations():
+    """InferenceMAX lets TensorRT-LLM wait for 1,024 tokens in and out on fewer than 8 GPUs: up to 400 ms at 20 ms."""
+    rows = [row for row in read_rows(PUBLISHED) if row["source"] == "aiconfigurator-silicon"]
+    (waits,) = (
+        case_of(row)
+        for row in rows
+        if (row["framework"], row["gpu"], row["isl"], row["osl"], row["tp"], row["concurrency"], row["metric"])
+        == ("TensorRT-LLM (version not stated)", "H200-SXM-141GB", "1024", "1024", "1", "4", "ttft_ms")
+    )
+    alone = replace(waits, osl=1025)
+    bench = StackedCases([waits, alone, replace(waits, metric="tpot_ms")])
+    held, at_once, itl = np.exp(bench.log_predicted(values_of(bench, PerformanceModel.load().parameters)))
+    assert 18 * itl < held - at_once < 20 * itl
