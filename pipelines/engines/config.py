@@ -50,7 +50,8 @@ class OpenVinoSettings(EngineOptions):
         kv_cache_bytes: size of the paged KV cache; None is room for 32 requests of max_seq_len tokens, at most 1 GiB
             and at least one request. A pool full of cached prefixes is searched for the oldest, so larger is slower.
         kv_cache_precision: storage of the paged KV cache; `auto` is u8 for a checkpoint with an 8-bit KV cache;
-            otherwise bf16 where the arithmetic is bf16, f16 where it is f32, and f32 if inference_precision says f32.
+            otherwise bf16 where the CPU has native bf16, f16 elsewhere, and f32 if inference_precision is f32, or bf16
+            on a CPU that only emulates it.
         dynamic_quantization: how many neighbouring activations share a scale when they are rounded to INT8 on their way
             into a linear with weight-only quantization, which is up to twice as fast; `off` leaves them as they are.
             `auto` is 128 for weight-only formats, and off where inference_precision names the arithmetic. Without VNNI,

@@ -20,7 +20,7 @@ from pipelines.domain.formats import (
     version_faults,
 )
 from pipelines.domain.units import show_bytes
-from pipelines.engines.openvino.memory import unheard
+from pipelines.engines.openvino.memory import kv_fault, unheard
 from pipelines.engines.registry import OPENVINO, ServerBackend
 from pipelines.engines.tensorrt_edge.exporter import environment_fault
 from pipelines.engines.tensorrt_llm.llm_api import numbers
@@ -144,6 +144,7 @@ def _host_memory(d: Deployment, checked: Checked) -> None:
     if memory is not None:
         checked.notes += memory_checks.cpu_notes(memory, request_tokens(d.settings))
     checked.notes += (note,) if (note := unheard(d.settings.engine.openvino)) else ()
+    checked.faults += [fault] if (fault := kv_fault(d.settings.engine.openvino)) else []
     why = memory_checks.two_models(d) if d.has_fidelity else ""
     if why and d.target == "fidelity":
         checked.faults.append(Fault(why, todo="Use a smaller model, or a machine with more memory."))

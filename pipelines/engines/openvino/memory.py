@@ -21,6 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from pipelines.domain.errors import Fault
 from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, MIB
@@ -197,12 +198,30 @@ def inference_precision(options: OpenVinoSettings) -> Precision:
 
 
 def usual_kv_precision(options: OpenVinoSettings) -> str:
-    """Return the storage type of an unquantized KV cache: 16 bits, unless float32 arithmetic was asked for by name.
+    """Return the storage type of an unquantized KV cache: 16 bits, unless the arithmetic was asked for by name.
 
-    f16 halves the cache of a processor without bf16, and with it what attention reads.
+    f16 halves the cache of a processor without bf16, and with it what attention reads. Where bf16 is emulated,
+    attention takes float32 alone.
     """
-    precision = inference_precision(options)
-    return "f16" if precision == "f32" and options.inference_precision == "auto" else precision
+    if options.inference_precision == "auto":
+        return "bf16" if native_bf16() else "f16"
+    return "bf16" if options.inference_precision == "bf16" and native_bf16() else "f32"
+
+
+def kv_fault(options: OpenVinoSettings) -> Fault | None:
+    """Return why this processor's attention cannot use the KV cache that was asked for; None if it can."""
+    asked = options.kv_cache_precision
+    if native_bf16() or asked not in ("bf16", "f16"):
+        return None
+    what = f"engine.openvino.kv_cache_precision={asked}"
+    if asked == "bf16":
+        why, allowed = "needs a processor that computes in bf16; this one does not.", "auto, f32, f16, u8, u4"
+    elif options.inference_precision == "bf16":
+        why = "does not go with inference_precision=bf16 on a processor that only emulates bf16, like this one."
+        allowed = "auto, f32, u8, u4"
+    else:
+        return None
+    return Fault(f"{what} {why}", f"Here: {allowed}.")
 
 
 def rounds_activations(options: OpenVinoSettings) -> bool:

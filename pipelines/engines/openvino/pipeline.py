@@ -19,6 +19,7 @@ from pipelines.domain.units import show_bytes
 from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, blocks_of
 from pipelines.engines.openvino.build import MODEL_FILE
 from pipelines.engines.openvino.generation_request import GenerationRequest, Guides
+from pipelines.engines.openvino.memory import kv_fault
 from pipelines.engines.openvino.prompt_table import Array, TablePlaces, mapped_table
 from pipelines.engines.openvino.runtime import (
     FIRST_TOKENS,
@@ -32,7 +33,6 @@ from pipelines.engines.openvino.runtime import (
 from pipelines.engines.openvino.sampling import TokenChooser
 from pipelines.engines.openvino.stateful import StatefulModel, StatefulSequence
 from pipelines.engines.port import Generation, NotFiniteError, SamplingParams, TokenIds
-from pipelines.host.machine import native_bf16
 
 # Draft models for speculative decoding: check that one fits, and prepare its folder for openvino_genai.
 
@@ -161,11 +161,8 @@ def finite(tokens: TokenIds = ()) -> Iterator[None]:
 
 def _load(folder: EngineFolder, options: OpenVinoOptions) -> genai.ContinuousBatchingPipeline:
     precision = kv_precision(folder.config, options)
-    if precision == "bf16" and not native_bf16():  # the plugin's attention does not support it
-        raise UserError(
-            "engine.openvino.kv_cache_precision='bf16' needs a processor that computes in bfloat16; this one does not.",
-            allowed="Here: auto, f32, f16, u8, u4.",
-        )
+    if fault := kv_fault(options):
+        raise UserError.of([fault])
     blocks = kv_blocks(folder, options)
     if blocks * KV_BLOCK_TOKENS < folder.limits.max_seq_len:
         needed = blocks_of(folder.limits.max_seq_len) * kv_block_bytes(folder.config, precision)

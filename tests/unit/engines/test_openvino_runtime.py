@@ -16,7 +16,7 @@ pytest.importorskip("openvino_genai")
 from pipelines.checkpoint.config_json import CheckpointConfig, Quantization
 from pipelines.domain.errors import UserError
 from pipelines.engines.openvino.engine import generation_config
-from pipelines.engines.openvino.memory import unheard
+from pipelines.engines.openvino.memory import kv_fault, unheard
 from pipelines.engines.openvino.runtime import (
     EngineFolder,
     OpenVinoOptions,
@@ -76,6 +76,28 @@ def test_kv_cache_follows_the_checkpoint(kv: str | None, option: str, expected: 
 def test_an_unquantized_kv_cache_has_16_bits(monkeypatch: pytest.MonkeyPatch, has_bf16: bool, expected: str) -> None:
     monkeypatch.setattr("pipelines.engines.openvino.memory.native_bf16", lambda: has_bf16)
     assert kv_precision(config(), OpenVinoOptions()) == expected
+
+
+@pytest.mark.parametrize(
+    ("amx", "arithmetic", "kv", "used", "why"),
+    [
+        (True, "bf16", "auto", "bf16", None),
+        (False, "bf16", "auto", "f32", None),
+        (False, "auto", "f16", "f16", None),
+        (False, "f32", "f16", "f16", None),
+        (True, "f32", "bf16", "bf16", None),
+        (False, "auto", "bf16", "bf16", "kv_cache_precision=bf16 needs a processor that computes in bf16"),
+        (False, "bf16", "f16", "f16", "kv_cache_precision=f16 does not go with inference_precision=bf16"),
+    ],
+)
+def test_attention_of_emulated_bf16_takes_float32_alone(amx, arithmetic, kv, used, why, processor) -> None:
+    """OpenVINO's paged attention fails with "expect kvcache type f32" otherwise."""
+    processor(vnni=True, amx=amx)
+    options = OpenVinoOptions(inference_precision=arithmetic, kv_cache_precision=kv)
+    assert kv_precision(config(), options) == used
+    fault = kv_fault(options)
+    assert (fault is None) == (why is None)
+    assert fault is None or why in fault.message
 
 
 @pytest.mark.parametrize(
