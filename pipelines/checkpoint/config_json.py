@@ -235,6 +235,12 @@ class CheckpointConfig:
     raw: Mapping[str, Any] = field(repr=False)
 
     @property
+    def windows(self) -> tuple[int, ...]:
+        """Tokens that each layer attends to, where the checkpoint states it; 0 is all."""
+        window, every = self.raw.get("sliding_window") or 0, self.raw.get("_sliding_window_pattern") or 0
+        return tuple(0 if every and (layer + 1) % every == 0 else window for layer in range(self.num_hidden_layers))
+
+    @property
     def world_size(self) -> int:
         """Number of ranks, one safetensors file each: tp * pp."""
         return self.tp_size * self.pp_size

@@ -20,6 +20,7 @@ import numpy as np
 from pipelines.checkpoint.config_json import CheckpointConfig
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.domain.errors import UserError
+from pipelines.domain.families import FAMILIES
 
 Array = np.ndarray[Any, Any]
 
@@ -116,8 +117,9 @@ class Checkpoint:
             return parts[0]
         if ".attention.qkv." in name:
             return self._merge_qkv(parts) if axis == 0 else self._merge_qkv([part.T for part in parts]).T
-        if name.endswith(".mlp.fc.weight") and axis == 1:  # of each rank's expert, up comes before gate
-            parts = [np.split(part, 2, axis=1)[half] for half in range(2) for part in parts]
+        if ".mlp.fc.weight" in name and (axis == 1 or FAMILIES[self.config.architecture].fused_linears):
+            # of each rank's expert or MLP, up comes before gate
+            parts = [np.split(part, 2, axis=axis)[half] for half in range(2) for part in parts]
         merged: Array = np.concatenate(parts, axis=axis)
         return merged[: len(merged) - self._padded_rows(name, len(merged))]
 

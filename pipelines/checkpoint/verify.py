@@ -230,9 +230,11 @@ def _layer_tensors(config: CheckpointConfig, path: str) -> Tensors:
     kv_rows = max(config.num_key_value_heads // tp_size, 1) * config.head_size
     inner = config.intermediate_size // tp_size
     linears = {"attention.qkv": (q_rows + 2 * kv_rows, hidden), "attention.dense": (hidden, q_rows)}
-    if config.experts is None:
-        linears |= {"mlp.fc": (inner, hidden), "mlp.gate": (inner, hidden), "mlp.proj": (hidden, inner)}
     family = FAMILIES[config.architecture]
+    if family.fused_linears:  # up and gate
+        linears |= {"mlp.fc": (2 * inner, hidden), "mlp.proj": (hidden, inner)}
+    elif config.experts is None:
+        linears |= {"mlp.fc": (inner, hidden), "mlp.gate": (inner, hidden), "mlp.proj": (hidden, inner)}
     tensors = {f"{norm}.weight": Expected(dtype, (hidden,)) for norm in family.layer_norms}
     tensors |= {f"attention.{norm}.weight": Expected(dtype, (config.head_size,)) for norm in family.head_norms}
     for name, (out, width) in linears.items():

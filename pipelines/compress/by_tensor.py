@@ -10,7 +10,7 @@ Shapes: O output channels, I input channels, G groups of input channels.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import Progress
+from pipelines.domain.rotary import local_rope
 
 LINEARS = {
     "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -39,6 +40,13 @@ LINEARS = {
     "mlp.proj": ("mlp.down_proj",),
 }
 """Linears of a checkpoint's layer, and what they are in the Hugging Face model."""
+_FUSED_LINEARS = {
+    "attention.qkv": ("self_attn.qkv_proj",),
+    "attention.dense": ("self_attn.o_proj",),
+    "mlp.fc": ("mlp.gate_up_proj",),
+    "mlp.proj": ("mlp.down_proj",),
+}
+"""The same for families whose linears are fused."""
 NORMS = {"input_layernorm": "input_layernorm", "post_layernorm": "post_attention_layernorm"}
 """Norms of the layers of every family, likewise."""
 _BY_INPUTS = ("attention.dense.weight", "mlp.proj.weight")  # and the scales of those weights
@@ -47,9 +55,9 @@ _BY_OUTPUTS = ("mlp.fc", "mlp.gate")
 _PRODUCER = {"name": "trtllm-pipelines", "version": version("trtllm-pipelines")}
 
 
-def names_of(layer: int, module: str) -> list[str]:
+def names_of(layer: int, module: str, linears: Mapping[str, Sequence[str]] = LINEARS) -> list[str]:
     """Return the linears of the Hugging Face model that are one in a checkpoint."""
-    return [f"model.layers.{layer}.{name}" for name in LINEARS[module]]
+    return [f"model.layers.{layer}.{name}" for name in linears[module]]
 
 
 class RoundedLinear(NamedTuple):
@@ -114,6 +122,7 @@ class CheckpointTensors:
         self.weights, self.dtype = ModelWeights(source), dtype
         self._family, self._group = source.shape.family, group
         self._experts = source.shape.num_experts
+        self._linears = _FUSED_LINEARS if self._family.fused_linears else LINEARS
         self._rounded: tuple[list[str], RoundedLinear] | None = None
         self.head = HEAD if HEAD in self.weights else EMBEDDING
 
@@ -132,32 +141,38 @@ class CheckpointTensors:
         _, _, layer, rest = name.split(".", 3)
         module, _, leaf = rest.rpartition(".")
         if module.startswith("mlp.") and self._family.experts is not None:
-            return self._of_experts(int(layer), module)
-        if self._group and leaf in RoundedLinear._fields and module in LINEARS:
-            linear: torch.Tensor = getattr(self._rounded_linear(names_of(int(layer), module)), leaf)
-            return linear
-        if leaf == "bias" or module in LINEARS:
-            parts = [self._read(f"{each}.{leaf}") for each in names_of(int(layer), module)]
-            return torch.cat(parts) if len(parts) > 1 else parts[0]
+            return self._of_experts(int(layer), module, leaf)
+        if leaf == "bias" or module in self._linears:
+            whole = self._joined(names_of(int(layer), module, self._linears), leaf)
+            # TensorRT-LLM's MLP takes up first, gate second
+            return torch.cat(whole.chunk(2)[::-1]) if self._gate_is_first(module) else whole
         if module.startswith("attention."):
             head_norm = self._family.head_norms[module.removeprefix("attention.")]
-            return self._read(f"model.layers.{layer}.self_attn.{head_norm}.weight")
-        return self._norm(f"model.layers.{layer}.{NORMS[module]}.weight")
+            return self._norm(f"model.layers.{layer}.self_attn.{head_norm}.weight")
+        return self._norm(f"model.layers.{layer}.{NORMS.get(module, module)}.weight")
 
-    def _of_experts(self, layer: int, module: str) -> torch.Tensor:
-        """Return the router [E, I], in float32 as TensorRT-LLM computes it, or a weight of all experts [E, O, I]."""
+    def _gate_is_first(self, module: str) -> bool:
+        return self._family.fused_linears and module == "mlp.fc"
+
+    def _joined(self, names: list[str], leaf: str) -> torch.Tensor:
+        """Return a tensor that consists of those of these linears, rounded where they are in INT4."""
+        if self._group and leaf in RoundedLinear._fields:
+            linear: torch.Tensor = getattr(self._rounded_linear(names), leaf)
+            return linear
+        parts = [self._read(f"{name}.{leaf}") for name in names]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def _of_experts(self, layer: int, module: str, leaf: str) -> torch.Tensor:
+        """Return the router [E, I], in float32 as TensorRT-LLM computes it, or a tensor of all experts [E, ...]."""
         assert self._family.experts is not None
         place, (gate, up, down) = self._family.experts
         prefix = f"model.layers.{layer}.{place}"
         if module == "mlp.router":
             return self._read(f"{prefix}.gate.weight").float()
-        names = (up, gate) if module == "mlp.fc" else (down,)
-        return torch.stack(
-            [
-                torch.cat([self._read(f"{prefix}.experts.{number}.{name}.weight") for name in names])
-                for number in range(self._experts)
-            ]
-        )
+        linears = (up, gate) if module == "mlp.fc" else (down,)
+        names = [f"{prefix}.experts.{number}.{name}" for number in range(self._experts) for name in linears]
+        joined = self._joined(names, leaf)
+        return joined.reshape(self._experts, -1, joined.shape[1])
 
     def _rounded_linear(self, names: list[str]) -> RoundedLinear:
         """Return the weight that consists of those of these linears; the last one is kept."""
@@ -187,6 +202,8 @@ def _rank_part(shape: ModelShape, tp_size: int, name: str, whole: torch.Tensor, 
         return torch.cat([half.chunk(tp_size, dim=1)[rank] for half in whole.chunk(2, dim=1)], dim=1)
     if name.startswith(_BY_INPUTS):
         return whole.chunk(tp_size, dim=1)[rank]
+    if name.startswith("mlp.fc") and shape.family.fused_linears:
+        return torch.cat([half.chunk(tp_size)[rank] for half in whole.chunk(2)])
     if name.startswith(_BY_OUTPUTS):
         return whole.chunk(tp_size)[rank]
     if not name.startswith("attention.qkv."):
@@ -290,7 +307,7 @@ def _check(source: ModelFolder, tensors: CheckpointTensors, config: CheckpointCo
     for module, linears in LINEARS.items():
         if has_bias(config, module):
             of_a_layer |= {f"{linear}.bias": sizes[linear][:1] for linear in linears}
-    of_a_layer |= {f"{NORMS[norm]}.weight": (shape.hidden_size,) for norm in shape.family.layer_norms}
+    of_a_layer |= {f"{NORMS.get(norm, norm)}.weight": (shape.hidden_size,) for norm in shape.family.layer_norms}
     of_a_layer |= {f"self_attn.{norm}.weight": (shape.head_dim,) for norm in shape.family.head_norms.values()}
     shapes = {EMBEDDING: table, NORM: (shape.hidden_size,), (EMBEDDING if tied else HEAD): table}
     for layer in range(shape.num_hidden_layers):
@@ -320,7 +337,7 @@ def checkpoint_config(
 ) -> dict[str, Any]:
     """Return what ModelOpt would write into config.json, before it is corrected."""
     shape, config = source.shape, source.shape.family.settled(source.config)
-    mixture = {} if shape.family.experts is None else _mixture(shape, config)
+    activation = "hidden_act" if "hidden_act" in shape.family.defaults else "hidden_activation"
     return {
         "producer": dict(producer),
         "architecture": shape.architecture,
@@ -333,7 +350,7 @@ def checkpoint_config(
         "norm_epsilon": config["rms_norm_eps"],
         "vocab_size": shape.vocab_size,
         "max_position_embeddings": shape.max_position_embeddings,
-        "hidden_act": config["hidden_act"],
+        "hidden_act": "swiglu" if shape.family.fused_linears else config[activation],
         "use_parallel_embedding": True,
         "embedding_sharding_dim": 0,
         "head_size": shape.head_dim,
@@ -349,7 +366,8 @@ def checkpoint_config(
         "lm_head_bias": False,
         "mapping": {"world_size": tp_size * pp_size, "tp_size": tp_size, "pp_size": pp_size},
         "quantization": dict(quantization),
-        **mixture,
+        **(_mixture(shape, config) if shape.family.experts else {}),
+        **(_windows(shape, config) if shape.family.states_window else {}),
     }
 
 
@@ -361,6 +379,23 @@ def _mixture(shape: ModelShape, config: Mapping[str, Any]) -> dict[str, Any]:
         "normalization_mode": int(config.get("norm_topk_prob", True)),  # of Mixtral always
     }
     return {"hidden_act": "swiglu", "moe": moe, "moe_intermediate_size": shape.intermediate_size}
+
+
+def _windows(shape: ModelShape, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what says which layers have a window, and of Gemma 3 also how it differs from Gemma.
+
+    Source: TensorRT-LLM `models/gemma/config.py`, `Gemma3ConfigGroup` of `models/modeling_utils.py`.
+    """
+    window = {"sliding_window": shape.sliding_window or None}
+    if not shape.family.more_norms:
+        return window
+    return window | {
+        "inter_layernorms": True,
+        "query_pre_attn_scalar": config.get("query_pre_attn_scalar", 256),
+        "final_logit_softcapping": None,
+        "_sliding_window_pattern": shape.global_every or shape.num_hidden_layers + 1,
+        "rope_local_base_freq": local_rope(config)["rope_local_base_freq"],
+    }
 
 
 def quantization_block(qformat: QFormat, group_size: int, points: bool = False) -> dict[str, Any]:

@@ -350,7 +350,10 @@ def _decoder(family: Family) -> str:
         UserError: ModelOpt does not export this family.
     """
     if family.modelopt_type is None:
-        raise UserError(f"ModelOpt cannot export {family.architecture} to a TensorRT-LLM checkpoint.")
+        raise UserError(
+            f"ModelOpt cannot export {family.architecture} to a TensorRT-LLM checkpoint.",
+            allowed="Without it: quant=none, int8_wo, int4_wo, and int4_rtn with quant.int4_scales=max.",
+        )
     return family.modelopt_type
 
 

@@ -65,7 +65,7 @@ def quantize(
     if faults := [*undeclared_faults(str(model_dir), model_dir)]:
         raise UserError.of(faults)
     family = source.shape.family
-    exported = family.modelopt_type is not None or (family.by_tensor and spec.sixteen_bit)
+    exported = family.modelopt_type is not None or family.by_tensor
     if spec.by_tensor and layout != "hugging_face" and exported:
         facts = write_by_tensor(source, out_dir, spec, picked, tp_size, pp_size, progress)
     else:

@@ -61,7 +61,8 @@ class Family:
         more_norms: norms of a layer beside the first one and the one after attention, Hugging Face's names.
         fused_linears: whether Hugging Face's q, k and v are one linear, and gate and up another.
         by_tensor: whether checkpoints of a family that ModelOpt does not export are written from its tensors, in the
-            formats that leave them in 16 bit.
+            formats that follow from these alone.
+        states_window: whether checkpoints state the sliding window, which the CPU engine then keeps to.
         experts: the modules of a mixture's experts in a layer, and the names of their gate, up and down projections;
             None for a dense model.
         head_norms: norms of each query and key head, TensorRT-LLM's names within the attention: Hugging Face's.
@@ -93,6 +94,7 @@ class Family:
     more_norms: tuple[str, ...] = ()
     fused_linears: bool = False
     by_tensor: bool = False
+    states_window: bool = False
     experts: tuple[str, tuple[str, str, str]] | None = None
     head_norms: Mapping[str, str] = field(default_factory=dict)
     qkv_bias: bool = False
@@ -197,7 +199,9 @@ _ROWS = (
         title="Gemma 3",
         architecture=Architecture.GEMMA3,
         modelopt_type=None,
-        cpu_engine=False,
+        cpu_engine=True,
+        by_tensor=True,
+        states_window=True,
         head_is_embedding=True,
         scales_embedding=True,
         norm_offset=1.0,
@@ -257,7 +261,9 @@ _ROWS = (
         title="Phi-3",
         architecture=Architecture.PHI3,
         modelopt_type=None,
-        cpu_engine=False,
+        cpu_engine=True,
+        by_tensor=True,
+        states_window=True,
         fused_linears=True,
         attention_bias=False,
         not_exported=_ONLY_WITH_TENSORRT_LLM,

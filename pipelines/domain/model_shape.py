@@ -284,6 +284,9 @@ def _check_built(read: ConfigNumbers, family: Family, head_dim: int) -> None:
         read.fault(
             "has use_bidirectional_attention=true.", "No engine computes it: a decoder sees earlier tokens alone."
         )
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if family.more_norms and config.get(key):
+            read.fault(f"has {key}={shown(config[key])}.", f"{family.title} is computed without it: it must be null.")
     _check_activation(read, family)
     kinds = read.items("layer_types")
     if config.get("layer_types") is not None and read.fine:

@@ -39,6 +39,10 @@ def _own_window(d: DeploymentFacts) -> Cases:
     return [{"window": own, "limit": limit}] if own and limit is not None and limit > own else ()
 
 
+def _window_not_kept(d: DeploymentFacts) -> Cases:
+    return () if shape(d).family.states_window else _own_window(d)
+
+
 def _own_window_unset(d: DeploymentFacts) -> Cases:
     """Return the model's own window if it is not the one that the runtime is told."""
     windows = d.triton.max_attention_window_size or ()
@@ -65,7 +69,7 @@ RULES = (
         topic=TOPIC,
         engines=CPU,
         needs=("shape",),
-        when=_own_window,
+        when=_window_not_kept,
         failed="{d.shape.architecture} was trained with an attention window of {window} tokens, but sequences of up to"
         " {limit} tokens would attend to all of them with engine=openvino.",
         todo="Set build.max_seq_len={window} or less.",

@@ -7,6 +7,7 @@ from functools import partial
 from pipelines.domain import families
 from pipelines.domain.families import titles
 from pipelines.domain.formats import (
+    KvFormat,
     QFormat,
     calibrates,
     lacks_fp4,
@@ -42,6 +43,17 @@ def _way_out(d: DeploymentFacts) -> dict[str, str]:
     if "llm_api" in family.features:
         todo = f"Use engine=tensorrt_llm_llmapi, which runs {family.title}, or choose one of these models."
     return {"why": family.not_exported, "todo": todo}
+
+
+def _not_by_tensor(d: DeploymentFacts) -> Cases:
+    """Return why a family cannot have this format, if its checkpoints follow from its tensors alone."""
+    family, formats = shape(d).family, d.candidates or (d.qformat,)
+    if not family.by_tensor or not calibrates(formats, d.kv_format):
+        return ()
+    rounds = "" if d.needs_gpu else ", int4_rtn"
+    if rounds and formats == (QFormat.INT4_RTN,) and d.kv_format is KvFormat.AUTO:
+        return ()
+    return [{"why": family.not_exported, "by_tensor": f"none, int8_wo, int4_wo{rounds}"}]
 
 
 rule = partial(Rule, topic=TOPIC, needs=("sm",))
@@ -136,18 +148,33 @@ RULES = (
         source=f"{MODELOPT}: NotImplementedError unless tensorrt_llm is installed",
     ),
     family_rule(
-        name="mixtures-are-built-from-16-bit",
+        name="families-without-modelopts-export",
         engines=BUILT,
-        when=lambda d: (
-            shape(d).family.by_tensor
-            and calibrates(d.candidates or (d.qformat,), d.kv_format)
-            and [{"why": shape(d).family.not_exported}]
-        ),
+        when=_not_by_tensor,
         failed="quant={d.qformat} with kv_cache={d.kv_format} of {d.shape.architecture} cannot be exported to a"
         " TensorRT-LLM checkpoint: {why}.",
-        allowed="Formats that nothing is calibrated for, with kv_cache=auto: quant=none, int8_wo and int4_wo.",
-        todo="Use one of them, or quant=fp8 with engine=tensorrt_llm_llmapi.",
-        source=f"{MODELOPT}: build_moe_config reads a list of experts",
+        allowed="With kv_cache=auto: quant={by_tensor}.",
+        todo="Use one of them, or engine=tensorrt_llm_llmapi.",
+        source=f"{MODELOPT}: build_moe_config reads a list of experts, other decoders need tensorrt_llm",
+    ),
+    family_rule(
+        name="windows-of-gemma-3-alternate",
+        engines=BUILT,
+        when=lambda d: bool(shape(d).windowed) and shape(d).family.states_window,
+        failed="{d.label} has attention windows in other layers than all but every n-th, which a TensorRT-LLM"
+        " checkpoint cannot state.",
+        todo="Choose another model, or use engine=tensorrt_llm_llmapi.",
+        source="tensorrt_llm/models/gemma/model.py: _sliding_window_pattern",
+    ),
+    family_rule(
+        name="positions-of-gemma-3-and-phi-3-are-plain",
+        engines=GPU,
+        needs=("shape", "rotary"),
+        when=lambda d: d.rotary is not None and d.rotary.kind != "default" and shape(d).family.states_window,
+        failed="{d.label} scales its rotary positions by rope_type '{d.rotary.kind}', which TensorRT-LLM's"
+        " {d.shape.family.title} would compute in another way than the model.",
+        todo="Use engine=tensorrt_llm_llmapi.",
+        source="tensorrt_llm/layers/attention.py: Gemma 3's two bases are scaled alike; models/phi3/model.py: none is",
     ),
     family_rule(
         name="gemma-prefers-bfloat16",

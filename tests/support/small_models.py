@@ -62,7 +62,7 @@ def write_model(folder: Path, kind: str, **changes: Any) -> Path:
 
 RANDOM: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3Text", {"head_dim": 64, "sliding_window": 32, "num_hidden_layers": 6}),
-    "phi3": ("Phi3", {"sliding_window": None}),
+    "phi3": ("Phi3", {"sliding_window": 40}),
     "mixtral": ("Mixtral", {"num_local_experts": 4}),
     "qwen3_moe": (
         "Qwen3Moe",
@@ -80,6 +80,9 @@ def write_random(folder: Path, kind: str) -> Path:
     config = getattr(transformers, f"{name}Config")(**{**sizes, "num_hidden_layers": 2, **own})
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    for key, weight in model.named_parameters():
+        if "norm" in key:  # both w and 1 + w are whole numbers of 1/64, which bf16 holds
+            weight.data += torch.randint(-16, 17, weight.shape) / 64
     model.save_pretrained(folder)
     for file in TRAINED.glob("*token*.json"):
         shutil.copy(file, folder)

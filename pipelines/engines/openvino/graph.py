@@ -1,4 +1,4 @@
-"""The decoder of Gemma, Llama, Mistral, Mixtral and Qwen as an OpenVINO graph, made from a TensorRT-LLM checkpoint.
+"""The decoder of Gemma, Llama, Mistral, Mixtral, Phi and Qwen as an OpenVINO graph, from a TensorRT-LLM checkpoint.
 
 Inputs: input_ids [B, T], attention_mask [B, P + T], position_ids [B, T], beam_idx [B], all i64 but beam_idx (i32).
 Output: logits [B, T, V], float32. Two Variables per layer hold the K and V of the P past tokens, [B, KV heads, P,
@@ -12,7 +12,7 @@ named after the part of the model it belongs to.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import openvino as ov
@@ -60,11 +60,10 @@ _QUANTIZERS: dict[Activation, Callable[[ov.Node, np.float32], ov.Node]] = {
 }
 
 _LINEARS = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj", "lm_head")
-_NOT_BUILT = ("residual_mlp", "qk_layernorm", "inter_layernorms", "attn_logit_softcapping", "final_logit_softcapping")
-
+_NOT_BUILT = ("residual_mlp", "qk_layernorm", "attn_logit_softcapping", "final_logit_softcapping")
 _ACTS: dict[str, Callable[[ov.Node], ov.Node]] = {
     "silu": lambda x: op.swish(x),
-    "swiglu": lambda x: op.swish(x),  # of a mixture's experts, whose gate and up are one
+    "swiglu": lambda x: op.swish(x),  # where gate and up are one
     "gelu": lambda x: op.gelu(x, "tanh"),  # as in TensorRT-LLM's table, whose only GELU this is
     "gelu_pytorch_tanh": lambda x: op.gelu(x, "tanh"),
 }
@@ -115,9 +114,16 @@ class GraphBuilder:
         attention_mask = _input("attention_mask", [-1, -1], ov.Type.i64)
         position_ids = _input("position_ids", [-1, -1], ov.Type.i64)
         beam_idx = _input("beam_idx", [-1], ov.Type.i32)
-        cos, sin = self._rotary(position_ids)
+        cos, sin = self._rotary(position_ids, "rotary")
         batch, mask = named(_dims(ids, 0), "batch"), named(_causal_mask(ids, attention_mask), "causal_mask")
-        shared = _Inputs(beam_idx, batch, mask, cos, sin)
+        shared = windowed = _Inputs(beam_idx, batch, mask, cos, sin)
+        windows = self._config.windows
+        if window := max(windows):
+            mask = named(_window_mask(ids, attention_mask, window), "window_mask")
+            windowed = replace(shared, mask=mask)
+        if window and self._config.raw.get("rope_local_base_freq"):
+            cos, sin = self._rotary(position_ids, "rotary_local", local=True)
+            windowed = replace(windowed, cos=cos, sin=sin)
         embedding = named(self._store.stored("transformer.vocab_embedding.weight"), "model.embed_tokens.weight")
         hidden = with_table(ids, embedding, self._table_rows)
         if FAMILIES[self._config.architecture].scales_embedding:
@@ -127,7 +133,7 @@ class GraphBuilder:
             hidden = op.multiply(hidden, normalizer.astype(np.float32))
         hidden = named(hidden, "model.embed_tokens")
         for layer in range(self._config.num_hidden_layers):
-            hidden = self._decoder_layer(layer, hidden, shared)
+            hidden = self._decoder_layer(layer, hidden, windowed if windows[layer] else shared)
             self._layer_done(1)
         hidden = self._norm("transformer.ln_f", "model.norm", hidden)
         logits = named(op.result(self._head(embedding, hidden)), "logits")
@@ -143,18 +149,33 @@ class GraphBuilder:
 
     def _decoder_layer(self, layer: int, hidden: ov.Node, shared: _Inputs) -> ov.Node:
         ours, theirs = f"transformer.layers.{layer}", f"model.layers.{layer}"
-        normed = self._norm(f"{ours}.input_layernorm", f"{theirs}.input_layernorm", hidden)
-        hidden = named(op.add(hidden, self._attention(layer, normed, shared)), f"{theirs}.attention_residual")
-        normed = self._norm(f"{ours}.post_layernorm", f"{theirs}.post_attention_layernorm", hidden)
         mlp = self._mlp if self._config.experts is None else self._mixture
-        return named(op.add(hidden, mlp(ours, theirs, normed)), f"{theirs}.mlp_residual")
+
+        def norm(x: ov.Node, ours_name: str, theirs_name: str) -> ov.Node:
+            return self._norm(f"{ours}.{ours_name}", f"{theirs}.{theirs_name}", x)
+
+        after = ("post_layernorm", "post_attention_layernorm")
+        attended = self._attention(layer, norm(hidden, "input_layernorm", "input_layernorm"), shared)
+        before_mlp, after_mlp = FAMILIES[self._config.architecture].more_norms or ("", "")
+        if after_mlp:  # what is added to the residual has norms of its own (Gemma 3)
+            attended = norm(attended, *after)
+        hidden = named(op.add(hidden, attended), f"{theirs}.attention_residual")
+        added = mlp(ours, theirs, norm(hidden, *((before_mlp, before_mlp) if before_mlp else after)))
+        if after_mlp:
+            added = norm(added, after_mlp, after_mlp)
+        return named(op.add(hidden, added), f"{theirs}.mlp_residual")
 
     def _mlp(self, ours: str, theirs: str, normed: ov.Node) -> ov.Node:
         gate_in = self._quantized(f"{ours}.mlp.fc", f"{theirs}.mlp.gate_proj", normed)
-        shares = same_input(self._store, f"{ours}.mlp.fc", f"{ours}.mlp.gate")
-        up_in = gate_in if shares else self._quantized(f"{ours}.mlp.gate", f"{theirs}.mlp.up_proj", normed)
-        gate = self._linear(f"{ours}.mlp.fc", f"{theirs}.mlp.gate_proj", gate_in)
-        up = self._linear(f"{ours}.mlp.gate", f"{theirs}.mlp.up_proj", up_in)
+        if FAMILIES[self._config.architecture].fused_linears:
+            inner = self._config.intermediate_size
+            up = self._linear(f"{ours}.mlp.fc", f"{theirs}.mlp.up_proj", gate_in, slice(0, inner))
+            gate = self._linear(f"{ours}.mlp.fc", f"{theirs}.mlp.gate_proj", gate_in, slice(inner, 2 * inner))
+        else:
+            shares = same_input(self._store, f"{ours}.mlp.fc", f"{ours}.mlp.gate")
+            up_in = gate_in if shares else self._quantized(f"{ours}.mlp.gate", f"{theirs}.mlp.up_proj", normed)
+            gate = self._linear(f"{ours}.mlp.fc", f"{theirs}.mlp.gate_proj", gate_in)
+            up = self._linear(f"{ours}.mlp.gate", f"{theirs}.mlp.up_proj", up_in)
         # Without broadcasting, so that OpenVINO does not make one node of the MLP where there is AMX: that holds the
         # weights twice and divides by zero on one thread.
         product = named(op.multiply(_ACTS[self._config.hidden_act](gate), up, "NONE"), f"{theirs}.mlp.product")
@@ -200,7 +221,7 @@ class GraphBuilder:
         k = self._cached(f"past_key_values.{layer}.keypresent.{layer}.key", f"{theirs}.k", k, shared)
         v = self._cached(f"past_key_values.{layer}.valuepresent.{layer}.value", f"{theirs}.v", v, shared)
         k, v = named(self._repeated(k), f"{theirs}.k_repeated"), named(self._repeated(v), f"{theirs}.v_repeated")
-        scale = op.constant(np.float32(config.head_size**-0.5))
+        scale = op.constant(np.float32((config.raw.get("query_pre_attn_scalar") or config.head_size) ** -0.5))
         attended = named(op.scaled_dot_product_attention(q, k, v, shared.mask, scale), f"{theirs}.attention")
         merged = op.transpose(attended, np.array([0, 2, 1, 3], dtype=np.int64))
         merged = op.reshape(merged, np.array([0, 0, q_rows], dtype=np.int64), special_zero=True)
@@ -239,15 +260,15 @@ class GraphBuilder:
         normed = op.multiply(x, op.divide(np.float32(1), root))
         return named(op.multiply(normed, self._store.float32(f"{module}.weight")), name)
 
-    def _rotary(self, position_ids: ov.Node) -> tuple[ov.Node, ov.Node]:
-        frequencies = op.constant(inverse_frequencies(self._config).reshape(1, 1, -1))
+    def _rotary(self, position_ids: ov.Node, name: str, *, local: bool = False) -> tuple[ov.Node, ov.Node]:
+        frequencies = op.constant(inverse_frequencies(self._config, local=local).reshape(1, 1, -1))
         positions = op.convert(op.unsqueeze(position_ids, np.int64(2)), "f32")
         angles = op.unsqueeze(op.matmul(positions, frequencies, False, False), np.int64(1))
-        both = named(op.concat([angles, angles], -1), "rotary.angles")
+        both = named(op.concat([angles, angles], -1), f"{name}.angles")
         cos, sin = op.cos(both), op.sin(both)
-        if (factor := attention_factor(self._config)) != 1.0:
+        if not local and (factor := attention_factor(self._config)) != 1.0:
             cos, sin = op.multiply(cos, np.float32(factor)), op.multiply(sin, np.float32(factor))
-        return named(cos, "rotary.cos"), named(sin, "rotary.sin")
+        return named(cos, f"{name}.cos"), named(sin, f"{name}.sin")
 
     def _heads(self, name: str, x: ov.Node) -> ov.Node:
         """Reshape [B, T, heads * head size] -> [B, heads, T, head size]."""
@@ -360,3 +381,24 @@ def _causal_mask(ids: ov.Node, attention_mask: ov.Node) -> ov.Node:
     real = op.unsqueeze(op.not_equal(attention_mask, zero), np.array([1, 2], dtype=np.int64))
     visible = op.logical_and(real, op.unsqueeze(causal, np.array([0, 1], dtype=np.int64)))
     return op.select(visible, np.float32(0), np.float32(np.finfo(np.float32).min))
+
+
+def _window_mask(ids: ov.Node, attention_mask: ov.Node, window: int) -> ov.Node:
+    """Return the mask of layers that attend to the last `window` tokens alone.
+
+    openvino_genai reads the window from exactly this pattern, which is that of Transformers' masks of gpt-oss and Gemma
+    3 (OpenVINO, `state_management_pattern.cpp`): kv > q + constant, four times "and", Broadcast, Select, Slice.
+    """
+    tokens, total = _dims(ids, 1), _dims(attention_mask, 1)
+    zero, one = np.int64(0), np.int64(1)
+    row = op.add(op.range(zero, op.squeeze(tokens, zero), one, "i64"), op.subtract(total, tokens))
+    row = op.unsqueeze(row, np.array([0, 1, 3], dtype=np.int64))  # [1, 1, T, 1]
+    column = op.unsqueeze(op.range(zero, op.squeeze(total, zero), one, "i64"), np.array([0, 1, 2], dtype=np.int64))
+    real = op.unsqueeze(op.not_equal(attention_mask, zero), np.array([1, 2], dtype=np.int64))
+    causal, near = op.less_equal(column, row), op.greater(column, op.add(row, np.int64(-window)))
+    visible = op.bitwise_and(real, op.bitwise_and(op.bitwise_and(real, near), causal))
+    visible = op.bitwise_and(visible, causal)
+    shape = op.concat([_dims(ids, 0), np.array([1], dtype=np.int64), tokens, total], 0)
+    masked = op.select(op.broadcast(visible, shape), np.float32(0), np.float32(np.finfo(np.float32).min))
+    bounds = (np.array([0], dtype=np.int64), total, np.array([1], dtype=np.int64), np.array([3], dtype=np.int64))
+    return op.slice(masked, *bounds)

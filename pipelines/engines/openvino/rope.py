@@ -18,7 +18,7 @@ YARN_FAST, YARN_SLOW = 32.0, 1.0
 """Turns over the original context above which, and below which, yarn does not mix."""
 
 
-def inverse_frequencies(config: CheckpointConfig) -> np.ndarray[Any, Any]:
+def inverse_frequencies(config: CheckpointConfig, *, local: bool = False) -> np.ndarray[Any, Any]:
     """Return the angle per position of each pair of channels, float32 [head_size / 2].
 
     base^(-2 i / head_size), then scaled as `rotary_scaling` says:
@@ -27,6 +27,10 @@ def inverse_frequencies(config: CheckpointConfig) -> np.ndarray[Any, Any]:
                 kept, smoothly mixed between (Llama 3.1, `rope_type: llama3`)
         yarn    pairs that turn often over the original context kept, those that turn rarely divided by factor, a ramp
                 over the pairs between (Peng et al., 2023); queries and keys also grow by `attention_factor`
+
+    Args:
+        config: of the checkpoint.
+        local: of layers with a window, if these have a base of their own (Gemma 3), which is not scaled.
 
     Raises:
         UserError: the scaling type is unknown, or only a part of each head is rotated.
@@ -37,6 +41,8 @@ def inverse_frequencies(config: CheckpointConfig) -> np.ndarray[Any, Any]:
             allowed="Only 1.0 is supported by engine=openvino.",
         )
     exponents = np.arange(0, config.head_size, 2, dtype=np.float64) / config.head_size
+    if local:
+        return (float(config.raw["rope_local_base_freq"]) ** -exponents).astype(np.float32)
     plain = config.rotary_base**-exponents
     scaling, kind = config.rotary_scaling or {}, _kind(config)
     if kind not in SCALINGS:

@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 
 import numpy as np
+import openvino as ov
 import pytest
+from openvino._offline_transformations import paged_attention_transformation
 
+from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.verify import verify
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
@@ -17,7 +20,8 @@ from tests.contract.engines.conftest import Workshop, relative_error, same_top, 
 torch = pytest.importorskip("torch")
 
 MIXTURES = ("mixtral", "qwen3_moe")
-KINDS = ("mistral", "qwen2", "qwen2_tied", "qwen2_yarn", "qwen", *MIXTURES)
+BY_TENSOR = ("gemma3", "phi3", *MIXTURES)
+KINDS = ("mistral", "qwen2", "qwen2_tied", "qwen2_yarn", "qwen", *BY_TENSOR)
 FORMATS = (
     QFormat.NONE, QFormat.FP8, QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.W4A8_AWQ, QFormat.INT8_WO, QFormat.INT4_WO
 )  # fmt: skip
@@ -33,7 +37,11 @@ FLIPPED = 0.016
         *(("mistral", qformat) for qformat in (QFormat.NONE, QFormat.INT8_SQ, QFormat.INT4_WO)),
         *(("qwen2_tied", qformat) for qformat in (QFormat.NONE, QFormat.INT4_AWQ, QFormat.INT8_WO)),
         *(("qwen2_yarn", qformat) for qformat in (QFormat.NONE, QFormat.FP8, QFormat.W4A8_AWQ)),
-        *((kind, qformat) for kind in MIXTURES for qformat in (QFormat.NONE, QFormat.INT8_WO, QFormat.INT4_WO)),
+        *(
+            (kind, qformat)
+            for kind in BY_TENSOR
+            for qformat in (QFormat.NONE, QFormat.INT8_WO, QFormat.INT4_WO, QFormat.INT4_RTN)
+        ),
     ],
 )
 def test_checkpoints_are_valid(kind: str, qformat: QFormat, workshop: Workshop) -> None:
@@ -62,6 +70,30 @@ def test_greedy_text_is_transformers(kind: str, workshop: Workshop) -> None:
                 torch.tensor([prompt]), max_new_tokens=32, min_new_tokens=32, do_sample=False, pad_token_id=0
             )
         assert generation.token_ids == whole[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("kind", BY_TENSOR)
+def test_rounded_weights_are_those_of_the_model(kind: str, workshop: Workshop) -> None:
+    """Each linear of int4_rtn is the model's own within half a step: nothing is swapped or split wrongly."""
+    checkpoint = Checkpoint.open(workshop.checkpoint(kind, QFormat.INT4_RTN))
+    plain = Checkpoint.open(workshop.checkpoint(kind, QFormat.NONE))
+    for name in (name for name in checkpoint if name.endswith(".weights_scaling_factor")):
+        module = name.removesuffix(".weights_scaling_factor")
+        scale, packed = checkpoint.tensor(name), checkpoint.tensor(f"{module}.weight")
+        low, high = (packed.astype(np.int16) << 12 >> 12), packed >> 4
+        codes = np.stack([low, high], -2).reshape(*scale.shape, -1)
+        weight = plain.tensor(f"{module}.weight").astype(np.float32).reshape(codes.shape)
+        assert (np.abs(codes * scale[..., None] - weight) <= 0.5001 * scale[..., None]).all()
+
+
+@pytest.mark.parametrize(("kind", "windows"), [("gemma3", [32] * 5 + [0]), ("phi3", [40, 40])])
+def test_paged_attention_has_the_windows(kind: str, windows: list[int], workshop: Workshop) -> None:
+    """openvino_genai recognizes the pattern of the masks; otherwise it would attend to everything in silence."""
+    graph = ov.Core().read_model(workshop.engine(workshop.float32_checkpoint(kind)) / "openvino_model.xml")
+    paged_attention_transformation(graph)
+    attention = [node for node in graph.get_ops() if node.get_type_name() == "PagedAttentionExtension"]
+    sizes = [ov.Model([node.input_value(10)], [], "size") for node in attention]
+    assert [int(ov.compile_model(size, "CPU")([])[0]) for size in sizes] == windows
 
 
 @pytest.mark.thorough
@@ -96,7 +128,9 @@ def test_quantized_engine_is_the_simulation(kind: str, qformat: QFormat, worksho
         ("qwen2", QFormat.NONE, 1, 2),
         ("qwen", QFormat.NONE, 2, 1),
         ("qwen", QFormat.INT4_AWQ, 1, 2),
-        *((kind, QFormat.NONE, 2, 1) for kind in MIXTURES),
+        *((kind, QFormat.NONE, 2, 1) for kind in BY_TENSOR),
+        ("phi3", QFormat.INT4_RTN, 2, 1),
+        ("mixtral", QFormat.INT4_RTN, 2, 1),
         ("mixtral", QFormat.INT4_WO, 1, 2),
     ],
 )

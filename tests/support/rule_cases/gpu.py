@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pipelines.domain.formats import KvFormat, QFormat
-from tests.support.rule_cases.words import AWQ, FP8, GEMMA, GEMMA2, LLAMA, MIXTRAL, NVFP4, W4A8, Case
+from pipelines.domain.rotary import Rotary
+from tests.support.rule_cases.words import AWQ, FP8, GEMMA, GEMMA2, GEMMA3, LLAMA, MIXTRAL, NVFP4, W4A8, Case
 
 CASES = {
     "gpu-too-old": Case({"sm": 7.5}, r"capability 7\.5 is too old", {"sm": 8.0}),
@@ -35,10 +38,20 @@ CASES = {
         {"qformat": W4A8, "shape": GEMMA}, "lists quant=w4a8_awq of GemmaForCausalLM as not supported", {"shape": LLAMA}
     ),
     "family-cannot-be-exported": Case({"shape": GEMMA2}, "Gemma2ForCausalLM cannot be exported", {"shape": GEMMA}),
-    "mixtures-are-built-from-16-bit": Case(
+    "families-without-modelopts-export": Case(
         {"shape": MIXTRAL, "qformat": AWQ},
         r"int4_awq .*MixtralForCausalLM cannot .*none, int8_wo",
         {"qformat": QFormat.NONE},
+    ),
+    "windows-of-gemma-3-alternate": Case(
+        {"shape": replace(GEMMA3, windowed=(True, False) * 3 + (True,) * 12)},
+        "attention windows in other layers than all but every n-th",
+        {"shape": GEMMA3},
+    ),
+    "positions-of-gemma-3-and-phi-3-are-plain": Case(
+        {"shape": GEMMA3, "rotary": Rotary("linear", 1.0)},
+        "rope_type 'linear', which TensorRT-LLM's Gemma 3 would compute in another way",
+        {"rotary": Rotary("default", 1.0)},
     ),
     "gemma-prefers-bfloat16": Case(
         {"shape": GEMMA, "build": {"gemm_plugin": "float16"}},

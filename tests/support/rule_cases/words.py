@@ -17,6 +17,7 @@ LLAMA = ModelShape("LlamaForCausalLM", 32, 4096, 32, 8, 128, 14336, 128256, 1310
 SMALL_LLAMA = replace(LLAMA, num_hidden_layers=16, hidden_size=2048, intermediate_size=8192)
 GEMMA = ModelShape("GemmaForCausalLM", 18, 2048, 8, 1, 256, 16384, 256000, 8192, True)
 GEMMA2 = replace(GEMMA, architecture="Gemma2ForCausalLM")
+GEMMA3 = replace(GEMMA, architecture="Gemma3ForCausalLM", sliding_window=512, global_every=6, num_key_value_heads=1)
 MISTRAL = replace(LLAMA, architecture="MistralForCausalLM", sliding_window=4096, max_position_embeddings=32768)
 QWEN3 = replace(LLAMA, architecture="Qwen3ForCausalLM")
 MIXTRAL = replace(LLAMA, architecture="MixtralForCausalLM", num_experts=8, num_experts_per_token=2)

@@ -138,24 +138,15 @@ def test_the_draft_length_of_lookahead(sizes: tuple[int, int, int], tokens: int)
     assert lookahead_draft_len(*sizes) == tokens
 
 
-@pytest.mark.parametrize(
-    ("architecture", "why", "way_out"),
-    [
-        ("Gemma2ForCausalLM", "only where tensorrt_llm is installed", False),
-        ("Gemma3ForCausalLM", "only where tensorrt_llm is installed", True),
-        ("Phi3ForCausalLM", "only where tensorrt_llm is installed", True),
-    ],
-)
-def test_a_family_that_is_not_exported_is_offered_the_llm_api_where_that_runs_it(
-    architecture: str, why: str, way_out: bool
-) -> None:
-    model = replace(LLAMA, architecture=architecture)
-    (finding,) = BY_NAME["family-cannot-be-exported"].findings(deployment(shape=model))
-    assert why in finding.fault.message
-    assert ("engine=tensorrt_llm_llmapi" in finding.fault.todo) == way_out
+@pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "Phi3ForCausalLM"])
+def test_a_family_that_modelopt_does_not_export_is_written_by_tensor_or_offered_the_llm_api(architecture: str) -> None:
+    rule, model = BY_NAME["families-without-modelopts-export"], replace(LLAMA, architecture=architecture)
+    (finding,) = rule.findings(deployment(shape=model, qformat=QFormat.INT4_RTN))
+    assert "only where tensorrt_llm is installed" in finding.fault.message
+    assert "engine=tensorrt_llm_llmapi" in finding.fault.todo
+    assert not rule.findings(deployment(shape=model, qformat=QFormat.INT4_RTN, engine="openvino"))
     qformat = QFormat.NONE if architecture == "Phi3ForCausalLM" else QFormat.FP8  # its matrix has no FP8 for Phi
-    served = check(deployment(shape=model, engine="llmapi", qformat=qformat))
-    assert bool(refused(served)) != way_out
+    assert not refused(check(deployment(shape=model, engine="llmapi", qformat=qformat)))
 
 
 INT4 = {"int4_awq", "int4_gptq", "int4_rtn"}  # one kernel
