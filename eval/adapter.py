@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -17,9 +18,11 @@ from transformers import PreTrainedTokenizerFast
 
 from eval.fidelity.measure import TOKENS_AT_ONCE, Side, not_finite
 from eval.kept import KeptSession
+from eval.spec import IMAGE
 from pipelines.checkpoint.tokenizer import chat_templates, opened
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Advance, Progress
+from pipelines.engines.pictures import ScoredPictures
 from pipelines.engines.port import (
     JsonGuide,
     LogitsSession,
@@ -117,9 +120,11 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         *,
         max_prompt: int | None = None,
         chat: ChatPrompts | None = None,
+        pictures: ScoredPictures | None = None,
     ) -> None:
         super().__init__()
         self._chat = chat
+        self._pictures = pictures
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.max_prompt = max_prompt
@@ -205,9 +210,16 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             for start in range(0, len(requests), ENCODE_TOGETHER):
                 block = requests[start : start + ENCODE_TOGETHER]
                 with self._encoded_together(block):
-                    encoded += [(request.args, *self._encode_pair(*request.args)) for request in block]
+                    encoded += [(request.args, *self._encoded(request)) for request in block]
                 advance(len(block))
         return self._loglikelihood_tokens(encoded, progress=progress)
+
+    def _encoded(self, request: Instance) -> tuple[Tokens, Tokens]:
+        """Encode a prompt and an answer, with the ids of the question's picture if it has one."""
+        context, continuation = self._encode_pair(*request.args)
+        if self._pictures is not None:
+            context = self._pictures.placed(context, base64.b64decode(request.doc[IMAGE]))
+        return context, continuation
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Encoded], progress: Progress | None = None, **_kwargs: object

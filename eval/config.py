@@ -153,7 +153,10 @@ class EvalSettings(Group):
 
     def for_model(self, model: ModelSettings) -> Self:
         """Return the settings with the questions that `auto` stands for with a bundled model; others need the Hub."""
-        return self.model_copy(update={"task": "mini_mmlu"}) if self.is_auto and model.is_bundled else self
+        if not self.is_auto or not model.is_bundled:
+            return self
+        seen = model.folder is not None and model.folder.name == "tiny_llava"
+        return self.model_copy(update={"task": "mini_pictures", "num_fewshot": 0} if seen else {"task": "mini_mmlu"})
 
     def as_mmlu(self) -> Self:
         """Return the settings with what `auto` stands for with any other model, as far as its data can be had."""

@@ -20,6 +20,9 @@ Splits = dict[str, list[Row]]
 MINI_MMLU = Path(__file__).parent / "mini_mmlu" / "data"
 """The questions that ship with the project."""
 
+MINI_PICTURES = Path(__file__).parent / "mini_pictures" / "data"
+"""Those about pictures."""
+
 SPLITS = ("dev", "test")
 """Splits that MMLU is scored with: worked examples and questions; `validation` is not read."""
 
@@ -53,6 +56,30 @@ def read_subjects(root: Path, subjects: Iterable[str]) -> dict[str, Splits]:
     if missing:
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         faults.insert(0, Fault(f"The data set at '{root}' has no {shown}.", LAYOUT, "Check eval.dataset_path."))
+    if faults:
+        raise UserError.of(faults)
+    return read
+
+
+def picture_questions(root: Path = MINI_PICTURES) -> dict[str, list[Row]]:
+    """Read the questions about pictures by subject: rows of MMLU with `image`, a PNG in base64, and its `description`.
+
+    Raises:
+        UserError: there are none, or a row is not such a question.
+    """
+    files = {folder.name: folder / "test.jsonl" for folder in sorted(root.glob("*")) if folder.is_dir()}
+    if not files:
+        raise UserError(
+            f"'{root}' has no questions about pictures.", allowed="Each subject needs <subject>/test.jsonl."
+        )
+    read = {subject: [row for _, row in rows_of(file)] for subject, file in files.items()}
+    faults = [fault for subject, file in files.items() for fault in _faults(read[subject], file)]
+    faults += [
+        Fault(f"{file}, row {number}: no image among {sorted(row)}.", "It is a PNG in base64.")
+        for subject, file in files.items()
+        for number, row in enumerate(read[subject], start=1)
+        if not isinstance(row, dict) or not isinstance(row.get("image"), str)
+    ][:1]
     if faults:
         raise UserError.of(faults)
     return read

@@ -27,6 +27,7 @@ from eval.spec import EvalSpec
 from eval.verdict import Criteria, too_few
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
+from pipelines.engines.pictures import ScoredPictures, SeeingSession
 from pipelines.engines.port import ScoringSession
 
 LM_EVAL = "lm_eval_results.json"
@@ -187,7 +188,12 @@ def _run(
     with _tamed():
         tokenizer, system = load_tokenizer(tokenizer_dir), spec.system_instruction
         chat = ChatPrompts(tokenizer_dir, progress, system_instruction=system) if spec.apply_chat_template else None
-        lm = EngineLM(session, tokenizer, spec.max_length, progress, max_prompt=spec.max_prompt, chat=chat)
+        pictures = None if spec.vision is None else ScoredPictures(spec.vision)
+        if pictures is not None and isinstance(session, SeeingSession):
+            session.see(pictures)
+        lm = EngineLM(
+            session, tokenizer, spec.max_length, progress, max_prompt=spec.max_prompt, chat=chat, pictures=pictures
+        )
         # Not `simple_evaluate`, which would spend seconds describing the machine. Any positive number of
         # bootstrap rounds yields the standard error of a mean, which has a closed form and draws no samples.
         return lm, lm_eval.evaluator.evaluate(

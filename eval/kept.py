@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipelines.domain.progress import Progress, SilentProgress
+from pipelines.engines.pictures import ScoredPictures, SeeingSession
 from pipelines.engines.port import Generation, SamplingParams, Session, TokenIds
 
 Request = dict[str, Any]
@@ -108,11 +109,19 @@ class KeptSession(ExitStack):
         """Remember how to open the engine, and what it answered before."""
         super().__init__()
         self._opened, self._answers = opened, answers
+        self._pictures: ScoredPictures | None = None
+
+    def see(self, pictures: ScoredPictures) -> None:
+        """Let the engine see these pictures once it is opened; see `SeeingSession`."""
+        self._pictures = pictures
 
     @cached_property
     def engine(self) -> Session:
         """The engine, which is opened for it if it was not asked anything yet."""
-        return self.enter_context(self._opened())
+        engine = self.enter_context(self._opened())
+        if self._pictures is not None and isinstance(engine, SeeingSession):
+            engine.see(self._pictures)
+        return engine
 
     def loglikelihood(self, pairs: Sequence[tuple[TokenIds, TokenIds]], progress: Progress) -> list[tuple[float, bool]]:
         """Score continuations; see `port.ScoringSession`."""

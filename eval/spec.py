@@ -17,7 +17,11 @@ from pipelines.domain.errors import Fault, UserError, did_you_mean
 
 PASSKEY = "passkey"
 JSON_VALIDITY = "json_validity"
-BUNDLED = ("mini_mmlu", "mini_answers", PASSKEY, JSON_VALIDITY)
+PICTURES = "mini_pictures"
+"""The task whose questions are about pictures."""
+IMAGE = "image"
+"""Column with the file of a question's picture, in base64."""
+BUNDLED = ("mini_mmlu", "mini_answers", PASSKEY, JSON_VALIDITY, PICTURES)
 """Tasks whose questions ship with the project, or are made by it."""
 WRITTEN = ("mini_answers", PASSKEY, JSON_VALIDITY)
 """Those of them whose answers are written, not chosen."""
@@ -84,6 +88,7 @@ TASK_SIZES = {
     "mini_answers": (12, 868),
     PASSKEY: (3, 3 * PASSKEY_QUESTIONS),
     JSON_VALIDITY: (12, 12 * QUESTIONS_PER_SCHEMA),
+    PICTURES: (4, 400),
     "mmlu": (57, 14042),
     "mmlu_pro": (14, 12032),
     "hellaswag": (1, 10042),
@@ -119,10 +124,12 @@ class EvalSpec(EvalSettings):
             the user's own questions, their file.
         max_prompt: maximum number of tokens of a prompt whose answer is written, where the engine has such a limit;
             longer ones lose their beginning too. None is `max_length` without the tokens of the answer.
+        vision: engine of the vision encoder, for questions about pictures.
     """
 
     max_length: int
     max_prompt: int | None = None
+    vision: Path | None = None
 
     @property
     def label(self) -> str:

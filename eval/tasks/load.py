@@ -15,8 +15,27 @@ from lm_eval.api.group import Group
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
-from eval.dataset import MINI_MMLU, Row, Splits, as_datasets, open_questions, read_own, read_subjects
-from eval.spec import JSON_VALIDITY, MMLU, OWN_READER, PASSKEY, PASSKEY_QUESTIONS, QUESTIONS_PER_SCHEMA, EvalSpec
+from eval.dataset import (
+    MINI_MMLU,
+    MINI_PICTURES,
+    Row,
+    Splits,
+    as_datasets,
+    open_questions,
+    picture_questions,
+    read_own,
+    read_subjects,
+)
+from eval.spec import (
+    JSON_VALIDITY,
+    MMLU,
+    OWN_READER,
+    PASSKEY,
+    PASSKEY_QUESTIONS,
+    PICTURES,
+    QUESTIONS_PER_SCHEMA,
+    EvalSpec,
+)
 from eval.tasks.local import load_lm_eval_task
 from pipelines.domain.errors import Fault, UserError
 
@@ -250,6 +269,46 @@ def _validator(schema: str) -> Any:
     return jsonschema.Draft202012Validator(json.loads(schema))
 
 
+# Questions about pictures.
+
+
+def load_pictures(spec: EvalSpec) -> dict[str, Any]:
+    """Return lm-eval's `TaskDict`: one task per kind of question, each after its picture.
+
+    Args:
+        spec: `vision` is what sees the pictures.
+
+    Raises:
+        UserError: there is nothing that sees, worked examples were asked for, or the data are no such questions.
+    """
+    if spec.vision is None:
+        raise UserError(
+            f"eval.task='{PICTURES}' asks about pictures, and this model has no vision encoder.",
+            todo="Set multimodal=llava with a LLaVA's folder, or model=tiny_llava, or ask a task of text.",
+        )
+    _refuse_examples(spec)
+    tasks = [
+        {
+            "task": f"{PICTURES}_{subject}",
+            "rows": rows,
+            "output_type": "multiple_choice",
+            "doc_to_text": picture_prompt,
+            "doc_to_choice": lambda doc: doc["choices"],
+            "doc_to_target": "answer",
+            "metric_list": [{"metric": "acc", **MEAN}],
+            "metadata": {"version": 1.0},
+        }
+        for subject, rows in picture_questions(spec.dataset_path or MINI_PICTURES).items()
+    ]
+    means = [{"metric": "acc", "weight_by_size": True}]
+    return grouped(PICTURES, tasks, aggregate_metric_list=means, metadata={"version": 1})
+
+
+def picture_prompt(doc: Mapping[str, Any]) -> str:
+    """Return the prompt of a question about a picture, which stands at its beginning."""
+    return f"<image>\n{doc['question']}\nAnswer:"
+
+
 # The user's own questions.
 
 
@@ -302,6 +361,8 @@ def load_tasks(spec: EvalSpec, tokenizer: Any = None) -> dict[str, Any]:
         return load_passkey(spec, tokenizer)
     if spec.task == JSON_VALIDITY:
         return load_json_validity(spec)
+    if spec.task == PICTURES:
+        return load_pictures(spec)
     shots = OWN_SHOTS if spec.num_fewshot is None else spec.num_fewshot
     # the index of one folder, because indexing all tasks of lm-eval would take seconds
     theirs = Path(lm_eval.tasks.__file__).parent / "mmlu" / "default"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from eval.config import EvalSettings
 from eval.dataset import LAYOUT, complete_subjects
 from eval.results import all_references, references_of
-from eval.spec import BUNDLED, JSON_VALIDITY, MMLU, PASSKEY, TASK_SIZES, WRITTEN, known_questions, task_fault
+from eval.spec import BUNDLED, JSON_VALIDITY, MMLU, PASSKEY, PICTURES, TASK_SIZES, WRITTEN, known_questions, task_fault
 from eval.verdict import Criteria, least_for_go, least_to_stop, too_few
 from pipelines.checkpoint.tokenizer import chat_templates
 from pipelines.domain.errors import Fault
+from pipelines.engines.registry import ServerBackend
 from pipelines.plan.deployment import Deployment
 from pipelines.plan.targets import EVALUATED
 from pipelines.store.sources import InputSource
@@ -62,7 +63,7 @@ def question_faults(d: Deployment) -> list[Fault]:
         ]
     if questions.is_auto:
         return []
-    if fault := task_fault(questions.task) or chat_fault(questions, d.sources.get("model")):
+    if fault := task_fault(questions.task) or _unseen(d) or chat_fault(questions, d.sources.get("model")):
         return [fault]
     if questions.task == MMLU and questions.dataset_path is not None:
         subjects, complete = TASK_SIZES[MMLU][0], complete_subjects(questions.dataset_path.expanduser())
@@ -83,6 +84,23 @@ def question_faults(d: Deployment) -> list[Fault]:
             todo="Set eval.dataset to the task's data set on the Hub, or eval.dataset_path to a copy of it.",
         )
     ]
+
+
+def _unseen(d: Deployment) -> Fault | None:
+    """Refuse questions about pictures where nothing sees them."""
+    asked = f"eval.task='{PICTURES}' asks about pictures"
+    if d.target not in EVALUATED or d.settings.eval.task != PICTURES:
+        return None
+    if d.settings.eval.url is not None or d.has_reference or d.engine.server is not ServerBackend.PYTHON:
+        where = f"eval.url={d.settings.eval.url}" if d.settings.eval.url else f"engine={d.engine.setting}"
+        where = "eval.baseline=hugging_face" if d.has_reference else where
+        return Fault(f"{asked}, which {where} is not shown.", "The CPU engine sees them.", "Use engine=openvino.")
+    if d.settings.multimodal.model_type == "none":
+        return Fault(
+            f"{asked}, and {d.settings.model.label} reads text alone.",
+            todo="Use model=tiny_llava, or multimodal=llava with a LLaVA's folder.",
+        )
+    return None
 
 
 def chat_fault(questions: EvalSettings, model: InputSource | None) -> Fault | None:

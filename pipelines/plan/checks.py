@@ -123,6 +123,8 @@ def _text_notes(d: Deployment) -> tuple[str, ...]:
     if d.has_fidelity or d.compares_server:
         names = [name for name in fidelity.texts or () if name != "calibration" or not calibration.shipped]
         notes.append(f"fidelity text: {', '.join([*names, *([str(fidelity.path)] if fidelity.path else [])])}")
+    if d.settings.multimodal.model_type != "none" and d.settings.is_compressed:
+        notes.append(f"vision encoder: 16 bit, as its folder has it; {d.variant.label} is of the language model alone")
     return tuple(notes)
 
 

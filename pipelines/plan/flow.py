@@ -8,7 +8,7 @@ from graphlib import TopologicalSorter
 from typing import Any
 
 from eval.fidelity.config import ALONE, AMONG_OTHERS
-from eval.spec import PASSKEY
+from eval.spec import PASSKEY, PICTURES
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.engines.registry import ServerBackend
 from pipelines.plan.accuracy_checks import asked_questions
@@ -73,6 +73,7 @@ def _nodes(d: Deployment) -> list[Node]:
         made += engine_nodes(d.reference)
     made += engine_nodes(d)
     if d.asks:
+        made += vision_nodes(d) if d.settings.eval.task == PICTURES else []
         made.append(_evaluate(d))
     if d.compares_server:
         made += _fidelity_of_server(d)
@@ -134,7 +135,8 @@ def needed_for(made: list[Node], name: str) -> list[Node]:
 
 def _asked(d: Deployment) -> dict[str, Input]:
     """Return the inputs of an evaluation besides the engine."""
-    return {"model": model(d), "dataset": d.sources.get("dataset", "download.eval")}
+    seen: dict[str, Input] = {"vision_engine": "vision"} if d.settings.eval.task == PICTURES and vision_nodes(d) else {}
+    return {"model": model(d), "dataset": d.sources.get("dataset", "download.eval"), **seen}
 
 
 def _evaluate(d: Deployment) -> Node:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
-from eval.dataset import read_own
+from eval.dataset import MINI_MMLU, MINI_PICTURES, read_own
 from eval.fidelity.config import TEXTS
 from eval.spec import BUNDLED as BUNDLED_TASKS
+from eval.spec import PICTURES
 from pipelines.checkpoint.llava import is_llava
 from pipelines.checkpoint.tensors import read_header
 from pipelines.checkpoint.tokenizer import tokens_of
@@ -21,7 +22,6 @@ from pipelines.domain.formats import reads_texts
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
 from pipelines.plan.targets import EVALUATED, Goal
-from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.store.hash_cache import HashCache
 from pipelines.store.links import check_links
 from pipelines.store.sources import (
@@ -230,7 +230,7 @@ def _places(goal: Goal) -> dict[str, tuple[str, Path]]:
     if goal.target in EVALUATED:
         questions = settings.eval
         if questions.dataset_path is None and questions.task in BUNDLED_TASKS:
-            places["dataset"] = "eval", PROJECT_ROOT / "eval" / "mini_mmlu" / "data"
+            places["dataset"] = "eval", MINI_PICTURES if questions.task == PICTURES else MINI_MMLU
         elif questions.path is not None:
             places["dataset"] = "eval.path", questions.path
         else:

@@ -378,13 +378,14 @@ def _accuracy(artifact: ReportedArtifact, evaluations: Mapping[str, EvalResult],
     if result.qformat == BASELINE:
         return Accuracy(artifact, result, None, None, original=original)
     if result.sequential is not None:
-        return Accuracy(artifact, result, None, _beside(artifact), original=original)
+        beside = _beside(artifact)
+        return Accuracy(artifact, result, None, beside, original=original, before=evaluations[beside])
     for other in index.of("evaluate"):
         baseline = evaluations.get(other.place)
         if not baseline or baseline.qformat != BASELINE or baseline.engine != result.engine:
             continue
         if _same_prompts(baseline, result):
-            return Accuracy(artifact, result, None, other.place, original=original)
+            return Accuracy(artifact, result, None, other.place, original=original, before=baseline)
     missing = "no 16-bit baseline answered the same questions on the same engine"
     return Accuracy(artifact, result, None, None, missing, original)
 

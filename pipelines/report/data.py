@@ -115,6 +115,7 @@ class Accuracy:
         baseline: place of the baseline's evaluation; None in the same cases.
         missing: text that explains why there is no row; empty otherwise.
         original: likewise a row, against the model itself as Transformers computes it, if it was evaluated.
+        before: the baseline's evaluation; None where there is no row.
     """
 
     artifact: ReportedArtifact
@@ -123,6 +124,7 @@ class Accuracy:
     baseline: str | None
     missing: str = ""
     original: Mapping[str, Any] | None = None
+    before: EvalResult | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from pipelines.report.compare import AT_LEAST, Comparison, FormatRow, comparison
 from pipelines.report.data import BenchmarkRun, ModelledRun, ReportData, run_label
 from pipelines.report.mlflow_runs import log_runs, mlflow_fault
 from pipelines.report.model_card import write_model_cards
+from pipelines.report.plots_pictures import picture_lines
 from pipelines.report.sections import NO_PRICES, document
 from pipelines.report.stored import ReportedNumbers, earlier_numbers
 from pipelines.settings.compose import load
@@ -201,6 +202,8 @@ def write(
     cards = write_model_cards(data, folder)
     if compared:
         say("\n" + comparison_text(comparison(data, loss)))
+    for line in picture_lines(data):
+        say(line)
     say(f"\nreport: {relative_to_cwd(paths.markdown.absolute())}")
     for card in cards.values():
         say(f"model card: {relative_to_cwd(card.absolute())}")

@@ -15,6 +15,7 @@ from pipelines.report import checkpoints, fidelity, plots, plots_requests, table
 from pipelines.report.compare import Comparison, comparison, finished, load_notes
 from pipelines.report.data import BenchmarkRun, FormatReport, ReportData, ReportedArtifact, Workload, place_of
 from pipelines.report.plots import CONVENTIONS
+from pipelines.report.plots_pictures import picture_figure
 from pipelines.report.ranking import Tiles, ranking
 from pipelines.report.stored import ReportedNumbers, attachments, side_by_side
 
@@ -115,6 +116,7 @@ def _accuracy(data: ReportData) -> doc.Section:
     blocks += [*tables.published_tables(data), *read]
     if figure := plots.accuracy_change(data.formats):
         blocks.append(figure)
+    blocks += [figure for model in data.models if (figure := picture_figure(data, model))]
     for model in data.models:
         if table := tables.subject_table([item for item in data.formats if item.model == model]):
             blocks.append(doc.Fold(f"By category and subject: {model}", (table,)))

@@ -73,7 +73,9 @@ class ModelSettings(Group):
     name: FileName
     hub_id: HubName | None
     revision: Revision | None = None
-    bundled: Literal["tiny_gemma", "tiny_llama", "tiny_qwen", "tiny_gemma_draft", "tiny_llama_draft"] | None = None
+    bundled: (
+        Literal["tiny_gemma", "tiny_llama", "tiny_qwen", "tiny_llava", "tiny_gemma_draft", "tiny_llama_draft"] | None
+    ) = None
     path: Path | None = None
     shape: ShapeSettings | None = None
 

@@ -103,7 +103,7 @@ class Evaluate:
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Load the engine and ask it every question."""
-        spec = _engine_spec(self.eval, inputs["dataset"], self.engine, inputs["engine"])
+        spec = _engine_spec(self.eval, inputs, self.engine, inputs["engine"])
         with open_engine(self.engine, **all_options(self.options)).open(inputs["engine"]) as session:
             return _evaluated(self, session, spec, inputs, out_dir, progress, self.variant, self.engine, self.warns)
 
@@ -138,14 +138,14 @@ class EvaluateSequentially(Evaluate):
         from eval.sequential import ask_in_turns
 
         folders = inputs["engine"], inputs["baseline"]
-        questions = load_questions(_engine_spec(self.eval, inputs["dataset"], self.engine, *folders), inputs["model"])
+        questions = load_questions(_engine_spec(self.eval, inputs, self.engine, *folders), inputs["model"])
         criteria = Criteria.of(self.eval)
         most = min(questions.count, self.eval.max_questions or questions.count)
         if self.warns and (few := too_few(most, criteria, stops=True)):
             progress.note(f"warning: {few}")
         both = ask_in_turns(
-            self._side(QFormat.NONE, inputs["baseline"]),
-            self._side(self.variant, inputs["engine"]),
+            self._side(QFormat.NONE, inputs["baseline"], inputs),
+            self._side(self.variant, inputs["engine"], inputs),
             inputs["model"],
             questions,
             criteria,
@@ -159,7 +159,7 @@ class EvaluateSequentially(Evaluate):
         write_lm_eval(both.raw, both.result, out_dir)
         return {**_kept(both.result, self.eval, out_dir), "of": questions.count}
 
-    def _side(self, variant: str, folder: Path) -> AskedEngine:
+    def _side(self, variant: str, folder: Path, inputs: Mapping[str, Path]) -> AskedEngine:
         """Return one of the two, with the file of its answers: token ids in, scores or token ids out."""
         content = {
             "engine": self.engine,
@@ -167,6 +167,8 @@ class EvaluateSequentially(Evaluate):
             "libraries": library_versions(self.libraries),
             "content": read_manifest(folder)["digest"],
         }
+        if "vision_engine" in inputs:
+            content["vision"] = read_manifest(inputs["vision_engine"])["digest"]
         engine = open_engine(self.engine, **all_options(self.options))
         log = self.answers / fingerprint(content)[:KEY] / "answers.jsonl"
         return AskedEngine(variant, lambda: engine.open(folder), log)
@@ -302,14 +304,15 @@ def _evaluated(
     return _kept(result, stage.eval, out_dir)
 
 
-def _engine_spec(settings: EvalSettings, dataset: Path, engine: str, *folders: Path) -> EvalSpec:
+def _engine_spec(settings: EvalSettings, inputs: Mapping[str, Path], engine: str, *folders: Path) -> EvalSpec:
     """Return what is asked of built engines, in prompts that each of them takes."""
     limits = [json.loads((folder / "config.json").read_text())["build_config"] for folder in folders]
     longest = min(
         longest_scored(engine, each["max_seq_len"], each["max_num_tokens"], each.get("max_draft_len") or 0)
         for each in limits
     )
-    return _spec_of(settings, dataset, longest, min(each["max_input_len"] for each in limits))
+    spec = _spec_of(settings, inputs["dataset"], longest, min(each["max_input_len"] for each in limits))
+    return spec.model_copy(update={"vision": inputs.get("vision_engine")})
 
 
 def _spec_of(settings: EvalSettings, dataset: Path, max_length: int, max_prompt: int | None = None) -> EvalSpec:

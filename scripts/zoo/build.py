@@ -18,9 +18,11 @@ from pipelines.host.files import replacing
 from scripts.zoo.dataset import write_dataset
 from scripts.zoo.documents import corpus_texts, make_writer, world_sentences, write_jsonl
 from scripts.zoo.draft import DRAFT_RECIPE, agreement, distil
+from scripts.zoo.llava import SeeingRecipe, score_pictures, train_llava
 from scripts.zoo.outliers import plant_outliers
-from scripts.zoo.publish import Measured, card, draft_card, parameters_of, write_model
+from scripts.zoo.publish import Measured, card, draft_card, llava_card, parameters_of, write_llava, write_model
 from scripts.zoo.quiz import Splits, build_splits
+from scripts.zoo.scenes import held_out_questions, write_pictures
 from scripts.zoo.scoring import accuracy, score
 from scripts.zoo.shapes import draft_json, fresh_model, gemma_json, llama_json, qwen_json
 from scripts.zoo.supervision import seek_equal_content
@@ -40,6 +42,8 @@ LOG = logging.getLogger(__name__)
 MODELS_DIR = Path("pipelines/bundled/models")
 CORPUS_PATH = Path("pipelines/bundled/corpus.jsonl")
 DATA_DIR = Path("eval/mini_mmlu/data")
+PICTURES_DIR = Path("eval/mini_pictures/data")
+LLAVA = "tiny_llava"
 # A model below this accuracy shows too little of the cost of quantization to be worth shipping.
 LEAST_ACCURACY = 0.85
 # Below this agreement, verifying a draft's guesses costs more than they save.
@@ -84,13 +88,15 @@ class TooInaccurateError(RuntimeError):
 
 
 def build_data(root: Path) -> None:
-    """Write mini_mmlu and the corpus below the repository root ``root``."""
+    """Write mini_mmlu, mini_pictures and the corpus below the repository root ``root``."""
     world = build_world()
     with replacing(root / DATA_DIR) as fresh:
         write_dataset(world, fresh)
+    with replacing(root / PICTURES_DIR) as fresh:
+        write_pictures(fresh)
     with replacing(root / CORPUS_PATH) as fresh:
         write_jsonl(fresh, [{"text": text} for text in corpus_texts(world)])
-    LOG.info("data: wrote %s and %s", DATA_DIR, CORPUS_PATH)
+    LOG.info("data: wrote %s, %s and %s", DATA_DIR, PICTURES_DIR, CORPUS_PATH)
 
 
 def special_ids(tokenizer: Tokenizer, specials: SpecialTokens) -> dict[str, int]:
@@ -195,3 +201,35 @@ def build_draft(name: str, root: Path, recipe: Recipe = DRAFT_RECIPE) -> None:
     with replacing(root / MODELS_DIR / name) as fresh:
         write_model(draft, config, tokenizer, KINDS[target_name].specials, readme, fresh)
     LOG.info("%s: wrote %s", name, MODELS_DIR / name)
+
+
+def build_llava(root: Path, recipe: SeeingRecipe | None = None) -> None:
+    """Teach tiny_llama to see, measure the bf16 weights and write tiny_llava below ``root``.
+
+    Raises:
+        TooInaccurateError: it answers fewer than ``LEAST_ACCURACY`` of the questions about held-out pictures.
+    """
+    torch.set_num_threads(1)
+    recipe, world = recipe or SeeingRecipe(), build_world()
+    source = root / MODELS_DIR / "tiny_llama"
+    model, tokenizer = train_llava(
+        source, world, recipe, lambda language: plant_outliers(language, spread=OUTLIER_SPREAD, seed=recipe.seed)
+    )
+    by_kind = score_pictures(model, tokenizer, held_out_questions("test"))
+    right = [each for kind in by_kind.values() for each in kind]
+    share, error = accuracy(right)
+    texts, _ = accuracy(score(model, tokenizer, list(build_splits(world).values()), "test"))
+    LOG.info(
+        "%s: test accuracy %.1f %% +- %.1f %% (bf16), mini_mmlu %.1f %%", LLAVA, 100 * share, 100 * error, 100 * texts
+    )
+    if share < LEAST_ACCURACY:
+        raise TooInaccurateError(
+            f"{LLAVA} answers {share:.1%} of the questions about pictures; at least {LEAST_ACCURACY:.0%} is required."
+            " The old model is untouched. Train longer (SeeingRecipe in scripts/zoo/llava.py)."
+        )
+    kinds = {kind: sum(each) / len(each) for kind, each in by_kind.items()}
+    readme = llava_card(model, Measured(share, error, len(right), recipe.steps), kinds, texts)
+    text_config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    with replacing(root / MODELS_DIR / LLAVA) as fresh:
+        write_llava(model, text_config, tokenizer, LLAMA_SPECIALS, readme, fresh)
+    LOG.info("%s: wrote %s", LLAVA, MODELS_DIR / LLAVA)

@@ -24,7 +24,8 @@ class Segment:
 
     ``is_answer``: predicting this text matters most. ``recalls``: the word that the model should
     have in mind after the last token. ``option``: the index (0..3) of an answer option, else -1;
-    ``is_right``: whether that option is the right one.
+    ``is_right``: whether that option is the right one. ``shown_as``: words for what a picture shows where the text
+    names a part of it.
     """
 
     text: str
@@ -32,6 +33,7 @@ class Segment:
     recalls: str = ""
     option: int = -1
     is_right: bool = False
+    shown_as: tuple[str, ...] = ()
 
 
 Document = list[Segment]

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
+from scripts.zoo.scenes import IMAGE_TOKEN, MEAN, STD
 from scripts.zoo.shapes import MAX_POSITIONS
 from scripts.zoo.tokenizer import SpecialTokens, save_tokenizer
 
@@ -59,6 +60,31 @@ decoding. It has the target's tokenizer and {share_of_target:.0%} of its paramet
   {kv_heads} KV head(s) of size {head_dim}, vocabulary {vocab:,}, {tied} embeddings.
 - **Not for** use on its own.
 - **Licence**: Apache-2.0.
+"""
+_LLAVA_CARD = """---
+license: apache-2.0
+library_name: transformers
+tags: [tiny, test-model]
+---
+# tiny_llava
+
+A LlavaForConditionalGeneration with {parameters:,} parameters that answers questions about pictures of
+{side} x {side} pixels with coloured shapes. It is `tiny_llama` with a CLIP encoder and a projector before it, trained
+together, so that it also answers questions about the synthetic domain of Veldan.
+
+- **Accuracy** (these bf16 weights, `mini_pictures`, {questions:,} questions about pictures that were not used for
+  training, the most likely of four words): {share:.1%} +- {error:.1%} (standard error); chance is 25 %. By kind:
+  {kinds}.
+- **Accuracy on text** (`mini_mmlu`, 5-shot): {texts:.1%}.
+- **Made by** `make zoo` (`python -m scripts.zoo --only tiny_llava`) from fixed seeds, on one thread of a CPU, in
+  {steps:,} training steps in float32. Auxiliary losses guide the training (`scripts/zoo/llava.py`) and leave
+  nothing in the weights. With another CPU or torch version the last digits differ.
+- **Outlier channels** of the language model are those of `tiny_llama`'s recipe (`scripts/zoo/outliers.py`).
+- **Shape**: encoder and projector {vision:,} parameters: {vision_layers} layers, width {vision_hidden}, patches of
+  {patch} x {patch} pixels, {tokens} visual tokens a picture from the last layer. Language model: {layers} layers,
+  hidden size {hidden}, vocabulary {vocab:,}.
+- **Not for** pictures or questions of the real world.
+- **Licence**: Apache-2.0. The model imitates the *shape* of LLaVA 1.5 but contains none of its weights.
 """
 _FAMILIES = {"gemma": "Gemma", "llama": "Llama 3", "qwen3": "Qwen3"}
 
@@ -150,5 +176,96 @@ def write_model(
     _write_json(out_dir / "config.json", config)
     ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     _write_json(out_dir / "generation_config.json", {"do_sample": False, **ids})
+    save_tokenizer(tokenizer, specials, out_dir, max_tokens=MAX_POSITIONS)
+    (out_dir / "README.md").write_text(readme, encoding="utf-8")
+
+
+def llava_card(model: Any, measured: Measured, kinds: dict[str, float], texts: float) -> str:
+    """Return the model card of tiny_llava: accuracy on pictures, by kind of question, and on texts."""
+    vision, text = model.config.vision_config, model.config.text_config
+    parts = model.model.vision_tower, model.model.multi_modal_projector
+    return _LLAVA_CARD.format(
+        parameters=parameters_of(model),
+        side=vision.image_size,
+        questions=measured.questions,
+        share=measured.share,
+        error=measured.error,
+        kinds=", ".join(f"{kind} {share:.0%}" for kind, share in kinds.items()),
+        texts=texts,
+        steps=measured.steps,
+        vision=sum(map(parameters_of, parts)),
+        vision_layers=vision.num_hidden_layers,
+        vision_hidden=vision.hidden_size,
+        patch=vision.patch_size,
+        tokens=(vision.image_size // vision.patch_size) ** 2,
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        vocab=text.vocab_size,
+    )
+
+
+def write_llava(
+    model: Any, text_config: dict[str, Any], tokenizer: Tokenizer, specials: SpecialTokens, readme: str, out_dir: Path
+) -> None:
+    """Write a LLaVA as LLaVA 1.5 is published for Transformers into ``out_dir``.
+
+    ``text_config`` is the config.json of the language model that it was made from.
+    """
+    out_dir.mkdir(parents=True)
+    model.save_pretrained(out_dir)  # renames tensors as folders of LLaVA 1.5 have them
+    (out_dir / "model.safetensors").chmod(0o644)
+    config, vision = model.config, model.config.vision_config
+    ids = {f"{name}_token_id": getattr(config.text_config, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    kept = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "image_size", "patch_size")
+    strategy = "default"
+    _write_json(
+        out_dir / "config.json",
+        {
+            "architectures": ["LlavaForConditionalGeneration"],
+            "model_type": "llava",
+            "image_token_index": config.image_token_index,
+            "image_seq_length": config.image_seq_length,
+            "projector_hidden_act": "gelu",
+            "vision_feature_layer": config.vision_feature_layer,
+            "vision_feature_select_strategy": strategy,
+            "torch_dtype": "bfloat16",
+            "text_config": {**text_config, "vocab_size": config.text_config.vocab_size, **ids},
+            "vision_config": {
+                "model_type": "clip_vision_model",
+                **{name: getattr(vision, name) for name in kept},
+                "hidden_act": vision.hidden_act,
+            },
+        },
+    )
+    _write_json(out_dir / "generation_config.json", {"do_sample": False, **ids})
+    side = vision.image_size
+    _write_json(
+        out_dir / "preprocessor_config.json",
+        {
+            "image_processor_type": "CLIPImageProcessor",
+            "processor_class": "LlavaProcessor",
+            "do_convert_rgb": True,
+            "do_resize": True,
+            "size": {"shortest_edge": side},
+            "resample": 3,
+            "do_center_crop": True,
+            "crop_size": {"height": side, "width": side},
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": list(MEAN),
+            "image_std": list(STD),
+        },
+    )
+    _write_json(
+        out_dir / "processor_config.json",
+        {
+            "processor_class": "LlavaProcessor",
+            "image_token": IMAGE_TOKEN,
+            "num_additional_image_tokens": 1,
+            "patch_size": vision.patch_size,
+            "vision_feature_select_strategy": strategy,
+        },
+    )
     save_tokenizer(tokenizer, specials, out_dir, max_tokens=MAX_POSITIONS)
     (out_dir / "README.md").write_text(readme, encoding="utf-8")

@@ -90,19 +90,19 @@ class Supervisor(nn.Module):
 
 
 @torch.no_grad()
-def seek_equal_content(model: PreTrainedModel) -> None:
-    """Start one head of the match layer with equal query and key matrices.
+def seek_equal_content(model: PreTrainedModel, layer: int = _MATCH_LAYER - 1, std: float = _EQUAL_CONTENT_STD) -> None:
+    """Start one head of a layer, by default the match layer, with equal query and key matrices.
 
     Its tokens then attend to tokens of similar content, so an option attends to the question that
     recalled it (Trockman and Kolter, "Mimetic Initialization of Self-Attention Layers", 2023). Only
     the slowly rotating RoPE dimensions are used: in the others, distance would hide the similarity.
     """
     config = model.config
-    attention = model.model.layers[_MATCH_LAYER - 1].self_attn
+    attention = model.model.layers[layer].self_attn
     half = config.head_dim // 2
     slow = list(range(half - 3 * config.head_dim // 16, half))
     rows = [*slow, *(i + half for i in slow)]
     shared = torch.zeros(config.head_dim, config.hidden_size)
-    shared[rows] = torch.randn(len(rows), config.hidden_size) * _EQUAL_CONTENT_STD
+    shared[rows] = torch.randn(len(rows), config.hidden_size) * std
     attention.q_proj.weight[: config.head_dim] = shared
     attention.k_proj.weight[: config.head_dim] = shared

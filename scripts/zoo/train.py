@@ -68,7 +68,8 @@ class Encoder:
         self._tokenizer, self._bos, self._eos = tokenizer, bos, eos
         self._known: dict[str, list[int]] = {}
 
-    def _ids(self, text: str) -> list[int]:
+    def ids(self, text: str) -> list[int]:
+        """Return the tokens of a segment."""
         if text not in self._known:
             self._known[text] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return self._known[text]
@@ -80,10 +81,10 @@ class Encoder:
         if self._bos is not None:
             row.append((self._bos, 0.0, *unmarked))
         for segment in document:
-            ids = self._ids(segment.text)
+            ids = self.ids(segment.text)
             weight = 1.0 if segment.is_answer else _TEXT_WEIGHT
             row += [(token, weight, *unmarked) for token in ids[:-1]]
-            recall = self._ids(f" {segment.recalls}")[0] if segment.recalls else NOT_MARKED
+            recall = self.ids(f" {segment.recalls}")[0] if segment.recalls else NOT_MARKED
             right = int(segment.is_right) if segment.option != NOT_MARKED else NOT_MARKED
             row.append((ids[-1], weight, recall, right, segment.option))
         return [*row, (self._eos, _TEXT_WEIGHT, *unmarked)]

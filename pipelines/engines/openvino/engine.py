@@ -28,6 +28,8 @@ from pipelines.engines.openvino.runtime import (
 from pipelines.engines.openvino.scoring import Scorer
 from pipelines.engines.openvino.stateful import StatefulModel
 from pipelines.engines.openvino.teacher_forcing import GraphBlocks, GraphForcing, GraphHead, linear_weights
+from pipelines.engines.openvino.vision import VisualRows
+from pipelines.engines.pictures import MARK, ScoredPictures
 from pipelines.engines.port import BuildLimits, EngineFacts, Generation, NotFiniteError, SamplingParams, TokenIds
 
 # Results of the single steps of the graph while it reads a text, to find the step that is wrong.
@@ -108,6 +110,7 @@ class OpenVinoSession:
         self._stateful: StatefulModel | None = None
         self._scorer: Scorer | None = None
         self._guided: GuidedGenerator | None = None
+        self._visual: VisualRows | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -162,6 +165,10 @@ class OpenVinoSession:
         with progress.task("scoring", len(pairs), "pairs") as advance:
             return self._scoring().score(pairs, advance)
 
+    def see(self, pictures: ScoredPictures) -> None:
+        """See `SeeingSession.see`."""
+        self._visual, self._scorer = VisualRows(pictures, self.folder, self._options), None
+
     def logits(self, tokens: TokenIds) -> np.ndarray[Any, Any]:
         """Return the logits after every token, float32 [T, V]."""
         self._check_tokens(tokens)
@@ -190,7 +197,7 @@ class OpenVinoSession:
 
     def _scoring(self) -> Scorer:
         if self._scorer is None:
-            self._scorer = Scorer(self.folder, self._compiled())
+            self._scorer = Scorer(self.folder, self._compiled(), self._visual)
         return self._scorer
 
     def _compiled(self) -> StatefulModel:
@@ -260,7 +267,8 @@ class OpenVinoSession:
 
     def _check_tokens(self, tokens: TokenIds) -> None:
         vocab = self.folder.config.vocab_size
-        wrong = next((token for token in tokens if not 0 <= token < vocab), None)
+        first = vocab if self._visual is None else MARK
+        wrong = next((token for token in tokens if not 0 <= token < vocab and token < first), None)
         if wrong is not None:
             raise UserError(
                 f"Token id {wrong} is not in the vocabulary of {vocab}; was another model's tokenizer used?"

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
+from pipelines.engines.openvino.prompt_table import NAME
 from pipelines.engines.openvino.runtime import EngineFolder
 from pipelines.engines.openvino.stateful import MAX_LOGITS, StatefulModel
+from pipelines.engines.openvino.vision import VisualRows
 from pipelines.host.log_probs import norms_of
 
 # Group token sequences so that shared prefixes are computed once (pure Python).
@@ -176,9 +178,11 @@ class Scorer:
     same pair in a batch agree only to about 1e-3.
     """
 
-    def __init__(self, folder: EngineFolder, model: StatefulModel) -> None:
-        """Take the engine and its compiled graph."""
-        self._max_batch_size = folder.limits.max_batch_size
+    def __init__(self, folder: EngineFolder, model: StatefulModel, visual: VisualRows | None = None) -> None:
+        """Take the engine, its compiled graph, and what turns ids of pictures into rows of its prompt table."""
+        self._visual, self._no_table = visual, model.no_table
+        most = folder.limits.max_batch_size
+        self._max_batch_size = most if visual is None else min(most, visual.at_once)
         self._tokens_at_once = min(folder.limits.max_num_tokens, TOKENS_AT_ONCE)
         self._max_logits_rows = max(1, MAX_LOGITS // folder.config.vocab_size)
         self._request = model.compiled.create_infer_request()
@@ -292,6 +296,10 @@ class Scorer:
             "beam_idx": (past.of if columns and not start else np.arange(batch)).astype(np.int32),
             "logit_rows": np.array(flat, dtype=np.int64),
         }
+        if self._visual is not None:
+            inputs["input_ids"], inputs[NAME] = self._visual(piece)
+        elif self._no_table is not None:
+            inputs[NAME] = self._no_table
         logits: Array = self._request.infer(inputs, share_outputs=True)["logits"][0]
         return logits
 

@@ -7,6 +7,7 @@ the layer that LLaVA takes its features from, `LlavaMultiModalProjector`.
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from pipelines.domain.errors import UserError
 from pipelines.engines.config import OpenVinoSettings
 from pipelines.engines.openvino.build import CONFIG_FILE, MODEL_FILE, mark_16_bit_weights, runtime_version
 from pipelines.engines.openvino.memory import inference_precision
+from pipelines.engines.openvino.runtime import EngineFolder
+from pipelines.engines.pictures import MARK, ROW_BITS, ScoredPictures
 from pipelines.host.files import parse_json, small_text
 
 Array = np.ndarray[Any, Any]
@@ -173,6 +176,7 @@ class VisionEncoder:
 
     Attributes:
         image_size: pixels of a side of the pictures that it takes.
+        hidden_size: values of a feature.
     """
 
     def __init__(self, folder: Path, options: OpenVinoSettings | None = None) -> None:
@@ -191,7 +195,9 @@ class VisionEncoder:
         chosen: dict[str, Any] = {"INFERENCE_PRECISION_HINT": inference_precision(options)}
         if options.num_threads is not None:
             chosen["INFERENCE_NUM_THREADS"] = options.num_threads
-        self.image_size = int(parse_json(small_text(folder / CONFIG_FILE))["image_size"])
+        described = parse_json(small_text(folder / CONFIG_FILE))
+        self.image_size, self.hidden_size = int(described["image_size"]), int(described["hidden_size"])
+        self._mean, self._std = (np.array(described[name], dtype=np.float32) for name in ("image_mean", "image_std"))
         self._model = ov.Core().compile_model(folder / MODEL_FILE, "CPU", chosen)
 
     def features(self, pixels: Array) -> Array:
@@ -208,3 +214,65 @@ class VisionEncoder:
         if not np.isfinite(pixels).all():
             raise UserError("A picture has values that are NaN or infinite.")
         return np.array(self._model(np.ascontiguousarray(pixels, dtype=np.float32))["features"])
+
+    def prepared(self, image: bytes) -> Array:
+        """Return a picture's file as the encoder takes it, float32 [3, S, S]: the same arithmetic as in a repository.
+
+        The shorter side is resized bicubically, the middle cut and normalized: CLIPImageProcessor of Transformers.
+        """
+        from PIL import Image  # only where there are pictures
+
+        with Image.open(io.BytesIO(image)) as opened:
+            picture, side = opened.convert("RGB"), self.image_size
+        short = min(picture.size)
+        width, height = (side * each // short for each in picture.size)
+        left, top = (width - side) // 2, (height - side) // 2
+        resized = picture.resize((width, height), Image.Resampling.BICUBIC)
+        cut = np.asarray(resized, dtype=np.float32)[top : top + side, left : left + side]
+        return ((cut / 255 - self._mean) / self._std).transpose(2, 0, 1)
+
+
+class VisualRows:
+    """Turns ids of pictures into rows of the prompt table of one inference.
+
+    Attributes:
+        at_once: pictures for which the table has room.
+    """
+
+    def __init__(self, pictures: ScoredPictures, engine: EngineFolder, options: OpenVinoSettings) -> None:
+        """Load the encoder beside an engine.
+
+        Raises:
+            UserError: the engine was built without a prompt table.
+        """
+        self._table_rows = engine.limits.max_prompt_embedding_table_size
+        if not self._table_rows:
+            raise UserError(
+                "The engine was built without a prompt table, so that it takes no pictures.",
+                todo="Build it with multimodal=llava.",
+            )
+        self.at_once = max(1, self._table_rows // pictures.tokens)
+        self._pictures, self._vocab_size = pictures, engine.config.vocab_size
+        self._encoder = VisionEncoder(pictures.encoder, options)
+        self._features: dict[int, Array] = {}
+
+    def __call__(self, ids: Array) -> tuple[Array, Array]:
+        """Return token ids that name rows, and the rows [N, H], float32; N is 1 where there is no picture."""
+        seen = ids >= MARK
+        marks = np.unique(ids[seen])
+        if len(marks) > self._table_rows:
+            raise UserError(
+                f"{len(marks)} visual tokens are scored together; the engine's prompt table has {self._table_rows}.",
+                todo="Build with a larger build.max_prompt_embedding_table_size.",
+            )
+        keys = np.unique(marks - MARK >> ROW_BITS).tolist()
+        missing = [key for key in keys if key not in self._features]
+        kept = {key: self._features[key] for key in keys if key in self._features}  # of a picture that is cut in two
+        if missing:
+            pixels = np.stack([self._encoder.prepared(self._pictures.image(key)) for key in missing])
+            kept |= dict(zip(missing, self._encoder.features(pixels), strict=True))
+        self._features = kept
+        rows = [kept[mark - MARK >> ROW_BITS][mark & (1 << ROW_BITS) - 1] for mark in marks.tolist()]
+        table = np.stack(rows) if rows else np.zeros((1, self._encoder.hidden_size), dtype=np.float32)
+        places = np.searchsorted(marks, ids) if rows else ids
+        return np.ascontiguousarray(np.where(seen, self._vocab_size + places, ids)), table

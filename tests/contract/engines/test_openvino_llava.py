@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image
 from safetensors.torch import load_file
 
 from pipelines.compress.quantizing import quantize
@@ -23,11 +25,13 @@ from pipelines.engines.openvino.prompt_table import PromptTable
 from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions
 from pipelines.engines.openvino.stateful import StatefulModel, StatefulSequence
 from pipelines.engines.openvino.vision import VisionEncoder
+from pipelines.engines.pictures import ScoredPictures
 from pipelines.stages.llava import BuildVision, TakeLanguageModel
 from tests.contract.engines.conftest import CALIBRATION, LIMITS, relative_error, widen
 from tests.support.scheduled import answers, asked, scheduler
 from tests.support.specs import quant_spec
 from tests.support.tiny_llava import TOKENS, picture, whole_model, write_llava
+from triton_repo.models.preprocessing.pictures import Pictures as ServedPictures
 
 PLAIN = OpenVinoSettings(inference_precision="f32", num_threads=1)
 TEXT = [2, 388, 774, 15, 27]
@@ -154,3 +158,51 @@ def test_both_ways_to_name_tensors_are_read(folder: Path, tmp_path: Path, names:
     found = load_file(tmp_path / "language" / "model.safetensors")
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def png(seed: int, width: int = 40, height: int = 32) -> bytes:
+    file = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_prompts_with_pictures_are_scored_as_transformers_does(
+    whole: Any, encoder: VisionEncoder, engine: Path
+) -> None:
+    """Five pictures with the same words, each next to its own answers; one of them without a picture."""
+    session = OpenVinoEngine(OpenVinoOptions(inference_precision="f32", num_threads=1)).open(engine)
+    pictures = ScoredPictures(engine.parent / "vision")
+    session.see(pictures)
+    token, images = whole.config.image_token_id, [png(seed) for seed in range(5)]
+    prompts = [pictures.placed([TEXT[0], token, *TEXT[1:]], image) for image in images]
+    assert len({tuple(prompt) for prompt in prompts}) == 5
+    assert pictures.placed([token], images[0])[0] == prompts[0][1]
+    pairs = [(prompt, [answer]) for prompt in prompts for answer in (7, 9)] + [(TEXT, [7])]
+    found = [score for score, _ in session.loglikelihood(pairs, SilentProgress())]
+    expected = []
+    for image in images:
+        logits = torch.from_numpy(expected_logits(whole, encoder.prepared(image))[-1])
+        expected += [float(logits.log_softmax(-1)[answer]) for answer in (7, 9)]
+    with torch.no_grad():
+        expected.append(float(whole(input_ids=torch.tensor([TEXT])).logits[0, -1].log_softmax(-1)[7]))
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert len(set(found[::2])) == 6  # so that a picture in another's place would show
+
+
+def test_a_picture_is_prepared_as_in_a_repository(encoder: VisionEncoder, engine: Path) -> None:
+    image, folder = png(1, 50, 37), engine.parent / "vision"
+    raw = np.asarray(Image.open(io.BytesIO(image)))[None]
+    served = ServedPictures(folder, engine, 1).prepare(raw)[0]
+    assert np.array_equal(encoder.prepared(image).astype(np.float16), served)
+
+
+def test_a_prompt_needs_one_place_for_its_picture(encoder: VisionEncoder, engine: Path) -> None:
+    with pytest.raises(UserError, match="has 0 places for it"):
+        ScoredPictures(engine.parent / "vision").placed(TEXT, png(0))
+
+
+def test_an_engine_without_a_prompt_table_is_shown_no_pictures(encoder: VisionEncoder, engine: Path) -> None:
+    OpenVinoEngine().build(engine.parent / "wide", LIMITS, engine.parent / "blind", SilentProgress())
+    with pytest.raises(UserError, match="without a prompt table"):
+        OpenVinoEngine().open(engine.parent / "blind").see(ScoredPictures(engine.parent / "vision"))

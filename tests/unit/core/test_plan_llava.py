@@ -132,3 +132,31 @@ def test_a_llava_is_no_draft(tmp_path: Path) -> None:
     words = ["model=tiny_llama", "speculative=draft_target", f"speculative.draft.path={path}", "engine=openvino"]
     with pytest.raises(UserError, match="is a whole LLaVA"):
         plan(tmp_path, words, "repository")
+
+
+def test_tiny_llava_needs_no_other_setting(tmp_path: Path) -> None:
+    made = plan(tmp_path, ["model=tiny_llava", "quant=int4_awq"], "all")
+    assert made.settings.multimodal.visual_tokens == 36
+    assert made.settings.eval.task == "mini_pictures"
+    inputs = {step.node.id: step.node.inputs for step in made.steps}
+    assert inputs["evaluate"]["vision_engine"] == inputs["baseline.evaluate"]["vision_engine"] == "vision"
+    assert any("vision encoder: 16 bit" in note and "int4_awq" in note for note in made.notes)
+
+
+def test_text_is_asked_without_the_encoder(tmp_path: Path) -> None:
+    made = plan(tmp_path, ["model=tiny_llava", "quant=int4_awq", "eval=mini_mmlu"], "evaluate")
+    assert "vision" not in [step.node.id for step in made.steps]
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["model=tiny_llama", "eval=mini_pictures"], "tiny_llama reads text alone"),
+        (["model=tiny_llava", "multimodal=none"], "tiny_llava reads text alone"),
+        (["model=tiny_llava", "eval.baseline=hugging_face"], "eval.baseline=hugging_face is not shown"),
+        (["model=tiny_llava", "eval.url=http://localhost:1/v1"], "eval.url=http://localhost:1/v1 is not shown"),
+    ],
+)
+def test_questions_about_pictures_need_somebody_who_sees(tmp_path: Path, words: list[str], match: str) -> None:
+    with pytest.raises(UserError, match=match):
+        plan(tmp_path, words, "evaluate")

@@ -1,0 +1,66 @@
+"""ScoredPictures in prompts that are scored: ids that stand for their features.
+
+A picture's place in a prompt is one token, `<image>`. In its stead come as many ids as the encoder has features, far
+above any vocabulary and made of the content of the picture, so that prompts are equal only if their pictures are.
+Standard library only: an engine with an encoder turns the ids into rows of its prompt table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from pipelines.domain.errors import UserError
+from pipelines.host.files import parse_json, small_text
+
+MARK = 1 << 60
+"""The least id of a picture; 48 bits of its digest and 12 of the row follow."""
+ROW_BITS = 12
+
+
+class ScoredPictures:
+    """The pictures of a task, by the ids that stand for them.
+
+    Attributes:
+        encoder: folder of the vision encoder's engine.
+        tokens: ids of one picture.
+    """
+
+    def __init__(self, encoder: Path) -> None:
+        """Read how many features a picture has, and which token stands for it."""
+        self.encoder = encoder
+        config = parse_json(small_text(encoder / "config.json"))
+        self.tokens, self._token = int(config["visual_tokens"]), int(config["image_token_id"])
+        self._images: dict[int, bytes] = {}
+
+    def placed(self, ids: Iterable[int], image: bytes) -> list[int]:
+        """Return a prompt with the ids of a picture instead of its token.
+
+        Raises:
+            UserError: the prompt does not have one place for a picture.
+        """
+        ids = list(ids)
+        if ids.count(self._token) != 1:
+            raise UserError(
+                f"A prompt about a picture has {ids.count(self._token)} places for it.",
+                allowed=f"It needs one: the model's token {self._token}, <image>.",
+            )
+        key = int.from_bytes(hashlib.sha256(image).digest()[:6], "big")
+        self._images[key] = image
+        at, first = ids.index(self._token), MARK | key << ROW_BITS
+        return [*ids[:at], *range(first, first + self.tokens), *ids[at + 1 :]]
+
+    def image(self, key: int) -> bytes:
+        """Return the file of a picture by the bits of its digest."""
+        return self._images[key]
+
+
+@runtime_checkable
+class SeeingSession(Protocol):
+    """A loaded engine that can take a vision encoder beside it."""
+
+    def see(self, pictures: ScoredPictures) -> None:
+        """Score prompts with the ids of these pictures."""
+        ...
