@@ -95,7 +95,7 @@ def picture_figure(data: ReportData, model: str) -> Figure | None:
     )
     caption = (
         f"Questions with four choices about pictures: model {model}, {PICTURES}. The language model is quantized;"
-        " vision encoder and projector stay in 16 bit. Changed answers come first. The table above counts all questions."
+        " vision encoder and projector stay in 16 bit. Changed answers come first."
     )
     return Figure(f"pictures-{model}", "What the model sees", caption, alt, "measured", svg)
 
