@@ -11,7 +11,7 @@ import yaml
 
 from pipelines.deploy import cluster, containers, dynamo, nodes, pods
 from pipelines.deploy.config import ManifestSettings
-from pipelines.deploy.facts import Kind, RepositoryFacts, read_served
+from pipelines.deploy.facts import Kind, RepositoryFacts, planned, read_served
 from pipelines.deploy.output import write_folder
 from pipelines.deploy.pods import FRONT, IMAGE, ClusterDeployment, Object, claim_name, deployment
 from pipelines.deploy.slo_rules import HISTOGRAMS, slo_rules
@@ -182,6 +182,7 @@ def adapter_rules(settings: ManifestSettings) -> Object:
 # Render a deployment as Kustomize files: a base, and an overlay for the hardware the engine was built for.
 
 HEADER = "# Written by `make manifests`; change conf/manifests or put an overlay of your own on top.\n"
+PREVIEW = "# PREVIEW: written without the repository; memory and times follow from the plan's sizes.\n"
 ROUTE = (
     "# Not part of the overlay: all versions share it. Apply it to switch or to go back: kubectl apply -f route.yaml\n"
 )
@@ -315,7 +316,14 @@ def write_manifests(settings: Settings, machine: Machine, overrides: Sequence[st
         UserError: there is no repository yet, or it cannot be deployed like this.
     """
     check_folders({"manifests.folder": settings.manifests.folder})
-    served = read_served(_repository(settings, machine, overrides))
+    preview = settings.manifests.preview
+    if preview:
+        if (given := settings.serving.repository) is not None:
+            what = f"manifests.preview=true goes without a repository, and serving.repository='{given}' is given."
+            raise UserError(what, todo="Leave out one of them.")
+        served = planned(make_plan(settings, "repository", Store(settings.paths.store), machine))
+    else:
+        served = read_served(_repository(settings, machine, overrides))
     if faults := _faults(settings, served):
         raise UserError.of(faults)
     deployed = deployment(
@@ -332,8 +340,12 @@ def write_manifests(settings: Settings, machine: Machine, overrides: Sequence[st
         raise UserError(what, todo="Give the new version a name of its own: manifests.name=...")
     if settings.manifests.operator == "dynamo" and (faults := dynamo.dynamo_faults(deployed)):
         raise UserError.of(faults)
-    folder = settings.manifests.folder.absolute() / deployed.name
-    changed = write_folder(folder, files(deployed), command="make manifests", setting="manifests.folder")
+    # beside the real ones, so that neither is taken for an edited version of the other
+    folder = settings.manifests.folder.absolute() / (f"{deployed.name}-preview" if preview else deployed.name)
+    texts = files(deployed)
+    if preview:  # the files of a group of nodes begin with #!
+        texts = {name: PREVIEW + text if name.endswith(".yaml") else text for name, text in texts.items()}
+    changed = write_folder(folder, texts, command="make manifests", setting="manifests.folder")
     overlay = folder / "overlays" / served.kind
     _say(deployed, overlay, changed=changed)
     return overlay
@@ -353,6 +365,7 @@ def _repository(settings: Settings, machine: Machine, overrides: Sequence[str]) 
         made_by = [word for word, key in words if key.startswith(DECIDES) or not key.startswith(OF_MANIFESTS)]
         raise UserError(
             f"There is no repository of {step.node.label} yet ({step.why}).",
+            allowed="Engines that only a GPU builds have a preview: manifests.preview=true.",
             todo="Name an existing one (serving.repository=/its/folder), or make it:",
             command=["make", "repository", *made_by],
         )
@@ -394,7 +407,8 @@ def _faults(settings: Settings, served: RepositoryFacts) -> list[Fault]:
 def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
     """Print the decisions and the next commands."""
     served, sizes, settings = deployed.served, deployed.sizes, deployed.settings
-    say(f"repository: {served.folder} ({served.label}, {served.variant}, {show_bytes(served.size_bytes)})")
+    what = "preview" if settings.preview else f"repository: {served.folder}"
+    say(f"{what} ({served.label}, {served.variant}, {'about ' * settings.preview}{show_bytes(served.size_bytes)})")
     gpus = f"{served.gpus_per_node} GPU, " if served.gpu else ""
     pods = f"{served.num_nodes} nodes, each " if served.num_nodes > 1 else ""
     shm = f"{sizes.shm_mib} MiB of it /dev/shm"
@@ -415,6 +429,16 @@ def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
     if deployed.slo.limits and not settings.pod_monitor:
         say("note: no alerts for benchmark.slo, because manifests.pod_monitor=false")
     say(f"\n{'written' if changed else 'unchanged'}: {relative_to_cwd(overlay.parent.parent)}")
+    if settings.preview:
+        say("Before you apply them, make the repository where the GPU is, and write them from it:")
+        say("      make repository ... && make manifests ...   (without manifests.preview)")
+    else:
+        _say_next(deployed, overlay)
+
+
+def _say_next(deployed: ClusterDeployment, overlay: Path) -> None:
+    """Print what must be there before the first start, and how to start."""
+    settings = deployed.settings
     say("Before the first start:")
     if settings.storage == "claim":
         say(f"  - copy the repository into the claim {claim_name(deployed)} (docs/deploy.md)")

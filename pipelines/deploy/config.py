@@ -245,6 +245,8 @@ class ManifestSettings(Group):
         operator: dynamo writes a graph deployment for the operator of NVIDIA Dynamo, where `cluster.prefill` and
             `cluster.decode` give prompts and answers their own workers; none writes Kubernetes' own objects.
         kv_routing: whether Dynamo's router sends a request to the worker that has most of its prompt in the KV cache.
+        preview: write them without the repository, on a machine without a GPU: sizes are the plan's, and each file says
+            that it is a preview.
         folder: where the output goes; one folder per deployment below it.
         name: of all objects; None is model and format: gemma-2b-fp8.
         namespace: None leaves it to kubectl.
@@ -280,10 +282,16 @@ class ManifestSettings(Group):
         ssh_secret: Secret with the ssh keys of a group's nodes; None is the deployment's name and -mpi-ssh.
     """
 
-    LATER: ClassVar[Mapping[str, Any]] = {"operator": "none", "kv_routing": False, "route": RouteSettings()}
+    LATER: ClassVar[Mapping[str, Any]] = {
+        "operator": "none",
+        "kv_routing": False,
+        "preview": False,
+        "route": RouteSettings(),
+    }
 
     operator: Literal["none", "dynamo"] = "none"
     kv_routing: bool = False
+    preview: bool = False
     folder: Path = Path("manifests")
     name: ObjectName | None = None
     namespace: ObjectName | None = None
@@ -317,6 +325,16 @@ class ManifestSettings(Group):
     pre_stop_s: Seconds = 5
     mpi_prefix: Annotated[str, Field(pattern=r"^/")] = "/opt/hpcx/ompi"
     ssh_secret: SecretName | None = None
+
+    def object_name(self, label: str, variant: str) -> str:
+        """Return `name`, or the model's and the format's as a Kubernetes name.
+
+        That is lower case, digits and single dashes, a letter first, at most 40 characters.
+        """
+        if self.name is not None:
+            return self.name
+        words = re.sub(r"[^a-z0-9]+", "-", f"{label}-{variant}".lower()).strip("-")
+        return (words if words[:1].isalpha() else f"m-{words}")[:40].strip("-")
 
     @field_validator("env")
     @classmethod

@@ -15,6 +15,9 @@ from pipelines.document.show import count
 from pipelines.domain.errors import UserError
 from pipelines.domain.units import GIB, MIB
 from pipelines.engines.registry import ServerBackend, describe
+from pipelines.plan.plan import Plan
+from pipelines.predict.performance.limits import engine_sizes
+from pipelines.predict.performance.memory import rank_weight_bytes
 from pipelines.serving.config import ServingSettings
 from pipelines.serving.process import EXIT_GRACE_S
 from triton_repo.llmapi import BESIDE_THE_ARGUMENTS, MODEL_YAML, read_arguments
@@ -89,11 +92,7 @@ def read_served(path: Path) -> RepositoryFacts:
             f"triton.num_nodes={nodes}: manifests of the LLM API are for a server on one node.",
             todo="Write scripts for several: make scripts cluster=slurm",
         )
-    if world % nodes:
-        raise UserError(
-            f"triton.num_nodes={nodes} does not divide the engine's {count(world, 'rank')}.",
-            todo="Every node needs the same number of GPUs: write the repository again with another triton.num_nodes.",
-        )
+    _check_spread(world, nodes)
     gpu = engine.needs_gpu
     return RepositoryFacts(
         folder=path.resolve().name,
@@ -111,6 +110,45 @@ def read_served(path: Path) -> RepositoryFacts:
         threads=None if gpu else _parameter(path, "openvino_num_threads"),
         llm_api=read_arguments(path / TENSORRT_LLM / "1" / MODEL_YAML, BESIDE_THE_ARGUMENTS) if llm_api else None,
     )
+
+
+def planned(plan: Plan) -> RepositoryFacts:
+    """Predict the facts of a repository that only a machine with a GPU can make.
+
+    Raises:
+        UserError: this machine can make it, the model's sizes are unknown, or the ranks cannot be spread over nodes.
+    """
+    settings, engine, shape = plan.settings, plan.deployment.engine, plan.deployment.shape
+    if engine.server is not ServerBackend.TENSORRTLLM:
+        what = f"manifests.preview=true is for engines that only a GPU builds; engine={engine.setting} is made here."
+        raise UserError(what, todo="Leave it out, and make the repository first: make repository")
+    if shape is None:
+        what = f"manifests.preview=true needs the model's sizes, and those of {settings.model.label} are unknown here."
+        raise UserError(what, todo="Download it first: make stage stage.name=download")
+    sizes, nodes = engine_sizes(settings, shape), settings.triton.num_nodes
+    world = sizes.tp_size * sizes.pp_size
+    _check_spread(world, nodes)
+    engine_bytes = math.ceil(world * rank_weight_bytes(sizes))
+    return RepositoryFacts(
+        folder="preview",
+        label=settings.model.label,
+        variant=plan.deployment.variant.label,
+        gpu=True,
+        world_size=world,
+        num_nodes=nodes,
+        size_bytes=engine_bytes,
+        engine_bytes=engine_bytes,
+        engine_version="of the image",
+        kv_bytes=settings.triton.kv_cache_host_memory_bytes,
+    )
+
+
+def _check_spread(world: int, nodes: int) -> None:
+    if world % nodes:
+        raise UserError(
+            f"triton.num_nodes={nodes} does not divide the engine's {count(world, 'rank')}.",
+            todo="Every node needs the same number of GPUs: write the repository again with another triton.num_nodes.",
+        )
 
 
 def _described(path: Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -130,7 +129,7 @@ def deployment(
     if served.llm_api is not None:
         own = DYNAMO_IMAGE if settings.operator == "dynamo" else image.base_llm_api
     return ClusterDeployment(
-        name=settings.name or slug(f"{served.label}-{served.variant}"),
+        name=settings.object_name(served.label, served.variant),
         served=served,
         settings=settings,
         serving=serving,
@@ -141,12 +140,6 @@ def deployment(
         slo=slo,
         cluster=cluster or ClusterSettings(),
     )
-
-
-def slug(text: str) -> str:
-    """Make a Kubernetes name: lower case, digits and single dashes, a letter first, at most 40 characters."""
-    words = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-    return (words if words[:1].isalpha() else f"m-{words}")[:40].strip("-")
 
 
 # Storage of the repository: a claim, a folder on the node, or an empty folder that is filled first.

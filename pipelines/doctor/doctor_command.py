@@ -20,6 +20,7 @@ import yaml
 import triton_repo
 from pipelines.compress.config import QuantSettings
 from pipelines.doctor import versions
+from pipelines.doctor.kubernetes import probe_cluster
 from pipelines.doctor.versions import CombinationVerdict, Diagnosis, ProbeResult, render
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault, UserError
@@ -306,16 +307,18 @@ def examine(settings: Settings, machine: Machine, environment: Mapping[str, str]
         hub = pool.submit(probe_hub, environment, settings.doctor.timeout_s)
         gpus = pool.submit(versions.probe_gpus, machine, release)
         builder_help = pool.submit(versions.help_of_builder, builder) if builder else None
+        cluster = pool.submit(probe_cluster, settings)
         software = [*versions.probe_software(settings.serving)]
         folders = probe_places(settings.paths.store, settings.paths.runs, environment)
         judged = judge_combinations(settings, machine)
-        broken = _broken(settings, machine, software + folders)
+        broken = _broken(settings, machine, [*software, *folders, *cluster.result()])
         if builder_help:
             software += builder_help.result()
         sections = {
             "Machine": [*probe_processor(machine), *gpus.result()],
             "Software": [*software, *probe_templates()],
             "Places": [*folders, *hub.result()],
+            **({"Cluster": found} if (found := cluster.result()) else {}),
             "Versions that go together": versions.go_together(settings.image.base_llm_api),
         }
     return Diagnosis(sections, judged, broken)

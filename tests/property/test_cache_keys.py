@@ -227,6 +227,7 @@ MUST_RERUN = {
     "diagnose.new_tokens": (8, NOTHING),
     "doctor.format": ("json", NOTHING),
     "doctor.timeout_s": (0.5, NOTHING),
+    "doctor.kubeconfig": ("pyproject.toml", NOTHING),
 }
 
 FREE = [option for name, option in OPTIONS.items() if name not in DECIDED and f"build.{name}" not in MUST_RERUN]

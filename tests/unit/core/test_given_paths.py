@@ -31,6 +31,7 @@ WRITTEN = {
 }
 READ = {
     "verify.path": "verify",
+    "doctor.kubeconfig": "doctor",
     "migrate.path": "migrate",
     "llm_api.file": "plan engine=tensorrt_llm_llmapi model=llama_3_8b quant=fp8 hardware=h100_sxm",
     "paths.edge": "build engine=tensorrt_edge model=tiny_llama quant=none",

@@ -15,7 +15,6 @@ import yaml
 from pipelines.deploy.commands import _image, files
 from pipelines.deploy.config import ManifestSettings
 from pipelines.deploy.facts import RepositoryFacts, Sizes, sizes
-from pipelines.deploy.pods import slug
 from pipelines.domain.units import GIB
 from pipelines.engines.tensorrt_llm.llm_api import complaints
 from pipelines.serving.config import ServingSettings
@@ -436,11 +435,17 @@ def test_an_image_is_told_to_kustomize_in_its_own_words(reference, made):
 
 
 @pytest.mark.parametrize(
-    ("text", "name"),
-    [("Tiny_Gemma-fp8", "tiny-gemma-fp8"), ("org--7B.v2", "org-7b-v2"), ("7b", "m-7b"), ("a" * 60, "a" * 40)],
+    ("label", "variant", "name"),
+    [
+        ("Tiny_Gemma", "fp8", "tiny-gemma-fp8"),
+        ("org--7B.v2", "none", "org-7b-v2-none"),
+        ("7b", "none", "m-7b-none"),
+        ("a" * 60, "fp8", "a" * 40),
+    ],
 )
-def test_names_are_what_kubernetes_takes(text, name):
-    assert slug(text) == name
+def test_names_are_what_kubernetes_takes(label, variant, name):
+    assert ManifestSettings().object_name(label, variant) == name
+    assert ManifestSettings(name="own").object_name(label, variant) == "own"
 
 
 @pytest.mark.parametrize("version", ["1.3.0rc3", "1.4"])

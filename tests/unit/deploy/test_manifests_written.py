@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pipelines.deploy import output
 from pipelines.deploy.commands import write_manifests
@@ -197,3 +198,47 @@ def test_mappings_are_given_on_the_command_line():
     made = load([*given, "manifests.extra_resources={rdma/ib:8}"]).manifests
     assert made.node_selector == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
     assert (made.env, made.extra_resources) == ({"NCCL_DEBUG": "INFO"}, {"rdma/ib": 8})
+
+
+OF_A_GPU = ("engine=tensorrt_llm", "model=llama_3_1_8b", "quant=fp8", "hardware=h100_sxm", "build.tp_size=2")
+
+
+def preview(tmp_path: Path, *overrides: str) -> Path:
+    words = ["manifests.preview=true", f"manifests.folder={tmp_path / 'out'}", f"paths.store={tmp_path / 'store'}"]
+    return write_manifests(load([*words, *overrides]), CPU, words)
+
+
+def test_a_preview_needs_neither_gpu_nor_repository(tmp_path, capsys):
+    overlay = preview(tmp_path, *OF_A_GPU)
+    assert overlay == tmp_path / "out" / "llama-3-1-8b-fp8-kv-fp8-preview" / "overlays" / "gpu"
+    said = capsys.readouterr().out
+    assert "preview (llama_3_1_8b, fp8-kv_fp8, about 8.6 GiB)" in said
+    assert "kubectl apply" not in said
+    text = (overlay / "deployment.yaml").read_text()
+    assert text.startswith("# PREVIEW")
+    (container,) = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
+
+
+def test_scripts_of_a_previewed_group_begin_with_their_interpreter(tmp_path):
+    overlay = preview(tmp_path, *OF_A_GPU, "triton.num_nodes=2")
+    assert (overlay / "drain.sh").read_text().startswith("#!")
+    assert (overlay / "leaderworkerset.yaml").read_text().startswith("# PREVIEW")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["engine=openvino"], r"only a GPU builds; engine=openvino is made here"),
+        (
+            ["engine=tensorrt_llm", "model=hub", "model.hub_id=org/name"],
+            r"sizes, and those of org--name are",
+        ),
+        ([*OF_A_GPU, "serving.repository=/tmp"], r"without a repository, and serving.repository='/tmp' is given"),
+        ([*OF_A_GPU, "triton.num_nodes=3"], r"num_nodes=3 does not divide"),
+    ],
+)
+def test_what_cannot_be_previewed_is_said(overrides, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        preview(tmp_path, *overrides)
+    assert not (tmp_path / "out").exists()
