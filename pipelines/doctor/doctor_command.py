@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 import triton_repo
+from pipelines.checkpoint.llava import is_llava, language_config
 from pipelines.compress.config import QuantSettings
 from pipelines.doctor import versions
 from pipelines.doctor.kubernetes import probe_cluster
@@ -229,8 +230,8 @@ def _features(fields: Mapping[str, str], cpuinfo: Path) -> ProbeResult:
 
 def judge_combinations(settings: Settings, machine: Machine) -> list[CombinationVerdict]:
     """Judge all combinations, with the rest of the configuration as it is."""
-    models = [ModelSettings.model_validate(_file("model", name)) for name in choices("model") if name != "hub"]
-    shapes = [(model, _shape(model)) for model in models]
+    models = [load([f"model={name}"]) for name in choices("model") if name != "hub"]
+    shapes = [(model, _shape(model.model)) for model in models]
     quants = [QuantSettings.model_validate(_file("quant", name)) for name in choices("quant")]
     quants.sort(key=lambda quant: list(QFormat).index(quant.qformat))
     return [
@@ -245,13 +246,15 @@ def _judge(
     settings: Settings,
     machine: Machine,
     engine: EngineDescription,
-    model: ModelSettings,
+    chosen: Settings,
     shape: ModelShape | None,
     quant: QuantSettings,
 ) -> CombinationVerdict:
-    combination = settings.model_copy(
-        update={"model": model, "quant": quant, "engine": settings.engine.model_copy(update={"name": engine.setting})}
-    )
+    model = chosen.model
+    groups = {"model": model, "quant": quant, "engine": settings.engine.model_copy(update={"name": engine.setting})}
+    if chosen.multimodal.path is not None:  # of a model that sees
+        groups["multimodal"] = chosen.multimodal
+    combination = settings.model_copy(update=groups)
 
     def verdict(reason: str = "", todo: str = "") -> CombinationVerdict:
         quant_name = quant.qformat.value
@@ -287,7 +290,9 @@ def _shape(model: ModelSettings) -> ModelShape | None:
         return model.shape.to_shape()
     if model.folder is None:
         return None
-    return ModelShape.from_hf_config(json.loads((model.folder / "config.json").read_text(encoding="utf-8")))
+    file = model.folder / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    return ModelShape.from_hf_config(language_config(config, str(file)) if is_llava(config) else config)
 
 
 # Run every probe and collect the results.
