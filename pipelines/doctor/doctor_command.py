@@ -252,8 +252,10 @@ def _judge(
 ) -> CombinationVerdict:
     model = chosen.model
     groups = {"model": model, "quant": quant, "engine": settings.engine.model_copy(update={"name": engine.setting})}
-    if chosen.multimodal.path is not None:  # of a model that sees
-        groups["multimodal"] = chosen.multimodal
+    if chosen.multimodal.path is not None:  # a model that sees brings limits of its own
+        usual = load([]).build
+        limits = {name: value for name, value in chosen.build if value != getattr(usual, name)}
+        groups |= {"multimodal": chosen.multimodal, "build": settings.build.model_copy(update=limits)}
     combination = settings.model_copy(update=groups)
 
     def verdict(reason: str = "", todo: str = "") -> CombinationVerdict:

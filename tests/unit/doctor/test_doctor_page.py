@@ -21,6 +21,7 @@ def judged(machine, *overrides):
 def test_without_a_gpu_the_cpu_engine_runs_and_the_others_say_why():
     found = judged(MACHINE)
     assert found["openvino", "tiny_llama", "int4_awq"].works
+    assert found["openvino", "tiny_llava", "int4_awq"].works
     refused = found["tensorrt_llm", "tiny_llama", "int4_awq"]
     assert "there is no NVIDIA GPU (nvidia-smi is not installed)" in refused.reason
     assert "make shell" in refused.todo
