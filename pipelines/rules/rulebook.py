@@ -251,6 +251,13 @@ def check_checkpoint(
         return [Fault(f"tp_size={tp_size}, pp_size={pp_size} is not a valid split.", "Both are at least 1.")]
     build = BuildSettings(tp_size=tp_size, pp_size=pp_size, max_input_len=1)
     deployment = DeploymentFacts(
-        shape=shape, qformat=qformat, group_size=group_size, sparsity=sparsity, build=build, rotary=positions
+        shape=shape,
+        qformat=qformat,
+        group_size=group_size,
+        sparsity=sparsity,
+        build=build,
+        rotary=positions,
+        # some formats and positions of these families are the CPU engine's alone, and the plan has judged the engine
+        needs_gpu=not shape.family.by_tensor,
     )
     return refused(judge((*gpu.RULES, *split.RULES, *ROTARY_RULES), deployment))

@@ -9,6 +9,7 @@ import pytest
 
 from pipelines.domain.formats import FORMATS, UNIFORM, QFormat, formats_for
 from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.rotary import Rotary
 from pipelines.rules import edge
 from pipelines.rules.llmapi import WHY_NOT
 from pipelines.rules.record import Severity
@@ -145,6 +146,9 @@ def test_a_family_that_modelopt_does_not_export_is_written_by_tensor_or_offered_
     assert "only where tensorrt_llm is installed" in finding.fault.message
     assert "engine=tensorrt_llm_llmapi" in finding.fault.todo
     assert not rule.findings(deployment(shape=model, qformat=QFormat.INT4_RTN, engine="openvino"))
+    assert check_checkpoint(model, QFormat.INT4_RTN, positions=Rotary("linear", 1.0)) == []
+    (fault,) = check_checkpoint(model, QFormat.INT4_AWQ)
+    assert "quant=int4_awq" in fault.message
     qformat = QFormat.NONE if architecture == "Phi3ForCausalLM" else QFormat.FP8  # its matrix has no FP8 for Phi
     assert not refused(check(deployment(shape=model, engine="llmapi", qformat=qformat)))
 
