@@ -67,8 +67,11 @@ TOKENIZER_FILES = (
     "config.json",
     "generation_config.json",
 )
-READ_TOKENIZERS = ("preprocessing", "postprocessing")
-"""Models with a copy of the project's reader of tokenizers."""
+BESIDE_CODE = {
+    "preprocessing": ("tokenizer_folder.py", "pictures.py"),
+    "postprocessing": ("tokenizer_folder.py",),
+}
+"""Models -> files of `pipelines.checkpoint` of which they have a copy."""
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 OF_THE_STORE = ("manifest.json", "trtllm-build.log")
 
@@ -107,8 +110,8 @@ def write_model(folder: Path, config: str, sources: Path | None) -> None:
         (version / ".keep").touch()  # an empty version folder does not survive git or an object store
         return
     shutil.copytree(sources, version, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
-    if sources.name in READ_TOKENIZERS:
-        shutil.copy(tokenizer_folder.__file__, version)
+    for name in BESIDE_CODE.get(sources.name, ()):
+        shutil.copy(Path(tokenizer_folder.__file__).with_name(name), version)
 
 
 def tokenizer_files(folder: Path) -> list[Path]:

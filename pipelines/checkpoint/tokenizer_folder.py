@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 TOKENIZER, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+OF_PROCESSORS = "chat_template.json"
+"""Template of a model that sees, as its processor saves it."""
 MORE_TEMPLATES = "additional_chat_templates"
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 MIB = 2**20
@@ -200,7 +202,7 @@ class TokenizerFolder:
             found[path.stem] = read_text(path) or ""
         if found:
             return found
-        given = self.settings.get("chat_template")
+        given = read_object(self.folder / OF_PROCESSORS).get("chat_template", self.settings.get("chat_template"))
         if isinstance(given, str):
             return {"default": given}
         if isinstance(given, dict):

@@ -251,6 +251,7 @@ def serve_arguments(deployed: ClusterDeployment) -> list[str]:
         "show_log": "true",
         **({"multi_gpu": serving.multi_gpu} if deployed.served.gpu else {}),
         "openai": "true",
+        **({"image_hosts": f"[{','.join(serving.image_hosts)}]"} if serving.image_hosts else {}),
         **({"cors_origins": f"[{','.join(serving.cors_origins)}]"} if serving.cors_origins else {}),
         **({"api_key": "true"} if serving.api_key else {}),
         **({"expose_triton": "true"} if serving.expose_triton else {}),

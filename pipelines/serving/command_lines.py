@@ -123,6 +123,7 @@ def front_options(settings: ServingSettings, slo: Slo = NO_SLO) -> list[str]:
     """Return the options of the service in front of tritonserver that do not depend on where the two run."""
     return [
         *(f"--cors-origin={origin}" for origin in settings.cors_origins),
+        *(f"--image-host={host}" for host in settings.image_hosts),
         *(["--api-key"] if settings.api_key else []),
         f"--host={settings.host}",
         f"--drain-timeout-s={settings.drain_timeout_s}",

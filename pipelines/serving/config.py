@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pipelines.settings.base import Group, Positive
+from pipelines.settings.base import HOST, PORT, Group, Positive
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 API_KEY = "TRTLLM_API_KEY"
@@ -38,6 +38,7 @@ class ServingSettings(Group):
         api_key: whether clients of the OpenAI-compatible service must send the key that the variable TRTLLM_API_KEY
             holds here; health and metrics answer without it.
         cors_origins: web pages of these origins may use the OpenAI-compatible service from a browser.
+        image_hosts: servers, as host or host:port, that pictures of chats may be fetched from.
         chat_template: Jinja file for a tokenizer without a chat template; null is the tokenizer's own.
         max_body_bytes: the longest body of a request to the OpenAI-compatible service.
         max_prompts: most answers that one request may ask for: prompts times n.
@@ -51,7 +52,7 @@ class ServingSettings(Group):
         show_log: whether to print tritonserver's log as it is written, for systems that collect standard output.
     """
 
-    LATER: ClassVar[Mapping[str, Any]] = {"server": "tritonserver", "api_key": False}
+    LATER: ClassVar[Mapping[str, Any]] = {"server": "tritonserver", "api_key": False, "image_hosts": ()}
 
     server: Literal["tritonserver", "trtllm_serve"] = "tritonserver"
     repository: Path | None = None
@@ -64,6 +65,7 @@ class ServingSettings(Group):
     openai_port: Port | None = None
     api_key: bool = False
     cors_origins: tuple[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")], ...] = ()
+    image_hosts: tuple[Annotated[str, Field(pattern=rf"^{HOST}({PORT})?$")], ...] = ()
     chat_template: Path | None = None
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**30)] = 4_000_000
     max_prompts: Annotated[int, Field(ge=1, le=2**20)] = 128

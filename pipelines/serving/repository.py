@@ -15,6 +15,8 @@ TEXT_MODEL = "ensemble"
 """The Triton model that takes and returns text."""
 CPU_ENGINE = "openvino"
 """Name of this project's own engine in that file."""
+MOST_IMAGES = re.compile(r'key: "max_num_images"\s*value \{\s*string_value: "(\d+)"')
+ENCODERS, ENCODER_FOLDER, ENGINE_FOLDER = "multimodal_encoders", "multimodal_encoders/1/engine", "tensorrt_llm/1/engine"
 BACKEND = re.compile(r'^\s*backend:\s*"(\w+)"', re.MULTILINE)
 
 
@@ -33,6 +35,7 @@ class ModelRepository:
         tokens_per_block: of the KV cache, where the engine says how many blocks it has reused; otherwise None.
         few_log_probs: whether its engine returns the log probabilities of a few tokens instead of all logits.
         perf_metrics: whether its engine can say how long a request waited.
+        max_images: pictures of one request; 0 where its own code takes none.
         draws_anew: whether its engine samples differently each time without a seed; TensorRT-LLM always the same.
         world_size: number of GPUs (ranks) it needs.
         max_input_len: maximum of prompt tokens of one request; None if the repository does not state it.
@@ -57,6 +60,7 @@ class ModelRepository:
     draws_anew: bool = False
     few_log_probs: bool = False
     perf_metrics: bool = False
+    max_images: int = 0
 
     @property
     def tokenizer(self) -> Path:
@@ -89,6 +93,9 @@ def read_repository(folder: Path) -> ModelRepository:
     engine = path / "tensorrt_llm" / "config.pbtxt"
     engine_config = engine.read_text() if engine.is_file() else ""
     backend = BACKEND.search(engine_config)
+    preprocessing = path / "preprocessing" / "config.pbtxt"
+    images = MOST_IMAGES.search(preprocessing.read_text()) if preprocessing.is_file() else None
+    on_cpu = described.get("flavour") == CPU_ENGINE
     settings, limits = described.get("settings") or {}, described.get("limits") or {}
     return ModelRepository(
         path=path,
@@ -103,7 +110,8 @@ def read_repository(folder: Path) -> ModelRepository:
         decoupled=bool(settings.get("decoupled_mode", True)),
         guided=settings.get("guided_decoding_backend") is not None,
         tokens_per_block=described.get("tokens_per_block"),
-        draws_anew=described.get("flavour") == CPU_ENGINE,
+        draws_anew=on_cpu,
+        max_images=int(images[1]) if images is not None and on_cpu else 0,
         few_log_probs='"return_top_log_probs"' in engine_config,
         perf_metrics='"return_perf_metrics"' in engine_config,
         launched_by_hand=bool(settings.get("participant_ids")) or int(settings.get("num_nodes") or 1) > 1,

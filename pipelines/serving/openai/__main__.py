@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--drain-timeout-s", type=int, default=30)
     parser.add_argument("--cors-origin", action="append", default=[], help="a web page's origin; may be repeated")
+    parser.add_argument("--image-host", action="append", default=[], help="to fetch pictures from; may be repeated")
     parser.add_argument("--api-key", action="store_true", help=f"ask clients for the key in {API_KEY}")
     parser.add_argument("--chat-template", type=Path, help="instead of the tokenizer's own")
     usual = Limits()
@@ -56,7 +57,8 @@ def main() -> None:
     key = os.environ.pop(API_KEY, "") if arguments.api_key else None
     if key == "":
         raise SystemExit(f"{API_KEY} is not set.")
-    limits = Limits(arguments.max_body_bytes, arguments.max_prompts, arguments.request_timeout_s, key)
+    hosts = tuple(arguments.image_host)
+    limits = Limits(arguments.max_body_bytes, arguments.max_prompts, arguments.request_timeout_s, key, hosts)
     repository = read_repository(arguments.repository)
     load = partial(served, repository, arguments.metrics, arguments.chat_template)
     slo = Slo("given", arguments.slo_ttft_ms, arguments.slo_itl_ms, arguments.slo_e2e_ms)

@@ -6,6 +6,7 @@ import asyncio
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any, Literal, TypeVar
@@ -24,6 +25,7 @@ from pipelines.serving.openai.errors import CLIENT_CLOSED, ApiError, shortened
 from pipelines.serving.openai.generate import Fields, answers, generate_events, only_answer
 from pipelines.serving.openai.generation import Completion, before, collect_all, too_slow
 from pipelines.serving.openai.metrics import CONTENT_TYPE, AnswerClock, ServiceMetrics
+from pipelines.serving.openai.pictures import fetched
 from pipelines.serving.openai.prepare import Prepared, ServedModel, read_request
 from pipelines.serving.openai.reader import Reader
 from pipelines.serving.openai.responses import ResponseForm
@@ -80,7 +82,7 @@ def make_app(
         return read_request(way, body, served, limits)
 
     _add_error_handlers(app)
-    _add_openai(app, served, backend, limits, read)
+    _add_openai(app, served, backend, limits, read, reader)
     _add_tokens(app, served, read)
     _add_generate(app, served, backend, limits, read)
     _add_health(app, served, backend)
@@ -92,7 +94,9 @@ def _readable(app: FastAPI, path: str) -> Callable[[Any], Any]:
     return app.api_route(path, methods=["GET", "HEAD"])
 
 
-def _add_openai(app: FastAPI, served: ServedModel, backend: Backend, limits: Limits, read: Read) -> None:
+def _add_openai(
+    app: FastAPI, served: ServedModel, backend: Backend, limits: Limits, read: Read, reader: Reader
+) -> None:
     """Add OpenAI's endpoints."""
     scorer = PromptScorer(backend, few=served.repository.few_log_probs)
 
@@ -102,6 +106,9 @@ def _add_openai(app: FastAPI, served: ServedModel, backend: Backend, limits: Lim
         prepared: Prepared | Scoring = await read(way, request)
         if isinstance(prepared, Scoring):
             return await _scored(request, prepared, served, scorer, deadline)
+        if any(prompt.pictures for prompt in prepared.prompts):
+            seen = _in_time(deadline, _with_features(prepared, backend, reader, limits))
+            prepared = await _unless_client_leaves(request, seen)
         clock = partial(AnswerClock, app.state.metrics, started)
         sampling, choices = prepared.sampling, _choices(prepared, served, clock)
         form = ResponseForm(prepared.responding) if prepared.responding else _form(way == "chat", prepared, served)
@@ -211,6 +218,17 @@ async def _scored(
     ]
     prompt_tokens = sum(map(len, scoring.prompts))
     return JSONResponse(scored_response(scoring.request.model, choices, prompt_tokens, len(scores) if new else 0))
+
+
+async def _with_features(prepared: Prepared, backend: Backend, reader: Reader, limits: Limits) -> Prepared:
+    """Fetch, decode and encode the pictures of a chat, which has one prompt."""
+    (prompt,) = prepared.prompts
+    contents = [
+        await asyncio.to_thread(fetched, each, number, limits.body_bytes) if isinstance(each, str) else each
+        for number, each in enumerate(prompt.pictures, 1)
+    ]
+    features = await backend.features(await reader.pixels(contents))
+    return replace(prepared, prompts=(replace(prompt, pictures=(), features=features),))
 
 
 async def _in_time(deadline: float, work: Awaitable[Result]) -> Result:

@@ -23,11 +23,13 @@ from pipelines.serving.openai.errors import ApiError, from_triton
 from pipelines.serving.openai.generation import TokenPart
 from pipelines.serving.openai.inputs import FEW_LOG_PROBS, InputTensor, prompt_inputs
 from pipelines.serving.openai.scoring import pairs
+from pipelines.serving.repository import ENCODERS
 
 NUMPY = {
     "INT32": np.int32,
     "INT64": np.int64,
     "UINT64": np.uint64,
+    "FP16": np.float16,
     "FP32": np.float32,
     "BOOL": np.bool_,
     "BYTES": np.object_,
@@ -56,6 +58,7 @@ STOP = (*prompt_inputs((1,), 1), InputTensor("stop", "BOOL", (True,)))
 PLAIN = ("output_ids", "sequence_length")
 REUSED, LOG_PROBS, LOGITS = "kv_cache_reused_blocks", "output_log_probs", "generation_logits"
 TOP = ("top_token_ids", "top_log_probs")
+ENCODED = ("OUT_PROMPT_EMBEDDING_TABLE", "OUT_PROMPT_VOCAB_SIZE")
 CONTEXT = ("context_log_probs", "context_top_token_ids", "context_top_log_probs")
 TIMES = ("arrival_time_ns", "first_scheduled_time_ns")
 """Outputs that are asked for where an answer comes in one response; with each token they would cost too much."""
@@ -126,6 +129,21 @@ class Backend:
             async for result in results:
                 yield result if isinstance(result, TokenPart) else _part(result)
 
+    async def features(self, pixels: Any) -> tuple[InputTensor, ...]:
+        """Return the inputs of the engine for prepared pictures [pictures, 3, side, side].
+
+        Raises:
+            ApiError: the server returned an error, or does not respond.
+        """
+        inputs = [InputTensor("pixel_values", "FP16", pixels.reshape(-1), pixels.shape)]
+        outputs = await self._outputs(inputs, ENCODED, ENCODERS)
+        assert outputs is not None  # or there was an error
+        table, rows = outputs
+        return (
+            InputTensor("prompt_embedding_table", "FP16", table.reshape(-1), table.shape),
+            InputTensor("prompt_vocab_size", "INT32", rows.tolist()),
+        )
+
     async def takes_few_log_probs(self) -> bool:
         """Return whether the engine's own model can be asked for the log probabilities of a few tokens.
 
@@ -155,10 +173,12 @@ class Backend:
         """
         return await self._outputs(inputs, CONTEXT)
 
-    async def _outputs(self, inputs: Sequence[InputTensor], names: Sequence[str]) -> list[Any] | None:
+    async def _outputs(
+        self, inputs: Sequence[InputTensor], names: Sequence[str], model: str = ENGINE
+    ) -> list[Any] | None:
         """Return outputs that come once, without the dimension of the batch; None if the last of them does not."""
         outputs = None
-        async with aclosing(self.stream(ENGINE, inputs, names)) as results:  # type: ignore[type-var]
+        async with aclosing(self.stream(model, inputs, names)) as results:  # type: ignore[type-var]
             async for result in results:
                 arrays = [result.as_numpy(name) for name in names]
                 outputs = [each[0] for each in arrays] if arrays[-1] is not None and arrays[-1].size else outputs
@@ -211,8 +231,9 @@ class Backend:
     async def _leave(self, call: Any, results: asyncio.Queue[Any], model: str, request_id: str) -> None:
         """Bring a stream that nobody reads any more to its end."""
         ended = asyncio.create_task(_drain(results))
-        if model in (ENGINE, ENSEMBLE):  # Triton tells a step of an ensemble that runs of no cancellation
-            for wait_s in STOP_S:
+        # Triton tells a step of an ensemble that runs of no cancellation; an encoder is soon at its end
+        if model in (ENGINE, ENSEMBLE, ENCODERS):
+            for wait_s in STOP_S if model != ENCODERS else ():
                 if (await asyncio.wait({ended}, timeout=wait_s))[0]:
                     return
                 await self._stop(request_id)
@@ -270,7 +291,9 @@ async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
 
 
 def _tensor(entry: InputTensor) -> Any:
-    values = [value.encode() if isinstance(value, str) else value for value in entry.values]
+    values = entry.values
+    if not isinstance(values, np.ndarray):
+        values = [value.encode() if isinstance(value, str) else value for value in values]
     array = np.array(values, dtype=NUMPY[entry.datatype]).reshape(1, *(entry.shape or (len(values),)))
     tensor = triton.InferInput(entry.name, list(array.shape), entry.datatype)
     tensor.set_data_from_numpy(array)

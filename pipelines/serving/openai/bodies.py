@@ -36,12 +36,14 @@ class Limits:
         prompts: answers it may ask for: prompts times n.
         request_timeout_s: time from its arrival to its last token.
         api_key: that it must send; None asks for none.
+        image_hosts: servers that its pictures may be fetched from.
     """
 
     body_bytes: int = 4_000_000
     prompts: int = 128
     request_timeout_s: float = 600
     api_key: str | None = field(default=None, repr=False)
+    image_hosts: tuple[str, ...] = ()
 
 
 class BodyLimit:

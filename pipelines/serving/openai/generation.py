@@ -122,10 +122,19 @@ class TokenSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as it was given, and its tokens."""
+    """A prompt as it was given, and its tokens.
+
+    Attributes:
+        tokens: ids; those of pictures name rows of their features.
+        text: of the prompt.
+        pictures: contents of files, or URLs to take them from.
+        features: inputs of the engine that the pictures become.
+    """
 
     tokens: tuple[int, ...]
     text: str
+    pictures: tuple[bytes | str, ...] = ()
+    features: tuple[InputTensor, ...] = ()
 
 
 @dataclass(slots=True)
@@ -196,6 +205,7 @@ class Completion:
         """Yield the answer with its calls as text."""
         output = _OutputFilter(self, sampling)
         inputs = engine_inputs(sampling, self.prompt.tokens, self.max_tokens, self.number, self.engine)
+        inputs += self.prompt.features
         clock = self.clock if self.engine.answers_in_parts(sampling) else None
         async with aclosing(source.generate(inputs)) as parts:  # type: ignore[type-var]
             async for part in parts:

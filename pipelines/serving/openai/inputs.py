@@ -27,13 +27,13 @@ class InputTensor:
     Attributes:
         name: the model's.
         datatype: Triton's.
-        values: strings for BYTES.
+        values: a sequence, of strings for BYTES; or an array.
         shape: its other dimensions; empty is the number of values.
     """
 
     name: str
     datatype: str
-    values: Sequence[int | float | bool | str]
+    values: Any
     shape: tuple[int, ...] = ()
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import filecmp
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from pipelines.checkpoint.pictures import BadPictureError, Pictures, decode
 from pipelines.checkpoint.tokenizer import chat_templates
 from pipelines.serving.openai import strict_json
 from pipelines.serving.openai.bodies import Limits
@@ -26,13 +27,21 @@ from pipelines.serving.openai.generate import (
 )
 from pipelines.serving.openai.generation import Prompt
 from pipelines.serving.openai.inputs import ServedEngine
+from pipelines.serving.openai.pictures import content_of, refused
 from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.responses import ResponseRequest, in_its_words
-from pipelines.serving.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Sampling, TokenizeRequest
+from pipelines.serving.openai.schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Message,
+    Sampling,
+    TokenizeRequest,
+)
 from pipelines.serving.openai.scoring import Scoring
 from pipelines.serving.openai.tokenizer import ServedTokenizer
 from pipelines.serving.openai.tools import ToolForm
-from pipelines.serving.repository import ModelRepository
+from pipelines.serving.repository import ENCODER_FOLDER, ENGINE_FOLDER, ModelRepository
 from pipelines.settings.model import BUNDLED
 
 # Facts of the served repository that responses depend on.
@@ -51,6 +60,7 @@ class ServedModel:
         created: time of the repository, seconds since 1970.
         metrics_url: tritonserver's metrics.
         fields: what its Triton models for clients take: model -> name of the input -> its type.
+        pictures: how it takes pictures; None for a text model.
     """
 
     engine: ServedEngine
@@ -58,6 +68,7 @@ class ServedModel:
     created: int
     metrics_url: str
     fields: Mapping[str, Mapping[str, Field]]
+    pictures: Pictures | None = None
 
     @property
     def repository(self) -> ModelRepository:
@@ -124,12 +135,16 @@ class ServedModel:
 def served(repository: ModelRepository, metrics_url: str, chat_template: Path | None = None) -> ServedModel:
     """Collect the facts of the repository that responses depend on."""
     tokenizer = ServedTokenizer(repository.tokenizer, adds_special=repository.adds_special_tokens)
+    encoder, engine = repository.path / ENCODER_FOLDER, repository.path / ENGINE_FOLDER
+    pictures = Pictures(encoder, engine, repository.max_images) if repository.max_images else None
+    token = None if pictures is None else tokenizer.text([pictures.token])
     return ServedModel(
         ServedEngine(tokenizer, repository),
-        ChatTemplate.load(repository.tokenizer, chat_template or _shipped(repository.tokenizer)),
+        ChatTemplate.load(repository.tokenizer, chat_template or _shipped(repository.tokenizer), token),
         created=int(repository.path.stat().st_mtime),
         metrics_url=metrics_url,
         fields=read_fields(repository.path),
+        pictures=pictures,
     )
 
 
@@ -204,10 +219,26 @@ def read_request(way: str, body: bytes, model: ServedModel, limits: Limits) -> R
             raise in_its_words(error) from None
         return replace(chat, responding=responding)
     if way == "tokenize":
-        return _tokens(_validate(TokenizeRequest, content), model)
+        return _tokens(_validate(TokenizeRequest, content), model, limits)
     if way == "detokenize":
         return tuple(_validate(DetokenizeRequest, content).tokens)
     return _generate(way.removeprefix("generate/"), content, model)
+
+
+def prepared_pictures(contents: Sequence[bytes], model: ServedModel) -> Any:
+    """Decode files of pictures; return them as the encoder takes them, float16 [pictures, 3, side, side].
+
+    Raises:
+        ApiError: 400, one cannot be used.
+    """
+    assert model.pictures is not None  # or the request would have been refused
+    images = []
+    for number, content in enumerate(contents, 1):
+        try:
+            images.append(decode(content))
+        except BadPictureError as error:
+            raise refused(f"Picture {number} {error}") from None
+    return model.pictures.prepare(images)
 
 
 def _completion(request: CompletionRequest, model: ServedModel, limits: Limits) -> Prepared | Scoring:
@@ -224,8 +255,12 @@ def _completion(request: CompletionRequest, model: ServedModel, limits: Limits) 
     return Prepared(request, prompts, most)
 
 
-def _prompt(prompt: str | list[int], sampling: Sampling, model: ServedModel, param: str) -> Prompt:
+def _prompt(
+    prompt: str | list[int], sampling: Sampling, model: ServedModel, param: str, pictures: tuple[bytes | str, ...] = ()
+) -> Prompt:
     """Tokenize a prompt that was given as text, and refuse one that is too long."""
+    if pictures and sampling.truncate_prompt_tokens is not None:
+        raise unsupported("truncate_prompt_tokens", sampling.truncate_prompt_tokens, "It would cut pictures.")
     if isinstance(prompt, str):
         if sampling.truncate_prompt_tokens is None:
             model.check_length(prompt, param)
@@ -236,8 +271,34 @@ def _prompt(prompt: str | list[int], sampling: Sampling, model: ServedModel, par
     tokens = _truncated(tokens, fixed, sampling.truncate_prompt_tokens, model)
     if not tokens:
         raise ApiError(400, f"'{param}' has no tokens.", param=param)
+    tokens = _with_rows(tokens, len(pictures), model, param)
     model.check_tokens(len(tokens), param)
-    return Prompt(tuple(tokens), prompt if isinstance(prompt, str) else model.tokens.text(tokens, skip_special=True))
+    text = prompt if isinstance(prompt, str) else model.tokens.text(tokens, skip_special=True)
+    return Prompt(tuple(tokens), text, pictures)
+
+
+def _with_rows(tokens: list[int], pictures: int, model: ServedModel, param: str) -> list[int]:
+    """Put the rows of pictures into the places of their tokens."""
+    try:
+        return tokens if model.pictures is None else model.pictures.places(tokens, pictures)
+    except BadPictureError as error:
+        raise refused(str(error), param) from None
+
+
+def _rendered(
+    messages: list[Message], values: Mapping[str, Any], model: ServedModel, limits: Limits
+) -> tuple[str, tuple[bytes | str, ...]]:
+    """Return the text of a chat and its pictures."""
+    plain = [message.plain(sees=model.pictures is not None) for message in messages]
+    parts = [part for message in plain if isinstance(message["content"], list) for part in message["content"]]
+    urls = [part.pop("url") for part in parts if "url" in part]
+    if urls and model.pictures is not None:
+        try:
+            model.pictures.check_count(len(urls))
+        except BadPictureError as error:
+            raise refused(str(error)) from None
+    pictures = tuple(content_of(url, number, limits.image_hosts) for number, url in enumerate(urls, 1))
+    return model.template.render(plain, values), pictures
 
 
 def _truncated(tokens: list[int], fixed: int, most: int | None, model: ServedModel) -> list[int]:
@@ -270,8 +331,8 @@ def _chat(request: ChatRequest, model: ServedModel, limits: Limits) -> Prepared:
         values["tools"] = request.tools
     if request.add_generation_prompt is not None:
         values["add_generation_prompt"] = request.add_generation_prompt
-    text = model.template.render([message.plain() for message in request.messages], values)
-    prompt = _prompt(text, request, model, "messages")
+    text, pictures = _rendered(request.messages, values, model, limits)
+    prompt = _prompt(text, request, model, "messages", pictures)
     most = request.limit or model.room_after(len(prompt.tokens))
     _check_least(request, most)
     return Prepared(request, (prompt,), most, tools, one_call=request.parallel_tool_calls is False)
@@ -292,18 +353,18 @@ def _check_guide(sampling: Sampling, model: ServedModel) -> None:
         raise unsupported(name, getattr(sampling.response_format, "type", sampling.guides[name][1]), instead)
 
 
-def _tokens(request: TokenizeRequest, model: ServedModel) -> tuple[int, ...]:
+def _tokens(request: TokenizeRequest, model: ServedModel, limits: Limits) -> tuple[int, ...]:
     if request.model is not None:
         model.check_name(request.model)
     if request.messages is None:
         assert request.prompt is not None  # one of the two is
-        text, special = request.prompt, request.add_special_tokens is not False
+        text, special, count = request.prompt, request.add_special_tokens is not False, 0
     else:
         prompted = request.add_generation_prompt is not False
         values = {"add_generation_prompt": prompted, **(request.chat_template_kwargs or {})}
-        text = model.template.render([message.plain() for message in request.messages], values)
-        special = None
-    return tuple(model.tokens.ids(text, special=special))
+        text, pictures = _rendered(request.messages, values, model, limits)
+        special, count = None, len(pictures)
+    return tuple(_with_rows(model.tokens.ids(text, special=special), count, model, "messages"))
 
 
 def _generate(name: str, content: dict[str, Any], model: ServedModel) -> Fields:

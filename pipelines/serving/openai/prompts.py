@@ -231,33 +231,37 @@ class ChatTemplate:
     of their own to a share of time and memory.
     """
 
-    def __init__(self, templates: Mapping[str, str], tokens: Mapping[str, str]) -> None:
+    def __init__(self, templates: Mapping[str, str], tokens: Mapping[str, str], picture: str | None = None) -> None:
         """Start the processes that render.
 
         Args:
             templates: by name: "default", and "tool_use" where chats with tools have one of their own.
             tokens: the special tokens by their names in templates.
+            picture: text of the token for a picture; None for a text model.
         """
+        self._picture, self._bos = picture, tokens.get("bos_token")
+        self._seeing = {name for name in templates if picture is not None and "image" in templates[name]}
         self._renderers = {name: Renderer(templates[name], tokens) for name in USED if name in templates}
         self._developers = {name for name in self._renderers if "developer" in templates[name]}
         self.tools = form_of(templates.get("tool_use") or templates.get("default"))
         self._threads = ThreadPoolExecutor(WORKERS, "chat-template")  # they start when they are needed
 
     @classmethod
-    def load(cls, folder: Path, file: Path | None = None) -> ChatTemplate:
+    def load(cls, folder: Path, file: Path | None = None, picture: str | None = None) -> ChatTemplate:
         """Load a file, else the templates of the folder.
 
         Args:
             folder: of the tokenizer.
             file: the user's own template.
+            picture: text of the token for a picture; None for a text model.
 
         Raises:
             UserError: a file of the folder cannot be used.
         """
-        return cls(*chat_templates(folder, file))
+        return cls(*chat_templates(folder, file), picture)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any] | None = None) -> RenderedChat:
-        """Render the prompt for the assistant's next answer.
+    def render(self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any] | None = None) -> str:
+        """Render the prompt for the assistant's next answer; a `RenderedChat` has its special tokens.
 
         Args:
             messages: as the template takes them.
@@ -280,7 +284,10 @@ class ChatTemplate:
         if name not in self._developers:  # the newer name of the system's role, which many templates would leave out
             messages = [{**each, "role": "system"} if each.get("role") == "developer" else each for each in messages]
         try:
-            return RenderedChat(renderer.render(messages, values or {}))
+            if self._picture is None:
+                return RenderedChat(renderer.render(messages, values or {}))
+            text = renderer.render([self._with_parts(each, name) for each in messages], values or {})
+            return RenderedChat(text) if self._bos and text.startswith(self._bos) else text  # as processors do
         except NoPromptError as fault:
             raise ApiError(
                 400,
@@ -288,6 +295,14 @@ class ChatTemplate:
                 param="messages",
                 code=fault.code,
             ) from None
+
+    def _with_parts(self, message: Mapping[str, Any], name: str) -> dict[str, Any]:
+        """Write text and pictures as the template takes them: as parts, or a picture's token on its own line."""
+        content = message["content"]
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if name in self._seeing:
+            return {**message, "content": parts}
+        return {**message, "content": "".join(part.get("text", f"{self._picture}\n") for part in parts)}
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
         """Do work that renders in a thread of the template's own: `render` waits for another process."""

@@ -13,7 +13,7 @@ import gc
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from pipelines.serving.openai.bodies import Limits
 from pipelines.serving.openai.errors import ApiError
-from pipelines.serving.openai.prepare import Request, ServedModel, read_request
+from pipelines.serving.openai.prepare import Request, ServedModel, prepared_pictures, read_request
 
 CPU_SECONDS = 30.0
 """Processor time for one body, which is the client's own; 4 MB take up to 4 s."""
@@ -63,26 +63,38 @@ class Reader:
         Raises:
             ApiError: what is wrong with it; or that it was not read in time, which is not the client's fault.
         """
+        request: Request = await self._done(_read, way, body)
+        return request
+
+    async def pixels(self, pictures: Sequence[bytes]) -> Any:
+        """Return prepared pictures [pictures, 3, side, side] of the contents of files.
+
+        Raises:
+            ApiError: as `read`.
+        """
+        return await self._done(_pixels, pictures)
+
+    async def _done(self, work: Callable[..., Any], *given: Any) -> Any:
         try:
             async with asyncio.timeout(self._limits.request_timeout_s):
                 await self._turn.acquire()  # a body waits here, where one whose client leaves costs nothing any more
-                return await asyncio.shield(self._begun(way, body))  # to its end whether its client waits or not
+                return await asyncio.shield(self._begun(work, *given))  # to its end whether its client waits or not
         except TimeoutError:
             raise _ours("The server is too busy to read this request now. Send it again.") from None
         except BrokenProcessPool:
             raise _ours("The process that reads large requests ended while it read this one. Send it again.") from None
 
-    def _begun(self, way: str, body: bytes) -> asyncio.Future[Request]:
+    def _begun(self, work: Callable[..., Any], *given: Any) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
         try:
-            reading = loop.run_in_executor(self._pool, _read, way, body)
+            reading = loop.run_in_executor(self._pool, work, *given)
         except BrokenProcessPool:  # it ended while it had nothing to read
             self.open()
-            reading = loop.run_in_executor(self._pool, _read, way, body)
+            reading = loop.run_in_executor(self._pool, work, *given)
         reading.add_done_callback(self._next)
         return reading
 
-    def _next(self, done: asyncio.Future[Request]) -> None:
+    def _next(self, done: asyncio.Future[Any]) -> None:
         if not done.cancelled() and isinstance(done.exception(), BrokenProcessPool):
             self.open()
         self._turn.release()
@@ -105,9 +117,20 @@ def _begin(load: Callable[[], ServedModel], limits: Limits) -> None:
 
 
 def _read(way: str, body: bytes) -> Request:
+    with _bounded():
+        return read_request(way, body, **_worker)
+
+
+def _pixels(pictures: Sequence[bytes]) -> Any:
+    with _bounded():
+        return prepared_pictures(pictures, _worker["model"])
+
+
+@contextlib.contextmanager
+def _bounded() -> Iterator[None]:
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     try:
-        return read_request(way, body, **_worker)
+        yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         if hasattr(_libc, "malloc_trim"):  # glibc; elsewhere, memory stays with the process

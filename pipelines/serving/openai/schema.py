@@ -237,7 +237,7 @@ class CompletionRequest(Sampling):
 
 
 class Message(BaseModel):
-    """One message; `content` parts of type text only."""
+    """One message; its `content` is text, or parts of text and, of a user, pictures."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -248,10 +248,14 @@ class Message(BaseModel):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
-    def plain(self) -> dict[str, Any]:
-        """Return the message for the chat template; one without content, as some clients send, has empty text."""
+    def plain(self, *, sees: bool = False) -> dict[str, Any]:
+        """Return the message for the chat template; one without content, as some clients send, has empty text.
+
+        Args:
+            sees: whether the model takes pictures; a message with some has parts, and each picture its `url`.
+        """
         refuse_more("A message", self.model_extra or {}, "messages", type=("text", "message"))
-        message: dict[str, Any] = {"role": self.role, "content": self._text()}
+        message: dict[str, Any] = {"role": self.role, "content": self._parts(sees)}
         if self.tool_calls:
             message["tool_calls"] = [_with_arguments(call) for call in self.tool_calls]
         for name in ("name", "tool_call_id", "reasoning_content"):
@@ -259,18 +263,41 @@ class Message(BaseModel):
                 message[name] = value
         return message
 
-    def _text(self) -> str:
+    def _parts(self, sees: bool) -> str | list[dict[str, str]]:
         if self.content is None or isinstance(self.content, str):
             return self.content or ""
+        parts = list[dict[str, str]]()
         for part in self.content:
-            if part.get("type") not in TEXTS or not isinstance(part.get("text"), str):
-                raise unsupported("messages", part, "Only text content is supported: this service takes no pictures.")
-            refuse_more("A part of a message", part, "messages", type=TEXTS, text=(part["text"],))
-        return "".join(part["text"] for part in self.content)
+            if part.get("type") in TEXTS and isinstance(part.get("text"), str):
+                refuse_more("A part of a message", part, "messages", type=TEXTS, text=(part["text"],))
+                parts.append({"type": "text", "text": part["text"]})
+            elif sees and part.get("type") in PICTURES and self.role == "user":
+                parts.append({"type": "image", "url": _url(part)})
+            else:
+                instead = "Text is, and image_url in messages of a user." if sees else NO_PICTURES
+                raise unsupported("messages", part, instead)
+        return parts if any("url" in part for part in parts) else "".join(part["text"] for part in parts)
 
 
 TEXTS = ("text", "input_text", "output_text")
 """Types of parts that are text, of chats and of responses."""
+PICTURES = ("image_url", "input_image")
+"""Types of parts that are pictures, of chats and of responses."""
+NO_PICTURES = "Only text content is supported: this service takes no pictures."
+
+
+def _url(part: dict[str, Any]) -> str:
+    """Return the URL of a picture; a chat has it in an object, a response beside its type."""
+    given = part.get("image_url")
+    entries = given if isinstance(given, dict) else {"url": given, "detail": part.get("detail")}
+    url = entries.get("url")
+    if not isinstance(url, str):
+        raise unsupported("messages", part, "A picture has its URL in image_url.")
+    what = "A picture of a message"
+    refuse_more(what, entries, "messages", url=(url,), detail=("auto", "low"))  # there is one resolution
+    detail = () if isinstance(given, dict) else (entries["detail"],)
+    refuse_more(what, part, "messages", type=PICTURES, image_url=(given,), detail=detail)
+    return url
 
 
 def refuse_more(what: str, entries: Mapping[str, Any], param: str, **allowed: tuple[object, ...]) -> None:

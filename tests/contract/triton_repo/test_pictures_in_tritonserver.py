@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +17,14 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("openvino_genai")
 pytest.importorskip("PIL")
+openai = pytest.importorskip("openai")
 
 from pipelines.compress.quantizing import quantize  # noqa: E402
 from pipelines.domain.formats import QFormat  # noqa: E402
 from pipelines.domain.progress import SilentProgress  # noqa: E402
 from pipelines.engines.openvino.engine import OpenVinoEngine  # noqa: E402
 from pipelines.serving.config import ServingSettings  # noqa: E402
+from pipelines.serving.frontend import OpenAiFrontend  # noqa: E402
 from pipelines.serving.process import TritonServer  # noqa: E402
 from pipelines.stages.llava import BuildVision, TakeLanguageModel  # noqa: E402
 from tests.contract.engines.conftest import CALIBRATION  # noqa: E402
@@ -33,6 +38,12 @@ from triton_repo.write import write_repository  # noqa: E402
 pytestmark = pytest.mark.thorough
 NEW = 4
 QUESTION = "what is in <image> here"
+TEMPLATE = (  # as llava-1.5-7b-hf has it: pictures first, and no BOS, which the processor adds
+    "{% for message in messages %}{{ message['role'].upper() + ': ' }}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] + ' ' }}{% endfor %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +53,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(root: Path) -> Path:
-    return write_llava(root / "model")
+    made = write_llava(root / "model")
+    (made / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    return made
 
 
 @pytest.fixture(scope="module")
-def client(root: Path, folder: Path) -> Iterator[Client]:
+def server(root: Path, folder: Path) -> Iterator[TritonServer]:
     """A server with room for two pictures in one request."""
     silent = SilentProgress()
     TakeLanguageModel().run({"model": folder}, root / "language", silent)
@@ -69,8 +82,19 @@ def client(root: Path, folder: Path) -> Iterator[Client]:
         spec=spec,
         vision_dir=root / "vision",
     )
-    with TritonServer(root / "repository", ServingSettings()) as server:
-        yield Client(server.grpc_url)
+    settings = ServingSettings(openai=True, image_hosts=("127.0.0.1:1", "localhost:1"))
+    with TritonServer(root / "repository", settings) as running, OpenAiFrontend(running):
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: TritonServer) -> Client:
+    return Client(server.grpc_url)
+
+
+@pytest.fixture(scope="module")
+def chats(server: TritonServer) -> Any:
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{server.ports['openai_port']}/v1", api_key="-", max_retries=0)
 
 
 def image(seed: int, height: int = 48, width: int = 40) -> np.ndarray:
@@ -129,3 +153,83 @@ def test_text_alone_is_answered_too(client: Client) -> None:
 )
 def test_pictures_that_fit_nothing_are_named(client: Client, inputs: dict[str, Any], said: str) -> None:
     assert said in ask(client, **inputs).error
+
+
+def part(pixels: np.ndarray, kind: str = "png") -> dict[str, Any]:
+    from PIL import Image
+
+    written = io.BytesIO()
+    Image.fromarray(pixels).save(written, kind)
+    return url(f"data:image/{kind};base64,{base64.b64encode(written.getvalue()).decode()}")
+
+
+def url(text: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": text}}
+
+
+def chat(chats: Any, *parts: dict[str, Any], words: str = "what is here", **more: Any) -> Any:
+    messages = [{"role": "user", "content": [{"type": "text", "text": words}, *parts]}]
+    plain = {"model": "tiny_llava", "max_tokens": NEW, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    return chats.chat.completions.create(messages=messages, **plain, **more)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_chats_about_pictures_are_answered_as_by_transformers(chats: Any, folder: Path, count: int) -> None:
+    pictures = [image(3, 70, 40), image(4)][:count]
+    prompt = "USER: " + "<image>\n" * count + "what is here ASSISTANT:"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    answer = chat(chats, *map(part, pictures))
+    assert answer.usage.prompt_tokens == len(tokenizer(prompt)["input_ids"]) + count * (TOKENS - 1)
+    if count:
+        wanted = tokenizer.decode(expected(folder, pictures, prompt))
+        assert answer.choices[0].message.content.strip() == wanted.strip()
+    streamed = chat(chats, *map(part, pictures), stream=True)
+    assert "".join(each.choices[0].delta.content or "" for each in streamed) == answer.choices[0].message.content
+
+
+def test_responses_and_the_other_parameters_take_pictures_too(chats: Any) -> None:
+    seen = part(image(3))
+    whole = chat(chats, seen, n=2, logprobs=True, top_logprobs=2)
+    assert len({each.message.content for each in whole.choices}) == 1
+    content = [
+        {"type": "input_text", "text": "what is here"},
+        {"type": "input_image", "detail": "auto", "image_url": seen["image_url"]["url"]},
+    ]
+    answer = chats.responses.create(
+        model="tiny_llava", input=[{"role": "user", "content": content}], max_output_tokens=NEW, temperature=0
+    )
+    assert answer.usage.input_tokens == whole.usage.prompt_tokens
+    assert whole.choices[0].message.content.startswith(answer.output_text)
+
+
+def test_a_picture_asked_about_again_reuses_its_blocks_and_another_does_not(chats: Any) -> None:
+    def cached(seed: int) -> int:
+        words = "word " * 40
+        return int(chat(chats, part(image(seed)), words=words).usage.prompt_tokens_details.cached_tokens)
+
+    first, again, other = cached(20), cached(20), cached(21)
+    assert (first, again > 0, other) == (0, True, 0)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ([url("data:image/png;base64,iVBORw0KGgo")], "Picture 1 is not whole base64: Incorrect padding"),
+        ([url("data:image/png;base64,aGVsbG8=")], "Picture 1 is none: its 5 bytes are no PNG, JPEG, WEBP"),
+        ([part(image(1)), url("data:image/png;base64,aGVsbG8=")], "Picture 2 is none"),
+        ([url("data:image/gif;base64,aGVsbG8=")], "the URL 'data:image/gif;base64,.*it must start with data:image/png"),
+        ([url("file:///etc/passwd")], "Picture 1 has the URL 'file:///etc/passwd'"),
+        ([url("https://pictures.example/1.png")], "is at 'pictures.example'. .*from 127.0.0.1:1, localhost:1"),
+        ([url("http://127.0.0.1:1/1.png")], "could not be fetched from '127.0.0.1:1': .*refused"),
+        ([part(image(1))] * 3, "Pictures sent: 3; this repository takes 2"),
+        ([part(np.zeros((1, 200, 3), np.uint8))], "has 1 x 200 pixels; its longer side may be 100 times"),
+        ([{"type": "text", "text": "<image>"}], "Pictures sent: 0; places for them .* in the prompt: 1"),
+        ([{"type": "image_url"}], "A picture has its URL in image_url"),
+        ([{"type": "image_url", "image_url": {"url": "x", "detail": "high"}}], "'detail' = 'high'"),
+        ([{"type": "input_audio"}], "Text is, and image_url in messages of a user"),
+    ],
+)
+def test_pictures_of_chats_that_cannot_be_used_are_named(chats: Any, parts: list[Any], said: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=said):
+        chat(chats, *parts)
+    assert chat(chats).choices[0].message.content

@@ -1,8 +1,8 @@
-"""Pictures of `preprocessing`: prepared as Transformers' processor does it, and their places in a prompt."""
+"""Pictures: prepared as Transformers' processor does it, and their places in a prompt."""
 
 from __future__ import annotations
 
-import importlib.util
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import triton_repo
+from pipelines.checkpoint.pictures import BadPictureError, Pictures, decode
 
 pytest.importorskip("PIL")
 ENCODER = {
@@ -23,26 +23,15 @@ ENCODER = {
 
 
 @pytest.fixture
-def module() -> Any:
-    place = Path(triton_repo.__file__).parent / "models" / "preprocessing" / "pictures.py"
-    spec = importlib.util.spec_from_file_location("pictures_alone", place)
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
-@pytest.fixture
-def pictures(module: Any, tmp_path: Path) -> Any:
+def pictures(tmp_path: Path) -> Pictures:
     for name, content in (("encoder", ENCODER), ("engine", {"pretrained_config": {"vocab_size": 100}})):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(content))
-    return module.Pictures(tmp_path / "encoder", tmp_path / "engine", 2)
+    return Pictures(tmp_path / "encoder", tmp_path / "engine", 2)
 
 
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (50, 33), (33, 50), (31, 97), (200, 40)])
-def test_pictures_are_prepared_as_transformers_does(pictures: Any, height: int, width: int) -> None:
+def test_pictures_are_prepared_as_transformers_does(pictures: Pictures, height: int, width: int) -> None:
     clip = pytest.importorskip("transformers.models.clip.image_processing_pil_clip")
     processor = clip.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
     image = np.random.default_rng(height).integers(0, 256, (height, width, 3)).astype(np.uint8)
@@ -52,7 +41,7 @@ def test_pictures_are_prepared_as_transformers_does(pictures: Any, height: int, 
     assert np.abs(found - expected).max() < 2e-3  # of values up to 2.7, in float16
 
 
-def test_rows_take_the_places_of_pictures(pictures: Any) -> None:
+def test_rows_take_the_places_of_pictures(pictures: Pictures) -> None:
     assert pictures.places([1, 7, 2, 7], 2) == [1, 100, 101, 2, 102, 103]
     assert pictures.places([1, 2], 0) == [1, 2]
 
@@ -65,13 +54,61 @@ def test_rows_take_the_places_of_pictures(pictures: Any) -> None:
         ((1, 0, 4, 3), "has the shape"),
         ((3, 4, 4, 3), "Pictures sent: 3; this repository takes 2"),
         ((1, 4097, 4096, 3), "4097 x 4096 pixels; at most 16,777,216"),
+        ((1, 301, 3, 3), "301 x 3 pixels; its longer side may be 100 times"),
     ],
 )
-def test_what_is_no_picture_is_named(module: Any, pictures: Any, shape: tuple[int, ...], said: str) -> None:
-    with pytest.raises(module.BadPictureError, match=said):
+def test_what_is_no_picture_is_named(pictures: Pictures, shape: tuple[int, ...], said: str) -> None:
+    with pytest.raises(BadPictureError, match=said):
         pictures.prepare(np.zeros(shape, np.uint8))
 
 
-def test_pictures_and_places_belong_together(module: Any, pictures: Any) -> None:
-    with pytest.raises(module.BadPictureError, match=r"Pictures sent: 2; places for them \(<image>\) in the prompt: 1"):
+def test_pictures_and_places_belong_together(pictures: Pictures) -> None:
+    with pytest.raises(BadPictureError, match=r"Pictures sent: 2; places for them \(<image>\) in the prompt: 1"):
         pictures.places([7, 1], 2)
+
+
+def file(kind: str, size: tuple[int, int] = (9, 7), **options: Any) -> bytes:
+    from PIL import Image
+
+    written = io.BytesIO()
+    Image.new("RGB", size, (200, 10, 30)).save(written, kind, **options)
+    return written.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_files_are_decoded_to_rows_of_pixels(kind: str) -> None:
+    found = decode(file(kind))
+    assert (found.shape, found.dtype) == ((7, 9, 3), np.uint8)
+    assert np.abs(found.astype(int) - (200, 10, 30)).max() < 10
+
+
+def test_a_camera_held_upright_is_turned() -> None:
+    from PIL import Image
+
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert decode(file("JPEG", exif=exif)).shape == (9, 7, 3)
+
+
+def animated(kind: str) -> bytes:
+    from PIL import Image
+
+    return file(kind, save_all=True, append_images=[Image.new("RGB", (9, 7))])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"no picture", "is none: its 10 bytes are no PNG, JPEG, WEBP"),
+        (b"", "is none: its 0 bytes"),
+        (file("GIF"), "is none: its .* bytes are no PNG"),
+        (file("PNG", (64, 64))[:100], "is damaged: .*"),
+        (file("JPEG", (640, 640))[:900], "is damaged: image file is truncated"),
+        (file("PNG", (4097, 4096)), "has 4096 x 4097 pixels; at most 16,777,216"),
+        (animated("PNG"), "is animated; send one frame"),
+        (animated("WEBP"), "is animated; send one frame"),
+    ],
+)
+def test_files_that_are_no_picture_are_refused(content: bytes, said: str) -> None:
+    with pytest.raises(BadPictureError, match=said):
+        decode(content)

@@ -66,6 +66,7 @@ def test_the_tree_of_the_cpu_flavour(tmp_path):
         "ensemble/1/.keep",
         *(f"{name}/config.pbtxt" for name in facts["models"]),
         *code,
+        "preprocessing/1/pictures.py",
         *(f"{name}/1/tokenizer_folder.py" for name in ("preprocessing", "postprocessing")),
         *(f"tensorrt_llm/1/engine/{name}" for name in ("config.json", "openvino_model.xml", "openvino_model.bin")),
         *(f"{model}/1/tokenizer/{name}" for model in ("preprocessing", "postprocessing") for name in tokenizer),

@@ -1,7 +1,7 @@
 """Triton model `preprocessing`: text to token ids, and words to the id lists that `tensorrt_llm` takes.
 
 The same file serves the GPU and the CPU repository.
-`tokenizer_folder.py` beside it is the project's reader of tokenizers, `pictures.py` prepares pictures.
+`tokenizer_folder.py` and `pictures.py` beside it are the project's reader of tokenizers and what prepares pictures.
 """
 
 from __future__ import annotations
