@@ -15,6 +15,7 @@ import transformers
 from PIL import Image
 from safetensors.torch import load_file
 
+from pipelines.checkpoint.pictures import Pictures as ServedPictures
 from pipelines.compress.quantizing import quantize
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
@@ -31,7 +32,6 @@ from tests.contract.engines.conftest import CALIBRATION, LIMITS, relative_error,
 from tests.support.scheduled import answers, asked, scheduler
 from tests.support.specs import quant_spec
 from tests.support.tiny_llava import TOKENS, picture, whole_model, write_llava
-from triton_repo.models.preprocessing.pictures import Pictures as ServedPictures
 
 PLAIN = OpenVinoSettings(inference_precision="f32", num_threads=1)
 TEXT = [2, 388, 774, 15, 27]
