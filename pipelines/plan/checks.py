@@ -72,7 +72,7 @@ def check(d: Deployment) -> Checked:
     findings = check_table(d.facts)
     if settings.model.folder is None or "model" in d.sources:  # what cannot be read has been named already
         checked.faults += weights_checks.given_faults(d)
-    checked.faults += [*_quant(settings), *refused(findings)]
+    checked.faults += [*_quant(d), *refused(findings)]
     checked.warnings = (
         *warned(findings),
         *_few_texts(settings.calibration, d.found.few_texts),
@@ -158,11 +158,14 @@ def _host_memory(d: Deployment, checked: Checked) -> None:
         checked.warnings += fit.warnings
 
 
-def _quant(settings: Settings) -> list[Fault]:
+def _quant(d: Deployment) -> list[Fault]:
     """Check the candidates of a search and the bits it may spend, the scales, and the version of ModelOpt."""
-    quant = settings.quant
+    settings, quant, family = d.settings, d.settings.quant, None if d.shape is None else d.shape.family
     faults = mix_faults(quant.formats, quant.effective_bits) if quant.effective_bits is not None else []
     faults += scale_faults(quant.qformat, quant.int4_scales, quant.fp4_inputs)
+    if not faults and quant.int4_scales != "max" and family is not None and family.by_tensor and d.engine.writes_engine:
+        what = f"quant.int4_scales={quant.int4_scales} needs ModelOpt's export, which {family.title} does not have."
+        faults.append(Fault(what, "Without it: quant.int4_scales=max.", "Leave it out."))
     faults += tuning_faults(quant.formats, quant.smoothquant_alpha, quant.awq_alpha_step)
     version = library_versions(("nvidia-modelopt",))["nvidia-modelopt"]
     if version == "absent" or weights_checks.is_given(settings.model):  # another check says where it is needed

@@ -82,6 +82,14 @@ def test_a_draft_model_that_fits_no_gpu_is_refused_by_itself(tmp_path):
         plan(tmp_path, words, "build")
 
 
+def test_scales_that_only_modelopt_searches_need_its_export(tmp_path):
+    """Checkpoints of such a family are written tensor by tensor."""
+    phi = ["model=llama_3_2_1b", "model.shape.architecture=Phi3ForCausalLM", "model.shape.tie_word_embeddings=false"]
+    plan(tmp_path, [*phi, "engine=openvino", "quant=int4_rtn"], "build")
+    with pytest.raises(UserError, match=r"quant\.int4_scales=mse needs ModelOpt's export, which Phi-3"):
+        plan(tmp_path, [*phi, "engine=openvino", "quant=int4_rtn", "quant.int4_scales=mse"], "build")
+
+
 def weights(path, **shapes):
     path.parent.mkdir(parents=True, exist_ok=True)
     header, end = {}, 0
