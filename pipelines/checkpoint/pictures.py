@@ -61,7 +61,7 @@ class Pictures:
         self.check_count(len(images))
         for image in images:
             _check_size(*image.shape[:2])
-        return np.stack([self._prepared(image) for image in images]).astype(np.float16)
+        return np.stack([resized(image, self._size, self._mean, self._std) for image in images]).astype(np.float16)
 
     def check_count(self, pictures: int) -> None:
         """Refuse more pictures than a request may have.
@@ -91,17 +91,22 @@ class Pictures:
                 placed.append(token)
         return placed
 
-    def _prepared(self, image: Array) -> Array:
-        """Resize the shorter side bicubically, cut the middle, and normalize: CLIPImageProcessor of Transformers."""
-        from PIL import Image  # only where there are pictures
 
-        height, width = image.shape[:2]
-        short = min(height, width)
-        size = self._size * width // short, self._size * height // short
-        resized = np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BICUBIC))
-        top, left = (resized.shape[0] - self._size) // 2, (resized.shape[1] - self._size) // 2
-        cut = resized[top : top + self._size, left : left + self._size].astype(np.float32)
-        return ((cut / 255 - self._mean) / self._std).transpose(2, 0, 1)
+def resized(image: Array, side: int, mean: Array, std: Array) -> Array:
+    """Return float32 [3, side, side] of a picture uint8 [height, width, 3], as CLIPImageProcessor of Transformers does.
+
+    The shorter side is resized bicubically, the middle cut, and each colour normalized.
+    """
+    from PIL import Image  # only where there are pictures
+
+    height, width = image.shape[:2]
+    short = min(height, width)
+    size = side * width // short, side * height // short
+    whole = np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BICUBIC))
+    top, left = (whole.shape[0] - side) // 2, (whole.shape[1] - side) // 2
+    cut = whole[top : top + side, left : left + side].astype(np.float32)
+    normalized: Array = ((cut / 255 - mean) / std).transpose(2, 0, 1)
+    return normalized
 
 
 def decode(content: bytes) -> Array:

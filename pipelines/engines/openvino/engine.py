@@ -267,8 +267,8 @@ class OpenVinoSession:
 
     def _check_tokens(self, tokens: TokenIds) -> None:
         vocab = self.folder.config.vocab_size
-        first = vocab if self._visual is None else MARK
-        wrong = next((token for token in tokens if not 0 <= token < vocab and token < first), None)
+        sees = self._visual is not None
+        wrong = next((token for token in tokens if not (0 <= token < vocab or (sees and token >= MARK))), None)
         if wrong is not None:
             raise UserError(
                 f"Token id {wrong} is not in the vocabulary of {vocab}; was another model's tokenizer used?"

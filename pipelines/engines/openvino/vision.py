@@ -7,7 +7,6 @@ the layer that LLaVA takes its features from, `LlavaMultiModalProjector`.
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import openvino as ov
 from openvino import opset13 as op
 
 from pipelines.checkpoint.llava import VisionShape, vision_name
+from pipelines.checkpoint.pictures import decode, resized
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.domain.errors import UserError
 from pipelines.engines.config import OpenVinoSettings
@@ -216,20 +216,8 @@ class VisionEncoder:
         return np.array(self._model(np.ascontiguousarray(pixels, dtype=np.float32))["features"])
 
     def prepared(self, image: bytes) -> Array:
-        """Return a picture's file as the encoder takes it, float32 [3, S, S]: the same arithmetic as in a repository.
-
-        The shorter side is resized bicubically, the middle cut and normalized: CLIPImageProcessor of Transformers.
-        """
-        from PIL import Image  # only where there are pictures
-
-        with Image.open(io.BytesIO(image)) as opened:
-            picture, side = opened.convert("RGB"), self.image_size
-        short = min(picture.size)
-        width, height = (side * each // short for each in picture.size)
-        left, top = (width - side) // 2, (height - side) // 2
-        resized = picture.resize((width, height), Image.Resampling.BICUBIC)
-        cut = np.asarray(resized, dtype=np.float32)[top : top + side, left : left + side]
-        return ((cut / 255 - self._mean) / self._std).transpose(2, 0, 1)
+        """Return a picture's file as the encoder takes it, float32 [3, S, S]."""
+        return resized(decode(image), self.image_size, self._mean, self._std)
 
 
 class VisualRows:

@@ -15,7 +15,6 @@ import transformers
 from PIL import Image
 from safetensors.torch import load_file
 
-from pipelines.checkpoint.pictures import Pictures as ServedPictures
 from pipelines.compress.quantizing import quantize
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
@@ -188,13 +187,6 @@ def test_prompts_with_pictures_are_scored_as_transformers_does(
         expected.append(float(whole(input_ids=torch.tensor([TEXT])).logits[0, -1].log_softmax(-1)[7]))
     assert found == pytest.approx(expected, abs=1e-4)
     assert len(set(found[::2])) == 6  # so that a picture in another's place would show
-
-
-def test_a_picture_is_prepared_as_in_a_repository(encoder: VisionEncoder, engine: Path) -> None:
-    image, folder = png(1, 50, 37), engine.parent / "vision"
-    raw = np.asarray(Image.open(io.BytesIO(image)))[None]
-    served = ServedPictures(folder, engine, 1).prepare(raw)[0]
-    assert np.array_equal(encoder.prepared(image).astype(np.float16), served)
 
 
 def test_a_prompt_needs_one_place_for_its_picture(encoder: VisionEncoder, engine: Path) -> None:
