@@ -1,4 +1,4 @@
-"""ScoredPictures in prompts that are scored: ids that stand for their features.
+"""Pictures in prompts that are scored: ids that stand for their features.
 
 A picture's place in a prompt is one token, `<image>`. In its stead come as many ids as the encoder has features, far
 above any vocabulary and made of the content of the picture, so that prompts are equal only if their pictures are.
