@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from pipelines.settings.base import Group
 
@@ -22,10 +22,3 @@ class DoctorSettings(Group):
     format: Literal["text", "json"] = "text"
     timeout_s: Annotated[float, Field(gt=0)] = 2.0
     kubeconfig: Path | None = None
-
-    @field_validator("kubeconfig")
-    @classmethod
-    def _is_there(cls, path: Path | None) -> Path | None:
-        if path is not None and not path.is_file():
-            raise ValueError(f"'{path}' is not a file: give the kubeconfig of the cluster, such as ~/.kube/config")
-        return path

@@ -11,6 +11,7 @@ from typing import Any
 
 from pipelines.doctor.versions import ProbeResult
 from pipelines.document.show import count
+from pipelines.domain.errors import UserError
 from pipelines.engines.registry import ServerBackend, with_setting
 from pipelines.settings.root import Settings
 
@@ -56,10 +57,17 @@ def _reason(stderr: str) -> str:
 
 
 def probe_cluster(settings: Settings) -> list[ProbeResult]:
-    """Compare a cluster with what the manifests of a configuration need; nothing without `doctor.kubeconfig`."""
+    """Compare a cluster with what the manifests of a configuration need; nothing without `doctor.kubeconfig`.
+
+    Raises:
+        UserError: there is no such file.
+    """
     kubeconfig = settings.doctor.kubeconfig
     if kubeconfig is None:
         return []
+    if not kubeconfig.is_file():
+        what = f"doctor.kubeconfig='{kubeconfig}' is not a file."
+        raise UserError(what, todo="Give the cluster's kubeconfig, usually $HOME/.kube/config.")
     if shutil.which("kubectl") is None:
         return [ProbeResult("kubectl", "not on PATH", "bad", "Install it: kubernetes.io/docs/tasks/tools")]
     client = KubeClient(kubeconfig, settings.manifests.namespace)

@@ -72,17 +72,20 @@ def test_a_benchmark_starts_it_and_measures_it_over_http(measured):
 def test_serve_runs_until_ctrl_c_and_leaves_nothing(measured, repository, environment):
     words = command(measured, "serve", f"serving.repository={repository}", "serving.server=trtllm_serve")
     with subprocess.Popen(words, env=environment, cwd=measured, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        lines = []
-        while "curl" not in (line := server.stdout.readline()):
-            lines.append(line)
-            assert server.poll() is None
-        port = int(line.partition("127.0.0.1:")[2].partition("/")[0])
-        assert any("Ctrl-C ends it" in each for each in lines)
-        assert '"model": "checkpoint"' in "".join(server.stdout.readline() for _ in range(2))
-        assert get("127.0.0.1", port, "/health") == (200, "")
-        server.send_signal(signal.SIGINT)
-        assert server.wait(30) == 0
+        try:
+            assert server.stdout is not None
+            lines = []
+            while "curl" not in (line := server.stdout.readline()):
+                lines.append(line)
+                assert server.poll() is None
+            port = int(line.partition("127.0.0.1:")[2].partition("/")[0])
+            assert any("Ctrl-C ends it" in each for each in lines)
+            assert '"model": "checkpoint"' in "".join(server.stdout.readline() for _ in range(2))
+            assert get("127.0.0.1", port, "/health") == (200, "")
+            server.send_signal(signal.SIGINT)
+            assert server.wait(30) == 0
+        finally:  # otherwise a failed assertion waits for it for ever
+            server.kill()
     assert get("127.0.0.1", port, "/health") is None
 
 

@@ -137,5 +137,5 @@ def test_an_untested_kubernetes_is_said(cluster) -> None:
 
 
 def test_a_kubeconfig_must_exist(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"nowhere' is not a file: give the kubeconfig"):
-        load([f"doctor.kubeconfig={tmp_path}/nowhere"])
+    with pytest.raises(UserError, match=r"doctor\.kubeconfig='.*nowhere' is not a file"):
+        probe_cluster(load([f"doctor.kubeconfig={tmp_path}/nowhere"]))

@@ -63,7 +63,7 @@ def test_nothing_is_fetched_and_only_the_pages_own_script_runs(written):
     assert re.findall(r"<script([^>]*)>", text) == [' type="application/json"', ""]
     (script,) = re.findall(r"<script>(.*?)</script>", text, re.S)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}';" in text
+    assert f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}';" in text
     assert "@import" not in written.html.read_text()
 
 
