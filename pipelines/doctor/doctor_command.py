@@ -18,7 +18,6 @@ from typing import Any
 import yaml
 
 import triton_repo
-from pipelines.checkpoint.llava import is_llava, language_config
 from pipelines.compress.config import QuantSettings
 from pipelines.doctor import versions
 from pipelines.doctor.kubernetes import probe_cluster
@@ -29,6 +28,7 @@ from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.registry import ENGINES, EngineDescription
+from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.engines.tensorrt_llm.releases import release_for
 from pipelines.host.disk import why_no_folder
 from pipelines.host.machine import CGROUP, Machine, cpu_quota, gather, library_versions, native_bf16
@@ -39,6 +39,7 @@ from pipelines.settings.compose import load
 from pipelines.settings.groups import CONF, choices
 from pipelines.settings.model import ModelSettings
 from pipelines.settings.root import Settings
+from pipelines.store.sources import model_config
 from pipelines.store.store import Store
 
 # Compare NVIDIA's model templates, inside its container, with the parameters this project knows.
@@ -232,10 +233,11 @@ def judge_combinations(settings: Settings, machine: Machine) -> list[Combination
     """Judge all combinations, with the rest of the configuration as it is."""
     models = [load([f"model={name}"]) for name in choices("model") if name != "hub"]
     shapes = [(model, _shape(model.model)) for model in models]
-    quants = [QuantSettings.model_validate(_file("quant", name)) for name in choices("quant")]
+    quants = [QuantSettings.model_validate(_quant_file(name)) for name in choices("quant")]
     quants.sort(key=lambda quant: list(QFormat).index(quant.qformat))
+    usual = load([]).build
     return [
-        _judge(settings, machine, engine, model, shape, quant)
+        _judge(_seeing(settings, model, usual), machine, engine, model.model, shape, quant)
         for engine in ENGINES.values()
         for model, shape in shapes
         for quant in quants
@@ -246,17 +248,13 @@ def _judge(
     settings: Settings,
     machine: Machine,
     engine: EngineDescription,
-    chosen: Settings,
+    model: ModelSettings,
     shape: ModelShape | None,
     quant: QuantSettings,
 ) -> CombinationVerdict:
-    model = chosen.model
-    groups = {"model": model, "quant": quant, "engine": settings.engine.model_copy(update={"name": engine.setting})}
-    if chosen.multimodal.path is not None:  # a model that sees brings limits of its own
-        usual = load([]).build
-        limits = {name: value for name, value in chosen.build if value != getattr(usual, name)}
-        groups |= {"multimodal": chosen.multimodal, "build": settings.build.model_copy(update=limits)}
-    combination = settings.model_copy(update=groups)
+    combination = settings.model_copy(
+        update={"model": model, "quant": quant, "engine": settings.engine.model_copy(update={"name": engine.setting})}
+    )
 
     def verdict(reason: str = "", todo: str = "") -> CombinationVerdict:
         quant_name = quant.qformat.value
@@ -280,9 +278,18 @@ def _missing(engine: EngineDescription, machine: Machine, ranks: int) -> tuple[s
     return ("; ".join(lacks), todo) if lacks else None
 
 
-def _file(group: str, name: str) -> dict[str, Any]:
-    """Read one file under conf/, without the files it builds on, whose values have defaults of their own."""
-    raw: dict[str, Any] = yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8"))
+def _seeing(settings: Settings, chosen: Settings, usual: BuildSettings) -> Settings:
+    """Return the settings with the encoder and the limits that a chosen model brings, if it sees."""
+    if chosen.multimodal.path is None:
+        return settings
+    limits = {name: value for name, value in chosen.build if value != getattr(usual, name)}
+    build = settings.build.model_copy(update=limits)
+    return settings.model_copy(update={"multimodal": chosen.multimodal, "build": build})
+
+
+def _quant_file(name: str) -> dict[str, Any]:
+    """Read one file under conf/quant, without the files it builds on, whose values have defaults of their own."""
+    raw: dict[str, Any] = yaml.safe_load((CONF / "quant" / f"{name}.yaml").read_text(encoding="utf-8"))
     raw.pop("defaults", None)
     return raw
 
@@ -290,11 +297,7 @@ def _file(group: str, name: str) -> dict[str, Any]:
 def _shape(model: ModelSettings) -> ModelShape | None:
     if model.shape is not None:
         return model.shape.to_shape()
-    if model.folder is None:
-        return None
-    file = model.folder / "config.json"
-    config = json.loads(file.read_text(encoding="utf-8"))
-    return ModelShape.from_hf_config(language_config(config, str(file)) if is_llava(config) else config)
+    return None if model.folder is None else ModelShape.from_hf_config(model_config(model.folder))
 
 
 # Run every probe and collect the results.

@@ -9,12 +9,12 @@ import struct
 
 import pytest
 
-from pipelines.checkpoint.llava import is_llava, language_config
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
 from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
 from pipelines.settings.model import BUNDLED
+from pipelines.store.sources import model_config
 from pipelines.store.store import Store
 from tests.support.engine_folders import write_engine
 from tests.unit.core.test_machine import MACHINE
@@ -185,9 +185,7 @@ def test_an_adapter_nested_without_end_is_refused(tmp_path):
 
 def test_every_bundled_model_is_still_taken():
     for folder in (BUNDLED / "models").iterdir():
-        config = json.loads((folder / "config.json").read_text())
-        config = language_config(config, "config.json") if is_llava(config) else config
-        assert re.fullmatch(r"\w+ForCausalLM", ModelShape.from_hf_config(config).architecture)
+        assert re.fullmatch(r"\w+ForCausalLM", ModelShape.from_hf_config(model_config(folder)).architecture)
 
 
 def sparse(path):
