@@ -336,6 +336,12 @@ class ManifestSettings(Group):
         words = re.sub(r"[^a-z0-9]+", "-", f"{label}-{variant}".lower()).strip("-")
         return (words if words[:1].isalpha() else f"m-{words}")[:40].strip("-")
 
+    @staticmethod
+    def gpu_labels(capability: float) -> dict[str, str]:
+        """Return the labels that GPU feature discovery gives to nodes with GPUs of a capability, such as 9.0."""
+        major, minor = divmod(round(capability * 10), 10)
+        return {"nvidia.com/gpu.compute.major": str(major), "nvidia.com/gpu.compute.minor": str(minor)}
+
     @field_validator("env")
     @classmethod
     def _has_no_secrets(cls, env: dict[str, str]) -> dict[str, str]:

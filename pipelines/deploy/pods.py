@@ -379,8 +379,7 @@ def _placement(deployed: ClusterDeployment) -> Object:
     """Select nodes with the GPU the engine was built for, by the labels of GPU feature discovery."""
     labels: dict[str, str] = {}
     if (capability := deployed.compute_capability) is not None:
-        major, minor = divmod(round(capability * 10), 10)
-        labels = {"nvidia.com/gpu.compute.major": str(major), "nvidia.com/gpu.compute.minor": str(minor)}
+        labels = deployed.settings.gpu_labels(capability)
     labels |= deployed.settings.node_selector
     placed: Object = {"nodeSelector": labels} if labels else {}
     if deployed.served.gpu:

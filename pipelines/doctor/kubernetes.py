@@ -131,11 +131,10 @@ def _nodes(settings: Settings, nodes: Answer) -> ProbeResult:
     if engine is None or not engine.needs_gpu:
         return ProbeResult("nodes", text, "ok" if ready else "bad", "" if ready else "Add a node.")
     each = -(-ranks // settings.triton.num_nodes)
-    labels, sm = {}, settings.hardware.sm
-    if sm is not None:
-        labels = dict(zip(("major", "minor"), map(str, divmod(round(sm * 10), 10)), strict=True))
-    fits = [node for node in ready if _has_gpus(node, labels) >= each]
-    most = max((_has_gpus(node, {}) for node in ready), default=0)
+    sm = settings.hardware.sm
+    labels = {} if sm is None else settings.manifests.gpu_labels(sm)
+    fits = [node for node in ready if _gpus(node, labels) >= each]
+    most = max((_gpus(node, {}) for node in ready), default=0)
     kind = f" of compute capability {sm:g}" if sm is not None else ""
     text += f"; {len(fits)} with the {count(each, 'GPU')}{kind} that one pod needs"
     if len(fits) >= settings.triton.num_nodes:
@@ -150,10 +149,9 @@ def _is_ready(node: dict[str, Any]) -> bool:
     return ready and not node["spec"].get("unschedulable")
 
 
-def _has_gpus(node: dict[str, Any], capability: dict[str, str]) -> int:
-    """Return the GPUs of a node; 0 if they are of another compute capability, given as major and minor."""
-    labels = node["metadata"].get("labels", {})
-    if any(labels.get(f"nvidia.com/gpu.compute.{part}") != value for part, value in capability.items()):
+def _gpus(node: dict[str, Any], labels: dict[str, str]) -> int:
+    """Return the GPUs of a node; 0 if it lacks one of these labels."""
+    if not labels.items() <= node["metadata"].get("labels", {}).items():
         return 0
     return int(node["status"].get("allocatable", {}).get("nvidia.com/gpu", 0))
 
