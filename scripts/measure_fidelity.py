@@ -1,15 +1,14 @@
-"""Measure what fidelity costs on a model with Gemma's architecture, a vocabulary of 256,000 and random weights.
+"""Measure what fidelity costs on a model with the shape of Gemma 2B, Llama 1B or 8B and random weights.
 
     python -m scripts.measure_fidelity WORK_FOLDER [SHAPE TOKENS PRECISION]
 
-SHAPE is HIDDENxLAYERS (768x12 unless given), or gemma_2b for Gemma 2B's own (measure_gemma_2b_shaped); PRECISION is
-f32, or bf16 for a processor that has such products. Prints tokens/s and processor time of reading, the time that
-32,768 tokens would take, the memory of the two loaded models, and how much a comparison takes beyond it at its peak.
+SHAPE is one of `scripts.measure_streaming` (gemma_2b unless given); PRECISION is f32, or bf16 for a processor that has
+such products. Prints tokens/s and processor time of reading, the time that 32,768 tokens would take, the memory of the
+two loaded models, and how much a comparison takes beyond it at its peak.
 """
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import time
@@ -22,27 +21,9 @@ from eval.fidelity.measure import NOISE_TOKENS, Side, Windows, measure
 from pipelines.domain.progress import Advance
 from pipelines.engines.port import LogitsSession
 from pipelines.engines.registry import open_engine
-from scripts import measure_gemma_2b_shaped as gemma_2b
+from scripts.measure_streaming import SHAPES, make_model
 
-ROOT = Path(__file__).resolve().parent.parent
-VOCABULARY, WINDOW = 256_000, 512
-FORMATS, GEMMA_2B = ("none", "int8_wo"), "gemma_2b"
-
-
-def make_model(folder: Path, hidden: int, layers: int) -> None:
-    """Write random bf16 weights, with the bundled tokenizer."""
-    if (folder / "config.json").is_file():
-        return
-    import torch
-    from transformers import GemmaConfig, GemmaForCausalLM
-
-    torch.manual_seed(0)
-    sizes = {"hidden_size": hidden, "intermediate_size": 4 * hidden, "num_hidden_layers": layers, "head_dim": 64}
-    heads = {"num_attention_heads": hidden // 64, "num_key_value_heads": 1, "max_position_embeddings": 2048}
-    config = GemmaConfig(vocab_size=VOCABULARY, torch_dtype="bfloat16", **sizes, **heads)
-    GemmaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    for path in (ROOT / "pipelines/bundled/models/tiny_gemma").glob("*token*.json"):
-        shutil.copy(path, folder)
+WINDOW, FORMATS = 512, ("none", "int8_wo")
 
 
 def build(work: Path, model: Path, qformat: str) -> Path:
@@ -102,21 +83,16 @@ def engines(work: Path, shape: str) -> list[Path]:
     """Make the model in a process of its own, which takes memory, and build an engine in each format."""
     command = [sys.executable, "-m", "scripts.measure_fidelity", str(work), shape, "model"]
     subprocess.run(command, check=True)
-    if shape == GEMMA_2B:
-        return [gemma_2b.build(work, qformat) for qformat in FORMATS]
-    return [build(work, work / f"gemma_{shape}", qformat) for qformat in FORMATS]
+    return [build(work, work / shape, qformat) for qformat in FORMATS]
 
 
 def main() -> None:
     """Build the engines, then compare them."""
     work, given = Path(sys.argv[1]).absolute(), sys.argv[2:]
-    shape, tokens, precision = (*given, *("768x12", "4096", "f32")[len(given) :])
+    shape, tokens, precision = (*given, *("gemma_2b", "4096", "f32")[len(given) :])
     work.mkdir(parents=True, exist_ok=True)
     if tokens == "model":
-        if shape == GEMMA_2B:
-            gemma_2b.make_model(work / "gemma_2b_shaped")
-        else:
-            make_model(work / f"gemma_{shape}", *map(int, shape.split("x")))
+        make_model(work / shape, SHAPES[shape])
         return
     sides = [opened(engine, qformat, precision) for engine, qformat in zip(engines(work, shape), FORMATS, strict=True)]
     count = -(-int(tokens) // (WINDOW - 1))

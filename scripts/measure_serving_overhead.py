@@ -1,23 +1,18 @@
 """Measure the cost of serving: output tokens per second through tritonserver against the engine driven directly.
 
-    python scripts/measure_serving_overhead.py ENGINE TOKENIZER [--isl 128 --osl 128] [--perf-analyzer PROGRAM]
+    python scripts/measure_serving_overhead.py ENGINE TOKENIZER [--isl 128 --osl 128]
 
 Both answer the same closed loop (`--concurrency` requests always in flight, random prompts, no end token) alternately,
 `--rounds` times in one run, so that background load affects both. The server and its client share the machine with the
 engine; the direct loop has it to itself. KV reuse is off on both sides: a pool full of cached prefixes slows down a
 long-lived engine, whereas the direct one is new every time. Modes: `tensorrt_llm` and `ensemble`, each with whole and
 with streamed responses.
-
-The client is NVIDIA's in Python, or NVIDIA's perf_analyzer in C++ (in the wheel of tritonclient 2.49, see
-`scripts.foreign_clients`), which asks for streamed responses only: of whole ones it often cannot write down when they
-came, because it reads numbers from empty tensors and finds NaN there.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import subprocess
 import sys
@@ -130,39 +125,6 @@ def tensor(name: str, values: np.ndarray[Any, Any], kind: str) -> Any:
     return made
 
 
-def analyzed(program: Path, url: str, model: str, requests: list[Request], load: Load) -> Found:
-    """Answer all requests through the server, asked by perf_analyzer."""
-    data = [
-        {
-            name: {
-                "content": [each.decode() if isinstance(each, bytes) else each for each in values.ravel().tolist()],
-                "shape": values.shape[1:],
-            }
-            for name, (values, _) in request.items()
-        }
-        for request in requests
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        given, export = Path(folder) / "requests.json", Path(folder) / "export.json"
-        given.write_text(json.dumps({"data": data}))
-        words = ["-m", model, "-u", url, "-i", "grpc", "--streaming", "--async"]
-        words += ["--concurrency-range", str(load.concurrency), "--request-count", str(load.requests)]
-        words += ["--input-data", str(given), "--profile-export-file", str(export)]
-        done = subprocess.run([str(program), *words], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{program} ended with {done.returncode}: {done.stdout[-500:]}{done.stderr[-500:]}")
-        try:
-            (experiment,) = json.loads(export.read_text())["experiments"]
-        except ValueError as error:
-            raise SystemExit(f"{program} could not write down what it measured ({error}); try again") from None
-    answered = experiment["requests"]
-    if len(answered) != load.requests:
-        raise SystemExit(f"{program} measured {len(answered)} requests of {load.requests}")
-    last = max(max(each["response_timestamps"]) for each in answered)
-    responses = sum(len(each["response_timestamps"]) for each in answered)
-    return Found((last - min(each["timestamp"] for each in answered)) / 1e9, responses)
-
-
 async def served(url: str, model: str, requests: list[Request], concurrency: int) -> Found:
     """Answer all requests through the server, asked by NVIDIA's Python client."""
     client = grpc.InferenceServerClient(url)
@@ -220,8 +182,6 @@ def one_pass(
         requests = [text_inputs(text, load, stream) for text in texts_of(arguments.tokenizer, load, random)]
     else:
         requests = [core_inputs(prompt, load, stream) for prompt in prompts_of(load, random)]
-    if arguments.perf_analyzer:
-        return analyzed(arguments.perf_analyzer, url, model, requests, load)
     return asyncio.run(served(url, model, requests, load.concurrency))
 
 
@@ -245,7 +205,6 @@ def main() -> None:
     parser.add_argument("tokenizer", type=Path)
     for name, value in {"requests": 128, "concurrency": 32, "isl": 128, "osl": 128, "rounds": 3}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--perf-analyzer", type=Path, help="NVIDIA's client in C++, in place of the one in Python")
     parser.add_argument("--direct", action="store_true", help="run only the direct loop and print its seconds")
     arguments = parser.parse_args()
     load = Load(arguments.requests, arguments.concurrency, arguments.isl, arguments.osl)
@@ -273,15 +232,14 @@ def report(arguments: argparse.Namespace, load: Load, repository: Path, random: 
     """Measure the server and the direct loop alternately and print the medians."""
     tokens = load.requests * load.osl
     direct: list[float] = []
-    modes = [mode for mode in MODES if mode[1] or not arguments.perf_analyzer]
-    ratios: dict[tuple[str, bool], list[float]] = {mode: [] for mode in modes}
-    rates: dict[tuple[str, bool], list[float]] = {mode: [] for mode in modes}
+    ratios: dict[tuple[str, bool], list[float]] = {mode: [] for mode in MODES}
+    rates: dict[tuple[str, bool], list[float]] = {mode: [] for mode in MODES}
     sizes: dict[tuple[str, bool], float] = {}
     with TritonServer(repository, ServingSettings()) as server:
-        for mode in modes:
+        for mode in MODES:
             one_pass(server.grpc_url, mode, Load(32, 32, load.isl, 8), arguments, random)
         for turn in range(arguments.rounds):
-            for mode in modes:
+            for mode in MODES:
                 alone = tokens / measure_direct(arguments, load)
                 found = one_pass(server.grpc_url, mode, load, arguments, random)
                 direct.append(alone)
