@@ -63,6 +63,7 @@ def write_model(folder: Path, kind: str, **changes: Any) -> Path:
 RANDOM: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3Text", {"head_dim": 64, "sliding_window": 32, "num_hidden_layers": 6}),
     "phi3": ("Phi3", {"sliding_window": 40}),
+    "phi3_without_window": ("Phi3", {"sliding_window": None}),
     "mixtral": ("Mixtral", {"num_local_experts": 4}),
     "qwen3_moe": (
         "Qwen3Moe",
