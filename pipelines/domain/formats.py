@@ -139,7 +139,7 @@ class CpuCost:
         kernels: compiled for every number of tokens.
         f32_kernels: `kernels` when the arithmetic is float32.
         avx2_copies: packed copies of a linear in float32 without AVX-512.
-        avx2_kernels: `f32_kernels` without AVX-512, where they are others.
+        kernels_without_bf16: `f32_kernels` on a processor without native bf16, where they are others.
     """
 
     linear: float
@@ -151,7 +151,7 @@ class CpuCost:
     kernels: CpuKernels
     f32_kernels: CpuKernels
     avx2_copies: int = 1
-    avx2_kernels: CpuKernels | None = None
+    kernels_without_bf16: CpuKernels | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +259,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
             *(2.0, 2.0, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 4.0, 2.1),
             kernels=CpuKernels(linears=True, size=0.21 * MIB),
             f32_kernels=CpuKernels(linears=False, size=0.25 * MIB),
-            avx2_kernels=CpuKernels(linears=True, size=0.15 * MIB),
+            kernels_without_bf16=CpuKernels(linears=True, size=0.15 * MIB),
         ),
     ),
     QFormat.FP8: FormatSpec(

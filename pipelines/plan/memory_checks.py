@@ -20,7 +20,7 @@ from pipelines.engines.openvino.memory import (
     kv_blocks,
     usual_kv_precision,
 )
-from pipelines.host.machine import has_avx512
+from pipelines.host.machine import has_avx512, native_bf16
 from pipelines.loadgen.config import DEFAULT_CONCURRENCY
 from pipelines.plan.colocated import DRAFT, ColocatedEngine
 from pipelines.plan.deployment import Deployment
@@ -262,6 +262,7 @@ def cpu_sizes(settings: Settings, shape: ModelShape) -> CpuSizes | None:
         kv_cache_bytes=options.kv_cache_bytes,
         candidates=settings.quant.mixed,
         avx512=has_avx512(),
+        bf16=native_bf16(),
         table_rows=build.max_prompt_embedding_table_size,
     )
     if bound is None:

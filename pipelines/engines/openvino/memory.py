@@ -12,8 +12,8 @@ The constants are measured (OpenVINO 2026.4.1, x86-64, one and two threads; thei
 Llamas of 15 to 90 M parameters, varied one size at a time: docs/decisions/0015-knowing-the-machine.md. What a
 format costs is in its row of `pipelines.domain.formats`; formats that were not measured have no costs there. Other
 processors have other kernels: in float32, fp8 and int4_awq engines were up to 27 % smaller on a Xeon without bf16, and
-those of bf16 are a quarter larger on one with AMX, whose figure is taken. What is needed in addition without AVX-512 is
-counted there.
+those of bf16 are a quarter larger on one with AMX, whose figure is taken. What is needed in addition without AVX-512 or
+without bf16 is counted there.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class CpuSizes:
         shape: shape of the model.
         qformat: format of weights and activations.
         candidates: for `auto`: formats that a linear may get.
-        avx512: whether the processor has it; without it, float32 kernels are others.
+        avx512: whether the processor has it; without it, float32 arithmetic packs some weights twice.
+        bf16: whether the processor computes in bf16 natively; without it, float32 kernels are others.
         table_rows: rows of the prompt table.
         precision: type of the arithmetic.
         kv_precision: storage type of the KV cache.
@@ -78,6 +79,7 @@ class CpuSizes:
     iterations: int | None = None
     candidates: tuple[QFormat, ...] = ()
     avx512: bool = True
+    bf16: bool = True
     table_rows: int = 0
 
     @property
@@ -173,7 +175,9 @@ def cpu_memory(sizes: CpuSizes) -> CpuMemory | None:
     per_token *= cost.f32_factor if wide else 1
     linear, kernels = (cost.f32_linear, cost.f32_kernels) if wide else (cost.linear, cost.kernels)
     if wide and not sizes.avx512:
-        linear, kernels = linear * cost.avx2_copies, cost.avx2_kernels or kernels
+        linear *= cost.avx2_copies
+    if wide and not sizes.bf16:
+        kernels = cost.kernels_without_bf16 or kernels
     different = sizes.max_num_tokens if sizes.iterations is None else sizes.iterations
     each_has = 1 + (len(set(shape.linear_shapes.values())) if kernels.linears else 0)
     return CpuMemory(

@@ -28,7 +28,7 @@ from pipelines.engines.openvino.memory import (  # noqa: E402
 )
 from pipelines.engines.openvino.runtime import OpenVinoOptions  # noqa: E402
 from pipelines.engines.port import BuildLimits  # noqa: E402
-from pipelines.host.machine import has_avx512  # noqa: E402
+from pipelines.host.machine import has_avx512, native_bf16  # noqa: E402
 from pipelines.loadgen.health import read_metrics  # noqa: E402
 from pipelines.serving.config import ServingSettings  # noqa: E402
 from pipelines.serving.process import TritonServer  # noqa: E402
@@ -58,7 +58,9 @@ def shape_of(kind: str) -> ModelShape:
 
 def predicted(shape: ModelShape, qformat: QFormat, precision: str = NATIVE, lengths: int = 0):
     sizes = CpuSizes(
-        shape, qformat, precision, precision, LIMITS.max_num_tokens, LIMITS.max_seq_len, avx512=has_avx512()
+        *(shape, qformat, precision, precision, LIMITS.max_num_tokens, LIMITS.max_seq_len),
+        avx512=has_avx512(),
+        bf16=native_bf16(),
     )
     pool = BLOCKS * sizes.block_bytes
     return cpu_memory(replace(sizes, kv_cache_bytes=pool, iterations=FULL_ITERATIONS + lengths))
