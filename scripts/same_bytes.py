@@ -1,11 +1,9 @@
 """Prove that a change did not alter anything the tool makes: record the output of two commits and compare it.
 
-    python scripts/same_bytes.py between main HEAD                         both, and compare; about 15 minutes each
-    python scripts/same_bytes.py between main HEAD --only numbers          only one group
-    python scripts/same_bytes.py record --commit main --out main.json      one commit
-    python scripts/same_bytes.py compare main.json head.json               exit code 1 when they differ
+    python scripts/same_bytes.py main HEAD                         about 15 minutes each
+    python scripts/same_bytes.py main HEAD --only numbers          only one group
 
-To record uncommitted changes of tracked files: --commit $(git stash create)
+For uncommitted changes of tracked files: main $(git stash create)
 
 What is recorded:
   checkpoints   every tensor (type, shape, bytes) and config.json, for tiny_gemma and tiny_llama in every format
@@ -14,102 +12,168 @@ What is recorded:
   numbers       of plan, simulate, size and calibrate, and the exact commands that a plan shows for a GPU
 
 Only the command line and the files that it writes are used, in a checkout of the commit in a temporary folder, so
-modules may move between the commits. Comments and messages may be reworded; keys of numbers may be renamed if all
-values stay the same, and such renames are shown. A recording is saved after each case: after Ctrl-C the same command
-continues. Exit codes: 0 equal or recorded; 1 different, or a case failed; 2 invalid input; 130 interrupted.
+modules may move between the commits. Comments, messages and prose may be reworded. The recording of a commit is a
+folder of text files, which `git diff` compares; each case is saved when it is done, so after Ctrl-C the same command
+continues. Exit codes: 0 equal; 1 different, or a case failed; 2 invalid input; 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.records.cases import GROUPS  # noqa: E402
-from scripts.records.checkout import RecordingError, full_commit  # noqa: E402
-from scripts.records.comparison import compare  # noqa: E402
-from scripts.records.recording import Recording, record  # noqa: E402
-from scripts.records.shown import lines  # noqa: E402
+from scripts.records.cases import GROUPS, REPOSITORY, Case, chosen  # noqa: E402
+from scripts.records.checkout import RecordingError, checked_out, full_commit  # noqa: E402
+from scripts.records.outputs import Found  # noqa: E402
 
+ENVIRONMENT, WORDS = "environment.json", "words.json"
 INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code."""
-    options = _parser().parse_args(arguments)
+    """Record what is not recorded yet, compare, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", metavar="REV1")
+    parser.add_argument("after", metavar="REV2")
+    parser.add_argument("--only", action="append", choices=GROUPS, help="a group; several times for several")
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "same_bytes", help="of recordings (%(default)s)")
+    python = Path(sys.executable)
+    parser.add_argument("--python", type=Path, default=python, help="interpreter with the dependencies (%(default)s)")
+    options = parser.parse_args(arguments)
     groups = options.only or GROUPS
     try:
-        if options.command == "record":
-            return 1 if record(options.commit, options.out, options.python, groups) else 0
-        if options.command == "compare":
-            return _compare(options.before, options.after, groups, options)
-        files = [options.folder / f"{full_commit(revision)}.json" for revision in (options.before, options.after)]
-        failed = 0
-        for revision, file in zip((options.before, options.after), files, strict=True):
-            failed += record(revision, file, options.python, groups)
-        return max(_compare(files[0], files[1], groups, options), 1 if failed else 0)
+        commits = [full_commit(revision) for revision in (options.before, options.after)]
+        before, after = (options.folder / commit for commit in commits)
+        failed = sum(record(commit, options.folder / commit, options.python, groups) for commit in commits)
+        same = compare(before, after, groups)
     except RecordingError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("\nInterrupted. The cases recorded so far are kept; run the same command to continue.\n")
         return INTERRUPTED
+    return 0 if same and not failed else 1
 
 
-def _compare(before: Path, after: Path, groups: Sequence[str], options: argparse.Namespace) -> int:
-    found = compare(
-        Recording.load(before), Recording.load(after), groups, judge_whole=options.xml, rounding=options.rounding
+def record(commit: str, out: Path, python: Path, groups: Sequence[str]) -> int:
+    """Run the cases that are not in `out` yet and save each as soon as it is done.
+
+    Args:
+        commit: full hash of a commit of this repository.
+        out: the folder of the recording.
+        python: interpreter that has the project's dependencies.
+        groups: groups to record.
+
+    Returns:
+        the number of cases that failed.
+
+    Raises:
+        RecordingError: `out` was recorded with other versions, or the commit cannot be run.
+    """
+    todo = [case for case in chosen(groups) if not is_recorded(case, out)]
+    if not todo:
+        return 0
+    with checked_out(commit, python) as checkout:
+        environment, file = checkout.environment(), out / ENVIRONMENT
+        if file.is_file() and (earlier := json.loads(file.read_text())) != environment:
+            other = ", ".join(f"{k} {earlier.get(k)} and {v}" for k, v in environment.items() if earlier.get(k) != v)
+            raise RecordingError(f"{out} was recorded with other versions: {other}. Remove it.")
+        out.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(environment, indent=1) + "\n")
+        failed = 0
+        for number, case in enumerate(todo, 1):
+            _say(f"[{number:>2}/{len(todo)}] {commit[:12]}, {' and '.join(case.groups)}: {case.name} ... ")
+            started = time.monotonic()
+            try:
+                save(case, checkout.run(case), out)
+            except RecordingError as error:
+                failed += 1
+                _say(f"failed\n{error}\n")
+            else:
+                _say(f"{time.monotonic() - started:.0f} s\n")
+    return failed
+
+
+def is_recorded(case: Case, out: Path) -> bool:
+    """Return whether all groups of a case were recorded with its current words."""
+    files = [out / group / case.name / WORDS for group in case.groups]
+    return all(file.is_file() and json.loads(file.read_text()) == _words(case) for file in files)
+
+
+def save(case: Case, found: Found, out: Path) -> None:
+    """Write a line per row, in a file per document; a folder that is there is complete."""
+    for group, documents in found.items():
+        folder, aside = out / group / case.name, out / ".aside"
+        for each in (folder, aside):
+            shutil.rmtree(each, ignore_errors=True)
+        for name, rows in documents.items():
+            (aside / name).parent.mkdir(parents=True, exist_ok=True)
+            lines = [f"{row}: {text}" for row, value in sorted(rows.items()) for text in _shown(value)]
+            (aside / name).write_text("\n".join(lines) + "\n")
+        (aside / WORDS).write_text(json.dumps(_words(case), indent=1) + "\n")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        aside.rename(folder)
+
+
+def compare(before: Path, after: Path, groups: Sequence[str]) -> bool:
+    """Print what differs between two recordings, as git does; return whether they are equal.
+
+    Raises:
+        RecordingError: neither has a case of a group.
+    """
+    if (before / ENVIRONMENT).read_text() != (after / ENVIRONMENT).read_text():
+        _say("note: recorded with different versions, which may explain a difference\n")
+        _differs(before / ENVIRONMENT, after / ENVIRONMENT)
+    equal = True
+    for group in groups:
+        folders = [each / group for each in (before, after)]
+        if not any(map(Path.is_dir, folders)):
+            raise RecordingError(f"{before} and {after} contain no cases of {group}.")
+        for folder in folders:
+            folder.mkdir(exist_ok=True)
+        cases = len({path.name for folder in folders for path in folder.iterdir()})
+        different = _differs(*folders)
+        _say(f"{group:<13} {cases:>3} cases  {'different' if different else 'equal'}\n")
+        equal = equal and not different
+    return equal
+
+
+def _differs(before: Path, after: Path) -> bool:
+    done = subprocess.run(
+        ["git", "diff", "--no-index", "--no-prefix", "--unified=0", "--word-diff", before, after], check=False
     )
-    if not found.cases:
-        raise RecordingError(f"{before} and {after} contain no cases of {', '.join(groups)}.")
-    for line in lines(found, options.show):
-        sys.stdout.write(f"{line}\n")
-    return 0 if found.equal else 1
+    if done.returncode > 1:
+        raise RecordingError(f"git could not compare {before} and {after}.")
+    return done.returncode == 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    one = commands.add_parser("record", help="run the cases at a commit")
-    one.add_argument("--commit", required=True, metavar="REV", help="commit, branch or tag")
-    one.add_argument("--out", required=True, type=Path, metavar="FILE", help="file of the recording")
-    two = commands.add_parser("compare", help="compare two recordings")
-    two.add_argument("before", type=Path, metavar="FILE")
-    two.add_argument("after", type=Path, metavar="FILE")
-    both = commands.add_parser("between", help="record two commits and compare them")
-    both.add_argument("before", metavar="REV1")
-    both.add_argument("after", metavar="REV2")
-    both.add_argument(
-        "--folder", type=Path, default=ROOT / "runs" / "same_bytes", help="folder of the recordings (%(default)s)"
-    )
-    for command in (one, two, both):
-        command.add_argument(
-            "--only", action="append", choices=GROUPS, help="a group; may be given several times (default: all)"
-        )
-    for command in (one, both):
-        command.add_argument(
-            "--python",
-            type=Path,
-            default=Path(sys.executable),
-            help="interpreter with the project's dependencies (%(default)s)",
-        )
-    for command in (two, both):
-        command.add_argument(
-            "--rounding", type=float, default=0.0, metavar="R", help="allowed relative change of a number (0)"
-        )
-        command.add_argument("--xml", action="store_true", help="also judge whole .xml, .bin and .safetensors files")
-        command.add_argument(
-            "--show", type=int, default=10, metavar="N", help="most differences shown for a case (%(default)s)"
-        )
-    return parser
+def _shown(value: object) -> list[str]:
+    """Return the lines of a text, and any other value as JSON: equal for equal numbers, such as 1 and 1.0."""
+    if isinstance(value, str):
+        return value.splitlines() or [""]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return [json.dumps(float(value) if is_number else value)]  # type: ignore[arg-type]
+
+
+def _words(case: Case) -> list[str]:
+    return [word.replace(str(REPOSITORY), "<repository>") for word in case.words]
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the running command ends
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `| head` does not end in an error
     sys.exit(main())

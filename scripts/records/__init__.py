@@ -1,1 +1,1 @@
-"""Parts of `scripts/same_bytes.py`: the commands it runs, the files it reads, and the comparison of two recordings."""
+"""Parts of `scripts/same_bytes.py`: the commands it runs, and the files it reads."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.records.cases import REPOSITORY, Case
-from scripts.records.documents import Neutral, printed_documents
+from scripts.records.documents import Neutral, printed_rows
 from scripts.records.outputs import READERS, Found
 
 LIMIT_S = 1800
@@ -126,7 +126,7 @@ class Checkout:
         return {group: found[group] for group in case.groups}
 
     def _read(self, case: Case, folder: Path, known: set[Path], printed: str) -> Found:
-        found: Found = {"numbers": printed_documents(printed, self.neutral)} if case.reads_plan else {}
+        found: Found = {"numbers": printed_rows(printed, self.neutral)} if case.reads_plan else {}
         for reader, pattern in case.outputs.items():
             made = sorted(path for path in folder.glob(pattern) if path not in known and path.name[0] != ".")
             for group, documents in READERS[reader](made, folder, self.neutral).items():

@@ -1,4 +1,4 @@
-"""Convert files and printed text to documents: named rows that must stay the same, without paths, versions, times."""
+"""Convert files and printed text to named rows that must stay the same, without paths, versions, times."""
 
 from __future__ import annotations
 
@@ -8,32 +8,10 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from scripts.records.weights import Rows, digest, graph_rows, tensor_rows
-
-
-class Kind(StrEnum):
-    """How a document is compared."""
-
-    EXACT = "exact"  # every row
-    NUMBERS = "numbers"  # every row, but keys may be renamed if all values stay the same
-    WHOLE = "whole"  # digest of a file whose content is also compared row by row: judged only on request
-    SHOWN = "shown"  # digest of prose, or of Python code (whose imports change as modules move): never judged
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """Rows by name, with JSON values."""
-
-    kind: Kind
-    rows: Rows
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document as it is recorded."""
-        return {"kind": str(self.kind), "rows": self.rows}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,71 +42,55 @@ _VARYING = (
 )
 
 
-def file_documents(path: Path, name: str, neutral: Neutral) -> dict[str, Document]:
-    """Return the documents of one file by name.
+def file_rows(path: Path, neutral: Neutral) -> Rows | None:
+    """Return the rows of one file; None for prose, and for Python code, whose imports change as modules move.
 
     Args:
         path: the file.
-        name: its name in the recording.
         neutral: applied to texts.
 
     Raises:
         ValueError: the file is not in the format that its extension promises.
     """
     if path.suffix == ".safetensors":
-        return {name: Document(Kind.EXACT, tensor_rows(path)), f"{name} (whole)": _whole(path, Kind.WHOLE)}
+        return tensor_rows(path)
     if path.suffix == ".xml":
-        weights = path.with_suffix(".bin")
-        return {
-            name: Document(Kind.EXACT, graph_rows(path)),
-            f"{name} (whole)": _whole(path, Kind.WHOLE),
-            f"{name.removesuffix('.xml')}.bin (whole)": _whole(weights, Kind.WHOLE),
-        }
-    if path.suffix == ".bin" and path.with_suffix(".xml").is_file():
-        return {}  # read together with its .xml
-    if path.suffix in (".py", ".md"):
-        return {name: _whole(path, Kind.SHOWN)}
+        return graph_rows(path)
+    if path.suffix in (".py", ".md") or (path.suffix == ".bin" and path.with_suffix(".xml").is_file()):
+        return None  # a .bin is read together with its .xml
     if path.suffix == ".json" and path.stat().st_size <= LARGEST_TEXT:
-        return {name: Document(Kind.EXACT, json_rows(_load(path), neutral))}
-    return {name: Document(Kind.EXACT, text_rows(path, neutral))}
+        return json_rows(_load(path), neutral)
+    return text_rows(path, neutral)
 
 
 LARGEST_TEXT = 100_000
 """Maximum bytes of a text or JSON file; a larger one (a tokenizer) is recorded as one row with its digest."""
 
 
-def number_document(path: Path) -> Document | None:
-    """Return the numbers of a JSON or CSV file; None for other files."""
+def number_rows(path: Path) -> Rows:
+    """Return the numbers of a JSON or CSV file; none of other files."""
     if path.suffix == ".csv":
-        return Document(Kind.NUMBERS, column_rows(path))
+        return column_rows(path)
     if path.suffix != ".json":
-        return None
+        return {}
     numbers = [(where, value) for where, value in _leaves(_load(path)) if isinstance(value, int | float)]
     if len(numbers) <= MOST_ROWS:
-        return Document(Kind.NUMBERS, dict(numbers))
+        return dict(numbers)
     columns: dict[str, list[float]] = defaultdict(list)
     for where, value in numbers:
-        columns[without_indices(where)].append(value)
-    return Document(Kind.NUMBERS, {where: _summary(values) for where, values in columns.items()})
+        columns[re.sub(r"\[\d+\]", "[]", where)].append(value)
+    return {where: _summary(values) for where, values in columns.items()}
 
 
 MOST_ROWS = 5000
 """With more numbers than this (a trace), each key is one row with the digest of its values."""
 
 
-def without_indices(where: str) -> str:
-    """Remove the list indices from the path of a value: `options[].rate`."""
-    return re.sub(r"\[\d+\]", "[]", where)
-
-
-def printed_documents(text: str, neutral: Neutral) -> dict[str, Document]:
+def printed_rows(text: str, neutral: Neutral) -> dict[str, Rows]:
     """Return a plan's commands word for word, and all its numbers regardless of their order and wording."""
     text = neutral(text)
     commands = {f"command {number}": words for number, words in enumerate(commands_in(text), 1)}
-    return {
-        "commands": Document(Kind.EXACT, commands),
-        "numbers": Document(Kind.EXACT, {"numbers": sorted(numbers_in(text))}),
-    }
+    return {"commands": commands, "numbers": {"numbers": sorted(numbers_in(text))}}
 
 
 def commands_in(text: str) -> Iterator[str]:
@@ -218,10 +180,6 @@ def _without_comments(lines: Iterable[str]) -> Iterator[str]:
             yield line
         elif not line.lstrip().startswith("#"):
             yield re.sub(r"^(\s*echo ).*", r"\1<message>", re.sub(r"\s+# .*$", "", line))
-
-
-def _whole(path: Path, kind: Kind) -> Document:
-    return Document(kind, {"sha256": digest(path.read_bytes())})
 
 
 def _load(path: Path) -> Any:

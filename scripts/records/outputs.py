@@ -1,4 +1,4 @@
-"""Convert the files that a case's commands wrote to documents by group."""
+"""Convert the files that a case's commands wrote to rows by group and document."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from scripts.records.documents import Document, Kind, Neutral, file_documents, number_document, text_rows
+from scripts.records.documents import Neutral, file_rows, number_rows, text_rows
+from scripts.records.weights import Rows
 
-Documents = dict[str, Document]
-Found = dict[str, Documents]
-"""Documents by name, by group."""
+Found = dict[str, dict[str, Rows]]
+"""Rows of each document, by group and by the document's name."""
 
 
 def artifacts(paths: Iterable[Path], _folder: Path, neutral: Neutral) -> Found:
@@ -30,8 +30,9 @@ def artifacts(paths: Iterable[Path], _folder: Path, neutral: Neutral) -> Found:
             raise ValueError(f"the store contains two artifacts named '{label}'")
         for file in sorted(path.rglob("*")):
             name = file.relative_to(path).as_posix()
-            if file.is_file() and name != "manifest.json" and not file.name.startswith("."):
-                documents |= file_documents(file, f"{label}/{name}", neutral)
+            recorded = file.is_file() and name != "manifest.json" and not file.name.startswith(".")
+            if recorded and (rows := file_rows(file, neutral)) is not None:
+                documents[f"{label}/{name}"] = rows
     return found
 
 
@@ -49,14 +50,14 @@ def _kind(folder: Path) -> tuple[str, str] | None:
 
 def numbers(paths: Iterable[Path], _folder: Path, _neutral: Neutral) -> Found:
     """Read JSON and CSV files, named by file name alone because their folders have times in their names."""
-    found = {path.name: number_document(path) for path in paths if path.is_file()}
-    return {"numbers": {name: document for name, document in found.items() if document is not None and document.rows}}
+    found = {path.name: number_rows(path) for path in paths if path.is_file()}
+    return {"numbers": {name: rows for name, rows in found.items() if rows}}
 
 
 def texts(paths: Iterable[Path], folder: Path, neutral: Neutral) -> Found:
     """Read the text files that belong to a repository, named by their path."""
-    found = {path.relative_to(folder).as_posix(): text_rows(path, neutral) for path in paths if path.is_file()}
-    return {"repositories": {name: Document(Kind.EXACT, rows) for name, rows in found.items()}}
+    files = [path for path in paths if path.is_file()]
+    return {"repositories": {path.relative_to(folder).as_posix(): text_rows(path, neutral) for path in files}}
 
 
 READERS: dict[str, Callable[[Iterable[Path], Path, Neutral], Found]] = {

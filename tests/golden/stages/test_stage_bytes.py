@@ -48,7 +48,7 @@ from pipelines.stages.recover import Recover
 from pipelines.stages.repository import WriteRepository
 from pipelines.stages.sparsify import Sparsify
 from pipelines.store.manifest import MANIFEST, sealed
-from scripts.records.documents import Kind, Neutral, file_documents
+from scripts.records.documents import Neutral, file_rows
 from scripts.records.weights import digest
 from tests.support.numbered_model import write_numbered_model
 from triton_repo.config import TritonSettings
@@ -192,12 +192,12 @@ def fingerprint(folder: Path, *, exact: bool, root: Path) -> dict[str, Any]:
             for tensor, form, statistics in tensors(file):
                 same[f"{name}/{tensor}"], numbers[f"{name}/{tensor}"] = form, statistics
             continue
-        whole = (Kind.EXACT, Kind.WHOLE) if file.suffix == ".safetensors" else (Kind.EXACT,)
-        for key, document in file_documents(file, name, neutral).items():
-            if document.kind in whole:
-                inexact = {} if exact or is_model else {k: v for k, v in document.rows.items() if isinstance(v, float)}
-                numbers |= {f"{key}/{row}": value for row, value in inexact.items()}
-                same[key] = {row: value for row, value in document.rows.items() if row not in inexact}
+        if file.suffix == ".safetensors":
+            same[f"{name} (whole)"] = {"sha256": digest(file.read_bytes())}
+        if (rows := file_rows(file, neutral)) is not None:
+            inexact = {} if exact or is_model else {k: v for k, v in rows.items() if isinstance(v, float)}
+            numbers |= {f"{name}/{row}": value for row, value in inexact.items()}
+            same[name] = {row: value for row, value in rows.items() if row not in inexact}
     found = {"exact": digest(json.dumps(same, sort_keys=True).encode())}
     return found if exact else found | {"numbers": numbers}
 

@@ -2,158 +2,79 @@
 
 import json
 import struct
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
 from scripts.records.cases import GROUPS, all_cases
-from scripts.records.documents import Document, Kind, Neutral, commands_in, file_documents, numbers_in
+from scripts.records.checkout import RecordingError
+from scripts.records.documents import Neutral, commands_in, file_rows, numbers_in
 from scripts.records.outputs import READERS
-from scripts.records.recording import Recording
-from scripts.same_bytes import main
+from scripts.same_bytes import ENVIRONMENT, compare, is_recorded, main, save
 
 TENSORS = {"layer.weight": "F16 [2, 2] aa", "layer.bias": "F16 [2] bb"}
-NUMBERS = {"options[0].rate": 17.5, "options[0].gpus": 4, "options[1].rate": 29.0, "options[1].gpus": 6}
 NEUTRAL = Neutral({"/scratch": "<scratch>"})
+CASE = next(case for case in all_cases() if case.groups == ("numbers",))
 
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes a recording with a checkpoint and an answer, or with other cases."""
+    """Writes a recording of one case."""
 
-    def write(name, tensors=TENSORS, numbers=NUMBERS, whole="cc", **cases):
-        exact = Document(Kind.EXACT, tensors).to_json()
-        documents = {"rank0": exact, "rank0 (whole)": Document(Kind.WHOLE, {"sha256": whole}).to_json()}
-        cases = cases or {
-            "checkpoints/tiny": {"words": ["build"], "seconds": 1.0, "documents": documents},
-            "numbers/size": {
-                "words": ["size"],
-                "seconds": 1.0,
-                "documents": {"answer.json": Document(Kind.NUMBERS, numbers).to_json()},
-            },
-        }
-        path = tmp_path / f"{name}.json"
-        Recording("0" * 40, {"torch": "2.9"}, cases).save(path)
-        return str(path)
+    def write(name, rows=TENSORS, versions=None):
+        out = tmp_path / name
+        save(CASE, {"numbers": {"folder/rank0": rows}}, out)
+        (out / ENVIRONMENT).write_text(json.dumps(versions or {"torch": "2.9"}))
+        return out
 
     return write
 
 
-def test_recordings_of_the_same_output_are_equal(write, capsys):
-    assert main(["compare", write("a"), write("b")]) == 0
-    assert capsys.readouterr().out.endswith("\nequal\n")
+def test_recordings_of_the_same_output_are_equal_in_any_order(write, capfd):
+    assert compare(write("a"), write("b", dict(reversed(TENSORS.items()))), ["numbers"])
+    assert capfd.readouterr().out == "numbers         1 cases  equal\n"
+    assert compare(write("a", {"gpus": 1}), write("b", {"gpus": 1.0}), ["numbers"])
 
 
-def test_a_differing_tensor_is_named_with_both_values(write, capsys):
-    other = write("b", tensors={**TENSORS, "layer.bias": "F16 [2] dd"})
-    assert main(["compare", write("a"), other]) == 1
-    said = capsys.readouterr().out
-    assert "rank0: layer.bias: F16 [2] bb -> F16 [2] dd" in said
-    assert "layer.weight" not in said
-    assert "different: 1 of 2 cases" in said
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        ({**TENSORS, "layer.bias": "F16 [2] dd"}, "layer.bias: F16 [2] [-bb-]{+dd+}"),
+        ({"layer.weight": TENSORS["layer.weight"]}, "[-layer.bias: F16 [2] bb-]"),
+        ({**TENSORS, "text": "cd /here\n--tp 1"}, "{+text: --tp 1+}"),
+        ({**TENSORS, "rate": 17.500000000000004}, "{+rate: 17.500000000000004+}"),
+    ],
+)
+def test_a_difference_is_shown_by_document_and_row(write, capfd, rows, line):
+    assert not compare(write("a"), write("b", rows), ["numbers"])
+    said = capfd.readouterr().out
+    assert line in said
+    assert f"{CASE.name}/folder/rank0" in said
+    assert "-layer.weight" not in said
+    assert "numbers         1 cases  different\n" in said
 
 
-def test_a_missing_tensor_is_a_difference(write, capsys):
-    assert main(["compare", write("a"), write("b", tensors={"layer.weight": TENSORS["layer.weight"]})]) == 1
-    assert "rank0: layer.bias: only before: F16 [2] bb" in capsys.readouterr().out
+def test_nothing_to_compare_is_not_equal(write):
+    with pytest.raises(RecordingError, match="contain no cases of engines"):
+        compare(write("a"), write("b"), ["engines"])
 
 
-def test_a_renamed_key_of_numbers_with_the_same_values_is_reported_and_equal(write, capsys):
-    renamed = {name.replace("rate", "requests_per_s"): value for name, value in NUMBERS.items()}
-    assert main(["compare", write("a"), write("b", numbers=renamed)]) == 0
-    said = capsys.readouterr().out
-    assert "renamed keys, same values: answer.json: options[].rate -> answer.json: options[].requests_per_s" in said
+def test_other_versions_are_named_beside_the_result(write, capfd):
+    assert compare(write("a"), write("b", versions={"torch": "2.8"}), ["numbers"])
+    said = capfd.readouterr().out
+    assert "different versions, which may explain a difference" in said
+    assert "2.8" in said
 
 
-def test_a_renamed_key_with_another_value_is_a_difference(write, capsys):
-    renamed = {name.replace("rate", "requests_per_s"): value for name, value in NUMBERS.items()}
-    assert main(["compare", write("a"), write("b", numbers={**renamed, "options[1].requests_per_s": 29.5})]) == 1
-    assert "options[1].requests_per_s: only after: 29.5" in capsys.readouterr().out
-
-
-def test_a_renamed_tensor_is_a_difference(write):
-    renamed = {name.replace("layer", "block"): value for name, value in TENSORS.items()}
-    assert main(["compare", write("a"), write("b", tensors=renamed)]) == 1
-
-
-def test_a_changed_number_is_shown_with_its_change(write, capsys):
-    assert main(["compare", write("a"), write("b", numbers={**NUMBERS, "options[1].gpus": 9})]) == 1
-    assert "options[1].gpus: 6 -> 9 (+50 %)" in capsys.readouterr().out
-
-
-def test_rounding_is_a_difference_unless_it_is_allowed_and_never_of_a_tensor(write, capsys):
-    before, after = write("a"), write("b", numbers={**NUMBERS, "options[0].rate": 17.500000000000004})
-    assert main(["compare", before, after]) == 1
-    assert main(["compare", before, after, "--rounding", "1e-9"]) == 0
-    assert "numbers that differ by rounding alone: 1, by at most 2e-14 %" in capsys.readouterr().out
-    scales = write("c", tensors={**TENSORS, "scale": 1.0}), write("d", tensors={**TENSORS, "scale": 1.0000000001})
-    assert main(["compare", *scales, "--rounding", "1e-9"]) == 1
-
-
-def test_of_a_long_command_the_changed_words_are_shown(write, capsys):
-    same = " ".join(f"--option_{number} {number}" for number in range(20))
-    before, after = (
-        write("a", tensors={"command": f"build --tp 1 {same}"}),
-        write("b", tensors={"command": f"build {same}"}),
-    )
-    assert main(["compare", before, after]) == 1
-    assert "rank0: command: --tp 1 -> nothing\n" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("words", "code"), [([], 0), (["--xml"], 1)])
-def test_whole_files_are_judged_on_request(write, capsys, words, code):
-    assert main(["compare", write("a"), write("b", whole="ee"), *words]) == code
-    assert "rank0 (whole)" in capsys.readouterr().out or not words
-
-
-def test_python_files_follow_the_modules_and_are_no_difference(write, tmp_path, capsys):
-    names = ["a", "b"]
-    for name in names:
-        (tmp_path / "model.py").write_text(f"import {name}\n")
-        found = file_documents(tmp_path / "model.py", "repository/model.py", NEUTRAL)
-        documents = {file: document.to_json() for file, document in found.items()}
-        write(name, **{"repositories/default": {"words": [], "seconds": 1.0, "documents": documents}})
-    assert main(["compare", *(str(tmp_path / f"{name}.json") for name in names)]) == 0
-    assert "Python files and prose that differ (not judged): model.py" in capsys.readouterr().out
-
-
-def test_a_case_that_was_not_recorded_is_a_difference(write, capsys):
-    alone = {"numbers/size": json.loads(Path(write("a")).read_text())["cases"]["numbers/size"]}
-    assert main(["compare", write("a"), write("b", **alone)]) == 1
-    assert "checkpoints/tiny: 1 difference\n  case: recorded: yes -> no\n" in capsys.readouterr().out
-    assert main(["compare", write("a"), write("b", **alone), "--only", "numbers"]) == 0
-
-
-def test_nothing_to_compare_is_not_equal(write, capsys):
-    assert main(["compare", write("a"), write("b"), "--only", "engines"]) == 2
-    assert "contain no cases of engines" in capsys.readouterr().err
-
-
-def test_a_recording_that_is_missing_says_how_to_make_it(write, tmp_path, capsys):
-    missing = tmp_path / "missing.json"
-    assert main(["compare", write("a"), str(missing)]) == 2
-    assert f"The recording {missing} does not exist. Make it: " in capsys.readouterr().err
+def test_a_case_is_recorded_once_for_its_words(write):
+    out = write("a")
+    assert is_recorded(CASE, out)
+    assert not is_recorded(replace(CASE, commands=(("plan",),)), out)
 
 
 def test_a_commit_that_does_not_exist_is_named(tmp_path, capsys):
-    assert main(["record", "--commit", "no-such-commit", "--out", str(tmp_path / "a.json")]) == 2
+    assert main(["no-such-commit", "HEAD", "--folder", str(tmp_path)]) == 2
     assert "'no-such-commit' is not a commit of " in capsys.readouterr().err
-
-
-def test_a_recording_of_another_commit_is_not_continued(write, capsys):
-    path = write("a")
-    assert main(["record", "--commit", "HEAD", "--out", path]) == 2
-    assert f"{path} is of commit 000000000000, not of " in capsys.readouterr().err
-
-
-def test_other_versions_are_named_beside_the_result(write, tmp_path, capsys):
-    other = json.loads(Path(write("a")).read_text())
-    other["environment"]["torch"] = "2.8"
-    (tmp_path / "b.json").write_text(json.dumps(other))
-    assert main(["compare", write("a"), str(tmp_path / "b.json")]) == 0
-    assert "recorded with different versions, which may explain a difference: torch 2.9 and 2.8" in (
-        capsys.readouterr().out
-    )
 
 
 def safetensors(path, **tensors):
@@ -170,7 +91,7 @@ def safetensors(path, **tensors):
 
 def test_tensors_are_equal_in_any_order_and_differ_by_one_bit(tmp_path):
     def rows(**tensors):
-        return file_documents(safetensors(tmp_path / "rank0.safetensors", **tensors), "rank0", NEUTRAL)["rank0"].rows
+        return file_rows(safetensors(tmp_path / "rank0.safetensors", **tensors), NEUTRAL)
 
     first = rows(a=[1.0, 2.0], b=[3.0])
     assert first["a"].startswith("F32 [2] ")
@@ -181,7 +102,7 @@ def test_tensors_are_equal_in_any_order_and_differ_by_one_bit(tmp_path):
 def test_a_file_that_is_no_safetensors_is_refused(tmp_path):
     (tmp_path / "rank0.safetensors").write_bytes(b"\xff" * 20)
     with pytest.raises(ValueError, match=r"rank0\.safetensors is not a safetensors file"):
-        file_documents(tmp_path / "rank0.safetensors", "rank0", NEUTRAL)
+        file_rows(tmp_path / "rank0.safetensors", NEUTRAL)
 
 
 LAYERS = """<layer id="{one}" name="x" type="Parameter" version="opset1"><data shape="1" element_type="f32"/>
@@ -203,7 +124,7 @@ def graph(folder, weights, *, name="Constant_1", offset=0, kind="Multiply", ids=
     text = f"<net><layers>{LAYERS.format(**values)}</layers><edges>{edges}</edges></net>"
     (folder / "model.xml").write_text(text)
     (folder / "model.bin").write_bytes(weights)
-    return file_documents(folder / "model.xml", "model.xml", NEUTRAL)["model.xml"].rows
+    return file_rows(folder / "model.xml", NEUTRAL)
 
 
 def test_an_engine_is_the_same_whatever_its_nodes_are_called_and_where_its_constants_lie(tmp_path):
@@ -222,7 +143,7 @@ def test_an_engine_differs_by_a_constant_an_operation_or_its_wiring(tmp_path, ch
 def test_texts_are_compared_without_comments_keys_versions_and_paths(tmp_path):
     path = tmp_path / "run.sh"
     path.write_text("#!/bin/bash\n# Starts it.\ncd /scratch/case  # here\necho Ready.\nln -s fp8-0123456789abcdef x\n")
-    rows = file_documents(path, "run.sh", NEUTRAL)["run.sh"].rows
+    rows = file_rows(path, NEUTRAL)
     assert rows["text"] == "#!/bin/bash\ncd <scratch>/case\necho <message>\nln -s fp8-<key> x"
 
 
@@ -231,7 +152,7 @@ def test_json_is_compared_without_versions_and_sentences(tmp_path):
     path.write_text(
         json.dumps({"engine_version": "1.2", "needs": "It needs a GPU here.", "start": "a b c d --e", "tp": [1, 2]})
     )
-    rows = file_documents(path, "repository.json", NEUTRAL)["repository.json"].rows
+    rows = file_rows(path, NEUTRAL)
     assert rows == {
         "engine_version": "<version>",
         "needs": "<prose>",
