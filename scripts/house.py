@@ -1,10 +1,7 @@
-"""Measure a checkout: what it weighs, packages, import depth, cycles, imports against the floors, files per recipe.
+"""Measure a checkout: what its code weighs, what takes the settings while planning, files per recipe.
 
-    python -m scripts.house                  # this checkout
-    python -m scripts.house --tree FOLDER    # another one, an older commit for example
-
-Counts come from the code's own imports, including those inside functions. A "room" is a module at the root of
-`pipelines`, one of its packages, `eval` or `triton_repo`; a "floor" is a layer of rooms.
+python -m scripts.house                  # this checkout
+python -m scripts.house --tree FOLDER    # another one, an older commit for example
 """
 
 from __future__ import annotations
@@ -13,75 +10,18 @@ import argparse
 import ast
 import re
 import sys
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import get_args
 
-import grimp
 from pydantic import BaseModel
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("pipelines", "eval", "triton_repo")
 RECIPE = re.compile(r"^## To add (?P<what>.+)$")
 STEP = re.compile(r"^\d+\. .*`[\w./]+`")
-
-
-def room_of(module: str) -> str:
-    """Return the room of a module: "eval" for eval.harness; a package's settings are of the room of all settings."""
-    parts = module.split(".")
-    if parts[-1] == "config":
-        return "pipelines.settings"
-    return ".".join(parts[:2]) if parts[0] == "pipelines" else parts[0]
-
-
-def room_arrows(graph: grimp.ImportGraph) -> dict[str, set[str]]:
-    """Return the rooms that each room imports."""
-    arrows: dict[str, set[str]] = {room_of(module): set() for module in graph.modules if module != "pipelines"}
-    for module in graph.modules:
-        for imported in graph.find_modules_directly_imported_by(module):
-            ends = room_of(module), room_of(imported)
-            if ends[0] != ends[1] and "pipelines" not in ends:
-                arrows[ends[0]].add(ends[1])
-    return arrows
-
-
-def circles(arrows: Mapping[str, Iterable[str]]) -> list[set[str]]:
-    """Return the sets of two or more nodes that reach one another (strongly connected components)."""
-
-    @cache
-    def reached(start: str) -> frozenset[str]:
-        seen, todo = set(), [start]
-        while todo:
-            fresh = set(arrows.get(todo.pop(), ())) - seen
-            seen |= fresh
-            todo += fresh
-        return frozenset(seen)
-
-    found = {frozenset(n for n in reached(node) if node in reached(n)) for node in arrows if node in reached(node)}
-    return sorted((set(circle) for circle in found if len(circle) > 1), key=sorted)
-
-
-def depth(arrows: Mapping[str, set[str]]) -> int:
-    """Count the floors of the import graph: a room is above everything it imports; rooms of a cycle count as one."""
-    together = {room: frozenset(circle) for circle in circles(arrows) for room in circle}
-
-    @cache
-    def floor(block: frozenset[str]) -> int:
-        below = {together.get(b, frozenset({b})) for room in block for b in arrows[room]} - {block}
-        return 1 + max(map(floor, below), default=0)
-
-    return max(floor(together.get(room, frozenset({room}))) for room in arrows)
-
-
-def floors(pyproject: Path) -> dict[str, int]:
-    """Read each room's floor from the layers contract, counting from the lowest; empty without such a contract."""
-    contracts = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
-    layers = next((each["layers"] for each in contracts if each["type"] == "layers"), [])
-    return {room.strip(): number for number, layer in enumerate(reversed(layers), 1) for room in layer.split("|")}
 
 
 def recipe_files(page: Path) -> dict[str, int]:
@@ -194,27 +134,7 @@ def _lines(node: ast.AST) -> range:
 def measure(tree: Path) -> list[tuple[str, str]]:
     """Return (name, figure) for every measure."""
     sys.path.insert(0, str(tree))
-    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
-    arrows = room_arrows(graph)
-    at_root = [path for path in (tree / "pipelines").glob("*.py") if path.stem not in ("__init__", "__main__")]
-    packages = [path for path in (tree / "pipelines").iterdir() if (path / "__init__.py").is_file()]
-    modules = {name: set(graph.find_modules_directly_imported_by(name)) for name in graph.modules}
-    breakers = {(room_of(a), room_of(b)) for a, b in graph.nominate_cycle_breakers("pipelines")}
-    tied = set().union(*circles(arrows))
-    level = floors(tree / "pyproject.toml")
-    up = [(a, b) for a, targets in arrows.items() for b in targets if level and level.get(a, 0) <= level.get(b, 0)]
-    rows = [
-        *weight(tree),
-        ("modules at the root of pipelines/, except __init__ and __main__", str(len(at_root))),
-        ("packages in pipelines/", str(len(packages))),
-        ("rooms", str(len(arrows))),
-        ("rooms in an import cycle", str(len(tied))),
-        ("floors (import depth; rooms of one cycle count as one)", str(depth(arrows))),
-        ("imports between rooms", str(sum(map(len, arrows.values())))),
-        ("imports against the floors", str(len(up)) if level else "no layers contract"),
-        ("import cycles between modules", str(len(circles(modules)))),
-        ("imports between rooms to remove to break all cycles", str(len(breakers))),
-    ]
+    rows = weight(tree)
     for target in ("build", "all"):
         functions, in_modules, copies = settings_traffic(target)
         rows += [
