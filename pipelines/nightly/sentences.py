@@ -36,16 +36,15 @@ class HistoryContents:
 
 
 def _record(line: bytes) -> Record:
-    """Read a line; one of an older version has no checksum.
+    """Read a line.
 
     Raises:
         ValueError: it is no line of a history, or was changed after it was written.
     """
     fields = json.loads(line)
-    if isinstance(fields, dict) and CHECKSUM in fields:
-        if not seal_is_right(fields):
-            raise ValueError("it does not match its own checksum, so it was changed after it was written")
-        del fields[CHECKSUM]
+    if not seal_is_right(fields):
+        raise ValueError("it does not match its own checksum, so it was changed after it was written")
+    del fields[CHECKSUM]
     return Record.from_json(fields)
 
 

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from eval.perplexity import PerplexityResult
 from pipelines.domain.errors import UserError
-from pipelines.host.screen import warn
 from pipelines.report.data import ArtifactInput, ReportedArtifact
 from pipelines.store.manifest import MANIFEST, Manifests
 from pipelines.store.store import KEY_LENGTH, Store
@@ -33,13 +32,11 @@ class ArtifactIndex:
         """Read every manifest.
 
         Raises:
-            UserError: names every manifest that is damaged; those of an older version are left out with a warning.
+            UserError: names every manifest that is damaged.
         """
         self.root = store.root
         folders = (folder for folder in store.folders() if folder.parent.name in STAGES)
         manifests = Manifests.read([folder for folder in folders if (folder / MANIFEST).exists()])
-        for folder in manifests.older:
-            warn(f"{folder} is of an older version: its {MANIFEST} has no checksum; it is left out.")
         if manifests.faults:
             raise UserError.of(manifests.faults)
         newest_first = sorted(manifests.whole.values(), key=lambda manifest: str(manifest["created"]), reverse=True)

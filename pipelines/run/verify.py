@@ -27,13 +27,8 @@ def verify(overrides: Sequence[str]) -> int:
     if settings.verify.path is None and all(word.startswith("paths.") for word in overrides):
         _check_there("paths.store", settings.paths.store)
         manifests = Manifests.read(store.folders())
-        if manifests.older:
-            warn(
-                f"{count(len(manifests.older), 'artifact')} of an older version cannot be checked, because the "
-                "manifest has no checksum. What is needed of them is made again."
-            )
         if not (manifests.whole or manifests.faults):
-            sys.stdout.write(f"{store.root}: it holds no artifact of this version\nnothing was verified\n")
+            sys.stdout.write(f"{store.root}: it holds no artifact\nnothing was verified\n")
             return 0
         sys.stdout.write(f"{store.root}: {_checked(manifests, store)}\nverified: no faults found\n")
         return 0
@@ -41,7 +36,7 @@ def verify(overrides: Sequence[str]) -> int:
     sys.stdout.write(f"{folder}\n")
     has_manifest = (folder / MANIFEST).is_file()
     if has_manifest:
-        alone = Manifests({folder: read_manifest(folder)}, older=(), faults=())
+        alone = Manifests({folder: read_manifest(folder)}, faults=())
         sys.stdout.write(f"{_checked(alone, store)}\n")
     if not has_manifest or (folder / "rank0.safetensors").is_file():
         from pipelines.checkpoint import describe, verify  # import NumPy

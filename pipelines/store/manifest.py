@@ -27,15 +27,11 @@ class DamagedError(UserError):
     Attributes:
         folder: of the artifact.
         damage: the first difference, e.g. "config.json is missing".
-        older: whether its manifest has no checksum because an older version wrote it.
-        state: the same in words that go after "is".
     """
 
     def __init__(self, folder: Path, damage: str, manifest: object = None, mend: str = "Put the file back") -> None:
         """Name the artifact, how to mend it, and the command that makes it again as far as its manifest can be read."""
         self.folder, self.damage = folder, damage
-        self.older = isinstance(manifest, dict) and CHECKSUM not in manifest
-        self.state = f"of an older version: its {damage}" if self.older else f"damaged: {damage}"
         todo = f"{mend}, or remove the folder to make it again:"
         command: tuple[str, ...] = ("rm", "-r", str(folder))
         if repeat := _repeat(manifest):
@@ -44,8 +40,7 @@ class DamagedError(UserError):
                 todo = f"{mend}, or remove the folder and measure again ({shlex.join(repeat)}):"
             else:
                 todo, command = f"{mend}, or make it again:", repeat
-        what = f"is {self.state}" if self.older else f"was changed after it was made: {damage}"
-        super().__init__(f"{folder} {what}.", todo=todo, command=command)
+        super().__init__(f"{folder} was changed after it was made: {damage}.", todo=todo, command=command)
 
 
 def sealed(value: Mapping[str, Any]) -> Json:
@@ -63,7 +58,7 @@ def read_manifest(folder: Path) -> Json:
     """Read the manifest of an artifact.
 
     Raises:
-        DamagedError: it is missing or unreadable, was altered, or an older version wrote it.
+        DamagedError: it is missing or unreadable, or was altered.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -74,8 +69,6 @@ def read_manifest(folder: Path) -> Json:
     except (ValueError, RecursionError):
         raise DamagedError(folder, f"{MANIFEST} is not readable JSON") from None
     if not seal_is_right(manifest):
-        if isinstance(manifest, dict) and CHECKSUM not in manifest:
-            raise DamagedError(folder, f"{MANIFEST} has no checksum", manifest)
         raise DamagedError(folder, f"{MANIFEST} does not match its own checksum", manifest)
     return dict(manifest)
 
@@ -86,29 +79,23 @@ class Manifests:
 
     Attributes:
         whole: those that can be read, by folder.
-        older: folders of an older version, whose manifests have no checksum.
         faults: what is wrong with the others.
     """
 
     whole: Mapping[Path, Json]
-    older: tuple[Path, ...]
     faults: tuple[Fault, ...]
 
     @classmethod
     def read(cls, folders: Sequence[Path]) -> Manifests:
         """Read the manifest in each folder."""
         whole: dict[Path, Json] = {}
-        older: list[Path] = []
         faults: list[Fault] = []
         for folder in folders:
             try:
                 whole[folder] = read_manifest(folder)
             except DamagedError as error:
-                if error.older:
-                    older.append(folder)
-                else:
-                    faults += error.faults
-        return cls(whole, tuple(older), tuple(faults))
+                faults += error.faults
+        return cls(whole, tuple(faults))
 
 
 def check_files(folder: Path, manifest: Mapping[str, Any], *hashes: Callable[[Path], str]) -> None:

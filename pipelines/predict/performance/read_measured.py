@@ -23,7 +23,7 @@ from pipelines.host.hashing import sha256_file
 from pipelines.predict.performance.measured import Measured, MeasuredLevel, Sent, Served, guidellm, is_guidellm
 from pipelines.predict.performance.measured_open import inference_perf, llm_d, sglang, vllm
 from pipelines.predict.performance.measured_tools import aiperf, genai_perf, is_aiperf, trtllm_bench
-from pipelines.store.manifest import MANIFEST, DamagedError, check_files, read_manifest
+from pipelines.store.manifest import MANIFEST, check_files, read_manifest
 
 Reader = Callable[[Any, str], Measured]
 READERS: tuple[tuple[Callable[[dict[str, Any]], bool], Reader], ...] = (
@@ -183,12 +183,7 @@ def _refuse_altered(path: Path) -> None:
     folder = path.parent
     if path.name != RESULT or not (folder / MANIFEST).is_file():
         return  # a copy of the file alone
-    try:
-        manifest = read_manifest(folder)
-    except DamagedError as error:
-        if error.older:
-            return
-        raise
+    manifest = read_manifest(folder)
     files = {name: entry for name, entry in manifest["files"].items() if (folder / name).is_file()}
     check_files(folder, {**manifest, "files": files}, sha256_file)
 

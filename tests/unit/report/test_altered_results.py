@@ -10,7 +10,6 @@ from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.domain.errors import UserError
 from pipelines.predict.performance.read_measured import read_measured
 from pipelines.report.collect import collect
-from pipelines.store.manifest import CHECKSUM
 from pipelines.store.store import Store
 from tests.support.report_store import benchmark, evaluation, full_store
 
@@ -102,19 +101,6 @@ def test_a_folder_without_its_request_files_can_still_be_sized_from(tmp_path):
     for path in folder.glob("requests-*"):
         path.unlink()
     assert read_measured([folder]).levels
-
-
-def test_artifacts_of_an_older_version_are_named_and_left_out_of_a_report(tmp_path, capsys):
-    """Their manifests have no checksum, so nothing in them can be trusted."""
-    store = full_store(tmp_path, ("none", "fp8"))
-    for path in tmp_path.glob("*/synthetic-none-*/manifest.json"):
-        manifest = json.loads(path.read_text())
-        del manifest[CHECKSUM]
-        path.write_text(json.dumps(manifest))
-    assert [item.variant for item in collect(store).formats] == ["fp8"]
-    assert "is of an older version: its manifest.json has no checksum; it is left out" in " ".join(
-        capsys.readouterr().out.split()
-    )
 
 
 @pytest.mark.parametrize(
