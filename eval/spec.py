@@ -27,6 +27,8 @@ WRITTEN = ("mini_answers", PASSKEY, JSON_VALIDITY)
 """Those of them whose answers are written, not chosen."""
 MMLU = "mmlu"
 LOCAL = "local"
+SCORED = ("mini_mmlu", PICTURES, MMLU, LOCAL, "arc_challenge", "hellaswag", "wikitext")
+"""Tasks that need log probabilities of a prompt's tokens, as far as that is known before they are loaded."""
 OWN_READER = (*BUNDLED, MMLU, LOCAL)
 """Tasks whose questions are read by our own reader, which checks every row."""
 

@@ -23,7 +23,7 @@ from pipelines.domain.units import show_bytes
 from pipelines.engines.openvino.memory import kv_fault, unheard
 from pipelines.engines.registry import OPENVINO, ServerBackend
 from pipelines.engines.tensorrt_edge.exporter import environment_fault
-from pipelines.engines.tensorrt_llm.llm_api import numbers
+from pipelines.engines.tensorrt_llm.llm_api import numbers, tables_of
 from pipelines.engines.tensorrt_llm.releases import ABSENT, newer_than_container, newer_than_installed
 from pipelines.host.machine import Machine, library_versions
 from pipelines.plan import accuracy_checks, host_memory, memory_checks, serving_checks, weights_checks
@@ -42,6 +42,7 @@ from pipelines.serving.trtllm_serve import why_no_trtllm_serve
 from pipelines.settings.root import Settings
 from pipelines.stages import Stage
 from pipelines.stages.edge import ExportEdge
+from pipelines.stages.evaluate import EvaluateByTrtllmServe
 from triton_repo.config import TritonSettings
 
 CPU_WAY = "use engine=openvino, which executes the same checkpoint here; "
@@ -89,6 +90,7 @@ def check(d: Deployment) -> Checked:
         *accuracy_checks.sequential_notes(d),
         *((of_server,) if d.compares_server else ()),
         *_text_notes(d),
+        *_judged_by(d),
         *weights_checks.pruning_notes(d),
         *weights_checks.recovery_notes(d),
     )
@@ -126,6 +128,16 @@ def _text_notes(d: Deployment) -> tuple[str, ...]:
     if d.settings.multimodal.model_type != "none" and d.settings.is_compressed:
         notes.append(f"vision encoder: 16 bit, as its folder has it; {d.variant.label} is of the language model alone")
     return tuple(notes)
+
+
+def _judged_by(d: Deployment) -> tuple[str, ...]:
+    """Name the versions whose tables judge the options of the LLM API where its own has none."""
+    version = d.llm_api.version
+    judges = [table.version for table in tables_of(version)]
+    if not d.llm_api.others or judges == [version]:
+        return ()
+    own = f"of {version}" if version else f"without a version in the tag of {d.settings.image.base_llm_api}"
+    return (f"llm_api: judged by the options of TensorRT-LLM {' and '.join(judges)}, because there is no table {own}",)
 
 
 def _served(d: Deployment) -> list[Fault]:
@@ -369,6 +381,7 @@ def check_installed(goal: Goal, stages: Sequence[Stage], only: str | None) -> tu
     ]
     starts, serving = goal.target in STARTED and only in (None, "benchmark"), goal.settings.serving
     starts = starts and not goal.is_elsewhere and serving.tritonserver is None
+    starts = starts or any(isinstance(stage, EvaluateByTrtllmServe) for stage in stages)
     server = None
     if starts:
         server = why_no_trtllm_serve() if serving.server == "trtllm_serve" else why_no_server(serving)

@@ -208,7 +208,7 @@ def _unified(d: Deployment) -> list[Node]:
     chunked, word = settings.runtime.enable_chunked_context, settings.image.draft_word
     others = d.llm_api.others
     stage = ConfigureLlm(settings.build, settings.triton, settings.kv_cache, chunked, drafts, word, others)
-    return [*made, Node("build", stage, d.label, inputs)]
+    return [*made, Node(f"{d.prefix}build", stage, d.label, inputs)]
 
 
 def draft_nodes(d: Deployment) -> list[Node]:

@@ -35,6 +35,7 @@ from pipelines.stages.evaluate import (
     REFERENCE,
     SERVED_ELSEWHERE,
     Evaluate,
+    EvaluateByTrtllmServe,
     EvaluateReference,
     EvaluateSequentially,
     EvaluateServed,
@@ -66,7 +67,7 @@ def _nodes(d: Deployment) -> list[Node]:
     compares = d.has_fidelity and not two_models(d)
     made = engine_nodes(d.baseline) if d.has_baseline else []
     if d.has_baseline and d.asks and not d.is_sequential:
-        made.append(_evaluate(d.baseline))
+        made += _evaluate(d.baseline)
     if d.has_reference:
         made.append(_evaluate_reference(d))
     if compares and d.settings.fidelity.reference_path is not None:
@@ -74,7 +75,7 @@ def _nodes(d: Deployment) -> list[Node]:
     made += engine_nodes(d)
     if d.asks:
         made += vision_nodes(d) if d.settings.eval.task == PICTURES else []
-        made.append(_evaluate(d))
+        made += _evaluate(d)
     if d.compares_server:
         made += _fidelity_of_server(d)
     elif compares:
@@ -139,8 +140,10 @@ def _asked(d: Deployment) -> dict[str, Input]:
     return {"model": model(d), "dataset": d.sources.get("dataset", "download.eval"), **seen}
 
 
-def _evaluate(d: Deployment) -> Node:
-    """Return the evaluation of an engine: in turns with the 16-bit one, or by itself."""
+def _evaluate(d: Deployment) -> list[Node]:
+    """Return the evaluation of an engine: in turns with the 16-bit one, by itself, or behind its own server."""
+    if d.asks_trtllm_serve:
+        return _ask_trtllm_serve(d)
     settings, chosen = d.settings, d.engine
     labels = settings.model.label, settings.variant.label
     libraries = (*chosen.run_libraries, "lm-eval", "transformers", "tokenizers")
@@ -148,10 +151,10 @@ def _evaluate(d: Deployment) -> Node:
     needed = chosen.name, chosen.options_of(settings.engine), settings.eval, *labels, libraries, packages
     if not d.is_sequential:
         stage = Evaluate(*needed, warns=_warns(d))
-        return Node(f"{d.prefix}evaluate", stage, d.label, {"engine": engine(d), **_asked(d)})
+        return [Node(f"{d.prefix}evaluate", stage, d.label, {"engine": engine(d), **_asked(d)})]
     answers = settings.paths.store.absolute() / ANSWERS
     in_turns = EvaluateSequentially(*needed, warns=_warns(d), answers=answers)
-    return Node("evaluate", in_turns, d.label, {"engine": engine(d), "baseline": engine(d.baseline), **_asked(d)})
+    return [Node("evaluate", in_turns, d.label, {"engine": engine(d), "baseline": engine(d.baseline), **_asked(d)})]
 
 
 def _warns(d: Deployment) -> bool:
@@ -166,6 +169,25 @@ def _evaluate_reference(d: Deployment) -> Node:
     limit = None if longest is None else longest_scored(d.engine.name, longest, build.max_num_tokens)
     stage = EvaluateReference(d.settings.eval, name, limit, d.device, _warns(d))
     return Node("reference", stage, f"{name}-{REFERENCE}", _asked(d))
+
+
+def _ask_trtllm_serve(d: Deployment) -> list[Node]:
+    """Return the evaluation of a model behind a trtllm-serve that is started for it, after its repository."""
+    settings, build, repository = d.settings, d.settings.build, _repository(d)
+    longest = build.max_seq_len or d.positions
+    stage = EvaluateByTrtllmServe(
+        settings.eval,
+        settings.model.label,
+        None if longest is None else longest_scored(d.engine.name, longest, build.max_num_tokens),
+        settings.paths.runs.absolute() / ".answers",
+        build.max_input_len if settings.eval.task == PASSKEY else None,
+        serving=settings.serving,
+        logs=settings.paths.runs.absolute(),
+        variant=d.variant.label,
+        warns=_warns(d),
+    )
+    inputs = {"repository": repository.id, **_asked(d)}
+    return [repository, Node(f"{d.prefix}evaluate", stage, d.label, inputs)]
 
 
 def _ask_server(d: Deployment) -> Node:
@@ -301,7 +323,8 @@ def _repository(d: Deployment) -> Node:
         images=encoder if "vision_engine" in beside else None,
         lora_tasks=tuple(sorted(int(name.removeprefix("lora.")) for name in adapters)),
     )
-    return Node("repository", stage, d.label, {"engine": engine(d), "model": model(d), **beside, **adapters})
+    inputs = {"engine": engine(d), "model": model(d), **beside, **adapters}
+    return Node(f"{d.prefix}repository", stage, d.label, inputs)
 
 
 def _beside(d: Deployment) -> dict[str, Input]:

@@ -8,6 +8,7 @@ from typing import get_args
 
 from eval.config import EvalSettings
 from eval.fidelity.config import FidelitySettings
+from eval.spec import SCORED
 from pipelines.domain.errors import Fault, collecting
 from pipelines.engines.config import EngineSettings
 from pipelines.engines.registry import ENGINES, ServerBackend
@@ -35,7 +36,8 @@ def check(d: Deployment) -> list[Fault]:
     if target in MEASURED and load.streaming and not settings.triton.decoupled_mode:
         faults.append(_STREAMING)
     faults += privileged_ports(settings.serving) if target in STARTED else []
-    faults += _trtllm_serve(d) if target in STARTED and settings.serving.server == "trtllm_serve" else []
+    asks = d.asks_trtllm_serve
+    faults += _trtllm_serve(d) if asks or (target in STARTED and settings.serving.server == "trtllm_serve") else []
     is_named = target in STARTED and settings.serving.tritonserver is not None
     faults += filter(None, [why_no_server(settings.serving)]) if is_named else []
     faults += filter(None, [why_no_key(settings.serving)]) if target == "serve" else []
@@ -45,7 +47,7 @@ def check(d: Deployment) -> list[Fault]:
     if target in SERVED and engine.server is None:
         todo = "Use one of these, or serve the same checkpoint with engine=openvino."
         faults.append(_cannot(d, SERVED, "Triton does not serve it here", todo))
-    elif target in SERVED:
+    elif target in SERVED or (asks and engine.server is not None):
         faults += setting_faults(_asked(d), engine)
         faults += _devices(d) if engine.server is ServerBackend.TENSORRTLLM else []
     if d.built is not None:
@@ -74,8 +76,11 @@ def _trtllm_serve(d: Deployment) -> list[Fault]:
 def _measured(d: Deployment) -> list[Fault]:
     """Return why an engine that is built first cannot be evaluated, compared, diagnosed or loaded like that."""
     settings, target, engine, faults = d.settings, d.target, d.engine, list[Fault]()
-    if not engine.evaluates and target in EVALUATED:
-        todo = "Evaluate the same format with engine=openvino, or on the GPU machine a server (eval.url)."
+    if d.asks_trtllm_serve and engine.server is ServerBackend.LLM_API:
+        faults += _not_scored(settings.eval.task)
+    elif not engine.evaluates and target in EVALUATED:
+        todo = "Evaluate the same format with engine=openvino"
+        todo += ", or a task with written answers: make evaluate serving.server=trtllm_serve eval=gsm8k."
         faults.append(_cannot(d, EVALUATED, f"its model runs only inside {engine.title}", todo))
     if target == "fidelity":
         faults += _not_compared(d)
@@ -84,6 +89,20 @@ def _measured(d: Deployment) -> list[Fault]:
     if target in MEASURED:
         faults += _load_fits(settings.workload, settings.build, d.positions)
     return faults
+
+
+NO_SCORES = "trtllm-serve returns log probabilities of its answers, not of a prompt's tokens"
+"""Source: TensorRT-LLM `tests/unittest/api_stability/references/trtllm_serve_api.yaml` @029e223,
+`tensorrt_llm/serve/postprocess_handlers.py`."""
+
+
+def _not_scored(task: str) -> list[Fault]:
+    """Refuse tasks that trtllm-serve cannot answer."""
+    if task not in SCORED:
+        return []
+    what = f"eval.task='{task}' needs the log probabilities of given texts; {NO_SCORES}."
+    works = "It works with tasks whose answers are written: eval=gsm8k, ifeval, mmlu_pro, mini_answers."
+    return [Fault(what, works, "Choose one of these, or evaluate the same format with engine=openvino.")]
 
 
 _STREAMING = Fault(
@@ -144,8 +163,8 @@ def _asked(d: Deployment) -> TritonSettings:
 
 def _cannot(d: Deployment, refused: Sequence[Target], why: str, todo: str) -> Fault:
     """Refuse a target for an engine, and list the targets that are left to it."""
-    left = [target for target in get_args(Target) if target not in refused]
-    works = ", ".join(target for target in left if target != "fidelity" or d.engine.gives_logits)
+    able = {"fidelity": d.engine.gives_logits, "diagnose": d.engine.writes_engine}
+    works = ", ".join(each for each in get_args(Target) if each not in refused and able.get(each, True))
     return Fault(f"engine={d.settings.engine.name} cannot {d.target}: {why}.", f"It works with {works}.", todo)
 
 
@@ -153,10 +172,11 @@ def _not_compared(d: Deployment) -> list[Fault]:
     """Refuse to compare predictions where an engine does not give them, or with nothing."""
     settings, engine, faults = d.settings, d.engine, list[Fault]()
     if not engine.gives_logits:
+        by_server = f" ({NO_SCORES})" if engine.server is ServerBackend.LLM_API else ""
         faults.append(
             Fault(
                 f"The fidelity of engine={engine.setting} cannot be measured: it does not give the logits after every "
-                "token of a text.",
+                f"token of a text{by_server}.",
                 f"Engines that do: {', '.join(each.setting for each in ENGINES.values() if each.gives_logits)}.",
                 "Measure the same format with engine=openvino, which executes the same checkpoint.",
             )

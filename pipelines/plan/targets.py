@@ -43,6 +43,11 @@ class Goal:
         return self.target == "fidelity" and self.settings.eval.url is not None
 
     @property
+    def asks_trtllm_serve(self) -> bool:
+        """Whether the questions are put to a trtllm-serve that is started for each model, one after the other."""
+        return self.target == "evaluate" and self.settings.serving.server == "trtllm_serve" and not self.is_elsewhere
+
+    @property
     def asks(self) -> bool:
         """Whether questions are asked; a model that is not bundled may have none."""
         return self.target in EVALUATED and not self.settings.eval.is_auto
@@ -75,7 +80,7 @@ class Goal:
     def is_sequential(self) -> bool:
         """Whether both models are asked in turns, and asking stops as soon as the verdict is known."""
         questions = self.settings.eval
-        if not self.asks or not self.has_baseline:
+        if not self.asks or not self.has_baseline or self.asks_trtllm_serve:
             return False
         large = (known_questions(questions.task, questions.limit) or 0) >= LARGE or questions.max_questions is not None
         return large if questions.sequential is None else questions.sequential

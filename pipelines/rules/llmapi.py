@@ -12,7 +12,7 @@ from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.engines.tensorrt_llm.config import BuildSettings, key_of
 from pipelines.engines.tensorrt_llm.llm_api import Complaint, complaints, settings_in, split_fault, tuned_files
 from pipelines.rules.record import LLM_API, Cases, DeploymentFacts, Rule, Severity, either, listed, shape, sm
-from pipelines.rules.split import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUPPORT
+from pipelines.rules.split import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUPPORT, uneven
 
 TOPIC = "LLM API"
 OPTIONS = "pipelines/engines/tensorrt_llm/llm_api_options (NVIDIA's llm_args.py, a commit per version)"
@@ -98,6 +98,14 @@ def _unread(d: DeploymentFacts) -> Cases:
     return [{"option": name} for name, value in given.items() if value]
 
 
+def _uneven_ranks(d: DeploymentFacts) -> Cases:
+    """Return what the ranks cannot hold in equal parts; with attention_dp each has all heads, experts are divided."""
+    if d.llm_api.others.get("enable_attention_dp") is True:
+        return ()
+    dense = shape(d).num_experts == 1
+    return [case for case in uneven(d) if dense or case["what"] == "num_attention_heads"]
+
+
 rule = partial(Rule, topic=TOPIC, engines=LLM_API)
 RULES = (
     rule(
@@ -167,6 +175,15 @@ RULES = (
         allowed="Other models run on TensorRT engines, up to TensorRT-LLM 1.2.",
         todo=f"Use a {either(titles('llm_api'))} model, or engine=tensorrt_llm.",
         source=SUPPORT,
+    ),
+    rule(
+        name="llm-api-ranks-divide-heads-and-mlp",
+        needs=("shape",),
+        when=_uneven_ranks,
+        failed="tp_size={d.build.tp_size} does not divide {what}={count}.",
+        allowed="Divisors: {divisors}.",
+        todo="Change tp_size.",
+        source="tensorrt_llm/_torch/modules/attention.py, linear.py: ranks hold whole heads and equal slices",
     ),
     rule(
         name="llm-api-builds-nothing",

@@ -78,7 +78,8 @@ def _divisors(count: int) -> str:
     return listed(n for n in range(1, min(count, 64) + 1) if count % n == 0)
 
 
-def _uneven(d: DeploymentFacts) -> Cases:
+def uneven(d: DeploymentFacts) -> Cases:
+    """Return what the ranks cannot hold in equal parts."""
     model, ranks = shape(d), d.build.tp_size
     counts = {"num_attention_heads": model.num_attention_heads, "intermediate_size": model.intermediate_size}
     return [
@@ -187,7 +188,7 @@ RULES = (
     ),
     rule(
         name="ranks-divide-heads-and-mlp",
-        when=_uneven,
+        when=uneven,
         failed="tp_size={d.build.tp_size} does not divide {what}={count}.",
         allowed="Divisors: {divisors}.",
         todo="Change tp_size.",

@@ -26,7 +26,13 @@ from pipelines.host.screen import table, wrapped
 from pipelines.plan.needs import needs
 from pipelines.plan.plan import Plan
 from pipelines.run.runner import StepOutcome
-from pipelines.stages.evaluate import Evaluate, EvaluateReference, EvaluateServed, baseline_of
+from pipelines.stages.evaluate import (
+    Evaluate,
+    EvaluateByTrtllmServe,
+    EvaluateReference,
+    EvaluateServed,
+    baseline_of,
+)
 from pipelines.stages.fidelity import FidelityServed
 from pipelines.store.manifest import Manifests
 from pipelines.store.store import Artifact, Store, subfolders
@@ -170,7 +176,7 @@ def accuracy_table(outcomes: Sequence[StepOutcome], settings: EvalSettings) -> R
         stage = outcome.node.stage
         if isinstance(stage, Evaluate | EvaluateReference | EvaluateServed):
             evaluated[outcome.node.id] = outcome.artifact.path
-        if outcome.node.id == "evaluate" and isinstance(stage, Evaluate):
+        if outcome.node.id == "evaluate" and isinstance(stage, Evaluate | EvaluateByTrtllmServe):
             variant = stage.variant
     return comparison([(baseline_of(evaluated, variant), evaluated["evaluate"] / RESULT)], settings)
 

@@ -130,13 +130,13 @@ class TrtllmServe:
         """Return the exit code (negative for a signal), or None while it runs."""
         return self._process.poll() if self._process is not None else None
 
-    def check(self, what: str = "ended while it was in use") -> None:
-        """Raise an error if it has ended.
+    def check(self, what: str = "ended while it was in use", wait_s: float = 0) -> None:
+        """Raise an error if it has ended, or ends within so many seconds.
 
         Raises:
             ServerFailedError: with the exit code and the last lines of its log.
         """
-        if self._process is not None and self._process.poll() is not None:
+        if self._process is not None and self._process.wait(wait_s) is not None:
             lines = read_log(self.log_file, self._log_start)
             raise why_ended(lines, self._process.describe_exit(), self.log_file, what, program=PROGRAM)
 

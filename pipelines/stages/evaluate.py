@@ -16,12 +16,15 @@ from eval.results import BASELINE, RESULT, EvalResult, write_hub
 from eval.spec import EvalSpec
 from eval.verdict import Criteria, too_few
 from pipelines.document.show import count
+from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import Progress
 from pipelines.engines.config import EngineOptions, all_options, options_of_scores
 from pipelines.engines.port import ScoringSession
-from pipelines.engines.registry import describe, open_engine
+from pipelines.engines.registry import LLM_API, describe, open_engine
 from pipelines.host.machine import library_versions
+from pipelines.serving.config import ServingSettings
+from pipelines.stages.benchmark import trtllm_serve
 from pipelines.store.manifest import read_manifest
 from pipelines.store.store import fingerprint
 
@@ -253,14 +256,64 @@ class EvaluateServed:
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Ask the server every question that it did not answer before."""
-        server = server_of(self.eval, self.identity(), self.answers / f"{self.model}-{self.eval.task}", progress)
+        return self._ask(self.eval, self.identity(), inputs, out_dir, progress, (SERVED_ELSEWHERE, "server"))
+
+    def _ask(
+        self,
+        asked: EvalSettings,
+        identity: Mapping[str, Any],
+        inputs: Mapping[str, Path],
+        out_dir: Path,
+        progress: Progress,
+        labels: tuple[str, str],
+        *,
+        warns: bool = False,
+    ) -> dict[str, Any]:
+        server = server_of(asked, identity, self.answers / f"{self.model}-{self.eval.task}", progress)
         # The server computes the last token of a choice too, which an engine only predicts, and one more.
         positions = json.loads((inputs["model"] / "config.json").read_text())["max_position_embeddings"]
         longest = (self.max_length or int(positions)) - 2
         spec = _spec_of(self.eval, inputs["dataset"], longest, self.max_prompt)
-        facts = _evaluated(self, server, spec, inputs, out_dir, progress, SERVED_ELSEWHERE, "server")
+        facts = _evaluated(self, server, spec, inputs, out_dir, progress, *labels, warns)
         server.answers.remove()
         return facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateByTrtllmServe(EvaluateServed):
+    """Repository of the LLM API, tokenizer and questions in, `evaluation.json` out; trtllm-serve runs meanwhile.
+
+    Attributes:
+        serving: how the server is started.
+        logs: folder for the server's log, which outlives a failure.
+        variant: compression label for the result.
+        warns: see `Evaluate`.
+    """
+
+    serving: ServingSettings
+    logs: Path
+    variant: str
+    warns: bool = False
+    name = "evaluate"
+    version = "trtllm-serve 1"
+    measures = False
+    libraries: tuple[str, ...] = (*LLM_API.run_libraries, *EvaluateServed.libraries)
+
+    def identity(self) -> dict[str, Any]:
+        """Return task and limits, and the labels, because they appear in the result; its address is not its model."""
+        asked = {name: value for name, value in super().identity().items() if name not in ("url", "served_model")}
+        return {**asked, "engine": LLM_API.name, "variant": self.variant}
+
+    def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
+        """Start the server and ask it every question that this repository did not answer before."""
+        identity = {**self.identity(), "content": read_manifest(inputs["repository"])["digest"]}
+        with trtllm_serve(inputs["repository"], self.serving, self.logs, progress) as server:
+            asked, labels = self.eval.model_copy(update={"url": server.url}), (self.variant, LLM_API.name)
+            try:
+                return self._ask(asked, identity, inputs, out_dir, progress, labels, warns=self.warns)
+            except UserError:
+                server.check(wait_s=1)  # of one that ended, the reason counts
+                raise
 
 
 def server_of(asked: EvalSettings, identity: Mapping[str, Any], place: Path, progress: Progress) -> OpenAiServer:

@@ -117,7 +117,7 @@ class StubOpenAi:
         usage |= {"prompt_tokens_details": {"cached_tokens": self.cached}}
         words = [" is"] * count if not self.silent else [""] * count
         await asyncio.sleep(self.ttft_s)
-        if not body["stream"]:
+        if not body.get("stream"):
             part = {"message": {"content": "".join(words)}} if "messages" in body else {"text": "".join(words)}
             return _json(writer, {"choices": [part]} | ({"usage": usage} if self.usage else {}))
         writer.write(f"HTTP/1.1 200 OK\r\nContent-Type: {EVENTS}\r\nTransfer-Encoding: chunked\r\n\r\n".encode())

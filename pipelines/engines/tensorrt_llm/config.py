@@ -336,7 +336,8 @@ class LlmApiSettings(ChoosingGroup):
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ValueError(f"'{path}' is not valid YAML: {str(error).splitlines()[0]}") from None
+            where = " ".join(" ".join(str(error).splitlines()[:2]).split()).rstrip(":")
+            raise ValueError(f"'{path}' is not valid YAML: {where}") from None
         if not isinstance(content, dict):
             raise ValueError(f"'{path}' holds a {type(content).__name__}: LLM API options are a mapping")
         return path.absolute()

@@ -297,7 +297,8 @@ class _Judge:
         if self.table.has(path) and word is not None:
             return Fault(f"{self.source}{path} does not belong to {word}.", f"{word} has {', '.join(names)}.")
         if others:
-            return Fault(f"{what}: {' and '.join(others)} has it.")
+            todo = f"Leave it out, or give the container of TensorRT-LLM {others[-1]} as image.base_llm_api."
+            return Fault(f"{what}: {' and '.join(others)} has it.", todo=todo)
         if name in _facts()["renamed"]:
             return Fault(f"{what}.", todo=f"It is now {_facts()['renamed'][name]}.")
         places = [each for each in sorted(self.table.plain) if each.rpartition(".")[2] == name]
@@ -373,7 +374,10 @@ def split_fault(options: Mapping[str, Any], tp_size: int, source: str) -> list[C
         return []
     words = " x ".join(f"{name}={value}" for name, value in parts.items())
     fits = "must be" if whole else "must divide"
-    return [Complaint(next(iter(parts)), Fault(f"{source}{words} {fits} tensor_parallel_size={tp_size}."))]
+    what = f"{source}{words} {fits} tensor_parallel_size={tp_size}."
+    return [
+        Complaint(next(iter(parts)), Fault(what, todo=f"Set build.tp_size={product}, or change {', '.join(parts)}."))
+    ]
 
 
 @cache

@@ -1,4 +1,4 @@
-"""serving.server=trtllm_serve: an emulated trtllm-serve runs under our supervisor, and a benchmark speaks to it."""
+"""serving.server=trtllm_serve: an emulated trtllm-serve runs under our supervisor; benchmarks and evaluations ask."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from eval.results import RESULT as EVALUATION
+from eval.results import EvalResult
 from pipelines.domain.benchmark import RESULT
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SILENT
@@ -27,6 +29,7 @@ from tests.conftest import ROOT
 from tests.support.emulated_trtllm import BIN
 from tests.unit.core.test_machine import MACHINE
 
+BIG = replace(MACHINE, memory_bytes=2**40)
 WORDS = ["engine=tensorrt_llm_llmapi", "model=tiny_llama", "quant=none", "serving.server=trtllm_serve"]
 
 
@@ -67,6 +70,46 @@ def test_a_benchmark_starts_it_and_measures_it_over_http(measured):
     assert (result["engine"], result["complete"]) == ("llmapi", True)
     (log,) = (measured / "runs").glob("*-trtllm-serve-*.log")
     assert "max_batch_size" in log.with_suffix(".yaml").read_text()
+
+
+ASKED = ["eval=mini_answers", "eval.limit=1", "eval.attempts=1"]
+
+
+@pytest.mark.thorough  # three commands with lm-eval
+def test_an_evaluation_starts_it_goes_on_after_its_end_and_is_cached(measured, environment):
+    words = command(measured, "evaluate", *WORDS, *ASKED)
+    ends = environment | {"EMULATED_ANSWERS": "3"}
+    first = subprocess.run(words, env=ends, cwd=measured, capture_output=True, text=True, timeout=120)
+    assert first.returncode == 2
+    assert "trtllm-serve ended while it was in use" in " ".join(first.stderr.split())
+    second = subprocess.run(words, env=environment, cwd=measured, capture_output=True, text=True, timeout=120)
+    assert second.returncode == 0, second.stderr
+    assert "answers of a run that was stopped are taken" in " ".join(second.stdout.split())
+    (path,) = (measured / "store" / "evaluate").glob(f"*/{EVALUATION}")
+    result = EvalResult.load(path)
+    assert (result.engine, result.qformat, result.overall.questions) == ("llmapi", "none", 12)
+    assert not list((measured / "runs").glob(".answers/*.jsonl"))
+    third = subprocess.run(words, env=environment, cwd=measured, capture_output=True, text=True, timeout=120)
+    assert "nothing to do" in third.stdout.lower(), third.stdout
+
+
+def test_a_format_and_its_baseline_are_asked_one_after_the_other(tmp_path):
+    words = [word for word in WORDS if "quant" not in word]
+    plan = make_plan(load([*words, "quant=fp8", "eval=gsm8k"]), "evaluate", Store(tmp_path), BIG)
+    made = ["build", "repository", "evaluate"]
+    rest = [step.node.id for step in plan.steps if not step.node.id.startswith("download")]
+    assert rest == [*(f"baseline.{name}" for name in made), "quantize", *made]
+
+
+@pytest.mark.parametrize("task", ["mini_mmlu", "mmlu", "arc_challenge", "hellaswag", "wikitext"])
+def test_tasks_that_need_the_probability_of_a_text_are_refused(tmp_path, task):
+    with pytest.raises(UserError, match=rf"eval\.task='{task}' needs the log probabilities.*eval=gsm8k"):
+        make_plan(load([*WORDS, f"eval={task}"]), "evaluate", Store(tmp_path), BIG)
+
+
+def test_its_predictions_are_not_compared(tmp_path):
+    with pytest.raises(UserError, match=r"trtllm-serve returns log probabilities of its answers, not of a prompt's"):
+        make_plan(load([*WORDS, "quant=fp8"]), "fidelity", Store(tmp_path), BIG)
 
 
 def test_serve_runs_until_ctrl_c_and_leaves_nothing(measured, repository, environment):
@@ -123,11 +166,12 @@ def test_another_engines_repository_is_refused(tmp_path):
     ],
 )
 def test_what_it_cannot_serve_is_refused_while_planning(tmp_path, words, message):
-    big = replace(MACHINE, memory_bytes=2**40)
-    with pytest.raises(UserError, match=message):
-        make_plan(load([*WORDS, *words]), "serve", Store(tmp_path), big)
+    for target in ("serve", "evaluate"):
+        with pytest.raises(UserError, match=message):
+            make_plan(load([*WORDS, *words]), target, Store(tmp_path), BIG)
 
 
 def test_a_machine_without_it_is_told(tmp_path):
-    plan = make_plan(load(WORDS), "serve", Store(tmp_path), replace(MACHINE, memory_bytes=2**40))
-    assert any("needs trtllm-serve, which is not on PATH" in str(fault) for fault in plan.missing)
+    for target in ("serve", "evaluate"):
+        plan = make_plan(load([*WORDS, "eval=mini_answers"]), target, Store(tmp_path), BIG)
+        assert any("needs trtllm-serve, which is not on PATH" in str(fault) for fault in plan.missing)

@@ -1,15 +1,19 @@
-"""An emulated trtllm-serve: NVIDIA's options and option tables judge what it is given; its answers have no meaning.
+"""An emulated trtllm-serve: NVIDIA's options, option tables and request fields judge what it is given.
+
+Its answers have no meaning.
 
 The options are facts from NVIDIA's sources (tests/support/trtllm_serve_options.json).
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -17,6 +21,18 @@ from pipelines.engines.tensorrt_llm.llm_api import complaints
 from tests.support.stub_openai import StubOpenAi, serving
 
 CLI = json.loads((Path(__file__).parents[1] / "trtllm_serve_options.json").read_text())
+
+
+class Server(StubOpenAi):
+    """Answers completions whose fields trtllm-serve knows; with EMULATED_ANSWERS=3 it ends after three of them."""
+
+    async def _answer(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if len(self.sent) >= int(os.environ.get("EMULATED_ANSWERS", "1000000")):
+            sys.stderr.write("RuntimeError: CUDA error: an illegal memory access was encountered\n")
+            sys.stderr.flush()
+            os._exit(1)
+        self.refuses = tuple(set(body) - set(CLI["completions"])) if path == "/v1/completions" else ()
+        await super()._answer(path, body, writer)
 
 
 def parsed(words: list[str], version: str) -> dict[str, str]:
@@ -42,7 +58,7 @@ def main() -> None:
         sys.exit(f"ValidationError: {each.fault}")
     if not (Path(asked["model"]) / "config.json").is_file():
         sys.exit(f"ValueError: {asked['model']} has no config.json")
-    with serving(StubOpenAi(models=(Path(asked["model"]).name,)), port=int(asked["--port"])):
+    with serving(Server(models=(Path(asked["model"]).name,)), port=int(asked["--port"])):
         time.sleep(3600)
 
 

@@ -35,6 +35,11 @@ NOTHING: dict[str, Any] = {"llm_api": LlmApiOptions()}
 NGRAM = {"speculative_config": {"decoding_type": "NGram", "max_draft_len": 4}}
 LOOKS_AHEAD = {"speculative_decoding_mode": "lookahead_decoding", "max_draft_len": 83}
 CASES = {
+    "llm-api-ranks-divide-heads-and-mlp": Case(
+        llm(shape=LLAMA, build={"tp_size": 3}),
+        "tp_size=3 does not divide num_attention_heads=32",
+        {"build": {"tp_size": 4}},
+    ),
     "llm-api-options-of-its-version": Case(
         asked(extra={"stream_intervall": 5}),
         r"llm_api\.extra\.stream_intervall is unknown to TensorRT-LLM 1\.4\.0\. Did you mean 'stream_interval'",
