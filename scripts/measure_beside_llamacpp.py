@@ -1,12 +1,13 @@
 """Measure the OpenAI service on the CPU engine beside llama.cpp's server, in turns, with the project's load generator.
 
     python -m scripts.measure_beside_llamacpp WORK_FOLDER [--loads 16x128@1 360x1@1 ...] [--rounds 2] [--seconds 6]
-        [--size 1024x20] [--quick] [--memory] [-o KEY=VALUE ...]
+        [--size 1024x20] [--head checkpoint|int8] [--quick] [--memory] [-o KEY=VALUE ...]
 
 The model is a random Llama (1,024 x 20: 322 million parameters) with a tokenizer of 32,000 words, so every token has
 text. Ours is `int4_rtn` (groups of 128); llama.cpp's is Q4_0 with its head and its KV cache in f16, from the package
 xllamacpp, which is installed into WORK_FOLDER. Both hold 32 requests of 512 tokens, compute at most 512 tokens at a
-time with as many threads as there are cores, and keep no prompts for later ones. A load is ISLxOSL@USERS; --memory
+time with as many threads as there are cores, and keep no prompts for later ones. --head int8 builds ours with
+engine.openvino.head_precision=int8. A load is ISLxOSL@USERS; --memory
 fills all 32 slots and prints the resident memory of the process that computes. -o sets options of the engine
 (`engine.openvino.*`). --quick is a small model and short windows, to try the script itself.
 """
@@ -154,15 +155,18 @@ def write_gguf(model: Path, file: Path) -> None:
     writer.close()
 
 
-def build(work: Path, model: Path) -> Path:
+def build(work: Path, model: Path, head: str) -> Path:
     """Build our engine as a user would and return its folder."""
     limits = [
         f"build.max_batch_size={SLOTS}", f"build.max_seq_len={SLOT_TOKENS}", f"build.max_input_len={SLOT_TOKENS}",
         f"build.max_num_tokens={BATCH}", "runtime.enable_chunked_context=true",
     ]  # fmt: skip
     words = [f"model.path={model}", "quant=int4_rtn", f"paths.store={work / 'artifacts'}", f"paths.runs={work}/runs"]
+    words.append(f"engine.openvino.head_precision={head}")
     subprocess.run([sys.executable, "-m", "pipelines", "build", *words, *limits], cwd=ROOT, check=True)
-    return max((work / "artifacts" / "build").glob(f"{model.name}-int4_rtn-*"), key=lambda each: each.stat().st_mtime)
+    engines = (work / "artifacts" / "build").glob(f"{model.name}-int4_rtn-*")
+    fitting = [each for each in engines if EngineFolder.load(each).int8_head == (head == "int8")]
+    return max(fitting, key=lambda each: each.stat().st_mtime)
 
 
 @contextmanager
@@ -257,6 +261,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=6)
     parser.add_argument("--size", default="1024x20", help="hidden size x layers")
+    parser.add_argument("--head", choices=("checkpoint", "int8"), default="checkpoint")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("-o", "--option", action="append", default=[], metavar="KEY=VALUE")
@@ -273,7 +278,7 @@ def main() -> None:
     make(model, *map(int, options.size.split("x")))
     if not file.is_file():
         write_gguf(model, file)
-    engine = build(work, model)
+    engine = build(work, model, options.head)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=work)))
         chosen = dict(each.split("=", 1) for each in options.option)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -25,14 +26,21 @@ class EngineOptions(Group):
     """Options of one engine.
 
     `DECIDE_SCORES` names the options that change the result of an evaluation; others let a stored result be reused.
+    `DECIDE_BYTES` names those of the build, which the built engine carries from then on.
     """
 
     DECIDE_SCORES: ClassVar[tuple[str, ...]] = ()
+    DECIDE_BYTES: ClassVar[tuple[str, ...]] = ()
 
 
 def all_options(options: EngineOptions | None) -> dict[str, Any]:
-    """Return an engine's options by name; none for an engine without any."""
-    return options.model_dump() if options else {}
+    """Return the options that an engine is run with, by name; none for an engine without any."""
+    return options.model_dump(exclude=set(options.DECIDE_BYTES)) if options else {}
+
+
+def options_of_build(options: EngineOptions | None) -> dict[str, Any]:
+    """Return those that change what is built, where they are not at their defaults."""
+    return options.model_dump(include=set(options.DECIDE_BYTES), exclude_defaults=True) if options else {}
 
 
 def options_of_scores(options: EngineOptions | None) -> dict[str, Any]:
@@ -41,7 +49,7 @@ def options_of_scores(options: EngineOptions | None) -> dict[str, Any]:
 
 
 class OpenVinoSettings(EngineOptions):
-    """How the CPU engine computes; nothing here changes what is built.
+    """How the CPU engine computes; only `head_precision` changes what is built.
 
     Attributes:
         inference_precision: type of the arithmetic between quantized products; `auto` is bf16 where the CPU has
@@ -56,15 +64,20 @@ class OpenVinoSettings(EngineOptions):
             into a linear with weight-only quantization, which is up to twice as fast; `off` leaves them as they are.
             `auto` is 128 for weight-only formats, and off where inference_precision names the arithmetic. Without VNNI,
             and in bf16 on a processor with AMX, nothing is rounded, whatever is asked for.
+        head_precision: `int8` rounds the output head to INT8 with a scale per token of the vocabulary, which halves
+            what a token reads of it; `checkpoint` is as the checkpoint has it, in 16 bits. Baselines keep theirs.
     """
 
+    LATER: ClassVar[Mapping[str, Any]] = {"head_precision": "checkpoint"}
     DECIDE_SCORES: ClassVar[tuple[str, ...]] = ("inference_precision", "dynamic_quantization")
+    DECIDE_BYTES: ClassVar[tuple[str, ...]] = ("head_precision",)
 
     inference_precision: Literal["auto", "f32", "bf16"] = "auto"
     num_threads: Ranks | None = None
     kv_cache_bytes: Positive | None = None
     kv_cache_precision: Literal["auto", "f32", "bf16", "f16", "u8", "u4"] = "auto"
     dynamic_quantization: Literal["auto", "off", "32", "128"] = "auto"
+    head_precision: Literal["checkpoint", "int8"] = "checkpoint"
 
     @field_validator("dynamic_quantization", mode="before")
     @classmethod
@@ -86,8 +99,9 @@ class EngineSettings(Group):
     openvino: OpenVinoSettings = Field(default_factory=OpenVinoSettings)
 
     def in_16_bit(self) -> EngineSettings:
-        """Return these settings for a model without packed weights, before which alone activations are rounded."""
-        return self.model_copy(update={"openvino": self.openvino.model_copy(update={"dynamic_quantization": "auto"})})
+        """Return these settings for a model without rounded weights, before which alone activations are rounded."""
+        usual = {"dynamic_quantization": "auto", "head_precision": "checkpoint"}
+        return self.model_copy(update={"openvino": self.openvino.model_copy(update=usual)})
 
     def with_checkpoints_arithmetic(self) -> EngineSettings:
         """Return these settings with activations rounded only as the checkpoint says, unless more is asked for."""

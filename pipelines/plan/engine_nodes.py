@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pipelines.domain.formats import QFormat
+from pipelines.engines.config import options_of_build
 from pipelines.engines.port import OnGpu
 from pipelines.engines.registry import ServerBackend
 from pipelines.plan.deployment import Deployment
@@ -151,17 +152,19 @@ def _recover(d: Deployment, weights: Input) -> list[Node]:
 
 def build(d: Deployment, predicted: Mapping[str, float] | None = None) -> Build:
     """Return the stage that builds the engine of a deployment: for this machine's GPU, or without one that named."""
-    gpus, hardware, paths = d.machine.gpus, d.settings.hardware, d.settings.paths
+    settings = d.settings
+    gpus, hardware, paths = d.machine.gpus, settings.hardware, settings.paths
     name, sm = (gpus[0].name, gpus[0].sm) if gpus else (hardware.gpu or "", hardware.sm)
     on_gpu = OnGpu(name, sm, paths.store.absolute() / ".timing_caches", paths.runs.absolute())
     return Build(
         d.engine.name,
-        d.settings.build,
+        settings.build,
         d.engine.build_libraries,
         d.engine.packages,
         on_gpu if d.engine.needs_gpu else None,
         d.positions,
         predicted or {},
+        options_of_build(d.engine.options_of(settings.engine)),
     )
 
 

@@ -264,6 +264,7 @@ def cpu_sizes(settings: Settings, shape: ModelShape) -> CpuSizes | None:
         avx512=has_avx512(),
         bf16=native_bf16(),
         table_rows=build.max_prompt_embedding_table_size,
+        int8_head=options.head_precision == "int8",
     )
     if bound is None:
         return sizes

@@ -264,6 +264,15 @@ def _built(engine: EngineSettings, built: BuiltEngine, target: Target) -> list[F
                 todo=f"Give engine={built.flavour}.",
             )
         )
+    if engine.openvino.head_precision != "checkpoint":
+        faults.append(
+            Fault(
+                f"engine.openvino.head_precision={engine.openvino.head_precision} is asked of an engine that is built:"
+                f" engine.path='{engine.path}'.",
+                "It changes what is built.",
+                "Leave it out, or leave engine.path out to build an engine with it.",
+            )
+        )
     if target in ("build", "fidelity", "diagnose") or target in EVALUATED:
         faults.append(
             Fault(

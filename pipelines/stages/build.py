@@ -33,6 +33,7 @@ class Build:
         on_gpu: the GPU to build for; None for the CPU.
         longest: the model's longest sequence in tokens, used when max_seq_len is not set; None if not known yet.
         predicted: modelled memory of the fullest rank, bytes by part, to compare with what the build reports.
+        options: of the engine, that change what is built.
     """
 
     engine: str
@@ -42,6 +43,7 @@ class Build:
     on_gpu: OnGpu | None = None
     longest: int | None = None
     predicted: Mapping[str, float] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     name = "build"
     version = "4"
     measures = False
@@ -53,7 +55,8 @@ class Build:
         decide = (
             load_function(identity)(self.build) if identity else without_table(self.build.model_dump(include=_LIMITS))
         )
-        return {"engine": self.engine, **decide, **({} if self.on_gpu is None else {"sm": self.on_gpu.sm})}
+        sm = {} if self.on_gpu is None else {"sm": self.on_gpu.sm}
+        return {"engine": self.engine, **decide, **sm, **self.options}
 
     def headline(self, facts: Mapping[str, Any]) -> str:
         """See `Stage`."""
@@ -65,7 +68,7 @@ class Build:
         if "checkpoint" in inputs and (faults := verify(checkpoint)):
             raise UserError.of(faults)
         limits = limits_for(self.build, CheckpointConfig.load(checkpoint))
-        options = {} if self.on_gpu is None else {"build": self.build, "on_gpu": self.on_gpu}
+        options = dict(self.options) if self.on_gpu is None else {"build": self.build, "on_gpu": self.on_gpu}
         facts = open_engine(self.engine, **options).build(checkpoint, limits, out_dir, progress)
         predicted = {"memory_predicted": dict(self.predicted)} if self.predicted else {}
         return {"engine_bytes": facts.engine_bytes, **predicted, **facts.details}

@@ -135,6 +135,7 @@ MUST_RERUN = {
     "engine.openvino.num_threads": (1, REPOSITORY),
     "engine.openvino.kv_cache_bytes": (2**20, REPOSITORY),
     "engine.openvino.kv_cache_precision": ("u8", REPOSITORY),
+    "engine.openvino.head_precision": ("int8", {"build", "evaluate", *COMPARE, *REPOSITORY}),
     "build.max_batch_size": (8, BUILD),
     "build.max_input_len": (512, BUILD),
     "build.max_seq_len": (1024, BUILD),

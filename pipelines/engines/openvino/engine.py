@@ -310,12 +310,13 @@ class OpenVinoEngine:
     name = "openvino"
 
     def __init__(self, options: OpenVinoOptions | None = None) -> None:
-        """Take run-time options; they do not affect what `build` writes."""
+        """Take the options; `head_precision` alone affects what `build` writes."""
         self._options = options or OpenVinoOptions()
 
     def build(self, checkpoint: Path, limits: BuildLimits, out_dir: Path, progress: Progress) -> EngineFacts:
         """Build `out_dir` from a checkpoint folder; see `build.build_engine`."""
-        return build_engine(checkpoint, limits, out_dir, progress)
+        int8_head = self._options.head_precision == "int8"
+        return build_engine(checkpoint, limits, out_dir, progress, int8_head=int8_head)
 
     def open(self, engine_dir: Path) -> OpenVinoSession:
         """Open a built engine; weights are loaded by the first request."""

@@ -90,20 +90,28 @@ class _Inputs:
 class GraphBuilder:
     """Builds the graph of one checkpoint; keep it alive until the model is saved, as it owns constant buffers."""
 
-    def __init__(self, checkpoint: Checkpoint, layer_done: Callable[[float], None], table_rows: int = 0) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        layer_done: Callable[[float], None],
+        table_rows: int = 0,
+        *,
+        int8_head: bool = False,
+    ) -> None:
         """Check that this builder supports the model.
 
         Args:
             checkpoint: an open checkpoint.
             layer_done: called with 1 after each decoder layer.
             table_rows: rows of the prompt table; 0 is none.
+            int8_head: round the output head to INT8, one scale per token.
 
         Raises:
             UserError: the architecture, the activation function or an attention feature is not supported.
         """
         self._checkpoint, self._config = checkpoint, checkpoint.config
         self._store = WeightStore(checkpoint)
-        self._layer_done, self._table_rows = layer_done, table_rows
+        self._layer_done, self._table_rows, self._int8_head = layer_done, table_rows, int8_head
         self._sinks: list[ov.Node] = []
         self._variables: list[Variable] = []
         check_supported(checkpoint)
@@ -142,10 +150,15 @@ class GraphBuilder:
         return ov.Model([logits], self._sinks, inputs, self._variables, "language_model")
 
     def _head(self, embedding: ov.Node, hidden: ov.Node) -> ov.Node:
-        if "lm_head.weight" in self._checkpoint:
+        tied = "lm_head.weight" not in self._checkpoint
+        if self._int8_head:
+            rounded = self._store.int8_rows("transformer.vocab_embedding" if tied else "lm_head")
+            weight = named(rounded, "lm_head.weight")
+        elif tied:
+            weight = op.convert(embedding, "f32")
+        else:
             return self._linear("lm_head", "lm_head", self._quantized("lm_head", "lm_head", hidden))
-        product = op.matmul(hidden, op.convert(embedding, "f32"), transpose_a=False, transpose_b=True)
-        return named(product, "lm_head")
+        return self._product("lm_head", "lm_head", hidden, weight)
 
     def _decoder_layer(self, layer: int, hidden: ov.Node, shared: _Inputs) -> ov.Node:
         ours, theirs = f"transformer.layers.{layer}", f"model.layers.{layer}"
@@ -248,6 +261,9 @@ class GraphBuilder:
 
     def _linear(self, module: str, name: str, x: ov.Node, rows: slice = slice(None)) -> ov.Node:
         weight = named(self._store.weight(module, rows), f"{name}.weight")
+        return self._product(module, name, x, weight, rows)
+
+    def _product(self, module: str, name: str, x: ov.Node, weight: ov.Node, rows: slice = slice(None)) -> ov.Node:
         product = named(op.matmul(x, weight, transpose_a=False, transpose_b=True), name)
         if f"{module}.bias" in self._checkpoint:
             product = named(op.add(product, self._store.float32(f"{module}.bias")[rows]), f"{name}.biased")

@@ -61,6 +61,7 @@ class CpuSizes:
         avx512: whether the processor has it; without it, float32 arithmetic packs some weights twice.
         bf16: whether the processor computes in bf16 natively; without it, float32 kernels are others.
         table_rows: rows of the prompt table.
+        int8_head: whether the output head is in INT8.
         precision: type of the arithmetic.
         kv_precision: storage type of the KV cache.
         max_num_tokens: most tokens in one iteration.
@@ -81,6 +82,7 @@ class CpuSizes:
     avx512: bool = True
     bf16: bool = True
     table_rows: int = 0
+    int8_head: bool = False
 
     @property
     def block_bytes(self) -> int:
@@ -167,7 +169,8 @@ def cpu_memory(sizes: CpuSizes) -> CpuMemory | None:
     if cost is None:
         return None
     shape, wide = sizes.shape, sizes.precision == "f32"
-    table, tables = shape.vocab_size * shape.hidden_size, 1 if shape.tie_word_embeddings else 2
+    table, head = shape.vocab_size * shape.hidden_size, HEAD // 2 if sizes.int8_head else HEAD
+    stored = 0 if shape.tie_word_embeddings and not sizes.int8_head else head
     blocks = kv_blocks(sizes.block_bytes, sizes.max_seq_len, sizes.kv_cache_bytes)
     queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
     channels = (shape.intermediate_size, shape.hidden_size, queries, keys)
@@ -182,13 +185,13 @@ def cpu_memory(sizes: CpuSizes) -> CpuMemory | None:
     each_has = 1 + (len(set(shape.linear_shapes.values())) if kernels.linears else 0)
     return CpuMemory(
         process=PROCESS + cost.layer * shape.num_hidden_layers,
-        weights=linear * shape.linear_params + HEAD * table,
+        weights=linear * shape.linear_params + head * table,
         kv_pool=blocks * sizes.block_bytes,
         activations=sizes.max_num_tokens * per_token,
         kernels=min(KERNEL_CACHE, different * each_has) * kernels.size,
         mapped=LIBRARIES
         + cost.mapped * shape.linear_params
-        + EMBEDDING * table * tables
+        + (EMBEDDING + stored) * table
         + F32 * sizes.table_rows * shape.hidden_size,
         kv_blocks=blocks,
     )

@@ -21,7 +21,7 @@ from pipelines.domain.units import MIB
 from pipelines.engines.config import OpenVinoSettings
 from pipelines.engines.openvino import memory
 from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, Eviction, eviction, least_window, nearest_window
-from pipelines.engines.openvino.build import CONFIG_FILE, FLAVOUR, MODEL_FILE
+from pipelines.engines.openvino.build import CONFIG_FILE, FLAVOUR, HEAD_PRECISION, MODEL_FILE
 from pipelines.engines.openvino.lora import LoraAdapter, apply_adapter
 from pipelines.engines.openvino.memory import inference_precision, rounds_activations, usual_kv_precision
 from pipelines.engines.port import BuildLimits
@@ -189,12 +189,14 @@ class EngineFolder:
         config: the model, as described in the checkpoint.
         limits: limits that it was built for.
         adapter: LoRA adapter to apply when the model is loaded, or None.
+        int8_head: whether its output head was rounded to INT8.
     """
 
     path: Path
     config: CheckpointConfig
     limits: BuildLimits
     adapter: LoraAdapter | None = None
+    int8_head: bool = False
 
     @classmethod
     def load(cls, path: Path) -> EngineFolder:
@@ -210,13 +212,14 @@ class EngineFolder:
                 todo="Rebuild the engine.",
             )
         raw = json.loads(file.read_text(encoding="utf-8"))
-        flavour = raw.get("engine", {}).get("flavour")
+        own = raw.get("engine", {})
+        flavour = own.get("flavour")
         if flavour != FLAVOUR:
             raise UserError(f"{file} describes an engine built with engine={flavour}, not with engine={FLAVOUR}.")
         config = CheckpointConfig.parse(raw["pretrained_config"], str(file), path)
         names = {field.name for field in fields(BuildLimits)}
         limits = BuildLimits(**{key: value for key, value in raw["build_config"].items() if key in names})
-        return cls(path, config, limits)
+        return cls(path, config, limits, int8_head=own.get(HEAD_PRECISION) == "int8")
 
     def read_model(self) -> ov.Model:
         """Read the graph and apply its adapter."""
@@ -262,10 +265,11 @@ def dynamic_quantization(config: CheckpointConfig, options: OpenVinoOptions) -> 
     return int(chosen)
 
 
-def arithmetic(config: CheckpointConfig, options: OpenVinoOptions) -> str:
+def arithmetic(folder: EngineFolder, options: OpenVinoOptions) -> str:
     """Return the type of the arithmetic in words, e.g. "bf16, activations rounded to INT8 in groups of 128"."""
-    group = dynamic_quantization(config, options)
-    return inference_precision(options) + (f", activations rounded to INT8 in groups of {group}" if group else "")
+    group = dynamic_quantization(folder.config, options)
+    rounded = f", activations rounded to INT8 in groups of {group}" if group else ""
+    return inference_precision(options) + rounded + (", head in INT8" if folder.int8_head else "")
 
 
 def properties(config: CheckpointConfig, options: OpenVinoOptions, kv_cache: str) -> dict[str, Any]:

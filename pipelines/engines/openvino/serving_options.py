@@ -151,7 +151,7 @@ class _Parameters:
 
 def _engine_options(parameters: _Parameters, repository: Path) -> OpenVinoOptions:
     """Read the engine's own settings, `openvino_*`, and the parameters of TensorRT-LLM's backend that it supports."""
-    names = (*OpenVinoSettings.model_fields, "num_draft_tokens")
+    names = (*(OpenVinoSettings.model_fields.keys() - set(OpenVinoSettings.DECIDE_BYTES)), "num_draft_tokens")
     own = {name: parameters.text(PREFIX + name, "") for name in names if PREFIX + name in parameters}
     if draft_dir := parameters.place(f"{PREFIX}draft_dir", repository):
         own["draft_dir"] = str(draft_dir)

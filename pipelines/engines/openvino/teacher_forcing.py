@@ -126,7 +126,7 @@ def _prepared(folder: EngineFolder, options: OpenVinoOptions, *, varied: bool) -
     Varied, it is float32 where the engine computes in bf16, else float32 with the results of all products and sums
     rounded to 16 bits.
     """
-    model, precision, words = folder.read_model(), inference_precision(options), arithmetic(folder.config, options)
+    model, precision, words = folder.read_model(), inference_precision(options), arithmetic(folder, options)
     if varied and precision == "f32":
         dtype = folder.config.dtype if folder.config.dtype in KEPT_BITS else "bfloat16"
         _round_results(model, KEPT_BITS[dtype])

@@ -40,6 +40,9 @@ from pipelines.domain.formats import (
 
 E4M3_MAX, E2M1_MAX, NVFP4_BLOCK = 448.0, 6.0, 16
 
+PIECE_ROWS = 4096
+"""Rows of a vocabulary rounded at once, in float32."""
+
 
 def round_e4m3(x: ov.Node) -> ov.Node:
     """Round to the nearest E4M3 value, ties to even, saturating at +-448.
@@ -165,6 +168,26 @@ class WeightStore:
     def weight(self, module: str, rows: Rows = slice(None)) -> ov.Node:
         """Return the weight of a linear layer in its own format, float32 [O, I]."""
         return _BUILDERS[self.checkpoint.config.format_of(module).weights](self, module, rows)
+
+    def int8_rows(self, module: str) -> ov.Node:
+        """Return a 16-bit weight rounded to INT8 with a scale per row, as float32 [O, I].
+
+        Raises:
+            UserError: the checkpoint has quantized it already.
+        """
+        name = f"{module}.weight"
+        if (stored := self.checkpoint.spec(name).dtype) not in ("BF16", "F16", "F32"):
+            raise UserError(
+                f"engine.openvino.head_precision=int8: the checkpoint's '{name}' is quantized already, to {stored}.",
+                allowed="It rounds a head in 16 bits.",
+                todo="Leave it out.",
+            )
+        values = self.checkpoint.tensor(name)
+        starts = range(0, len(values), PIECE_ROWS)
+        pieces = [quantize_weight_only(values[start : start + PIECE_ROWS], 8) for start in starts]
+        codes, scale = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
+        packed = self.raw(codes, ov.Type.i8, list(codes.shape))
+        return op.multiply(_widen(packed), _const(scale.astype(np.float32)[:, None]))
 
     def _plain(self, module: str, rows: Rows) -> ov.Node:
         return _widen(self.stored(f"{module}.weight", rows))

@@ -218,6 +218,7 @@ def test_an_engine_that_is_built_already_needs_only_a_repository(tmp_path, model
             r"engine=openvino is set, but engine\.path='.*' is an engine of tensorrt_llm",
         ),
         ([], "evaluate", r"is already built; `evaluate` starts from a model"),
+        (["engine.openvino.head_precision=int8"], "repository", r"head_precision=int8 is asked of an engine that is b"),
     ],
 )
 def test_what_does_not_go_with_a_built_engine_is_refused(tmp_path, model, overrides, target, message):

@@ -123,7 +123,7 @@ def test_activations_are_rounded_for_weight_only_formats(quant_algo, precision, 
     model = replace(config(None), quantization=Quantization(quant_algo))
     assert dynamic_quantization(model, options) == group
     assert properties(model, options, "u8")["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == str(group)
-    assert ("INT8 in groups of" in arithmetic(model, options)) == bool(group)
+    assert ("INT8 in groups of" in arithmetic(replace(folder(), config=model), options)) == bool(group)
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_what_a_processor_does_not_round_is_not_said_to_be_rounded(vnni, amx, pr
     processor(vnni=vnni, amx=amx)
     options = OpenVinoOptions(inference_precision=precision, dynamic_quantization=128)
     model = replace(config(None), quantization=Quantization("W4A16_AWQ"))
-    assert arithmetic(model, options) == words
+    assert arithmetic(replace(folder(), config=model), options) == words
     assert unheard(options) == (f"engine.openvino.dynamic_quantization{why}" if why else "")
     assert unheard(OpenVinoOptions(inference_precision=precision)) == ""
 
