@@ -135,9 +135,11 @@ def check_config(config: Mapping[str, Any], source: str) -> None:
         allowed = FIELDS.get(key, (*OFF, [], {}, ""))
         if not isinstance(allowed, str) and value not in allowed:
             unknown = "" if key in FIELDS else ", a key that is not known here and may change what the adapter computes"
-            words = ", ".join(json.dumps(each) for each in allowed) + ("" if key in FIELDS else ", or no such key")
+            values = ", ".join(json.dumps(each) for each in allowed) + ("" if key in FIELDS else ", or no such key")
             faults.append(
-                Fault(f"{source} has {_bare(key)}={shown(value)}{unknown}.", f"Allowed: {words}.", TODO.get(key, MERGE))
+                Fault(
+                    f"{source} has {_bare(key)}={shown(value)}{unknown}.", f"Allowed: {values}.", TODO.get(key, MERGE)
+                )
             )
         if faults and key == "peft_type":
             break
@@ -286,15 +288,15 @@ def _check_targets(config: Mapping[str, Any], source: str, modules: Mapping[str,
     Raises:
         UserError: a module that has matrices is left out, or a value is none that peft takes.
     """
-    for key, wanted in (("target_modules", True), ("exclude_modules", False)):
+    for key, adapted in (("target_modules", True), ("exclude_modules", False)):
         names = config.get(key)
-        if wanted and names is None:
+        if adapted and names is None:
             names = PEFTS_TARGETS
-        if (not wanted and not names) or (isinstance(names, str) and names.lower() == "all-linear"):
+        if (not adapted and not names) or (isinstance(names, str) and names.lower() == "all-linear"):
             continue
         fits = _chosen(names, f"{source} has {key}", len(modules))
         for module in modules:
-            if fits(module) is not wanted:
+            if fits(module) is not adapted:
                 raise _left_out(source, key, names, module)
     layers = config.get("layers_to_transform")
     if layers is None and config.get("layers_pattern"):

@@ -74,9 +74,9 @@ def collecting(faults: list[Fault]) -> Iterator[None]:
         faults.extend(error.faults)
 
 
-def did_you_mean(given: str, known: Iterable[str]) -> str:
+def did_you_mean(text: str, names: Iterable[str]) -> str:
     """Return "Did you mean 'x'?" for the nearest known word, or an empty string."""
-    near = get_close_matches(given, list(known), n=1, cutoff=0.5)
+    near = get_close_matches(text, list(names), n=1, cutoff=0.5)
     return f"Did you mean '{near[0]}'?" if near else ""
 
 
@@ -94,14 +94,14 @@ def masked(text: str) -> str:
 
 def stated_reason(body: bytes) -> str:
     """Return the reason that the body of an HTTP error states, as OpenAI's interface, FastAPI or plain text do."""
-    words: Any = body.decode(errors="replace")
+    reason: Any = body.decode(errors="replace")
     try:
-        words = json.loads(body)
-        while isinstance(words, dict):
-            words = next((words[key] for key in ("error", "message", "detail") if words.get(key)), str(words))
+        reason = json.loads(body)
+        while isinstance(reason, dict):
+            reason = next((reason[key] for key in ("error", "message", "detail") if reason.get(key)), str(reason))
     except ValueError:
         pass
-    return str(words).strip()
+    return str(reason).strip()
 
 
 # Records read from JSON, checked by pydantic against the types that their classes declare.
@@ -203,9 +203,9 @@ def _reason(errors: list[ErrorDetails]) -> str:
         return f"{_at(place)}it is not a JSON object"
     if place[-1] in ("int", "str"):  # the first type of a union
         place.pop()
-    shown = repr(first["input"])
-    shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    return f"{_path(place)}={shown} is not {_WANTED.get(first['type']) or first['ctx']['expected']}"
+    value = repr(first["input"])
+    value = value if len(value) <= 60 else value[:57] + "..."
+    return f"{_path(place)}={value} is not {_WANTED.get(first['type']) or first['ctx']['expected']}"
 
 
 _NAMES_WRONG = {"missing": "missing", "unexpected_keyword_argument": "unknown"}

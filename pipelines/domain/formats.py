@@ -88,9 +88,9 @@ class WeightKind:
         """Whether the checkpoint holds float weights that the engine build quantizes."""
         return self.stored is None and self.bits < 16
 
-    def group_size(self, asked: int) -> int:
+    def group_size(self, requested: int) -> int:
         """Return how many input channels share a scale when `asked` is requested; 0 where there are no groups."""
-        return asked if self.group and not self.group_is_fixed else self.group
+        return requested if self.group and not self.group_is_fixed else self.group
 
 
 FLOAT_WEIGHTS = WeightKind("16 bit", 16, None)
@@ -231,9 +231,9 @@ class FormatSpec:
         """Bits per weight of a linear, including the scales of groups of the usual size."""
         return self.bits_in_groups(self.weights.group)
 
-    def bits_in_groups(self, asked: int) -> float:
+    def bits_in_groups(self, group_size: int) -> float:
         """Return the bits per weight of a linear when groups of `asked` input channels are requested."""
-        group = self.weights.group_size(asked)
+        group = self.weights.group_size(group_size)
         return self.weights.bits + (self.weights.scale_bits / group if group else 0.0)
 
 
@@ -424,9 +424,9 @@ def stored_as(quant_algo: str | None, pre_quant_scale: bool) -> QFormat:
 def mix_faults(candidates: Sequence[QFormat], effective_bits: float) -> list[Fault]:
     """Return why a search cannot choose among these formats, or not within so many bits per weight."""
     mixable = [qformat for qformat in UNIFORM if FORMATS[qformat].mixable]
-    known = f"Candidates: {', '.join(mixable)}."
+    allowed = f"Candidates: {', '.join(mixable)}."
     wrong = [qformat for qformat in candidates if qformat not in mixable]
-    faults = [Fault(f"quant.candidates has {qformat}, which cannot be mixed.", known) for qformat in wrong]
+    faults = [Fault(f"quant.candidates has {qformat}, which cannot be mixed.", allowed) for qformat in wrong]
     if {QFormat.FP8, QFormat.INT8_SQ} <= set(candidates):
         faults.append(
             Fault(
@@ -435,7 +435,7 @@ def mix_faults(candidates: Sequence[QFormat], effective_bits: float) -> list[Fau
             )
         )
     if len(set(candidates)) < len(candidates) or not candidates:
-        faults.append(Fault(f"quant.candidates={','.join(candidates)}.", f"Each at most once, at least one. {known}"))
+        faults.append(Fault(f"quant.candidates={','.join(candidates)}.", f"Each at most once, at least one. {allowed}"))
     bits = [FORMATS[qformat].weights.bits for qformat in candidates]
     if bits and not min(bits) <= effective_bits < 16:
         faults.append(
@@ -511,9 +511,9 @@ def rounding_is_known(qformat: QFormat, int4_scales: str) -> bool:
     return FORMATS[qformat].rounds_alone and int4_scales == "max"
 
 
-def group_instead(given: QFormat, size: int, other: QFormat) -> int:
+def group_instead(qformat: QFormat, size: int, other: QFormat) -> int:
     """Return the group size when another format replaces the given one: the same, unless it was the format's own."""
-    own = FORMATS[given].weights.group_is_fixed
+    own = FORMATS[qformat].weights.group_is_fixed
     return (FORMATS[other].weights.group or size) if own else size
 
 

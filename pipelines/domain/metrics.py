@@ -157,8 +157,8 @@ class MetricStatistic:
 
     def of(self, summary: Summary) -> float | None:
         """Return the value in the stored unit, or None if there is none."""
-        found = getattr(summary, self.metric.name)
-        value: float | None = getattr(found, self.statistic) if self.statistic else found
+        metric = getattr(summary, self.metric.name)
+        value: float | None = getattr(metric, self.statistic) if self.statistic else metric
         return value
 
     def of_line(self, load: Mapping[str, Any]) -> float | None:

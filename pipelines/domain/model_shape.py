@@ -76,14 +76,14 @@ class ModelShape:
         """
         read = ConfigNumbers(config, source)
         architecture = read.architecture()
-        known = architecture in FAMILIES
-        if buildable and not known:
+        supported = architecture in FAMILIES
+        if buildable and not supported:
             read.refuse()
             raise UserError(
                 f"{source} names the architecture {shown(architecture or None)}, which this project does not know.",
                 allowed=f"Known: {', '.join(BUILT)}.",
             )
-        if not known and architecture not in SIZED:
+        if not supported and architecture not in SIZED:
             read.refuse()
             raise _not_sized(config, source, architecture)
         if buildable:
@@ -96,8 +96,8 @@ class ModelShape:
             read.fault(f"has num_key_value_heads={kv_heads}, which does not divide num_attention_heads={heads}.")
         if read.fine and (config.get("head_dim") is None or architecture in _WHOLE_HEADS) and hidden % heads:
             read.fault(f"has hidden_size={hidden}, which num_attention_heads={heads} does not divide.")
-        found = cls(
-            architecture=architecture if known else "",
+        shape = cls(
+            architecture=architecture if supported else "",
             num_hidden_layers=read.size("num_hidden_layers"),
             hidden_size=hidden,
             num_attention_heads=heads,
@@ -112,9 +112,9 @@ class ModelShape:
         )
         read.check_reals()
         if family is not None and buildable:
-            _check_built(read, family, found.head_dim)
+            _check_built(read, family, shape.head_dim)
         read.refuse()
-        return found
+        return shape
 
     @property
     def family(self) -> Family:
@@ -309,9 +309,9 @@ def _window(config: Mapping[str, Any]) -> Any:
 def _check_activation(read: ConfigNumbers, family: Family) -> None:
     """Note a function of the MLP that a TensorRT-LLM checkpoint does not express: its only GELU is the tanh form."""
     key = next((name for name in ("hidden_activation", "hidden_act") if name in family.defaults), "hidden_act")
-    known = ("silu", "gelu_pytorch_tanh", *(("gelu",) if family.architecture == Architecture.GEMMA else ()))
-    if (name := read.config.get(key)) is not None and name not in known:
-        read.fault(f"has {key}={shown(name)}.", f"Engines compute {', '.join(known)}.")
+    activations = ("silu", "gelu_pytorch_tanh", *(("gelu",) if family.architecture == Architecture.GEMMA else ()))
+    if (name := read.config.get(key)) is not None and name not in activations:
+        read.fault(f"has {key}={shown(name)}.", f"Engines compute {', '.join(activations)}.")
 
 
 UNREAD = {

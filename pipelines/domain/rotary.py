@@ -76,8 +76,8 @@ def rope_as_read(config: Mapping[str, Any]) -> list[Any]:
     base = (config.get("rope_parameters") or {}).get("rope_theta") or config.get("rope_theta") or DEFAULT_BASE
     plain = {key: value for key, value in stated.items() if key != "rope_theta"} if _kind(stated) != "default" else None
     config = settled(config)
-    found = [rope_base(config), rope_scaling(config)]
-    return [] if _by_layer_type(stated) or found == [float(base), plain] else found
+    rope = [rope_base(config), rope_scaling(config)]
+    return [] if _by_layer_type(stated) or rope == [float(base), plain] else rope
 
 
 def local_rope(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -301,9 +301,9 @@ def ordered(values: Column | Sequence[float]) -> Sequence[float]:
     """Sort values in ascending order, without NaN."""
     if isinstance(values, Sequence):
         return sorted(value for value in values if value == value)
-    known = values[_known(values)]
-    known.sort()
-    return memoryview(known)  # a list of millions takes four times the memory
+    numbers = values[_known(values)]
+    numbers.sort()
+    return memoryview(numbers)  # a list of millions takes four times the memory
 
 
 def percentile(ordered: Sequence[float], share: float, percentiles: Percentiles = "linear") -> float:
@@ -317,8 +317,8 @@ def percentile(ordered: Sequence[float], share: float, percentiles: Percentiles 
         return ordered[low]
     lower, upper = ordered[low], ordered[low + 1]
     step = upper - lower
-    found = lower + step * part if part < 0.5 else upper - step * (1 - part)
-    return min(upper, max(lower, found))  # rounding must not leave the interval
+    value = lower + step * part if part < 0.5 else upper - step * (1 - part)
+    return min(upper, max(lower, value))  # rounding must not leave the interval
 
 
 def distribution(values: Column | Sequence[float], percentiles: Percentiles = "linear") -> Distribution:
@@ -329,8 +329,8 @@ def distribution(values: Column | Sequence[float], percentiles: Percentiles = "l
     # Rounding in the sum must not move the mean of equal values past them.
     mean = min(max(sum(numbers) / len(numbers), numbers[0]), numbers[-1])
     shares = {name: int(name[1:]) / 10 ** len(name[1:]) for name in PERCENTILES}
-    found = {name: percentile(numbers, share, percentiles) for name, share in shares.items()}
-    return Distribution(len(numbers), mean, min=numbers[0], max=numbers[-1], **found)
+    cuts = {name: percentile(numbers, share, percentiles) for name, share in shares.items()}
+    return Distribution(len(numbers), mean, min=numbers[0], max=numbers[-1], **cuts)
 
 
 def _known(values: Column) -> Column:

@@ -78,16 +78,16 @@ class Variant:
     @property
     def overrides(self) -> list[str]:
         """The overrides that make it: prune=width prune.mlp=512 quant=fp8."""
-        words = []
+        overrides = []
         if self.pruned:
-            words = ["prune=depth" if self.pruned[0][0] == "layers" else "prune=width"]
-            words += [f"prune.{name}={size}" for name, size in self.pruned]
-        words += [] if self.sparsity == "none" else [f"sparsity={self.sparsity}{_SPARSE}"]
-        if self.quant != QFormat.NONE or not (words or self.training != "none"):
-            words.append(f"quant={self.quant}")
-        words += [] if self.kv_cache == KvFormat.AUTO else [f"kv_cache={self.kv_cache}"]
-        words += [] if self.training == "none" else [f"recover={self.training}"]
-        return words + ([] if self.lora_rank is None else [f"recover.lora_rank={self.lora_rank}"])
+            overrides = ["prune=depth" if self.pruned[0][0] == "layers" else "prune=width"]
+            overrides += [f"prune.{name}={size}" for name, size in self.pruned]
+        overrides += [] if self.sparsity == "none" else [f"sparsity={self.sparsity}{_SPARSE}"]
+        if self.quant != QFormat.NONE or not (overrides or self.training != "none"):
+            overrides.append(f"quant={self.quant}")
+        overrides += [] if self.kv_cache == KvFormat.AUTO else [f"kv_cache={self.kv_cache}"]
+        overrides += [] if self.training == "none" else [f"recover={self.training}"]
+        return overrides + ([] if self.lora_rank is None else [f"recover.lora_rank={self.lora_rank}"])
 
     @property
     def formats(self) -> tuple[QFormat, KvFormat] | None:
