@@ -39,9 +39,9 @@ def likeliest(logits: Array, norms: Array, top: int) -> tuple[Array, Array]:
     peaks = np.maximum.reduceat(logits, np.arange(0, size, BLOCK), axis=1)
     floors = np.partition(peaks, -top, axis=1)[:, -top] if top <= peaks.shape[1] else np.full(len(logits), -np.inf)
     tokens = np.empty((len(logits), top), dtype=np.int32)
-    for row, floor, found in zip(logits, floors, tokens, strict=True):
+    for row, floor, best in zip(logits, floors, tokens, strict=True):
         near = np.flatnonzero(row >= floor)
         near = near if len(near) >= top else np.arange(size)  # NaN
-        found[:] = near[np.argsort(-row[near], kind="stable")[:top]]
+        best[:] = near[np.argsort(-row[near], kind="stable")[:top]]
     values = np.take_along_axis(logits, tokens.astype(np.int64), axis=1)
     return tokens, values.astype(np.float64) - norms[:, None]

@@ -120,11 +120,11 @@ def memory_limit(cgroup: Path) -> int | None:
 
 def cpu_quota(cgroup: Path) -> float | None:
     """Return how many processors the container may use (control groups version 2, then 1), or None without a limit."""
-    words = _control(cgroup / "cpu.max").split() or [
+    fields = _control(cgroup / "cpu.max").split() or [
         _control(cgroup / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period")
     ]
-    if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):
-        return int(words[0]) / int(words[1])
+    if len(fields) == 2 and all(word.isdigit() for word in fields) and int(fields[1]):
+        return int(fields[0]) / int(fields[1])
     return None
 
 
@@ -167,7 +167,7 @@ def _visible(lines: Sequence[str], visible: str) -> list[str]:
 
     As in CUDA, the first word that is no GPU ends the list. Slices of a GPU (MIG) have no lines, so all are returned.
     """
-    shown: list[str] = []
+    chosen: list[str] = []
     for word in (word.strip() for word in visible.split(",")):
         if word.startswith("MIG-"):
             return list(lines)
@@ -176,8 +176,8 @@ def _visible(lines: Sequence[str], visible: str) -> list[str]:
             named = [lines[int(word)]]
         if len(named) != 1:
             break
-        shown += named
-    return shown
+        chosen += named
+    return chosen
 
 
 def torch_device(machine: Machine) -> str:
@@ -203,7 +203,7 @@ def _version_on(_path: tuple[str, ...], name: str) -> str:
         return "absent"
 
 
-def git(root: Path, *words: str) -> str | None:
+def git(root: Path, *arguments: str) -> str | None:
     """Return what `git WORDS` prints in a folder, or None.
 
     None also where the folder is not the top of a checkout: an installed package may lie inside a repository of someone
@@ -212,7 +212,9 @@ def git(root: Path, *words: str) -> str | None:
     if not (root / ".git").exists():
         return None
     try:
-        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False, timeout=10)
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False, timeout=10
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -69,7 +69,7 @@ def table(
     rows: Sequence[Sequence[str] | str],
     *,
     left: int = 1,
-    words: Collection[int] = (),
+    text_columns: Collection[int] = (),
     groups: Sequence[str] = (),
     indent: int = 0,
 ) -> list[str]:
@@ -81,7 +81,7 @@ def table(
     Args:
         rows: the heading first, all of the same length; a text in place of a row is a paragraph of its own.
         left: columns at the start that hold texts and stand in every block.
-        words: other columns that hold texts.
+        text_columns: other columns that hold texts.
         groups: a title above each column, or none; neighbours with the same title share it.
         indent: blanks before every line.
     """
@@ -90,7 +90,7 @@ def table(
     for title, spanned in groupby(range(len(groups)), key=lambda at: groups[at]):
         *_, last = own = list(spanned)
         widths[last] += max(0, len(title) - sum(widths[at] for at in own) - gap * (len(own) - 1))
-    texts, room = {*range(left), *words}, width() - indent
+    texts, room = {*range(left), *text_columns}, width() - indent
     if sum(widths) + gap * (len(widths) - 1) > room:
         gap = 1
     widths = _squeezed(widths, texts, room - gap * (len(widths) - 1))
@@ -305,16 +305,16 @@ def _bar(title: str, total: float | None, unit: str, stream: TextIO, *, above: b
 
 def _lines(title: str, total: float | None, stream: TextIO) -> Advance:
     """Print a line per tenth of the work, or per percent where one takes long: so that a log is not silent."""
-    done, shown, last = 0.0, 0, time.monotonic()
+    done, last_percent, last = 0.0, 0, time.monotonic()
 
     def advance(amount: float) -> None:
-        nonlocal done, shown, last
+        nonlocal done, last_percent, last
         done += amount
         percent, now = int(100 * done / total) if total else 0, time.monotonic()
         if now - last < SILENT_S:
             percent -= percent % 10
-        if percent > shown:
-            shown, last = percent, now
+        if percent > last_percent:
+            last_percent, last = percent, now
             stream.write(f"  {title}: {percent} %\n")
             stream.flush()
 

@@ -82,11 +82,11 @@ class SupervisedProcess:
     ) -> None:
         self._memory_kills = MemoryKills()
         read_fd, write_fd = os.pipe()
-        words = (str(os.getpid()), str(write_fd), shm_prefix, *command)
+        arguments = (str(os.getpid()), str(write_fd), shm_prefix, *command)
         try:
             with log_file.open("ab") as log:
                 self._supervisor = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(SUPERVISOR), *words],
+                    [sys.executable, "-I", "-S", str(SUPERVISOR), *arguments],
                     env=dict(env),
                     cwd=cwd,
                     stdin=subprocess.DEVNULL,
