@@ -152,8 +152,8 @@ def shown_endpoint() -> str:
 
 def scrub(text: object) -> str:
     """Remove the access token, and credentials in addresses, from a text."""
-    shown, token = masked(str(text)).replace("***@", ""), get_token()
-    return shown.replace(token, "<token>") if token else shown
+    scrubbed, token = masked(str(text)).replace("***@", ""), get_token()
+    return scrubbed.replace(token, "<token>") if token else scrubbed
 
 
 def short(error: BaseException) -> str:

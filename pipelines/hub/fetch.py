@@ -195,9 +195,9 @@ class _Receiver(io.FileIO):
     def truncate(self, size: int | None = None) -> int:
         """Discard what the server will send again because it cannot resume, and correct the progress."""
         before = _size(Path(str(self.name)))
-        kept = super().truncate(size)
-        self._job.advance(kept - before)
-        return kept
+        size_now = super().truncate(size)
+        self._job.advance(size_now - before)
+        return size_now
 
 
 def _broken(listing: HubListing, file: HubFile, received: int, error: BaseException) -> UserError:
