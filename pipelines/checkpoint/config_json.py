@@ -413,5 +413,5 @@ class _Reader:
             raise UserError(f"{self._source} has no '{key}'; it is not a complete TensorRT-LLM configuration.")
         return value
 
-    def _wrong(self, key: str, value: Any, wanted: str) -> UserError:
-        return UserError(f"{self._source} has {key}={shown(value)}.", allowed=f"It must be {wanted}.")
+    def _wrong(self, key: str, value: Any, allowed: str) -> UserError:
+        return UserError(f"{self._source} has {key}={shown(value)}.", allowed=f"It must be {allowed}.")

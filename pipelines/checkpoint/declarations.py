@@ -126,9 +126,9 @@ def _weights(block: Mapping[str, Any]) -> Mapping[str, Any]:
     return next(iter(mapping_of(block.get("config_groups")).values()), {}).get("weights") or {}
 
 
-def mapping_of(given: Any) -> dict[str, dict[str, Any]]:
+def mapping_of(value: Any) -> dict[str, dict[str, Any]]:
     """Return the entries that are objects; none if it is none itself."""
-    return {str(k): dict(v) for k, v in given.items() if isinstance(v, Mapping)} if isinstance(given, Mapping) else {}
+    return {str(k): dict(v) for k, v in value.items() if isinstance(v, Mapping)} if isinstance(value, Mapping) else {}
 
 
 def kind_faults(what: str, block: Mapping[str, Any]) -> Iterator[Fault]:
@@ -251,19 +251,19 @@ def _int4_of(weights: Mapping[str, Any]) -> _Demands:
         yield "group_size", weights.get("group_size"), _SIZES
 
 
-def _args_of(part: str, given: Mapping[str, Any], **wanted: Any) -> _Demands:
+def _args_of(part: str, args: Mapping[str, Any], **required: Any) -> _Demands:
     """Symmetric values with what else our format of that kind has."""
-    for key, value in wanted.items():
-        yield f"{part}.{key}", given.get(key) or (False if key == "dynamic" else None), (value,)
-    yield f"{part}.symmetric", given.get("symmetric", True), (True,)
+    for key, value in required.items():
+        yield f"{part}.{key}", args.get(key) or (False if key == "dynamic" else None), (value,)
+    yield f"{part}.symmetric", args.get("symmetric", True), (True,)
 
 
-def _fp8_of(part: str, given: Mapping[str, Any]) -> _Demands:
+def _fp8_of(part: str, args: Mapping[str, Any]) -> _Demands:
     """One fixed scale: TensorRT-LLM's FP8 has neither scales for channels nor such as are made while the model runs."""
-    yield f"{part}.num_bits", given.get("num_bits"), (8,)
-    yield f"{part}.type", given.get("type"), ("float",)
-    yield f"{part}.strategy", given.get("strategy", "tensor"), ("tensor",)
-    yield f"{part}.dynamic", given.get("dynamic") or False, (False,)
+    yield f"{part}.num_bits", args.get("num_bits"), (8,)
+    yield f"{part}.type", args.get("type"), ("float",)
+    yield f"{part}.strategy", args.get("strategy", "tensor"), ("tensor",)
+    yield f"{part}.dynamic", args.get("dynamic") or False, (False,)
 
 
 def _of_auto_fp8(block: Mapping[str, Any]) -> _Demands:
@@ -303,10 +303,10 @@ def _of_mix(layers: Mapping[str, Mapping[str, Any]]) -> _Demands:
     yield "number of quantized_layers", len(layers) or 0, (len(layers) or 1,)
     unknown = next((name for name in layers if not _LINEAR.fullmatch(name)), None)
     yield "quantized_layers", unknown, (None,)
-    said = ("quant_algo", "group_size", "has_zero_point")
+    keys = ("quant_algo", "group_size", "has_zero_point")
     kinds: dict[str, str] = {}
     for name, block in layers.items():
-        kinds.setdefault(repr([block.get(key) for key in said]), name)
+        kinds.setdefault(repr([block.get(key) for key in keys]), name)
     for name in kinds.values():  # the first linear of each kind
         yield f"quantized_layers.{name}.quant_algo", layers[name].get("quant_algo"), _MIXED_ALGORITHMS
         yield from _of_modelopts_groups(f"quantized_layers.{name}.", layers[name])

@@ -64,8 +64,8 @@ class GivenFormat:
     @property
     def formats(self) -> tuple[QFormat, ...]:
         """Its format, or those of a mix, without 16 bit."""
-        found = set(self.layers.values()) or {self.qformat}
-        return tuple(each for each in QFormat if each in found)
+        qformats = set(self.layers.values()) or {self.qformat}
+        return tuple(each for each in QFormat if each in qformats)
 
     @property
     def plain_activations(self) -> bool:
@@ -156,13 +156,13 @@ def import_faults(
     faults = [*kind_faults(what, block)]
     if faults:
         return faults
-    given = given_format(block)
-    if faults := [*stored_faults(what, folder, config, block, given.group_size)]:
+    stored = given_format(block)
+    if faults := [*stored_faults(what, folder, config, block, stored.group_size)]:
         return faults
-    faults += _lost_scales(what, block, given, config)
-    faults += _other_format(what, config, given, qformat, group_size, (effective_bits, candidates))
-    if kv_cache not in (KvFormat.AUTO, given.kv_cache) and not given.plain_activations:
-        can = "Set kv_cache=auto." if given.kv_cache is KvFormat.AUTO else f"Set kv_cache={given.kv_cache} or auto."
+    faults += _lost_scales(what, block, stored, config)
+    faults += _other_format(what, config, stored, qformat, group_size, (effective_bits, candidates))
+    if kv_cache not in (KvFormat.AUTO, stored.kv_cache) and not stored.plain_activations:
+        can = "Set kv_cache=auto." if stored.kv_cache is KvFormat.AUTO else f"Set kv_cache={stored.kv_cache} or auto."
         faults.append(
             Fault(
                 f"{what} without scales for kv_cache={kv_cache}.",
@@ -177,31 +177,31 @@ def import_faults(
                 todo="Set build.tp_size=1 build.pp_size=1, or give the original model.",
             )
         )
-    return faults or ([] if given.group_size is None else [*_order_faults(folder, block)])
+    return faults or ([] if stored.group_size is None else [*_order_faults(folder, block)])
 
 
 def _other_format(
     what: str,
     config: Mapping[str, Any],
-    given: GivenFormat,
+    stored: GivenFormat,
     qformat: QFormat,
     group_size: int,
     mix: tuple[float | None, Sequence[QFormat]],
 ) -> list[Fault]:
     """Return the fault if the settings name another format than the folder has."""
-    if qformat is not given.qformat:
-        size = "" if given.group_size in (None, 128) else f" quant.group_size={given.group_size}"
+    if qformat is not stored.qformat:
+        size = "" if stored.group_size in (None, 128) else f" quant.group_size={stored.group_size}"
         return [
             Fault(
                 f"{what}, and quant={qformat} would quantize it again.",
-                f"Its weights are used unchanged: {given}.",
-                f"Set quant={given.qformat}{size}, or give the original model.",
+                f"Its weights are used unchanged: {stored}.",
+                f"Set quant={stored.qformat}{size}, or give the original model.",
             )
         ]
-    if given.layers and (words := _mix_words(given, config)) != _words(*mix):
-        return [Fault(f"{what} as {given}.", "Size and memory are planned from these settings.", f"Set {words}.")]
-    if given.group_size not in (None, group_size):
-        return [Fault(f"{what} in groups of {given.group_size}.", todo=f"Set quant.group_size={given.group_size}.")]
+    if stored.layers and (overrides := _mix_words(stored, config)) != _words(*mix):
+        return [Fault(f"{what} as {stored}.", "Size and memory are planned from these settings.", f"Set {overrides}.")]
+    if stored.group_size not in (None, group_size):
+        return [Fault(f"{what} in groups of {stored.group_size}.", todo=f"Set quant.group_size={stored.group_size}.")]
     return []
 
 
@@ -209,14 +209,16 @@ SCALED_NORMS_SINCE = (0, 47)
 """First of the two ModelOpt versions that were tried that folds scales into norms that are stored less one."""
 
 
-def _lost_scales(what: str, block: Mapping[str, Any], given: GivenFormat, config: Mapping[str, Any]) -> Iterator[Fault]:
+def _lost_scales(
+    what: str, block: Mapping[str, Any], stored: GivenFormat, config: Mapping[str, Any]
+) -> Iterator[Fault]:
     """Yield a folder whose norms lack the scales that ModelOpt divided the weights by.
 
     0.37 multiplies the norm as it is stored (`export/quant_utils.py`, fuse_prequant_layernorm), which for Gemma is less
     one.
     """
     family = FAMILIES.get((config.get("architectures") or [""])[0])
-    smoothed = any(FORMATS[each].tuning == "awq" for each in given.formats)
+    smoothed = any(FORMATS[each].tuning == "awq" for each in stored.formats)
     if family is None or not family.norm_offset or not smoothed:
         return
     version = str((block.get("producer") or {}).get("version"))
@@ -228,10 +230,10 @@ def _lost_scales(what: str, block: Mapping[str, Any], given: GivenFormat, config
         )
 
 
-def _mix_words(given: GivenFormat, config: Mapping[str, Any]) -> str:
+def _mix_words(stored: GivenFormat, config: Mapping[str, Any]) -> str:
     """Return the settings of quant=auto that say what a mix holds."""
-    bits = given.effective_bits(ModelShape.from_hf_config(config, "config.json"))
-    return _words(math.ceil(round(bits * 100, 6)) / 100, given.formats)
+    bits = stored.effective_bits(ModelShape.from_hf_config(config, "config.json"))
+    return _words(math.ceil(round(bits * 100, 6)) / 100, stored.formats)
 
 
 def _words(effective_bits: float | None, candidates: Sequence[QFormat]) -> str:

@@ -168,12 +168,12 @@ def as_modelopt(tensors: Mapping[str, Array], name: str) -> dict[str, Array]:
     """
     find = _Leaves(tensors, name)
     if "weight_packed" not in find:
-        found = {"weight": find["weight"], "weight_scale": find["weight_scale"].reshape(-1)}
-        return {f"{name}.{leaf}": each for leaf, each in (found | {"input_scale": find["input_scale"]}).items()}
-    found = {"weight": find["weight_packed"], "weight_scale": find["weight_scale"]}
+        leaves = {"weight": find["weight"], "weight_scale": find["weight_scale"].reshape(-1)}
+        return {f"{name}.{leaf}": each for leaf, each in (leaves | {"input_scale": find["input_scale"]}).items()}
+    leaves = {"weight": find["weight_packed"], "weight_scale": find["weight_scale"]}
     for leaf, inverse in (("weight_scale_2", "weight_global_scale"), ("input_scale", "input_global_scale")):
-        found[leaf] = (1 / find[inverse].astype("float32")).astype("float32")
-    return {f"{name}.{leaf}": each for leaf, each in found.items()}
+        leaves[leaf] = (1 / find[inverse].astype("float32")).astype("float32")
+    return {f"{name}.{leaf}": each for leaf, each in leaves.items()}
 
 
 def _as(value: Array, dtype: Any, name: str) -> Array:
@@ -293,12 +293,12 @@ def _linear(codes: Array, scales: Array, points: Array) -> Int4Linear:
 def _nibbles(packed: Array) -> Array:
     """Unpack int32 [R, C] to eight values each, the first from the lowest bits: uint8 [R, 8 C]."""
     words = np.ascontiguousarray(packed).view(np.uint32)[..., None]
-    found: Array = ((words >> np.arange(0, 32, 4, dtype=np.uint32)) & 15).astype(np.uint8)
-    return found.reshape(packed.shape[0], -1)
+    nibbles: Array = ((words >> np.arange(0, 32, 4, dtype=np.uint32)) & 15).astype(np.uint8)
+    return nibbles.reshape(packed.shape[0], -1)
 
 
 def _in_order(values: Array) -> Array:
     """Put values as AutoAWQ packs them, eight by eight, in the order of outputs."""
     eights = values.reshape(len(values), -1, 8)
-    found: Array = eights[..., np.argsort(_AWQ_ORDER)].reshape(values.shape)
-    return found
+    ordered: Array = eights[..., np.argsort(_AWQ_ORDER)].reshape(values.shape)
+    return ordered

@@ -32,19 +32,19 @@ def opened(folder: Path, key: str = "") -> TokenizerFolder:
     return tokenizer
 
 
-def chat_templates(folder: Path, given: Path | None = None) -> tuple[dict[str, str], dict[str, str]]:
+def chat_templates(folder: Path, template: Path | None = None) -> tuple[dict[str, str], dict[str, str]]:
     """Return the chat templates of a folder by name, and its special tokens.
 
     Args:
         folder: a Hugging Face folder.
-        given: a template of the user's own, which takes the place of all of them.
+        template: a template of the user's own, which takes the place of all of them.
 
     Raises:
         UserError: a file cannot be used.
     """
     tokenizer = TokenizerFolder(folder)
     with _as_user_error():
-        own = None if given is None else read_text(given)
+        own = None if template is None else read_text(template)
         return (tokenizer.templates if own is None else {"default": own}), tokenizer.special
 
 
@@ -54,9 +54,9 @@ def check_files(folder: Path) -> None:
     Raises:
         UserError: a file cannot be used, or there is no tokenizer.json.
     """
-    found = TokenizerFolder(folder)
+    tokenizer = TokenizerFolder(folder)
     with _as_user_error():
-        found.check_files()
+        tokenizer.check_files()
 
 
 def tokens_of(folder: Path) -> object:

@@ -242,8 +242,8 @@ def _fused_faults(shape: ModelShape, files: list[TensorFile]) -> Iterator[Fault]
             for leaf in ("weight_scale_2", "input_scale"):
                 names = [f"model.layers.{number}.{part}.{leaf}" for part in group]
                 if len({values.get(name) for name in names}) > 1:
-                    shown = ", ".join(f"{name}={values.get(name)}" for name in names)
-                    yield Fault(f"Linears that are fused when loaded differ in {leaf}: {shown}.", todo=_AGAIN)
+                    pairs = ", ".join(f"{name}={values.get(name)}" for name in names)
+                    yield Fault(f"Linears that are fused when loaded differ in {leaf}: {pairs}.", todo=_AGAIN)
 
 
 def same_vocabulary(target: Path, draft: Path) -> list[Fault]:
