@@ -85,9 +85,9 @@ def _check_text(text: str | Path) -> None:
     """
     if isinstance(text, Path):
         _check_path(text)
-    if (shown := masked(str(text))) != str(text):
+    if (hidden := masked(str(text))) != str(text):
         raise ValueError(
-            f"is '{shown}', with a password or a token in it, which would be shown and stored: leave it out. A "
+            f"is '{hidden}', with a password or a token in it, which would be shown and stored: leave it out. A "
             "server's key is read from OPENAI_API_KEY, the Hub's from HF_TOKEN, MLflow's name and password from "
             "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, a container's from a Secret"
         )
@@ -348,11 +348,11 @@ FOLDERS = dict.fromkeys(("store", "paths"), "The folder of the store is paths.st
 """Group -> the key that is usually meant where its keys do not say so."""
 
 
-def keys_of(group: str, names: Sequence[str], given: str) -> str:
+def keys_of(group: str, names: Sequence[str], wrong: str) -> str:
     """List the keys of a group: all, or of many the nearest three to what was given."""
     if len(names) <= FEW_KEYS:
         return f"Keys of {group}: {', '.join(names)}."
-    near = sorted(names, key=lambda name: -SequenceMatcher(None, given, name).ratio())[:3]
+    near = sorted(names, key=lambda name: -SequenceMatcher(None, wrong, name).ratio())[:3]
     return f"Nearest keys of {group}: {', '.join(near)}; `make config` prints all of them."
 
 

@@ -190,16 +190,16 @@ def diagnose(overrides: Sequence[str], *, sweeping: bool = False) -> list[Fault]
             good += [f"{name}={values[0]}"] if values and not wrong else []
         else:
             named.append((name, text, override))
-    known = _known_keys(good)
-    return faults + [fault for name, text, how in named for fault in _key_faults(name, text, how, known)]
+    keys = _known_keys(good)
+    return faults + [fault for name, text, how in named for fault in _key_faults(name, text, how, keys)]
 
 
 def unexplained(overrides: Sequence[str]) -> Fault:
     """Make the error for overrides that are valid individually but cannot be composed."""
     suspects = [text for text in overrides if "${" in text or "@" in text or text.startswith(("~", "hydra"))]
-    given = " ".join(suspects or overrides)
+    overrides_text = " ".join(suspects or overrides)
     return Fault(
-        f"'{given}' cannot be applied to the configuration.",
+        f"'{overrides_text}' cannot be applied to the configuration.",
         todo="Check the spelling: `trtllm-pipelines config GROUP` lists the keys of a group.",
     )
 
@@ -275,23 +275,23 @@ RENAMED = {"sizing.calibration": "sizing.fit", "sizing.autoscaling.trace": "work
 """Former names of settings whose nearest word would mislead: `calibration` is ModelOpt's text."""
 
 
-def _key_faults(key: str, text: str, override: Any, known: set[str]) -> list[Fault]:
+def _key_faults(key: str, text: str, override: Any, keys: set[str]) -> list[Fault]:
     if override.is_add():
-        if key not in known or override.is_force_add():
+        if key not in keys or override.is_force_add():
             return []
         return [Fault(f"'{text}' adds a setting that is already there.", todo=f"Write {text[1:]} to change it.")]
-    if not known:
+    if not keys:
         return []
-    if key not in known:
-        return [_unknown_key(key, text.partition("=")[2], known)]
+    if key not in keys:
+        return [_unknown_key(key, text.partition("=")[2], keys)]
     value = override.value()
-    if not isinstance(value, dict) or not any(each.startswith(f"{key}.") for each in known):
+    if not isinstance(value, dict) or not any(each.startswith(f"{key}.") for each in keys):
         return []
     inside = {f"{key}.{name}": str(inner) for name, inner in value.items()}
-    return [_unknown_key(name, inner, known) for name, inner in inside.items() if name not in known]
+    return [_unknown_key(name, inner, keys) for name, inner in inside.items() if name not in keys]
 
 
-def _unknown_key(key: str, value: str, known: set[str]) -> Fault:
+def _unknown_key(key: str, value: str, keys: set[str]) -> Fault:
     """Make the fault for a key that there is not, or no more."""
     message = f"'{key}' is not a known setting."
     if key in RENAMED:
@@ -299,16 +299,16 @@ def _unknown_key(key: str, value: str, known: set[str]) -> Fault:
     if moved := _moved(key, value):
         return Fault(message, *moved)
     group, _, leaf = key.rpartition(".")
-    if names := sorted(name.rpartition(".")[2] for name in known if group and name.rpartition(".")[0] == group):
+    if names := sorted(name.rpartition(".")[2] for name in keys if group and name.rpartition(".")[0] == group):
         own = [f"{group}.{name}" for name in get_close_matches(leaf, names, n=1, cutoff=0.5)]
-        same = [] if group in FOLDERS else sorted(name for name in known if name.endswith(f".{leaf}"))
+        same = [] if group in FOLDERS else sorted(name for name in keys if name.endswith(f".{leaf}"))
         near = next(iter(same or own), "")
         hint = f"Did you mean '{near}'?" if near else FOLDERS.get(group, "")
         return Fault(message, hint, keys_of(group, names, leaf))
-    near = did_you_mean(key, known | set(groups()))
+    near = did_you_mean(key, keys | set(groups()))
     if not near:  # the right leaf without its group: max_batch_size -> build.max_batch_size
-        near = did_you_mean(leaf, {name.rpartition(".")[2] for name in known})
-        near = near and f"Did you mean '{next(k for k in sorted(known) if k.rpartition('.')[2] in near)}'?"
+        near = did_you_mean(leaf, {name.rpartition(".")[2] for name in keys})
+        near = near and f"Did you mean '{next(k for k in sorted(keys) if k.rpartition('.')[2] in near)}'?"
     return Fault(message, near, "`make config` prints all of them.")
 
 

@@ -23,7 +23,7 @@ def complete(words: Sequence[str]) -> list[str]:
     if comma and "=" in head:  # quant=fp8,in: keep what is left of the comma
         key, _, value = word.partition("=")
         done, _, part = value.rpartition(LISTS)
-        return [f"{key}={done},{found.partition('=')[2]}" for found in _complete(before, f"{key}={part}")]
+        return [f"{key}={done},{candidate.partition('=')[2]}" for candidate in _complete(before, f"{key}={part}")]
     return _complete(before, word)
 
 
@@ -33,8 +33,8 @@ def _complete(before: Sequence[str], word: str) -> list[str]:
         from pipelines.settings.by_hydra import hydra_candidates
 
         candidates = hydra_candidates(before, word)
-    shown = {LAUNCHER if each == "hydra" else each for each in (*candidates, *_values(word))}
-    return sorted(each for each in shown if each.startswith(word) and not each.startswith("hydra."))
+    names = {LAUNCHER if each == "hydra" else each for each in (*candidates, *_values(word))}
+    return sorted(each for each in names if each.startswith(word) and not each.startswith("hydra."))
 
 
 def plain_candidates(before: Sequence[str], word: str) -> list[str] | None:
@@ -46,7 +46,7 @@ def plain_candidates(before: Sequence[str], word: str) -> list[str] | None:
         if equals and (CONF / key).is_dir():
             parse(before)
             names = (path.stem for root in config_folders() for path in (root / key).glob("*.yaml"))
-            return sorted(found for name in names if (found := f"{key}={name}").startswith(word))
+            return sorted(candidate for name in names if (candidate := f"{key}={name}").startswith(word))
         config = unresolved(before)
         return _value_of(config, word) if equals else _groups(word) + _keys(config, word)
     except NotPlainError:
@@ -62,7 +62,7 @@ def _keys(config: Mapping[str, Any], word: str) -> list[str]:
     inside, dot, _ = word.rpartition(".")
     node = _node(config, inside) if dot else config
     ends = {key: "." if isinstance(value, dict | list) else "=" for key, value in node.items()}
-    return [found for key, end in ends.items() if (found := f"{inside}{dot}{key}{end}").startswith(word)]
+    return [candidate for key, end in ends.items() if (candidate := f"{inside}{dot}{key}{end}").startswith(word)]
 
 
 def _value_of(config: Mapping[str, Any], word: str) -> list[str]:

@@ -274,11 +274,11 @@ def project_content() -> dict[str, Any]:
     for entry in content.get("defaults") or ():
         group, name = next(iter(entry.items())) if isinstance(entry, dict) else ("", entry)
         group = str(group).removeprefix("override ").removeprefix("/")
-        if name not in (known := choices(group.partition("@")[0])) and name != "_self_":
+        if name not in (presets := choices(group.partition("@")[0])) and name != "_self_":
             raise UserError(
                 f"'{file}': {group}={name} is not known.",
-                allowed=f"Choose one of {', '.join(known)}." if known else f"Groups: {', '.join(groups())}.",
-                todo=did_you_mean(str(name), known),
+                allowed=f"Choose one of {', '.join(presets)}." if presets else f"Groups: {', '.join(groups())}.",
+                todo=did_you_mean(str(name), presets),
             )
         if group == "experiment":
             raise UserError(

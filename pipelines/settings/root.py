@@ -170,10 +170,10 @@ def _with_options_of_file(settings: Settings) -> Settings:
         if own is None or value is None or not own.holds(value):
             continue
         group = groups.get(own.group, getattr(settings, own.group))
-        asked, default = getattr(group, own.field), type(group).model_fields[own.field].default
-        given = group.given(own.field) if own.field in getattr(group, "CHOSEN", ()) else asked != default
-        if given and asked != own.value(value):
-            what = f"llm_api.file sets {option}={value}, but {own.key}={asked} is given."
+        setting, default = getattr(group, own.field), type(group).model_fields[own.field].default
+        is_set = group.given(own.field) if own.field in getattr(group, "CHOSEN", ()) else setting != default
+        if is_set and setting != own.value(value):
+            what = f"llm_api.file sets {option}={value}, but {own.key}={setting} is given."
             faults.append(Fault(what, todo=f"Remove one of them: leave out {own.key}, or the line of the file."))
             continue
         values = group.model_dump(exclude_unset=True) | {own.field: own.value(value)}
