@@ -43,14 +43,14 @@ def _in_groups(d: DeploymentFacts) -> bool:
 
 def _features(d: DeploymentFacts) -> Cases:
     """Return the features that are not exported, and how to leave them out."""
-    found = {
+    missing = {
         f"sparsity={d.sparsity}": d.sparsity != "none" and "sparsity=none",
         f"speculative={d.speculation}": d.speculation != "none" and "speculative=none",
         f"lora.adapters={listed(d.adapters)}": bool(d.adapters) and "lora=none",
         "multimodal": d.images is not None and "multimodal=none",
         "more than one GPU": d.world_size > 1 and "build.tp_size=1 build.pp_size=1",
     }
-    return [{"feature": feature, "without": without} for feature, without in found.items() if without]
+    return [{"feature": feature, "without": without} for feature, without in missing.items() if without]
 
 
 def _options(d: DeploymentFacts) -> Cases:

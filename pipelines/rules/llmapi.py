@@ -73,29 +73,29 @@ def set_by_hand(d: DeploymentFacts, read: Sequence[str]) -> Cases:
 FILE, EXTRA = "llm_api.file: ", "llm_api.extra."
 
 
-def _cases(found: Iterable[Complaint]) -> Cases:
-    faults = [each.fault for each in found]
+def _cases(wrong: Iterable[Complaint]) -> Cases:
+    faults = [each.fault for each in wrong]
     return [{"failed": each.message, "allowed": each.allowed, "todo": each.todo} for each in faults]
 
 
 def _refused_options(d: DeploymentFacts) -> Cases:
     """Return what TensorRT-LLM would refuse, each option once."""
-    asked = d.llm_api
-    found = [*complaints(asked.file, asked.version, FILE), *complaints(asked.extra, asked.version, EXTRA)]
-    found += split_fault(asked.others, d.build.tp_size, "llm_api: ")
-    return _cases(each for each in found if not each.ignored)
+    options = d.llm_api
+    refused = [*complaints(options.file, options.version, FILE), *complaints(options.extra, options.version, EXTRA)]
+    refused += split_fault(options.others, d.build.tp_size, "llm_api: ")
+    return _cases(each for each in refused if not each.ignored)
 
 
-def _ignored_options(given: Mapping[str, Any], version: str | None, source: str) -> Cases:
-    return _cases(each for each in complaints(given, version, source) if each.ignored)
+def _ignored_options(options: Mapping[str, Any], version: str | None, source: str) -> Cases:
+    return _cases(each for each in complaints(options, version, source) if each.ignored)
 
 
 def _unread(d: DeploymentFacts) -> Cases:
     """Return the options that are given for another engine."""
-    asked = d.llm_api
-    given = {"llm_api.tuned": asked.tuned, "llm_api.file": asked.file and not asked.tuned}
-    given |= {f"llm_api.extra.{name}": True for name in asked.extra}
-    return [{"option": name} for name, value in given.items() if value]
+    options = d.llm_api
+    unread = {"llm_api.tuned": options.tuned, "llm_api.file": options.file and not options.tuned}
+    unread |= {f"llm_api.extra.{name}": True for name in options.extra}
+    return [{"option": name} for name, value in unread.items() if value]
 
 
 def _uneven_ranks(d: DeploymentFacts) -> Cases:

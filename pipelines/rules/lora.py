@@ -24,9 +24,9 @@ def _each(d: DeploymentFacts) -> Iterator[tuple[dict[str, object], Adapter]]:
 
 def _missing(d: DeploymentFacts) -> Cases:
     served = set(d.build["lora_target_modules"] or ())
-    found = [(words, [m for m in adapter.trtllm_modules if m not in served]) for words, adapter in _each(d)]
+    modules = [(words, [m for m in adapter.trtllm_modules if m not in served]) for words, adapter in _each(d)]
     return [
-        {**words, "missing": listed(missing), "served": listed(sorted(served))} for words, missing in found if missing
+        {**words, "missing": listed(missing), "served": listed(sorted(served))} for words, missing in modules if missing
     ]
 
 
@@ -35,7 +35,7 @@ def _widths(d: DeploymentFacts) -> Cases:
     ours, cases = linear_widths(shape(d)), []
     for words, adapter in _each(d):
         linears = {module: module.rpartition(".")[2] for module in adapter.widths}
-        wrong = [module for module, given in adapter.widths.items() if given != ours[linears[module]]]
+        wrong = [module for module, width in adapter.widths.items() if width != ours[linears[module]]]
         if wrong:
             more = f" ({len(wrong) - 1} more)" if len(wrong) > 1 else ""
             sizes = {"given": adapter.widths[wrong[0]], "ours": ours[linears[wrong[0]]]}

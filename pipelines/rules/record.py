@@ -326,8 +326,8 @@ def judge(rules: Sequence[Rule], deployment: DeploymentFacts) -> list[BrokenRule
         for finding in (each for rule in rules for each in rule.findings(alone, others)):
             if finding.rule.name not in whole:
                 fault = finding.fault
-                said = Fault(f"The candidate {qformat} of quant=auto: {fault.message}", fault.allowed, fault.todo)
-                broken.append(BrokenRule(finding.rule, said))
+                restated = Fault(f"The candidate {qformat} of quant=auto: {fault.message}", fault.allowed, fault.todo)
+                broken.append(BrokenRule(finding.rule, restated))
     return broken
 
 
