@@ -125,7 +125,7 @@ def loss_table(rows: Sequence[Row]) -> str:
     """
     if not rows:
         return "No compressed result to compare."
-    losses = table([_LOSS_HEADER, *_by_task(rows, _loss_cells)], left=2, words=(5,))
+    losses = table([_LOSS_HEADER, *_by_task(rows, _loss_cells)], left=2, text_columns=(5,))
     paired = table([_PAIRED_HEADER, *_by_task(rows, _paired_cells)])
     if len({row["task"] for row in rows}) > 1:
         rows = [{**row, "format": f"{row['format']} on {row['task']}"} for row in rows]

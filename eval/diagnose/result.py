@@ -135,7 +135,7 @@ def diagnosis_text(result: StageDiagnosis) -> str:
     """Return one row per stage, what was compared, and the outcome in a sentence."""
     rows = [("stage", "worst", "noise", "verdict")]
     rows += [(each.stage, each.worst or "-", each.noise or "-", each.verdict) for each in result.stages]
-    lines = [f"{result.model} {result.variant}, {result.items}:", "", *table(rows, words=(1, 2, 3)), ""]
+    lines = [f"{result.model} {result.variant}, {result.items}:", "", *table(rows, text_columns=(1, 2, 3)), ""]
     for each in result.stages:
         if notes := [f"against {each.against}"] * bool(each.against) + [each.note] * bool(each.note):
             lines.append(wrapped(f"{each.stage}: {'; '.join(notes)}", 2))

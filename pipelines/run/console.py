@@ -166,7 +166,7 @@ def outcome_table(outcomes: Sequence[StepOutcome]) -> str:
         )
         for outcome in outcomes
     ]
-    return "\n".join(table(rows, words=(1, 2, 3)))
+    return "\n".join(table(rows, text_columns=(1, 2, 3)))
 
 
 def accuracy_table(outcomes: Sequence[StepOutcome], settings: EvalSettings) -> ResultTable:

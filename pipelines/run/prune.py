@@ -33,7 +33,7 @@ def prune(overrides: Sequence[str]) -> int:
             stopped = (each.path / PARTIAL).is_dir()
             why = "a stopped run, which the same command continues" if stopped else "a killed run"
             rows.append((each.name, show_bytes(each.bytes), _ago(each.used), f"- (left by {why})"))
-        say("\n" + "\n".join(table(rows, words=(3,))) + "\n")
+        say("\n" + "\n".join(table(rows, text_columns=(3,))) + "\n")
         if settings.store.remove:
             _remove(store, space)
         else:

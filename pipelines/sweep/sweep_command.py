@@ -87,7 +87,7 @@ def _close(folder: Path, cells: Sequence[SweepCell]) -> int:
             )
             for cell, log in logs
         ]
-        say("\nfailed cells:\n" + "\n".join(table(rows, words=(1,))))
+        say("\nfailed cells:\n" + "\n".join(table(rows, text_columns=(1,))))
         say("Run the same command again to finish what is missing.")
     say(f"\nsweep: {relative_to_cwd(folder)}")
     return 1 if failed else 0

@@ -150,7 +150,7 @@ def fit_text(measured: Measured, result: FitResult, words: str) -> str:
         mark = " *" if name in result.undecided else ""
         coefficients.append((title, f"{value:.3g}", unit, f"{scale * low:.3g} to {scale * high:.3g}{mark}"))
     lines = [head, "", *compared(result.rows), "", "coefficient, fitted, 95 % interval"]
-    lines += table(coefficients, words=(2, 3), indent=2) if coefficients else []
+    lines += table(coefficients, text_columns=(2, 3), indent=2) if coefficients else []
     if result.undecided:
         lines.append("  * not determined by these loads: the assumed value is kept")
     if result.at_bound:

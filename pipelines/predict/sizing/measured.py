@@ -172,7 +172,7 @@ def words(found: MeasuredAnswer, price: Cost | None, *, gpus_known: bool) -> lis
         rows.append((f"{mark} {level.load}", number(level.requests_per_s), ttft, itl, ""))
         if each.missed:
             rows.append(f"    misses: {each.missed}")
-    lines += table(rows, words=(4,))
+    lines += table(rows, text_columns=(4,))
     lines += ["", *fleet_lines(found.fleet, price, cpu=runs_on_cpu(measured.engine), gpus_known=gpus_known)]
     lines.append(pair("checked", _unchecked(found)))
     return [*lines, *(wrapped(f"note: {note}", 6) for note in measured.notes)]

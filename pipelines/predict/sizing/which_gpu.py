@@ -128,7 +128,7 @@ def words(question: Question, answers: Sequence[GpuRow]) -> list[str]:
             size = [f"{amount:,}" for amount in (best.fleet.instances, best.fleet.gpus, best.fleet.servers)]
             year = NONE if best.cost is None else f"{best.cost.per_year:,.0f}"
             rows.append((row.name, best.label, *size, year, number(row.usd), best.instance.costed.provenance))
-    lines += ["", *table(rows, left=2, words=(7,))]
+    lines += ["", *table(rows, left=2, text_columns=(7,))]
     lines += [wrapped(f"{row.name}: {row.why}", len(row.name) + 2) for row in answers if row.best is None]
     lines += ["", pair("prices", _prices(question, answers))]
     if len(question.formats) > 1:

@@ -83,7 +83,7 @@ def _table(options: Sequence[FleetOption], question: Question) -> list[str]:
         speed = (number(option.capacity.rate), number(option.per_gpu), _ms(seen["ttft"]), _ms(seen["itl"]))
         size = (str(fleet.instances), str(fleet.gpus), str(fleet.servers))
         rows.append((f"{'*' if place == 0 else ' '} {option.label}", *speed, *size, binds(option)))
-    lines = table(rows, words=(8,), groups=groups)
+    lines = table(rows, text_columns=(8,), groups=groups)
     if len(options) > len(shown):
         lines.append(f"  and {len(options) - len(shown)} more in the table file")
     return lines
@@ -233,7 +233,7 @@ def _changes(changes: Sequence[Change], fleet: PeakFleet) -> list[str]:
         rows.append((f"  {change.what}", *size, f"{more:+d}" if more else ""))
     if not any(change.together for change in changes):
         rows.append("  no two changes of limits, format, KV cache and TP together need fewer GPUs than one alone")
-    return table(rows, words=(4,))
+    return table(rows, text_columns=(4,))
 
 
 def day_lines(result: Result) -> list[str]:

@@ -20,7 +20,7 @@ def test_the_width_is_that_of_the_terminal_within_bounds(monkeypatch, columns, f
 
 def test_numbers_stand_on_the_right_and_texts_on_the_left():
     rows = [("stage", "took", "result"), ("build", "1 s", "8 MiB"), ("evaluate", "12 s", "80 %")]
-    assert table(rows, words=(2,)) == ["stage     took  result", "build      1 s  8 MiB", "evaluate  12 s  80 %"]
+    assert table(rows, text_columns=(2,)) == ["stage     took  result", "build      1 s  8 MiB", "evaluate  12 s  80 %"]
 
 
 def test_lines_have_an_indent():
@@ -64,7 +64,7 @@ def test_where_two_blanks_do_not_fit_columns_have_one(monkeypatch):
 def test_texts_that_are_too_wide_go_on_in_the_next_line(monkeypatch):
     screen(monkeypatch, 60)
     name, path = "magnitude_2_4-int4_awq-kv_fp8", "/a/folder/that/is/long/enough/to/stand/alone/in/its/line.log"
-    lines = table([("format", "asked", "verdict"), (name, "1,000", f"it failed; log: {path}")], words=(2,))
+    lines = table([("format", "asked", "verdict"), (name, "1,000", f"it failed; log: {path}")], text_columns=(2,))
     assert lines[0].split() == ["format", "asked", "verdict"]
     assert "".join(line[:29].split("  ")[0].strip() for line in lines[1:]).startswith("magnitude_2_4-")
     assert path in "\n".join(lines)  # a path can be copied
