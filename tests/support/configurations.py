@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from pipelines.compress.config import PruningSettings, RecoverSettings
+from pipelines.host.machine import native_bf16
 from pipelines.loadgen.config import BenchmarkSettings
 from pipelines.settings.base import OptionTable, largest
 from pipelines.settings.by_hydra import compose_config, to_raw
@@ -350,6 +351,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "eval.guided": ("false",),
     "eval.answers": ("null",),
     "engine.openvino.dynamic_quantization": ("auto", "off"),
+    **({} if native_bf16() else {"engine.openvino.kv_cache_precision": ("auto", "f32", "f16", "u8", "u4")}),
     "quant.fp4_inputs": ("max",),
     "quant.int4_scales": ("max",),
     "sizing.autoscaling.down_at": ("0.1", "0.6"),
@@ -365,6 +367,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     **{f"triton.lookahead_{name}": ("null",) for name in ("window_size", "ngram_size", "verification_set_size")},
     "manifests.storage": ("claim",),
     "manifests.access_mode": ("ReadWriteMany", "ReadOnlyMany"),
+    "serving.server": ("tritonserver",),
 }
 """Keys of which a plain configuration takes some values only, because of the model, the engine or another key."""
 LIMIT = "benchmark.slo.ttft_ms=500"
@@ -387,6 +390,10 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "triton.decoupled_mode": ("benchmark.streaming=false",),
     "cluster.prefill": ("cluster.decode=1",),
     "cluster.decode": ("cluster.prefill=1",),
+    "manifests.route.weight": tuple(
+        f"manifests.route.{each}" for each in ("beside=other", "name=chat", "gateway=edge")
+    ),
+    "manifests.kv_routing": ("manifests.operator=dynamo",),
 }
 """What else a key needs."""
 
