@@ -99,10 +99,7 @@ def command_help(name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-_THROUGH_MAKE = (
-    "make ends with the same code where GNU make 4 and a C compiler are installed; elsewhere it ends with 2 for any "
-    "failure and names the code in its last line."
-)
+_THROUGH_MAKE = "make ends with 2 for any failure and names the code in its last line."
 
 
 def _row(left: str, text: str, column: int = 14) -> list[str]:

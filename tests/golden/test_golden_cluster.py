@@ -8,6 +8,7 @@ from pipelines.deploy.cluster import script_files
 from pipelines.serving.config import ServingSettings
 from tests.conftest import ROOT
 from tests.support.cluster_targets import CONTAINER, MPI, SLURM, target
+from tests.support.golden import check_folder
 
 GOLDEN = ROOT / "tests" / "golden" / "cluster"
 KINDS = {"slurm": SLURM, "mpi": MPI, "container": CONTAINER}
@@ -17,9 +18,4 @@ KINDS = {"slurm": SLURM, "mpi": MPI, "container": CONTAINER}
 def test_the_scripts_are_the_golden_ones(kind, request):
     serving = ServingSettings(host="0.0.0.0" if kind == "container" else "127.0.0.1")
     found = script_files(target(Path("/home/user/project/cluster/llama_3_1_70b-fp8")), KINDS[kind], serving)
-    folder = GOLDEN / kind
-    if request.config.getoption("--rewrite-golden"):
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in found.items():
-            (folder / name).write_text(text)
-    assert {path.name: path.read_text() for path in folder.iterdir()} == found
+    check_folder(found, GOLDEN / kind, rewrite=request.config.getoption("--rewrite-golden"))

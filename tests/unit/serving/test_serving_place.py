@@ -154,18 +154,6 @@ def test_a_python_without_stub_is_refused(
     assert f"no Python backend for Python {PYTHON}. It supports Python 3.7." in str(why_no_server(ServingSettings()))
 
 
-def test_planning_imports_nothing_heavy() -> None:
-    program = (
-        "import sys\n"
-        "from pipelines.serving.config import ServingSettings\n"
-        "from pipelines.serving.locate import why_no_server\n"
-        "why_no_server(ServingSettings())\n"
-        "heavy = {'numpy', 'tritonclient', 'pytriton', 'fastapi', 'grpc', 'jinja2'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[3])
-
-
 def test_the_backend_directory_is_made_once_by_however_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight at once; site-packages stays as it is; no half-made folder remains."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
