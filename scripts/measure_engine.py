@@ -26,13 +26,6 @@ from pipelines.engines.registry import open_engine
 def measure(engine: Path, requests: int, isl: int, osl: int, rounds: int) -> list[float]:
     """Return the seconds of each round, after one warm-up round.
 
-    Args:
-        engine: the engine folder.
-        requests: number of requests, submitted at once.
-        isl: tokens of each prompt.
-        osl: tokens of each answer.
-        rounds: number of rounds that are counted.
-
     Raises:
         UserError: the folder is not an engine, cannot run on this machine, or does not support these lengths.
         RuntimeError: an answer does not have the requested length.

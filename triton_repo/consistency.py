@@ -186,14 +186,7 @@ HALF = 0.5
 def draft_faults(
     target: EngineLimits, draft: EngineLimits, settings: TritonSettings, spec: RepositorySpec
 ) -> list[Fault]:
-    """Find everything that does not match.
-
-    Args:
-        target: limits of the target engine.
-        draft: limits of the draft engine.
-        settings: conf/triton.
-        spec: of the repository.
-    """
+    """Find everything that does not match."""
     faults = draft_engine_faults(target, draft)
     if spec.engine.server is ServerBackend.TENSORRTLLM:
         faults += [*_gpu_engines(target, draft, spec), *_gpu_placement(target, draft, settings)]

@@ -181,13 +181,7 @@ def repository_configs(
 
 
 def draft_config(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) -> pb.ModelConfig:
-    """Return the configuration of the draft model on GPUs: a second `tensorrt_llm`.
-
-    Args:
-        settings: conf/triton.
-        limits: of the draft engine.
-        spec: of the repository.
-    """
+    """Return the configuration of the draft model on GPUs: a second `tensorrt_llm`."""
     batch = min(settings.triton_max_batch_size or limits.max_batch_size, limits.max_batch_size)
     config = _model(TENSORRT_LLM, batch, limits.logits_type)
     config.name, config.backend = DRAFT, "tensorrtllm"

@@ -33,10 +33,6 @@ draft model's checkpoint."""
 def read_arguments(path: Path, beside: Iterable[str] = ()) -> dict[str, Any]:
     """Return the arguments of `tensorrt_llm.LLM` from a YAML file.
 
-    Args:
-        path: of the file.
-        beside: names in it that are no arguments.
-
     Raises:
         UserError: it is not a mapping, or no version of TensorRT-LLM takes one of the arguments.
     """

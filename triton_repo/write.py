@@ -39,9 +39,6 @@ Array = np.ndarray[Any, Any]
 def tokenizer_info(folder: Path) -> dict[str, Any]:
     """Content of the file for a Hugging Face tokenizer.
 
-    Args:
-        folder: with tokenizer.json and tokenizer_config.json.
-
     Returns:
         encoded_vocab (tokens in the order of their ids; an id without a token is ""), tokenizer_str, stop_token_ids.
 

@@ -97,14 +97,6 @@ def diagnose(
 ) -> StageDiagnosis:
     """Compare each stage with the one before it, until one is accused.
 
-    Args:
-        folders: the stages.
-        model: label of the model.
-        variant: label of its compression.
-        seed: of the items.
-        new_tokens: tokens of an answer.
-        progress: shows what is compared.
-
     Raises:
         UserError: a stage cannot be read at all.
     """

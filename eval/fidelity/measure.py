@@ -97,13 +97,6 @@ def measure(
 ) -> MeasuredFidelity:
     """Let both read all texts, and then the reference against itself for the noise.
 
-    Args:
-        reference: the 16-bit model.
-        other: the compressed one.
-        texts: that both read.
-        scratch: folder for a temporary file.
-        progress: counts tokens.
-
     Raises:
         UserError: one of them gives logits that are not finite.
     """

@@ -275,9 +275,6 @@ def _validator(schema: str) -> Any:
 def load_pictures(spec: EvalSpec) -> dict[str, Any]:
     """Return lm-eval's `TaskDict`: one task per kind of question, each after its picture.
 
-    Args:
-        spec: `vision` is what sees the pictures.
-
     Raises:
         UserError: there is nothing that sees, worked examples were asked for, or the data are no such questions.
     """

@@ -136,19 +136,7 @@ def import_faults(
     candidates: Sequence[QFormat] = (),
     key: str = "model.path",
 ) -> list[Fault]:
-    """Return why a quantized folder cannot be imported with these settings; reads `g_idx`, but no weights.
-
-    Args:
-        folder: the folder.
-        config: its config.json.
-        qformat: what `quant` says.
-        group_size: what `quant.group_size` says.
-        kv_cache: element type of the KV cache.
-        world_size: ranks.
-        effective_bits: of quant=auto.
-        candidates: of quant=auto.
-        key: setting that names the folder.
-    """
+    """Return why a quantized folder cannot be imported with these settings; reads `g_idx`, but no weights."""
     block = quantization_of(folder, config)
     if block is None:
         return [*undeclared_faults(f"{key}='{folder}'", folder)]

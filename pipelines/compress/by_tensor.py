@@ -222,15 +222,6 @@ def write_by_tensor(
 
     A run that was stopped is continued after the last complete layer.
 
-    Args:
-        source: the model.
-        out_dir: where to write.
-        spec: format; `QuantSpec.by_tensor`.
-        dtype: "bfloat16" or "float16".
-        tp_size: tensor-parallel ranks.
-        pp_size: pipeline stages.
-        progress: shows layers.
-
     Returns:
         the facts of `pipelines.checkpoint.describe`, and the keys `calibration`, `device` and `tool`.
 

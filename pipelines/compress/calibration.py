@@ -80,11 +80,6 @@ def forward_passes(data: CalibrationSet, progress: Progress, device: str) -> For
 
     AWQ calls it twice; progress shows each pass separately.
 
-    Args:
-        data: what to run.
-        progress: advances by one per batch.
-        device: the device that the model is on.
-
     Raises:
         UserError: raised by the returned function if an output is not finite; names the first such layer.
     """

@@ -69,12 +69,7 @@ class _Folder:
         return self.declared.of(names_of(layer, module)[0])
 
     def layer(self, layer: int, expected: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what is quantized of a layer, by name within it.
-
-        Args:
-            layer: number of the layer.
-            expected: every tensor of the checkpoint.
-        """
+        """Yield what is quantized of a layer, by name within it."""
         for module in LINEARS:
             for leaf, tensor in self._stored(layer, module, expected):
                 yield f"{module}.{leaf}", tensor

@@ -31,11 +31,6 @@ Source: TensorRT-LLM `models/qwen/config.py` (8192 where Hugging Face states non
 def correct_export(folder: Path, hf_config: Mapping[str, Any], spec: QuantSpec) -> dict[str, Any]:
     """Correct `folder`/config.json in place and drop the empty quant_cfg.json of a single format.
 
-    Args:
-        folder: what `modelopt_door.export` wrote.
-        hf_config: config.json of the source model.
-        spec: the requested quantization.
-
     Returns:
         The corrected configuration.
     """

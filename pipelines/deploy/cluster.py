@@ -312,11 +312,6 @@ OWN = ("cluster", "paths.runs")
 def write_scripts(settings: Settings, machine: Machine, overrides: Sequence[str]) -> Path:
     """Write scripts that build and serve a configuration on a cluster.
 
-    Args:
-        settings: the configuration.
-        machine: facts of this machine, for the plan.
-        overrides: as given; the build script repeats them.
-
     Returns:
         the folder of the scripts.
 

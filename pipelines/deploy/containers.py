@@ -77,14 +77,7 @@ def reference(settings: ImageSettings, flavour: ImageFlavour) -> str:
 
 
 def build_command(tool: str, settings: ImageSettings, flavour: ImageFlavour, source: Checkout) -> tuple[str, ...]:
-    """Return the command that builds the image.
-
-    Args:
-        tool: docker or podman.
-        settings: conf/image.
-        flavour: which of the two images.
-        source: the checkout.
-    """
+    """Return the command that builds the image."""
     arguments = {
         "BASE_TAG": settings.base_gpu if flavour == "gpu" else settings.base_cpu,
         **({"BASE_DIGEST": settings.digest} if settings.digest else {}),
@@ -115,14 +108,6 @@ def shell_command(
     terminal: bool = True,
 ) -> tuple[str, ...]:
     """Return the command that opens a shell in the image, with this checkout, the store and the caches mounted.
-
-    Args:
-        tool: docker or podman.
-        settings: conf/image.
-        flavour: which of the two images.
-        source: the checkout.
-        places: folders to share besides the checkout.
-        terminal: whether there is a terminal.
 
     Raises:
         UserError: a path has a comma, which both tools take as a separator.
@@ -203,11 +188,6 @@ def open_shell(settings: Settings, machine: Machine) -> int:
 
 def find_tool(setting: str, would_run: Sequence[str], *, which: Which = shutil.which) -> str:
     """Find docker or podman, whichever is installed and responds.
-
-    Args:
-        setting: `image.tool`.
-        would_run: the command, for the error message.
-        which: finds a program.
 
     Raises:
         UserError: none is installed, or the installed one does not respond.

@@ -17,12 +17,6 @@ INDEX = ".generated.json"
 def write_folder(folder: Path, files: Mapping[str, str], *, command: str, setting: str) -> bool:
     """Make the folder hold exactly these files.
 
-    Args:
-        folder: created if missing.
-        files: text by relative name.
-        command: that writes them, for messages.
-        setting: that names another folder, for messages.
-
     Returns:
         whether anything changed.
 

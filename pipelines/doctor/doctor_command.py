@@ -177,13 +177,7 @@ FEATURES = {
 def probe_processor(
     machine: Machine, *, cpuinfo: Path = Path("/proc/cpuinfo"), cgroup: Path = CGROUP
 ) -> list[ProbeResult]:
-    """Describe processor and memory.
-
-    Args:
-        machine: cores and memory.
-        cpuinfo: the file in which Linux lists features.
-        cgroup: the folder with a container's limits.
-    """
+    """Describe processor and memory."""
     try:  # the fields of the first processor
         first = cpuinfo.read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
     except OSError:
@@ -304,13 +298,7 @@ def _shape(model: ModelSettings) -> ModelShape | None:
 
 
 def examine(settings: Settings, machine: Machine, environment: Mapping[str, str]) -> Diagnosis:
-    """Run all probes, the slow ones (Hub, nvidia-smi, trtllm-build) at the same time.
-
-    Args:
-        settings: the configuration that should run here.
-        machine: its facts.
-        environment: variables, for the Hub.
-    """
+    """Run all probes, the slow ones (Hub, nvidia-smi, trtllm-build) at the same time."""
     release = release_for(library_versions(("tensorrt-llm",))["tensorrt-llm"])
     builder = shutil.which("trtllm-build")
     with ThreadPoolExecutor() as pool:

@@ -264,11 +264,7 @@ CPU_ONLY = ("openvino", "openvino-genai")
 
 
 def go_together(llm_api_image: str) -> list[ProbeResult]:
-    """Say for each engine which versions belong together.
-
-    Args:
-        llm_api_image: NVIDIA's container with `trtllm-serve`.
-    """
+    """Say for each engine which versions belong together."""
     whole, engines = compatibility(), newest_with_engines()
     names = {"TensorRT-LLM": "tensorrt_llm", "Triton": "containers", **COLUMNS, "CUDA": "cuda", "driver": "driver"}
     together = ", ".join(f"{name} {_stretch(engines[key])}" for name, key in names.items() if engines.get(key))
@@ -378,11 +374,7 @@ def _triton_version(binary: Path) -> tuple[str, Status]:
 
 
 def help_of_builder(tool: str) -> list[ProbeResult]:
-    """Compare `trtllm-build --help` with the options this project knows.
-
-    Args:
-        tool: path of the program.
-    """
+    """Compare `trtllm-build --help` with the options this project knows."""
     try:
         answer = subprocess.run([tool, "--help"], capture_output=True, text=True, timeout=180, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

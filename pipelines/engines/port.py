@@ -245,11 +245,7 @@ class LogitsSession(Session, Protocol):
         ...
 
     def block_outputs(self, *, varied: bool = False) -> BlockOutputs:
-        """Load the layers below the head to read texts.
-
-        Args:
-            varied: with another arithmetic.
-        """
+        """Load the layers below the head to read texts."""
         ...
 
     def linear_weights(self) -> Iterator[tuple[str, Any]]:

@@ -40,10 +40,6 @@ class TokenConnections:
     def send(self, target: tuple[str, int], tokens: Sequence[int]) -> bool:
         """Send new tokens without waiting, from any thread.
 
-        Args:
-            target: address and key; see `parsed`.
-            tokens: token ids.
-
         Returns:
             whether the service gets them; if not, it gets nothing more here.
         """

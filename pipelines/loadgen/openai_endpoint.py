@@ -100,13 +100,7 @@ class OpenAiEndpoint:
     """One endpoint, up to and with /v1. Takes the same questions as `pipelines.loadgen.server.Server`."""
 
     def __init__(self, url: str, api: Api, tokenizer_dir: Path) -> None:
-        """Prepare.
-
-        Args:
-            url: up to and with /v1.
-            api: how it is asked.
-            tokenizer_dir: folder with the model's tokenizer.json.
-        """
+        """Prepare."""
         self.url, self._api, self._tokenizer_dir = url, api, tokenizer_dir
         self._name, self._server = "", "unknown"
 

@@ -255,11 +255,6 @@ def limit_verdict(record: Record, expect: ExpectSettings, chance: float) -> Verd
 
     A baseline that does not beat guessing by it gives NOT MEASURED, as does a format that was asked no questions.
 
-    Args:
-        record: line of the history.
-        expect: contains the limits.
-        chance: probability of a wrong verdict.
-
     Returns:
         None without a limit or a baseline, and for a line that was written before lost and gained were recorded.
     """

@@ -26,13 +26,7 @@ Line = tuple[str, list[float | None], Series | None]
 
 
 def cell_trend(record: Record, lines: Sequence[Series], name: str) -> doc.Figure | None:
-    """Draw the trend of one cell; return None if none of its metrics is judged.
-
-    Args:
-        record: tonight's line.
-        lines: its judged series.
-        name: name of the file.
-    """
+    """Draw the trend of one cell; return None if none of its metrics is judged."""
     if not lines:
         return None
     nights = lines[0].nights[-SHOWN_NIGHTS:]

@@ -203,13 +203,7 @@ class NightVerdict:
 
 
 def judge(records: Sequence[Record], run: str, settings: NightlySettings) -> NightVerdict:
-    """Judge one run by the runs before it.
-
-    Args:
-        records: the history in the order written.
-        run: id of the run.
-        settings: window, chance and expectations.
-    """
+    """Judge one run by the runs before it."""
     ours = [record for record in records if record.run == run]
     before = {record.key: nights_before(records, record) for record in ours}
     questions = 2 * sum(len(judged_metrics(r, settings.expect)) for r in ours) + sum(

@@ -291,12 +291,7 @@ def _draft(d: Deployment) -> list[Fault]:
 
 
 def check_machine(d: Deployment, stages: Sequence[Stage]) -> list[Fault]:
-    """Return why an engine cannot be built and evaluated on this machine; `plan` can still describe it.
-
-    Args:
-        d: the deployment.
-        stages: that would run.
-    """
+    """Return why an engine cannot be built and evaluated on this machine; `plan` can still describe it."""
     engine = d.engine
     used = any(stage.name in ("convert", "vision", "build", "evaluate") for stage in stages)
     if not engine.builder or not used:
@@ -390,13 +385,7 @@ def check_installed(goal: Goal, stages: Sequence[Stage], only: str | None) -> tu
 
 
 def output_folders(goal: Goal, store: Path, *, makes: bool) -> dict[str, Path]:
-    """Return the folders that a run writes to, by the setting that names each.
-
-    Args:
-        goal: of the command.
-        store: of artifacts.
-        makes: whether an artifact is made.
-    """
+    """Return the folders that a run writes to, by the setting that names each."""
     folders = {"paths.store": store} if makes else {}
     folders["paths.runs"] = goal.settings.paths.runs
     if goal.target == "all":

@@ -37,10 +37,6 @@ _LICENSE = re.compile(r"[\w.+-]{1,100}")
 def write_model_cards(data: ReportData, folder: Path) -> dict[str, Path]:
     """Write `model_cards/<model>-<variant>/README.md` for each quantized checkpoint of a report.
 
-    Args:
-        data: result of `pipelines.report.collect`.
-        folder: of the report.
-
     Returns:
         the cards by label, "<model> <variant>".
 

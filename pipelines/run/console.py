@@ -47,10 +47,6 @@ def stored_flips(measured: Artifact, store: Store) -> Flips | None:
     """Return the flips between evaluations of both engines with the same prompts; None without any.
 
     Of several pairs it is the one with most questions, and the newest of these.
-
-    Args:
-        measured: artifact of the fidelity stage.
-        store: where evaluations are looked for.
     """
     engines = measured.manifest["made_from"]["inputs"]
     in_turns = [
@@ -255,13 +251,7 @@ def _accuracies(pairs: Sequence[tuple[Path | None, Path]], settings: EvalSetting
 
 
 def closing(outcomes: Sequence[StepOutcome], folder: Path, *, more: bool = False) -> str:
-    """Render the last lines of a run: where the results are.
-
-    Args:
-        outcomes: of all stages.
-        folder: of the run.
-        more: whether the command continues afterwards (serving).
-    """
+    """Render the last lines of a run: where the results are."""
     made = any(outcome.state == "made" for outcome in outcomes)
     lines = [] if made or more else ["Nothing to do: every stage is cached."]
     shown = [(o.node.stage.writes, o.artifact.path) for o in outcomes if o.node.id in RESULTS] + [("run", folder)]

@@ -46,12 +46,7 @@ Block = tuple[str, Lines]
 
 
 def gpu_commands(plan: Plan, overrides: Sequence[str] = ()) -> Lines:
-    """Render the commands; no lines for engines on the CPU, or when nothing is left to build or serve.
-
-    Args:
-        plan: the plan.
-        overrides: that it was made from.
-    """
+    """Render the commands; no lines for engines on the CPU, or when nothing is left to build or serve."""
     if not plan.deployment.engine.needs_gpu:
         return []
     blocks = list(_ByHand(plan, tuple(overrides)).blocks())

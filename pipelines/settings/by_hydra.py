@@ -164,12 +164,7 @@ def _is_open(value: str) -> bool:
 
 
 def diagnose(overrides: Sequence[str], *, sweeping: bool = False) -> list[Fault]:
-    """Find what is wrong with each override by itself.
-
-    Args:
-        overrides: as typed.
-        sweeping: whether an override may give several values.
-    """
+    """Find what is wrong with each override by itself."""
     faults: list[Fault] = []
     good, named, known_groups = [], [], groups()
     for text in overrides:

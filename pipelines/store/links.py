@@ -19,10 +19,6 @@ def check_links(folder: Path, key: str) -> None:
     Links within the folder are followed, and links into a Hub cache, whose snapshots consist of them. Links that lead
     nowhere are left to whoever reads them. Hidden folders are not looked at, because nothing reads them.
 
-    Args:
-        folder: the folder.
-        key: setting that names it, for messages.
-
     Raises:
         UserError: some links lead elsewhere; the message names them.
     """

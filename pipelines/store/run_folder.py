@@ -25,12 +25,6 @@ def run_folder(name: str, runs: Path, config: str, overrides: Sequence[str]) -> 
     """Make `<runs>/<time>-<name>-<pid>/` with the resolved configuration and a log.
 
     A crash is logged with its traceback, and the path of the log is printed.
-
-    Args:
-        name: of the command.
-        runs: paths.runs.
-        config: the resolved configuration as YAML.
-        overrides: that it was made from.
     """
     try:
         folder = _new_folder(runs.absolute(), name)

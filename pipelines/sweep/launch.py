@@ -136,10 +136,6 @@ def _ended(cell: SweepCell, folder: Path) -> SweepCell:
 def expand(overrides: Sequence[str], folder: Path) -> Sweep:
     """Compose the single values, and expand the lists into combinations.
 
-    Args:
-        overrides: as typed.
-        folder: where launchers may keep their files.
-
     Raises:
         UserError: Hydra refuses an override.
     """

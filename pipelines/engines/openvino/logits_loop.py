@@ -248,15 +248,7 @@ class LogitsLoop:
         sender: ResponseSender,
         ended: Callable[[Sequence], None],
     ) -> None:
-        """Take the engine and where to report.
-
-        Args:
-            folder: the engine.
-            options: the same as for the pipeline.
-            adapters: LoRA task id -> adapter.
-            sender: receives the output of each step.
-            ended: called with every sequence that has ended.
-        """
+        """Take the engine and where to report."""
         self._folder, self._options, self._sender, self._finished = folder, options, sender, ended
         self._adapters = adapters
         self._queue: deque[Sequence] = deque()

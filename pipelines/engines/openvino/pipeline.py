@@ -226,11 +226,6 @@ class GuidedGenerator:
     def __init__(self, folder: EngineFolder, model: StatefulModel, tokenizer: Path) -> None:
         """Load the vocabulary.
 
-        Args:
-            folder: the engine.
-            model: its compiled graph.
-            tokenizer: folder of the model's tokenizer.
-
         Raises:
             UserError: llguidance cannot read the tokenizer.
         """
@@ -242,12 +237,6 @@ class GuidedGenerator:
         self, prompts: Sequence[TokenIds], limits: SamplingParams, schema: str, progress: Progress
     ) -> list[Generation]:
         """Generate for every prompt; the smallest stop token ends an output where the guide allows it.
-
-        Args:
-            prompts: token ids of each.
-            limits: of each output.
-            schema: JSON schema that every output follows.
-            progress: counts prompts.
 
         Raises:
             UserError: the schema is not valid.

@@ -68,9 +68,6 @@ NEUTRAL: dict[str, tuple[float, str]] = {
 def refuse_inputs(inputs: Mapping[str, Array]) -> None:
     """Reject inputs that the CPU engine does not support.
 
-    Args:
-        inputs: tensors that are not empty, by name.
-
     Raises:
         UserError: naming the input and why.
     """

@@ -302,12 +302,6 @@ def kv_blocks(folder: EngineFolder, options: OpenVinoOptions) -> int:
 def check_request(folder: EngineFolder, options: OpenVinoOptions, length: int, new_tokens: int) -> None:
     """Reject a generation request beyond the limits of the engine.
 
-    Args:
-        folder: the engine.
-        options: whether long prompts may be chunked.
-        length: tokens in the prompt.
-        new_tokens: most tokens to generate.
-
     Raises:
         UserError: naming the limit, the length and what to change.
     """

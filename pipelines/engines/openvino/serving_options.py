@@ -71,10 +71,6 @@ class ServingOptions:
     def from_model_config(cls, config: Mapping[str, Any], repository: Path) -> ServingOptions:
         """Read a model configuration as Triton passes it to the backend.
 
-        Args:
-            config: the parsed JSON.
-            repository: base of relative paths.
-
         Raises:
             UserError: naming the parameter, its value and what is allowed.
         """

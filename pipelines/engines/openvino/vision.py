@@ -182,10 +182,6 @@ class VisionEncoder:
     def __init__(self, folder: Path, options: OpenVinoSettings | None = None) -> None:
         """Compile.
 
-        Args:
-            folder: of the engine.
-            options: arithmetic and threads.
-
         Raises:
             UserError: the folder is no engine of an encoder.
         """

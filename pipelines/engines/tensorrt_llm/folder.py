@@ -39,9 +39,6 @@ class OptionInHelp:
 def help_differences(help_text: str) -> list[Fault]:
     """Compare `trtllm-build --help` with the table: options, spellings, missing choices, defaults.
 
-    Args:
-        help_text: what the program printed.
-
     Returns:
         a fault for every difference; an empty list if the program matches the table.
     """
