@@ -133,8 +133,8 @@ def _text_notes(d: Deployment) -> tuple[str, ...]:
 def _judged_by(d: Deployment) -> tuple[str, ...]:
     """Name the versions whose tables judge the options of the LLM API where its own has none."""
     version = d.llm_api.version
-    judges = [table.version for table in tables_of(version)]
-    if not d.llm_api.others or judges == [version]:
+    judges = [table.version for table in tables_of(version)] if d.llm_api.others else []
+    if judges in ([], [version]):
         return ()
     own = f"of {version}" if version else f"without a version in the tag of {d.settings.image.base_llm_api}"
     return (f"llm_api: judged by the options of TensorRT-LLM {' and '.join(judges)}, because there is no table {own}",)

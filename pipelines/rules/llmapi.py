@@ -10,7 +10,7 @@ from pipelines.domain.errors import did_you_mean
 from pipelines.domain.families import titles
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.engines.tensorrt_llm.config import BuildSettings, key_of
-from pipelines.engines.tensorrt_llm.llm_api import Complaint, complaints, settings_in, split_fault, tuned_files
+from pipelines.engines.tensorrt_llm.llm_api import Complaint, complaints, doubts, settings_in, split_fault, tuned_files
 from pipelines.rules.record import LLM_API, Cases, DeploymentFacts, Rule, Severity, either, listed, shape, sm
 from pipelines.rules.split import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUPPORT, uneven
 
@@ -88,6 +88,15 @@ def _refused_options(d: DeploymentFacts) -> Cases:
 
 def _ignored_options(options: Mapping[str, Any], version: str | None, source: str) -> Cases:
     return _cases(each for each in complaints(options, version, source) if each.ignored)
+
+
+def _doubtful(d: DeploymentFacts) -> Cases:
+    """Return what the versions before and after this one take differently."""
+    found = doubts(d.llm_api.others, d.llm_api.version)
+    return [
+        {"judge": judge, "does": "ignores" if ignored else "refuses", "options": listed(names)}
+        for judge, ignored, names in found
+    ]
 
 
 def _unread(d: DeploymentFacts) -> Cases:
@@ -214,6 +223,14 @@ RULES = (
         when=lambda d: _ignored_options(d.llm_api.file, d.llm_api.version, FILE),
         failed="{failed}",
         source=EFFECTS,
+    ),
+    rule(
+        name="llm-api-options-are-of-every-judge",
+        severity=Severity.WARN,
+        when=_doubtful,
+        failed="llm_api: TensorRT-LLM {judge} {does} {options}; what {d.llm_api.version} does is not known here.",
+        todo="Leave it out if {d.llm_api.version} does not start.",
+        source=OPTIONS,
     ),
     rule(
         name="llm-api-tuned-file-is-here",

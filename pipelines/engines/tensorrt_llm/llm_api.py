@@ -248,6 +248,21 @@ def complaints(options: Mapping[str, Any], version: str | None, source: str) -> 
     return wrong + _contradictions(options, source) + _ignored(options, judges, source, title)
 
 
+def doubts(options: Mapping[str, Any], version: str | None) -> list[tuple[str, bool, list[str]]]:
+    """Return what only one of several judging versions refuses or ignores, so that nobody knows what this one does.
+
+    Returns:
+        (version, whether it ignores them or else refuses them, options) of each table.
+    """
+    judges, sure, found = tables_of(version), {each.option for each in complaints(options, version, "")}, []
+    for table in judges if len(judges) > 1 else ():
+        own = [each for each in complaints(options, table.version, "") if each.option not in sure]
+        for ignored in (False, True):
+            if names := [each.option for each in own if each.ignored is ignored]:
+                found.append((table.version, ignored, names))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class _Judge:
     """One table, and the words of its messages: what names the options, and the version."""

@@ -51,6 +51,14 @@ CASES = {
     "llm-api-file-has-an-effect": Case(
         asked(file={"sampler_type": "auto"}), r"llm_api\.file: sampler_type='auto' has no effect", NOTHING
     ),
+    "llm-api-options-are-of-every-judge": Case(
+        {
+            "engine": "llmapi",
+            "llm_api": LlmApiOptions("1.3.0rc20", extra={"kv_cache_config": {"disk_cache_path": "/x"}}),
+        },
+        r"TensorRT-LLM 1\.3\.0rc3 refuses kv_cache_config\.disk_cache_path; what 1\.3\.0rc20 does is not known",
+        {"llm_api": LlmApiOptions("1.4", extra={"kv_cache_config": {"disk_cache_path": "/x"}})},
+    ),
     "llm-api-tuned-file-is-here": Case(
         asked(tuned="examples/configs/curated/llama-3.3-7b.yaml"),
         r"none of NVIDIA's files .*Did you mean 'examples/configs/curated/llama-3\.3-70b\.yaml'",

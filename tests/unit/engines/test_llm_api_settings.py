@@ -6,8 +6,11 @@ import pytest
 import yaml
 
 from pipelines.domain.errors import UserError
-from pipelines.engines.tensorrt_llm.llm_api import LlmApiOptions, merged, tables_of
+from pipelines.engines.tensorrt_llm.llm_api import LlmApiOptions, doubts, merged, tables_of
+from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
+from pipelines.store.store import Store
+from tests.unit.core.test_machine import MACHINE
 
 ENGINE = "engine=tensorrt_llm_llmapi"
 OPTIONS = {
@@ -80,6 +83,31 @@ def test_what_is_stored_without_such_options_is_as_before():
 )
 def test_a_version_is_judged_by_its_table_or_its_neighbours(version, judges):
     assert [table.version for table in tables_of(version)] == judges
+
+
+@pytest.mark.parametrize(
+    ("version", "line"),
+    [
+        ("1.2.1", "judged by the options of TensorRT-LLM 1.3.0rc3, because there is no table of 1.2.1"),
+        ("1.3.0rc29", "judged by the options of TensorRT-LLM 1.3.0rc3 and 1.4, because there is no table of 1.3.0rc29"),
+        ("1.3.0rc3", None),
+    ],
+)
+def test_the_plan_names_the_tables_that_judge_where_there_is_no_own(tmp_path, version, line):
+    image = f"image.base_llm_api=nvcr.io/nvidia/tensorrt-llm/release:{version}"
+    options = "llm_api.extra={stream_interval: 5}"
+    plan = make_plan(load([ENGINE, "model=llama_3_1_8b", image, options]), "build", Store(tmp_path), MACHINE)
+    assert [note.removeprefix("llm_api: ") for note in plan.notes if note.startswith("llm_api:")] == [line] * bool(line)
+
+
+def test_what_versions_before_and_after_take_differently_is_in_doubt():
+    options = {"kv_cache_config": {"sink_token_length": 4, "disk_cache_path": "/x"}, "stream_interval": 5}
+    of_both = [
+        ("1.3.0rc3", False, ["kv_cache_config.disk_cache_path"]),
+        ("1.4", True, ["kv_cache_config.sink_token_length"]),
+    ]
+    assert doubts(options, "1.3.0rc20") == of_both
+    assert doubts(options, "1.4") == []
 
 
 def test_groups_are_merged_and_lists_are_not():
