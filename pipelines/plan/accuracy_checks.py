@@ -88,16 +88,16 @@ def question_faults(d: Deployment) -> list[Fault]:
 
 def _unseen(d: Deployment) -> Fault | None:
     """Refuse questions about pictures where nothing sees them."""
-    asked = f"eval.task='{PICTURES}' asks about pictures"
+    task = f"eval.task='{PICTURES}' asks about pictures"
     if d.target not in EVALUATED or d.settings.eval.task != PICTURES:
         return None
     if d.settings.eval.url is not None or d.has_reference or d.engine.server is not ServerBackend.PYTHON:
         where = f"eval.url={d.settings.eval.url}" if d.settings.eval.url else f"engine={d.engine.setting}"
         where = "eval.baseline=hugging_face" if d.has_reference else where
-        return Fault(f"{asked}, which {where} is not shown.", "The CPU engine sees them.", "Use engine=openvino.")
+        return Fault(f"{task}, which {where} is not shown.", "The CPU engine sees them.", "Use engine=openvino.")
     if d.settings.multimodal.model_type == "none":
         return Fault(
-            f"{asked}, and {d.settings.model.label} reads text alone.",
+            f"{task}, and {d.settings.model.label} reads text alone.",
             todo="Use model=tiny_llava, or multimodal=llava with a LLaVA's folder.",
         )
     return None

@@ -54,8 +54,8 @@ def _engine(settings: Settings, model: ModelShape) -> EngineDescription:
 
 def _changes(settings: Settings, setup: Setup, limits: ChosenLimits | None) -> str:
     """Return the candidate as overrides; limits that were chosen are no overrides, as in a plan."""
-    words = [f"build.tp_size={setup.tp}", f"build.pp_size={setup.pp}", f"kv_cache.dtype={setup.kv_format}"]
+    overrides = [f"build.tp_size={setup.tp}", f"build.pp_size={setup.pp}", f"kv_cache.dtype={setup.kv_format}"]
     if setup.qformat != settings.quant.qformat:
-        words.append(f"quant={setup.qformat}")
+        overrides.append(f"quant={setup.qformat}")
     limits_given = () if limits is None else (name for name in LIMITS_FOR_LOAD if name not in limits.reasons)
-    return " ".join([*words, *(f"build.{name}={getattr(limits, name)}" for name in limits_given)])
+    return " ".join([*overrides, *(f"build.{name}={getattr(limits, name)}" for name in limits_given)])

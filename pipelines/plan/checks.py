@@ -189,10 +189,10 @@ def _newer(d: Deployment) -> list[Fault]:
     """Warn of an older TensorRT-LLM than the newest that is known for the engine."""
     image, usual = d.settings.image, type(d.settings.image)()
     if d.engine.server is ServerBackend.LLM_API:
-        asked, default = image.llm_api_version, usual.llm_api_version
-        if asked is None or default is None or numbers(asked) >= numbers(default):
+        version, default = image.llm_api_version, usual.llm_api_version
+        if version is None or default is None or numbers(version) >= numbers(default):
             return []
-        what = f"image.base_llm_api={image.base_llm_api} has TensorRT-LLM {asked}, which is older than {default}."
+        what = f"image.base_llm_api={image.base_llm_api} has TensorRT-LLM {version}, which is older than {default}."
         return [Fault(what, f"The default is {usual.base_llm_api}.", "Leave out image.base_llm_api to use it.")]
     if not d.engine.builder:
         return []
@@ -221,13 +221,13 @@ def _reported(d: Deployment) -> list[Fault]:
     return faults
 
 
-def _baseline(d: Deployment, known: Sequence[BrokenRule]) -> list[Fault]:
+def _baseline(d: Deployment, broken: Sequence[BrokenRule]) -> list[Fault]:
     """Apply the rules to the 16-bit baseline, which is built and evaluated but not served."""
     if not d.has_baseline:
         return []
     unserved = TritonSettings(num_nodes=d.settings.triton.num_nodes)
     alone = d.baseline.with_groups(triton=unserved).tuned
-    known_names = {finding.rule.name for finding in known}
+    known_names = {finding.rule.name for finding in broken}
     new = refused([finding for finding in check_table(alone.facts) if finding.rule.name not in known_names])
     ranks = d.settings.eval.baseline_tp_size
     what = f"The 16-bit baseline{f' (eval.baseline_tp_size={ranks})' if ranks else ''}"

@@ -36,7 +36,7 @@ class ColocatedEngine:
 
 def colocated(d: Deployment) -> list[ColocatedEngine]:
     """List the other users of the served engine's GPUs."""
-    settings, found = d.settings, d.found
+    settings, facts = d.settings, d.found
     if d.target not in SERVED:
         return []
     beside = []
@@ -49,11 +49,11 @@ def colocated(d: Deployment) -> list[ColocatedEngine]:
         kv = sizes.kv_request_bytes(_tokens(settings, sizes))
         least = one.weights + one.activations + one.buffers + kv
         beside.append(ColocatedEngine(DRAFT, least, usual.weights + usual.activations + usual.buffers + kv))
-    if found.heads_bytes:
-        heads = found.heads_bytes / settings.build.tp_size  # they are linears, which every rank has its part of
+    if facts.heads_bytes:
+        heads = facts.heads_bytes / settings.build.tp_size  # they are linears, which every rank has its part of
         beside.append(ColocatedEngine(HEADS, heads, heads))
-    if settings.multimodal.model_type != "none" and found.vision_bytes:
-        beside.append(ColocatedEngine(VISION, found.vision_bytes, found.vision_bytes))
+    if settings.multimodal.model_type != "none" and facts.vision_bytes:
+        beside.append(ColocatedEngine(VISION, facts.vision_bytes, facts.vision_bytes))
     return beside
 
 

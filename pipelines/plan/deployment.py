@@ -241,6 +241,6 @@ class Deployment(Goal):
     @cached_property
     def llm_api(self) -> LlmApiOptions:
         """Options of the LLM API that are no settings."""
-        asked, version = self.settings.llm_api, self.settings.image.llm_api_version
-        tuned = tuned_files().get(asked.tuned) if asked.tuned else None
-        return LlmApiOptions(version, merged(tuned.options if tuned else {}, asked.of_file), asked.extra, asked.tuned)
+        group, version = self.settings.llm_api, self.settings.image.llm_api_version
+        tuned = tuned_files().get(group.tuned) if group.tuned else None
+        return LlmApiOptions(version, merged(tuned.options if tuned else {}, group.of_file), group.extra, group.tuned)

@@ -145,29 +145,29 @@ def _resolved(
     goal: Goal, store: Store, machine: Machine, faults: list[Fault]
 ) -> tuple[Deployment, str, tuple[str, ...]]:
     """Return what will run, why its engine was chosen, and the plan's notes on what is tuned; faults are added."""
-    settings, found = goal.settings, Found()
+    settings, facts = goal.settings, Found()
     shape = settings.model.shape.to_shape() if settings.model.shape else None
     with collecting(faults):
-        found = inspect_inputs(goal, store.hashes)
-    if found.shape and shape and found.shape != shape:
-        model, wrong = settings.model, shape.differences(found.shape)[0]
+        facts = inspect_inputs(goal, store.hashes)
+    if facts.shape and shape and facts.shape != shape:
+        model, wrong = settings.model, shape.differences(facts.shape)[0]
         faults.append(
             Fault(
                 f"model.path='{model.folder}' is not a {model.name}: "
-                f"its {wrong} is {getattr(found.shape, wrong)}, model={model.name} says {getattr(shape, wrong)}.",
+                f"its {wrong} is {getattr(facts.shape, wrong)}, model={model.name} says {getattr(shape, wrong)}.",
                 todo="Leave out model=... to use the folder as it is.",
             )
         )
-    shape = found.shape or shape
+    shape = facts.shape or shape
     if goal.compares_server:  # its format is its own
         settings = settings.baseline()
-    if settings.prune.prunes and shape is not None and found.built is None and not goal.is_elsewhere:
+    if settings.prune.prunes and shape is not None and facts.built is None and not goal.is_elsewhere:
         with collecting(faults):  # every later stage sees the shape that is left
             shape = pruned_shape(settings.prune, shape)
-    choice = choose(found.built.flavour if found.built else settings.engine.name, machine, settings.hardware.name)
-    planned = Deployment(settings, goal.target, choice.engine, machine, found, shape)
+    choice = choose(facts.built.flavour if facts.built else settings.engine.name, machine, settings.hardware.name)
+    planned = Deployment(settings, goal.target, choice.engine, machine, facts, shape)
     tuned = planned.tuned
-    if found.built is not None:  # only the server is left to tune
+    if facts.built is not None:  # only the server is left to tune
         return planned.with_groups(triton=tuned.settings.triton), choice.reason, ()
     limits = None
     with collecting(faults):

@@ -119,13 +119,13 @@ def _devices(d: Deployment) -> list[Fault]:
     ranks = by.tp_size * by.pp_size
     for key in ("gpu_device_ids", "draft_gpu_device_ids", "participant_ids"):
         groups = getattr(triton, key) or ()
-        shown = f"triton.{key}={[list(group) for group in groups]}".replace(" ", "")
+        given = f"triton.{key}={[list(group) for group in groups]}".replace(" ", "")
         # nodes number their GPUs alike
         twice = [group for group in groups if len(set(group)) < len(group) and triton.num_nodes == 1]
         if twice or any(len(group) != ranks for group in groups):
             faults.append(
                 Fault(
-                    f"{shown} does not fit an engine of {ranks} rank(s) (tp_size={by.tp_size}, pp_size={by.pp_size}).",
+                    f"{given} does not fit an engine of {ranks} rank(s) (tp_size={by.tp_size}, pp_size={by.pp_size}).",
                     f"Each instance has {ranks} different number(s).",
                     f"Change triton.{key}, or the ranks.",
                 )
@@ -133,7 +133,7 @@ def _devices(d: Deployment) -> list[Fault]:
         elif key != "participant_ids" and most and any(gpu >= most for group in groups for gpu in group):
             faults.append(
                 Fault(
-                    f"{shown} names a GPU that a server with {hardware.name} does not have.",
+                    f"{given} names a GPU that a server with {hardware.name} does not have.",
                     f"hardware.gpus_per_server={most}, numbered from 0.",
                     f"Change triton.{key}, or set hardware.gpus_per_server.",
                 )
@@ -287,20 +287,20 @@ def _built(engine: EngineSettings, built: BuiltEngine, target: Target) -> list[F
 def _load_fits(work: WorkloadSettings, build: BuildSettings, positions: int | None) -> list[Fault]:
     """Check the longest request of the workload against the engine's limits; unbounded lengths pass."""
     bounds = [(part.isl.longest, part.osl.longest) for part in work.parts]
-    known = [(isl, osl) for isl, osl in bounds if isl is not None and osl is not None]
-    if not known or work.arrival == "trace":
+    lengths = [(isl, osl) for isl, osl in bounds if isl is not None and osl is not None]
+    if not lengths or work.arrival == "trace":
         return []
-    isl, osl = max(known, key=lambda pair: work.turns * sum(pair))
+    isl, osl = max(lengths, key=lambda pair: work.turns * sum(pair))
     prompt = work.turns * isl + (work.turns - 1) * osl
     limit = build.max_seq_len or positions
-    words = f"workload={work.name} asks for prompts of up to {prompt} token{'' if prompt == 1 else 's'}"
-    words += f" in {work.turns} turns" if work.turns > 1 else ""
+    demand = f"workload={work.name} asks for prompts of up to {prompt} token{'' if prompt == 1 else 's'}"
+    demand += f" in {work.turns} turns" if work.turns > 1 else ""
     if limit is not None and prompt + osl > limit:
         longer = positions is None or prompt + osl <= positions
         todo = "Shorten workload.isl or workload.osl"
         todo += f", or set build.max_seq_len={prompt + osl} or more." if longer else ": the model reads no more."
-        return [Fault(f"{words} and {osl} of output; the engine holds max_seq_len={limit}.", todo=todo)]
+        return [Fault(f"{demand} and {osl} of output; the engine holds max_seq_len={limit}.", todo=todo)]
     if prompt > build.max_input_len:
         todo = f"Shorten workload.isl, or set build.max_input_len={prompt} or more."
-        return [Fault(f"{words}; the engine is built with max_input_len={build.max_input_len}.", todo=todo)]
+        return [Fault(f"{demand}; the engine is built with max_input_len={build.max_input_len}.", todo=todo)]
     return []
