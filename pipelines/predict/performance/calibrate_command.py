@@ -65,12 +65,12 @@ def calibrate(settings: Settings, machine: Machine) -> int:
         )
     measured = with_gpus(read_measured([settings.sizing.measured]), settings)
     ranks(measured)  # before the fit, which takes a while
-    start, words = start_of(settings, machine, measured)
+    start, source = start_of(settings, machine, measured)
     result = fit(measured, start)
     fitted = fitted_model(labelled(measured, settings), result, library_versions(("numpy", "scipy", "numba")))
     path = settings.sizing.fit or place(settings, fitted)
     fitted.save(path)
-    sys.stdout.write(fit_text(measured, result, words) + f"\nfit: {path}\n")
+    sys.stdout.write(fit_text(measured, result, source) + f"\nfit: {path}\n")
     return 0
 
 
@@ -137,9 +137,9 @@ def place(settings: Settings, fitted: FittedModel) -> Path:
     return settings.paths.store / FITS / f"{name}.json"
 
 
-def fit_text(measured: Measured, result: FitResult, words: str) -> str:
+def fit_text(measured: Measured, result: FitResult, source: str) -> str:
     """Describe the measurements, the fit's error on them, and the fitted values."""
-    head = f"{measured.model} {measured.precision or ''} measured with {measured.tool}: {words}"
+    head = f"{measured.model} {measured.precision or ''} measured with {measured.tool}: {source}"
     coefficients = []
     for name, (title, unit) in SHOWN.items():
         if name not in result.intervals:

@@ -211,8 +211,8 @@ def describe(hardware: HardwareSettings, machine: Machine) -> str:
     others = sorted({other.name for other in machine.gpus} - {gpu.name})
     mixed = f"; also present and not used: {', '.join(others)}" if others else ""
     if row is None:
-        known = "not in conf/hardware, so its bandwidth is unknown"
-        return f"hardware: {count}{gpu.name} (from nvidia-smi); {known}{mixed}"
+        note = "not in conf/hardware, so its bandwidth is unknown"
+        return f"hardware: {count}{gpu.name} (from nvidia-smi); {note}{mixed}"
     return f"hardware: {count}{gpu.name} = hardware={row.name}, {row.mem_bw_gb_s:,.0f} GB/s{mixed}"
 
 

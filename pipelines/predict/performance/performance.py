@@ -280,11 +280,11 @@ class PerformanceModel:
         It is the family's own where enough of it was measured.
         """
         measured = self.parameters.document.get("spread", {})
-        known = measured.get("all", {}), measured.get(family, {})
-        found = {metric: usual * WIDER[provenance] for metric, usual in SPREAD.items()}
-        for each in known:
-            found |= {metric: of[provenance] for metric, of in each.items() if provenance in of}
-        return found
+        measurements = measured.get("all", {}), measured.get(family, {})
+        spread = {metric: usual * WIDER[provenance] for metric, usual in SPREAD.items()}
+        for each in measurements:
+            spread |= {metric: of[provenance] for metric, of in each.items() if provenance in of}
+        return spread
 
 
 def runnable(setup: Setup) -> list[QFormat]:

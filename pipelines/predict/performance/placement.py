@@ -97,53 +97,53 @@ class _Candidate:
 
 
 def choose(
-    sizes: EngineSizes, total: float, cost: IterationCost, load: LoadLengths, wanted: WantedLimits
+    sizes: EngineSizes, total: float, cost: IterationCost, load: LoadLengths, limits: WantedLimits
 ) -> ChosenLimits:
     """Choose the limits that are not given; those in `sizes` are not used. `total` is the memory of one GPU, bytes."""
     context = sizes.shape.max_position_embeddings
     longest_osl = load.longest - load.longest_isl
-    seq_floor = max(LEAST_TOKENS, (wanted.max_input_len or 0) + longest_osl)
-    seq = wanted.max_seq_len or min(stepped(max(load.longest, seq_floor)), context)
-    longest_input = wanted.max_input_len or min(max(LEAST_INPUT, stepped(load.longest_isl)), seq)
+    seq_floor = max(LEAST_TOKENS, (limits.max_input_len or 0) + longest_osl)
+    seq = limits.max_seq_len or min(stepped(max(load.longest, seq_floor)), context)
+    longest_input = limits.max_input_len or min(max(LEAST_INPUT, stepped(load.longest_isl)), seq)
     sized = [
         replace(sizes, max_batch_size=batch, max_num_tokens=tokens, max_seq_len=seq)
-        for batch, tokens in _pairs(load, wanted, longest_input)
+        for batch, tokens in _pairs(load, limits, longest_input)
     ]
-    tried = _tried(sized, total, cost, load, chunked=wanted.chunked)
+    tried = _tried(sized, total, cost, load, chunked=limits.chunked)
     best = max(each.rate for each in tried)
     chosen = min((each for each in tried if each.rate >= ENOUGH * best), key=lambda each: each.takes)
     reasons = {}
-    if wanted.max_batch_size is None:
+    if limits.max_batch_size is None:
         reached = f"{int(100 * chosen.rate / best)} % of the best rate under full load" if best else ""
         together = f"{count(chosen.requests, 'request')} of {load.mean:,} tokens at a time reach {reached}"
         reasons["max_batch_size"] = f"with it, {together}" if best else "the smallest, and still nothing fits"
-    if wanted.max_num_tokens is None:
-        reasons["max_num_tokens"] = _why_tokens(chosen, load, wanted)
-    if wanted.max_seq_len is None:
+    if limits.max_num_tokens is None:
+        reasons["max_num_tokens"] = _why_tokens(chosen, load, limits)
+    if limits.max_seq_len is None:
         reasons["max_seq_len"] = f"the longest request has {load.longest:,}{_floor(seq, load.longest, context)}"
-    if wanted.max_input_len is None and longest_input > LEAST_INPUT:
+    if limits.max_input_len is None and longest_input > LEAST_INPUT:
         reasons["max_input_len"] = f"the longest prompt has {load.longest_isl:,}"
     return ChosenLimits(chosen.batch, chosen.tokens, seq, longest_input, reasons)
 
 
-def _pairs(load: LoadLengths, wanted: WantedLimits, longest_input: int) -> list[tuple[int, int]]:
+def _pairs(load: LoadLengths, limits: WantedLimits, longest_input: int) -> list[tuple[int, int]]:
     # prompts in pieces share what the decoding requests leave; whole prompts must fit beside them
-    prompt = 1 if wanted.chunked else load.longest_isl
-    least = 1 if wanted.chunked else longest_input
+    prompt = 1 if limits.chunked else load.longest_isl
+    least = 1 if limits.chunked else longest_input
 
     def needed(batch: int) -> int:
-        return max(prompt + batch * wanted.tokens_per_step, least)
+        return max(prompt + batch * limits.tokens_per_step, least)
 
-    batches = BATCHES if wanted.max_batch_size is None else (wanted.max_batch_size,)
-    if wanted.max_num_tokens is None:
+    batches = BATCHES if limits.max_batch_size is None else (limits.max_batch_size,)
+    if limits.max_num_tokens is None:
         return [
             (batch, tokens)
             for batch in batches
             for tokens in sorted({stepped(max(LEAST_TOKENS, needed(batch))), *TOKENS})
             if tokens >= needed(batch)
         ]
-    room = [batch for batch in batches if needed(batch) <= wanted.max_num_tokens] or list(batches[:1])
-    return [(batch, wanted.max_num_tokens) for batch in room]
+    room = [batch for batch in batches if needed(batch) <= limits.max_num_tokens] or list(batches[:1])
+    return [(batch, limits.max_num_tokens) for batch in room]
 
 
 def _tried(
@@ -165,9 +165,9 @@ def _tried(
     ]
 
 
-def _why_tokens(chosen: _Candidate, load: LoadLengths, wanted: WantedLimits) -> str:
-    room = chosen.tokens - chosen.batch * wanted.tokens_per_step
-    if wanted.chunked:
+def _why_tokens(chosen: _Candidate, load: LoadLengths, limits: WantedLimits) -> str:
+    room = chosen.tokens - chosen.batch * limits.tokens_per_step
+    if limits.chunked:
         return f"pieces of prompts, {count(max(1, room), 'token')} together, beside one of every other request"
     prompts = max(1, int(room / load.mean_isl))
     room_for = f"{prompts:,} prompts of {load.mean_isl:,.0f} tokens" if prompts > 1 else "the longest prompt"

@@ -71,9 +71,9 @@ class SimulationCase:
 
 def in_ticks(settings: Settings) -> bool:
     """Return whether time is in ticks: because the settings ask for it, or because the iteration times are unknown."""
-    asked = settings.simulator.time
-    known = settings.hardware.name != "auto" or settings.sizing.fit is not None
-    return asked == "ticks" or (asked == "auto" and not known)
+    unit = settings.simulator.time
+    has_gpu = settings.hardware.name != "auto" or settings.sizing.fit is not None
+    return unit == "ticks" or (unit == "auto" and not has_gpu)
 
 
 def make_case(settings: Settings, machine: Machine, judge: Judge = unjudged) -> SimulationCase:
@@ -96,27 +96,27 @@ def make_case(settings: Settings, machine: Machine, judge: Judge = unjudged) -> 
 
 
 def _in_ticks(settings: Settings) -> SimulationCase:
-    wanted = settings.simulator
-    slots = wanted.slots or TICK_SLOTS
+    simulator = settings.simulator
+    slots = simulator.slots or TICK_SLOTS
     base = SchedulerLimits(
         slots=slots,
-        max_num_tokens=wanted.max_num_tokens,
-        admission=admission_of(wanted.admission or settings.triton.batch_scheduler_policy),
-        kv_blocks=wanted.kv_blocks,
-        tokens_per_block=wanted.tokens_per_block or settings.build.tokens_per_block,
-        prefix_tokens=wanted.prefix_tokens or 0,
+        max_num_tokens=simulator.max_num_tokens,
+        admission=admission_of(simulator.admission or settings.triton.batch_scheduler_policy),
+        kv_blocks=simulator.kv_blocks,
+        tokens_per_block=simulator.tokens_per_block or settings.build.tokens_per_block,
+        prefix_tokens=simulator.prefix_tokens or 0,
     )
     engines = [replace(base, policy=policy) for policy in _policies(settings)]
     notes = []
-    if "inflight_chunked" in _policies(settings) and wanted.max_num_tokens is None:
-        budget = slots + max(1, round((settings.workload.expected("isl") or 1) * wanted.decode / wanted.prefill))
+    if "inflight_chunked" in _policies(settings) and simulator.max_num_tokens is None:
+        budget = slots + max(1, round((settings.workload.expected("isl") or 1) * simulator.decode / simulator.prefill))
         engines = [replace(e, max_num_tokens=budget) if e.policy == "inflight_chunked" else e for e in engines]
         notes.append(
             f"chunked prefill: {count(budget, 'token')} per iteration, so that pieces last about a decode step"
         )
-    cost = TickCost(wanted.prefill, wanted.decode, wanted.chunks)
-    delay = (wanted.client_delay or 0.0) + settings.workload.think_time_s
-    reason = f"a prompt takes {wanted.prefill:g} ticks, a decode step {wanted.decode:g}"
+    cost = TickCost(simulator.prefill, simulator.decode, simulator.chunks)
+    delay = (simulator.client_delay or 0.0) + settings.workload.think_time_s
+    reason = f"a prompt takes {simulator.prefill:g} ticks, a decode step {simulator.decode:g}"
     return SimulationCase(tuple(engines), cost, "ticks", 0.0, delay, "", reason, tuple(notes))
 
 
@@ -124,25 +124,25 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings, judge: Judge) ->
     model = known_model(settings)
     settings = tuned_for(settings, model, hardware)
     gpu = data_sheet(hardware)
-    found = gpu_model(settings, model, gpu, costs(settings))
-    judge(Setup.of(settings, model, gpu), found.limits)
+    modelled = gpu_model(settings, model, gpu, costs(settings))
+    judge(Setup.of(settings, model, gpu), modelled.limits)
     case = _deployed(
         settings,
-        found.deployment,
+        modelled.deployment,
         what=f"{model.name} {settings.variant.label} on {hardware.name}, TP {settings.build.tp_size}",
-        reason=origin(found.provenance, found.why),
+        reason=origin(modelled.provenance, modelled.why),
         kv_source="modelled",
     )
-    return case if found.limits is None else replace(case, notes=(*case.notes, *found.limits.lines()))
+    return case if modelled.limits is None else replace(case, notes=(*case.notes, *modelled.limits.lines()))
 
 
 def _fitted(settings: Settings, path: Path) -> SimulationCase:
     """Return the deployment that `sizing.fit` was fitted to, with its limits replaced by those that are set here."""
     if faults := unmodelled(settings):
         raise UserError.of(faults)
-    found = load_fit(path)
-    what = f"{found.model} {found.precision or ''} on {found.gpu or found.engine}, TP {found.tp}"
-    return _deployed(settings, found.deployment, what=what, reason=found.why, kv_source="as fitted")
+    fit = load_fit(path)
+    what = f"{fit.model} {fit.precision or ''} on {fit.gpu or fit.engine}, TP {fit.tp}"
+    return _deployed(settings, fit.deployment, what=what, reason=fit.why, kv_source="as fitted")
 
 
 def _deployed(
@@ -159,24 +159,24 @@ def _deployed(
             "batch of its own, and a simulation shows one engine.",
             todo="Leave build.pp_size=1, or compute its rates and fleets: make size build.pp_size=2 ...",
         )
-    wanted, engine = settings.simulator, deployment.engine
-    limits = {name: getattr(wanted, name) for name in ("slots", "max_num_tokens", "kv_blocks", "tokens_per_block")}
-    given: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
-    if wanted.tokens_per_block and not wanted.kv_blocks and engine.kv_blocks:
-        given["kv_blocks"] = engine.kv_blocks * engine.tokens_per_block // wanted.tokens_per_block
-    prefix = cached_prefix(settings) if wanted.prefix_tokens is None else wanted.prefix_tokens
-    engine = replace(engine, prefix_tokens=prefix, **given)
-    if wanted.admission is not None:
-        engine = replace(engine, admission=admission_of(wanted.admission))
+    simulator, engine = settings.simulator, deployment.engine
+    limits = {name: getattr(simulator, name) for name in ("slots", "max_num_tokens", "kv_blocks", "tokens_per_block")}
+    changes: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+    if simulator.tokens_per_block and not simulator.kv_blocks and engine.kv_blocks:
+        changes["kv_blocks"] = engine.kv_blocks * engine.tokens_per_block // simulator.tokens_per_block
+    prefix = cached_prefix(settings) if simulator.prefix_tokens is None else simulator.prefix_tokens
+    engine = replace(engine, prefix_tokens=prefix, **changes)
+    if simulator.admission is not None:
+        engine = replace(engine, admission=admission_of(simulator.admission))
     notes: tuple[str, ...] = ()
     if engine.kv_blocks is not None:
-        source = "as given" if wanted.kv_blocks else kv_source
+        source = "as given" if simulator.kv_blocks else kv_source
         notes = (
             f"KV cache: {count(engine.kv_blocks, 'block')} of {count(engine.tokens_per_block, 'token')} ({source})",
         )
-    delay = deployment.client_gap_s if wanted.client_delay is None else wanted.client_delay
+    delay = deployment.client_gap_s if simulator.client_delay is None else simulator.client_delay
     engines = tuple(replace(engine, policy=policy) for policy in _policies(settings))
-    if wanted.max_num_tokens is None and engine.max_num_tokens is not None and "static" in wanted.policy:
+    if simulator.max_num_tokens is None and engine.max_num_tokens is not None and "static" in simulator.policy:
         engines = tuple(replace(each, max_num_tokens=None) if each.policy == "static" else each for each in engines)
         notes += (
             "static: all prompts of a batch in one iteration, as static engines are built (max_num_tokens = "
@@ -196,24 +196,24 @@ def _deployed(
 
 def _policies(settings: Settings) -> tuple[Policy, ...]:
     """Return the policies to show; with runtime=chunked, in-flight batching takes prompts in pieces."""
-    wanted = settings.simulator.policy
-    if not settings.runtime.enable_chunked_context or "inflight_chunked" in wanted:
-        return wanted
-    return tuple("inflight_chunked" if policy == "inflight" else policy for policy in wanted)
+    policies = settings.simulator.policy
+    if not settings.runtime.enable_chunked_context or "inflight_chunked" in policies:
+        return policies
+    return tuple("inflight_chunked" if policy == "inflight" else policy for policy in policies)
 
 
 def faults_of(settings: Settings) -> list[Fault]:
     """Return the conflicts between simulator settings and those of workload and benchmark; empty if there are none."""
-    wanted, found = settings.simulator, []
-    if settings.workload.arrival != "closed" and wanted.client_delay:
-        found.append(
+    simulator, faults = settings.simulator, []
+    if settings.workload.arrival != "closed" and simulator.client_delay:
+        faults.append(
             Fault(
-                f"simulator.client_delay={wanted.client_delay:g} does not apply to workload.arrival="
+                f"simulator.client_delay={simulator.client_delay:g} does not apply to workload.arrival="
                 f"{settings.workload.arrival}: only users of a closed loop wait for their answers.",
                 todo="Leave it out, or add workload.arrival=closed.",
             )
         )
-    return found
+    return faults
 
 
 # Format outcomes as text for a terminal: policies side by side for one load, a row per load and policy for several.
@@ -242,16 +242,16 @@ def outcome_table(outcomes: Sequence[PolicyOutcome], unit: str) -> str:
 
 
 def _side_by_side(outcomes: Sequence[PolicyOutcome], unit: str) -> list[str]:
-    shown, per, scale = words(unit)
+    time_unit, per, scale = words(unit)
     filled = _filled(outcomes)
     rows: list[tuple[str, Cell]] = [
         ("requests done", lambda o: f"{o.requests:,}"),
         (f"in {'ticks' if unit == 'ticks' else 's'}", lambda o: number(o.window)),
-        (f"{TTFT} mean, {shown}", lambda o: _time(o.ttft.mean, unit)),
+        (f"{TTFT} mean, {time_unit}", lambda o: _time(o.ttft.mean, unit)),
         ("     p95", lambda o: _time(o.ttft.p95, unit)),
-        (f"{E2E} mean, {shown}", lambda o: _time(o.e2e.mean, unit)),
+        (f"{E2E} mean, {time_unit}", lambda o: _time(o.e2e.mean, unit)),
         ("    p95", lambda o: _time(o.e2e.p95, unit)),
-        (f"{ITL} mean, {shown}", lambda o: _time(o.itl.mean, unit)),
+        (f"{ITL} mean, {time_unit}", lambda o: _time(o.itl.mean, unit)),
         (f"requests per {per}", lambda o: number(o.requests_rate * scale)),
         (f"output tokens per {per}", lambda o: number(o.tokens_rate * scale)),
         ("slots in use", lambda o: f"{100 * o.busy / o.slots:.0f} %" if filled else number(o.busy)),
@@ -267,7 +267,7 @@ def _side_by_side(outcomes: Sequence[PolicyOutcome], unit: str) -> list[str]:
 
 
 def _rows(outcomes: Sequence[PolicyOutcome], unit: str) -> list[str]:
-    shown, per, scale = words(unit)
+    time_unit, per, scale = words(unit)
     filled = _filled(outcomes)
     head = ["load", "policy", "req", "tok", TTFT, "p95", ITL, E2E, "p95", "slots", "queue", "limit"]
     body = [
@@ -279,9 +279,9 @@ def _rows(outcomes: Sequence[PolicyOutcome], unit: str) -> list[str]:
         ]
         for o in outcomes
     ]  # fmt: skip
-    said = f"req, tok: requests and output tokens per {per}; times in {shown}, mean and p95; slots in use, mean; "
-    said += "limit: what requests waited for, most of the time."
-    return [*table([head, *body], left=2), *_wrap(said)]
+    legend = f"req, tok: requests and output tokens per {per}; times in {time_unit}, mean and p95; slots in use, mean; "
+    legend += "limit: what requests waited for, most of the time."
+    return [*table([head, *body], left=2), *_wrap(legend)]
 
 
 def _filled(outcomes: Sequence[PolicyOutcome]) -> bool:

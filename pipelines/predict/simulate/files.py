@@ -115,8 +115,8 @@ def _point(outcome: PolicyOutcome, scale: float) -> Point:
     )
 
 
-def _both(found: Distribution) -> tuple[float, float] | None:
-    return None if found.p50 is None or found.p95 is None else (found.p50, found.p95)
+def _both(latency: Distribution) -> tuple[float, float] | None:
+    return None if latency.p50 is None or latency.p95 is None else (latency.p50, latency.p95)
 
 
 # Write the files of a simulation: tables, pictures, trace, page.
@@ -188,8 +188,8 @@ def _pictures(
 ) -> Iterator[Figure]:
     _, per, _ = words(case.unit)
     what = asked(settings, case, drawn[0].level.label.text)
-    shown = [Shown(NAMES[each.engine.policy], each.run, each.engine.slots, case.overhead) for each in drawn]
-    yield slots_picture(shown, unit=case.unit, until=_until(settings, case, drawn), caption=what)
+    runs = [Shown(NAMES[each.engine.policy], each.run, each.engine.slots, case.overhead) for each in drawn]
+    yield slots_picture(runs, unit=case.unit, until=_until(settings, case, drawn), caption=what)
     if curves:
         yield curves_picture(curves, unit=case.unit, rate_unit=per, load=axis, caption=asked(settings, case, ""))
 
@@ -200,27 +200,27 @@ def _until(settings: Settings, case: SimulationCase, drawn: Sequence[Simulated])
         return min(settings.simulator.drawn, end)
     if case.unit == "ticks":
         stays = [stay for each in drawn for stay in each.run.requests.end - each.run.requests.admitted]
-        known = [stay for stay in stays if not np.isnan(stay)]
-        return float(min(max(DRAWN_TICKS, DRAWN_ANSWERS * np.median(known or [0.0])), end))
+        finished = [stay for stay in stays if not np.isnan(stay)]
+        return float(min(max(DRAWN_TICKS, DRAWN_ANSWERS * np.median(finished or [0.0])), end))
     return min(DRAWN_ANSWERS * max((each.outcome.e2e.p50 or end) for each in drawn), end)
 
 
 def _page(settings: Settings, case: SimulationCase, drawn: Sequence[Simulated]) -> str:
     """Build the page with this engine, and with this load if the page can show it."""
-    wanted, engine, requests = settings.simulator, case.engines[0], drawn[0].level.load
-    policies = list(wanted.policy)[:2]
+    simulator, engine, requests = settings.simulator, case.engines[0], drawn[0].level.load
+    policies = list(simulator.policy)[:2]
     policies += [policy for policy in ("inflight", "static") if policy not in policies][: 2 - len(policies)]
     controls = {
         "slots": min(engine.slots, MAX_SLOTS),
-        "prefill": wanted.prefill,
-        "decode": wanted.decode,
-        "chunks": wanted.chunks,
+        "prefill": simulator.prefill,
+        "decode": simulator.decode,
+        "chunks": simulator.chunks,
         "left": policies[0],
         "right": policies[1],
         "isl": round(settings.workload.expected("isl") or 1),
         "mean": settings.workload.expected("osl") or 1.0,
         # the page stops before the step at `until`, but what ends there must still be counted
-        "until": wanted.until or float(np.ceil(max(each.run.end for each in drawn))) + 1,
+        "until": simulator.until or float(np.ceil(max(each.run.end for each in drawn))) + 1,
         "requests": min(len(requests.isl), MAX_REQUESTS),
         "arrival": "once" if drawn[0].outcome.offered is None else "random",
     }
@@ -307,10 +307,10 @@ def _stretches(table: Iterations) -> Iterator[tuple[int, int]]:
 
 
 def _slots(run: SimulatedRun, process: int, scale: float) -> Iterator[dict[str, Any]]:
-    rows, found = run.requests, boxes(run)
-    for slot in sorted({box.slot for box in found}):
+    rows, drawn = run.requests, boxes(run)
+    for slot in sorted({box.slot for box in drawn}):
         yield _named("thread_name", process, slot + 1, f"slot {slot + 1}")
-    for box in found:
+    for box in drawn:
         assert box.request is not None  # empty slots have no boxes
         yield {
             "name": f"{ACTIVITIES[box.kind]} {box.request + 1}",

@@ -100,10 +100,10 @@ def _whole(load: OfferedLoad, label: LoadLabel) -> SimulatedLevel:
 
 def _level(settings: Settings, case: SimulationCase, label: LoadLabel, whole: bool, number: int) -> SimulatedLevel:
     users = label.concurrency or 0
-    asked = settings.benchmark.num_requests
+    requests = settings.benchmark.num_requests
     if settings.workload.arrival == "trace":
-        return _whole(_trace(settings.workload, asked), label)
-    count = asked or (max(PER_USER * users, LEAST_CLOSED) if users else OPEN)
+        return _whole(_trace(settings.workload, requests), label)
+    count = requests or (max(PER_USER * users, LEAST_CLOSED) if users else OPEN)
     before, after = (0, 0) if whole else (WARM * users, users) if users else (count // 10, 0)
     random = Random(f"{settings.workload.seed}/{number}/0")
     isl, osl = sampled_lengths(settings.workload, before + count + after, random, users)
@@ -211,10 +211,10 @@ def run_one(
 
 def run_all(settings: Settings, case: SimulationCase, levels: Sequence[SimulatedLevel]) -> list[Simulated]:
     """Simulate every policy under every load, in the order of the table, and compare rates with the capacity."""
-    found = []
+    results = []
     for level in levels:
         for engine in case.engines:
             one = run_one(engine, level, case, settings.simulator.until)
             most = capacity(level, engine, case.cost, one.run)
-            found.append(replace(one, outcome=replace(one.outcome, offered=offered(level), capacity=most)))
-    return found
+            results.append(replace(one, outcome=replace(one.outcome, offered=offered(level), capacity=most)))
+    return results

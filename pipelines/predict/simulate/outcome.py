@@ -127,7 +127,7 @@ def measure(
 ) -> PolicyOutcome:
     """Compute the figures of a run simulated with iterations; `overhead` is the way to the engine and back."""
     requests = request_columns(run.requests, overhead=overhead, responses=IterationTokens(run, overhead))
-    found = summarise(requests, window.bounds, due=window.due(run))
+    summary = summarise(requests, window.bounds, due=window.due(run))
     assert run.iterations is not None  # requested by the caller
     table, running = run.iterations, _running(run)
     return PolicyOutcome(
@@ -136,12 +136,12 @@ def measure(
         concurrency=load.concurrency,
         request_rate=load.request_rate,
         window=window.end - window.start,
-        requests=found.requests,
-        requests_rate=found.requests_per_s,
-        tokens_rate=found.output_tokens_per_s,
-        ttft=found.ttft_s,
-        itl=found.itl_s,
-        e2e=found.e2e_s,
+        requests=summary.requests,
+        requests_rate=summary.requests_per_s,
+        tokens_rate=summary.output_tokens_per_s,
+        ttft=summary.ttft_s,
+        itl=summary.itl_s,
+        e2e=summary.e2e_s,
         slots=engine.slots,
         busy=_mean_over_time(running, run),
         busy_max=int(running.max()),
@@ -228,22 +228,22 @@ def waited_for(outcome: PolicyOutcome) -> str:
 
 def limits_in_words(outcome: PolicyOutcome) -> str:
     """Describe why requests waited and for how long; for a static engine, the limit on its batches."""
-    told = _told(outcome)
-    if not told:
+    shares = _told(outcome)
+    if not shares:
         return "no request waited for a slot."
     if outcome.policy == "static":
         text = f"requests waited {_percent(sum(outcome.waiting.values()))} of the time for the running batch to end"
         return f"{text}; {_closed(outcome)}."
     reasons = _reasons(outcome)
-    (first, share), *others = told
+    (first, share), *others = shares
     text = f"requests waited {_percent(share)} of the time because {reasons[first]}"
     return "; ".join([text, *(f"{_percent(share)} because {reasons[name]}" for name, share in others)]) + "."
 
 
 def _told(outcome: PolicyOutcome) -> list[tuple[str, float]]:
     """Return the reasons to wait that are worth a mention, and their shares of the run, largest first."""
-    found = [(name, share) for name, share in outcome.waiting.items() if share >= LEAST_SHARE]
-    return sorted(found, key=lambda item: -item[1])
+    shares = [(name, share) for name, share in outcome.waiting.items() if share >= LEAST_SHARE]
+    return sorted(shares, key=lambda item: -item[1])
 
 
 def _percent(share: float) -> str:
@@ -263,14 +263,14 @@ def _reasons(outcome: PolicyOutcome) -> dict[str, str]:
 
 def _closed(outcome: PolicyOutcome) -> str:
     """Say what limited the batches of a static engine, the most frequent first."""
-    words = {
+    labels = {
         "": "took all requests that waited",
         "slots": f"filled all {outcome.slots:,} slots" if outcome.slots > 1 else "filled the only slot",
         "kv_blocks": "filled the KV cache",
         "max_num_tokens": f"used up the token budget of {outcome.max_num_tokens or 0:,} (max_num_tokens)",
     }
     counts = sorted(outcome.batches.items(), key=lambda item: -item[1])
-    parts = ", ".join(f"{amount:,} {words[name]}" for name, amount in counts)
+    parts = ", ".join(f"{amount:,} {labels[name]}" for name, amount in counts)
     total = sum(outcome.batches.values())
     return f"of {total:,} {'batch' if total == 1 else 'batches'} {parts}"
 

@@ -64,14 +64,14 @@ def slots_picture(runs: Sequence[Shown], *, unit: str, until: float, caption: st
 
     The runs are simulated with iterations; `unit` is "ticks" or "s", `until` the end of the time axis.
     """
-    rows = [shown.rows for shown in runs]
+    rows = [run.rows for run in runs]
     heights = [max(0.24 * count, 0.5) for count in rows] + [0.7, 1.3]
 
     def draw(figure: Drawing, theme: Theme) -> None:
         _said(figure, caption, theme)
         panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
-        for shown, height, axes in zip(runs, rows, panels[: len(runs)], strict=True):
-            _slots(axes, shown, height, until, theme)
+        for run, height, axes in zip(runs, rows, panels[: len(runs)], strict=True):
+            _slots(axes, run, height, until, theme)
         _legend(panels[0], theme)
         _queue(panels[-2], runs, until, theme)
         _latencies(panels[-1], runs, until, unit, theme)
@@ -94,22 +94,22 @@ def _said(figure: Drawing, caption: str, theme: Theme) -> None:
     figure.suptitle(f"Simulated: {caption}", x=0.01, ha="left", fontsize=8.5, color=theme["muted"])
 
 
-def _slots(axes: Axes, shown: Shown, count: int, until: float, theme: Theme) -> None:
+def _slots(axes: Axes, drawn: Shown, count: int, until: float, theme: Theme) -> None:
     """Draw one row per slot, first slot on top; neighbouring cells of one request and kind form one box."""
-    found = with_gaps(boxes(shown.run), count, until)
+    tiles = with_gaps(boxes(drawn.run), count, until)
     points = 72 * (WIDTH - 0.8) / until
     for kind, role in ROLE.items():
-        of_kind = [box for box in found if box.kind == kind]
+        of_kind = [box for box in tiles if box.kind == kind]
         face = "none" if kind == NOOP else theme[role]
         axes.bar(
             [box.start for box in of_kind], 0.84, [box.end - box.start for box in of_kind],
             [box.slot - 0.42 for box in of_kind], align="edge", color=face, linewidth=0.6,
             edgecolor=theme["grid"] if kind == NOOP else theme["paper"],
         )  # fmt: skip
-    for box in found:
+    for box in tiles:
         _label(axes, box, min(box.end, until), points, theme)
-    _tokens(axes, shown.run, found, points, theme)
-    axes.set_title(f"{shown.name}{_of_slots(shown)}")
+    _tokens(axes, drawn.run, tiles, points, theme)
+    axes.set_title(f"{drawn.name}{_of_slots(drawn)}")
     axes.set_yticks(range(count), [str(slot + 1) for slot in range(count)])
     axes.set_ylabel("slot")
     axes.set_ylim(count - 0.5, -0.5)
@@ -118,15 +118,15 @@ def _slots(axes: Axes, shown: Shown, count: int, until: float, theme: Theme) -> 
     axes.spines[["left", "bottom"]].set_visible(False)
 
 
-def _of_slots(shown: Shown) -> str:
+def _of_slots(drawn: Shown) -> str:
     """Say which slots are drawn, if not all are."""
-    if shown.rows == shown.slots:
+    if drawn.rows == drawn.slots:
         return ""
-    first = f"first {shown.rows} of " if shown.rows < shown.used else ""
-    return f" ({first}{count(shown.used, 'slot')}{' in use' if shown.used < shown.slots else ''})"
+    first = f"first {drawn.rows} of " if drawn.rows < drawn.used else ""
+    return f" ({first}{count(drawn.used, 'slot')}{' in use' if drawn.used < drawn.slots else ''})"
 
 
-def _tokens(axes: Axes, run: SimulatedRun, found: Sequence[Box], points: float, theme: Theme) -> None:
+def _tokens(axes: Axes, run: SimulatedRun, tiles: Sequence[Box], points: float, theme: Theme) -> None:
     """Draw thin lines between the tokens of a box, if an iteration is wide enough for them to be seen."""
     assert run.iterations is not None  # requested by the caller
     starts = np.asarray(run.iterations.start)
@@ -134,7 +134,7 @@ def _tokens(axes: Axes, run: SimulatedRun, found: Sequence[Box], points: float, 
         return
     marks = [
         (time, box.slot)
-        for box in found
+        for box in tiles
         if box.kind == GEN
         for time in starts[(starts > box.start) & (starts < box.end)].tolist()
     ]
@@ -157,8 +157,8 @@ def _label(axes: Axes, box: Box, end: float, points: float, theme: Theme) -> Non
 
 
 def _legend(axes: Axes, theme: Theme) -> None:
-    words = (("prompt", CONTEXT), ("a token", GEN), ("the last token", EOS), ("nothing", NOOP))
-    for place, (text, kind) in zip((0.46, 0.61, 0.745, 0.91), words, strict=True):
+    entries = (("prompt", CONTEXT), ("a token", GEN), ("the last token", EOS), ("nothing", NOOP))
+    for place, (text, kind) in zip((0.46, 0.61, 0.745, 0.91), entries, strict=True):
         axes.annotate(
             f"{'□' if kind == NOOP else '■'} {NAMES[kind]}: {text}", (place, 1.0), (0, 5), color=theme[ROLE[kind]],
             xycoords="axes fraction", textcoords="offset points", fontsize=8.5,
@@ -166,15 +166,15 @@ def _legend(axes: Axes, theme: Theme) -> None:
 
 
 def _queue(axes: Axes, runs: Sequence[Shown], until: float, theme: Theme) -> None:
-    for index, shown in enumerate(runs):
-        iterations = shown.run.iterations
+    for index, drawn in enumerate(runs):
+        iterations = drawn.run.iterations
         assert iterations is not None  # requested by the caller
         seen = np.asarray(iterations.start) < until
-        times = np.append(np.asarray(iterations.start)[seen], min(until, shown.run.end))
+        times = np.append(np.asarray(iterations.start)[seen], min(until, drawn.run.end))
         waiting = np.asarray(iterations.queue)[seen]
         axes.plot(
             times, np.append(waiting, waiting[-1:]), drawstyle="steps-post", color=theme.series(index),
-            linestyle=DASHES[index % 8], linewidth=1.6, label=shown.name,
+            linestyle=DASHES[index % 8], linewidth=1.6, label=drawn.name,
         )  # fmt: skip
     axis(axes, "Queue", "", "requests")
     axes.set_ylim(bottom=0)
@@ -184,14 +184,14 @@ def _queue(axes: Axes, runs: Sequence[Shown], until: float, theme: Theme) -> Non
 def _latencies(axes: Axes, runs: Sequence[Shown], until: float, unit: str, theme: Theme) -> None:
     """Draw a point per request and latency: TTFT when its first token came, E2E when its last one came."""
     latency, scale = LATENCY[unit]
-    for index, shown in enumerate(runs):
-        rows, colour = shown.run.requests, theme.series(index)
+    for index, drawn in enumerate(runs):
+        rows, colour = drawn.run.requests, theme.series(index)
         kinds = (("TTFT", np.asarray(rows.first_token), "o", "none"), ("E2E", np.asarray(rows.end), "s", colour))
         for name, times, marker, face in kinds:
             seen = times <= until  # NaN (did not happen) compares as false
             axes.plot(
-                times[seen], scale * (times - np.asarray(rows.arrival) + shown.overhead)[seen], marker, color=colour,
-                markersize=4, markerfacecolor=face, label=f"{shown.name}, {name}",
+                times[seen], scale * (times - np.asarray(rows.arrival) + drawn.overhead)[seen], marker, color=colour,
+                markersize=4, markerfacecolor=face, label=f"{drawn.name}, {name}",
             )  # fmt: skip
     axis(
         axes, "Latency of each request, at the time its first and its last token came", f"time, {unit}",
@@ -202,7 +202,7 @@ def _latencies(axes: Axes, runs: Sequence[Shown], until: float, unit: str, theme
 
 
 def _in_words(runs: Sequence[Shown], unit: str) -> str:
-    parts = [f"{shown.name}: {count(int(np.isfinite(shown.run.requests.end).sum()), 'request')} done" for shown in runs]
+    parts = [f"{drawn.name}: {count(int(np.isfinite(drawn.run.requests.end).sum()), 'request')} done" for drawn in runs]
     return f"Activity of each slot over time in {unit}, one panel per policy. " + "; ".join(parts) + "."
 
 
@@ -291,9 +291,9 @@ def _line(axes: Axes, index: int, points: Sequence[tuple[float, float]], theme: 
 def _band(
     axes: Axes, index: int, points: Sequence[tuple[float, tuple[float, float] | None]], scale: float, theme: Theme
 ) -> None:
-    known = [(x, both) for x, both in points if both is not None]
-    xs = [x for x, _ in known]
-    low, high = [scale * both[0] for _, both in known], [scale * both[1] for _, both in known]
+    bands = [(x, both) for x, both in points if both is not None]
+    xs = [x for x, _ in bands]
+    low, high = [scale * both[0] for _, both in bands], [scale * both[1] for _, both in bands]
     axes.fill_between(xs, low, high, color=theme.series(index), alpha=0.15, linewidth=0)
     _line(axes, index, list(zip(xs, low, strict=True)), theme)
 

@@ -84,8 +84,8 @@ def prepared(overrides: Sequence[str], judge_of: Callable[[Settings, Machine], J
     Raises:
         UserError: everything that is wrong, at once.
     """
-    words, settings = with_defaults(overrides)
-    return PreparedSimulation(words, settings, *_judged(settings, judge_of))
+    completed, settings = with_defaults(overrides)
+    return PreparedSimulation(completed, settings, *_judged(settings, judge_of))
 
 
 def with_defaults(overrides: Sequence[str]) -> tuple[list[str], Settings]:
@@ -95,21 +95,21 @@ def with_defaults(overrides: Sequence[str]) -> tuple[list[str], Settings]:
     unless a load is given.
     """
     settings = load(overrides)
-    words = [*_beginning(settings, overrides), *overrides]
-    return words, load(words) if len(words) > len(overrides) else settings
+    completed = [*_beginning(settings, overrides), *overrides]
+    return completed, load(completed) if len(completed) > len(overrides) else settings
 
 
 def _beginning(settings: Settings, overrides: Sequence[str]) -> list[str]:
-    given = [text.lstrip("+") for text in overrides]
-    if not in_ticks(settings) or settings.workload.name != "fixed" or any(w.startswith("workload=") for w in given):
+    plain = [text.lstrip("+") for text in overrides]
+    if not in_ticks(settings) or settings.workload.name != "fixed" or any(w.startswith("workload=") for w in plain):
         return []
-    set_here = {text.partition("=")[0] for text in given}
+    set_here = {text.partition("=")[0] for text in plain}
     arrival = "closed" if "benchmark.concurrency" in set_here else "poisson"
-    words = [CLASSIC, f"workload.arrival={arrival}"]
+    defaults = [CLASSIC, f"workload.arrival={arrival}"]
     arrival = settings.workload.arrival if "workload.arrival" in set_here else arrival
     if arrival in OPEN_RATE and "benchmark.request_rate" not in set_here:
-        words += [RATE, REQUESTS]
-    return [*words, REQUESTS] if arrival == "burst" else words
+        defaults += [RATE, REQUESTS]
+    return [*defaults, REQUESTS] if arrival == "burst" else defaults
 
 
 def _judged(

@@ -146,13 +146,13 @@ def prefill(rules: Rules, w: Work, now: float) -> None:
     """Advance prompts by their chunks and start decoding those that are complete."""
     n = w.n
     requests = len(w.requests)
-    kept = 0
+    unfinished = 0
     for i in w.prefilling:
         r = w.requests[i]
         r.left -= r.chunk
         if r.left > 0:
-            w.prefilling[kept] = i
-            kept += 1
+            w.prefilling[unfinished] = i
+            unfinished += 1
             continue
         begin(rules, n, r, now)
         heappush(w.finishing, r.finish * requests + i)
@@ -160,7 +160,7 @@ def prefill(rules: Rules, w: Work, now: float) -> None:
             heappush(w.filling, (rules.window - r.offset) * requests + i)
         if rules.on_demand:
             w.cross[(1 - r.offset) % rules.block] += 1
-    while len(w.prefilling) > kept:
+    while len(w.prefilling) > unfinished:
         w.prefilling.pop()
 
 

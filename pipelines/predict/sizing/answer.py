@@ -120,8 +120,8 @@ def answer(question: Question, cost_of: CostOf) -> Answer:
     """
     question.check()
     tried = [attempt(question, setup, cost_of) for setup in question.setups()]
-    options = [found for found in tried if isinstance(found, FleetOption)]
-    refused = [found for found in tried if isinstance(found, RefusedOption)]
+    options = [result for result in tried if isinstance(result, FleetOption)]
+    refused = [result for result in tried if isinstance(result, RefusedOption)]
     if not options:
         raise _nothing(question, refused)
     options.sort(key=rank)
@@ -148,14 +148,14 @@ def attempt(question: Question, setup: Setup, cost_of: CostOf) -> FleetOption | 
         return RefusedOption(label, str(error), "memory")
     loaded = InstanceUnderLoad(question, one)
     try:
-        found = loaded.capacity(question.slo)
+        capacity = loaded.capacity(question.slo)
     except OutOfReachError as error:
         return RefusedOption(label, _missed(question, error), "limit", error.metric, error.seconds)
-    low, high = interval(loaded, found)
-    return option(question, one, found, low, high)
+    low, high = interval(loaded, capacity)
+    return option(question, one, capacity, low, high)
 
 
-def option(question: Question, one: Instance, found: Capacity, low: float | None, high: float) -> FleetOption:
+def option(question: Question, one: Instance, capacity: Capacity, low: float | None, high: float) -> FleetOption:
     """Size and price the fleet of one configuration."""
     setup, gpu = one.setup, question.gpu
     layout = Layout(setup.gpus, gpu.gpus_per_server)
@@ -163,7 +163,7 @@ def option(question: Question, one: Instance, found: Capacity, low: float | None
     def sized(rate: float) -> PeakFleet:
         return fleet(question.demand.peak, rate, layout, headroom=question.headroom, spare=question.spare)
 
-    best, share = sized(found.rate), input_share(question, one, found)
+    best, share = sized(capacity.rate), input_share(question, one, capacity)
     price = cost(
         question.prices,
         best,
@@ -173,10 +173,10 @@ def option(question: Question, one: Instance, found: Capacity, low: float | None
         osl=question.mean_osl,
         input_share=share,
     )
-    return FleetOption(one, found, low, high, best, sized(high), None if low is None else sized(low), share, price)
+    return FleetOption(one, capacity, low, high, best, sized(high), None if low is None else sized(low), share, price)
 
 
-def interval(loaded: InstanceUnderLoad, found: Capacity) -> tuple[float | None, float]:
+def interval(loaded: InstanceUnderLoad, capacity: Capacity) -> tuple[float | None, float]:
     """Return requests per second if every prediction is off by its usual error, on the bad side and on the good side.
 
     All times get longer (shorter) by the spread of throughput; TTFT and ITL also by the excess of their own spread.
@@ -195,13 +195,13 @@ def interval(loaded: InstanceUnderLoad, found: Capacity) -> tuple[float | None, 
         except OutOfReachError:
             rates.append(None)
     low, high = rates
-    return low, max(found.rate, high or found.rate)
+    return low, max(capacity.rate, high or capacity.rate)
 
 
-def ladder(question: Question, found: FleetOption) -> tuple[LoadOutcome, ...]:
+def ladder(question: Question, fleet: FleetOption) -> tuple[LoadOutcome, ...]:
     """Simulate an instance from almost no load up to its rate."""
-    below = [see(question, found.instance, share * found.capacity.rate) for share in LADDER]
-    return (*below, found.capacity.seen)
+    below = [see(question, fleet.instance, share * fleet.capacity.rate) for share in LADDER]
+    return (*below, fleet.capacity.seen)
 
 
 def _reason(options: list[FleetOption]) -> str:
@@ -257,8 +257,8 @@ def _nothing(question: Question, refused: list[RefusedOption]) -> UserError:
 
 def _lower_limits(question: Question) -> str:
     """Advise against limits that are given; those that are chosen are as low as the load allows."""
-    given = [name for name in ("max_batch_size", "max_num_tokens") if getattr(question.terms.wanted, name)]
-    return f", or lower {' or '.join(f'build.{name}' for name in given)}" if given else ""
+    limits = [name for name in ("max_batch_size", "max_num_tokens") if getattr(question.terms.wanted, name)]
+    return f", or lower {' or '.join(f'build.{name}' for name in limits)}" if limits else ""
 
 
 def _lighter(question: Question) -> str:
@@ -332,12 +332,12 @@ def trial(question: Question, option: FleetOption, instances: int) -> PeakTrial:
     one = option.instance
     each, lanes = len(question.gaps), one.setup.pp
     dealt = instances * lanes
-    shown = min(dealt, SHOWN_INSTANCES)
+    turns = min(dealt, SHOWN_INSTANCES)
     stream = np.cumsum(np.random.default_rng(len(question.gaps) + instances).permutation(np.tile(question.gaps, dealt)))
     stream /= question.demand.peak
-    seen = [watch(question, one, stream[turn::dealt][:each], question.demand.peak / instances) for turn in range(shown)]
+    seen = [watch(question, one, stream[turn::dealt][:each], question.demand.peak / instances) for turn in range(turns)]
     possible = question.demand.peak / instances <= option.capacity.most * (1 + ROUNDING)
-    steady = possible and sum(s.steady for s in seen) > shown / 2
+    steady = possible and sum(s.steady for s in seen) > turns / 2
     together = LoadOutcome(
         rate=question.demand.peak / instances,
         ttft=np.concatenate([s.ttft for s in seen]),
@@ -354,9 +354,9 @@ def trial(question: Question, option: FleetOption, instances: int) -> PeakTrial:
     within = np.ones(len(together.ttft), dtype=bool)
     for name, limit in question.slo.limits.items():
         within &= ~(getattr(together, name) > limit / 1000)  # NaN counts as meeting every limit
-    tokens = np.tile(np.resize(question.osl, each)[each - len(seen[0].ttft) :], shown)
+    tokens = np.tile(np.resize(question.osl, each)[each - len(seen[0].ttft) :], turns)
     good = float(tokens[within].sum() / tokens.sum()) if steady else 0.0
-    return PeakTrial(instances, not wrong, wrong, values, shown * each, min(instances, -(-shown // lanes)), good)
+    return PeakTrial(instances, not wrong, wrong, values, turns * each, min(instances, -(-turns // lanes)), good)
 
 
 def _why(question: Question, option: FleetOption, fewer: PeakTrial | None) -> str:

@@ -40,13 +40,13 @@ def front(points: Sequence[tuple[float, float]], *, less_x: bool = False) -> lis
     """
     sign = -1 if less_x else 1
     order = sorted(range(len(points)), key=lambda index: (-sign * points[index][0], -points[index][1]))
-    found: list[int] = []
+    indexes: list[int] = []
     best = float("-inf")
     for index in order:
-        if points[index][1] > best or (found and points[index] == points[found[-1]]):
-            found.append(index)
+        if points[index][1] > best or (indexes and points[index] == points[indexes[-1]]):
+            indexes.append(index)
             best = points[index][1]
-    return sorted(found, key=lambda index: points[index][0])
+    return sorted(indexes, key=lambda index: points[index][0])
 
 
 # Pictures of an answer: Pareto front, a day.

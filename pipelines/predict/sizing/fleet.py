@@ -174,13 +174,13 @@ def server_year(prices: PriceSettings, gpus: int, tdp_w: float | None) -> tuple[
     power = None
     if prices.kwh_usd is not None and prices.pue is not None and tdp_w is not None:
         power = tdp_w / 1000 * gpus * prices.pue * HOURS * prices.kwh_usd
-    asked = (
+    costs = (
         ("servers", server / prices.years),
         ("licences", None if prices.licence_usd is None else prices.licence_usd * gpus),
         ("hosting", prices.hosting_usd),
         ("power", power),
     )
-    return [(what, usd) for what, usd in asked if usd is not None], [what for what, usd in asked if usd is None]
+    return [(what, usd) for what, usd in costs if usd is not None], [what for what, usd in costs if usd is None]
 
 
 def cost(

@@ -94,7 +94,7 @@ class LoadOutcome:
     def at(self, percentile: float) -> dict[str, float]:
         """Return TTFT, ITL and E2E at a percentile; NaN where no request has a value."""
         columns = {name: ordered(getattr(self, name)) for name in METRICS}
-        return {name: share_below(known, percentile / 100) if known else math.nan for name, known in columns.items()}
+        return {name: share_below(column, percentile / 100) if column else math.nan for name, column in columns.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +229,9 @@ def strain(seen: LoadOutcome, slo: Slo, percentile: float) -> tuple[str, float]:
         return "queue", math.inf
     values = seen.at(percentile)
     over = {name: values[name] / (limit / 1000) for name, limit in slo.limits.items()}
-    known = {name: share for name, share in over.items() if not math.isnan(share)}
-    worst = max(known, key=lambda name: known[name], default="")
-    return worst, known.get(worst, 0.0)
+    shares = {name: share for name, share in over.items() if not math.isnan(share)}
+    worst = max(shares, key=lambda name: shares[name], default="")
+    return worst, shares.get(worst, 0.0)
 
 
 def missed(seen: LoadOutcome, slo: Slo, percentile: float) -> str:
@@ -368,9 +368,9 @@ def instances_for(question: Question, one: Instance, guess: int, most: float | N
     return enough
 
 
-def input_share(question: Question, one: Instance, found: Capacity) -> float:
+def input_share(question: Question, one: Instance, capacity: Capacity) -> float:
     """Return the prompts' share of busy time: what a prompt adds to an iteration, relative to the whole request."""
-    cost, batch = one.costed.cost, found.seen.batch / one.setup.pp
+    cost, batch = one.costed.cost, capacity.seen.batch / one.setup.pp
     isl = max(1.0, question.mean_isl - question.terms.prefix_tokens)
     kv = batch * (question.mean_isl + question.mean_osl / 2)
     window = batch * min(cost.window or np.inf, question.mean_isl + question.mean_osl / 2)

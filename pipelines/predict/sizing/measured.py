@@ -102,8 +102,8 @@ def from_measured(
 
 def value(distribution: Distribution, percentile: float) -> float | None:
     """Return a percentile in seconds."""
-    found = getattr(distribution, KNOWN[percentile])
-    return None if found is None else float(found)
+    quantile = getattr(distribution, KNOWN[percentile])
+    return None if quantile is None else float(quantile)
 
 
 def _missed(level: MeasuredLevel, slo: Slo, percentile: float) -> str:
@@ -145,16 +145,16 @@ def answer_of(settings: Settings, machine: Machine, path: Path) -> MeasuredAnswe
             todo="Give sizing.prices.server_usd and sizing.prices.years instead.",
         )
     gpus = 1 if cpu else measured.served.gpus or 1  # a CPU server counts as one
-    known = None if cpu else resolved(settings.hardware, machine).gpus_per_server
+    per_server = None if cpu else resolved(settings.hardware, machine).gpus_per_server
     return from_measured(
         measured, demand, sizing.slo.to_slo(), sizing.slo.percentile, gpus=gpus,
-        gpus_per_server=known or gpus, headroom=sizing.headroom, spare=sizing.spare,
+        gpus_per_server=per_server or gpus, headroom=sizing.headroom, spare=sizing.spare,
     )  # fmt: skip
 
 
-def words(found: MeasuredAnswer, price: Cost | None, *, gpus_known: bool) -> list[str]:
+def words(answer: MeasuredAnswer, price: Cost | None, *, gpus_known: bool) -> list[str]:
     """Return all lines of the printed answer."""
-    measured, demand, p = found.measured, found.demand, f"P{found.percentile:g}"
+    measured, demand, p = answer.measured, answer.demand, f"P{answer.percentile:g}"
     where = measured.gpu or measured.engine or "a server"
     what = f"{measured.model} {measured.precision}" if measured.precision else measured.model
     title = f"{what} on {where}, measured with {measured.tool}"
@@ -165,16 +165,16 @@ def words(found: MeasuredAnswer, price: Cost | None, *, gpus_known: bool) -> lis
         "",
     ]
     rows: list[tuple[str, ...] | str] = [("", "requests/s", f"TTFT {p}", f"ITL {p}", "ms")]
-    for each in found.levels:
+    for each in answer.levels:
         level = each.level
-        mark = "*" if level is found.best else " "
-        ttft, itl = (ms(value(each, found.percentile)) for each in (level.ttft_s, level.itl_s))
+        mark = "*" if level is answer.best else " "
+        ttft, itl = (ms(value(each, answer.percentile)) for each in (level.ttft_s, level.itl_s))
         rows.append((f"{mark} {level.load}", number(level.requests_per_s), ttft, itl, ""))
         if each.missed:
             rows.append(f"    misses: {each.missed}")
     lines += table(rows, text_columns=(4,))
-    lines += ["", *fleet_lines(found.fleet, price, cpu=runs_on_cpu(measured.engine), gpus_known=gpus_known)]
-    lines.append(pair("checked", _unchecked(found)))
+    lines += ["", *fleet_lines(answer.fleet, price, cpu=runs_on_cpu(measured.engine), gpus_known=gpus_known)]
+    lines.append(pair("checked", _unchecked(answer)))
     return [*lines, *(wrapped(f"note: {note}", 6) for note in measured.notes)]
 
 
@@ -195,13 +195,13 @@ def gpus_text(served: Served, *, cpu: bool = False) -> str:
     return f"{served.gpus:,} an instance{split}: {served.source}"
 
 
-def _unchecked(found: MeasuredAnswer) -> str:
-    rate = found.demand.peak / found.fleet.needed
+def _unchecked(answer: MeasuredAnswer) -> str:
+    rate = answer.demand.peak / answer.fleet.needed
     text = (
-        f"not simulated; at the peak each of {count(found.fleet.needed, 'instance')} gets {number(rate)} of the "
-        f"{number(found.best.requests_per_s)} requests/s measured"
+        f"not simulated; at the peak each of {count(answer.fleet.needed, 'instance')} gets {number(rate)} of the "
+        f"{number(answer.best.requests_per_s)} requests/s measured"
     )
-    if found.best.concurrency is not None:
+    if answer.best.concurrency is not None:
         text += (
             ". Measured in a closed loop, whose queue is shorter than that of real arrivals; make calibrate, "
             "then sizing.fit=FILE, accounts for this"
@@ -209,9 +209,9 @@ def _unchecked(found: MeasuredAnswer) -> str:
     return text
 
 
-def to_json(found: MeasuredAnswer, price: Cost | None) -> dict[str, Any]:
+def to_json(answer: MeasuredAnswer, price: Cost | None) -> dict[str, Any]:
     """Convert to plain JSON values."""
-    measured = found.measured
+    measured = answer.measured
     return {
         "schema": 1,
         "origin": "measured",
@@ -220,14 +220,14 @@ def to_json(found: MeasuredAnswer, price: Cost | None) -> dict[str, Any]:
             "precision": measured.precision, "gpu": measured.gpu, "gpus": measured.served.gpus,
             "tp": measured.served.tp, "pp": measured.served.pp,
         },
-        "demand": asdict(found.demand),
-        "slo": asdict(found.slo) | {"percentile": found.percentile},
+        "demand": asdict(answer.demand),
+        "slo": asdict(answer.slo) | {"percentile": answer.percentile},
         "levels": [
             {"load": each.level.load, "requests_per_s": each.level.requests_per_s, "missed": each.missed or None}
-            for each in found.levels
+            for each in answer.levels
         ],
-        "best": found.best.load,
-        "fleet": asdict(found.fleet) | (NO_GPUS if runs_on_cpu(measured.engine) else {}),
+        "best": answer.best.load,
+        "fleet": asdict(answer.fleet) | (NO_GPUS if runs_on_cpu(measured.engine) else {}),
         "cost": None if price is None else price.to_json(),
     }  # fmt: skip
 
@@ -264,32 +264,32 @@ def rate_answer(settings: Settings, machine: Machine, rate: float) -> RateAnswer
     return RateAnswer(rate, served, demand, sized)
 
 
-def rate_words(found: RateAnswer, price: Cost | None, *, gpus_known: bool) -> list[str]:
+def rate_words(answer: RateAnswer, price: Cost | None, *, gpus_known: bool) -> list[str]:
     """Return all lines of the printed answer."""
-    each = found.demand.peak / found.fleet.needed
+    each = answer.demand.peak / answer.fleet.needed
     lines = [
-        pair("rate", f"{found.rate:g} requests/s an instance, as given"),
-        pair("GPUs", gpus_text(found.served)),
-        pair("load", load_text(found.demand)),
+        pair("rate", f"{answer.rate:g} requests/s an instance, as given"),
+        pair("GPUs", gpus_text(answer.served)),
+        pair("load", load_text(answer.demand)),
         "",
-        *fleet_lines(found.fleet, price, gpus_known=gpus_known),
+        *fleet_lines(answer.fleet, price, gpus_known=gpus_known),
     ]
     unchecked = (
         f"nothing is measured or simulated: the rate counts as served within your limits; at the peak each of "
-        f"{count(found.fleet.needed, 'instance')} gets {number(each)} requests/s"
+        f"{count(answer.fleet.needed, 'instance')} gets {number(each)} requests/s"
     )
     return [*lines, pair("checked", unchecked)]
 
 
-def rate_json(found: RateAnswer, price: Cost | None) -> dict[str, Any]:
+def rate_json(answer: RateAnswer, price: Cost | None) -> dict[str, Any]:
     """Convert to plain JSON values."""
     return {
         "schema": 1,
         "origin": "given",
-        "requests_per_s": found.rate,
-        "served": {"gpus": found.served.gpus, "tp": found.served.tp, "pp": found.served.pp},
-        "demand": asdict(found.demand),
-        "fleet": asdict(found.fleet),
+        "requests_per_s": answer.rate,
+        "served": {"gpus": answer.served.gpus, "tp": answer.served.tp, "pp": answer.served.pp},
+        "demand": asdict(answer.demand),
+        "fleet": asdict(answer.fleet),
         "cost": None if price is None else price.to_json(),
     }
 
@@ -309,11 +309,11 @@ def without_model(settings: Settings, machine: Machine) -> tuple[str, list[str],
         )
 
     if sizing.rate is not None:
-        given = rate_answer(settings, machine, sizing.rate)
-        price = priced(given.demand, given.fleet)
-        return "rate", rate_words(given, price, gpus_known=gpus_known), rate_json(given, price)
+        stated = rate_answer(settings, machine, sizing.rate)
+        price = priced(stated.demand, stated.fleet)
+        return "rate", rate_words(stated, price, gpus_known=gpus_known), rate_json(stated, price)
     assert sizing.measured is not None
-    found = answer_of(settings, machine, sizing.measured)
-    price = priced(found.demand, found.fleet)
-    name = f"measured-{found.measured.model.replace('/', '--')}"
-    return name, words(found, price, gpus_known=gpus_known), to_json(found, price)
+    answer = answer_of(settings, machine, sizing.measured)
+    price = priced(answer.demand, answer.fleet)
+    name = f"measured-{answer.measured.model.replace('/', '--')}"
+    return name, words(answer, price, gpus_known=gpus_known), to_json(answer, price)

@@ -222,11 +222,11 @@ class Question:
             )
         prompt = self.lengths.longest_isl if self.trace else int(self.isl.max())
         for name, tokens in (("max_input_len", prompt), ("max_seq_len", self.longest)):
-            given = getattr(self.terms.wanted, name)
-            if given is not None and tokens > given:
+            limit = getattr(self.terms.wanted, name)
+            if limit is not None and tokens > limit:
                 raise UserError(
                     f"The load has {'prompts' if tokens == prompt else 'requests'} of {tokens:,} tokens; "
-                    f"build.{name}={given} does not hold them.",
+                    f"build.{name}={limit} does not hold them.",
                     todo=f"Leave build.{name} out, so that it is chosen for the load, or set {tokens} or more.",
                 )
 
@@ -321,10 +321,10 @@ def usual_tp(chosen: int, model: ModelShape, gpu: GpuSpec) -> tuple[int, ...]:
 
 def formats_to_try(settings: Settings, model: ModelShape, gpu: GpuSpec) -> tuple[QFormat, ...]:
     """Return the weight formats to try: those that are given, all that the GPU can run, or the one of `quant`."""
-    given = settings.sizing.formats
-    if given is None:
+    names = settings.sizing.formats
+    if names is None:
         return (settings.quant.qformat,)
-    return tuple(proposed(runnable(Setup(model, gpu)))) if "auto" in given else tuple(QFormat(name) for name in given)
+    return tuple(proposed(runnable(Setup(model, gpu)))) if "auto" in names else tuple(QFormat(name) for name in names)
 
 
 def unit_gaps(workload: WorkloadSettings, size: int) -> Any:

@@ -55,7 +55,7 @@ class Result:
 def to_json(result: Result) -> dict[str, Any]:
     """Convert to plain JSON values (seconds, tokens, USD); a missing value becomes null."""
     question = result.answer.question
-    found = {
+    document = {
         "schema": SCHEMA,
         "origin": "modelled",
         "question": _question(question),
@@ -71,7 +71,7 @@ def to_json(result: Result) -> dict[str, Any]:
         "changes": [asdict(change) for change in result.changes],
         "day": None if result.day is None else _day(result.day, result.answer.chosen.gpus),
     }
-    return _plain(found)  # type: ignore[no-any-return]
+    return _plain(document)  # type: ignore[no-any-return]
 
 
 def _question(question: Question) -> dict[str, Any]:
@@ -174,10 +174,10 @@ def to_csv(result: Result) -> str:
 
 
 def _row(option: FleetOption, question: Question) -> dict[str, Any]:
-    found = _option(option, question)
+    document = _option(option, question)
     nested = ("chosen", "at_percentile_s", "spread", "fleet", "fleet_low", "fleet_high", "cost")
-    flat = {name: value for name, value in found.items() if name not in nested}
-    values = {f"{name}_ms": round(1000 * seconds, 3) for name, seconds in found["at_percentile_s"].items()}
+    flat = {name: value for name, value in document.items() if name not in nested}
+    values = {f"{name}_ms": round(1000 * seconds, 3) for name, seconds in document["at_percentile_s"].items()}
     cost = option.cost
     prices = {
         "usd_per_year": None if cost is None else cost.per_year,

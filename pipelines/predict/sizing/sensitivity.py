@@ -69,13 +69,13 @@ class _Step:
 
 def changes(question: Question, option: FleetOption, cost_of: CostOf) -> list[Change]:
     """Change one input at a time and size again, then two together."""
-    found = list(_arithmetic(question, option))
+    single = list(_arithmetic(question, option))
     setup, needed, most = option.instance.setup, option.fleet.needed, option.capacity.most
-    found += [_sized(what, changed, option.instance, needed, most) for what, changed in _limits(question)]
-    found += [_again(what, changed, setup, cost_of, needed) for what, changed in _lengths(question)]
+    single += [_sized(what, changed, option.instance, needed, most) for what, changed in _limits(question)]
+    single += [_again(what, changed, setup, cost_of, needed) for what, changed in _lengths(question)]
     steps = list(_steps(question, option.instance))
     alone = [_again(step.what, *step.apply(question, setup), cost_of, needed) for step in steps]
-    return [*found, *alone, *_pairs(question, option, cost_of, list(zip(steps, alone, strict=True)))]
+    return [*single, *alone, *_pairs(question, option, cost_of, list(zip(steps, alone, strict=True)))]
 
 
 def _pairs(question: Question, option: FleetOption, cost_of: CostOf, alone: list[tuple[_Step, Change]]) -> list[Change]:
@@ -90,12 +90,12 @@ def _pairs(question: Question, option: FleetOption, cost_of: CostOf, alone: list
         estimate = _estimate(*changed, cost_of)
         if estimate < bound:
             estimated.append((estimate, len(estimated), f"{first.what}, {second.what}", changed, bound))
-    found = []
+    together = []
     for _, _, what, changed, bound in sorted(estimated, key=lambda each: each[:2])[:SIMULATED_PAIRS]:
         change = _again(what, *changed, cost_of, needed)
         if change.size < bound:
-            found.append(replace(change, together=True))
-    return found
+            together.append(replace(change, together=True))
+    return together
 
 
 def _estimate(question: Question, setup: Setup, cost_of: CostOf) -> tuple[float, float]:
@@ -150,8 +150,8 @@ def _lengths(question: Question) -> Iterator[tuple[str, Question]]:
 
 def _steps(question: Question, one: Instance) -> Iterator[_Step]:
     """Changes of the configuration: limits of the engine, other formats this GPU runs, half and twice the ranks."""
-    wanted, setup = question.terms.wanted, one.setup
-    if wanted.max_batch_size is not None or wanted.max_num_tokens is not None:
+    limits, setup = question.terms.wanted, one.setup
+    if limits.max_batch_size is not None or limits.max_num_tokens is not None:
         yield _limited(
             "limits", "limits chosen for the load", partial(replace, max_batch_size=None, max_num_tokens=None)
         )

@@ -85,8 +85,8 @@ def sized_from(overrides: Sequence[str], judge_of: Callable[[Settings, Machine],
 
 def question_id(settings: Settings) -> str:
     """Return eight characters that are the same for the same question, so that no answer replaces another."""
-    asked = {name: group for name, group in settings.every().items() if name not in ("paths", "report")}
-    return fingerprint(asked)[:8]
+    groups = {name: group for name, group in settings.every().items() if name not in ("paths", "report")}
+    return fingerprint(groups)[:8]
 
 
 def _several(several: Sequence[Sequence[str]], judge_of: Callable[[Settings, Machine], Judge]) -> Sized:
@@ -102,13 +102,13 @@ def solve(settings: Settings, question: Question, cost_of: CostOf) -> Result:
     """Compute everything that is printed and written."""
     if settings.sizing.autoscaling.wanted:
         _judge_day(settings)
-    found = answer(question, cost_of)
+    fleet_answer = answer(question, cost_of)
     return Result(
-        answer=found,
-        ladders=tuple(ladder(question, option) for option in found.options[:SHOWN_CURVES]),
-        check=check(question, found.chosen),
-        changes=tuple(changes(question, found.chosen, cost_of)),
-        day=_day(settings, question, found) if settings.sizing.autoscaling.wanted else None,
+        answer=fleet_answer,
+        ladders=tuple(ladder(question, option) for option in fleet_answer.options[:SHOWN_CURVES]),
+        check=check(question, fleet_answer.chosen),
+        changes=tuple(changes(question, fleet_answer.chosen, cost_of)),
+        day=_day(settings, question, fleet_answer) if settings.sizing.autoscaling.wanted else None,
     )
 
 
@@ -121,9 +121,9 @@ def _judge_day(settings: Settings) -> None:
         )
 
 
-def _day(settings: Settings, question: Question, found: Answer) -> Day:
+def _day(settings: Settings, question: Question, fleet_answer: Answer) -> Day:
     """Replay a day on the fixed fleet and on one that scales up to it."""
-    sizing, best, demand = settings.sizing, found.chosen, question.demand
+    sizing, best, demand = settings.sizing, fleet_answer.chosen, question.demand
     scaling, workload = sizing.autoscaling, settings.workload
     of_one = curve(question, best)
     traced = scaling.day == "auto" and workload.trace is not None
@@ -133,8 +133,8 @@ def _day(settings: Settings, question: Question, found: Answer) -> Day:
     else:
         shape = scaling.day if isinstance(scaling.day, tuple) else BUSINESS
         # a percentile refers to the seconds of the busiest hour; a factor, a trace's or a given peak is that hour
-        given = sizing.peak_rate is not None or sizing.peak_factor is not None or sizing.average is None
-        busiest = (None if given else demand.average) or demand.peak
+        has_peak = sizing.peak_rate is not None or sizing.peak_factor is not None or sizing.average is None
+        busiest = (None if has_peak else demand.average) or demand.peak
         rates = day_rates(shape, busiest, scaling.step_s)
         how = "built-in shape of a business day (assumed, not measured)" if shape is BUSINESS else "24 hours as given"
     most, seed = best.fleet.instances, None if traced else workload.seed

@@ -60,11 +60,11 @@ class GpuRow:
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain JSON values."""
-        found: dict[str, Any] = {"hardware": self.name, "why_not": self.why or None}
+        row: dict[str, Any] = {"hardware": self.name, "why_not": self.why or None}
         if (best := self.best) is None:
-            return found
+            return row
         sizes = {key: asdict(best.fleet)[key] for key in ("instances", "gpus", "servers", "gpus_per_server")}
-        return found | sizes | {
+        return row | sizes | {
             "option": best.label, "requests_per_s_per_instance": best.capacity.rate, "good_tokens_share": self.good,
             "usd_per_year": None if best.cost is None else best.cost.per_year, "usd_per_million_good_tokens": self.usd,
             "provenance": best.instance.costed.provenance,
@@ -90,7 +90,7 @@ def which_gpu(
             )
     if sizing.autoscaling.wanted:
         raise UserError("A day is replayed on one GPU.", todo="Choose it first, without sizing.autoscaling.day.")
-    rows, faults, asked = [], list[Fault](), None
+    rows, faults, first = [], list[Fault](), None
     for settings in every:
         name = settings.hardware.name
         try:
@@ -100,12 +100,12 @@ def which_gpu(
             faults += error.faults
             rows.append(GpuRow(name, why=f"{error.faults[0].message} {error.faults[0].allowed}".strip()))
             continue
-        asked = asked or question
+        first = first or question
         good = check(question, best).fleet.good
         rows.append(GpuRow(name, best, good=good, usd=_usd(question, best, good)))
-    if asked is None:
+    if first is None:
         raise UserError.of(list(dict.fromkeys(faults)))
-    return asked, sorted(rows, key=lambda row: row.rank)
+    return first, sorted(rows, key=lambda row: row.rank)
 
 
 def _usd(question: Question, best: FleetOption, good: float) -> float | None:

@@ -65,9 +65,9 @@ def length_text(values: Sequence[int]) -> str:
 def limits_text(question: Question) -> str:
     """Describe the limits."""
     slo = question.slo
-    if given := ", ".join(f"{WORDS[name]} {limit:g} ms" for name, limit in slo.limits.items()):
+    if limits := ", ".join(f"{WORDS[name]} {limit:g} ms" for name, limit in slo.limits.items()):
         preset = "" if slo.name in ("none", "given") else f" ({slo.name})"
-        return f"{given} at P{question.percentile:g}{preset}"
+        return f"{limits} at P{question.percentile:g}{preset}"
     if question.mode == "offline":
         return "none: only throughput counts"
     return "none given, so only throughput counts: set sizing.slo.ttft_ms, itl_ms, e2e_ms or preset"
@@ -76,16 +76,16 @@ def limits_text(question: Question) -> str:
 def _table(options: Sequence[FleetOption], question: Question) -> list[str]:
     latency = f"ms at P{question.percentile:g}"
     groups = ("", "requests/s", "requests/s", latency, latency, "fleet", "fleet", "fleet", "")
-    shown = shown_options(options)
+    listed = shown_options(options)
     rows = [("", "each", "/GPU", "TTFT", "ITL", "inst.", "GPUs", "servers", "limit")]
-    for place, option in enumerate(shown):
+    for place, option in enumerate(listed):
         seen, fleet = option.capacity.seen.at(question.percentile), option.fleet
         speed = (number(option.capacity.rate), number(option.per_gpu), _ms(seen["ttft"]), _ms(seen["itl"]))
         size = (str(fleet.instances), str(fleet.gpus), str(fleet.servers))
         rows.append((f"{'*' if place == 0 else ' '} {option.label}", *speed, *size, binds(option)))
     lines = table(rows, text_columns=(8,), groups=groups)
-    if len(options) > len(shown):
-        lines.append(f"  and {len(options) - len(shown)} more in the table file")
+    if len(options) > len(listed):
+        lines.append(f"  and {len(options) - len(listed)} more in the table file")
     return lines
 
 
@@ -95,8 +95,8 @@ def shown_options(options: Sequence[FleetOption]) -> list[FleetOption]:
     for option in options:
         best.setdefault(option.instance.setup.qformat, option)
     others = [option for option in options if option not in best.values()]
-    kept = {id(each) for each in (*best.values(), *others[: max(0, SHOWN_OPTIONS - len(best))])}
-    return [option for option in options if id(option) in kept]
+    ids = {id(each) for each in (*best.values(), *others[: max(0, SHOWN_OPTIONS - len(best))])}
+    return [option for option in options if id(option) in ids]
 
 
 def binds(option: FleetOption) -> str:
