@@ -205,14 +205,14 @@ def _losses(item: FormatReport, facts: Facts) -> list[Block]:
         axis(axes, "", "step", "loss (log)")
         figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=8)
 
-    shown = ", ".join(f"{loss:.3g} at step {step}" for step, loss in held_out)
+    texts = ", ".join(f"{loss:.3g} at step {step}" for step, loss in held_out)
     picture = plot(
         f"recovery-{item.model}-{item.variant}",
         (7.2, 2.6),
         draw,
         title=f"Loss while training: {item.label}",
         caption=f"Mean {LOSSES[facts['method']]}. The dotted line is the step whose weights are kept.",
-        alt=f"Held-out loss: {shown}.",
+        alt=f"Held-out loss: {texts}.",
         origin="recorded",
         png=True,
     )

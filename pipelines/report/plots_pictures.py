@@ -44,11 +44,11 @@ def shown_questions(data: ReportData, model: str) -> list[ShownQuestion]:
     formats = [each for each in formats if each.before is not None and each.result.task == PICTURES]
     if not formats:
         return []
-    asked = [_answers(each) for each in formats]
+    by_format = [_answers(each) for each in formats]
     rows = picture_questions()
     made = [
         _shown(rows[subject][index], [before, *after], formats)
-        for (subject, index), (before, *after) in _common(asked).items()
+        for (subject, index), (before, *after) in _common(by_format).items()
         if index < len(rows.get(subject, ()))
     ]
     by_kind = {question.row["question"].split()[0]: question for question in reversed(made)}  # one of each kind first
@@ -67,10 +67,12 @@ def _answers(accuracy: Accuracy) -> dict[Key, tuple[QuestionRecord, QuestionReco
     return {key: (before[key], record) for key, record in own.items() if key in before}
 
 
-def _common(asked: Sequence[Mapping[Key, tuple[QuestionRecord, QuestionRecord]]]) -> dict[Key, list[QuestionRecord]]:
+def _common(
+    pairs: Sequence[Mapping[Key, tuple[QuestionRecord, QuestionRecord]]],
+) -> dict[Key, list[QuestionRecord]]:
     """Return the records of 16 bit and of each format by question that all of them were asked."""
-    keys = sorted(set(asked[0]).intersection(*asked[1:]))
-    return {key: [asked[0][key][0], *(each[key][1] for each in asked)] for key in keys}
+    keys = sorted(set(pairs[0]).intersection(*pairs[1:]))
+    return {key: [pairs[0][key][0], *(each[key][1] for each in pairs)] for key in keys}
 
 
 def _shown(row: Mapping[str, Any], records: Sequence[QuestionRecord], formats: Sequence[Accuracy]) -> ShownQuestion:
@@ -82,13 +84,13 @@ def _shown(row: Mapping[str, Any], records: Sequence[QuestionRecord], formats: S
 
 def picture_figure(data: ReportData, model: str) -> Figure | None:
     """Return the questions of a model as one drawing; None if it was asked none."""
-    shown = shown_questions(data, model)
-    if not shown:
+    questions = shown_questions(data, model)
+    if not questions:
         return None
-    tall = max(_HEIGHT, 60 + _LINE * len(shown[0].answers))
-    items = "".join(_item(each, number, tall) for number, each in enumerate(shown))
-    size = f"0 0 {2 * _WIDTH} {-(-len(shown) // 2) * tall}"
-    alt = "; ".join(f"{each.row['description']}: {_line(each)}" for each in shown)
+    tall = max(_HEIGHT, 60 + _LINE * len(questions[0].answers))
+    items = "".join(_item(each, number, tall) for number, each in enumerate(questions))
+    size = f"0 0 {2 * _WIDTH} {-(-len(questions) // 2) * tall}"
+    alt = "; ".join(f"{each.row['description']}: {_line(each)}" for each in questions)
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{size}" role="img" aria-label="{html.escape(alt)}">'
         f"{items}</svg>"

@@ -54,17 +54,17 @@ def ranking(data: ReportData, compared: Comparison, most_percent: float, tiles: 
 
 
 def _steps(
-    data: ReportData, given: Comparison, most_percent: float, load: str | None, tiles: Tiles | None
+    data: ReportData, comparison: Comparison, most_percent: float, load: str | None, tiles: Tiles | None
 ) -> Iterator[RankingStep]:
     """Yield a step for each limit at which something changes; the last has no limit."""
-    levels = [level for row in given.rows for level in finished(row.run) if load in (None, level.load)]
+    levels = [level for row in comparison.rows for level in finished(row.run) if load in (None, level.load)]
     ends = sorted({1000 * level.summary.ttft_s.p99 for level in levels if level.summary.ttft_s.p99})
     before: RankingStep | None = None
     for limit in [*([0.0, *ends] if ends else []), None]:
-        workload = given.workload
+        workload = comparison.workload
         if workload is not None:
             workload = replace(workload, runs=tuple(_limited(run, load, limit) for run in workload.runs))
-        compared = compare_formats(data, workload, given.model, most_percent)
+        compared = compare_formats(data, workload, comparison.model, most_percent)
         answer = Callout("good" if compared.chosen else "note", compared.reason)
         step = RankingStep(limit, answer, _table(compared, load, most_percent), tiles(compared) if tiles else ())
         if limit is None or before is None or replace(step, at=before.at) != before:

@@ -183,13 +183,15 @@ def _repeat(data: ReportData) -> doc.Section:
         artifact.commit for item in data.formats for artifact in (*item.chain, *(run.artifact for run in item.runs))
     }
     newest = shlex.split(commands[-1]) if commands else []
-    kept = [word for word in newest if word.startswith(("experiment=", "model=", "model.", "paths.store=", "report."))]
+    overrides = [
+        word for word in newest if word.startswith(("experiment=", "model=", "model.", "paths.store=", "report."))
+    ]
     blocks: list[doc.Block] = [
         doc.Text(
             "Each command makes all artifacts that it needs and takes finished ones from the store; benchmarks are "
             "always measured again. To make everything anew, use an empty store: paths.store=FOLDER in every command."
         ),
-        doc.Code((*commands, shlex.join(["python", "-m", "pipelines", "report", *kept]))),
+        doc.Code((*commands, shlex.join(["python", "-m", "pipelines", "report", *overrides]))),
     ]
     if any(commit.endswith("+changes") for commit in created):
         blocks.append(doc.Text("The source had uncommitted changes, so no commit alone repeats these results."))

@@ -223,8 +223,8 @@ def protocol(workload: Workload) -> list[Block]:
 def workload_text(workload: Mapping[str, Any]) -> str:
     """Describe the requests and their arrival."""
     parts = [
-        f"{_length(workload[name])} {words}"
-        for name, words in (("isl", "input tokens"), ("osl", "output tokens"))
+        f"{_length(workload[name])} {what}"
+        for name, what in (("isl", "input tokens"), ("osl", "output tokens"))
         if workload.get(name) is not None
     ]
     lengths = f"{' and '.join(parts) or 'lengths not recorded'} per request"

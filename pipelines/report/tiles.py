@@ -58,8 +58,10 @@ def _size(main: Comparison, chosen: FormatRow) -> Card:
     if chosen.variant == BASELINE and size:
         return Card("Engine", show_bytes(size), "", "16 bit, so nothing is saved", "recorded")
     if not (size and base):
-        known = f"{chosen.variant}: {show_bytes(size)}" if size else f"no size of {chosen.variant} is recorded"
-        return Card("Size saved", "unknown", "", f"{known}; no 16-bit engine to compare" if size else known, "recorded")
+        size_text = f"{chosen.variant}: {show_bytes(size)}" if size else f"no size of {chosen.variant} is recorded"
+        return Card(
+            "Size saved", "unknown", "", f"{size_text}; no 16-bit engine to compare" if size else size_text, "recorded"
+        )
     detail = f"{chosen.variant}: {show_bytes(size)} instead of {show_bytes(base)} in 16 bit"
     return Card("Size saved", f"{100 * (1 - size / base):.0f} %", "", detail, "recorded")
 
@@ -94,13 +96,13 @@ def _accuracy(data: ReportData) -> Card:
         for item, row in rows
         if row["verdict"] == Verdict.NO_GO
     ]
-    words = [
+    details = [
         f"{', '.join(variants)} {word}"
         for word in (Verdict.UNDECIDED, Verdict.NOT_MEASURED)
         if (variants := [item.variant for item, row in rows if row["verdict"] == word])
     ]
     evaluation = f"{what_was_asked([row for _, row in rows])}, paired with 16 bit"
-    detail = "; ".join([*lost, *words, evaluation])
+    detail = "; ".join([*lost, *details, evaluation])
     title = f"GO: less than {in_points(rows[0][1]['margin'])} lost"
     return Card(title, f"{len(passed)} of {len(rows)}", "formats", detail, "measured")
 
