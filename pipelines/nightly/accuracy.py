@@ -284,16 +284,16 @@ def _evidence(accuracy: Mapping[str, Any]) -> Evidence:
 
     Older lines have no looks, because all questions were asked, or do not say what the baseline could have guessed.
     """
-    if (looks := accuracy.get("looks")) is None:
+    if (interims := accuracy.get("looks")) is None:
         return Evidence.once(Changed(accuracy["questions"], accuracy["lost"], accuracy["gained"]))
     before = [
         Answered(right, tuple((chance, n) for chance, n in parts)) for right, parts in accuracy.get("before") or ()
     ]
-    counts: list[Answered | None] = [*before] or [None] * len(looks)
+    counts: list[Answered | None] = [*before] or [None] * len(interims)
     return Evidence(
         tuple(
             Interim(Changed(n, lost, gained), share, each)
-            for (n, lost, gained, share), each in zip(looks, counts, strict=True)
+            for (n, lost, gained, share), each in zip(interims, counts, strict=True)
         )
     )
 

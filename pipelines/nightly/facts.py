@@ -160,7 +160,7 @@ def _accuracy(artifacts: Artifacts) -> dict[str, Any] | None:
     pair = compare_pair(EvalResult.load(baseline), after) if baseline else None
     interims = pair.evidence.interims if pair else ()
     # at each look: questions, lost and gained answers, and its share of the probability of error
-    looks = [[each.changed.questions, each.changed.lost, each.changed.gained, each.share] for each in interims]
+    rows = [[each.changed.questions, each.changed.lost, each.changed.gained, each.share] for each in interims]
     # what the baseline answered right, and how many questions have each chance of guessing
     before = [[each.before.right, [*map(list, each.before.chances)]] for each in interims if each.before]
     return {
@@ -174,7 +174,7 @@ def _accuracy(artifacts: Artifacts) -> dict[str, Any] | None:
         "loss_percent": pair.loss_percent if pair else None,
         "lost": pair.lost if pair else None,
         "gained": pair.gained if pair else None,
-        "looks": looks if pair else None,
+        "looks": rows if pair else None,
         "before": before if pair else None,
         "subjects": {name: [score.questions, score.accuracy] for name, score in after.subjects.items()},
         "right": pack_bits([record.correct for record in after.records]),

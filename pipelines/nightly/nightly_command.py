@@ -221,8 +221,8 @@ def _child(night: Night, cell: NightlyCell, log: Path) -> dict[str, Any]:
     timeout_s = night.settings.nightly.timeout_s
     result = log.with_suffix(".json")
     result.unlink(missing_ok=True)
-    words = [*cell.overrides, f"paths.store='{night.store}'"]
-    command = [sys.executable, "-m", "pipelines.nightly.cell", str(result), night.since.isoformat(), *words]
+    overrides = [*cell.overrides, f"paths.store='{night.store}'"]
+    command = [sys.executable, "-m", "pipelines.nightly.cell", str(result), night.since.isoformat(), *overrides]
     with log.open("a") as output:
         output.write(f"$ {shlex.join(command)}\n")
         output.flush()

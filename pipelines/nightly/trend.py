@@ -186,8 +186,8 @@ def _tonight(verdict: NightVerdict, settings: NightlySettings) -> list[doc.Block
         *(doc.Column(name, figure.title) for figure in NIGHTLY_TABLE for name in ("now", "change %")),
         *doc.right("engine, MiB"),
     )  # fmt: skip
-    words = {record.key: limit_verdict(record, settings.expect, verdict.chance(settings)) for record in done}
-    rows = [row for record in done for row in _rows(record, lines, record.cell in worse, words[record.key])]
+    verdicts = {record.key: limit_verdict(record, settings.expect, verdict.chance(settings)) for record in done}
+    rows = [row for record in done for row in _rows(record, lines, record.cell in worse, verdicts[record.key])]
     note = (
         "Change is relative to the median of earlier nights; a dash means not yet known. Of repeated measurements the"
         " median is shown."
