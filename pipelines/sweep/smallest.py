@@ -97,8 +97,8 @@ def smallest(overrides: Sequence[str]) -> int:
     if best is None:
         say(f"\n{_none(tried[0], settings)}")
         return UNMEASURED if tried[0].row["verdict"] == Verdict.NOT_MEASURED else NONE_IS_GO
-    words = " ".join([*overrides, f"{BITS}={best.bound:g}"])
-    say(f"\n{_found(best, settings)}\nmake build {words}")
+    arguments = " ".join([*overrides, f"{BITS}={best.bound:g}"])
+    say(f"\n{_found(best, settings)}\nmake build {arguments}")
     return 0
 
 
