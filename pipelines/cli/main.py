@@ -291,8 +291,8 @@ def _without_project_file(command: str, words: Sequence[str]) -> list[str]:
 
 def split_project_file(words: Sequence[str]) -> tuple[str | None, list[str]]:
     """Return the file of the last `config=FILE`, if there is one, and the other words."""
-    given = [word.removeprefix("config=") for word in words if word.startswith("config=")]
-    return given[-1] if given else None, [word for word in words if not word.startswith("config=")]
+    files = [word.removeprefix("config=") for word in words if word.startswith("config=")]
+    return files[-1] if files else None, [word for word in words if not word.startswith("config=")]
 
 
 def _missing(package: str) -> Fault:
