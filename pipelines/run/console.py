@@ -254,7 +254,7 @@ def closing(outcomes: Sequence[StepOutcome], folder: Path, *, more: bool = False
     """Render the last lines of a run: where the results are."""
     made = any(outcome.state == "made" for outcome in outcomes)
     lines = [] if made or more else ["Nothing to do: every stage is cached."]
-    shown = [(o.node.stage.writes, o.artifact.path) for o in outcomes if o.node.id in RESULTS] + [("run", folder)]
-    width = max(len(word) for word, _ in shown) + 1
-    lines += [f"{word + ':':<{width}} {relative_to_cwd(path)}" for word, path in shown]
+    paths = [(o.node.stage.writes, o.artifact.path) for o in outcomes if o.node.id in RESULTS] + [("run", folder)]
+    width = max(len(word) for word, _ in paths) + 1
+    lines += [f"{word + ':':<{width}} {relative_to_cwd(path)}" for word, path in paths]
     return "\n" + "\n".join(lines)

@@ -95,7 +95,7 @@ class _ByHand:
 
     def _built(self) -> Iterator[Block]:
         """Yield what makes the engines, except the baseline's, and before each what it is made from."""
-        shown: set[str] = set()
+        done: set[str] = set()
         timed = False
         for step in self.plan.steps:
             stage = step.node.stage
@@ -105,8 +105,8 @@ class _ByHand:
                 yield step.node.id, self._ours(step)
                 continue
             for before in self._inputs(step):
-                if not (before.artifact or before.node.id in shown or _of_nvidia(before.node.stage)):
-                    shown.add(before.node.id)
+                if not (before.artifact or before.node.id in done or _of_nvidia(before.node.stage)):
+                    done.add(before.node.id)
                     yield before.node.id, self._ours(before)
             if isinstance(stage, Build):
                 yield step.node.id, self._build(step, stage, later=timed)
@@ -163,8 +163,8 @@ class _ByHand:
 
     def _words(self) -> list[str]:
         """Return the overrides that decide what is made."""
-        words = [(word, word.lstrip("+~")) for word in self.overrides]
-        return [word for word, key in words if key.startswith(DECIDES) or not key.startswith(OF_THE_STAGE)]
+        overrides = [(word, word.lstrip("+~")) for word in self.overrides]
+        return [word for word, key in overrides if key.startswith(DECIDES) or not key.startswith(OF_THE_STAGE)]
 
     def _inputs(self, step: PlannedStep) -> list[PlannedStep]:
         return [other for other in self.plan.steps if other.node.id in step.node.inputs.values()]
