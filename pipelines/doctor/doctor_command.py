@@ -316,7 +316,7 @@ def examine(settings: Settings, machine: Machine, environment: Mapping[str, str]
             "Machine": [*probe_processor(machine), *gpus.result()],
             "Software": [*software, *probe_templates()],
             "Places": [*folders, *hub.result()],
-            **({"Cluster": found} if (found := cluster.result()) else {}),
+            **({"Cluster": cluster_result} if (cluster_result := cluster.result()) else {}),
             "Versions that go together": versions.go_together(settings.image.base_llm_api),
         }
     return Diagnosis(sections, judged, broken)
@@ -329,11 +329,11 @@ def _broken(settings: Settings, machine: Machine, findings: list[ProbeResult]) -
         faults: Sequence[Fault] = make_plan(settings, "all", Store(settings.paths.store), machine).refusals
     except UserError as error:
         faults = error.faults
-    shown = " ".join(finding.value for finding in broken)
+    reported = " ".join(finding.value for finding in broken)
     return broken + [
         ProbeResult("plan", fault.message, "bad", f"{fault.allowed} {fault.todo}".strip())
         for fault in faults
-        if fault.message not in shown
+        if fault.message not in reported
     ]
 
 

@@ -40,8 +40,8 @@ class KubeClient:
         answer = self._run("get", kind, name, *self._namespace, "--output=name")
         return "" if answer.returncode == 0 else _reason(answer.stderr)
 
-    def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        command = [*self._kubectl, *words]
+    def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [*self._kubectl, *arguments]
         try:  # a plugin that asks for a password must not wait for one
             return subprocess.run(
                 command, capture_output=True, text=True, timeout=2 * TIMEOUT_S, stdin=subprocess.DEVNULL, check=False
@@ -167,13 +167,13 @@ def _storage(settings: Settings, client: KubeClient) -> Sequence[ProbeResult]:
         return [ProbeResult("storage class", f"unknown: {classes}", "note")]
     named = [item["metadata"]["name"] for item in classes["items"]]
     usual = [item["metadata"]["name"] for item in classes["items"] if _is_default(item)]
-    if (asked := manifests.storage_class) is not None and asked not in named:
+    if (storage_class := manifests.storage_class) is not None and storage_class not in named:
         todo = f"Here: {', '.join(named) or 'none'}."
-        return [ProbeResult("storage class", f"manifests.storage_class={asked} is missing", "bad", todo)]
-    if asked is None and not usual:
+        return [ProbeResult("storage class", f"manifests.storage_class={storage_class} is missing", "bad", todo)]
+    if storage_class is None and not usual:
         todo = f"Give manifests.storage_class: {', '.join(named) or 'none is here'}."
         return [ProbeResult("storage class", "the cluster has no default", "bad", todo)]
-    text = f"{asked or usual[0]}; whether it can be {manifests.access_mode} is unknown"
+    text = f"{storage_class or usual[0]}; whether it can be {manifests.access_mode} is unknown"
     return [ProbeResult("storage class", text, "note")]
 
 

@@ -221,21 +221,21 @@ def _mark(verdict: CombinationVerdict, reasons: dict[tuple[str, ...], list[Combi
 def _together(cases: list[CombinationVerdict]) -> str:
     """Render the reason for the first model, and how it differs for the others."""
     of_model = {
-        model: [_span(words) for words in zip(*(WORDS.findall(case.reason) for case in judged), strict=True)]
+        model: [_span(values) for values in zip(*(WORDS.findall(case.reason) for case in judged), strict=True)]
         for model, judged in groupby(cases, key=lambda case: case.model)
     }
     first = next(iter(of_model.values()))
     others: dict[str, list[str]] = {}
-    for model, words in list(of_model.items())[1:]:
-        own = [word for word, usual in zip(words, first, strict=True) if word not in (usual, model)]
+    for model, spans in list(of_model.items())[1:]:
+        own = [word for word, usual in zip(spans, first, strict=True) if word not in (usual, model)]
         others.setdefault(", ".join(own), []).append(model)
     listed = "; ".join(", ".join(models) + (f" ({own})" if own else "") for own, models in others.items())
     return "".join(first) + (f" Likewise {listed}." if listed else "")
 
 
-def _span(words: tuple[str, ...]) -> str:
+def _span(values: tuple[str, ...]) -> str:
     """Merge the words of several formats into one: the word itself, or the range from least to most."""
-    different = sorted(set(words), key=_size)
+    different = sorted(set(values), key=_size)
     least, most = different[0], different[-1]
     unit = most[-4:] if most.endswith("iB") else ""
     return least if len(different) == 1 else f"{least.removesuffix(unit)} to {most}"
