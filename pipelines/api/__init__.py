@@ -80,9 +80,9 @@ def plan(*overrides: str) -> ShownRecord[Plan]:
     Raises:
         UserError: everything that is wrong, at once.
     """
-    with _composing("plan", overrides) as words:
-        made, _ = commands.planned(load(words))
-        text = commands.planned_text(made, words)
+    with _composing("plan", overrides) as arguments:
+        made, _ = commands.planned(load(arguments))
+        text = commands.planned_text(made, arguments)
     return ShownRecord(made, text.rstrip(), partial(_plan_page, made, text))
 
 
@@ -118,8 +118,8 @@ def size(*overrides: str) -> ShownRecord[Result | dict[str, Any]]:
     Raises:
         UserError: invalid settings, or no fleet that a plan accepts meets the limits.
     """
-    with _composing("size", overrides) as words:
-        sized = size_command.sized_from(words, judge_of)
+    with _composing("size", overrides) as arguments:
+        sized = size_command.sized_from(arguments, judge_of)
     record, text = sized.record, "\n".join(sized.lines)
     if isinstance(record, Result):
         return ShownRecord(record, text, partial(sizing_document.document, record))
@@ -132,8 +132,8 @@ def simulate(*overrides: str) -> ShownRecord[list[Simulated]]:
     Raises:
         UserError: everything that is wrong, at once.
     """
-    with _composing("simulate", overrides) as words:
-        simulation = simulate_command.prepared(words, judge_of)
+    with _composing("simulate", overrides) as arguments:
+        simulation = simulate_command.prepared(arguments, judge_of)
         results, settings, case = simulation.run(), simulation.settings, simulation.case
     text = "\n".join([*simulation.heading(), simulation.table(results)])
 
@@ -144,10 +144,10 @@ def simulate(*overrides: str) -> ShownRecord[list[Simulated]]:
 
 
 @contextmanager
-def _composing(command: str, words: Sequence[str]) -> Iterator[list[str]]:
+def _composing(command: str, arguments: Sequence[str]) -> Iterator[list[str]]:
     """Check the words as the command line does, and compose with the project file that they name."""
     prepare_libraries()
-    name, others = split_project_file(words)
+    name, others = split_project_file(arguments)
     with nullcontext() if name is None else using_project_file(name):
         yield overrides_of(command, others)
 
@@ -157,8 +157,8 @@ def _run(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, Finishe
     if target not in targets:
         todo = f"A server runs until it is stopped: {PROGRAM} serve, in a terminal." if target == "serve" else ""
         raise UserError(f"'{target}' is not a target.", allowed=f"Targets: {', '.join(targets)}.", todo=todo)
-    with _composing(target, overrides) as words:
-        made, store, finished = commands.run_to(target, words)
+    with _composing(target, overrides) as arguments:
+        made, store, finished = commands.run_to(target, arguments)
         if target == "all":
             settings = made.settings
             report_command.write(settings, store, settings.model.label, commands.variants_of(made))
