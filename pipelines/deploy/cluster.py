@@ -137,8 +137,8 @@ def _lines(*parts: Sequence[str]) -> str:
     return "\n".join(["#!/bin/bash", *(line for part in parts for line in part)]) + "\n"
 
 
-def _head(what: str, how: str, said: str = NOT_RUN) -> list[str]:
-    return [f"# {what} Start it with: {how}", f"# {said}"]
+def _head(what: str, how: str, note: str = NOT_RUN) -> list[str]:
+    return [f"# {what} Start it with: {how}", f"# {note}"]
 
 
 def _directives(target: ScriptTarget, cluster: ClusterSettings, name: str, options: Mapping[str, object]) -> list[str]:
@@ -295,13 +295,13 @@ def _commands(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSe
             per_rank.append([])
         else:
             per_rank[-1].append(word)
-    first, other = (words[2:] for words in per_rank[:2])  # without `-n 1`
+    first, other = (command[2:] for command in per_rank[:2])  # without `-n 1`
     return _shell(first, 0), _shell(other, 1)
 
 
-def _shell(words: Sequence[str], rank: int) -> str:
+def _shell(command: Sequence[str], rank: int) -> str:
     """Quote words for the shell; the rank's number and the key are shell variables."""
-    mine = [word.replace(f"trtllm_pipelines_{rank}_", f"trtllm_pipelines_{RANK}_") for word in words]
+    mine = [word.replace(f"trtllm_pipelines_{rank}_", f"trtllm_pipelines_{RANK}_") for word in command]
     return " \\\n    ".join(f'"{word}"' if "${" in word else shlex.quote(word) for word in mine)
 
 

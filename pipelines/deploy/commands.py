@@ -62,18 +62,18 @@ def service(deployed: ClusterDeployment) -> Object:
 
 def route(deployed: ClusterDeployment) -> Object:
     """Make the HTTPRoute (Gateway API v1) that sends requests to this deployment, and the rest to the one beside it."""
-    wanted = deployed.settings.route
+    route_settings = deployed.settings.route
     port = deployed.ports[FRONT]
-    backends = [{"name": deployed.name, "port": port, "weight": wanted.weight}]
-    if wanted.beside is not None:
-        backends.append({"name": wanted.beside, "port": port, "weight": 100 - wanted.weight})
+    backends = [{"name": deployed.name, "port": port, "weight": route_settings.weight}]
+    if route_settings.beside is not None:
+        backends.append({"name": route_settings.beside, "port": port, "weight": 100 - route_settings.weight})
     spec = {
-        "parentRefs": [{"name": wanted.gateway}],
-        **({"hostnames": [wanted.hostname]} if wanted.hostname else {}),
+        "parentRefs": [{"name": route_settings.gateway}],
+        **({"hostnames": [route_settings.hostname]} if route_settings.hostname else {}),
         # an answer streams as long as the service lets it
         "rules": [{"backendRefs": backends, "timeouts": {"request": f"{deployed.serving.request_timeout_s}s"}}],
     }
-    made = deployed.object("HTTPRoute", "gateway.networking.k8s.io/v1", spec, wanted.name)
+    made = deployed.object("HTTPRoute", "gateway.networking.k8s.io/v1", spec, route_settings.name)
     if deployed.settings.namespace:  # no overlay gives it one
         made["metadata"]["namespace"] = deployed.settings.namespace
     return made
@@ -318,8 +318,8 @@ def write_manifests(settings: Settings, machine: Machine, overrides: Sequence[st
     check_folders({"manifests.folder": settings.manifests.folder})
     preview = settings.manifests.preview
     if preview:
-        if (given := settings.serving.repository) is not None:
-            what = f"manifests.preview=true goes without a repository, and serving.repository='{given}' is given."
+        if (repository := settings.serving.repository) is not None:
+            what = f"manifests.preview=true goes without a repository, and serving.repository='{repository}' is given."
             raise UserError(what, todo="Leave out one of them.")
         served = planned(make_plan(settings, "repository", Store(settings.paths.store), machine))
     else:
@@ -361,8 +361,8 @@ def _repository(settings: Settings, machine: Machine, overrides: Sequence[str]) 
         return settings.serving.repository.absolute()
     step = make_plan(settings, "repository", Store(settings.paths.store), machine).steps[-1]
     if step.artifact is None:
-        words = [(word, word.lstrip("+~")) for word in overrides]
-        made_by = [word for word, key in words if key.startswith(DECIDES) or not key.startswith(OF_MANIFESTS)]
+        plain = [(word, word.lstrip("+~")) for word in overrides]
+        made_by = [word for word, key in plain if key.startswith(DECIDES) or not key.startswith(OF_MANIFESTS)]
         raise UserError(
             f"There is no repository of {step.node.label} yet ({step.why}).",
             allowed="Engines that only a GPU builds have a preview: manifests.preview=true.",
@@ -398,9 +398,9 @@ def _faults(settings: Settings, served: RepositoryFacts) -> list[Fault]:
     route = settings.manifests.route
     if route.name is not None and settings.manifests.operator == "dynamo":
         faults.append(Fault(f"manifests.route.name={route.name} has no effect on manifests.operator=dynamo."))
-    asked = with_setting(settings.engine.name)
-    if asked is not None and not asked.needs_gpu and served.gpu:
-        faults.append(Fault(f"engine={asked.setting} is set, but the repository runs on TensorRT-LLM."))
+    engine = with_setting(settings.engine.name)
+    if engine is not None and not engine.needs_gpu and served.gpu:
+        faults.append(Fault(f"engine={engine.setting} is set, but the repository runs on TensorRT-LLM."))
     return faults
 
 

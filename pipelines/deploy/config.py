@@ -333,8 +333,8 @@ class ManifestSettings(Group):
         """
         if self.name is not None:
             return self.name
-        words = re.sub(r"[^a-z0-9]+", "-", f"{label}-{variant}".lower()).strip("-")
-        return (words if words[:1].isalpha() else f"m-{words}")[:40].strip("-")
+        name = re.sub(r"[^a-z0-9]+", "-", f"{label}-{variant}".lower()).strip("-")
+        return (name if name[:1].isalpha() else f"m-{name}")[:40].strip("-")
 
     @staticmethod
     def gpu_labels(capability: float) -> dict[str, str]:

@@ -217,8 +217,8 @@ def _why_silent(tool: str) -> str | None:
         return str(error)
     if answer.returncode == 0:
         return None
-    words = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
-    return words[-1].rstrip(".?") if words else f"`{tool} info` ended with {answer.returncode}"
+    lines = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
+    return lines[-1].rstrip(".?") if lines else f"`{tool} info` ended with {answer.returncode}"
 
 
 def checkout(root: Path) -> Checkout:

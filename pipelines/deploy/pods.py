@@ -176,7 +176,7 @@ def repository_volume(deployed: ClusterDeployment) -> Object:
 def fetch_container(deployed: ClusterDeployment, rights: Object) -> Object | None:
     """Make the init container that fills the empty folder; it alone gets the token, by reference."""
     settings = deployed.settings
-    if (words := settings.fetch.words) is None:
+    if (command := settings.fetch.words) is None:
         return None
     token = {"secretKeyRef": {"name": settings.hf_token_secret, "key": "token"}}
     env: list[Object] = [
@@ -187,7 +187,7 @@ def fetch_container(deployed: ClusterDeployment, rights: Object) -> Object | Non
     return {
         "name": "fetch",
         "image": settings.fetch.image or IMAGE,
-        "command": [*words],
+        "command": [*command],
         "env": env,
         **({"envFrom": [{"secretRef": {"name": settings.fetch.secret}}]} if settings.fetch.secret else {}),
         "securityContext": rights,
@@ -241,7 +241,7 @@ def options_name(deployed: ClusterDeployment) -> str:
 def serve_arguments(deployed: ClusterDeployment) -> list[str]:
     """Return the arguments of the image's entry point; everything else has the defaults of `make serve`."""
     serving = deployed.serving
-    words = {
+    values = {
         "repository": REPOSITORY,
         "host": "0.0.0.0",
         **deployed.ports,
@@ -260,7 +260,7 @@ def serve_arguments(deployed: ClusterDeployment) -> list[str]:
         "request_timeout_s": serving.request_timeout_s,
     }
     slo = (f"benchmark.slo.{name}_ms={limit}" for name, limit in deployed.slo.limits.items())
-    return ["serve", *(f"serving.{name}={value}" for name, value in words.items()), *slo]
+    return ["serve", *(f"serving.{name}={value}" for name, value in values.items()), *slo]
 
 
 def server_container(deployed: ClusterDeployment) -> Object:

@@ -44,9 +44,9 @@ def _shares(deployed: ClusterDeployment, window: str) -> list[Object]:
 
     shares = []
     for name, limit in deployed.slo.limits_s.items():
-        histogram, shown = HISTOGRAMS[name], f"{deployed.slo.limits[name]:.12g} ms"
+        histogram, bound = HISTOGRAMS[name], f"{deployed.slo.limits[name]:.12g} ms"
         within, all_answers = rate(f"{histogram}_bucket", f',le="{limit!r}"'), rate(f"{histogram}_count")
-        shares.append(record(name, shown, f"1 - {within} / {all_answers}"))
+        shares.append(record(name, bound, f"1 - {within} / {all_answers}"))
     failed = rate("trtllm_request_error_total", ',status=~"429|5.."')
     answered = rate("trtllm_request_success_total")
     return [*shares, record("answered", "no failure of the server", f"{failed} / ({failed} + {answered})")]

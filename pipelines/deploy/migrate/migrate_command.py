@@ -30,12 +30,12 @@ from triton_repo.parameters import text
 def migrate(overrides: Sequence[str]) -> int:
     """Write the LLM API's options, a script and a page for a deployment."""
     settings = load(overrides)
-    given, store = settings.migrate, Store(settings.paths.store)
-    check_folders({"migrate.folder": given.folder})
+    source, store = settings.migrate, Store(settings.paths.store)
+    check_folders({"migrate.folder": source.folder})
     model = next((word for word in reversed(overrides) if word.startswith(("model=", "model.path="))), ANY_MODEL)
-    if given.path or given.command:
-        old, sm = read_old(given.path, given.command), settings.hardware.sm
-        name = (given.path or Path("trtllm-build")).absolute().name
+    if source.path or source.command:
+        old, sm = read_old(source.path, source.command), settings.hardware.sm
+        name = (source.path or Path("trtllm-build")).absolute().name
         if model == ANY_MODEL and (old.model in choices("model") or Path(old.model or "?").is_dir()):
             model = f"model={old.model}" if old.model in choices("model") else f"model.path={old.model}"
             settings = load([*overrides, model])
@@ -51,9 +51,9 @@ def migrate(overrides: Sequence[str]) -> int:
     formats = judge(old, sm)
     measured = _fidelities(store, settings.model.label) if model != ANY_MODEL else {}
     draft = _draft(settings, overrides)
-    words = translate(old, formats, settings.image.llm_api_version, draft)
-    migration = Migration(name, old, formats, words, model, measured, draft.overrides if draft else ())
-    folder = given.folder.absolute() / name
+    translated = translate(old, formats, settings.image.llm_api_version, draft)
+    migration = Migration(name, old, formats, translated, model, measured, draft.overrides if draft else ())
+    folder = source.folder.absolute() / name
     made = migration.files()
     changed = write_folder(folder, made, command="make migrate", setting="migrate.folder")
     say(f"{'written' if changed else 'unchanged'}: {relative_to_cwd(folder)}: {', '.join(made)}")

@@ -78,7 +78,7 @@ class Migration:
         keys = {"tp_size": "tensor_parallel_size", "pp_size": "pipeline_parallel_size"}
         sizes = [f"build.{key}={word.value}" for key, to in keys.items() for word in self.words if word.to == to]
         kv_cache = ["kv_cache=fp8"] if self.formats.kv_cache is KvFormat.FP8 else []
-        words = [
+        command = [
             "make",
             "build",
             "engine=tensorrt_llm_llmapi",
@@ -88,7 +88,7 @@ class Migration:
             *sizes,
             *self.draft,
         ]
-        return shlex.join(words)
+        return shlex.join(command)
 
     def _facts(self, group: str, choice: str) -> Mapping[str, Any]:
         quant = self.formats.quant or "none"
@@ -135,12 +135,12 @@ class Migration:
         foreign = shape is not None and shape.architecture and not shape.family.cpu_engine
         rows: list[tuple[str, ...]] = []
         for choice in [*([today] if today else []), *self._ranked(group)]:
-            words = (
+            overrides = (
                 [f"quant={choice}"]
                 if group == "quant"
                 else [f"quant={self.formats.quant or 'none'}", f"kv_cache={choice}"]
             )
-            command = shlex.join(["make", "fidelity", self.model, *words, "engine=openvino"])
+            command = shlex.join(["make", "fidelity", self.model, *overrides, "engine=openvino"])
             facts = self._facts(group, choice)
             figures = number(facts.get("kl_mean")), percent(facts.get("top1_agreement")), str(facts.get("tokens", ""))
             source = "the CPU engine does not run this model" if foreign else f"unknown: measure with {command}"

@@ -83,9 +83,9 @@ class OldDeployment:
             (ours, place), (theirs, there) = self.sizes[name], other.sizes[name]
             if ours != theirs:
                 raise UserError(f"{place} has {name}={ours}, {there} {name}={theirs}.", todo=ONE)
-        known = {each.name: getattr(self, each.name) or getattr(other, each.name) for each in fields(self)}
-        known |= {"read": self.read + other.read, "settings": self.settings + other.settings}
-        return OldDeployment(**known | {"sizes": {**self.sizes, **other.sizes}})
+        values = {each.name: getattr(self, each.name) or getattr(other, each.name) for each in fields(self)}
+        values |= {"read": self.read + other.read, "settings": self.settings + other.settings}
+        return OldDeployment(**values | {"sizes": {**self.sizes, **other.sizes}})
 
     @property
     def world_size(self) -> int:
@@ -187,11 +187,15 @@ def _read_repository(folder: Path) -> OldDeployment:
     if not names and (broken := [fault for fault in faults if fault.message.partition("/")[0] not in configs]):
         raise UserError.of(broken)
     if len(names) != 1:
-        found = ", ".join(f"{name}: {config.backend or config.platform or 'none'}" for name, config in configs.items())
+        backends = ", ".join(
+            f"{name}: {config.backend or config.platform or 'none'}" for name, config in configs.items()
+        )
         allowed = (
             "One model with TensorRT engines is migrated at a time; in other backends there is nothing to migrate."
         )
-        raise UserError(f"'{folder}' has {len(names)} models with the backend tensorrtllm ({found}).", allowed=allowed)
+        raise UserError(
+            f"'{folder}' has {len(names)} models with the backend tensorrtllm ({backends}).", allowed=allowed
+        )
     model, keys = configs[names[0]], {row["triton_key"]: key for key, row in TEMPLATE["tensorrt_llm"].items()}
     values = {keys.get(key, key): parameter(model, key) for key in sorted(model.parameters)}
     values["triton_max_batch_size"] = str(model.max_batch_size or "")
@@ -243,23 +247,23 @@ def _commands(text: str) -> Iterator[tuple[str, dict[str, list[str]]]]:
     text = re.sub(r"\$\{?(\w+)\}?", lambda name: variables.get(name[1], name[0]), text)
     for command in re.split(r"[;&|>\n]+", text):
         try:
-            words = shlex.split(command, comments=True)
+            arguments = shlex.split(command, comments=True)
         except ValueError:
             continue  # prose with an apostrophe
-        start = next((at for at, word in enumerate(words[:-1]) if word.rpartition("/")[2] in _PROGRAMS), None)
-        if start is not None and words[start + 1].startswith("-"):
+        start = next((at for at, word in enumerate(arguments[:-1]) if word.rpartition("/")[2] in _PROGRAMS), None)
+        if start is not None and arguments[start + 1].startswith("-"):
             options: dict[str, list[str]] = {}
-            for word in words[start + 1 :]:
+            for word in arguments[start + 1 :]:
                 name, equals, value = word.partition("=")
                 if word.startswith("-"):
                     options[name.lstrip("-")] = [value] if equals else []
                 else:
                     options[next(reversed(options))].append(word)
-            yield words[start].rpartition("/")[2], options
+            yield arguments[start].rpartition("/")[2], options
 
 
 def _filled_template(program: str, options: Mapping[str, list[str]]) -> OldDeployment:
-    pairs = (pair.partition(":") for words in options.values() for word in words for pair in word.split(","))
+    pairs = (pair.partition(":") for texts in options.values() for word in texts for pair in word.split(","))
     return _of_parameters({name: value for name, _, value in pairs if name in WORDS["triton"]}, program)
 
 
@@ -268,14 +272,14 @@ def _build(program: str, options: Mapping[str, list[str]]) -> OldDeployment:
     names = {alias.lstrip("-"): key for key, option in OPTIONS.items() for alias in (option.name, *option.aliases)}
     names |= {name: name for name in WORDS["earlier"]}
     values, faults = {}, []
-    for given, texts in options.items():
-        if given not in names:
-            faults.append(Fault(f"{program} has no option --{given}.", did_you_mean(given, names)))
+    for flag, texts in options.items():
+        if flag not in names:
+            faults.append(Fault(f"{program} has no option --{flag}.", did_you_mean(flag, names)))
             continue
         try:
-            values[names[given]] = _value(names[given], texts)
+            values[names[flag]] = _value(names[flag], texts)
         except ValueError as error:
-            faults.append(Fault(f"{program} has --{' '.join([given, *texts])}.", f"{error}."))
+            faults.append(Fault(f"{program} has --{' '.join([flag, *texts])}.", f"{error}."))
     if faults:
         raise UserError.of(faults)
     if answer := values.get("max_output_len"):
@@ -299,17 +303,17 @@ def _value(name: str, texts: list[str]) -> Any:
 
 def _conversion(program: str, options: Mapping[str, list[str]]) -> OldDeployment:
     """Read how the checkpoint was made: formats, split and model; there are too many other options to know."""
-    table, given = WORDS["convert"], {name: "".join(texts[:1]) for name, texts in options.items()}
-    algo: str | None = next((algo for flag, algo in table["flags"].items() if flag in given), None)
-    weight_only = given.get("weight_only_precision", "int8") if "use_weight_only" in given else None
-    for name, word in {"qformat": given.get("qformat"), "weight_only_precision": weight_only}.items():
+    table, flags = WORDS["convert"], {name: "".join(texts[:1]) for name, texts in options.items()}
+    algo: str | None = next((algo for flag, algo in table["flags"].items() if flag in flags), None)
+    weight_only = flags.get("weight_only_precision", "int8") if "use_weight_only" in flags else None
+    for name, word in {"qformat": flags.get("qformat"), "weight_only_precision": weight_only}.items():
         if word not in (None, *table[name]):
             raise UserError(f"{program} has --{name} {shown(word)}.", allowed=f"Known: {', '.join(table[name])}.")
         algo = algo if word is None else table[name][word]
-    stated = {"fp8": "FP8", "int8": "INT8"}.get(given.get("kv_cache_dtype", ""))
-    kv_algo = next((kv for flag, kv in table["kv_flags"].items() if flag in given), stated)
-    stated_ranks = {table["sizes"][name]: text for name, text in given.items() if name in table["sizes"]}
+    stated = {"fp8": "FP8", "int8": "INT8"}.get(flags.get("kv_cache_dtype", ""))
+    kv_algo = next((kv for flag, kv in table["kv_flags"].items() if flag in flags), stated)
+    stated_ranks = {table["sizes"][name]: text for name, text in flags.items() if name in table["sizes"]}
     ranks = {name: (int(text), program) for name, text in stated_ranks.items() if text.isdigit()}
-    model = next((given[name] for name in table["model"] if "$" not in given.get(name, "$")), "")
-    algorithms = None if table["of_a_checkpoint"] in given else (algo, kv_algo)  # heads beside a checkpoint made before
+    model = next((flags[name] for name in table["model"] if "$" not in flags.get(name, "$")), "")
+    algorithms = None if table["of_a_checkpoint"] in flags else (algo, kv_algo)  # heads beside a checkpoint made before
     return OldDeployment(read=(program,), algorithms=algorithms, sizes=ranks, model=model)

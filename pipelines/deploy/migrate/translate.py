@@ -203,9 +203,9 @@ def judge(old: OldDeployment, sm: float | None) -> Formats:
         writes_engine=False, shape=shape, qformat=quant or QFormat.NONE, kv_format=kv_cache or KvFormat.AUTO, sm=sm,
         build=BuildSettings(tp_size=tp, pp_size=pp), label=old.model or MODEL,
     )  # fmt: skip
-    kept = row.get("why") or f"a Hugging Face checkpoint in this format: quant={quant}"
-    kept += "" if algo or old.pretrained else "; unless the model was quantized before it was converted"
-    words = {"quant": Word("kept", f"quant_algo={algo or 'none (16 bit)'}", place, why=kept)}
+    reason = row.get("why") or f"a Hugging Face checkpoint in this format: quant={quant}"
+    reason += "" if algo or old.pretrained else "; unless the model was quantized before it was converted"
+    words = {"quant": Word("kept", f"quant_algo={algo or 'none (16 bit)'}", place, why=reason)}
     if kv_algo:
         words["kv_cache"] = Word("unknown", f"kv_cache_quant_algo={kv_algo}", place, why="the table does not have it")
     if kv_cache is KvFormat.FP8:
