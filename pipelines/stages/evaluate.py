@@ -316,11 +316,11 @@ class EvaluateByTrtllmServe(EvaluateServed):
                 raise
 
 
-def server_of(asked: EvalSettings, identity: Mapping[str, Any], place: Path, progress: Progress) -> OpenAiServer:
+def server_of(settings: EvalSettings, identity: Mapping[str, Any], place: Path, progress: Progress) -> OpenAiServer:
     """Return the client of the server that runs already, with what it answered before in a run that was stopped.
 
     Args:
-        asked: the server's address, and how it is asked.
+        settings: the server's address, and how it is asked.
         identity: of the stage; other questions have another file of answers.
         place: beginning of that file's path.
         progress: shows a note if there are answers.
@@ -331,8 +331,10 @@ def server_of(asked: EvalSettings, identity: Mapping[str, Any], place: Path, pro
     answers = AnswerLog(place.with_name(f"{place.name}-{digest}.jsonl"))
     if len(answers):
         progress.note(f"{len(answers):,} answers of a run that was stopped are taken from {answers.path}")
-    client = TritonGrpc if asked.asks_triton else OpenAiServer
-    server = client(str(asked.url), asked.model or "", answers, asked.concurrency, asked.attempts, asked.timeout_s)
+    client = TritonGrpc if settings.asks_triton else OpenAiServer
+    server = client(
+        str(settings.url), settings.model or "", answers, settings.concurrency, settings.attempts, settings.timeout_s
+    )
     server.choose_model()
     return server
 

@@ -180,14 +180,14 @@ class Quantize:
         return facts
 
 
-def check_model(folder: Path, qformat: QFormat, *, with_positions: bool = True, **asked: Any) -> None:
+def check_model(folder: Path, qformat: QFormat, *, with_positions: bool = True, **limits: Any) -> None:
     """Apply the rules that the plan could not apply because the model was not on disk yet.
 
     Args:
         folder: Hugging Face checkpoint.
         qformat: to export it in.
         with_positions: whether the checkpoint's reader must know the model's rotary embedding.
-        asked: as for `check_checkpoint`.
+        limits: as for `check_checkpoint`.
 
     Raises:
         UserError: the model cannot be exported like that.
@@ -196,7 +196,7 @@ def check_model(folder: Path, qformat: QFormat, *, with_positions: bool = True, 
 
     model = look_at(folder)
     positions = Rotary.of(model.config) if with_positions else None
-    if faults := check_checkpoint(model.shape, qformat, positions=positions, **asked):
+    if faults := check_checkpoint(model.shape, qformat, positions=positions, **limits):
         raise UserError.of(faults)
 
 

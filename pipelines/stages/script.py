@@ -86,12 +86,12 @@ class Script:
             self._read_back(out_dir)
         return {"script": self.script, "options": list(self.options)}
 
-    def _finish(self, words: list[str], out_dir: Path, progress: Progress) -> None:
+    def _finish(self, command: list[str], out_dir: Path, progress: Progress) -> None:
 
         out_dir.mkdir(parents=True, exist_ok=True)
         log = out_dir / LOG
         with progress.task(self.script, None):
-            process = SupervisedProcess(words, env=dict(os.environ), cwd=out_dir, log_file=log)
+            process = SupervisedProcess(command, env=dict(os.environ), cwd=out_dir, log_file=log)
             try:
                 code = process.wait()
             except BaseException:
