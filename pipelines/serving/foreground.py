@@ -283,5 +283,5 @@ def _say_exposure(server: TritonServer) -> None:
         say(f"Closed to all: {CLOSED_TO_STRANGERS.replace(',', ', ')}.")
     if nginx.find() is None:
         say("nginx is not installed: slow clients and bursts of connections are the service's own work.")
-    wanted = "TLS" if server.settings.api_key else "TLS and authentication"
-    say(f"Put a proxy with {wanted} in front of it, or keep 127.0.0.1.\n")
+    protection = "TLS" if server.settings.api_key else "TLS and authentication"
+    say(f"Put a proxy with {protection} in front of it, or keep 127.0.0.1.\n")

@@ -125,11 +125,11 @@ def useful_lines(lines: Iterable[str], count: int = 3) -> list[str]:
     A crash is what a process writes as it dies. The server's own errors are often older than the crash, or follow from
     it.
     """
-    kept = [line.rstrip() for line in lines if line.strip() and not HARMLESS.search(line)]
-    crash = _last_crash(kept)
-    kept = [line for line in kept if not STACK.match(line)]
-    errors = [match["text"].strip('"') for line in kept if (match := ERROR_LINE.match(line))]
-    return crash[:count] or (errors or [line for line in kept if not LEVEL.match(line)])[-count:]
+    useful = [line.rstrip() for line in lines if line.strip() and not HARMLESS.search(line)]
+    crash = _last_crash(useful)
+    useful = [line for line in useful if not STACK.match(line)]
+    errors = [match["text"].strip('"') for line in useful if (match := ERROR_LINE.match(line))]
+    return crash[:count] or (errors or [line for line in useful if not LEVEL.match(line)])[-count:]
 
 
 def _last_crash(lines: list[str]) -> list[str]:

@@ -154,19 +154,19 @@ def _ends(sampling: Sampling, tokenizer: ServedTokenizer) -> list[InputTensor]:
     pad = tokenizer.pad_id if tokenizer.pad_id is not None else tokenizer.end_id
     if pad is not None:
         tensors.append(InputTensor("pad_id", "INT32", (pad,)))
-    words = [tokenizer.ids(stop, special=False) for stop in sampling.stops]
-    words += [[token] for token in sampling.stop_token_ids or ()]
+    stops = [tokenizer.ids(stop, special=False) for stop in sampling.stops]
+    stops += [[token] for token in sampling.stop_token_ids or ()]
     if not sampling.ignore_eos:
-        words += [[token] for token in tokenizer.end_ids[1:]]
-    if any(words) and not sampling.min_tokens:  # which the engine heeds for its end token only
-        tensors.append(word_list("stop_words_list", [word for word in words if word]))
+        stops += [[token] for token in tokenizer.end_ids[1:]]
+    if any(stops) and not sampling.min_tokens:  # which the engine heeds for its end token only
+        tensors.append(word_list("stop_words_list", [word for word in stops if word]))
     return tensors
 
 
-def word_list(name: str, words: Sequence[Sequence[int]]) -> InputTensor:
+def word_list(name: str, sequences: Sequence[Sequence[int]]) -> InputTensor:
     """Return [2, n]: the tokens of all words in a row, and below where each word ends."""
-    flat = [token for word in words for token in word]
-    ends = list(accumulate(len(word) for word in words))
+    flat = [token for word in sequences for token in word]
+    ends = list(accumulate(len(word) for word in sequences))
     return InputTensor(name, "INT32", (*flat, *ends, *[NO_OFFSET] * (len(flat) - len(ends))), (2, len(flat)))
 
 

@@ -74,23 +74,23 @@ class Reader:
         """
         return await self._done(_pixels, pictures)
 
-    async def _done(self, work: Callable[..., Any], *given: Any) -> Any:
+    async def _done(self, work: Callable[..., Any], *arguments: Any) -> Any:
         try:
             async with asyncio.timeout(self._limits.request_timeout_s):
                 await self._turn.acquire()  # a body waits here, where one whose client leaves costs nothing any more
-                return await asyncio.shield(self._begun(work, *given))  # to its end whether its client waits or not
+                return await asyncio.shield(self._begun(work, *arguments))  # to its end whether its client waits or not
         except TimeoutError:
             raise _ours("The server is too busy to read this request now. Send it again.") from None
         except BrokenProcessPool:
             raise _ours("The process that reads large requests ended while it read this one. Send it again.") from None
 
-    def _begun(self, work: Callable[..., Any], *given: Any) -> asyncio.Future[Any]:
+    def _begun(self, work: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
         try:
-            reading = loop.run_in_executor(self._pool, work, *given)
+            reading = loop.run_in_executor(self._pool, work, *arguments)
         except BrokenProcessPool:  # it ended while it had nothing to read
             self.open()
-            reading = loop.run_in_executor(self._pool, work, *given)
+            reading = loop.run_in_executor(self._pool, work, *arguments)
         reading.add_done_callback(self._next)
         return reading
 

@@ -53,8 +53,8 @@ def refuse_unknown(parameters: Mapping[str, Any], table: Unsupported) -> None:
         if name in WITHOUT_EFFECT:
             continue
         if name not in table:
-            shown = shortened(name)
-            raise ApiError(400, f"Unknown parameter: '{shown}'.", param=shown, code="unknown_parameter")
+            short = shortened(name)
+            raise ApiError(400, f"Unknown parameter: '{short}'.", param=short, code="unknown_parameter")
         instead, neutral = table[name]
         if value is not None and value not in neutral:
             raise unsupported(name, value, instead)
@@ -288,15 +288,15 @@ NO_PICTURES = "Only text content is supported: this service takes no pictures."
 
 def _url(part: dict[str, Any]) -> str:
     """Return the URL of a picture; a chat has it in an object, a response beside its type."""
-    given = part.get("image_url")
-    entries = given if isinstance(given, dict) else {"url": given, "detail": part.get("detail")}
+    image_url = part.get("image_url")
+    entries = image_url if isinstance(image_url, dict) else {"url": image_url, "detail": part.get("detail")}
     url = entries.get("url")
     if not isinstance(url, str):
         raise unsupported("messages", part, "A picture has its URL in image_url.")
     what = "A picture of a message"
     refuse_more(what, entries, "messages", url=(url,), detail=("auto", "low"))  # there is one resolution
-    detail = () if isinstance(given, dict) else (entries["detail"],)
-    refuse_more(what, part, "messages", type=PICTURES, image_url=(given,), detail=detail)
+    detail = () if isinstance(image_url, dict) else (entries["detail"],)
+    refuse_more(what, part, "messages", type=PICTURES, image_url=(image_url,), detail=detail)
     return url
 
 

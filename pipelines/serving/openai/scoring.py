@@ -138,13 +138,13 @@ def choice(
         as_ids: name tokens "token_id:5" instead of by their text, which several tokens may share.
         new: with the new token.
     """
-    shown = len(scores.tokens) if new else len(scores.tokens) - 1
-    scores = Scores(scores.tokens[:shown], scores.log_probs[:shown], scores.best[:shown])
+    length = len(scores.tokens) if new else len(scores.tokens) - 1
+    scores = Scores(scores.tokens[:length], scores.log_probs[:length], scores.best[:length])
 
     def name(token: int) -> str:
         return f"token_id:{token}" if as_ids else tokens.text([token])
 
-    words = [tokens.text([token]) for token in scores.tokens]
+    texts = [tokens.text([token]) for token in scores.tokens]
     # of several tokens with one text the likeliest stays
     top = [None if each is None else {name(token): score for token, score in each[::-1]} for each in scores.best]
     return {
@@ -152,9 +152,9 @@ def choice(
         "text": tokens.text(scores.tokens),
         "finish_reason": "length",
         "logprobs": {
-            "tokens": [name(token) for token in scores.tokens] if as_ids else words,
+            "tokens": [name(token) for token in scores.tokens] if as_ids else texts,
             "token_logprobs": list(scores.log_probs),
             "top_logprobs": top if with_best else None,
-            "text_offset": list(accumulate(map(len, words[:-1]), initial=0)),
+            "text_offset": list(accumulate(map(len, texts[:-1]), initial=0)),
         },
     }

@@ -89,10 +89,10 @@ class ToolFilter:
     def push(self, text: str) -> str:
         """Add text and return what can be shown so far."""
         self._held += text
-        shown = "" if self._holding else self._shown()
+        visible = "" if self._holding else self._shown()
         if self._holding and self._one and not {"}", ">"}.isdisjoint(text):  # which end a call
             self.done = bool(_first_call(self._form, self._held))
-        return shown
+        return visible
 
     def _shown(self) -> str:
         if self._form is ToolForm.GUIDED:
@@ -106,8 +106,8 @@ class ToolFilter:
         self._holding = place >= 0
         if not self._holding:
             place = next((at for at in range(len(self._held)) if mark.startswith(self._held[at:])), len(self._held))
-        shown, self._held = self._held[:place], self._held[place:]
-        return shown
+        text, self._held = self._held[:place], self._held[place:]
+        return text
 
     def rest(self) -> tuple[str, tuple[ToolCall, ...]]:
         """Return the calls, or what was held back where it is none."""
