@@ -246,9 +246,9 @@ class WorkloadSettings(Group):
         if self.columns is not None and self.trace is None:
             raise ValueError(f"has columns={self.columns} without a trace: add workload.trace=FILE")
         if (self.arrival == "trace") != (self.trace is not None):
-            given = "no trace" if self.trace is None else f"trace={self.trace}"
+            trace = "no trace" if self.trace is None else f"trace={self.trace}"
             raise ValueError(
-                f"has arrival={self.arrival} and {given}: a trace needs workload.trace=FILE, and no other arrival"
+                f"has arrival={self.arrival} and {trace}: a trace needs workload.trace=FILE, and no other arrival"
             )
         if self.think_time_s and self.arrival != "closed":
             raise ValueError(
@@ -387,9 +387,9 @@ class BenchmarkSettings(Group):
             if self.url is None and getattr(self, key) is not None:
                 raise ValueError(f"has {key}={getattr(self, key)} without url: it is for a server that already runs")
         if self.url is not None and not HOST_PORT.fullmatch(self.url) and not OPENAI_URL.fullmatch(self.url):
-            shown = masked(re.sub("^.*@", "***@", self.url))
+            url = masked(re.sub("^.*@", "***@", self.url))
             forms = "host:port of a server's gRPC, e.g. localhost:8001, or an OpenAI endpoint, http://host:8000/v1"
-            raise ValueError(f"has url='{shown}'; give {forms}")
+            raise ValueError(f"has url='{url}'; give {forms}")
         if self.url is not None and self.url.rstrip("/").endswith(("/completions", "/models")):
             raise ValueError(f"has url='{self.url}'; give it up to and with /v1")
         if self.api is not None and not self.is_openai:

@@ -106,8 +106,8 @@ class HttpReply:
             self.usage = _counts(usage)
         if fault := event.get("error"):
             stated = fault if isinstance(fault, dict) else {"message": fault}
-            words, code = str(stated.get("message") or stated), stated.get("code")
-            self.fault = (_kind(code) if isinstance(code, int) else classify(words)), words
+            message, code = str(stated.get("message") or stated), stated.get("code")
+            self.fault = (_kind(code) if isinstance(code, int) else classify(message)), message
         filled = False
         for choice in event.get("choices") or ():
             part = choice.get("delta") or choice.get("message") or choice
@@ -125,8 +125,8 @@ class HttpReply:
         """Return the kind of error and the server's words; None if it is a whole answer."""
         if self.status >= 400:
             wait, page = self.headers.get("retry-after"), "html" in self.media
-            words = "an HTML page" if page else stated_reason(self.body) or "no reason given"
-            return _kind(self.status), f"HTTP {self.status}{f', Retry-After {wait}' if wait else ''}: {words}"
+            reason = "an HTML page" if page else stated_reason(self.body) or "no reason given"
+            return _kind(self.status), f"HTTP {self.status}{f', Retry-After {wait}' if wait else ''}: {reason}"
         if self.status >= 300:
             where = self.headers.get("location", "elsewhere")
             return "invalid", f"HTTP {self.status}: the server sends requests on to {where[:200]}"
@@ -258,11 +258,11 @@ def _counts(usage: dict[str, Any]) -> dict[str, int]:
     return counts
 
 
-def _plain(words: str, most: int = 500) -> str:
+def _plain(text: str, most: int = 500) -> str:
     """Return the start of a server's words on one line, without control characters and without our key."""
     if key := os.environ.get("OPENAI_API_KEY"):
-        words = words.replace(key, "***")
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in words).split())[:most]
+        text = text.replace(key, "***")
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[:most]
 
 
 class HttpStream(RequestStream):
@@ -341,8 +341,8 @@ class HttpStream(RequestStream):
             self.error_text = "the server closed the connection without an answer"
             return now(), "connection"
         if failure := reply.error():
-            kind, words = failure
-            self.error_text = _plain(words)
+            kind, reason = failure
+            self.error_text = _plain(reason)
             return reply.stamp or now(), kind
         if usage := reply.usage:
             counts[0] = usage.get("prompt_tokens") or counts[0]

@@ -223,11 +223,11 @@ class _Run:
             self._whole and self._jobs[0].limit is not None and self._settings.duration_s is None
         ):
             return False
-        done, asked = self._done() - self._done_before, self._settings.num_requests
+        done, goal = self._done() - self._done_before, self._settings.num_requests
         end = self._expected_end(now)
         late = end is not None and now >= end
-        enough = asked is not None and done >= asked
-        return enough or (late and done >= min(self._settings.min_requests, asked or self._settings.min_requests))
+        enough = goal is not None and done >= goal
+        return enough or (late and done >= min(self._settings.min_requests, goal or self._settings.min_requests))
 
     def _grows(self, now: int) -> bool:
         """Return whether chance cannot explain how an open loop's queue has grown within the window.
@@ -278,18 +278,18 @@ class _Run:
         if self._begin is None or self._end is None or self._end <= self._begin:
             return None
         begin, end = self._begin - self._start, self._end - self._start
-        asked = self._settings.num_requests
-        if asked is not None and not self._planned and not self._reason:
+        goal = self._settings.num_requests
+        if goal is not None and not self._planned and not self._reason:
             ends = sorted(requests.end[(begin <= requests.end) & (requests.end < end)].tolist())
-            end = min(end, int(ends[asked - 1]) + 1) if len(ends) >= asked else end  # exactly as many as configured
+            end = min(end, int(ends[goal - 1]) + 1) if len(ends) >= goal else end  # exactly as many as configured
         return begin, end
 
     def _share(self, plan: LevelPlan) -> tuple[list[ClientJob], tuple[int, int] | None]:
         """Return each process's part, and the steady window of an open loop."""
         size, base = self._bench.clients.size, self._base()
         if self._load.arrival == "closed":
-            users, asked = self._load.concurrency or 1, self._settings.num_requests
-            limit, words = asked if self._whole else None, self._bench.maker.words
+            users, num_requests = self._load.concurrency or 1, self._settings.num_requests
+            limit, words = num_requests if self._whole else None, self._bench.maker.words
             pool = plan.pool(None if limit is None else limit + users * self._bench.workload.turns)
             return [
                 ClientJob(

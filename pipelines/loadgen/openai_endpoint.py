@@ -167,20 +167,20 @@ class OpenAiEndpoint:
             raise UserError(f"{self._shown}/models does not list models: {reason}.", todo=todo)
         return names
 
-    def _choose(self, asked: str, names: list[str]) -> str:
+    def _choose(self, name: str, names: list[str]) -> str:
         """Return the model to ask: the only one unless one is named."""
-        if asked in names:
-            self._name = asked
-        elif asked == DEFAULT_MODEL and len(names) == 1:
+        if name in names:
+            self._name = name
+        elif name == DEFAULT_MODEL and len(names) == 1:
             (self._name,) = names
         else:
-            missing = asked != DEFAULT_MODEL
+            missing = name != DEFAULT_MODEL
             raise UserError(
-                f"benchmark.model_name='{asked}' is not a model of {self._shown}."
+                f"benchmark.model_name='{name}' is not a model of {self._shown}."
                 if missing
                 else f"{self._shown} has {len(names)} models.",
                 allowed=f"It has {', '.join(sorted(names)[:20])}.",
-                todo=did_you_mean(asked, names) if missing else "Name one with benchmark.model_name.",
+                todo=did_you_mean(name, names) if missing else "Name one with benchmark.model_name.",
             )
         return self._name
 

@@ -291,10 +291,10 @@ class LevelPlan:
 
     def _end(self, times: list[int]) -> int:
         """Return the configured duration, unless the number of requests ended the level."""
-        begin, asked = self._begin(), self._settings.num_requests
+        begin, num_requests = self._begin(), self._settings.num_requests
         inside = sum(at >= begin for at in times)
         seconds = self._seconds()
-        if seconds is None or (asked is not None and inside >= asked):
+        if seconds is None or (num_requests is not None and inside >= num_requests):
             return times[-1] + 1
         return begin + round(seconds * SECOND)
 
@@ -325,10 +325,10 @@ class LevelPlan:
         made = iter(self._maker.make(lengths, self._words, prefix_share=self._workload.shared_prefix_share))
         texts = (trace.prompts[place] if place in trace.prompts else next(made) for place in range(len(trace.osl)))
         rows = zip(trace.offset_ns[:most], trace.osl[:most], texts, strict=False)
-        asked = [(due, PlannedRequest(text, self._maker.count(text), osl)) for due, osl, text in rows]
-        firsts = [place for place in range(len(asked)) if place not in trace.waiting]
-        turns = (tuple(asked[here + 1 : end]) for here, end in pairwise([*firsts, len(asked)]))
-        return [(asked[here][0], replace(asked[here][1], then=then)) for here, then in zip(firsts, turns, strict=True)]
+        items = [(due, PlannedRequest(text, self._maker.count(text), osl)) for due, osl, text in rows]
+        firsts = [place for place in range(len(items)) if place not in trace.waiting]
+        turns = (tuple(items[here + 1 : end]) for here, end in pairwise([*firsts, len(items)]))
+        return [(items[here][0], replace(items[here][1], then=then)) for here, then in zip(firsts, turns, strict=True)]
 
 
 def _interleaved(pool: list[Conversation]) -> Iterator[PlannedRequest]:

@@ -93,10 +93,10 @@ class PromptMaker:
         return [rng.choice(self._first), *rng.choices(self._words, k=count - 1)]
 
     def _checked(self, texts: list[str], lengths: Sequence[int], rng: Random) -> list[str]:
-        found = self._tokenizer.encode_batch(texts, add_special_tokens=self._special)
+        encodings = self._tokenizer.encode_batch(texts, add_special_tokens=self._special)
         return [
             text if len(item.ids) + self._added == length else self._repaired("", text, length, rng)
-            for text, item, length in zip(texts, found, lengths, strict=True)
+            for text, item, length in zip(texts, encodings, lengths, strict=True)
         ]
 
     def _repaired(self, keep: str, text: str, length: int, rng: Random) -> str:
@@ -141,8 +141,8 @@ class PromptMaker:
         """Find forms that are one token at the very beginning: without the space if possible, else with it."""
         follow = self._words[0]
         for forms in ([word.lstrip() for word in self._words], self._words):
-            found = self._tokenizer.encode_batch([form + follow for form in forms], add_special_tokens=False)
-            fine = [form for form, got in zip(forms, found, strict=True) if len(got.ids) == 2]
+            encodings = self._tokenizer.encode_batch([form + follow for form in forms], add_special_tokens=False)
+            fine = [form for form, got in zip(forms, encodings, strict=True) if len(got.ids) == 2]
             if len(fine) >= _ENOUGH:
                 return fine
         return self._words

@@ -68,12 +68,12 @@ def empty_result(
     labels: Mapping[str, Any],
 ) -> BenchmarkResult:
     """Return the result before anything is measured."""
-    known = {**UNKNOWN, **labels}
+    values = {**UNKNOWN, **labels}
     return BenchmarkResult(
-        **{**known, "versions": {**library_versions(LIBRARIES), **known["versions"]}},
+        **{**values, "versions": {**library_versions(LIBRARIES), **values["versions"]}},
         workload=workload.model_dump(mode="json"),
         protocol=protocol(interface, workload, settings),
-        server=server.facts(interface.model_name) | _identity(interface, str(known.get("model", ""))),
+        server=server.facts(interface.model_name) | _identity(interface, str(values.get("model", ""))),
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         slo=settings.slo.to_slo(),
         levels=(),
@@ -369,15 +369,15 @@ def _together(levels: Sequence[Level]) -> Level:
     if len(levels) == 1:
         return levels[0]
     median = sorted(levels, key=lambda level: level.summary.output_tokens_per_s)[(len(levels) - 1) // 2]
-    intervals, shown = {}, []
+    intervals, ranges = {}, []
     for figure in TERMINAL:
         values = [value for level in levels if (value := figure.of(level.summary)) is not None]
         if len(values) == len(levels):
             half = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))
             intervals[figure.key] = ends = (max(mean(values) - half, 0.0), mean(values) + half)
             name = f"{figure.metric.narrow or figure.metric.title} {figure.statistic}".strip()
-            shown.append(name + " to".join(f" {three_digits(end * figure.metric.unit.scale)}" for end in ends))
-    note = f"{len(levels)} runs, 95 % intervals: {', '.join(shown)}."
+            ranges.append(name + " to".join(f" {three_digits(end * figure.metric.unit.scale)}" for end in ends))
+    note = f"{len(levels)} runs, 95 % intervals: {', '.join(ranges)}."
     return replace(median, intervals=intervals, runs=len(levels), notes=(note, *median.notes))
 
 

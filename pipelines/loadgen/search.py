@@ -393,8 +393,8 @@ class LoadSearch:
         """Return whether the interval is as narrow as asked for, or holds two neighbouring numbers of users."""
         if math.isinf(line.half_width):
             return False
-        neighbours = self._closed and math.floor(line.high) - math.floor(line.low) <= 1
-        return neighbours or line.half_width <= self._settings.search_tolerance
+        adjacent = self._closed and math.floor(line.high) - math.floor(line.low) <= 1
+        return adjacent or line.half_width <= self._settings.search_tolerance
 
     def _fit_load(self, load: float) -> float:
         load = min(max(load, self._lowest), self._high, _BELOW * self._wall)

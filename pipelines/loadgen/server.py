@@ -90,10 +90,10 @@ class Server:
             state = index[name].state or "not loaded"
             why = f" ({index[name].reason})" if index[name].reason else ""
             raise UserError(f"Model '{name}' on {self.url} is not ready: {state}{why}.", todo="See the server's log.")
-        known = ", ".join(sorted(index)) or "none"
+        models = ", ".join(sorted(index)) or "none"
         raise UserError(
             f"benchmark.model_name='{name}' is not a model on the server at {self.url}.",
-            allowed=f"It has {known}.",
+            allowed=f"It has {models}.",
             todo=did_you_mean(name, index),
         )
 
@@ -157,7 +157,7 @@ def statistics_between(
     before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]
 ) -> dict[str, dict[str, float]]:
     """Return each model's statistics between two readings: counts, mean seconds per request in queue and compute."""
-    found = {}
+    rows = {}
     for name, late in after.items():
         early = before.get(name, {})
         delta = {key: value - early.get(key, 0) for key, value in late.items()}
@@ -167,5 +167,5 @@ def statistics_between(
             count = delta[f"{part}_count"]
             if count:
                 row[f"{part}_mean_s"] = delta[f"{part}_ns"] / count / 1e9
-        found[name] = row
-    return found
+        rows[name] = row
+    return rows

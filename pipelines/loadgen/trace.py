@@ -138,8 +138,8 @@ def _read(path: Path, speed: float, columns: tuple[tuple[str, str], ...], _state
 class _TraceReader:
     """Reads one file: chooses its columns by the first row, and judges every value."""
 
-    def __init__(self, path: Path, given: Mapping[str, str]) -> None:
-        self._file, self._given = f"workload.trace={path}", given
+    def __init__(self, path: Path, fields: Mapping[str, str]) -> None:
+        self._file, self._fields = f"workload.trace={path}", fields
         self._names, self._unit, self._line, self._notes = dict[str, str](), "", "line", list[str]()
         self._delays = tuple[str, ...]()
         self._begins, self._last = dict[int, int](), dict[str, int]()
@@ -274,13 +274,13 @@ class _TraceReader:
 
     def _choose(self, header: list[str]) -> None:
         """Choose the columns: those that are given, and for the rest those of the first format that has them."""
-        given = {key: name for key, name in self._given.items() if key != "unit"}
+        fields = {key: name for key, name in self._fields.items() if key != "unit"}
         for row in (*FORMATS, TraceFormat("", (), (), (), unit="")):
             names = {key: next((name for name in getattr(row, key) if name in header), "") for key in TRACE_COLUMNS}
-            names |= given
+            names |= fields
             if enough := (names["time"] or names["delay"]) and names["osl"] and (names["isl"] or names["prompt"]):
                 break
-        absent = next((name for name in given.values() if name not in header), "")
+        absent = next((name for name in fields.values() if name not in header), "")
         if absent or not enough:
             what = f"no column {absent}" if absent else "no columns that are known"
             raise UserError(
@@ -290,13 +290,13 @@ class _TraceReader:
             )
         for key in TRACE_COLUMNS:  # JSON may have the one in this line and the other in the next
             names[key] = names[key] or next(iter(getattr(row, key)), "")
-        self._names, self._unit, self._delays = names, "" if "time" in given else row.unit, row.delay
+        self._names, self._unit, self._delays = names, "" if "time" in fields else row.unit, row.delay
 
     def _scale(self, time: Any, number: int) -> float:
         """Return the seconds of one unit of the times, by the first of them; 1 for dates, which have no unit."""
         first = _number(time)
-        if first is None or "unit" in self._given:
-            return TRACE_UNITS[self._given.get("unit", "s")]
+        if first is None or "unit" in self._fields:
+            return TRACE_UNITS[self._fields.get("unit", "s")]
         since_1970 = next((unit for unit, least in EPOCH.items() if least <= first < 10 * least), "")
         unit = self._unit or since_1970
         if unit and since_1970 in ("", unit):
@@ -329,8 +329,8 @@ class _TraceReader:
 
     def _bad(self, value: Any, key: str, what: str, allowed: str, number: int) -> UserError:
         if value not in (None, ""):
-            shown = f"'{str(value)[:40]}' is not {what}"
-            return UserError(f"{self._at(key, number)}: {shown}.", allowed=f"It is {allowed}.")
+            wrong = f"'{str(value)[:40]}' is not {what}"
+            return UserError(f"{self._at(key, number)}: {wrong}.", allowed=f"It is {allowed}.")
         return UserError(f"{self._at(key, number)} is empty.", allowed=f"It is {allowed}.")
 
     def _at(self, key: str, number: int) -> str:
@@ -345,16 +345,16 @@ def _of_session(requests: list[Any]) -> list[Any]:
 
     The times of a subagent's requests count from the session's start, or from its own if the first is before it.
     """
-    found: list[Any] = []
+    flat: list[Any] = []
     for entry in requests:
         inner = entry.get("requests") if isinstance(entry, dict) else None
         if not isinstance(inner, list) or not all(isinstance(each, dict) for each in inner):
-            found.append(entry)
+            flat.append(entry)
             continue
         start, times = entry.get("t"), [each.get("t") for each in inner]
         own = times and all(isinstance(time, int | float) for time in (start, *times)) and times[0] < start
-        found += [each | {"t": start + each["t"]} for each in inner] if own else inner
-    return sorted(found, key=lambda each: (_number(each.get("t")) if isinstance(each, dict) else None) or 0.0)
+        flat += [each | {"t": start + each["t"]} for each in inner] if own else inner
+    return sorted(flat, key=lambda each: (_number(each.get("t")) if isinstance(each, dict) else None) or 0.0)
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:

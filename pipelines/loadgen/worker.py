@@ -358,9 +358,9 @@ def build(job: ClientJob, ask: Any) -> Any:
 async def _watch_lag(lag: list[int]) -> None:
     """Record how late the loop returns from short sleeps: stamps may be late by as much."""
     while True:
-        asked = now()
+        before = now()
         await asyncio.sleep(_LAG_PERIOD_S)
-        lag.append(max(now() - asked - int(_LAG_PERIOD_S * 1e9), 0))
+        lag.append(max(now() - before - int(_LAG_PERIOD_S * 1e9), 0))
 
 
 def _cpu_number() -> int:
