@@ -112,14 +112,14 @@ def run_batch(model: torch.nn.Module, batch: torch.Tensor, logits_to_keep: int =
 
 
 def checked(
-    module: torch.nn.Module, run: Callable[[], torch.Tensor], shown: Callable[[str], str], otherwise: str
+    module: torch.nn.Module, run: Callable[[], torch.Tensor], name_of: Callable[[str], str], otherwise: str
 ) -> torch.Tensor:
     """Run a forward pass of a module and return its output.
 
     Args:
         module: whose layers are watched if an activation is not finite.
         run: the pass.
-        shown: returns the name of a layer in messages.
+        name_of: returns the name of a layer in messages.
         otherwise: the name if no layer is found.
 
     Raises:
@@ -129,11 +129,11 @@ def checked(
         output = run()
     except AssertionError as error:  # how ModelOpt's calibrators report an activation that is not finite
         if layer := first_broken_layer(module, run):
-            raise broken_at(shown(layer)) from error
+            raise broken_at(name_of(layer)) from error
         raise
     if not torch.isfinite(output).all():
         layer = first_broken_layer(module, run)
-        raise broken_at(shown(layer) if layer else otherwise)
+        raise broken_at(name_of(layer) if layer else otherwise)
     return output
 
 

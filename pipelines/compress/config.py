@@ -174,8 +174,8 @@ class RecoverSettings(ChoosingGroup):
     def _low_rank(self) -> RecoverSettings:
         for name, value in {"lora_alpha": self.lora_alpha, "lora_targets": self.lora_targets}.items():
             if value is not None and self.trains and self.lora_rank is None:
-                shown = f"[{','.join(value)}]" if isinstance(value, tuple) else value
-                raise ValueError(f"{name}={shown} has no effect without low rank: add recover.lora_rank=16")
+                text = f"[{','.join(value)}]" if isinstance(value, tuple) else value
+                raise ValueError(f"{name}={text} has no effect without low rank: add recover.lora_rank=16")
         if self.lora_targets == ():
             raise ValueError("lora_targets=[] leaves nothing to train: give at least one, or null for all")
         return self
@@ -372,9 +372,9 @@ class CalibrationSettings(Group):
 
     @model_validator(mode="after")
     def _has_source(self) -> CalibrationSettings:
-        for source, key, given in (("local", "path", self.path), ("hub", "dataset", self.dataset)):
-            if self.source == source and given is None:
+        for source, key, value in (("local", "path", self.path), ("hub", "dataset", self.dataset)):
+            if self.source == source and value is None:
                 raise ValueError(f"source '{source}' needs calibration.{key}=...")
-            if self.source != source and given is not None:
-                raise ValueError(f"{key}='{given}' conflicts with source '{self.source}': add calibration={source}")
+            if self.source != source and value is not None:
+                raise ValueError(f"{key}='{value}' conflicts with source '{self.source}': add calibration={source}")
         return self

@@ -47,21 +47,21 @@ def take_language_model(folder: Path, out_dir: Path, progress: Progress = SILENT
     """
     config = folder / "config.json"
     written = language_config(parse_json(config.read_text(encoding="utf-8")), str(config))
-    found: dict[str, tuple[str, Path, TensorInfo]] = {}
+    taken: dict[str, tuple[str, Path, TensorInfo]] = {}
     left = 0
     for path in weight_files(folder):
         for name, info in read_header(path).items():
             own = language_name(name)
             left += 0 if own else info.nbytes
             if own:
-                found[own] = name, path, info
-    if "model.embed_tokens.weight" not in found:
+                taken[own] = name, path, info
+    if "model.embed_tokens.weight" not in taken:
         raise UserError(f"{folder} has no tensor language_model.model.embed_tokens.weight.", todo="Download it again.")
-    layout = {name: (info.dtype, info.shape) for name, (_, _, info) in found.items()}
+    layout = {name: (info.dtype, info.shape) for name, (_, _, info) in taken.items()}
     writer = TensorWriter.create(out_dir, {WEIGHTS: layout}, {"format": "pt"})
-    size = sum(info.nbytes for _, _, info in found.values())
+    size = sum(info.nbytes for _, _, info in taken.values())
     with progress.task("taking the language model out", size, "bytes") as advance:
-        for name, (_, path, info) in found.items():
+        for name, (_, path, info) in taken.items():
             writer.copy(WEIGHTS, name, path, info)
             advance(info.nbytes)
     writer.sync()

@@ -213,7 +213,7 @@ def prepared(
     return config, make_batches(texts, load_tokenizer(source), calibration, size)
 
 
-def check_calibrated(model: Any, shown: Callable[[str], str] = str) -> Any:
+def check_calibrated(model: Any, name_of: Callable[[str], str] = str) -> Any:
     """Reject scales that are not positive and finite, and return the model.
 
     A group or channel of weights that is all zero (2:4 sparse models have some) has no scale of its own; it gets
@@ -221,7 +221,7 @@ def check_calibrated(model: Any, shown: Callable[[str], str] = str) -> Any:
 
     Args:
         model: after calibration; changed in place.
-        shown: returns the name of a module in messages.
+        name_of: returns the name of a module in messages.
 
     Raises:
         UserError: a scale is not finite, or a whole layer's weights or inputs are zero; names the layer.
@@ -229,13 +229,13 @@ def check_calibrated(model: Any, shown: Callable[[str], str] = str) -> Any:
     for name, quantizer in modelopt_door.quantizers(model):
         amax = quantizer.amax
         if not all(torch.isfinite(scale).all() for scale in (amax, quantizer.pre_quant_scale) if scale is not None):
-            raise broken_at(shown(layer_of(name)))
+            raise broken_at(name_of(layer_of(name)))
         if amax is None or (amax > 0).all():
             continue
         if not (amax > 0).any():
             raise UserError(
                 f"The {'weights' if 'weight' in name else 'inputs'} of the layer "
-                f"'{shown(layer_of(name))}' are all zero.",
+                f"'{name_of(layer_of(name))}' are all zero.",
                 todo="No scale can be computed for them; check the model's weights.",
             )
         quantizer.amax = torch.where(amax > 0, amax, amax.max())

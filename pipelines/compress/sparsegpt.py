@@ -125,10 +125,10 @@ def prune_2_4(weight_oi: torch.Tensor, factor_ii: torch.Tensor) -> torch.Tensor:
                 cost = (block[:, j : j + 4] / factor.diagonal()[j : j + 4]) ** 2
                 drop = torch.zeros_like(cost, dtype=torch.bool)
                 drop.scatter_(1, cost.topk(2, dim=1, largest=False).indices, True)
-            kept = block[:, j].masked_fill(drop[:, j % 4], 0.0)
-            errors[:, j] = (block[:, j] - kept) / factor[j, j]
+            pruned = block[:, j].masked_fill(drop[:, j % 4], 0.0)
+            errors[:, j] = (block[:, j] - pruned) / factor[j, j]
             block[:, j:] -= torch.outer(errors[:, j], factor[j, j:])
-            block[:, j] = kept
+            block[:, j] = pruned
         work[:, stop:] -= errors @ factor_ii[start:stop, stop:]
     return work.to(weight_oi.dtype)
 

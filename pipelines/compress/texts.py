@@ -112,8 +112,8 @@ def _files(source: Path, split: str | None) -> list[Path]:
     if not source.is_dir():
         raise UserError(f"Calibration data {source} does not exist.", todo="Give a local file or folder.")
     inside = (path.relative_to(source) for path in source.rglob("*") if path.is_file() and path.name not in _NOT_DATA)
-    shown = (path for path in inside if not any(part.startswith(".") for part in path.parts))
-    files = sorted(path for path in shown if path.suffix.lower() in _READERS)
+    visible = (path for path in inside if not any(part.startswith(".") for part in path.parts))
+    files = sorted(path for path in visible if path.suffix.lower() in _READERS)
     if not files:
         raise UserError(f"{source} contains no data file.", allowed=f"Known: {types}.")
     # e.g. data/train-00000.parquet or train/part.jsonl
@@ -299,9 +299,9 @@ def _kind(value: object) -> str:
 
 def _check_column(column: str, names: Collection[str], where: str) -> None:
     if column not in names:
-        shown = [textwrap.shorten(str(name), 40, placeholder="...") for name in itertools.islice(names, 12)]
+        columns = [textwrap.shorten(str(name), 40, placeholder="...") for name in itertools.islice(names, 12)]
         raise UserError(
             f"{where}: there is no column '{column}'.",
-            allowed=f"Columns: {', '.join(shown) or 'none'}.",
+            allowed=f"Columns: {', '.join(columns) or 'none'}.",
             todo="Name the column that contains the text.",
         )
