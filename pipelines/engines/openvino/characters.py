@@ -37,11 +37,13 @@ class PartialCharacters:
             UserError: it cannot be read.
         """
         tokenizer = opened(tokenizer_dir).tokenizer
-        words = tokenizer.get_vocab(with_added_tokens=False)
+        vocabulary = tokenizer.get_vocab(with_added_tokens=False)
         if "ByteLevel" in str(tokenizer.decoder):
-            return cls(_byte_level(words))
+            return cls(_byte_level(vocabulary))
         # SentencePiece's byte tokens are spelled like <0xE2>
-        values = {token: int(match[1], 16) for word, token in words.items() if (match := _BYTE_TOKEN.fullmatch(word))}
+        values = {
+            token: int(match[1], 16) for word, token in vocabulary.items() if (match := _BYTE_TOKEN.fullmatch(word))
+        }
         return cls({token: bytes([value]) for token, value in values.items() if value >= 0x80})
 
     def __len__(self) -> int:
@@ -73,14 +75,14 @@ def _cut(piece: bytes) -> bool:
     return False
 
 
-def _byte_level(words: Mapping[str, int]) -> dict[int, bytes]:
+def _byte_level(vocabulary: Mapping[str, int]) -> dict[int, bytes]:
     """Return the bytes of byte-level BPE tokens, where every character stands for one byte."""
     # GPT-2's alphabet: printable Latin-1 stands for itself, U+0100 onwards for the other bytes, in order
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     table = {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
     partial = {}
-    for word, token in words.items():
+    for word, token in vocabulary.items():
         if word.isascii() or any(character not in table for character in word):
             continue
         raw = bytes(table[character] for character in word)

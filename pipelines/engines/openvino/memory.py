@@ -217,11 +217,11 @@ def usual_kv_precision(options: OpenVinoSettings) -> str:
 
 def kv_fault(options: OpenVinoSettings) -> Fault | None:
     """Return why this processor's attention cannot use the KV cache that was asked for; None if it can."""
-    asked = options.kv_cache_precision
-    if native_bf16() or asked not in ("bf16", "f16"):
+    precision = options.kv_cache_precision
+    if native_bf16() or precision not in ("bf16", "f16"):
         return None
-    what = f"engine.openvino.kv_cache_precision={asked}"
-    if asked == "bf16":
+    what = f"engine.openvino.kv_cache_precision={precision}"
+    if precision == "bf16":
         why, allowed = "needs a processor that computes in bf16; this one does not.", "auto, f32, f16, u8, u4"
     elif options.inference_precision == "bf16":
         why = "does not go with inference_precision=bf16 on a processor that only emulates bf16, like this one."

@@ -67,8 +67,8 @@ def with_table(ids: ov.Node, embedding: ov.Node, rows: int) -> ov.Node:
     table = op.constant(start)
     table.set_friendly_name(NAME)
     places = op.floor_mod(op.subtract(ids, np.int64(vocab_size)), np.int64(rows))
-    given = op.gather(table, places, np.int64(0))
-    return op.select(op.unsqueeze(of_table, np.int64(2)), given, op.convert(tokens, "f32"))
+    from_table = op.gather(table, places, np.int64(0))
+    return op.select(op.unsqueeze(of_table, np.int64(2)), from_table, op.convert(tokens, "f32"))
 
 
 def with_table_input(model: ov.Model) -> ov.Model:
@@ -76,11 +76,11 @@ def with_table_input(model: ov.Model) -> ov.Model:
     for node in model.get_ordered_ops():
         if node.get_friendly_name() == NAME:
             hidden = node.get_output_shape(0)[1]
-            given = op.parameter(ov.PartialShape([-1, hidden]), ov.Type.f32)
-            given.get_output_tensor(0).set_names({NAME})
+            parameter = op.parameter(ov.PartialShape([-1, hidden]), ov.Type.f32)
+            parameter.get_output_tensor(0).set_names({NAME})
             for user in node.output(0).get_target_inputs():
-                user.replace_source_output(given.output(0))
-            model.add_parameters([given])
+                user.replace_source_output(parameter.output(0))
+            model.add_parameters([parameter])
             model.validate_nodes_and_infer_types()
     return model
 

@@ -275,7 +275,7 @@ def _lora_task(row: _Row, limits: ModelLimits) -> int | None:
 
 def _table(row: _Row, limits: ModelLimits) -> PromptTable | None:
     """Read [rows, hidden] of a prompt; its ids name the rows from the vocabulary's size on."""
-    rows, said = row.matrix("prompt_embedding_table"), row.value("prompt_vocab_size", 0)
+    rows, stated = row.matrix("prompt_embedding_table"), row.value("prompt_vocab_size", 0)
     if rows is None:
         sent = {name: row.vector(name) for name in ("prompt_vocab_size", "prompt_table_extra_ids")}
         others = [name for name, values in sent.items() if values is not None and values.any()]
@@ -298,8 +298,8 @@ def _table(row: _Row, limits: ModelLimits) -> PromptTable | None:
             f" max_prompt_embedding_table_size (max_multimodal_len) {limits.table_rows}.",
             todo="Send fewer pictures or a shorter tuned prompt, or build with a larger table.",
         )
-    if said and said != len(rows):
-        raise UserError(f"prompt_vocab_size={said}, but prompt_embedding_table has {count(len(rows), 'row')}.")
+    if stated and stated != len(rows):
+        raise UserError(f"prompt_vocab_size={stated}, but prompt_embedding_table has {count(len(rows), 'row')}.")
     if not np.isfinite(rows).all():
         raise UserError("prompt_embedding_table holds a value that is NaN or infinite.")
     return PromptTable(np.ascontiguousarray(rows, dtype=np.float32))
@@ -338,7 +338,7 @@ def _words(row: _Row, name: str) -> TokenSequences:
             f"{name} has {len(flat)} numbers.", allowed="It must be [2, n]: token ids, and where each word ends."
         )
     ids, ends = flat.reshape(2, -1).tolist()
-    words, start = [], 0
+    sequences, start = [], 0
     for end in ends:
         if end == -1:
             break
@@ -347,9 +347,9 @@ def _words(row: _Row, name: str) -> TokenSequences:
                 f"{name} has the offset {end} after {start}.",
                 allowed=f"Offsets must increase, up to at most {len(ids)}.",
             )
-        words.append(tuple(ids[start:end]))
+        sequences.append(tuple(ids[start:end]))
         start = end
-    return tuple(words)
+    return tuple(sequences)
 
 
 def _beam_width(row: _Row, limits: ModelLimits) -> int:

@@ -85,6 +85,6 @@ class TokenChooser:
         weights = np.exp(ranked - ranked[0])
         weights /= weights.sum()
         if 0 < request.top_p < 1:
-            kept = int(np.searchsorted(np.cumsum(weights), request.top_p)) + 1
-            order, weights = order[:kept], weights[:kept] / weights[:kept].sum()
+            nucleus = int(np.searchsorted(np.cumsum(weights), request.top_p)) + 1
+            order, weights = order[:nucleus], weights[:nucleus] / weights[:nucleus].sum()
         return int(self._random.choice(order, p=weights))

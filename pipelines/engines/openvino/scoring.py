@@ -133,8 +133,8 @@ def _grouped(ordered: list[PrefixRow]) -> Iterator[PrefixGroup]:
     group: PrefixGroup | None = None
     for row in ordered:
         if group is not None:
-            neighbours = zip(group.rows[-1].tokens, row.tokens, strict=False)
-            common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], neighbours))
+            pairs = zip(group.rows[-1].tokens, row.tokens, strict=False)
+            common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             shared = min(group.shared, row.free, common)
             lost = (len(group.rows) - 1) * (group.shared - shared)
             if shared - lost >= MIN_SHARED_TOKENS:

@@ -121,14 +121,14 @@ def _prepared(folder: EngineFolder, options: OpenVinoOptions, *, varied: bool) -
     Varied, it is float32 where the engine computes in bf16, else float32 with the results of all products and sums
     rounded to 16 bits.
     """
-    model, precision, words = folder.read_model(), inference_precision(options), arithmetic(folder, options)
+    model, precision, arithmetic_text = folder.read_model(), inference_precision(options), arithmetic(folder, options)
     if varied and precision == "f32":
         dtype = folder.config.dtype if folder.config.dtype in KEPT_BITS else "bfloat16"
         _round_results(model, KEPT_BITS[dtype])
-        words = f"f32, results of products and sums rounded to {dtype}"
+        arithmetic_text = f"f32, results of products and sums rounded to {dtype}"
     elif varied:
-        options, words = options.model_copy(update={"inference_precision": "f32"}), "f32"
-    return model, properties(folder.config, options, usual_kv_precision(options)), words
+        options, arithmetic_text = options.model_copy(update={"inference_precision": "f32"}), "f32"
+    return model, properties(folder.config, options, usual_kv_precision(options)), arithmetic_text
 
 
 class _Layers:

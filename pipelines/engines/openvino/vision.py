@@ -112,10 +112,10 @@ def _normalized(folder: Path) -> tuple[list[float], list[float]]:
     """Return the mean and the deviation of the three colours, as the folder's processor has them."""
     for name in (PREPROCESSOR, PROCESSOR):
         if (folder / name).is_file():
-            found = parse_json(small_text(folder / name))
-            found = found.get("image_processor", found)
-            if "image_mean" in found:
-                return list(found["image_mean"]), list(found["image_std"])
+            processor = parse_json(small_text(folder / name))
+            processor = processor.get("image_processor", processor)
+            if "image_mean" in processor:
+                return list(processor["image_mean"]), list(processor["image_std"])
     return list(MEAN), list(STD)
 
 
@@ -251,12 +251,12 @@ class VisualRows:
             )
         keys = np.unique(marks - MARK >> ROW_BITS).tolist()
         missing = [key for key in keys if key not in self._features]
-        kept = {key: self._features[key] for key in keys if key in self._features}  # of a picture that is cut in two
+        cached = {key: self._features[key] for key in keys if key in self._features}  # of a picture that is cut in two
         if missing:
             pixels = np.stack([self._encoder.prepared(self._pictures.image(key)) for key in missing])
-            kept |= dict(zip(missing, self._encoder.features(pixels), strict=True))
-        self._features = kept
-        rows = [kept[mark - MARK >> ROW_BITS][mark & (1 << ROW_BITS) - 1] for mark in marks.tolist()]
+            cached |= dict(zip(missing, self._encoder.features(pixels), strict=True))
+        self._features = cached
+        rows = [cached[mark - MARK >> ROW_BITS][mark & (1 << ROW_BITS) - 1] for mark in marks.tolist()]
         table = np.stack(rows) if rows else np.zeros((1, self._encoder.hidden_size), dtype=np.float32)
         places = np.searchsorted(marks, ids) if rows else ids
         return np.ascontiguousarray(np.where(seen, self._vocab_size + places, ids)), table

@@ -31,10 +31,10 @@ def listing_of(path: Path) -> dict[str, Any]:
         return {**entry, "at": [int(place.get("offset", 0)), int(place["length"])]}
 
     def value(attribute: onnx.AttributeProto) -> Any:
-        found = onnx.helper.get_attribute_value(attribute)
-        if isinstance(found, onnx.TensorProto):
-            return listed(found)
-        return found.decode() if isinstance(found, bytes) else list(found) if hasattr(found, "__iter__") else found
+        raw = onnx.helper.get_attribute_value(attribute)
+        if isinstance(raw, onnx.TensorProto):
+            return listed(raw)
+        return raw.decode() if isinstance(raw, bytes) else list(raw) if hasattr(raw, "__iter__") else raw
 
     graph = onnx.load(path, load_external_data=False).graph
     nodes = [

@@ -60,12 +60,12 @@ def export(checkpoint: Path, out_dir: Path, environment: Path, progress: Progres
         raise UserError.of([fault])
     out_dir.mkdir(parents=True, exist_ok=True)
     log, listing = out_dir / LOG, out_dir / LISTING
-    words = [str(python_of(environment)), str(SCRIPT), str(checkpoint), str(out_dir), str(listing)]
+    command = [str(python_of(environment)), str(SCRIPT), str(checkpoint), str(out_dir), str(listing)]
     # the environment's own packages, and no look at the Hub
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     env = {**own, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     with progress.task("exporting", None):
-        process = SupervisedProcess(words, env=env, cwd=out_dir, log_file=log)
+        process = SupervisedProcess(command, env=env, cwd=out_dir, log_file=log)
         try:
             code = process.wait()
         except BaseException:

@@ -113,11 +113,11 @@ def read_back(files: Sequence[TensorFile], listing: Mapping[str, Any], folder: P
             continue
         # the head is the embedding again, where it is tied
         places = {embedding: arrays.get(embedding, [])} if name == EMBEDDING else arrays
-        found = _found(name, tensor, places, heads)
-        if found is None:
+        match = _found(name, tensor, places, heads)
+        if match is None:
             lost.append(name)
         else:
-            stored, pieces = found
+            stored, pieces = match
             for piece in pieces:
                 taken.update(places[_value(piece)])
             faults += _unfit(name, tensor, stored)
@@ -125,8 +125,8 @@ def read_back(files: Sequence[TensorFile], listing: Mapping[str, Any], folder: P
     lacks = f"lacks {len(lost)} of the checkpoint's {len(checkpoint)} tensors"
     for names, what in ((lost, lacks), (added, f"adds {len(added)} arrays")):
         if names:
-            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            faults.append(Fault(f"TensorRT Edge-LLM's graph {what}: {shown}.", todo=_AGAIN))
+            listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            faults.append(Fault(f"TensorRT Edge-LLM's graph {what}: {listed}.", todo=_AGAIN))
     if listing.get("skipped") and not lost:  # tensors that equal others
         faults.append(Fault(f"TensorRT Edge-LLM's exporter skipped {listing['skipped']} tensors.", todo=_AGAIN))
     return faults

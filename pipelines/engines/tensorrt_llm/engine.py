@@ -162,8 +162,8 @@ class BuildLog:
             self.warnings.append(text)
             return f"warning: {text}"
         if RANK_SECONDS.search(text):
-            words = {"weights_bytes": "weights", "activation_bytes": "activations"}
-            sizes = [f"{word} {show_bytes(self.numbers[name])}" for name, word in words.items() if name in self.numbers]
+            texts = {"weights_bytes": "weights", "activation_bytes": "activations"}
+            sizes = [f"{word} {show_bytes(self.numbers[name])}" for name, word in texts.items() if name in self.numbers]
             return f"built in {show_seconds(self.rank_seconds[-1])}" + (f": {', '.join(sizes)}" if sizes else "")
         return None
 
@@ -243,11 +243,11 @@ def build_engine(
     return EngineFacts(size, {**details, "timing_cache_reused": warm, **log.facts()})
 
 
-def _run(words: list[str], out_dir: Path, world_size: int, on_gpu: OnGpu, progress: Progress) -> BuildLog:
+def _run(command: list[str], out_dir: Path, world_size: int, on_gpu: OnGpu, progress: Progress) -> BuildLog:
     """Run the command to its end; leave no process behind in any case."""
     log, file = BuildLog(), out_dir / LOG
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    process = SupervisedProcess(words, env=env, cwd=out_dir, log_file=file)
+    process = SupervisedProcess(command, env=env, cwd=out_dir, log_file=file)
     try:
         with progress.task(PROGRAM, world_size * len(STEPS), "steps") as advance:
             for line in _lines(file, process):
@@ -283,11 +283,11 @@ def _failure(log: BuildLog, ended: str, out_dir: Path, on_gpu: OnGpu) -> Excepti
     full = shutil.disk_usage(out_dir).free < MIB  # in that case the log may have stopped before mentioning it
     if full or "No space left on device" in reason:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out_dir))
-    kept = _keep_log(out_dir, on_gpu)
+    log_file = _keep_log(out_dir, on_gpu)
     hints = [hint for pattern, hint in HINTS if re.search(pattern, reason)]
     return UserError(
         f"{PROGRAM} failed ({ended}): {reason.rstrip('.')}.",
-        allowed=f"Its log: {kept}",
+        allowed=f"Its log: {log_file}",
         todo=" ".join(hints),
     )
 
@@ -295,9 +295,9 @@ def _failure(log: BuildLog, ended: str, out_dir: Path, on_gpu: OnGpu) -> Excepti
 def _keep_log(out_dir: Path, on_gpu: OnGpu) -> Path:
     """Keep the log of a build whose output is deleted."""
     on_gpu.failed_logs.mkdir(parents=True, exist_ok=True)
-    kept = on_gpu.failed_logs / f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}-{LOG}"
-    shutil.copyfile(out_dir / LOG, kept)
-    return kept
+    log_file = on_gpu.failed_logs / f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}-{LOG}"
+    shutil.copyfile(out_dir / LOG, log_file)
+    return log_file
 
 
 class TensorRtEngine:

@@ -129,11 +129,11 @@ def _settings_of(options: Mapping[str, Any]) -> list[str]:
 
 def settings_in(extra: Mapping[str, Any]) -> dict[str, str]:
     """Return option -> what to set instead, for options of `llm_api.extra` that are settings here."""
-    found = {name: OWN_SETTINGS[name].key for name in _settings_of(extra)}
+    keys = {name: OWN_SETTINGS[name].key for name in _settings_of(extra)}
     speculative = extra.get("speculative_config")
     if isinstance(speculative, Mapping) and speculative.get("decoding_type") in ("DraftTarget", "Draft_Target"):
-        found["speculative_config"] = "speculative=draft_target"
-    return found | {name: "model" for name in ("model", "tokenizer") if name in extra}
+        keys["speculative_config"] = "speculative=draft_target"
+    return keys | {name: "model" for name in ("model", "tokenizer") if name in extra}
 
 
 def without(options: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
@@ -199,10 +199,10 @@ def tables() -> tuple[VersionTable, ...]:
 
 def numbers(version: str) -> tuple[int, ...]:
     """Return a version for comparisons; a release is newer than its candidates, and "1.4" older than both."""
-    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+)(?:rc(\d+))?)?", version)
-    if found is None:
+    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+)(?:rc(\d+))?)?", version)
+    if match is None:
         return ()
-    major, minor, patch, candidate = found.groups()
+    major, minor, patch, candidate = match.groups()
     return (int(major), int(minor), *((int(patch), int(candidate or RELEASED)) if patch else ()))
 
 
@@ -272,12 +272,12 @@ class _Judge:
     title: str
 
     def judge(
-        self, options: Mapping[str, Any], shown: str = "", group: str = "", word: str | None = None
+        self, options: Mapping[str, Any], prefix: str = "", group: str = "", word: str | None = None
     ) -> Iterator[Complaint]:
         """Judge names, types, choices and bounds in one group: as it is shown, and as the table calls it."""
         names = self.table.names(group, word)
         for name, value in options.items():
-            path = f"{shown}{name}"
+            path = f"{prefix}{name}"
             if name not in names:
                 if not _effects(path, (self.table,)):
                     yield Complaint(path, self._unknown(path, str(name), names, word))
@@ -288,8 +288,8 @@ class _Judge:
             elif "group" in row["type"] and isinstance(value, dict):
                 yield from self._judge_group(row, value, path, names[name])
         for name, option in names.items():
-            if shown and self.table.options[option].get("required") and name not in options:
-                yield Complaint(f"{shown}{name}", Fault(f"{self.source}{shown}{name} must be given."))
+            if prefix and self.table.options[option].get("required") and name not in options:
+                yield Complaint(f"{prefix}{name}", Fault(f"{self.source}{prefix}{name} must be given."))
 
     def _judge_group(self, row: Mapping[str, Any], value: dict[str, Any], path: str, group: str) -> Iterator[Complaint]:
         if "by" not in row:
@@ -331,16 +331,16 @@ def _wrong_value(row: Mapping[str, Any], value: Any, key: str) -> Fault | None:
     if "choices" in row and "by" not in row:
         lower = key.endswith("load_format") or key.endswith("cp_type")  # read in any case
         choices = [str(each) for each in row["choices"]]
-        known = {each.lower() for each in choices} if lower else set(choices)
+        accepted = {each.lower() for each in choices} if lower else set(choices)
         for text in texts:
-            if (text.lower() if lower else text) not in known:
+            if (text.lower() if lower else text) not in accepted:
                 allowed = f"Choose one of {', '.join(choices)}."
                 return Fault(f"{key}='{text}' is not known.", allowed, did_you_mean(text, choices))
-    for name, (words, holds) in BOUNDS.items():
+    for name, (relation, holds) in BOUNDS.items():
         for each in values:
             number = isinstance(each, int | float) and not isinstance(each, bool)
             if name in row and number and not holds(each, row[name]):
-                return Fault(f"{key}={_shown(value)} is out of range: it must be {words} {row[name]}.")
+                return Fault(f"{key}={_shown(value)} is out of range: it must be {relation} {row[name]}.")
     return None
 
 
@@ -362,20 +362,20 @@ def _shown(value: Any) -> str:
 
 
 def _contradictions(options: Mapping[str, Any], source: str) -> list[Complaint]:
-    given, found = flat(options), list[Complaint]()
-    sizes, most = given.get("cuda_graph_config.batch_sizes"), given.get("cuda_graph_config.max_batch_size")
+    values, wrong = flat(options), list[Complaint]()
+    sizes, most = values.get("cuda_graph_config.batch_sizes"), values.get("cuda_graph_config.max_batch_size")
     if isinstance(sizes, list) and sizes and isinstance(most, int) and most and most != max(sizes):
         what = (
             f"{source}cuda_graph_config.max_batch_size={most} contradicts batch_sizes, whose largest is {max(sizes)}."
         )
-        found.append(Complaint("cuda_graph_config.max_batch_size", Fault(what, todo="Give one of the two.")))
-    if given.get("speculative_config.max_concurrency") and given.get("speculative_config.draft_len_schedule"):
+        wrong.append(Complaint("cuda_graph_config.max_batch_size", Fault(what, todo="Give one of the two.")))
+    if values.get("speculative_config.max_concurrency") and values.get("speculative_config.draft_len_schedule"):
         what = f"{source}speculative_config has both max_concurrency and draft_len_schedule, which exclude each other."
-        found.append(Complaint("speculative_config.draft_len_schedule", Fault(what, todo="Remove one.")))
-    if given.get("kv_cache_config.disk_cache_size") and not given.get("kv_cache_config.disk_cache_path"):
+        wrong.append(Complaint("speculative_config.draft_len_schedule", Fault(what, todo="Remove one.")))
+    if values.get("kv_cache_config.disk_cache_size") and not values.get("kv_cache_config.disk_cache_path"):
         what = f"{source}kv_cache_config.disk_cache_size needs kv_cache_config.disk_cache_path."
-        found.append(Complaint("kv_cache_config.disk_cache_path", Fault(what)))
-    return found
+        wrong.append(Complaint("kv_cache_config.disk_cache_path", Fault(what)))
+    return wrong
 
 
 def split_fault(options: Mapping[str, Any], tp_size: int, source: str) -> list[Complaint]:
@@ -387,9 +387,9 @@ def split_fault(options: Mapping[str, Any], tp_size: int, source: str) -> list[C
         product *= value
     if not parts or (product == tp_size if whole else tp_size % product == 0):
         return []
-    words = " x ".join(f"{name}={value}" for name, value in parts.items())
+    sizes = " x ".join(f"{name}={value}" for name, value in parts.items())
     fits = "must be" if whole else "must divide"
-    what = f"{source}{words} {fits} tensor_parallel_size={tp_size}."
+    what = f"{source}{sizes} {fits} tensor_parallel_size={tp_size}."
     return [
         Complaint(next(iter(parts)), Fault(what, todo=f"Set build.tp_size={product}, or change {', '.join(parts)}."))
     ]
@@ -411,13 +411,13 @@ def _effects(option: str, judges: tuple[VersionTable, ...]) -> list[Mapping[str,
 
 
 def _ignored(options: Mapping[str, Any], judges: tuple[VersionTable, ...], source: str, title: str) -> list[Complaint]:
-    given, found = flat(options), list[Complaint]()
-    for option, value in given.items():
+    values, ignored = flat(options), list[Complaint]()
+    for option, value in values.items():
         for each in _effects(option, judges):
             if value is None or ("value" in each and each["value"] != value):
                 continue
-            if "unless" in each and given.get(each["unless"]) is True:
+            if "unless" in each and values.get(each["unless"]) is True:
                 continue
             what = f"{source}{option}={_shown(value)} has no effect in {title}: {each['because']}."
-            found.append(Complaint(option, Fault(what, todo="Remove it."), ignored=True))
-    return found
+            ignored.append(Complaint(option, Fault(what, todo="Remove it."), ignored=True))
+    return ignored

@@ -33,21 +33,21 @@ def nearest(case: TunedCase) -> TunedFile | None:
 
 def recommend(case: TunedCase) -> tuple[Recommended, ...]:
     """Recommend the nearest file, with the settings that it gives; nothing that its version would refuse."""
-    found = nearest(case)
-    if found is None or complaints(found.options, case.settings.image.llm_api_version, ""):
+    tuned = nearest(case)
+    if tuned is None or complaints(tuned.options, case.settings.image.llm_api_version, ""):
         return ()
-    given = {name: value for name, value in flat(found.options).items() if name in OWN_SETTINGS}
-    left = ", ".join(f"{name}={value}" for name, value in given.items() if name not in CHOSEN_ELSEWHERE)
+    own_values = {name: value for name, value in flat(tuned.options).items() if name in OWN_SETTINGS}
+    left = ", ".join(f"{name}={value}" for name, value in own_values.items() if name not in CHOSEN_ELSEWHERE)
     isl, osl, concurrency = _load(case)
     reason = (
-        f"NVIDIA's nearest file: {_tuned_for(found)}; here {isl:,.0f} in, {osl:,.0f} out, concurrency {concurrency}"
+        f"NVIDIA's nearest file: {_tuned_for(tuned)}; here {isl:,.0f} in, {osl:,.0f} out, concurrency {concurrency}"
     )
     reason += f"; not taken, as they follow the load here: {left}" if left else ""
-    source = f"{found.file}@{found.commit[:7]}"
-    advice = [Recommended("llm_api", "tuned", found.file, reason, source)]
+    source = f"{tuned.file}@{tuned.commit[:7]}"
+    advice = [Recommended("llm_api", "tuned", tuned.file, reason, source)]
     for name in CHOSEN_ELSEWHERE:
-        if name in given and OWN_SETTINGS[name].holds(given[name]):
-            own, value = OWN_SETTINGS[name], given[name]
+        if name in own_values and OWN_SETTINGS[name].holds(own_values[name]):
+            own, value = OWN_SETTINGS[name], own_values[name]
             value = KvFormat(value) if name == "kv_cache_config.dtype" else value
             advice.append(Recommended(own.group, own.field, value, "as in that file", source))
     return tuple(advice)

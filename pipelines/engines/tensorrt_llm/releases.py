@@ -21,8 +21,8 @@ def compatibility() -> dict[str, Any]:
 
 def newest_with_engines() -> dict[str, Any]:
     """Return the row of the newest release that has TensorRT engines, the one to install."""
-    found: dict[str, Any] = next(row for row in compatibility()["releases"] if row["engines"])
-    return found
+    release: dict[str, Any] = next(row for row in compatibility()["releases"] if row["engines"])
+    return release
 
 
 def release_for(version: str) -> dict[str, Any] | None:
