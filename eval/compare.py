@@ -245,10 +245,10 @@ def verdict_sentence(row: Mapping[str, Any]) -> str:
 def _why_not(row: Mapping[str, Any]) -> str:
     """Say why no loss could be measured, with the test that decides it."""
     who = f"{row['model']} {row['format']}"
-    asked = f"{100 * row['baseline_accuracy']:.2f} % of {count(row['questions'], 'question')} of {row['task']}"
+    score = f"{100 * row['baseline_accuracy']:.2f} % of {count(row['questions'], 'question')} of {row['task']}"
     p = f"{row['p_guessing']:.4f}" if row["p_guessing"] >= 0.0001 else "< 0.0001"
     return (
-        f"the baseline of {who} answers {asked} right, and guessing {100 * row['chance']:.2f} %. That it beats "
+        f"the baseline of {who} answers {score} right, and guessing {100 * row['chance']:.2f} %. That it beats "
         f"guessing by more than the margin of {in_points(row['margin'])} is not shown (exact one-sided binomial "
         f"test: p = {p}, the level is {row['false_go']:g}), so no loss of {row['format']} could show."
     )

@@ -110,8 +110,8 @@ class EvalSettings(Group):
         if self.url is None and self.model is not None:
             raise ValueError(f"has model={self.model} without url: it is for a server that already runs")
         if self.url is not None and not URL.fullmatch(self.url):
-            shown = masked(re.sub("^.*@", "***@", self.url))
-            raise ValueError(f"has url='{shown}'; give http://host:port/v1, or grpc://host:port of a Triton server")
+            url = masked(re.sub("^.*@", "***@", self.url))
+            raise ValueError(f"has url='{url}'; give http://host:port/v1, or grpc://host:port of a Triton server")
         return self
 
     @model_validator(mode="after")
@@ -125,19 +125,19 @@ class EvalSettings(Group):
         beside = f"baseline={self.baseline}" if self.url is None else f"url={self.url}"
         needs = {"sequential": self.sequential, "max_questions": self.max_questions, "fidelity": self.fidelity}
         if name := next((name for name, value in needs.items() if value), None):
-            shown = f"{name}={str(needs[name]).lower()}"
-            raise ValueError(f"has {shown} with {beside}; it needs the 16-bit engine, made here with baseline=build")
+            setting = f"{name}={str(needs[name]).lower()}"
+            raise ValueError(f"has {setting} with {beside}; it needs the 16-bit engine, made here with baseline=build")
         return self
 
     @model_validator(mode="after")
     def _has_turns(self) -> Self:
         """Refuse to say how worked examples are put into turns where there are none."""
         if self.fewshot_as_multiturn is not None:
-            shown = f"has fewshot_as_multiturn={str(self.fewshot_as_multiturn).lower()}"
+            setting = f"has fewshot_as_multiturn={str(self.fewshot_as_multiturn).lower()}"
             if not self.apply_chat_template:
-                raise ValueError(f"{shown} without apply_chat_template=true: there are no turns")
+                raise ValueError(f"{setting} without apply_chat_template=true: there are no turns")
             if self.num_fewshot == 0:
-                raise ValueError(f"{shown} with num_fewshot=0: there are no worked examples")
+                raise ValueError(f"{setting} with num_fewshot=0: there are no worked examples")
         return self
 
     @property

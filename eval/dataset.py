@@ -54,8 +54,8 @@ def read_subjects(root: Path, subjects: Iterable[str]) -> dict[str, Splits]:
             else:
                 missing.append(f"{subject}/{split}")
     if missing:
-        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        faults.insert(0, Fault(f"The data set at '{root}' has no {shown}.", LAYOUT, "Check eval.dataset_path."))
+        listed = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        faults.insert(0, Fault(f"The data set at '{root}' has no {listed}.", LAYOUT, "Check eval.dataset_path."))
     if faults:
         raise UserError.of(faults)
     return read
@@ -371,11 +371,11 @@ def _readings(row: Row) -> dict[str, int]:
     return index
 
 
-def _settle(path: Path, rows: Sequence[Row], column: str, asked: str | None) -> None:
+def _settle(path: Path, rows: Sequence[Row], column: str, stated: str | None) -> None:
     """Set the index of each answer: by one kind for the whole file, which has to be beyond doubt."""
     readings = [_readings(row) for row in rows]
     labels = ["label"] if any(row["labels"] for row in rows) else []
-    kinds = [asked] if asked else [*labels, *ANSWER_KINDS]
+    kinds = [stated] if stated else [*labels, *ANSWER_KINDS]
     whole = [kind for kind in kinds if all(kind in each for each in readings)]
     if not whole:
         best = max(kinds, key=lambda kind: sum(kind in each for each in readings))

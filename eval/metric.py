@@ -68,13 +68,13 @@ def measures_perplexity(spec: EvalSpec, tasks: Sequence[Any]) -> bool:
         raise UserError(
             f"eval.task='{spec.task}' measures the perplexity of texts, but without {', '.join(sorted(missing))}."
         )
-    given = {
+    options = {
         "eval.metric": spec.metric,
         "eval.num_fewshot": spec.num_fewshot or None,
         "eval.system_instruction": spec.system_instruction,
         "eval.apply_chat_template": "true" if spec.apply_chat_template else None,
     }
-    for setting, value in given.items():
+    for setting, value in options.items():
         if value is not None:
             raise UserError(
                 f"{setting}={value} has no effect on eval.task='{spec.task}', which measures the perplexity of texts.",
@@ -170,8 +170,8 @@ class Questions:
         for name, task in tasks.items():
             docs = self._all(name)
             some = docs.select(chosen[name]) if hasattr(docs, "select") else [docs[i] for i in chosen[name]]
-            given = "test_docs" if task.has_test_docs() else "validation_docs"
-            setattr(task, given, lambda some=some: some)  # lm-eval's own `samples` would keep the order of the file
+            method = "test_docs" if task.has_test_docs() else "validation_docs"
+            setattr(task, method, lambda some=some: some)  # lm-eval's own `samples` would keep the order of the file
             task.set_fewshot_seed(seed=SEED)
         return {**self.tasks, "tasks": tasks}, chosen
 

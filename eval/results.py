@@ -244,12 +244,12 @@ def references_of(label: str, task: str) -> tuple[Reference, ...]:
 
 def differences(result: EvalResult) -> str:
     """Name the differences between how an accuracy was measured here and how NVIDIA measures."""
-    asked = f"{result.questions:,} here and {THEIR_QUESTIONS:,} there (72 of each subject, drawn at random)"
+    numbers = f"{result.questions:,} here and {THEIR_QUESTIONS:,} there (72 of each subject, drawn at random)"
     shots = f"{result.num_fewshot} here and 5 there"
     if result.apply_chat_template or result.system_instruction is not None:
         shots += f"; prompts {result.shots} here and plain there"
     return (
-        f"Differences of the measurement: questions {asked}; worked examples {shots}; here, the answer is the letter "
+        f"Differences of the measurement: questions {numbers}; worked examples {shots}; here, the answer is the letter "
         "with the highest log probability, there the beginning of two generated tokens; the engine here is "
         f"{result.engine}. The two did not answer the same questions, so there is no verdict."
     )
@@ -413,14 +413,14 @@ def flips(reference: EvalResult, other: EvalResult) -> Flips:
     """Compare the answers of two evaluations of the same questions, in the same order."""
     pairs = list(zip(reference.records, other.records, strict=True))
     flipped = [(a, b) for a, b in pairs if a.choice != b.choice]
-    kept = [margin(a) for a, b in pairs if a.choice == b.choice and len(a.logprobs) > 1]
+    margins = [margin(a) for a, b in pairs if a.choice == b.choice and len(a.logprobs) > 1]
     changed = [margin(a) for a, _ in flipped if len(a.logprobs) > 1]
     return Flips(
         questions=len(pairs),
         to_wrong=sum(a.correct and not b.correct for a, b in flipped),
         to_right=sum(b.correct and not a.correct for a, b in flipped),
         wrong_to_wrong=sum(not a.correct and not b.correct for a, b in flipped),
-        margin_kept=median(kept) if kept else None,
+        margin_kept=median(margins) if margins else None,
         margin_flipped=median(changed) if changed else None,
     )
 

@@ -87,8 +87,8 @@ def ask_in_turns(
         if verdict in (Verdict.GO, Verdict.NO_GO):
             break
         share = planned_interims(most)[-1].share  # would further questions make a baseline one that beats guessing?
-        asked = Answered.of(answers_of(before))
-        if verdict is Verdict.NOT_MEASURED and asked.is_hopeless(most, strict.margin, strict.false_go, share):
+        answered = Answered.of(answers_of(before))
+        if verdict is Verdict.NOT_MEASURED and answered.is_hopeless(most, strict.margin, strict.false_go, share):
             break
     note_truncated(after, progress)
     return Asked(before, after, both[1][1])

@@ -48,11 +48,11 @@ def find(name: str) -> Path | None:
 
     Most tasks are in a folder that has the first words of their name, so that few files are read.
     """
-    root, words = folder(), name.split("_")
+    root, parts = folder(), name.split("_")
     if root is None:
         return None
-    for length in range(len(words), 0, -1):
-        if file := _defined(root / "_".join(words[:length])).get(name):
+    for length in range(len(parts), 0, -1):
+        if file := _defined(root / "_".join(parts[:length])).get(name):
             return file
     return _defined(root).get(name)
 

@@ -143,8 +143,8 @@ def diagnosis_text(result: StageDiagnosis) -> str:
     if (accused := result.accused) and len(accused.findings) > 1:
         more = accused.findings[1 : MOST_FINDINGS + 1]
         rest = len(accused.findings) - 1 - len(more)
-        shown = "; ".join(f"{each.tensor} ({each.figure})" for each in more)
-        lines.append(wrapped(f"Also: {shown}" + (f"; and {rest} more." if rest else "."), 0))
+        others = "; ".join(f"{each.tensor} ({each.figure})" for each in more)
+        lines.append(wrapped(f"Also: {others}" + (f"; and {rest} more." if rest else "."), 0))
     return "\n".join(lines)
 
 

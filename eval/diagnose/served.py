@@ -45,10 +45,10 @@ def ids_cause(wrong: Sequence[tuple[Item, list[int]]], expected: RightAnswers) -
     at = next(
         (n for n, pair in enumerate(zip(ids, right, strict=False)) if pair[0] != pair[1]), min(len(ids), len(right))
     )
-    shown = [repr(tokenizer.decode(each[at : at + 1])) if at < len(each) else "nothing" for each in (ids, right)]
+    tokens = [repr(tokenizer.decode(each[at : at + 1])) if at < len(each) else "nothing" for each in (ids, right)]
     return (
-        f"the tokenizer is another one, or of another revision: token {at} of the {item.name} is {shown[0]}, not "
-        f"{shown[1]}"
+        f"the tokenizer is another one, or of another revision: token {at} of the {item.name} is {tokens[0]}, not "
+        f"{tokens[1]}"
     )
 
 
@@ -198,9 +198,9 @@ def _examined(
     ties = 0
     with progress.task(f"asking {place}", len(steps), "steps") as advance:
         for step in steps:
-            found, near = step(client, expected)
+            cause, near = step(client, expected)
             ties += near
-            findings += found
+            findings += cause
             advance(1)
             if findings:
                 break

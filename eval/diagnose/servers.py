@@ -65,11 +65,11 @@ def make_items(tokenizer: Any, texts: Path, seed: int, longest: int, model: Path
     """
     lines = texts.read_text(encoding="utf-8").splitlines()
     drawn = random.Random(seed).sample(lines, min(len(lines), TEXTS))
-    words = [parse_json(line)["text"].split() for line in drawn]
-    long_enough = [next((each for each in words[at:] if len(each) >= n), words[at]) for at, n in enumerate(WORDS)]
+    split = [parse_json(line)["text"].split() for line in drawn]
+    long_enough = [next((each for each in split[at:] if len(each) >= n), split[at]) for at, n in enumerate(WORDS)]
     prompts = [" ".join(each[:count]) for each, count in zip(long_enough, WORDS, strict=True)]
     items = [_item(f"prompt of {len(text.split())} words", text, tokenizer) for text in prompts]
-    long = _longest_prefix([word for each in words * 40 for word in each], tokenizer, min(longest, LONGEST))
+    long = _longest_prefix([word for each in split * 40 for word in each], tokenizer, min(longest, LONGEST))
     return [*items, _item("long prompt", long, tokenizer), *_chats(tokenizer, model, template)]
 
 
@@ -162,9 +162,9 @@ class RightAnswers:
         items = [item for item in self.items if item.text]
         return self if len(items) == len(self.items) else replace(self, items=items)
 
-    def within_noise(self, item: Item, right: Sequence[int], given: Sequence[int]) -> bool:
+    def within_noise(self, item: Item, right: Sequence[int], answered: Sequence[int]) -> bool:
         """Return whether two answers part where two tokens are nearly equally likely."""
-        at = next((n for n, pair in enumerate(zip(right, given, strict=False)) if pair[0] != pair[1]), None)
+        at = next((n for n, pair in enumerate(zip(right, answered, strict=False)) if pair[0] != pair[1]), None)
         return at is not None and self.source.nearly_equal([*item.ids, *right[:at]])
 
     def ended_early(self, answer: Sequence[int]) -> bool:
@@ -264,8 +264,8 @@ class TritonModels:
         """Return what the model for text answers."""
         inputs = text_inputs(item.text, expected.new_tokens, (stop,) if stop else ())
         tensors = self.ask(self.text_model, inputs)
-        words = b"".join(tensors["text_output"].reshape(-1).tolist()).decode(errors="replace")
-        return Reply(words, _first(tensors, "num_input_tokens"), _first(tensors, "num_output_tokens"))
+        text = b"".join(tensors["text_output"].reshape(-1).tolist()).decode(errors="replace")
+        return Reply(text, _first(tensors, "num_input_tokens"), _first(tensors, "num_output_tokens"))
 
 
 def _first(tensors: Mapping[str, Any], name: str) -> int | None:

@@ -69,43 +69,43 @@ class BoundedPositions:
     other_nll: Array
 
 
-def bound_logits(reference: Array, known: KnownTokens, rounding: float = ROUNDING) -> BoundedPositions:
+def bound_logits(reference: Array, other: KnownTokens, rounding: float = ROUNDING) -> BoundedPositions:
     """Compare a prediction with what is known of another.
 
     Args:
         reference: logits [N, V] of the reference, finite.
-        known: of the other; the probabilities of a position add up to at most 1, but for the rounding.
+        other: of the other; the probabilities of a position add up to at most 1, but for the rounding.
         rounding: largest error of a known log probability; the bound holds in spite of it. At 0 that is true but for
             the cancellation in 1 - sum q.
     """
     rows = max(1, VALUES_AT_ONCE // reference.shape[1])
-    slices = [slice(at, at + rows) for at in range(0, len(known.targets), rows)]
-    return joined([_block(reference[each], known.part(each), rounding) for each in slices])
+    slices = [slice(at, at + rows) for at in range(0, len(other.targets), rows)]
+    return joined([_block(reference[each], other.part(each), rounding) for each in slices])
 
 
-def _block(reference: Array, known: KnownTokens, rounding: float) -> BoundedPositions:
+def _block(reference: Array, other: KnownTokens, rounding: float) -> BoundedPositions:
     logp = reference.astype(np.float64)
     logp -= logp.max(axis=1, keepdims=True)
     logp -= np.log(np.exp(logp).sum(axis=1, keepdims=True))
-    each = np.arange(len(known.targets))
+    each = np.arange(len(other.targets))
     p, logq = np.exp(logp), np.full_like(logp, np.nan)
-    np.put_along_axis(logq, known.ids, known.logprobs, axis=1)
-    logq[each, known.targets] = known.target_logprobs
+    np.put_along_axis(logq, other.ids, other.logprobs, axis=1)
+    logq[each, other.targets] = other.target_logprobs
     unknown = np.isnan(logq)
     exact = np.where(unknown, 0.0, p * (logp - np.where(unknown, 0.0, logq))).sum(axis=1)
     mass = np.where(unknown, 0.0, p).sum(axis=1)
     rest = 1 - np.exp(-rounding) * np.exp(logq, out=np.zeros_like(logq), where=~unknown).sum(axis=1)
-    likeliest = np.exp(known.logprobs.min(axis=1) + rounding)
+    likeliest = np.exp(other.logprobs.min(axis=1) + rounding)
     least = _least(p, logp, unknown, np.maximum(rest, 0.0), likeliest)
     # of several likeliest tokens, the one with the lowest id, as `argmax` of logits
-    best = known.logprobs == known.logprobs.max(axis=1, keepdims=True)
-    first = np.where(best, known.ids, np.iinfo(np.int64).max).min(axis=1)
+    best = other.logprobs == other.logprobs.max(axis=1, keepdims=True)
+    first = np.where(best, other.ids, np.iinfo(np.int64).max).min(axis=1)
     return BoundedPositions(
         np.maximum(exact - rounding * mass + least, 0.0),
         mass,
         logp.argmax(axis=1) == first,
-        -logp[each, known.targets],
-        -known.target_logprobs,
+        -logp[each, other.targets],
+        -other.target_logprobs,
     )
 
 
@@ -251,11 +251,11 @@ def measure_served(
             todo="Give a smaller one.",
         )
     answers = iter(server.top_logprobs([row for text in texts for row in text.rows], top, progress))
-    known = [[_known(row, next(answers), reference) for row in text.rows] for text in texts]
+    answered = [[_known(row, next(answers), reference) for row in text.rows] for text in texts]
     forcing = reference.session.teacher_forcing()
     compared = []
     with progress.task("comparing predictions", sum(text.tokens for text in texts), "tokens") as advance:
-        for text, each in zip(texts, known, strict=True):
+        for text, each in zip(texts, answered, strict=True):
             compared.append(joined(list(_read(reference, forcing, text.rows, each, advance))))
     return MeasuredBounds(
         BoundFigures.of(joined(compared)),
@@ -286,7 +286,7 @@ def _known(row: TokenIds, answer: Mapping[str, Any], reference: Side) -> KnownTo
 
 
 def _read(
-    reference: Side, forcing: TeacherForcing, rows: Rows, known: Sequence[KnownTokens], advance: Advance
+    reference: Side, forcing: TeacherForcing, rows: Rows, answered: Sequence[KnownTokens], advance: Advance
 ) -> Iterator[BoundedPositions]:
     """Let the reference read a text's windows, and compare each slice with what is known of it."""
     first = 0
@@ -297,7 +297,7 @@ def _read(
                 raise not_finite(reference, fed, sizes.tokens)
             width = logits.shape[1]
             for number, row in enumerate(logits):
-                yield bound_logits(row, known[first + number].part(slice(at, at + width)))
+                yield bound_logits(row, answered[first + number].part(slice(at, at + width)))
             at += width
             advance(len(batch) * width)
         first += len(batch)

@@ -68,7 +68,7 @@ def bounds_table(result: BoundsResult) -> Table:
     texts = [(text.name, text.figures) for text in result.texts]
     if len(texts) > 1:
         texts.append(("all", result.overall))
-    known = (
+    note = (
         f"The server gives the probabilities of {result.top_logprobs} of {result.vocabulary:,} tokens, which hold "
         f"{100 * result.overall.known_mass:.2f} % of the 16-bit model's probability (mean). >=: the KL divergence is "
         "this or more. There is no upper bound, as a token that was not returned may have any probability down to 0."
@@ -86,7 +86,7 @@ def bounds_table(result: BoundsResult) -> Table:
             *right(*HEADINGS[4:]),
         ),
         rows=tuple((name, f"{figures.tokens:,}", *bound_cells(figures)) for name, figures in texts),
-        notes=(known, BOUND_READING, LEFT_OUT),
+        notes=(note, BOUND_READING, LEFT_OUT),
     )
 
 

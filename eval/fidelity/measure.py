@@ -102,13 +102,13 @@ def measure(
     """
     rows = [text.rows for text in texts]
     parts = noise_parts(rows)
-    with TemporaryFile(dir=scratch) as kept:
+    with TemporaryFile(dir=scratch) as spill:
         with progress.task("comparing predictions", sum(text.tokens for text in texts), "tokens") as advance:
-            compared, arithmetic = _compared(reference, other, rows, [len(part) for part in parts], kept, advance)
-        token_bytes = kept.tell() // _predicted(parts)
-        kept.seek(0)
+            compared, arithmetic = _compared(reference, other, rows, [len(part) for part in parts], spill, advance)
+        token_bytes = spill.tell() // _predicted(parts)
+        spill.seek(0)
         with progress.task("comparing the reference with itself", _predicted(parts), "tokens") as advance:
-            noise, noise_arithmetic = _compared_with_itself(reference, parts, kept, token_bytes, advance)
+            noise, noise_arithmetic = _compared_with_itself(reference, parts, spill, token_bytes, advance)
     each = zip(texts, compared, noise, strict=True)
     return MeasuredFidelity(
         Figures.of(joined(compared)),
@@ -130,7 +130,7 @@ def _predicted(texts: Sequence[Rows]) -> int:
 
 
 def _compared(
-    reference: Side, other: Side, texts: Sequence[Rows], keep: Sequence[int], kept: IO[bytes], advance: Advance
+    reference: Side, other: Side, texts: Sequence[Rows], keep: Sequence[int], spill: IO[bytes], advance: Advance
 ) -> tuple[list[Positions], str]:
     """Let both read texts, and return the compared positions of each, and the arithmetic of the other.
 
@@ -148,7 +148,7 @@ def _compared(
             theirs = predictions(second, fed, sizes)
             parts += _positions((reference, ours), (other, theirs), batch, sizes, advance)
             if seen:
-                kept.write(np.concatenate(seen, axis=1)[:left].tobytes())
+                spill.write(np.concatenate(seen, axis=1)[:left].tobytes())
             left -= len(batch)
         compared.append(joined(parts))
     return compared, second.arithmetic
@@ -161,7 +161,7 @@ def _noted(pieces: Iterable[Array], seen: list[Array]) -> Iterator[Array]:
 
 
 def _compared_with_itself(
-    reference: Side, texts: Sequence[Rows], kept: IO[bytes], token_bytes: int, advance: Advance
+    reference: Side, texts: Sequence[Rows], spill: IO[bytes], token_bytes: int, advance: Advance
 ) -> tuple[list[Positions], str]:
     """Let the reference read texts again, with other iterations and another arithmetic; return as `_compared` does.
 
@@ -174,7 +174,7 @@ def _compared_with_itself(
         parts: list[Positions] = []
         for batch, sizes in batches(rows, (reference.session,)):
             fed = batch[:, :-1]
-            hidden = np.frombuffer(kept.read(fed.size * token_bytes), dtype=np.float32).reshape(*fed.shape, -1)
+            hidden = np.frombuffer(spill.read(fed.size * token_bytes), dtype=np.float32).reshape(*fed.shape, -1)
             ours, theirs = head.logits([hidden], sizes.logits), predictions(second, fed.tolist(), sizes)
             parts += _positions((reference, ours), (reference, theirs), batch, sizes, advance)
         compared.append(joined(parts))
@@ -411,9 +411,9 @@ def refuse_other_tokens(ours: Any, theirs: Any, *, model: str, reference: str) -
     )
     if wrong is None:
         return
-    shown = [f"{each[wrong]!r}" if wrong in each else "no token" for each in (mine, other)]
+    texts = [f"{each[wrong]!r}" if wrong in each else "no token" for each in (mine, other)]
     raise UserError(
-        f"{model} and {reference} have different tokenizers: token {wrong} is {shown[0]} in {model} and {shown[1]} in "
+        f"{model} and {reference} have different tokenizers: token {wrong} is {texts[0]} in {model} and {texts[1]} in "
         f"{reference}, so their probabilities are not of the same tokens.",
         todo="Compare with the model it was made from, with its own tokenizer.",
     )

@@ -156,9 +156,9 @@ def _row(tokens: int, depth: float, sizes: dict[str, int], tokenizer: Any, draw:
     while (sentence := draw.choice(names)) and room >= sizes[sentence]:
         filler.append(sentence)
         room -= sizes[sentence]
-    for kept in range(len(filler), -1, -1):  # a sentence less each time, since tokens of sentences do not quite add up
-        at = round(depth * kept)
-        text = _prompt([*filler[:at], HIDDEN.format(key=key), *filler[at:kept]])
+    for left in range(len(filler), -1, -1):  # a sentence less each time, since tokens of sentences do not quite add up
+        at = round(depth * left)
+        text = _prompt([*filler[:at], HIDDEN.format(key=key), *filler[at:left]])
         if _count(text, tokenizer) <= tokens:
             return {"prompt": text, "key": str(key)}
     raise UserError(f"eval.task='{PASSKEY}': no text of {tokens} tokens can be made with this tokenizer.")
@@ -251,10 +251,10 @@ def _of_schema(name: str, schema: str, questions: Sequence[str], spec: EvalSpec)
 def judge_json(doc: Mapping[str, str], results: Sequence[str]) -> dict[str, int]:
     """Return for an answer 0 or 1: whether it is JSON of the schema, and whether it is JSON at all."""
     try:
-        found = json.loads(results[0], parse_constant=_refuse)
+        answer = json.loads(results[0], parse_constant=_refuse)
     except (ValueError, RecursionError):
         return {"follows_schema": 0, "is_json": 0}
-    return {"follows_schema": int(_validator(doc["schema"]).is_valid(found)), "is_json": 1}
+    return {"follows_schema": int(_validator(doc["schema"]).is_valid(answer)), "is_json": 1}
 
 
 def _refuse(constant: str) -> None:

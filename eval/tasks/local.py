@@ -94,9 +94,9 @@ class _LocalCopy:
             root = self.folder / path if (self.folder / path).is_dir() else self.folder
             folder = root / name if name and not _named(root, name) and (root / name).is_dir() else root
             # Settings such as data_files and revision say how to find on the Hub what is here already.
-            kept = {key: value for key, value in settings.items() if key == "split"}
+            arguments = {key: value for key, value in settings.items() if key == "split"}
             part = name if _named(folder, name) else None
-            data = original(str(folder), part, cache_dir=cache, keep_in_memory=True, **kept)
+            data = original(str(folder), part, cache_dir=cache, keep_in_memory=True, **arguments)
             splits = data if isinstance(data, dict) else {"data": data}
             self.columns |= {split: list(rows.column_names) for split, rows in splits.items()}
             return data
