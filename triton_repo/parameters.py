@@ -351,13 +351,13 @@ def cpu_faults(settings: TritonSettings) -> list[Fault]:
                 todo="Leave it out, or take engine=tensorrt_llm.",
             )
         )
-    for name, words in CPU_WORDS.items():
+    for name, allowed in CPU_WORDS.items():
         word = getattr(settings, name)
-        if word is not None and word not in words:
+        if word is not None and word not in allowed:
             faults.append(
                 Fault(
                     f"triton.{name}='{word}' is not supported by engine=openvino.",
-                    f"It has {', '.join(words)}.",
+                    f"It has {', '.join(allowed)}.",
                 )
             )
     return faults

@@ -421,7 +421,7 @@ def interface(name: str, *, ours: bool = False) -> ModelInterface:
     Raises:
         KeyError: there is no such model.
     """
-    known, more = INTERFACES[name], OWN.get(name) if ours else None
+    theirs, more = INTERFACES[name], OWN.get(name) if ours else None
     if more is None:
-        return known
-    return ModelInterface(known.inputs + more.inputs, known.outputs + more.outputs)
+        return theirs
+    return ModelInterface(theirs.inputs + more.inputs, theirs.outputs + more.outputs)

@@ -401,7 +401,7 @@ def model_yaml(arguments: Mapping[str, Any], settings: TritonSettings) -> dict[s
     triton = {"max_batch_size": 0, "decoupled": settings.decoupled_mode}
     if settings.cancellation_check_period_ms != TritonSettings.model_fields["cancellation_check_period_ms"].default:
         triton["cancellation_check_period_ms"] = settings.cancellation_check_period_ms
-    given = dict(arguments)
-    if given.get("speculative_config", {}).get("speculative_model") == llmapi.DRAFT:
-        given["speculative_config"] = {**given["speculative_config"], "speculative_model": llmapi.DRAFT_DIR}
-    return {"model": llmapi.CHECKPOINT_DIR, "backend": "pytorch", **given, "triton_config": triton}
+    options = dict(arguments)
+    if options.get("speculative_config", {}).get("speculative_model") == llmapi.DRAFT:
+        options["speculative_config"] = {**options["speculative_config"], "speculative_model": llmapi.DRAFT_DIR}
+    return {"model": llmapi.CHECKPOINT_DIR, "backend": "pytorch", **options, "triton_config": triton}
