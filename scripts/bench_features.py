@@ -66,16 +66,16 @@ def say(*words: object) -> None:
 
 def reuse(path: Path, tokens: list[int]) -> None:
     """Measure the TTFT of prompts that share 1,000 tokens."""
-    found = {}
+    ttft = {}
     for on in (False, True):
         turns = iter(range(1000))
         with scheduler(path, enable_prefix_caching=on) as running:
-            found[on] = median(
+            ttft[on] = median(
                 lambda running=running, turns=turns: (
                     answers(running, [asked([*tokens[:1000], 300 + next(turns), 5], 2)])[0].ttft
                 )
             )
-    say(f"reuse     TTFT, 1,000 shared tokens: {1e3 * found[False]:.1f} ms without, {1e3 * found[True]:.1f} ms with")
+    say(f"reuse     TTFT, 1,000 shared tokens: {1e3 * ttft[False]:.1f} ms without, {1e3 * ttft[True]:.1f} ms with")
 
 
 def gap(running: Scheduler, prompt: list[int]) -> float:
@@ -93,15 +93,15 @@ def gap(running: Scheduler, prompt: list[int]) -> float:
 
 def chunks(whole: Path, pieces: Path, tokens: list[int]) -> None:
     """Measure the longest pause of another request while a prompt of 1,800 tokens is computed."""
-    found, waits = {}, {}
+    gaps, waits = {}, {}
     for path in (whole, pieces):
         turns = iter(range(1000))
         with scheduler(path, enable_prefix_caching=False, enable_chunked_context=True) as running:
-            found[path] = median(lambda running=running, turns=turns: gap(running, tokens[next(turns) :][:1800]))
+            gaps[path] = median(lambda running=running, turns=turns: gap(running, tokens[next(turns) :][:1800]))
             waits[path] = median(lambda running=running: answers(running, [asked(tokens[:1800], 2)])[0].ttft)
     say(
-        f"chunks    longest pause of another request during a prompt of 1,800 tokens: {1e3 * found[whole]:.1f} ms in"
-        f" one piece, {1e3 * found[pieces]:.1f} ms in chunks of 128; TTFT of that prompt alone"
+        f"chunks    longest pause of another request during a prompt of 1,800 tokens: {1e3 * gaps[whole]:.1f} ms in"
+        f" one piece, {1e3 * gaps[pieces]:.1f} ms in chunks of 128; TTFT of that prompt alone"
         f" {1e3 * waits[whole]:.0f} ms and {1e3 * waits[pieces]:.0f} ms"
     )
 
@@ -134,15 +134,15 @@ def kv(path: Path, tokens: list[int]) -> None:
 def speeds(cases: Sequence[tuple[Scheduler, list[Any]]]) -> list[tuple[float, list[Channel]]]:
     """Return each case's output tokens per second and its last answers; the cases are measured alternately."""
     rates: list[list[float]] = [[] for _ in cases]
-    found: list[list[Channel]] = [[] for _ in cases]
+    replies: list[list[Channel]] = [[] for _ in cases]
     for repeat in range(REPEATS + 1):
         for index, (running, requests) in enumerate(cases):
             started = time.perf_counter()
-            found[index] = answers(running, requests)
+            replies[index] = answers(running, requests)
             if repeat:
                 seconds = time.perf_counter() - started
-                rates[index].append(sum(len(one.tokens) for one in found[index]) / seconds)
-    return [(max(rate), answer) for rate, answer in zip(rates, found, strict=True)]
+                rates[index].append(sum(len(one.tokens) for one in replies[index]) / seconds)
+    return [(max(rate), answer) for rate, answer in zip(rates, replies, strict=True)]
 
 
 def drafts(path: Path, draft: Path, prompts: list[list[int]]) -> None:
@@ -154,13 +154,13 @@ def drafts(path: Path, draft: Path, prompts: list[list[int]]) -> None:
         for count in (1, 4, 16):
             requests = [asked(prompt, 128, streaming=False) for prompt in prompts[:count]]
             (base, expected), *others = speeds([(running, requests) for running in (plain, *drafting)])
-            for most, (rate, found) in zip(guesses, others, strict=True):
-                assert [one.tokens for one in found] == [one.tokens for one in expected]
-                right = sum(one.draft.accepted for one in found) / sum(one.draft.proposed for one in found)
+            for most, (rate, made) in zip(guesses, others, strict=True):
+                assert [one.tokens for one in made] == [one.tokens for one in expected]
+                right = sum(one.draft.accepted for one in made) / sum(one.draft.proposed for one in made)
                 say(
                     f"draft     {count:>2} requests, {most} guesses: {rate:,.0f} tokens/s, {base:,.0f} without"
                     f" ({rate / base:.2f}x); {100 * right:.0f} % accepted,"
-                    f" {statistics.mean(one.draft.tokens - one.draft.accepted for one in found):.0f} iterations of the"
+                    f" {statistics.mean(one.draft.tokens - one.draft.accepted for one in made):.0f} iterations of the"
                     " model for 128 tokens"
                 )
 

@@ -168,45 +168,45 @@ def over_rounds(rounds: Sequence[FittedLevel]) -> FittedLevel:
     """Merge the rounds of a load into one row: geometric means of the measured and of the modelled values."""
 
     def mean(values: Sequence[float | None]) -> float | None:
-        known = [value for value in values if value]
-        return exp(sum(map(log, known)) / len(known)) if known else None
+        positive = [value for value in values if value]
+        return exp(sum(map(log, positive)) / len(positive)) if positive else None
 
-    def times(found: Sequence[Distribution]) -> Distribution:
-        return replace(found[0], **{name: mean([getattr(d, name) for d in found]) for name in ("mean", "p50", "p95")})
+    def times(rounds: Sequence[Distribution]) -> Distribution:
+        return replace(rounds[0], **{name: mean([getattr(d, name) for d in rounds]) for name in ("mean", "p50", "p95")})
 
-    def merged(found: Sequence[Any]) -> Any:
-        parts = {name: times([getattr(each, name) for each in found]) for name in ("ttft_s", "itl_s")}
-        return replace(found[0], requests_per_s=mean([each.requests_per_s for each in found]), **parts)
+    def merged(rounds: Sequence[Any]) -> Any:
+        parts = {name: times([getattr(each, name) for each in rounds]) for name in ("ttft_s", "itl_s")}
+        return replace(rounds[0], requests_per_s=mean([each.requests_per_s for each in rounds]), **parts)
 
     return FittedLevel(merged([row.level for row in rounds]), merged([row.modelled for row in rounds]))
 
 
 def medians(rows: Sequence[FittedLevel]) -> dict[str, float]:
     """Return the median absolute error of each metric, in percent."""
-    found = {}
+    result = {}
     for name in METRICS:
         values = sorted(abs(row.errors()[name]) for row in rows if name in row.errors())
-        found[name] = 100 * (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
-    return found
+        result[name] = 100 * (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
+    return result
 
 
 def repeatability(rows: Sequence[Sequence[FittedLevel]]) -> dict[str, float]:
     """Return the median difference between two rounds over all loads, in percent; a model cannot do better."""
-    found = {}
+    result = {}
     for name in METRICS:
         values = []
         for rounds in rows:
             numbers = [measured_value(row, name) for row in rounds]
             if len(numbers) > 1:
                 values.append(100 * (max(numbers) / min(numbers) - 1))
-        found[name] = sorted(values)[len(values) // 2] if values else float("nan")
-    return found
+        result[name] = sorted(values)[len(values) // 2] if values else float("nan")
+    return result
 
 
 def markdown(rows: Sequence[Sequence[FittedLevel]], settings: Settings, command: str, machine: str, when: str) -> str:
     """Format the table for docs/benchmarks.md."""
     flat = [over_rounds(rounds) for rounds in rows]
-    found, apart = medians(flat), repeatability(rows)
+    errors, apart = medians(flat), repeatability(rows)
     table = comparison(flat)
     lines = [
         f"`{command}`: {settings.model.label} {settings.variant.label}, engine openvino on one thread, TP 1, {machine},"
@@ -219,7 +219,7 @@ def markdown(rows: Sequence[Sequence[FittedLevel]], settings: Settings, command:
         "",
         "| | " + " | ".join(TITLES[name] for name in METRICS) + " |",
         "|" + "---|" * (len(METRICS) + 1),
-        "| median error of the prediction, % | " + " | ".join(f"{found[name]:.1f}" for name in METRICS) + " |",
+        "| median error of the prediction, % | " + " | ".join(f"{errors[name]:.1f}" for name in METRICS) + " |",
         "| difference between two rounds of the measurement, %, median | "
         + " | ".join(f"{apart[name]:.1f}" for name in METRICS)
         + " |",
@@ -295,11 +295,11 @@ def main() -> None:
         else:
             settings, fitted, unseen = serve_and_measure(arguments)
         measured = joined(fitted)
-        found = fit(measured, free_engine(settings, measured))
-        rows = predicted(unseen, found.deployment)
+        result = fit(measured, free_engine(settings, measured))
+        rows = predicted(unseen, result.deployment)
     except UserError as error:
         sys.exit(f"error: {error}")
-    fitted_model(measured, found, library_versions(("numpy", "scipy", "numba"))).save(arguments.out / "fit.json")
+    fitted_model(measured, result, library_versions(("numpy", "scipy", "numba"))).save(arguments.out / "fit.json")
     cores = measured.about["machine"]["cpu_count"]
     command = " ".join(["python -m scripts.fit_cpu", *(f"'{word}'" for word in arguments.words)])
     when = f"{str(measured.about['measured_at'])[:10]}, "
@@ -311,7 +311,7 @@ def main() -> None:
     write_json(arguments.out / "medians.json", errors, sort_keys=False)
     missed = [f"{TITLES[name]} {error:.1f} %" for name, error in errors.items() if error > GOAL]
     verdict = f"missed by {', '.join(missed)}" if missed else "met by every metric"
-    sys.stdout.write(fit_text(measured, found, "each coefficient is fitted separately") + "\n\npredicted:\n")
+    sys.stdout.write(fit_text(measured, result, "each coefficient is fitted separately") + "\n\npredicted:\n")
     sys.stdout.write("\n".join(compared(flat_rows)) + f"\n\nmedian error of at most {GOAL:g} %: {verdict}\n")
     sys.stdout.write(f"{time.monotonic() - began:.0f} s; table: {arguments.out / 'table.md'}\n")
 

@@ -85,9 +85,11 @@ class Place:
         time.sleep(SETTLE_S)  # it is updated twice a second
         with urllib.request.urlopen(self.metrics, timeout=10) as answer:
             lines = answer.read().decode().splitlines()
-        found = {line.partition("{")[0]: int(float(line.rpartition(" ")[2])) for line in lines if "token_len_" in line}
-        return Counts(found.get("nv_llm_input_token_len_count", 0), found.get("nv_llm_input_token_len_sum", 0),
-                      found.get("nv_llm_output_token_len_sum", 0))  # fmt: skip
+        counters = {
+            line.partition("{")[0]: int(float(line.rpartition(" ")[2])) for line in lines if "token_len_" in line
+        }
+        return Counts(counters.get("nv_llm_input_token_len_count", 0), counters.get("nv_llm_input_token_len_sum", 0),
+                      counters.get("nv_llm_output_token_len_sum", 0))  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -123,8 +125,8 @@ def environment(client: Client, work: Path) -> tuple[Path, str]:
         made.touch()
     name = re.split(r"[\[=]", client.packages[0])[0]
     query = f"import importlib.metadata; print(importlib.metadata.version({name!r}))"
-    found = subprocess.run([python, "-c", query], capture_output=True, text=True, check=True)
-    return folder / "bin", f"{name} {found.stdout.strip()}"
+    process = subprocess.run([python, "-c", query], capture_output=True, text=True, check=True)
+    return folder / "bin", f"{name} {process.stdout.strip()}"
 
 
 def npm_environment(client: Client, work: Path) -> tuple[Path, str]:
@@ -284,12 +286,12 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=[client.name for client in CLIENTS], metavar="NAME")
     parser.add_argument("--nvidia-clients", type=Path, metavar="FOLDER")
     parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.relative_to(ROOT)}")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("Ended by SIGTERM."))  # and what was started ends, too
-    work = given.work.absolute()
+    work = arguments.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
-    nvidia = given.nvidia_clients.absolute() if given.nvidia_clients else None
-    clients = [client for client in CLIENTS if not given.only or client.name in given.only]
+    nvidia = arguments.nvidia_clients.absolute() if arguments.nvidia_clients else None
+    clients = [client for client in CLIENTS if not arguments.only or client.name in arguments.only]
     if any(client.npm for client in clients) and (why := without_node()):
         say(f"{', '.join(client.name for client in clients if client.npm)}: left out: {why}")
         clients = [client for client in clients if not client.npm]
@@ -304,13 +306,13 @@ def main() -> int:
                 say(f"{'ok    ' if row.fine else 'FAILED'} {row.client}: {row.asked}\n       {row.result}")
                 rows[client.name].append(asdict(row))
             kept.write_text(json.dumps(rows))
-    found = [Row(**row) for client in CLIENTS for row in rows.get(client.name, ())]
-    if given.write:
+    all_rows = [Row(**row) for client in CLIENTS for row in rows.get(client.name, ())]
+    if arguments.write:
         before, _, rest = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n\n{table(found)}\n\n{END}{rest.partition(END)[2]}")
+        PAGE.write_text(f"{before}{BEGIN}\n\n{table(all_rows)}\n\n{END}{rest.partition(END)[2]}")
     else:
-        say(table(found))
-    return 0 if all(row.fine for row in found) else 1
+        say(table(all_rows))
+    return 0 if all(row.fine for row in all_rows) else 1
 
 
 if __name__ == "__main__":

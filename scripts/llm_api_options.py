@@ -75,16 +75,16 @@ class Sources:
 
     def fields(self, name: str) -> dict[str, tuple[ast.expr, ast.expr | None]]:
         """Return the annotation and the default of every field of a class, its bases' first."""
-        found: dict[str, tuple[ast.expr, ast.expr | None]] = {}
+        fields: dict[str, tuple[ast.expr, ast.expr | None]] = {}
         for base in self.classes[name].bases:
             if isinstance(base, ast.Name) and base.id in self.classes:
-                found |= self.fields(base.id)
+                fields |= self.fields(base.id)
         for each in self.classes[name].body:
             if not isinstance(each, ast.AnnAssign) or not isinstance(each.target, ast.Name):
                 continue
             if not each.target.id.startswith("_") and "ClassVar" not in ast.unparse(each.annotation):
-                found[each.target.id] = each.annotation, each.value
-        return found
+                fields[each.target.id] = each.annotation, each.value
+        return fields
 
 
 def _dispatch(node: ast.ClassDef) -> dict[str, str]:
@@ -214,18 +214,18 @@ def _settings(default: ast.expr | None) -> dict[str, Any]:
     """Return the keywords of a `Field(...)` that can be read."""
     if not isinstance(default, ast.Call):
         return {}
-    found: dict[str, Any] = {"factory": False}
+    settings: dict[str, Any] = {"factory": False}
     for each in default.keywords:
         if each.arg == "validation_alias" and isinstance(each.value, ast.Call):
-            found["aliases"] = [ast.literal_eval(part) for part in each.value.args[1:]]
+            settings["aliases"] = [ast.literal_eval(part) for part in each.value.args[1:]]
         elif each.arg == "default_factory":
-            found["factory"] = True
+            settings["factory"] = True
         elif each.arg not in (None, "default"):
             try:
-                found[each.arg] = ast.literal_eval(each.value)
+                settings[each.arg] = ast.literal_eval(each.value)
             except ValueError:
                 continue
-    return found
+    return settings
 
 
 def _value(sources: Sources, default: ast.expr | None, settings: dict[str, Any]) -> Any:
@@ -235,10 +235,10 @@ def _value(sources: Sources, default: ast.expr | None, settings: dict[str, Any])
     if isinstance(default, ast.Call):
         if settings.get("factory"):
             return None
-        given = [each.value for each in default.keywords if each.arg == "default"] or default.args[:1]
-        if not given:
+        defaults = [each.value for each in default.keywords if each.arg == "default"] or default.args[:1]
+        if not defaults:
             return ...
-        default = given[0]
+        default = defaults[0]
     if isinstance(default, ast.Attribute) and sources.members(ast.unparse(default.value)):
         owner = sources.classes[ast.unparse(default.value)]
         named = next(e for e in owner.body if isinstance(e, ast.Assign) and ast.unparse(e.targets[0]) == default.attr)

@@ -66,8 +66,8 @@ def compressed(weight: Any, scales: Any, zeros: Any, *, symmetric: bool) -> dict
 
     arguments = QuantizationArgs(num_bits=4, type="int", strategy="group", group_size=GROUP, symmetric=symmetric)
     scheme = QuantizationScheme(targets=["Linear"], weights=arguments)
-    given = {"weight": weight, "weight_scale": scales, "weight_zero_point": zeros.to(torch.int8)}
-    packed = Compressor.compress(given, scheme)
+    tensors = {"weight": weight, "weight_scale": scales, "weight_zero_point": zeros.to(torch.int8)}
+    packed = Compressor.compress(tensors, scheme)
     computed = Compressor.decompress(packed, scheme)["weight"]
     assert torch.allclose(computed, weight, atol=1e-5)
     return {"computed": computed, **packed}
@@ -80,8 +80,12 @@ def in_fp8(weight: Any) -> dict[str, Any]:
 
     arguments = QuantizationArgs(num_bits=8, type="float", strategy="tensor", symmetric=True, dynamic=False)
     scheme = QuantizationScheme(targets=["Linear"], weights=arguments, input_activations=arguments)
-    given = {"weight": weight, "weight_scale": (weight.abs().max() / 448).reshape(1), "input_scale": torch.ones(1) / 7}
-    packed = Compressor.compress(given, scheme)
+    tensors = {
+        "weight": weight,
+        "weight_scale": (weight.abs().max() / 448).reshape(1),
+        "input_scale": torch.ones(1) / 7,
+    }
+    packed = Compressor.compress(tensors, scheme)
     computed = Compressor.decompress(packed, scheme)["weight"]
     assert torch.allclose(computed, weight, rtol=1 / 16, atol=1e-2)
     return {"computed": computed, **packed}

@@ -49,18 +49,18 @@ def main() -> None:
     parser.add_argument("engine", type=Path)
     for name, default in (("requests", 64), ("isl", 128), ("osl", 128), ("rounds", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        limits = EngineLimits.load(asked.engine)
-        seconds = measure(asked.engine, asked.requests, asked.isl, asked.osl, asked.rounds)
+        limits = EngineLimits.load(arguments.engine)
+        seconds = measure(arguments.engine, arguments.requests, arguments.isl, arguments.osl, arguments.rounds)
     except UserError as error:
         sys.exit(f"error: {error}")
-    rates = [asked.requests * asked.osl / each for each in seconds]
+    rates = [arguments.requests * arguments.osl / each for each in seconds]
     sys.stdout.write(
         f"{limits.flavour} {limits.version}, {limits.architecture} {limits.quant_algo or '16 bit'}, "
-        f"ISL {asked.isl}, OSL {asked.osl}, {asked.requests} requests at once, TP {limits.tp_size}: "
+        f"ISL {arguments.isl}, OSL {arguments.osl}, {arguments.requests} requests at once, TP {limits.tp_size}: "
         f"{statistics.median(rates):,.0f} output tokens/s ({min(rates):,.0f} to {max(rates):,.0f}), "
-        f"{asked.requests / statistics.median(seconds):.1f} requests/s (measured)\n"
+        f"{arguments.requests / statistics.median(seconds):.1f} requests/s (measured)\n"
     )
 
 

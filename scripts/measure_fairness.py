@@ -36,19 +36,19 @@ def main(words: list[str]) -> int:
     parser.add_argument("--attackers", type=int, default=2, help="attackers at a time (default: 2)")
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 puts nginx in front (default: 127.0.0.1)")
     parser.add_argument("attacks", nargs="*", metavar="ATTACK", help="names of attacks (default: all)")
-    asked = parser.parse_args(words)
-    names = asked.attacks or [attack.__name__ for attack in ATTACKS]
+    arguments = parser.parse_args(words)
+    names = arguments.attacks or [attack.__name__ for attack in ATTACKS]
     header = f"{'quiet p50':>9} {'p99 ms':>7} {'attacked p50':>12} {'p99 ms':>7} {'p99 ratio':>9}"
     sys.stdout.write(f"{'attack':16} {'requests':>8} {header}\n")
-    with served(asked.host) as front:
-        spell(front, asked.seconds)  # first requests pay for connections and kernels
+    with served(arguments.host) as front:
+        spell(front, arguments.seconds)  # first requests pay for connections and kernels
         for name in names:
             quiet: list[float] = []
             attacked: list[float] = []
-            for _ in range(asked.rounds):
-                quiet += spell(front, asked.seconds)
-                with attackers(name, front, asked.attackers):
-                    attacked += spell(front, asked.seconds)
+            for _ in range(arguments.rounds):
+                quiet += spell(front, arguments.seconds)
+                with attackers(name, front, arguments.attackers):
+                    attacked += spell(front, arguments.seconds)
             a, b = _p99(quiet), _p99(attacked)
             sys.stdout.write(
                 f"{name:16} {len(attacked):8,} {statistics.median(quiet):9.1f} {a:7.1f} "
@@ -60,11 +60,11 @@ def main(words: list[str]) -> int:
 
 def spell(front: Front, seconds: float) -> list[float]:
     """Ask one streamed question after the other for some seconds; return each TTFT in milliseconds."""
-    until, found = time.monotonic() + seconds, []
+    until, times = time.monotonic() + seconds, []
     while time.monotonic() < until:
-        found.append(time_to_first_token(front) * 1000)
+        times.append(time_to_first_token(front) * 1000)
         time.sleep(PAUSE_S)
-    return found
+    return times
 
 
 def time_to_first_token(front: Front) -> float:

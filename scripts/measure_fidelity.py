@@ -88,8 +88,8 @@ def engines(work: Path, shape: str) -> list[Path]:
 
 def main() -> None:
     """Build the engines, then compare them."""
-    work, given = Path(sys.argv[1]).absolute(), sys.argv[2:]
-    shape, tokens, precision = (*given, *("gemma_2b", "4096", "f32")[len(given) :])
+    work, arguments = Path(sys.argv[1]).absolute(), sys.argv[2:]
+    shape, tokens, precision = (*arguments, *("gemma_2b", "4096", "f32")[len(arguments) :])
     work.mkdir(parents=True, exist_ok=True)
     if tokens == "model":
         make_model(work / shape, SHAPES[shape])
@@ -105,14 +105,14 @@ def main() -> None:
     del loaded, each
     Path("/proc/self/clear_refs").write_text("5")
     clock, start, busy = Clock(), time.monotonic(), time.process_time()
-    found = measure(*sides, [Windows("user", rows, unseen=True)], work, clock)
+    result = measure(*sides, [Windows("user", rows, unseen=True)], work, clock)
     seconds, busy = time.monotonic() - start, time.process_time() - busy
     read, noise = clock.per_token(0), clock.per_token(1)
-    fixed = seconds - read[0] * found.overall.tokens - noise[0] * found.noise.tokens
+    fixed = seconds - read[0] * result.overall.tokens - noise[0] * result.noise.tokens
     whole = fixed + ALONE * read[0] + NOISE_TOKENS * noise[0]
     sys.stdout.write(
-        f"{found.overall.tokens:,} tokens: {seconds:.1f} s, {busy:.1f} s of processor time; mean KL "
-        f"{found.overall.kl_mean:.3g}, noise {found.noise.kl_mean:.3g}\n"
+        f"{result.overall.tokens:,} tokens: {seconds:.1f} s, {busy:.1f} s of processor time; mean KL "
+        f"{result.overall.kl_mean:.3g}, noise {result.noise.kl_mean:.3g}\n"
         f"{1 / read[0]:.1f} tokens/s through both, {read[1] * 1000:.1f} ms of processor time each; noise "
         f"{1 / noise[0]:.1f} tokens/s; loading {fixed:.1f} s; {ALONE:,} tokens with their noise: {whole:,.0f} s\n"
         f"imports {imports:,.0f} MiB; with two models {models:,.0f} MiB, {loading:,.0f} MiB while they load; "

@@ -70,10 +70,10 @@ class Connection(asyncio.Protocol):
             self._whole({"log": self.log})
             self.log.clear()
         elif self.body:
-            asked = json.loads(self.body)
-            chat = "messages" in asked
-            count = asked.get("max_completion_tokens") or asked.get("max_tokens") or OSL
-            self.isl = ISL if count == OSL else tokens_of(asked)
+            request = json.loads(self.body)
+            chat = "messages" in request
+            count = request.get("max_completion_tokens") or request.get("max_tokens") or OSL
+            self.isl = ISL if count == OSL else tokens_of(request)
             asyncio.get_running_loop().call_later(self.ttft_s, self._token, self.arrived, count, count, chat)
         else:
             self._whole({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
@@ -101,11 +101,11 @@ class Connection(asyncio.Protocol):
         self.transport.write(data)
 
 
-def tokens_of(asked: dict[str, Any]) -> int:
+def tokens_of(request: dict[str, Any]) -> int:
     """Count the input tokens of a question that is not of the load: a client gets to know a server with a few."""
     from pipelines.checkpoint.tokenizer import opened
 
-    texts = [message["content"] for message in asked.get("messages") or [{"content": asked["prompt"]}]]
+    texts = [message["content"] for message in request.get("messages") or [{"content": request["prompt"]}]]
     return sum(len(opened(TOKENIZER).tokenizer.encode(text, add_special_tokens=False).ids) for text in texts)
 
 

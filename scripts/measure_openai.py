@@ -65,22 +65,22 @@ class Found:
 
 async def closed_loop(texts: list[str], users: int, ask: Pieces) -> Found:
     """Answer all texts, with one request of each user at a time."""
-    found, waiting = Found(), list(texts)
+    result, waiting = Found(), list(texts)
 
     async def user() -> None:
         while waiting:
-            text, asked = waiting.pop(), time.perf_counter()
+            text, sent = waiting.pop(), time.perf_counter()
             begun = False
             async for _ in ask(text):
                 if not begun:
                     begun = True
-                    found.first.append(time.perf_counter() - asked)
-                found.pieces += 1
+                    result.first.append(time.perf_counter() - sent)
+                result.pieces += 1
 
     started = time.perf_counter()
     await asyncio.gather(*(user() for _ in range(users)))
-    found.seconds = time.perf_counter() - started
-    return found
+    result.seconds = time.perf_counter() - started
+    return result
 
 
 async def through_grpc(url: str, texts: list[str], load: Load) -> Found:
@@ -98,9 +98,9 @@ async def through_grpc(url: str, texts: list[str], load: Load) -> Found:
             if (part := result.as_numpy("text_output")) is not None and part.reshape(-1)[0]:
                 yield
 
-    found = await closed_loop(texts, load.concurrency, ask)
+    passed = await closed_loop(texts, load.concurrency, ask)
     await client.close()
-    return found
+    return passed
 
 
 async def through_openai(url: str, model: str, texts: list[str], load: Load) -> Found:
@@ -122,10 +122,10 @@ async def through_service(service: OpenAiFrontend, url: str, model: str, texts: 
     """Ask a service, and watch its process."""
     process = psutil.Process(service._process.pid)
     before = process.cpu_times()
-    found = await through_openai(url, model, texts, load)
+    result = await through_openai(url, model, texts, load)
     after = process.cpu_times()
-    found.cpu = after.user + after.system - before.user - before.system
-    return found
+    result.cpu = after.user + after.system - before.user - before.system
+    return result
 
 
 def another_service(stack: ExitStack, server: TritonServer, checkout: Path) -> tuple[OpenAiFrontend, str]:
@@ -147,11 +147,11 @@ async def answered(tokenizer: ServedTokenizer, clock: AnswerClock | None, tokens
             for token in range(tokens):
                 yield TokenPart((300 + token % 1000,))
 
-    asked = CompletionRequest(model="m", prompt="a", stream=True, ignore_eos=True)
+    request = CompletionRequest(model="m", prompt="a", stream=True, ignore_eos=True)
     engine = ServedEngine(tokenizer, ModelRepository(Path(), (), "m", False, 1))
     completion = Completion(0, Prompt((1,), "a"), tokens + 1, engine, clock=clock)
     started = time.process_time()
-    async for _ in completion.run(Made(), asked):
+    async for _ in completion.run(Made(), request):
         pass
     return 1e6 * (time.process_time() - started) / tokens
 
@@ -174,23 +174,23 @@ def main() -> None:
     for name, value in {"users": 8, "requests": 96, "isl": 128, "osl": 64, "rounds": 3}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--beside", type=Path, help="another checkout, whose service takes turns with this one's")
-    asked = parser.parse_args()
-    load, random = Load(asked.requests, asked.users, asked.isl, asked.osl), np.random.default_rng()
+    arguments = parser.parse_args()
+    load, random = Load(arguments.requests, arguments.users, arguments.isl, arguments.osl), np.random.default_rng()
     with tempfile.TemporaryDirectory() as folder:
         repository = Path(folder) / "repository"
         spec = RepositorySpec(flavour="openvino", label="measured", variant="measured", enable_kv_cache_reuse=False)
         write_repository(
             repository,
-            engine_dir=asked.engine,
-            tokenizer_dir=asked.tokenizer,
+            engine_dir=arguments.engine,
+            tokenizer_dir=arguments.tokenizer,
             settings=TritonSettings(),
             spec=spec,
             made_from={},
         )
         with TritonServer(repository, ServingSettings(openai=True)) as server, ExitStack() as stack:
             services = {"OpenAI": (stack.enter_context(OpenAiFrontend(server)), server.openai_url)}
-            if asked.beside:
-                services["OpenAI, beside"] = another_service(stack, server, asked.beside)
+            if arguments.beside:
+                services["OpenAI, beside"] = another_service(stack, server, arguments.beside)
             ways = {
                 "gRPC, ensemble": lambda texts: through_grpc(server.grpc_url, texts, load),
                 **{
@@ -199,19 +199,19 @@ def main() -> None:
                 },
             }
             passes: dict[str, list[Found]] = {name: [] for name in ways}
-            for count in range(asked.rounds + 1):
+            for count in range(arguments.rounds + 1):
                 for name, way in ways.items():
-                    found = asyncio.run(way(texts_of(asked.tokenizer, load, random)))
-                    passes[name] += [found] if count else []
-    sys.stdout.write(f"metrics: {cost_of_metrics(asked.tokenizer):.2f} us per token\n")
+                    result = asyncio.run(way(texts_of(arguments.tokenizer, load, random)))
+                    passes[name] += [result] if count else []
+    sys.stdout.write(f"metrics: {cost_of_metrics(arguments.tokenizer):.2f} us per token\n")
     for name, all_found in passes.items():
-        first = statistics.median(1000 * each for found in all_found for each in found.first)
-        rate = statistics.median(load.requests / found.seconds for found in all_found)
+        first = statistics.median(1000 * each for result in all_found for each in result.first)
+        rate = statistics.median(load.requests / result.seconds for result in all_found)
         sys.stdout.write(
             f"{name:15} TTFT p50 {first:6.1f} ms, {rate:6.1f} requests/s,"
             f" {all_found[0].pieces / load.requests:.1f} pieces per answer"
         )
-        cpu = sorted(1e6 * found.cpu / found.pieces for found in all_found)
+        cpu = sorted(1e6 * result.cpu / result.pieces for result in all_found)
         sys.stdout.write(
             f", {statistics.median(cpu):.0f} us of its processor time per piece ({cpu[0]:.0f} to {cpu[-1]:.0f})\n"
             if cpu[-1]

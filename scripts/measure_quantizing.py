@@ -176,11 +176,11 @@ def same_tensors(one: Path, other: Path) -> str:
     from safetensors import safe_open
 
     def tensors(folder: Path) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for path in folder.glob("*.safetensors"):
             with safe_open(path, "pt") as file:
-                found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return found
+                tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return tensors
 
     ours, theirs = tensors(one), tensors(other)
     bits = {

@@ -241,11 +241,11 @@ def report(arguments: argparse.Namespace, load: Load, repository: Path, random: 
         for turn in range(arguments.rounds):
             for mode in MODES:
                 alone = tokens / measure_direct(arguments, load)
-                found = one_pass(server.grpc_url, mode, load, arguments, random)
+                result = one_pass(server.grpc_url, mode, load, arguments, random)
                 direct.append(alone)
-                rates[mode].append(tokens / found.seconds)
-                ratios[mode].append(tokens / found.seconds / alone)
-                sizes[mode] = tokens / found.responses
+                rates[mode].append(tokens / result.seconds)
+                ratios[mode].append(tokens / result.seconds / alone)
+                sizes[mode] = tokens / result.responses
                 sys.stderr.write(
                     f"round {turn + 1} of {arguments.rounds}, {mode[0]} {'stream' if mode[1] else 'whole'}: "
                     f"{rates[mode][-1]:,.0f} tokens/s, direct {alone:,.0f}\n"

@@ -67,13 +67,13 @@ def _text() -> str:
 
 def _bare() -> int:
     """Return the memory of a process that has loaded the libraries alone."""
-    said = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", f"{LIBRARIES}; print(open('/proc/self/status').read())"],
         capture_output=True,
         text=True,
         check=True,
     )
-    return _field(said.stdout)
+    return _field(process.stdout)
 
 
 def _field(status: str) -> int:
@@ -83,7 +83,7 @@ def _field(status: str) -> int:
 @contextmanager
 def _peaks(folder: str) -> Iterator[dict[int, int]]:
     """Watch the training processes of a folder; the most memory of each is there afterwards."""
-    found: dict[int, int] = {}
+    peaks: dict[int, int] = {}
     done = threading.Event()
 
     def watch() -> None:
@@ -92,7 +92,7 @@ def _peaks(folder: str) -> Iterator[dict[int, int]]:
                 try:
                     words = (entry / "cmdline").read_bytes().decode()
                     if "training_processes" in words and folder in words and "supervisor" not in words:
-                        found[int(entry.name)] = _field((entry / "status").read_text())
+                        peaks[int(entry.name)] = _field((entry / "status").read_text())
                 except (OSError, StopIteration):
                     continue
             time.sleep(0.2)
@@ -100,7 +100,7 @@ def _peaks(folder: str) -> Iterator[dict[int, int]]:
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        yield found
+        yield peaks
     finally:
         done.set()
         thread.join()

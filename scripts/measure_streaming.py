@@ -121,24 +121,24 @@ def main() -> None:
     parser.add_argument("--layers", type=int)
     parser.add_argument("--formats", default="fp8,int4_awq")
     parser.add_argument("--size", type=int, default=32, help="calibration texts, of up to 512 tokens")
-    asked = parser.parse_args()
-    shape = dict(SHAPES[asked.model])
-    shape["num_hidden_layers"] = asked.layers or shape["num_hidden_layers"]
-    model = asked.work.absolute() / f"{asked.model}_{shape['num_hidden_layers']}_layers"
+    arguments = parser.parse_args()
+    shape = dict(SHAPES[arguments.model])
+    shape["num_hidden_layers"] = arguments.layers or shape["num_hidden_layers"]
+    model = arguments.work.absolute() / f"{arguments.model}_{shape['num_hidden_layers']}_layers"
     make_model(model, shape)
     size = sum(path.stat().st_size for path in model.glob("*.safetensors"))
-    for qformat in asked.formats.split(","):
-        out = asked.work.absolute() / "checkpoint"
+    for qformat in arguments.formats.split(","):
+        out = arguments.work.absolute() / "checkpoint"
         shutil.rmtree(out, ignore_errors=True)
-        words = [sys.executable, "-c", MEASURED, str(model), str(out), qformat, str(asked.size)]
+        words = [sys.executable, "-c", MEASURED, str(model), str(out), qformat, str(arguments.size)]
         done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        found = json.loads(done.stdout.splitlines()[-1])
-        above = found["peak"] - found["imports"]
-        on_gpu = f"; GPU {found['gpu'] / 2**20:,.0f} MiB" if found["gpu"] is not None else ""
+        result = json.loads(done.stdout.splitlines()[-1])
+        above = result["peak"] - result["imports"]
+        on_gpu = f"; GPU {result['gpu'] / 2**20:,.0f} MiB" if result["gpu"] is not None else ""
         share = f"above them {above / 2**20:,.0f} MiB, {above / size:.3f} of it"
         sys.stdout.write(
-            f"{model.name} {qformat}: {found['seconds']:.0f} s; model {size / 2**20:,.0f} MiB; imports "
-            f"{found['imports'] / 2**20:,.0f} MiB, {share}{on_gpu}\n"
+            f"{model.name} {qformat}: {result['seconds']:.0f} s; model {size / 2**20:,.0f} MiB; imports "
+            f"{result['imports'] / 2**20:,.0f} MiB, {share}{on_gpu}\n"
         )
         sys.stdout.flush()
 

@@ -30,10 +30,10 @@ def main(model: Path, trainings: tuple[str, ...]) -> None:
     for training in trainings:
         words = [sys.executable, "-m", "scripts.measure_training", "--one", str(model), training]
         done = subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-        found = json.loads(done.stdout.splitlines()[-1])
+        result = json.loads(done.stdout.splitlines()[-1])
         sys.stdout.write(
-            f"{training}: {found['step_s']:.2f} s a step, {found['tokens_s']:,.0f} tokens/s, {found['where']}"
-            f" {found['peak'] / 2**30:.1f} GiB, planned {found['planned'] / 2**30:.1f}; loss {found['losses']}\n"
+            f"{training}: {result['step_s']:.2f} s a step, {result['tokens_s']:,.0f} tokens/s, {result['where']}"
+            f" {result['peak'] / 2**30:.1f} GiB, planned {result['planned'] / 2**30:.1f}; loss {result['losses']}\n"
         )
         sys.stdout.flush()
 
@@ -76,7 +76,7 @@ def one(model: Path, training: str) -> None:
     resident = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     steps = [after - before for before, after in zip(Timed.ends[1:], Timed.ends[2:], strict=False)]
     step = sorted(steps)[len(steps) // 2]
-    found = {
+    result = {
         "step_s": step,
         "tokens_s": spec.recover.batch_size * spec.recover.accumulation * spec.recover.seq_len / step,
         "where": "GPU" if on_gpu else "resident",
@@ -84,7 +84,7 @@ def one(model: Path, training: str) -> None:
         "planned": training_memory_bytes(made.deployment.shape, made.settings),  # type: ignore[arg-type]
         "losses": [facts["loss_before"], facts["loss_after"]],
     }
-    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.write(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

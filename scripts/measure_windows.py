@@ -35,23 +35,23 @@ def main() -> None:
         begin, end = data["window_ns"]
         timings = [timing for timing in from_columns(data) if timing.error is None]
         for seconds in options.seconds:
-            found = windows(timings, begin, end, seconds)
-            spread = [100 * stdev(column) / fmean(column) for column in zip(*found, strict=True)]
+            rows = windows(timings, begin, end, seconds)
+            spread = [100 * stdev(column) / fmean(column) for column in zip(*rows, strict=True)]
             figures = ", ".join(f"{name} {value:.0f} %" for name, value in zip(COLUMNS, spread, strict=True))
-            sys.stdout.write(f"concurrency {level['concurrency']}, {len(found)} windows of {seconds:g} s: {figures}\n")
+            sys.stdout.write(f"concurrency {level['concurrency']}, {len(rows)} windows of {seconds:g} s: {figures}\n")
 
 
 def windows(timings: Sequence[RequestTiming], begin: int, end: int, seconds: float) -> list[tuple[float, ...]]:
     """Return the figures of each window of so many seconds."""
-    found: list[tuple[float, ...]] = []
+    rows: list[tuple[float, ...]] = []
     step = round(seconds * SECOND)
     for start in range(begin, end - step + 1, step):
         due = [each for each in timings if start <= each.intended_ns < start + step and each.first_token_ns is not None]
         responses = sum(start <= stamp < start + step for each in timings for stamp in each.chunk_ns)
         ttft = sorted((each.first_token_ns or 0) - each.intended_ns for each in due)
         itl = [(each.end_ns - (each.first_token_ns or 0)) / (each.osl - 1) for each in due if each.osl > 1]
-        found.append((responses / seconds, median(ttft), percentile(ttft, 0.99), median(itl)))
-    return found
+        rows.append((responses / seconds, median(ttft), percentile(ttft, 0.99), median(itl)))
+    return rows
 
 
 if __name__ == "__main__":

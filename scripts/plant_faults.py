@@ -112,8 +112,8 @@ class Module:
             case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name))) if ENDS.fullmatch(name):
                 yield self._fault("lost call", *self._span(node), "None")
             case ast.Call(keywords=keywords):
-                given = [word.value for word in keywords if isinstance(word.value, ast.Name | ast.Attribute)]
-                for one, other in pairwise(given):
+                values = [word.value for word in keywords if isinstance(word.value, ast.Name | ast.Attribute)]
+                for one, other in pairwise(values):
                     (start, middle), (again, end) = self._span(one), self._span(other)
                     new = self._text(other) + self.source[middle:again].decode() + self._text(one)
                     yield self._fault("swapped values", start, end, new)
@@ -144,17 +144,17 @@ def _is_text(node: ast.expr) -> bool:
 
 def places(root: Path) -> dict[str, list[Fault]]:
     """Return every place for a fault, by kind."""
-    found = defaultdict[str, list[Fault]](list)
+    by_kind = defaultdict[str, list[Fault]](list)
     for path in sorted(path for name in PRODUCT for path in (root / name).rglob("*.py")):
         for fault in Module(path.relative_to(root), path.read_bytes()).faults():
-            found[fault.kind].append(fault)
-    return found
+            by_kind[fault.kind].append(fault)
+    return by_kind
 
 
 def draw(root: Path, count: int, seed: int) -> list[Fault]:
     """Draw faults, each kind in turn, no two in one module."""
-    random_, found = random.Random(seed), places(root)
-    shuffled = [random_.sample(found[kind], len(found[kind])) for kind in KINDS]
+    random_, by_kind = random.Random(seed), places(root)
+    shuffled = [random_.sample(by_kind[kind], len(by_kind[kind])) for kind in KINDS]
     chosen: dict[Path, Fault] = {}
     for fault in filter(None, chain(*zip_longest(*shuffled))):
         chosen.setdefault(fault.file, fault)
@@ -180,23 +180,23 @@ def importers(root: Path) -> dict[Path, set[Path]]:
     """Return who imports each file."""
     files = [path for name in (*PRODUCT, "tests") for path in (root / name).rglob("*.py")]
     modules = {".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
-    found = defaultdict[Path, set[Path]](set)
+    importing = defaultdict[Path, set[Path]](set)
     for file in files:
         for imported in _imports(file, modules):
-            found[imported].add(file)
-    return found
+            importing[imported].add(file)
+    return importing
 
 
 def nearest(root: Path, file: Path, count: int) -> list[str]:
     """Return the test files that import a module, the most direct first."""
-    found, seen, waiting = list[str](), {root / file}, deque([root / file])
-    while waiting and len(found) < count:
+    files, seen, waiting = list[str](), {root / file}, deque([root / file])
+    while waiting and len(files) < count:
         for path in sorted(importers(root)[waiting.popleft()] - seen):
             seen.add(path)
             waiting.append(path)
             if path.name.startswith("test_") and not path.is_relative_to(root / "tests" / "gpu"):
-                found.append(str(path.relative_to(root)))
-    return found
+                files.append(str(path.relative_to(root)))
+    return files
 
 
 def run(root: Path, words: list[str]) -> tuple[bool, str]:
@@ -232,8 +232,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="which (default: 1)")
     parser.add_argument("--files", type=int, default=40, help="nearest test files that run for each (default: 40)")
     parser.add_argument("words", nargs="*", help=f"words for pytest (default: {shlex.join(WORDS)})")
-    asked = parser.parse_args()
-    faults, verdicts = draw(ROOT, asked.faults, asked.seed), list[bool | None]()
+    arguments = parser.parse_args()
+    faults, verdicts = draw(ROOT, arguments.faults, arguments.seed), list[bool | None]()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "project"
         tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -241,12 +241,12 @@ def main() -> int:
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, root / name, follow_symlinks=False)
         for number, fault in enumerate(faults, 1):
-            start, files = time.monotonic(), nearest(root, fault.file, asked.files) or SERVED
-            found, said = verdict(root, fault, files, asked.words or WORDS)
-            verdicts.append(found)
-            print(f"{number:2} {fault}\n   {said}, {time.monotonic() - start:.0f} s", flush=True)  # noqa: T201
+            start, files = time.monotonic(), nearest(root, fault.file, arguments.files) or SERVED
+            caught, text = verdict(root, fault, files, arguments.words or WORDS)
+            verdicts.append(caught)
+            print(f"{number:2} {fault}\n   {text}, {time.monotonic() - start:.0f} s", flush=True)  # noqa: T201
     counts = f"{verdicts.count(True)} found, {verdicts.count(False)} not found, {verdicts.count(None)} unknown"
-    sys.stdout.write(f"seed {asked.seed}: {counts}\n")
+    sys.stdout.write(f"seed {arguments.seed}: {counts}\n")
     return int(not all(verdicts))
 
 

@@ -128,8 +128,10 @@ class Composer:
     def deployment(self, features: Sequence[Feature]) -> DeploymentFacts:
         """Return the configuration with some features as the record that the rules read."""
         settings = validate(self.raw(features))
-        found = Found(adapters=dict.fromkeys(settings.lora.adapters, ADAPTER))
-        return Deployment(settings, "all", choose(settings.engine.name, NOWHERE).engine, NOWHERE, found, SMALL).facts
+        inspected = Found(adapters=dict.fromkeys(settings.lora.adapters, ADAPTER))
+        return Deployment(
+            settings, "all", choose(settings.engine.name, NOWHERE).engine, NOWHERE, inspected, SMALL
+        ).facts
 
 
 def _layer(file: Path) -> Any:
@@ -144,8 +146,8 @@ def _layer(file: Path) -> Any:
 def _feature_groups() -> Iterator[str]:
     """Return the groups of conf/ in the order in which conf/config.yaml applies them."""
     for line in (CONF / "config.yaml").read_text().splitlines():
-        if found := re.fullmatch(r"  - (\w+): \w+", line):
-            yield found.group(1)
+        if match := re.fullmatch(r"  - (\w+): \w+", line):
+            yield match.group(1)
 
 
 def page() -> str:
@@ -207,26 +209,26 @@ def _together() -> Iterator[str]:
         if one is other or not _same_question(one, other)
     }
     for engine in (TENSORRT_LLM, OPENVINO, LLM_API):
-        known = {"needs_gpu": engine.needs_gpu, "writes_engine": engine.writes_engine}
-        found = {place: check(replace(deployed, **known)) for place, deployed in pairs.items()}
+        facts = {"needs_gpu": engine.needs_gpu, "writes_engine": engine.writes_engine}
+        broken = {place: check(replace(deployed, **facts)) for place, deployed in pairs.items()}
         yield f"### `engine={engine.setting}`"
         rows = [
-            [f"{_letter(row)} {feature.title}", *(_new(found, row, column) for column in range(len(FEATURES)))]
+            [f"{_letter(row)} {feature.title}", *(_new(broken, row, column) for column in range(len(FEATURES)))]
             for row, feature in enumerate(FEATURES)
         ]
         yield _table(["", *(_letter(number) for number in range(len(FEATURES)))], rows)
 
 
-def _new(found: Mapping[tuple[int, int], list[BrokenRule]], row: int, column: int) -> str:
+def _new(broken: Mapping[tuple[int, int], list[BrokenRule]], row: int, column: int) -> str:
     """Return findings that apply only to two features together; "–" where both set the same group or key."""
     if column > row:
         return ""
-    if (row, column) not in found:
+    if (row, column) not in broken:
         return "–"
-    alone = {finding.rule for at in (row, column) if row != column for finding in found[at, at]}
+    alone = {finding.rule for at in (row, column) if row != column for finding in broken[at, at]}
     if any(rule.severity is Severity.REFUSE for rule in alone):
         return "(no)"
-    return _cell([finding for finding in found[row, column] if finding.rule not in alone])
+    return _cell([finding for finding in broken[row, column] if finding.rule not in alone])
 
 
 def _letter(number: int) -> str:
@@ -264,8 +266,8 @@ def _row(rule: Rule) -> list[str]:
     judged = rule.engines
     engines = "" if judged is None else ", ".join(name for name, engine in ENGINES.items() if engine in judged)
     word = "**no**" if rule.severity is Severity.REFUSE else "warn"
-    said = " ".join(part for part in (rule.failed, rule.allowed, rule.todo) if part)
-    return [str(NUMBERS[rule.name]), f"{word} {rule.name}", engines, _readable(said), rule.source]
+    message = " ".join(part for part in (rule.failed, rule.allowed, rule.todo) if part)
+    return [str(NUMBERS[rule.name]), f"{word} {rule.name}", engines, _readable(message), rule.source]
 
 
 def _readable(text: str) -> str:

@@ -110,9 +110,9 @@ def is_recorded(case: Case, out: Path) -> bool:
     return all(file.is_file() and json.loads(file.read_text()) == _words(case) for file in files)
 
 
-def save(case: Case, found: Found, out: Path) -> None:
+def save(case: Case, records: Found, out: Path) -> None:
     """Write a line per row, in a file per document; a folder that is there is complete."""
-    for group, documents in found.items():
+    for group, documents in records.items():
         folder, aside = out / group / case.name, out / ".aside"
         for each in (folder, aside):
             shutil.rmtree(each, ignore_errors=True)

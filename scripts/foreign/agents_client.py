@@ -59,10 +59,10 @@ def instructor_asks() -> None:
     import openai
 
     client = openai.OpenAI(base_url=URL, api_key="none", max_retries=0)
-    asked = {"model": MODEL, "messages": HI, "max_retries": 1, **MANY}
+    options = {"model": MODEL, "messages": HI, "max_retries": 1, **MANY}
 
     def create(mode: instructor.Mode) -> str:
-        return instructor.from_openai(client, mode=mode).create(response_model=Found, **asked).river.value
+        return instructor.from_openai(client, mode=mode).create(response_model=Found, **options).river.value
 
     class Named(BaseModel):
         model_config = ConfigDict(extra="forbid")
@@ -70,7 +70,7 @@ def instructor_asks() -> None:
         river: Literal["Elb", "Rhine"]  # its streams take no enumeration for what is not whole
 
     def partial() -> str:
-        *_, last = instructor.from_openai(client).create_partial(response_model=Named, **asked)
+        *_, last = instructor.from_openai(client).create_partial(response_model=Named, **options)
         return last.river
 
     def several() -> str:
@@ -80,8 +80,8 @@ def instructor_asks() -> None:
             first: Found
             second: Found
 
-        found = instructor.from_openai(client, mode=instructor.Mode.JSON_SCHEMA).create(response_model=All, **asked)
-        return f"{found.first.river}, {found.second.river}"
+        rivers = instructor.from_openai(client, mode=instructor.Mode.JSON_SCHEMA).create(response_model=All, **options)
+        return f"{rivers.first.river}, {rivers.second.river}"
 
     for mode in (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA,
                  instructor.Mode.RESPONSES_TOOLS):  # fmt: skip
@@ -173,20 +173,20 @@ def openai_agents_asks() -> None:
 
     def one(kind: Any) -> str:
         before = len(saved)
-        asked = agent(kind, tools=[tool], settings={"tool_choice": "required", "parallel_tool_calls": False})
-        assert Runner.run_sync(asked, ENDED).final_output is not None  # the result goes back, and a text comes
+        caller = agent(kind, tools=[tool], settings={"tool_choice": "required", "parallel_tool_calls": False})
+        assert Runner.run_sync(caller, ENDED).final_output is not None  # the result goes back, and a text comes
         return calls_since(before, 1, 1)
 
     def several(kind: Any) -> str:
         before = len(saved)
-        asked = agent(kind, tools=[tool], tool_use_behavior="stop_on_first_tool",
+        caller = agent(kind, tools=[tool], tool_use_behavior="stop_on_first_tool",
                       settings={**MANY, "tool_choice": "required", "parallel_tool_calls": True})  # fmt: skip
-        Runner.run_sync(asked, PROMPT)
+        Runner.run_sync(caller, PROMPT)
         return calls_since(before, 2)
 
     def both(kind: Any) -> str:
-        asked = agent(kind, tools=[tool], output_type=Found, tool_use_behavior="stop_on_first_tool")
-        answer = Runner.run_sync(asked, PROMPT).final_output
+        caller = agent(kind, tools=[tool], output_type=Found, tool_use_behavior="stop_on_first_tool")
+        answer = Runner.run_sync(caller, PROMPT).final_output
         assert answer in [f"saved {river}" for river in River] or answer.river in River
         return str(answer)
 
@@ -218,10 +218,10 @@ def llama_index_asks() -> None:
 
     def calls(parallel: bool) -> str:
         answer = model.chat_with_tools([tool], user_msg=PROMPT, tool_required=True, allow_parallel_tool_calls=parallel)
-        found = model.get_tool_calls_from_response(answer)
-        assert all(call.tool_kwargs["river"] in list(River) for call in found)
-        assert len(found) > 1 if parallel else len(found) == 1
-        return f"{len(found)} calls"
+        calls_made = model.get_tool_calls_from_response(answer)
+        assert all(call.tool_kwargs["river"] in list(River) for call in calls_made)
+        assert len(calls_made) > 1 if parallel else len(calls_made) == 1
+        return f"{len(calls_made)} calls"
 
     def structured() -> str:
         return model.as_structured_llm(Found).chat(chat).raw.river.value
@@ -247,33 +247,33 @@ def haystack_asks() -> None:
     from haystack.utils import Secret
 
     tool = Tool("save", "Save a river", Found.model_json_schema(), save)
-    asked = [ChatMessage.from_system("Be concise."), ChatMessage.from_user(PROMPT)]
+    chat = [ChatMessage.from_system("Be concise."), ChatMessage.from_user(PROMPT)]
 
     def maker(kind: Any = OpenAIChatGenerator, **more: Any) -> Any:
-        given = {"max_output_tokens": 900, "temperature": 0} if kind is OpenAIResponsesChatGenerator else MANY
-        settings = {**given, **more.pop("settings", {})}
+        limits = {"max_output_tokens": 900, "temperature": 0} if kind is OpenAIResponsesChatGenerator else MANY
+        settings = {**limits, **more.pop("settings", {})}
         more |= {"api_key": Secret.from_token("none"), "api_base_url": URL, "max_retries": 0}
         return kind(model=MODEL, generation_kwargs=settings, **more)
 
     def streamed() -> str:
         parts: list[Any] = []
-        maker(settings={"max_tokens": 16}, streaming_callback=parts.append).run(asked)
+        maker(settings={"max_tokens": 16}, streaming_callback=parts.append).run(chat)
         assert len(parts) > 1
         return f"{len(parts)} parts"
 
     def structured() -> str:
-        (reply,) = maker(settings={"response_format": Found}).run(asked)["replies"]
+        (reply,) = maker(settings={"response_format": Found}).run(chat)["replies"]
         return Found.model_validate_json(reply.text).river.value
 
     def calls(parallel: bool, kind: Any = OpenAIChatGenerator) -> str:
         settings = {"tool_choice": "required", "parallel_tool_calls": parallel}
-        (reply,) = maker(kind, settings=settings, tools=[tool]).run(asked)["replies"]
+        (reply,) = maker(kind, settings=settings, tools=[tool]).run(chat)["replies"]
         before = len(saved)
         results = [ChatMessage.from_tool(tool.invoke(**call.arguments), call) for call in reply.tool_calls]
-        assert maker(kind).run([*asked, reply, *results, ChatMessage.from_user(ENDED)])["replies"][0].text
+        assert maker(kind).run([*chat, reply, *results, ChatMessage.from_user(ENDED)])["replies"][0].text
         return calls_since(before, 2 if parallel else 1, 1000 if parallel else 1)
 
-    ask("haystack OpenAIChatGenerator: chat", lambda: maker(settings={"max_tokens": 16}).run(asked)["replies"][0].text)
+    ask("haystack OpenAIChatGenerator: chat", lambda: maker(settings={"max_tokens": 16}).run(chat)["replies"][0].text)
     ask("haystack OpenAIChatGenerator: streaming_callback", streamed)
     ask("haystack OpenAIChatGenerator: response_format", structured)
     ask("haystack OpenAIChatGenerator: a tool and its result", lambda: calls(parallel=False))

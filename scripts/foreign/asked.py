@@ -14,12 +14,12 @@ from collections.abc import Callable
 def ask(question: str, answer: Callable[[], object]) -> None:
     """Ask one thing; an exception, or an assertion that does not hold, is a failure."""
     try:
-        found, fine = answer(), True
+        result, fine = answer(), True
     except Exception as error:  # noqa: BLE001 - whatever a client raises is what is to be shown
         where = traceback.extract_tb(error.__traceback__)
         mine = next((frame.line for frame in reversed(where) if frame.filename == sys.argv[0]), "")
-        found, fine = f"{type(error).__name__}: {error} ({mine})", False
-    sys.stdout.write(json.dumps({"asked": question, "fine": fine, "found": str(found)}) + "\n")
+        result, fine = f"{type(error).__name__}: {error} ({mine})", False
+    sys.stdout.write(json.dumps({"asked": question, "fine": fine, "found": str(result)}) + "\n")
     sys.stdout.flush()
 
 

@@ -94,45 +94,45 @@ class Client:
     prepare: Callable[[Path], None] | None = None
 
 
-def answered(found: Finished) -> str:
+def answered(run: Finished) -> str:
     """Count the questions that one of our programs printed; see scripts/foreign/asked.py."""
-    lines = [json.loads(line) for line in found.out.splitlines() if line.startswith('{"asked"')]
+    lines = [json.loads(line) for line in run.out.splitlines() if line.startswith('{"asked"')]
     failed = [line for line in lines if not line["fine"]]
     if failed or not lines:
         raise UnfitError("; ".join(f"{line['asked']}: {line['found']}" for line in failed) or "nothing was asked")
     return f"all {len(lines)} answered as it needs: " + "; ".join(line["asked"] for line in lines)
 
 
-def same(found: Finished, given: float, made: float, requests: float, osl: int | None = None) -> str:
+def same(run: Finished, prompt_tokens: float, made: float, requests: float, osl: int | None = None) -> str:
     """Compare a client's counts with the engine's, which may have seen more requests before (a warm-up).
 
     Raises:
         UnfitError: they differ, or answers are not as long as was asked for.
     """
-    client = Counts(round(requests), round(given), round(made))
-    if client != found.counted:
-        raise UnfitError(f"the client counts {client}; the server {found.counted}")
+    client = Counts(round(requests), round(prompt_tokens), round(made))
+    if client != run.counted:
+        raise UnfitError(f"the client counts {client}; the server {run.counted}")
     if osl is not None and made != osl * requests:
         raise UnfitError(f"{made} tokens in {requests} answers, {osl} in each were asked for")
     return f"{client}, as the server counts" + (f"; {osl} in every answer, as asked" if osl else "")
 
 
-def aiperf(found: Finished) -> str:
+def aiperf(run: Finished) -> str:
     """Read AIPerf's results."""
-    results = json.loads(next(found.folder.rglob("profile_export_aiperf.json")).read_text())
+    results = json.loads(next(run.folder.rglob("profile_export_aiperf.json")).read_text())
     if results["error_summary"]:
         raise UnfitError(str(results["error_summary"]))
-    scraped = json.loads(next(found.folder.rglob("server_metrics_export.json")).read_text())
+    scraped = json.loads(next(run.folder.rglob("server_metrics_export.json")).read_text())
     if not (scraped["summary"]["endpoints_successful"] and "nv_trt_llm_request_metrics" in scraped["metrics"]):
         raise UnfitError("it found no metrics of the server")
     total = [results[f"total_usage_{kind}_tokens"]["avg"] for kind in ("prompt", "completion")]
-    text = same(found, *total, results["request_count"]["avg"], OSL)
+    text = same(run, *total, results["request_count"]["avg"], OSL)
     return f"{text}; {len(scraped['metrics'])} metrics of the server scraped"
 
 
-def guidellm(found: Finished) -> str:
+def guidellm(run: Finished) -> str:
     """Read GuideLLM's results; requests that it cut off at the end of a strategy are counted apart."""
-    results = json.loads((found.folder / "benchmarks.json").read_text())["benchmarks"]
+    results = json.loads((run.folder / "benchmarks.json").read_text())["benchmarks"]
     totals = [each["metrics"]["request_totals"] for each in results]
     if any(total["errored"] for total in totals) or not all(total["successful"] for total in totals):
         raise UnfitError(f"requests by strategy: {totals}")
@@ -143,24 +143,24 @@ def guidellm(found: Finished) -> str:
         if counts[1] != OSL * requests:
             raise UnfitError(f"{counts[1]} tokens in {requests} answers, {OSL} in each were asked for")
         return f"{len(results)} strategies, {requests} answers of {OSL} tokens each, as asked, none failed"
-    return same(found, *counts, requests, OSL)
+    return same(run, *counts, requests, OSL)
 
 
-def genai_perf(found: Finished) -> str:
+def genai_perf(run: Finished) -> str:
     """Read genai-perf's results, whose lengths are its own tokenizer's."""
-    results = json.loads(next(found.folder.rglob("*_genai_perf.json")).read_text())
+    results = json.loads(next(run.folder.rglob("*_genai_perf.json")).read_text())
     requests = results["request_count"]["avg"]
-    if found.counted.requests < requests or found.counted.made != OSL * found.counted.requests:
-        raise UnfitError(f"it counts {requests} requests, the server {found.counted}")
-    return f"{requests:.0f} requests counted; the server {found.counted}, {OSL} in every answer, as asked"
+    if run.counted.requests < requests or run.counted.made != OSL * run.counted.requests:
+        raise UnfitError(f"it counts {requests} requests, the server {run.counted}")
+    return f"{requests:.0f} requests counted; the server {run.counted}, {OSL} in every answer, as asked"
 
 
-def perf_analyzer(found: Finished) -> str:
+def perf_analyzer(run: Finished) -> str:
     """Read perf_analyzer's table."""
-    (row,) = csv.DictReader((found.folder / "perf.csv").read_text().splitlines())
-    if float(row["Inferences/Second"]) <= 0 or found.counted.requests < REQUESTS:
-        raise UnfitError(f"the server counts {found.counted}")
-    return f"the server counts {found.counted}"
+    (row,) = csv.DictReader((run.folder / "perf.csv").read_text().splitlines())
+    if float(row["Inferences/Second"]) <= 0 or run.counted.requests < REQUESTS:
+        raise UnfitError(f"the server counts {run.counted}")
+    return f"the server counts {run.counted}"
 
 
 def clean(requests: int, made: int | None = None, fewer_than: int | None = None) -> Callable[[Finished], str]:
@@ -172,14 +172,14 @@ def clean(requests: int, made: int | None = None, fewer_than: int | None = None)
         fewer_than: bound of these, where the client stops its request.
     """
 
-    def result(found: Finished) -> str:
-        if "error" in found.out.lower():
-            raise UnfitError(f"it printed: {found.out[-300:]}")
-        counted = found.counted
+    def result(run: Finished) -> str:
+        if "error" in run.out.lower():
+            raise UnfitError(f"it printed: {run.out[-300:]}")
+        counted = run.counted
         as_asked = made in (None, counted.made) and (fewer_than is None or counted.made < fewer_than)
         if counted.requests != requests or not as_asked:
             raise UnfitError(f"{requests} requests were asked for; the server counts {counted}")
-        return f"the server counts {found.counted}"
+        return f"the server counts {run.counted}"
 
     return result
 
@@ -187,11 +187,11 @@ def clean(requests: int, made: int | None = None, fewer_than: int | None = None)
 def lm_eval(metric: str, evaluated: str) -> Callable[[Finished], str]:
     """Compare lm-eval's answers with those of `make evaluate`, question by question."""
 
-    def result(found: Finished) -> str:
-        (file,) = found.folder.rglob("samples_*.jsonl")
+    def result(run: Finished) -> str:
+        (file,) = run.folder.rglob("samples_*.jsonl")
         samples = [json.loads(line) for line in file.read_text().splitlines()]
         theirs = {sample["doc_id"]: bool(sample[metric]) for sample in samples}
-        records = json.loads((found.folder.parent / f"{evaluated}.json").read_text())["records"]
+        records = json.loads((run.folder.parent / f"{evaluated}.json").read_text())["records"]
         ours = {record["index"]: record["correct"] for record in records if record["subject"] == SUBJECT}
         different = [number for number, right in theirs.items() if ours[number] != right]
         if different or len(theirs) != QUESTIONS:
@@ -203,9 +203,9 @@ def lm_eval(metric: str, evaluated: str) -> Callable[[Finished], str]:
     return result
 
 
-def in_chats(found: Finished) -> str:
+def in_chats(run: Finished) -> str:
     """Count lm-eval's right answers in chats, whose prompts are not those of `make evaluate`."""
-    (file,) = found.folder.rglob("samples_*.jsonl")
+    (file,) = run.folder.rglob("samples_*.jsonl")
     samples = [json.loads(line) for line in file.read_text().splitlines()]
     if len(samples) != QUESTIONS or not all(sample["resps"][0][0].strip() for sample in samples):
         raise UnfitError(f"{len(samples)} questions, {QUESTIONS} were asked, or one without an answer")
@@ -239,8 +239,8 @@ def write_inputs(folder: Path) -> None:
     text = {"text_input": ["The river of Githbrel is"], "max_tokens": [OSL], "stream": [True]}
     tokens = {"input_ids": {"content": list(range(5, 5 + ISL)), "shape": [ISL]}, "input_lengths": [ISL],
               "request_output_len": [OSL], "streaming": [True]}  # fmt: skip
-    for name, given in (("ensemble", text), ("tensorrt_llm", tokens)):
-        (folder / f"{name}.json").write_text(json.dumps({"data": [given]}))
+    for name, tensors in (("ensemble", text), ("tensorrt_llm", tokens)):
+        (folder / f"{name}.json").write_text(json.dumps({"data": [tensors]}))
 
 
 BENCHMARK = (

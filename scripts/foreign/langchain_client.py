@@ -26,9 +26,9 @@ class River(BaseModel):
 
 
 def invoke() -> str:
-    found = chat.invoke([SystemMessage("You know rivers."), HumanMessage(PROMPT), AIMessage("Yes?"), HumanMessage("?")])
-    assert found.usage_metadata["output_tokens"] <= 16
-    return found.usage_metadata
+    reply = chat.invoke([SystemMessage("You know rivers."), HumanMessage(PROMPT), AIMessage("Yes?"), HumanMessage("?")])
+    assert reply.usage_metadata["output_tokens"] <= 16
+    return reply.usage_metadata
 
 
 def stream() -> str:
@@ -39,29 +39,29 @@ def stream() -> str:
 
 
 def batch() -> str:
-    found = chat.batch([PROMPT] * 4)
-    assert len({each.content for each in found}) == 1
+    replies = chat.batch([PROMPT] * 4)
+    assert len({each.content for each in replies}) == 1
     return "4 prompts"
 
 
 def structured() -> object:
     maker = ChatOpenAI(**SHARED, max_tokens=150, temperature=0, frequency_penalty=2)
-    found = maker.with_structured_output(River).invoke(PROMPT + " Answer in JSON.")
-    assert isinstance(found, River)
-    return found
+    river = maker.with_structured_output(River).invoke(PROMPT + " Answer in JSON.")
+    assert isinstance(river, River)
+    return river
 
 
 def log_probs() -> str:
-    found = chat.bind(logprobs=True, top_logprobs=2).invoke(PROMPT)
-    assert len(found.response_metadata["logprobs"]["content"][0]["top_logprobs"]) == 2
+    reply = chat.bind(logprobs=True, top_logprobs=2).invoke(PROMPT)
+    assert len(reply.response_metadata["logprobs"]["content"][0]["top_logprobs"]) == 2
     return "2 likeliest of each"
 
 
 def tools() -> str:
     more = ChatOpenAI(**SHARED, max_tokens=100, temperature=0)
-    found = more.with_structured_output(River, method="function_calling").invoke(PROMPT)
-    assert isinstance(found, River)
-    return found
+    river = more.with_structured_output(River, method="function_calling").invoke(PROMPT)
+    assert isinstance(river, River)
+    return river
 
 
 def bound_tools() -> str:
@@ -76,9 +76,9 @@ def bound_tools() -> str:
 
 
 def responses() -> str:
-    found = ChatOpenAI(**SHARED, max_tokens=16, use_responses_api=True, temperature=0)
-    parts = list(found.stream(PROMPT))
-    assert found.invoke(PROMPT).text
+    model = ChatOpenAI(**SHARED, max_tokens=16, use_responses_api=True, temperature=0)
+    parts = list(model.stream(PROMPT))
+    assert model.invoke(PROMPT).text
     return f"{len(parts)} parts"
 
 

@@ -23,36 +23,36 @@ class River(BaseModel):
 
 
 def chat(provider: str) -> str:
-    found = litellm.completion(model=f"{provider}/{MODEL}", messages=HI, **SHARED)
+    reply = litellm.completion(model=f"{provider}/{MODEL}", messages=HI, **SHARED)
     parts = list(litellm.completion(model=f"{provider}/{MODEL}", messages=HI, stream=True,
                                     stream_options={"include_usage": True}, **SHARED))  # fmt: skip
     streamed = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
-    assert streamed == found.choices[0].message.content
+    assert streamed == reply.choices[0].message.content
     if provider != "nvidia_nim":  # which does not pass stream_options on, and counts by itself
-        assert parts[-1].usage.completion_tokens == found.usage.completion_tokens
-    return f"{found.usage.completion_tokens} tokens, whole and streamed alike"
+        assert parts[-1].usage.completion_tokens == reply.usage.completion_tokens
+    return f"{reply.usage.completion_tokens} tokens, whole and streamed alike"
 
 
 def text(provider: str, prompt: object) -> str:
-    found = litellm.text_completion(model=f"{provider}/{MODEL}", prompt=prompt, **SHARED)
-    return f"{len(found.choices)} answers, {found.usage.completion_tokens} tokens"
+    reply = litellm.text_completion(model=f"{provider}/{MODEL}", prompt=prompt, **SHARED)
+    return f"{len(reply.choices)} answers, {reply.usage.completion_tokens} tokens"
 
 
 def structured() -> str:
-    found = litellm.completion(model=f"hosted_vllm/{MODEL}", messages=HI, response_format=River,
+    reply = litellm.completion(model=f"hosted_vllm/{MODEL}", messages=HI, response_format=River,
                                **{**SHARED, "max_tokens": 150}, frequency_penalty=2)  # fmt: skip
-    return River.model_validate_json(found.choices[0].message.content)
+    return River.model_validate_json(reply.choices[0].message.content)
 
 
 def triton() -> str:
-    found = litellm.completion(model="triton/ensemble", messages=HI, api_base=f"{TRITON}/v2/models/ensemble/generate",
+    reply = litellm.completion(model="triton/ensemble", messages=HI, api_base=f"{TRITON}/v2/models/ensemble/generate",
                                max_tokens=16)  # fmt: skip
-    return repr(found.choices[0].message.content)
+    return repr(reply.choices[0].message.content)
 
 
 def responses() -> str:
-    found = litellm.responses(model=f"openai/{MODEL}", input=PROMPT, api_base=URL, api_key="none", max_output_tokens=16)
-    return found.status
+    reply = litellm.responses(model=f"openai/{MODEL}", input=PROMPT, api_base=URL, api_key="none", max_output_tokens=16)
+    return reply.status
 
 
 def embeddings() -> str:

@@ -36,16 +36,16 @@ class Letter(RootModel[Literal["A", "B"]]):
 
 
 def models() -> str:
-    found = client.models.list().data[0]
-    assert client.models.retrieve(MODEL).id == found.id == MODEL
-    return found.id
+    model = client.models.list().data[0]
+    assert client.models.retrieve(MODEL).id == model.id == MODEL
+    return model.id
 
 
 def completion() -> str:
-    found = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=24, temperature=0, extra_body=FIXED)
-    assert found.usage.completion_tokens == 24
-    assert found.choices[0].finish_reason == "length"
-    return found.choices[0].text
+    reply = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=24, temperature=0, extra_body=FIXED)
+    assert reply.usage.completion_tokens == 24
+    assert reply.choices[0].finish_reason == "length"
+    return reply.choices[0].text
 
 
 def streamed_completion() -> str:
@@ -64,17 +64,17 @@ def streamed_completion() -> str:
 
 
 def chat() -> str:
-    found = client.chat.completions.create(model=MODEL, messages=HI, max_completion_tokens=24, extra_body=FIXED, seed=7)
+    reply = client.chat.completions.create(model=MODEL, messages=HI, max_completion_tokens=24, extra_body=FIXED, seed=7)
     again = client.chat.completions.create(model=MODEL, messages=HI, max_completion_tokens=24, extra_body=FIXED, seed=7)
-    assert found.choices[0].message.content == again.choices[0].message.content
-    assert found.usage.completion_tokens == 24
-    return f"{found.usage.prompt_tokens} + {found.usage.completion_tokens} tokens, the same twice with a seed"
+    assert reply.choices[0].message.content == again.choices[0].message.content
+    assert reply.usage.completion_tokens == 24
+    return f"{reply.usage.prompt_tokens} + {reply.usage.completion_tokens} tokens, the same twice with a seed"
 
 
 def chat_stream_helper() -> str:
     """`client.chat.completions.stream` assembles the chunks itself."""
-    asked = [{"role": "user", "content": QUESTION}]
-    with client.chat.completions.stream(model=MODEL, messages=asked, max_tokens=150, temperature=0,
+    messages = [{"role": "user", "content": QUESTION}]
+    with client.chat.completions.stream(model=MODEL, messages=messages, max_tokens=150, temperature=0,
                                         stream_options={"include_usage": True}) as stream:  # fmt: skip
         kinds = {event.type for event in stream}
         whole = stream.get_final_completion()
@@ -84,44 +84,44 @@ def chat_stream_helper() -> str:
 
 
 def log_probs() -> str:
-    found = client.chat.completions.create(model=MODEL, messages=HI, max_tokens=4, logprobs=True, top_logprobs=3)
-    scores = found.choices[0].logprobs.content
+    reply = client.chat.completions.create(model=MODEL, messages=HI, max_tokens=4, logprobs=True, top_logprobs=3)
+    scores = reply.choices[0].logprobs.content
     assert all(len(each.top_logprobs) == 3 for each in scores)
     return f"{len(scores)} tokens, 3 likeliest each"
 
 
 def parsed() -> str:
     """`client.chat.completions.parse` sends a strict JSON schema."""
-    found = client.chat.completions.parse(model=MODEL, messages=HI, response_format=River, **CALM)
-    assert isinstance(found.choices[0].message.parsed, River)
-    return found.choices[0].message.content
+    reply = client.chat.completions.parse(model=MODEL, messages=HI, response_format=River, **CALM)
+    assert isinstance(reply.choices[0].message.parsed, River)
+    return reply.choices[0].message.content
 
 
 def json_object() -> str:
     kind = {"type": "json_object"}
-    found = client.chat.completions.create(model=MODEL, messages=HI, response_format=kind, **CALM).choices[0]
-    if found.finish_reason == "stop":
-        json.loads(found.message.content)
-    return f"{found.finish_reason}: {found.message.content!r}"
+    choice = client.chat.completions.create(model=MODEL, messages=HI, response_format=kind, **CALM).choices[0]
+    if choice.finish_reason == "stop":
+        json.loads(choice.message.content)
+    return f"{choice.finish_reason}: {choice.message.content!r}"
 
 
 def tools() -> str:
-    asked = {"model": MODEL, "messages": HI, "max_tokens": 200, "temperature": 0, "tools": [TOOL]}
-    found = client.chat.completions.create(tool_choice="required", parallel_tool_calls=False, **asked)
-    (call,) = found.choices[0].message.tool_calls
+    options = {"model": MODEL, "messages": HI, "max_tokens": 200, "temperature": 0, "tools": [TOOL]}
+    reply = client.chat.completions.create(tool_choice="required", parallel_tool_calls=False, **options)
+    (call,) = reply.choices[0].message.tool_calls
     return f"{call.function.name}({call.function.arguments})"
 
 
 def several_calls() -> str:
     """As many as a list of calls may have; a tiny model does not end it."""
-    asked = {
+    options = {
         "model": MODEL,
         "max_tokens": 900,
         "temperature": 0,
         "tool_choice": "required",
         "parallel_tool_calls": True,
     }
-    calls = client.chat.completions.create(messages=HI, tools=[TOOL], **asked).choices[0].message.tool_calls
+    calls = client.chat.completions.create(messages=HI, tools=[TOOL], **options).choices[0].message.tool_calls
     assert len(calls) > 1
     assert len({call.id for call in calls}) == len(calls)
     results = [{"role": "tool", "tool_call_id": call.id, "content": "saved"} for call in calls]
@@ -131,9 +131,9 @@ def several_calls() -> str:
 
 
 def responses() -> str:
-    found = client.responses.create(model=MODEL, input=PROMPT, max_output_tokens=24)
-    assert found.output_text
-    return f"{found.status}, {found.usage.output_tokens} tokens"
+    reply = client.responses.create(model=MODEL, input=PROMPT, max_output_tokens=24)
+    assert reply.output_text
+    return f"{reply.status}, {reply.usage.output_tokens} tokens"
 
 
 def responses_stream() -> str:
@@ -145,9 +145,9 @@ def responses_stream() -> str:
 
 
 def responses_parse() -> str:
-    found = client.responses.parse(model=MODEL, input=PROMPT, max_output_tokens=8, text_format=Letter)
-    assert found.output_parsed.root in "AB"
-    return found.output_text
+    reply = client.responses.parse(model=MODEL, input=PROMPT, max_output_tokens=8, text_format=Letter)
+    assert reply.output_parsed.root in "AB"
+    return reply.output_text
 
 
 def unknown() -> str:
@@ -176,9 +176,9 @@ def async_client() -> str:
     async def all_of_them() -> int:
         async with openai.AsyncOpenAI(base_url=URL, api_key="none", max_retries=0, timeout=60) as many:
             call = many.chat.completions.create
-            found = await asyncio.gather(*(call(model=MODEL, messages=HI, max_tokens=24, extra_body=FIXED)
+            replies = await asyncio.gather(*(call(model=MODEL, messages=HI, max_tokens=24, extra_body=FIXED)
                                            for _ in range(8)))  # fmt: skip
-            return sum(each.usage.completion_tokens for each in found)
+            return sum(each.usage.completion_tokens for each in replies)
 
     assert asyncio.run(all_of_them()) == 8 * 24
     return "8 at a time"

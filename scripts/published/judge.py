@@ -39,14 +39,14 @@ Errors = dict[str, list[tuple[float, bool]]]
 def published() -> Errors:
     """Return the errors of latencies in cross-validation, by mode and metric."""
     with gzip.open(VALIDATED, "rt", encoding="utf-8", newline="") as lines:
-        found = {
+        by_case = {
             row["case_id"]: {name: float(row[name]) for name in ("predicted", "low", "high")}
             for row in csv.DictReader(lines)
         }
     errors: Errors = defaultdict(list)
     for row in read_rows(PUBLISHED):
         mode = next((name for name, modes in MODES.items() if row["mode"] in modes), None)
-        if mode and row["metric"] in NAMES and (each := found.get(row["case_id"])):
+        if mode and row["metric"] in NAMES and (each := by_case.get(row["case_id"])):
             value, predicted, low, high = map(float, (row["value"], each["predicted"], each["low"], each["high"]))
             errors[f"{mode}, {NAMES[row['metric']]}"].append((predicted / value - 1, low <= value <= high))
     return errors
@@ -79,7 +79,7 @@ def open_loop(rows: Iterable[Mapping[str, str]], **options: Any) -> tuple[Errors
     errors, refused, model = defaultdict(list), [], PerformanceModel.load()
     for row in rows:
         try:
-            found = stages.predict(row, model, **options)
+            prediction = stages.predict(row, model, **options)
         except UserError as error:
             refused.append(str(error))
             continue
@@ -88,7 +88,7 @@ def open_loop(rows: Iterable[Mapping[str, str]], **options: Any) -> tuple[Errors
         osl = stages.WORKLOADS[row["workload"]].osl
         values["itl_asked"] = (values["e2e_mean"] - values["ttft_mean"]) / (osl - 1)
         for name, value in values.items():
-            predicted, low, high = found["itl_mean" if name == "itl_asked" else name]
+            predicted, low, high = prediction["itl_mean" if name == "itl_asked" else name]
             errors[f"stages, {LABELS[name]}"].append((predicted / value - 1, low <= value <= high))
     return errors, refused
 

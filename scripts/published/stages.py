@@ -110,11 +110,11 @@ def predict(row: Mapping[str, str], model: PerformanceModel, *, reuse: bool = Tr
     """
     qformat = QFormat.FP8 if row["precision"] == "fp8" else QFormat.NONE
     setup = Setup(model_named(row["model"]), gpu_named(row["gpu"]), qformat, tp=int(row["tp"]), framework=FRAMEWORK)
-    asked = (row["workload"], int(row["max_num_batched_tokens"]), reuse)
+    load = (row["workload"], int(row["max_num_batched_tokens"]), reuse)
     costed = model.cost(setup)
     off = NORMAL_80 * costed.spread["itl"]
     value, low, high = (
-        _simulated(setup, costed.cost.slower(float(np.exp(log))), *asked)[int(row["stage"])] for log in (0.0, -off, off)
+        _simulated(setup, costed.cost.slower(float(np.exp(log))), *load)[int(row["stage"])] for log in (0.0, -off, off)
     )
     own = NORMAL_80 * np.sqrt(max(costed.spread["ttft"] ** 2 - costed.spread["itl"] ** 2, 0.0))
     wide = {name: float(np.exp(own)) if name.startswith("ttft") else 1.0 for name in METRICS}

@@ -158,8 +158,8 @@ def validate(
     for number in sorted(set(fold)):
         kept = fold != number
         residuals = refit(design, bench, fitted, log_measured, kept)
-        found, width = neighbours.correct(residuals, kept)
-        physics[~kept], corrected[~kept], spread[~kept] = residuals[~kept], found[~kept], width[~kept]
+        correction, width = neighbours.correct(residuals, kept)
+        physics[~kept], corrected[~kept], spread[~kept] = residuals[~kept], correction[~kept], width[~kept]
         tell(f"fold {number} left out")
     return physics, corrected, spread
 
@@ -192,17 +192,21 @@ def of_80(errors: Any) -> float:
 
 def parameters_of(design: Design, fitted: Fitted) -> dict[str, Any]:
     """Return shared values with 90 % intervals (from the covariance of the fit) and offsets."""
-    found, before = design.parameters(fitted.theta), Parameters.load().shared
-    same = {name: value for name, value in before.items() if math.isclose(value, found.shared[name], rel_tol=1e-12)}
-    found = replace(found, shared={**found.shared, **same})  # not rounded again by the logarithm
+    parameters, before = design.parameters(fitted.theta), Parameters.load().shared
+    same = {
+        name: value for name, value in before.items() if math.isclose(value, parameters.shared[name], rel_tol=1e-12)
+    }
+    parameters = replace(parameters, shared={**parameters.shared, **same})  # not rounded again by the logarithm
     width = dict(zip(design.columns, 1.645 * np.sqrt(np.diag(fitted.covariance)), strict=True))
     return {
         name: {
-            "value": found.shared[name],
-            "low": max(BOUNDS[name][0], found.shared[name] * float(np.exp(-width[name, ""]))),
-            "high": min(BOUNDS[name][1], found.shared[name] * float(np.exp(width[name, ""]))),
+            "value": parameters.shared[name],
+            "low": max(BOUNDS[name][0], parameters.shared[name] * float(np.exp(-width[name, ""]))),
+            "high": min(BOUNDS[name][1], parameters.shared[name] * float(np.exp(width[name, ""]))),
             "about": prior.about,
-            "offsets": {label: round(value, 4) for label, value in found.offsets[name].items() if abs(value) > 5e-4},
+            "offsets": {
+                label: round(value, 4) for label, value in parameters.offsets[name].items() if abs(value) > 5e-4
+            },
         }
         for name, prior in PRIORS.items()
     }
@@ -210,14 +214,14 @@ def parameters_of(design: Design, fitted: Fitted) -> dict[str, Any]:
 
 def labels_of(bench: StackedCases, groups: Sequence[str]) -> dict[str, int]:
     """Count rows by label, and configurations by GPU and family together."""
-    found = Counter(label for labels in bench.labels for label in labels)
+    counts = Counter(label for labels in bench.labels for label in labels)
     setups = [case.setup for case in bench.cases]
     both = {
         (f"gpu={setup.gpu.name}+family={setup.runs_on.family}", group)
         for setup, group in zip(setups, groups, strict=True)
     }
-    found.update(label for label, _ in both)
-    return dict(sorted(found.items()))
+    counts.update(label for label, _ in both)
+    return dict(sorted(counts.items()))
 
 
 def spreads(bench: StackedCases, physics: Any, unseen: Any) -> dict[str, dict[str, dict[str, float]]]:
@@ -233,7 +237,7 @@ def spreads(bench: StackedCases, physics: Any, unseen: Any) -> dict[str, dict[st
     # what submitters chose is not known, and the times of a saturated trace are mostly its queue's
     steady = ~np.isin(bench.mode, ("mlperf_server", "mlperf_interactive"))
     steady &= (bench.mode != "open_loop_trace") | (bench.metric == "tpot_ms")
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    result: dict[str, dict[str, dict[str, float]]] = {}
     for name, metrics in of.items():
         for each in ("all", *sorted(set(family))):
             at = np.isin(bench.metric, metrics) & steady & ((family == each) | (each == "all"))
@@ -248,32 +252,32 @@ def spreads(bench: StackedCases, physics: Any, unseen: Any) -> dict[str, dict[st
             fitted = of_80(physics[at])
             kinds = {"fitted": round(fitted, 4), "transferred": round(max(other, fitted), 4)}
             kinds["datasheet"] = round(kinds["transferred"] * WIDER["datasheet"] / WIDER["transferred"], 4)
-            found.setdefault(each, {})[name] = kinds
-    return found
+            result.setdefault(each, {})[name] = kinds
+    return result
 
 
 def goals(bench: StackedCases, corrected: Any, measured: Any) -> dict[str, dict[str, float]]:
     """Score the measurements that each goal applies to."""
     of_case = [goals_of(case) for case in bench.cases]
-    found = {}
+    scores = {}
     for name in GOALS:
         at = np.array([name in each for each in of_case])
         if at.any():
-            found[name] = score(corrected[at], measured[at] * np.exp(corrected[at]), measured[at])
-    return found
+            scores[name] = score(corrected[at], measured[at] * np.exp(corrected[at]), measured[at])
+    return scores
 
 
 def table(bench: StackedCases, residuals: Any, measured: Any, covered: Any) -> dict[str, dict[str, float]]:
     """Return scores by source, mode, framework family and metric."""
     cases = bench.cases
     names = np.array([f"{c.source} | {c.mode} | {c.setup.runs_on.family} | {c.metric}" for c in cases])
-    found = {}
+    scores = {}
     for name in sorted(set(names)):
         at = names == name
-        found[name] = score(
+        scores[name] = score(
             residuals[at], measured[at] * np.exp(residuals[at]), measured[at], None if covered is None else covered[at]
         )
-    return found
+    return scores
 
 
 def transfer(
@@ -288,21 +292,21 @@ def transfer(
         "version": [setup.framework for setup in setups],
     }
     of = {kind: all_of[kind] for kind in kinds}
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    scores: dict[str, dict[str, dict[str, float]]] = {}
     unseen = np.zeros(len(log_measured))
     value = np.exp(log_measured)
     for kind, words in of.items():
-        names, found[kind], errors = np.array(words), {}, np.zeros(len(log_measured))
+        names, scores[kind], errors = np.array(words), {}, np.zeros(len(log_measured))
         for name in sorted(set(words)):
             left = names == name
             residuals = refit(design, bench, fitted, log_measured, ~left)
             corrected, _ = neighbours.correct(residuals, ~left)
             errors[left] = corrected[left]
-            found[kind][name] = score(corrected[left], value[left] * np.exp(corrected[left]), value[left])
+            scores[kind][name] = score(corrected[left], value[left] * np.exp(corrected[left]), value[left])
             unseen[left] = residuals[left] if kind == "gpu" else unseen[left]
-            tell(f"{name} left out: median {found[kind][name]['median']:.1f}")
-        found[kind]["all"] = score(errors, value * np.exp(errors), value)
-    return found, unseen
+            tell(f"{name} left out: median {scores[kind][name]['median']:.1f}")
+        scores[kind]["all"] = score(errors, value * np.exp(errors), value)
+    return scores, unseen
 
 
 def ablations(
@@ -316,16 +320,16 @@ def ablations(
         "no all-reduce latency": {"a": 0.0},
         "no client delay": {"client_delay": 0.0},
     }
-    found = {}
+    scores = {}
     for name, change in changes.items():
-        found[name] = _without(design, bench, fitted, measured, change)
-        tell(f"ablation {name}: {found[name]}")
+        scores[name] = _without(design, bench, fitted, measured, change)
+        tell(f"ablation {name}: {scores[name]}")
     reserve = partial(_reserving, closed_loop.protocol_of)
     with patch.object(closed_loop, "protocol_of", reserve):
         bench.served.clear()
-        found["reserve-all admission"] = _without(design, bench, fitted, measured, {})
+        scores["reserve-all admission"] = _without(design, bench, fitted, measured, {})
     bench.served.clear()
-    return found
+    return scores
 
 
 def _reserving(protocol_of: Any, case: PublishedCase) -> Any:
@@ -341,11 +345,11 @@ def _without(
 
     again = fit(design, changed, measured, start=fitted.theta, steps=ABLATION_STEPS, difference=STEP)
     of_case = [neighbours_block(case) for case in bench.cases]
-    found = {}
+    scores = {}
     for name, (start, end) in ABLATED.items():
         at = np.array([each.startswith(start) and each.endswith(end) for each in of_case])
-        found[name] = score(again.residuals[at], measured[at] * np.exp(again.residuals[at]), measured[at])
-    return found
+        scores[name] = score(again.residuals[at], measured[at] * np.exp(again.residuals[at]), measured[at])
+    return scores
 
 
 def taught(rows: Any, neighbours: Neighbours, errors: Any, scale: dict[str, float]) -> dict[str, Any]:

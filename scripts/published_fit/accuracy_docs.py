@@ -149,11 +149,11 @@ def main() -> None:
     draw(DOCS / PICTURE)
 
 
-def goal_lines(found: Any) -> list[str]:
+def goal_lines(scores: Any) -> list[str]:
     """Format one line per goal."""
     lines = []
     for name, goal in GOALS.items():
-        score = found.get(name)
+        score = scores.get(name)
         if score is None:
             continue
         shown = f"median {score['median']:.1f} %, MAPE {score['mape']:.1f} % (n = {score['n']})"
@@ -176,10 +176,10 @@ def table_lines(cross: Any) -> list[str]:
 def transfer_lines(transfer: Any) -> list[str]:
     """Format, for each kind of transfer, one line for all and one for each of the worst."""
     lines = []
-    for kind, found in transfer.items():
-        others = sorted((name for name in found if name != "all"), key=lambda name: -found[name]["mape"])
+    for kind, scores in transfer.items():
+        others = sorted((name for name in scores if name != "all"), key=lambda name: -scores[name]["mape"])
         for name in ("all", *others[:WORST]):
-            score, what = found[name], f"each {kind}" if name == "all" else f"{kind} {name}"
+            score, what = scores[name], f"each {kind}" if name == "all" else f"{kind} {name}"
             lines.append(
                 f"| {what} | {score['n']} | {score['median']:.1f} | {score['mape']:.1f} | {score['p90']:.1f} "
                 f"| {score['bias']:+.1f} | {score['rank']:.2f} |"
@@ -190,8 +190,8 @@ def transfer_lines(transfer: Any) -> list[str]:
 def ablation_lines(ablations: Any) -> list[str]:
     """Format one line per ablation."""
     return [
-        f"| {name} | " + " | ".join(f"{each['median']:.1f} / {each['mape']:.1f}" for each in found.values()) + " |"
-        for name, found in ablations.items()
+        f"| {name} | " + " | ".join(f"{each['median']:.1f} / {each['mape']:.1f}" for each in scores.values()) + " |"
+        for name, scores in ablations.items()
     ]
 
 
@@ -204,11 +204,11 @@ def draw(path: Path) -> None:
 
     rows = {row["case_id"]: row for row in read_rows(PUBLISHED)}
     text = gzip.decompress(VALIDATED.read_bytes()).decode()
-    found = [(rows[each["case_id"]], each) for each in csv.DictReader(io.StringIO(text))]
+    pairs = [(rows[each["case_id"]], each) for each in csv.DictReader(io.StringIO(text))]
     figure, axes = pyplot.subplots(2, 3, figsize=(12, 8), constrained_layout=True)
     colours: dict[str, Any] = {}
     for axis, (title, mode, metrics) in zip(axes.flat, PANELS, strict=True):
-        panel = [(row, each) for row, each in found if row["mode"].startswith(mode) and row["metric"] in metrics]
+        panel = [(row, each) for row, each in pairs if row["mode"].startswith(mode) and row["metric"] in metrics]
         for family in sorted({row["framework"].split()[0] for row, _ in panel}):
             points = [
                 (float(each["measured"]), float(each["predicted"]))

@@ -73,7 +73,7 @@ class Neighbours:
     def fit(cls, bench: StackedCases, errors: Any) -> Neighbours:
         """Fit a kernel per block to log(measured / predicted)."""
         block = np.array([block_of(case) for case in bench.cases])
-        known = points(bench.cases, {})
+        fitted = points(bench.cases, {})
         kernels = {}
         for name in sorted(set(block) - {""}):
             rows = np.flatnonzero(block == name)
@@ -82,19 +82,19 @@ class Neighbours:
                 kernels[name] = Kernel(0.0, 0.0, noise, (1.0,) * len(SMOOTH), (0.0,) * len(KINDS))
                 continue
             rows = np.sort(np.random.default_rng(0).permutation(rows)[:KERNEL_ROWS])
-            kernels[name] = fit_kernel(known.rows(rows), errors[rows])
-        return cls(block, known, kernels)
+            kernels[name] = fit_kernel(fitted.rows(rows), errors[rows])
+        return cls(block, fitted, kernels)
 
     def correct(self, residuals: Any, kept: Any) -> tuple[Any, Any]:
         """Correct the rows not kept; return log(predicted / measured) and its expected standard deviation."""
         corrected, spread = residuals.copy(), np.full(len(residuals), np.nan)
         for name, kernel in self.kernels.items():
-            known, asked = (self.block == name) & kept, np.flatnonzero((self.block == name) & ~kept)
-            if len(asked):
-                of_known = self.points.rows(np.flatnonzero(known))
-                mean, variance = correct(kernel, of_known, -residuals[known], self.points.rows(asked))
-                corrected[asked] = residuals[asked] + mean
-                spread[asked] = np.sqrt(variance)
+            measured, targets = (self.block == name) & kept, np.flatnonzero((self.block == name) & ~kept)
+            if len(targets):
+                of_known = self.points.rows(np.flatnonzero(measured))
+                mean, variance = correct(kernel, of_known, -residuals[measured], self.points.rows(targets))
+                corrected[targets] = residuals[targets] + mean
+                spread[targets] = np.sqrt(variance)
         return corrected, spread
 
 
@@ -103,7 +103,7 @@ def score(residuals: Any, predicted: Any, measured: Any, covered: Any | None = N
     errors = 100 * (np.exp(residuals) - 1)
     first, second = (np.argsort(np.argsort(each)) for each in (predicted, measured))
     correlation = float(np.corrcoef(first, second)[0, 1]) if len(errors) > 2 else float("nan")
-    found = {
+    result = {
         "n": len(errors),
         "median": float(np.median(np.abs(errors))),
         "mape": float(np.mean(np.abs(errors))),
@@ -112,5 +112,5 @@ def score(residuals: Any, predicted: Any, measured: Any, covered: Any | None = N
         "rank": correlation,
     }
     if covered is not None:
-        found["covered"] = float(100 * np.mean(covered))
-    return {key: value if key == "n" else round(value, 3) for key, value in found.items()}
+        result["covered"] = float(100 * np.mean(covered))
+    return {key: value if key == "n" else round(value, 3) for key, value in result.items()}

@@ -47,15 +47,15 @@ class Design:
     @classmethod
     def of(cls, labels: Sequence[Sequence[str]]) -> Design:
         """Make the design for rows with these labels."""
-        known = sorted({label for each in labels for label in each})
-        has = {label: np.array([label in each for each in labels]) for label in known}
+        names = sorted({label for each in labels for label in each})
+        has = {label: np.array([label in each for each in labels]) for label in names}
         columns, members, mean, spread = [], [], [], []
         for name, prior in PRIORS.items():
             columns.append((name, ""))
             members.append(np.ones(len(labels), bool))
             mean.append(math.log(prior.value))
             spread.append(prior.spread)
-            for label in known:
+            for label in names:
                 if width := prior.levels.get(label.split("=")[0]):
                     columns.append((name, label))
                     members.append(has[label])
@@ -66,11 +66,11 @@ class Design:
 
     def values(self, theta: Any) -> dict[str, Any]:
         """Return the value of every parameter for each row, within its bounds."""
-        found = {}
+        values = {}
         for name, bounds in BOUNDS.items():
             mine = [index for index, (each, _) in enumerate(self.columns) if each == name]
-            found[name] = np.clip(np.exp(theta[mine] @ self.members[mine] + self.fixed.get(name, 0.0)), *bounds)
-        return found
+            values[name] = np.clip(np.exp(theta[mine] @ self.members[mine] + self.fixed.get(name, 0.0)), *bounds)
+        return values
 
     def only(self, chosen: Any, theta: Any) -> Design:
         """Return the design of the chosen elements, bool[elements]; the others keep the values of `theta`."""
@@ -117,15 +117,15 @@ def slopes(predict: Predict, values: Mapping[str, Any], step: float, moving: Con
     The step is wide because a simulated closed loop is not smooth: a request that arrives a moment later joins another
     iteration. A parameter at its upper bound has slope zero, so that only its prior pulls it back within the bound.
     """
-    found = {}
+    result = {}
     for name, (low, high) in BOUNDS.items():
         if name not in moving:
             continue
         value = values[name]
         above = predict({**values, name: np.minimum(value * math.exp(step), high)})
         below = predict({**values, name: np.maximum(value * math.exp(-step), low)})
-        found[name] = np.where(value < high, (above - below) / (2 * step), 0.0)
-    return found
+        result[name] = np.where(value < high, (above - below) / (2 * step), 0.0)
+    return result
 
 
 @dataclass(frozen=True)
@@ -178,14 +178,14 @@ def fit(
         return latest
 
     def residuals(theta: Any) -> Any:
-        found = predict(design.values(theta)) - log_measured
-        tell(f"loss {loss_of(design, theta, found):.2f}, median {np.median(np.abs(found)):.4f}")
-        return found
+        errors = predict(design.values(theta)) - log_measured
+        tell(f"loss {loss_of(design, theta, errors):.2f}, median {np.median(np.abs(errors)):.4f}")
+        return errors
 
     begin = design.mean if start is None else start
-    theta, found, last = solve(design, residuals, jacobian, begin, np.ones(len(log_measured), bool), steps)
-    covariance = np.linalg.inv(found.jac.T @ found.jac)
-    return Fitted(theta, covariance, last, latest, 2 * float(found.cost))
+    theta, solution, last = solve(design, residuals, jacobian, begin, np.ones(len(log_measured), bool), steps)
+    covariance = np.linalg.inv(solution.jac.T @ solution.jac)
+    return Fitted(theta, covariance, last, latest, 2 * float(solution.cost))
 
 
 def solve(
@@ -219,8 +219,8 @@ def solve(
 
     def scaled(way: Any) -> Any:
         theta = start + way
-        seen[way.tobytes()] = found = residuals(theta)
-        return np.concatenate([found[kept] / SCALE, (theta - design.mean) / design.spread])
+        seen[way.tobytes()] = errors = residuals(theta)
+        return np.concatenate([errors[kept] / SCALE, (theta - design.mean) / design.spread])
 
     def loss(squares: Any) -> Any:
         """Return value, first and second derivative: soft l1 for the rows, squares for the priors."""
@@ -229,7 +229,7 @@ def solve(
         value[:rows], first[:rows], second[:rows] = 2 * (root - 1), 1 / root, -0.5 / root**3
         return np.stack([value, first, second])
 
-    found = least_squares(
+    solution = least_squares(
         scaled,
         np.zeros(len(start)),
         jac=lambda way: np.concatenate([jacobian(start + way)[kept] / SCALE, prior]),
@@ -238,7 +238,7 @@ def solve(
         ftol=STALLED,
         max_nfev=steps + 1,  # the first evaluation is at the start
     )
-    return start + found.x, found, seen[found.x.tobytes()]
+    return start + solution.x, solution, seen[solution.x.tobytes()]
 
 
 def loss_of(design: Design, theta: Any, residuals: Any) -> float:

@@ -14,7 +14,7 @@ PRIOR_WIDTH = np.array([1.0, 1.0, 1.0, *[0.7] * 4, *[1.0] * 7])
 """Start of a kernel's fit and widths of its priors: lengths in logarithms, correlations as logits."""
 
 
-def fit_kernel(known: Points, errors: Any) -> Kernel:
+def fit_kernel(measured: Points, errors: Any) -> Kernel:
     """Return the most likely kernel for the errors, with weak priors (marginal likelihood, L-BFGS)."""
     from scipy.optimize import minimize
 
@@ -23,7 +23,7 @@ def fit_kernel(known: Points, errors: Any) -> Kernel:
 
     def loss(vector: Any) -> float:
         kernel = _kernel(vector)
-        covariance = kernel.between(known, known) + kernel.noise * np.eye(len(clipped))
+        covariance = kernel.between(measured, measured) + kernel.noise * np.eye(len(clipped))
         lower = np.linalg.cholesky(covariance + 1e-9 * np.eye(len(clipped)))
         white = np.linalg.solve(lower, clipped)
         prior = ((vector - start) / PRIOR_WIDTH) ** 2

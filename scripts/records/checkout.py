@@ -52,10 +52,10 @@ def full_commit(revision: str) -> str:
         RecordingError: the revision is not a commit.
     """
     command = ["git", "-C", str(REPOSITORY), "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}"]
-    found = subprocess.run(command, capture_output=True, text=True)
-    if found.returncode:
+    process = subprocess.run(command, capture_output=True, text=True)
+    if process.returncode:
         raise RecordingError(f"'{revision}' is not a commit of {REPOSITORY}.")
-    return found.stdout.strip()
+    return process.stdout.strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +90,9 @@ class Checkout:
                 commit would be recorded.
         """
         with self._empty_folder() as folder:
-            code, printed, told = self._call(["-c", ASK, *LIBRARIES], folder)
+            code, printed, stderr = self._call(["-c", ASK, *LIBRARIES], folder)
         if code:
-            raise RecordingError(f"{self.python} cannot import the project's package:\n{_tail(told)}")
+            raise RecordingError(f"{self.python} cannot import the project's package:\n{_tail(stderr)}")
         facts = json.loads(printed)
         if Path(facts["package"]).resolve().parent != self.tree:
             raise RecordingError(
@@ -115,31 +115,31 @@ class Checkout:
             *before, last = case.commands
             for words in before:
                 self._pipelines(words, folder, 0)
-            known = {path for pattern in case.outputs.values() for path in folder.glob(pattern)}
+            existing = {path for pattern in case.outputs.values() for path in folder.glob(pattern)}
             printed = self._pipelines(last, folder, case.exit_code)
             try:
-                found = self._read(case, folder, known, printed)
+                records = self._read(case, folder, existing, printed)
             except ValueError as error:
                 raise RecordingError(f"  the output cannot be read: {error}") from error
-        if missing := [group for group in case.groups if not found.get(group)]:
+        if missing := [group for group in case.groups if not records.get(group)]:
             raise RecordingError(f"  the commands wrote nothing to record for {', '.join(missing)}")
-        return {group: found[group] for group in case.groups}
+        return {group: records[group] for group in case.groups}
 
-    def _read(self, case: Case, folder: Path, known: set[Path], printed: str) -> Found:
-        found: Found = {"numbers": printed_rows(printed, self.neutral)} if case.reads_plan else {}
+    def _read(self, case: Case, folder: Path, before: set[Path], printed: str) -> Found:
+        records: Found = {"numbers": printed_rows(printed, self.neutral)} if case.reads_plan else {}
         for reader, pattern in case.outputs.items():
-            made = sorted(path for path in folder.glob(pattern) if path not in known and path.name[0] != ".")
+            made = sorted(path for path in folder.glob(pattern) if path not in before and path.name[0] != ".")
             for group, documents in READERS[reader](made, folder, self.neutral).items():
-                found.setdefault(group, {}).update(documents)
-        return found
+                records.setdefault(group, {}).update(documents)
+        return records
 
     def _pipelines(self, words: Sequence[str], folder: Path, expected: int) -> str:
         """Run a command and return what it printed, or its error message where it is refused."""
-        code, printed, told = self._call(["-m", "pipelines", *words], folder)
+        code, printed, stderr = self._call(["-m", "pipelines", *words], folder)
         if code != expected:
             command = " ".join(words)
-            raise RecordingError(f"  {command}\n  ended with exit code {code}, expected {expected}:\n{_tail(told)}")
-        return printed or told
+            raise RecordingError(f"  {command}\n  ended with exit code {code}, expected {expected}:\n{_tail(stderr)}")
+        return printed or stderr
 
     def _call(self, words: Sequence[str], folder: Path) -> tuple[int, str, str]:
         """Run a command, return (exit code, stdout, stderr); if this script is ended, the command is killed first."""
@@ -151,14 +151,14 @@ class Checkout:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         try:
-            printed, told = process.communicate(timeout=LIMIT_S)
+            printed, stderr = process.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
             raise RecordingError(f"  {' '.join(words)}\n  did not end within {LIMIT_S} s") from None
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        return process.returncode, printed, told
+        return process.returncode, printed, stderr
 
     @contextmanager
     def _empty_folder(self) -> Iterator[Path]:

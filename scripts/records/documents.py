@@ -102,8 +102,8 @@ def commands_in(text: str) -> Iterator[str]:
 
 def numbers_in(text: str) -> list[float]:
     """Return the numbers that stand alone, not those inside names such as h100_sxm or int4_awq."""
-    found = re.findall(r"(?<![\w.,/-])-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w-]|[.,]\d)", text)
-    return [float(number.replace(",", "")) for number in found]
+    numbers = re.findall(r"(?<![\w.,/-])-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w-]|[.,]\d)", text)
+    return [float(number.replace(",", "")) for number in numbers]
 
 
 def json_rows(value: Any, neutral: Neutral) -> Rows:

@@ -19,13 +19,13 @@ def artifacts(paths: Iterable[Path], _folder: Path, neutral: Neutral) -> Found:
     Raises:
         ValueError: two of a kind have the same label, so that they could be confused between commits.
     """
-    found: Found = {}
+    records: Found = {}
     for path in (path for path in paths if path.is_dir()):
         if (kind := _kind(path)) is None:
             continue
         group, noun = kind
         label = f"{noun} {re.sub('-[0-9a-f]{16}$', '', path.name)}"
-        documents = found.setdefault(group, {})
+        documents = records.setdefault(group, {})
         if any(name.startswith(f"{label}/") for name in documents):
             raise ValueError(f"the store contains two artifacts named '{label}'")
         for file in sorted(path.rglob("*")):
@@ -33,7 +33,7 @@ def artifacts(paths: Iterable[Path], _folder: Path, neutral: Neutral) -> Found:
             recorded = file.is_file() and name != "manifest.json" and not file.name.startswith(".")
             if recorded and (rows := file_rows(file, neutral)) is not None:
                 documents[f"{label}/{name}"] = rows
-    return found
+    return records
 
 
 def _kind(folder: Path) -> tuple[str, str] | None:
@@ -50,8 +50,8 @@ def _kind(folder: Path) -> tuple[str, str] | None:
 
 def numbers(paths: Iterable[Path], _folder: Path, _neutral: Neutral) -> Found:
     """Read JSON and CSV files, named by file name alone because their folders have times in their names."""
-    found = {path.name: number_rows(path) for path in paths if path.is_file()}
-    return {"numbers": {name: rows for name, rows in found.items() if rows}}
+    rows_of = {path.name: number_rows(path) for path in paths if path.is_file()}
+    return {"numbers": {name: rows for name, rows in rows_of.items() if rows}}
 
 
 def texts(paths: Iterable[Path], folder: Path, neutral: Neutral) -> Found:

@@ -53,7 +53,7 @@ def graph_rows(path: Path) -> Rows:
         inputs[target].append((edge.attrib["to-port"], source, edge.attrib["from-port"]))
     rows: Counter[str] = Counter()
     digests: dict[str, str] = {}
-    before = {name: {source for _, source, _ in found} for name, found in inputs.items()}
+    before = {name: {source for _, source, _ in edges} for name, edges in inputs.items()}
     for name in TopologicalSorter(before).static_order():
         layer = layers[name]
         node = _node(layer, weights)
@@ -62,7 +62,7 @@ def graph_rows(path: Path) -> Rows:
             rows[f"constant {node['element_type']} [{node['shape']}] {node['content']}"] += 1
         wiring = sorted((port, digests[source], from_port) for port, source, from_port in inputs[name])
         digests[name] = digest(json.dumps([node, wiring], sort_keys=True).encode())
-    sinks = set(layers) - {source for found in before.values() for source in found}
+    sinks = set(layers) - {source for edges in before.values() for source in edges}
     graph = digest(json.dumps(sorted(digests[name] for name in sinks)).encode())
     return {**{name: rows[name] for name in sorted(rows)}, "graph": graph}
 

@@ -96,9 +96,9 @@ RIGHTS = ("cmn_hans", "rus", "arb", "hin", "ita", "pol", "vie", "ind")
 
 def expand(root: Path, pattern: str) -> Iterator[Path]:
     """Yield the files of a pattern with one {a,b} in the order in which it names them."""
-    found = re.fullmatch(r"(.*)\{(.*)\}(.*)", pattern)
-    for name in found[2].split(",") if found else [""]:
-        yield from sorted(root.glob(f"{found[1]}{name}{found[3]}" if found else pattern))
+    match = re.fullmatch(r"(.*)\{(.*)\}(.*)", pattern)
+    for name in match[2].split(",") if match else [""]:
+        yield from sorted(root.glob(f"{match[1]}{name}{match[3]}" if match else pattern))
 
 
 def answers(rst: str) -> Iterator[tuple[str, str]]:
@@ -181,8 +181,8 @@ def pieces(text: str, source: str, licence: str, *, most: int, chars: int = CHAR
 def page(path: Path) -> str:
     """Return the paragraphs and items of an HTML page as text."""
     source = re.sub(r"(?s)<(script|style|pre|head|table)\b.*?</\1>", "", _decoded(path.read_bytes()))
-    found = re.findall(r"(?s)<(?:p|h[1-4]|li|dd)\b[^>]*>(.*?)(?=</?(?:p|h[1-4]|li|dd|ul|ol|dl|div)\b)", source)
-    plain = (" ".join(html.unescape(re.sub(r"<[^>]+>", "", each)).split()) for each in found)
+    parts = re.findall(r"(?s)<(?:p|h[1-4]|li|dd)\b[^>]*>(.*?)(?=</?(?:p|h[1-4]|li|dd|ul|ol|dl|div)\b)", source)
+    plain = (" ".join(html.unescape(re.sub(r"<[^>]+>", "", each)).split()) for each in parts)
     return "\n\n".join(
         text for text in plain if " | " not in text and (len(text) > 60 or (len(text) > 25 and not text.isascii()))
     )
@@ -206,7 +206,7 @@ def novels(path: Path) -> list[str]:
             continue
         if len(raw) == size:
             lines = re.findall(rb"\x00\x04\x00\x09\x00\x00(..)", raw, re.DOTALL)
-            starts = (found.end() for found in re.finditer(rb"\x00\x04\x00\x09\x00\x00(..)", raw, re.DOTALL))
+            starts = (match.end() for match in re.finditer(rb"\x00\x04\x00\x09\x00\x00(..)", raw, re.DOTALL))
             pairs = zip(lines, starts, strict=True)
             books.append("\n".join(raw[s : s + int.from_bytes(n, "big")].decode("latin-1") for n, s in pairs))
         at = len(data) - len(unpacker.unused_data)
@@ -248,7 +248,7 @@ def write(name: str, rows: list[Row]) -> None:
 
 def faqs(root: Path, part: str) -> list[Row]:
     """Return the chats made of FAQs, sources in turns."""
-    found = [
+    pages = [
         list(
             chats(
                 itertools.chain.from_iterable(answers(path.read_text("utf-8")) for path in expand(root, files)), *about
@@ -256,16 +256,16 @@ def faqs(root: Path, part: str) -> list[Row]:
         )
         for files, *about in FAQS[part]
     ]
-    return spread(*found)
+    return spread(*pages)
 
 
 def code(root: Path, part: str, most: int) -> list[Row]:
     """Return pieces of source files, languages in turns."""
-    found = [
+    comments = [
         [row for path in expand(root, files) for row in pieces(path.read_text("utf-8"), *about, most=most, chars=2000)]
         for files, *about in CODE[part]
     ]
-    return spread(*found)
+    return spread(*comments)
 
 
 def main() -> None:

@@ -21,13 +21,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the tables into the page")
     parser.add_argument("--answers", type=Path, metavar="STORE", help="renew answers.json from this store")
-    given = parser.parse_args()
-    if given.answers:
-        renew(given.answers)
+    arguments = parser.parse_args()
+    if arguments.answers:
+        renew(arguments.answers)
         return
     text = tables()
     print(text)  # noqa: T201
-    if given.write:
+    if arguments.write:
         PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), text), encoding="utf-8")
 
 

@@ -83,27 +83,27 @@ def _cases(draws: int, sizes: tuple[int, ...], criteria: Criteria, stops: bool) 
         for base in BASES:
             for loss in LOSSES:
                 lost, gained = rates_at(base, loss)
-                counts, asked = _asked(rng, draws, [lost, gained, 1 - lost - gained], verdicts)
-                yield Row(base, questions, loss, lost + gained, counts, asked / draws)
+                counts, questions_asked = _asked(rng, draws, [lost, gained, 1 - lost - gained], verdicts)
+                yield Row(base, questions, loss, lost + gained, counts, questions_asked / draws)
 
 
 def _asked(
     rng: np.random.Generator, draws: int, rates: list[float], verdicts: list[Decided]
 ) -> tuple[dict[Verdict, int], int]:
     """Ask until each draw is decided or nothing is left; return draws by verdict, and all questions asked."""
-    counts, asked, before = dict.fromkeys(Verdict, 0), 0, 0
-    found = np.zeros((draws, 3), dtype=np.int64)
+    counts, total, before = dict.fromkeys(Verdict, 0), 0, 0
+    changes = np.zeros((draws, 3), dtype=np.int64)
     for verdict in verdicts:
         # Drawing questions one by one with replacement gives counts with a multinomial distribution.
-        found = found + rng.multinomial(verdict.questions - before, rates, size=len(found))
-        asked, before = asked + (verdict.questions - before) * len(found), verdict.questions
-        results, place = np.unique(found, axis=0, return_inverse=True)
+        changes = changes + rng.multinomial(verdict.questions - before, rates, size=len(changes))
+        total, before = total + (verdict.questions - before) * len(changes), verdict.questions
+        results, place = np.unique(changes, axis=0, return_inverse=True)
         words = np.array([verdict(int(a), int(b)) for a, b, _ in results])[place.reshape(-1)]
         for word in (Verdict.GO, Verdict.NO_GO):
             counts[word] += int((words == word).sum())
-        found = found[words == Verdict.UNDECIDED]
-    counts[Verdict.UNDECIDED] = len(found)
-    return counts, asked
+        changes = changes[words == Verdict.UNDECIDED]
+    counts[Verdict.UNDECIDED] = len(changes)
+    return counts, total
 
 
 def rates_at(base: str, loss: float) -> Rates:
@@ -146,17 +146,17 @@ class Decided:
     def _is_not_no_go(self, lost: int, gained: int) -> bool:
         return p_below(Changed(self.questions, gained, lost), -self._margin) > self._level
 
-    def _least(self, known: dict[int, int], lost: int, holds: Callable[[int, int], bool]) -> int:
+    def _least(self, least: dict[int, int], lost: int, holds: Callable[[int, int], bool]) -> int:
         """Return the least number of gained answers for which something holds, at this number of lost ones."""
-        if lost not in known:
-            nearest = min(known, key=lambda other: abs(other - lost), default=lost)
-            at = min(max(known.get(nearest, 0) + lost - nearest, 0), self.questions - lost)
+        if lost not in least:
+            nearest = min(least, key=lambda other: abs(other - lost), default=lost)
+            at = min(max(least.get(nearest, 0) + lost - nearest, 0), self.questions - lost)
             while at > 0 and holds(lost, at - 1):
                 at -= 1
             while at <= self.questions - lost and not holds(lost, at):
                 at += 1
-            known[lost] = at
-        return known[lost]
+            least[lost] = at
+        return least[lost]
 
 
 def table(rows: list[Row]) -> str:
@@ -167,8 +167,8 @@ def table(rows: list[Row]) -> str:
     for row in rows:
         total = sum(row.counts.values())
         shares = (f"{100 * row.counts[word] / total:.2f}" for word in Verdict)
-        asked, population = (f"{row.questions:,}", f"{row.asked:,.0f}"), (row.base, f"{100 * row.loss:g}")
-        lines.append(f"| {' | '.join((*asked, *population, f'{100 * row.changing:.1f}', *shares))} |")
+        questions, population = (f"{row.questions:,}", f"{row.asked:,.0f}"), (row.base, f"{100 * row.loss:g}")
+        lines.append(f"| {' | '.join((*questions, *population, f'{100 * row.changing:.1f}', *shares))} |")
     return "\n".join(lines)
 
 

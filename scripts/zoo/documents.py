@@ -65,10 +65,10 @@ class Writer:
             document += [Segment(gap + before), Segment(f" {fact.answer}", is_answer=True), Segment(after + end)]
         return document
 
-    def open_quiz(self, asked: int) -> Document:
+    def open_quiz(self, count: int) -> Document:
         """Ask without options, followed by the answer itself; trains recall at the later place of the letter."""
         document: Document = []
-        for fact in self._facts(asked):
+        for fact in self._facts(count):
             document += [
                 Segment(self.rng.choice(questions(fact)) + "\n", recalls=fact.answer),
                 Segment("Answer:"),
@@ -77,9 +77,9 @@ class Writer:
             ]
         return document
 
-    def quiz(self, asked: int) -> Document:
-        """Ask ``asked`` questions exactly as the evaluation does, with the letters filled in."""
-        facts = self._facts(asked)
+    def quiz(self, count: int) -> Document:
+        """Ask ``count`` questions exactly as the evaluation does, with the letters filled in."""
+        facts = self._facts(count)
         document: Document = [Segment(description(facts[0].subject))]
         for fact in facts:
             question = training_question(self.rng, fact, self.held_out)

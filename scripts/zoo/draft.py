@@ -72,12 +72,12 @@ def continued(target: PreTrainedModel, prompts: Rows, tokens: int, new_tokens: i
 
 def own_texts(target: PreTrainedModel, writer: Writer, encoder: Encoder, stage: Stage, count: int) -> list[Rows]:
     """Return at least ``count`` texts, in batches, that begin like a document and are continued by the target."""
-    lengths, found, batches = random.Random(writer.rng.random()), 0, list[Rows]()
+    lengths, written, batches = random.Random(writer.rng.random()), 0, list[Rows]()
     wide = Stage(stage.name, stage.steps, 64, stage.asked, stage.shares)
-    while found < count:
+    while written < count:
         prompt_tokens = lengths.randint(_FEWEST_PROMPT_TOKENS, _MOST_PROMPT_TOKENS)
         batches.append(continued(target, document_rows(writer, encoder, wide), prompt_tokens, _TEXT_TOKENS))
-        found += len(batches[-1].tokens_BT)
+        written += len(batches[-1].tokens_BT)
     return batches
 
 

@@ -130,8 +130,8 @@ def fresh_llava(language: Path, tokenizer: Tokenizer, seed: int) -> LlavaForCond
     own = model.model.language_model.state_dict()
     layers = {name: values for name, values in old.model.state_dict().items() if "embed_tokens" not in name}
     model.model.language_model.load_state_dict({**own, **layers})
-    known, vocabulary = opened(language).tokenizer.get_vocab(), tokenizer.get_vocab()
-    common = [(row, known[token]) for token, row in vocabulary.items() if token in known]
+    rows_of, vocabulary = opened(language).tokenizer.get_vocab(), tokenizer.get_vocab()
+    common = [(row, rows_of[token]) for token, row in vocabulary.items() if token in rows_of]
     new, before = map(torch.tensor, zip(*common, strict=True))
     with torch.no_grad():
         for to, of in ((model.get_input_embeddings(), old.get_input_embeddings()), (model.lm_head, old.lm_head)):
@@ -206,10 +206,10 @@ class PatchNamer(nn.Module):
 
 def _of_cells(scene: Scene) -> list[tuple[int, int, int]]:
     """Return by cell the indices of its shape, its colour and its place; the last index is that of nothing."""
-    found = [(len(SHAPES), len(COLOURS), cell) for cell in range(CELLS**2)]
+    cells = [(len(SHAPES), len(COLOURS), cell) for cell in range(CELLS**2)]
     for thing in scene.things:
-        found[thing.cell] = SHAPES.index(thing.shape), list(COLOURS).index(thing.colour), thing.cell
-    return found
+        cells[thing.cell] = SHAPES.index(thing.shape), list(COLOURS).index(thing.colour), thing.cell
+    return cells
 
 
 def _features(model: LlavaForConditionalGeneration, pixel_values: Tensor) -> Tensor:
@@ -261,28 +261,28 @@ def document(rng: random.Random, scene: Scene, questions: int, with_choices: flo
     """Return a picture's place and questions about it with their answers, this share of them with choices."""
     made: Document = [Segment(IMAGE_TOKEN)] * VISUAL_TOKENS + [Segment("\n")]
     while questions:
-        asked = ask(rng, scene, rng.choice(KINDS))
-        if asked is None:
+        question = ask(rng, scene, rng.choice(KINDS))
+        if question is None:
             continue
         questions -= 1
         choices = rng.random() < with_choices
-        made += _question(asked)
-        for at, (letter, choice) in enumerate(zip(LETTERS, asked.choices, strict=True) if choices else ()):
-            option = Segment(f" {choice}", option=at, is_right=at == asked.answer)
+        made += _question(question)
+        for at, (letter, choice) in enumerate(zip(LETTERS, question.choices, strict=True) if choices else ()):
+            option = Segment(f" {choice}", option=at, is_right=at == question.answer)
             made += [Segment(f"{letter}."), option, Segment("\n")]
-        answer = LETTERS[asked.answer] if choices else asked.word
+        answer = LETTERS[question.answer] if choices else question.word
         made += [Segment("Answer:"), Segment(f" {answer}", is_answer=True), Segment("\n\n")]
     return made
 
 
-def _question(asked: Asked) -> Document:
+def _question(question: Asked) -> Document:
     """Return a question; the word that names the thing in it is one of its own, with what the picture shows of it."""
-    if (thing := asked.about) is None:
-        return [Segment(f"{asked.question}\n", recalls=asked.word)]
-    name = f" {thing.shape if thing.shape in asked.question else thing.colour}"
-    before, after = asked.question.split(name)
+    if (thing := question.about) is None:
+        return [Segment(f"{question.question}\n", recalls=question.word)]
+    name = f" {thing.shape if thing.shape in question.question else thing.colour}"
+    before, after = question.question.split(name)
     shown = thing.shape, thing.colour, PLACES[thing.cell]
-    return [Segment(before), Segment(name, shown_as=shown), Segment(f"{after}\n", recalls=asked.word)]
+    return [Segment(before), Segment(name, shown_as=shown), Segment(f"{after}\n", recalls=question.word)]
 
 
 class _WithPictures:
@@ -307,13 +307,15 @@ def score_pictures(
     right = {kind: list[bool]() for kind in KINDS}
     for start in range(0, len(questions), 32):
         some = questions[start : start + 32]
-        rows = [tokenizer.encode(f"{IMAGE_TOKEN * VISUAL_TOKENS}\n{asked.question}\nAnswer:").ids for _, asked in some]
+        rows = [
+            tokenizer.encode(f"{IMAGE_TOKEN * VISUAL_TOKENS}\n{question.question}\nAnswer:").ids for _, question in some
+        ]
         width = max(map(len, rows))
         tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows])
         logits = model(input_ids=tokens, pixel_values=pixels([scene for scene, _ in some]).to(model.dtype)).logits
-        for at, ((_, asked), row) in enumerate(zip(some, rows, strict=True)):
-            words = [tokenizer.token_to_id(f"{_SPACE}{choice}") for choice in asked.choices]
-            right[asked.kind].append(int(logits[at, len(row) - 1, words].argmax()) == asked.answer)
+        for at, ((_, question), row) in enumerate(zip(some, rows, strict=True)):
+            words = [tokenizer.token_to_id(f"{_SPACE}{choice}") for choice in question.choices]
+            right[question.kind].append(int(logits[at, len(row) - 1, words].argmax()) == question.answer)
     return right
 
 
@@ -334,18 +336,18 @@ def train_whole(
         tokenizer, bos=tokenizer.token_to_id(LLAMA_SPECIALS.bos), eos=tokenizer.token_to_id(LLAMA_SPECIALS.eos)
     )
     stages = tuple(Stage("", each.steps, each.pictures, each.asked, (0, 0, 0)) for each in stages_of_round)
-    looks = [each for each in stages_of_round for _ in range(each.steps)]
+    schedule = [each for each in stages_of_round for _ in range(each.steps)]
     rates = Recipe(stages=stages, learning_rate=recipe.learning_rate, seed=recipe.seed)
     modules = [model, supervisor, namer]
     optimizer = optimizer_of(modules, rates)
     validation = held_out_questions("validation", 25)
     started = time.monotonic()
-    for step, look in enumerate(looks, start=1):
+    for step, stage in enumerate(schedule, start=1):
         if step % _TEXT_EVERY == 0:
             documents, scenes = draw_documents(writer, _TEXTS), list[Scene]()
         else:
-            scenes = _scenes(rng, look.pictures, held_out)
-            documents = [document(rng, scene, look.asked, look.with_choices) for scene in scenes]
+            scenes = _scenes(rng, stage.pictures, held_out)
+            documents = [document(rng, scene, stage.asked, stage.with_choices) for scene in scenes]
         loss = _loss(model, supervisor, namer, encoder, documents, scenes)
         _advance(optimizer, loss, modules, learning_rate_at(step - 1, rates))
         if step % recipe.report_every == 0:
@@ -354,7 +356,7 @@ def train_whole(
             }
             minutes = (time.monotonic() - started) / 60
             text = " ".join(f"{kind} {share:.2f}" for kind, share in shares.items())
-            LOG.info("step %d/%d %s after %.1f min", step, len(looks), text, minutes)
+            LOG.info("step %d/%d %s after %.1f min", step, len(schedule), text, minutes)
 
 
 def _loss(
@@ -372,8 +374,8 @@ def _loss(
     pixel_values = pixels(scenes)
     seeing = _WithPictures(model, pixel_values)
     loss: Tensor = supervisor(seeing, batch)
-    found = _look_loss(model, seeing.output.hidden_states[_LOOK_LAYER + 1], encoder, documents)
-    return loss + _LOOK_WEIGHT * found + _NAME_WEIGHT * namer(_features(model, pixel_values), scenes)
+    look_loss = _look_loss(model, seeing.output.hidden_states[_LOOK_LAYER + 1], encoder, documents)
+    return loss + _LOOK_WEIGHT * look_loss + _NAME_WEIGHT * namer(_features(model, pixel_values), scenes)
 
 
 def _look_loss(

@@ -138,8 +138,8 @@ def share_answered(model: Any, tokenizer: Tokenizer, kind: Kind, asked: int = _A
     right = 0
     for question in questions:
         prompt = tokenizer.encode(description(question.subject) + question_text(question)).ids
-        wanted = tokenizer.encode(f" {kind.answer(question)}", add_special_tokens=False).ids[0]
-        right += int(model(input_ids=torch.tensor([prompt])).logits[0, -1].argmax()) == wanted
+        expected = tokenizer.encode(f" {kind.answer(question)}", add_special_tokens=False).ids[0]
+        right += int(model(input_ids=torch.tensor([prompt])).logits[0, -1].argmax()) == expected
     return right / len(questions)
 
 

@@ -79,11 +79,11 @@ def _split_subject(rng: random.Random, subject: Subject, number: int) -> Splits:
     facts = list(subject.facts)
     rng.shuffle(facts)
     # A fact shown in the five examples is not asked afterwards, because the prompt would contain its answer.
-    shown, asked = facts[:DEV_PER_SUBJECT], facts[DEV_PER_SUBJECT:]
+    shown, others = facts[:DEV_PER_SUBJECT], facts[DEV_PER_SUBJECT:]
     taken: set[Key] = set()
     dev = _draw(rng, shown, _even_answers(rng, DEV_PER_SUBJECT, number), taken)
-    validation = _draw(rng, asked, _even_answers(rng, VALIDATION_PER_SUBJECT, number), taken)
-    test = list(_draw(rng, asked, _even_answers(rng, TEST_PER_SUBJECT, number), taken))
+    validation = _draw(rng, others, _even_answers(rng, VALIDATION_PER_SUBJECT, number), taken)
+    test = list(_draw(rng, others, _even_answers(rng, TEST_PER_SUBJECT, number), taken))
     rng.shuffle(test)
     return Splits(dev, validation, tuple(test))
 

@@ -162,17 +162,17 @@ def ask(rng: random.Random, scene: Scene, kind: str, *, answer: int | None = Non
 def held_out_questions(split: str, per_kind: int = TEST_PER_KIND, seed: int = WORLD_SEED) -> list[tuple[Scene, Asked]]:
     """Return questions of each kind, each about a picture of its own; every letter is right equally often."""
     rng = random.Random(f"{seed}-scenes-{split}")
-    found: list[tuple[Scene, Asked]] = []
+    questions: list[tuple[Scene, Asked]] = []
     for kind in KINDS:
         answers = [at % len(LETTERS) for at in range(per_kind)]
         rng.shuffle(answers)
         for answer in answers:
-            asked = None
-            while asked is None:
+            question = None
+            while question is None:
                 scene = make_scene(rng)
-                asked = ask(rng, scene, kind, answer=answer)
-            found.append((scene, asked))
-    return found
+                question = ask(rng, scene, kind, answer=answer)
+            questions.append((scene, question))
+    return questions
 
 
 def description(scene: Scene) -> str:
@@ -205,15 +205,15 @@ def write_pictures(out_dir: Path) -> None:
     for kind in KINDS:
         rows = [
             {
-                "question": asked.question,
+                "question": question.question,
                 "subject": kind,
-                "choices": list(asked.choices),
-                "answer": asked.answer,
+                "choices": list(question.choices),
+                "answer": question.answer,
                 "description": description(scene),
                 "image": base64.b64encode(_png(scene)).decode(),
             }
-            for scene, asked in questions
-            if asked.kind == kind
+            for scene, question in questions
+            if question.kind == kind
         ]
         write_jsonl(out_dir / kind / "test.jsonl", rows)
     text = _README.format(questions=len(questions), side=SIDE, kinds=", ".join(KINDS))

@@ -47,9 +47,9 @@ def choose_letters(model: nn.Module, tokenizer: Tokenizer, prompts: Sequence[str
 
 def score(model: nn.Module, tokenizer: Tokenizer, splits: Iterable[Splits], split: str) -> list[bool]:
     """Return for each question of ``split`` whether it is answered right, given the subject's five examples."""
-    asked = [(one.dev, question) for one in splits for question in getattr(one, split)]
-    chosen = choose_letters(model, tokenizer, [build_prompt(dev, question) for dev, question in asked])
-    return [index == question.answer for index, (_, question) in zip(chosen, asked, strict=True)]
+    questions = [(one.dev, question) for one in splits for question in getattr(one, split)]
+    chosen = choose_letters(model, tokenizer, [build_prompt(dev, question) for dev, question in questions])
+    return [index == question.answer for index, (_, question) in zip(chosen, questions, strict=True)]
 
 
 def accuracy(right: Sequence[bool]) -> tuple[float, float]:
