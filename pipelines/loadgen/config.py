@@ -167,6 +167,8 @@ class WorkloadSettings(Group):
         isl: input tokens as the engine counts them, the first special token included; in a chat those of one turn.
         osl: output tokens.
         mix: requests of other lengths among them, each with its share; the rest have `isl` and `osl`.
+        images: pictures of each request, or of the first message of a conversation; their tokens are part of `isl`.
+        image_side: height and width of a picture, pixels.
         ignore_eos: whether to continue to `osl` when the model would stop earlier.
         shared_prefix_share: this share of each prompt's tokens is the same in all prompts (KV reuse).
         turns: requests of one conversation; each repeats all before it, with a synthetic answer of `osl` tokens.
@@ -183,12 +185,14 @@ class WorkloadSettings(Group):
         seed: of lengths, prompts and arrival times.
     """
 
-    LATER: ClassVar[Mapping[str, Any]] = {"columns": None, "mix": ()}
+    LATER: ClassVar[Mapping[str, Any]] = {"columns": None, "mix": (), "images": 0, "image_side": 336}
 
     name: str
     isl: LengthSettings
     osl: LengthSettings
     mix: tuple[MixedSettings, ...] = ()
+    images: Annotated[int, Field(ge=0)] = 0
+    image_side: Positive = 336
     ignore_eos: bool = True
     shared_prefix_share: Annotated[float, Field(ge=0, le=1)] = 0
     turns: Positive = 1
@@ -254,6 +258,10 @@ class WorkloadSettings(Group):
             raise ValueError(
                 f"has think_time_s={self.think_time_s:g}, which only a closed loop has; arrival is '{self.arrival}'"
             )
+        if self.images and (self.shared_prefix_share or self.arrival == "trace"):
+            other = "arrival=trace" if self.arrival == "trace" else f"shared_prefix_share={self.shared_prefix_share:g}"
+            why = "a trace says every prompt itself" if self.arrival == "trace" else "a new picture is before the text"
+            raise ValueError(f"has images={self.images} with {other}: {why}")
         if self.turns > 1 and self.arrival == "trace":
             raise ValueError(f"has turns={self.turns}, which a trace does not take: it says every prompt itself")
         return self
@@ -293,7 +301,8 @@ class BenchmarkSettings(Group):
         metrics_url: its Prometheus page; None asks none of a server that already runs.
         precision: of a server that already runs, for the result, e.g. "fp8"; None is "unknown".
         tp_size: tensor parallel ranks of a server that already runs, for the result; None is 1.
-        model_name: the model on the server; an OpenAI endpoint's only model needs no name.
+        model_name: the model on the server; an OpenAI endpoint's only model needs no name, and pictures are sent to
+            tensorrt_llm_bls unless another is named.
         concurrency: closed loop: requests in flight, one level each; None is 1, 8, 32. With `search`, the smallest
             and the largest to try; None is 1 to 4096.
         request_rate: open loop: requests per second, one level each. With `search`, the smallest and the largest to
@@ -440,6 +449,9 @@ def load_faults(workload: WorkloadSettings, benchmark: BenchmarkSettings) -> lis
     if arrival == "burst" and benchmark.num_requests is None and benchmark.search == "none":
         message = "workload.arrival=burst has no number of requests."
         faults.append(Fault(message, todo="Add how many to send at once, e.g. benchmark.num_requests=64."))
+    if workload.images and benchmark.is_openai and benchmark.api != "chat":
+        message = f"workload.images={workload.images} conflicts with benchmark.api=completions, which takes text alone."
+        faults.append(Fault(message, todo="Add benchmark.api=chat."))
     if not benchmark.streaming and (benchmark.slo.to_slo().ttft_ms or benchmark.slo.to_slo().itl_ms):
         message = "benchmark.slo limits TTFT or ITL, which benchmark.streaming=false cannot measure."
         faults.append(Fault(message, todo="Add benchmark.streaming=true, or limit only benchmark.slo.e2e_ms."))

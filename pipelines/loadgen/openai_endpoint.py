@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from pipelines.checkpoint.tokenizer import opened
 from pipelines.domain.errors import UserError, did_you_mean, masked
 from pipelines.loadgen.config import DEFAULT_MODEL, Api
 from pipelines.loadgen.http_stream import HttpReply, HttpRequest, HttpStream, transport
+from pipelines.loadgen.pictures import picture, png
 from pipelines.loadgen.plan import PlannedRequest
 from pipelines.loadgen.request_stream import RequestStream
 
@@ -77,7 +79,12 @@ class OpenAiInterface:
     def build(self, request: PlannedRequest, *, streaming: bool, ignore_eos: bool) -> HttpRequest:
         """Build the request; greedy, as Triton's models generate unless told otherwise."""
         texts = (*request.history, request.text)
-        messages = [{"role": role, "content": text} for role, text in zip(cycle(("user", "assistant")), texts)]
+        messages: list[dict[str, Any]] = [
+            {"role": role, "content": text} for role, text in zip(cycle(("user", "assistant")), texts)
+        ]
+        if request.images:
+            parts = [_image_part(seed, request.image_side) for seed in request.images]
+            messages[0]["content"] = [*parts, {"type": "text", "text": texts[0]}]
         body: dict[str, Any] = {
             "model": self.model_name,
             **({"messages": messages} if self.api == "chat" else {"prompt": request.text}),
@@ -96,12 +103,18 @@ class OpenAiInterface:
         return transport(url, keeps_text=not self.usage)
 
 
+def _image_part(seed: int, side: int) -> dict[str, Any]:
+    content = base64.b64encode(png(picture(seed, side))).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{content}"}}
+
+
 class OpenAiEndpoint:
     """One endpoint, up to and with /v1. Takes the same questions as `pipelines.loadgen.server.Server`."""
 
-    def __init__(self, url: str, api: Api, tokenizer_dir: Path) -> None:
-        """Prepare."""
+    def __init__(self, url: str, api: Api, tokenizer_dir: Path, images: int = 0, image_side: int = 0) -> None:
+        """Prepare to send pictures with each request; the probes find their input tokens."""
         self.url, self._api, self._tokenizer_dir = url, api, tokenizer_dir
+        self._pictures = tuple(range(images)), image_side
         self._name, self._server = "", "unknown"
 
     def close(self) -> None:
@@ -214,7 +227,7 @@ class OpenAiEndpoint:
         return counted - plain
 
     def _probe(self, interface: OpenAiInterface, *texts: str, streaming: bool) -> tuple[HttpReply, str]:
-        request = PlannedRequest(texts[-1], 0, _PROBE_TOKENS, history=texts[:-1])
+        request = PlannedRequest(texts[-1], 0, _PROBE_TOKENS, 0, texts[:-1], *self._pictures)
         return self._ask(interface.build(request, streaming=streaming, ignore_eos=True))
 
     def _ask(self, request: HttpRequest, wait_s: float = _WAIT_S) -> tuple[HttpReply, str]:

@@ -12,6 +12,7 @@ from random import Random
 from pipelines.domain.benchmark import load_text
 from pipelines.domain.errors import UserError
 from pipelines.domain.summary import SECOND
+from pipelines.domain.units import show_bytes
 from pipelines.host.files import small_text
 from pipelines.loadgen.config import DEFAULT_CONCURRENCY, OPEN_RATE, BenchmarkSettings, LengthSettings, WorkloadSettings
 from pipelines.loadgen.prompts import PromptMaker
@@ -125,6 +126,8 @@ OPEN_CONVERSATIONS = 16
 """Conversations that an open loop continues in turn."""
 _POOL_TOKENS = 4_000_000
 _POOL_LEAST = 64
+_POOL_BYTES, _MOST_BYTES = 2**27, 2**31
+"""Of pictures: those of a closed loop, which go on with new ones, and of all other loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,8 @@ class PlannedRequest:
         osl: requested output tokens.
         shared: words at the beginning that are common to all prompts.
         history: earlier messages of user and assistant in turn.
+        images: seeds of the pictures of the first message.
+        image_side: of each, pixels.
         then: later turns of its session in a trace, each with the ns from the end of the answer before.
     """
 
@@ -145,15 +150,19 @@ class PlannedRequest:
     osl: int
     shared: int = 0
     history: tuple[str, ...] = ()
+    images: tuple[int, ...] = ()
+    image_side: int = 0
     then: tuple[tuple[int, PlannedRequest], ...] = ()
 
     def renewed(self, words: Mapping[str, int], times: int) -> PlannedRequest:
-        """Return the same request with another word behind the common prefix, so that a KV cache does not know it.
+        """Return the same request with other pictures or another word behind the common prefix, new to a KV cache.
 
         Args:
             words: words of one token each, without the space before them, and their places.
             times: how often the request was sent already.
         """
+        if self.images:
+            return replace(self, images=tuple(seed + times for seed in self.images))
         first, *rest = *self.history, self.text
         pieces = first.split(" ")
         place = max(self.shared, 1) + (not pieces[0])  # the very first word is of another kind than the others
@@ -238,20 +247,28 @@ class LevelPlan:
         Args:
             count: requests needed; None if not known beforehand.
         """
-        rng, turns = self._rng, self._workload.turns
+        rng, turns, side = self._rng, self._workload.turns, self._workload.image_side
+        picture_bytes = self._workload.images * 3 * side**2
         draw = mixed_sampler(self._workload, rng)
         chosen = [draw()]
         first = [(self._room(chosen[0][0]()), chosen[0][1]())]
         if count is None:
             tokens = first[0][0] * turns * (turns + 1) // 2
-            count = turns * max(min(self._workload.prompts // turns, _POOL_TOKENS // tokens), _POOL_LEAST)
+            most = min(self._workload.prompts // turns, _POOL_TOKENS // tokens, _POOL_BYTES // (picture_bytes or 1))
+            count = turns * max(most, _POOL_LEAST)
+        if count * picture_bytes > _MOST_BYTES:
+            raise UserError(
+                f"{count:,} requests with workload.images={self._workload.images} have pictures of"
+                f" {show_bytes(count * picture_bytes)}; at most {show_bytes(_MOST_BYTES)} are kept ready to be sent.",
+                todo="Lower workload.image_side, the rate or the duration.",
+            )
         for _ in range(-(-count // turns) - 1):
             chosen.append(pair := draw())
             first.append((self._room(pair[0]()), pair[1]()))
         share = self._workload.shared_prefix_share
         texts = self._maker.make([tokens for tokens, _ in first], self._words, prefix_share=share)
         conversations = [
-            [PlannedRequest(text, *sizes, shared=round(share * sizes[0]))]
+            [PlannedRequest(text, *sizes, shared=round(share * sizes[0]), images=self._images(), image_side=side)]
             for text, sizes in zip(texts, first, strict=True)
         ]
         for conversation, pair in zip(conversations, chosen, strict=True):
@@ -312,7 +329,11 @@ class LevelPlan:
                 lengths = [last.osl, max(new - wrapping, 1)]
                 answer, text = self._maker.make([each + self._maker.overhead for each in lengths], self._words)
                 tokens, history = last.isl + sum(lengths) + wrapping, (*history, last.text, answer)
-            conversation.append(PlannedRequest(text, tokens, osl(), last.shared, history))
+            turn = PlannedRequest(text, tokens, osl(), last.shared, history, last.images, last.image_side)
+            conversation.append(turn)
+
+    def _images(self) -> tuple[int, ...]:
+        return tuple(self._words.getrandbits(63) for _ in range(self._workload.images))
 
     def _room(self, tokens: int) -> int:
         """Raise a drawn length that leaves no room for a word to the shortest that does; a fixed one is refused."""

@@ -18,6 +18,8 @@ from pipelines.domain.errors import UserError
 _WORD = re.compile(r" [A-Za-z]{2,}")
 _ENOUGH = 16
 _TRIES = 64
+IMAGE = "<image>"
+"""A picture's place in a prompt of Triton's models."""
 
 
 class PromptMaker:
@@ -30,6 +32,7 @@ class PromptMaker:
         add_special_tokens: bool = True,
         added_tokens: int = 0,
         turn_tokens: int | None = None,
+        images: int = 0,
     ) -> None:
         """Read the tokenizer and find its words.
 
@@ -38,14 +41,16 @@ class PromptMaker:
             add_special_tokens: whether the server's preprocessing adds them (BOS); they count as input tokens.
             added_tokens: input tokens that the server adds besides, e.g. those of a chat template.
             turn_tokens: those that it adds for an answer and the next message; None if a conversation is one text.
+            images: places of pictures before each text, which are no part of it.
 
         Raises:
             UserError: there is no tokenizer.json, or it cannot be read.
         """
         self._tokenizer, self.folder = opened(tokenizer_dir).tokenizer, tokenizer_dir
         self._special, self._added, self.turn_tokens = add_special_tokens, added_tokens, turn_tokens
+        self._before = IMAGE * images
         self.overhead = self.count("")
-        """Tokens of the empty text, that is, those that the server adds."""
+        """Tokens of the empty text, that is, those of pictures and those that the server adds."""
         self._words = self._find_words()
         self._first = self._find_first()
 
@@ -56,7 +61,7 @@ class PromptMaker:
 
     def count(self, text: str) -> int:
         """Count the input tokens of a text as the server does."""
-        return len(self._tokenizer.encode(text, add_special_tokens=self._special).ids) + self._added
+        return len(self._tokenizer.encode(self._before + text, add_special_tokens=self._special).ids) + self._added
 
     def make(self, lengths: Sequence[int], rng: Random, *, prefix_share: float = 0.0) -> list[str]:
         """Make one random text per length.
@@ -73,7 +78,8 @@ class PromptMaker:
             return []
         if min(lengths) <= self.overhead:
             raise UserError(
-                f"workload.isl={min(lengths)} leaves no room for text: special tokens take {self.overhead}.",
+                f"workload.isl={min(lengths)} leaves no room for text: special tokens and pictures take"
+                f" {self.overhead}.",
                 todo=f"Use at least {self.overhead + 1}.",
             )
         common = self._draw(max(lengths), rng) if prefix_share else []
@@ -93,7 +99,8 @@ class PromptMaker:
         return [rng.choice(self._first), *rng.choices(self._words, k=count - 1)]
 
     def _checked(self, texts: list[str], lengths: Sequence[int], rng: Random) -> list[str]:
-        encodings = self._tokenizer.encode_batch(texts, add_special_tokens=self._special)
+        whole = [self._before + text for text in texts]
+        encodings = self._tokenizer.encode_batch(whole, add_special_tokens=self._special)
         return [
             text if len(item.ids) + self._added == length else self._repaired("", text, length, rng)
             for text, item, length in zip(texts, encodings, lengths, strict=True)
@@ -141,8 +148,10 @@ class PromptMaker:
         """Find forms that are one token at the very beginning: without the space if possible, else with it."""
         follow = self._words[0]
         for forms in ([word.lstrip() for word in self._words], self._words):
-            encodings = self._tokenizer.encode_batch([form + follow for form in forms], add_special_tokens=False)
-            fine = [form for form, got in zip(forms, encodings, strict=True) if len(got.ids) == 2]
+            texts = [self._before + form + follow for form in forms]
+            encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+            places = len(self._tokenizer.encode(self._before, add_special_tokens=False).ids)
+            fine = [form for form, got in zip(forms, encodings, strict=True) if len(got.ids) == places + 2]
             if len(fine) >= _ENOUGH:
                 return fine
         return self._words

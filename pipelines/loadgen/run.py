@@ -31,6 +31,7 @@ from pipelines.loadgen.config import (
     AUTO_PER_USER,
     AUTO_REQUESTS,
     AUTO_SECONDS,
+    DEFAULT_MODEL,
     BenchmarkSettings,
     WorkloadSettings,
     load_faults,
@@ -53,6 +54,8 @@ UNKNOWN: Mapping[str, Any] = {"engine": "unknown", "tp_size": 1, "world_size": 1
 """Labels of a server of which nothing is said."""
 _HITS = 0.01
 """Share of input tokens from the KV cache above which a load without planned reuse is marked."""
+SEEING_MODEL = "tensorrt_llm_bls"
+"""Triton's model that takes pictures: an ensemble cannot skip its encoder for requests without them."""
 _TOGETHER = 1.01
 """Tokens per response above which that is said."""
 LIBRARIES = ("tritonclient", "grpcio", "uvloop", "tokenizers")
@@ -250,6 +253,7 @@ def run_benchmark(
     tokenizer_dir: Path,
     out_dir: Path,
     metrics_url: str | None = None,
+    visual_tokens: int | None = None,
     note: Callable[[str], None] = lambda _line: None,
 ) -> BenchmarkResult:
     """Measure every level and write `benchmark.json` and `requests-<n>.json.gz` into `out_dir` as each finishes.
@@ -262,6 +266,7 @@ def run_benchmark(
         tokenizer_dir: folder with the model's tokenizer.json.
         out_dir: an existing folder.
         metrics_url: the server's Prometheus page.
+        visual_tokens: input tokens of a picture; None if the model sees none, or the server counts them.
         note: called with one line per finished level, e.g. `pipelines.host.screen.say`.
 
     Returns:
@@ -274,15 +279,21 @@ def run_benchmark(
     """
     if faults := load_faults(workload, settings):
         raise UserError.of(faults)
-    openai = settings.is_openai
-    server = OpenAiEndpoint(url, settings.api or "completions", tokenizer_dir) if openai else Server(url)
+    openai, images, model_name = settings.is_openai, workload.images, settings.model_name
+    server: Server | OpenAiEndpoint
+    if openai:
+        server = OpenAiEndpoint(url, settings.api or "completions", tokenizer_dir, images, workload.image_side)
+    else:
+        server = Server(url, images, visual_tokens or 1)
+        model_name = SEEING_MODEL if images and model_name == DEFAULT_MODEL else model_name
     try:
-        interface = server.describe(settings.model_name, streaming=settings.streaming)
+        interface = server.describe(model_name, streaming=settings.streaming)
         maker = PromptMaker(
             tokenizer_dir,
             add_special_tokens=interface.add_special_tokens,
             added_tokens=interface.added_tokens or 0,
             turn_tokens=interface.turn_tokens,
+            images=0 if openai else images,
         )
         header = empty_result(server, interface, workload, settings, labels)
         most = settings.model_copy(update={key: getattr(settings, key) or value for key, value in SEARCHED.items()})
@@ -471,7 +482,8 @@ def _unplanned_hits(bench: BenchmarkContext, outcome: LevelOutcome) -> float:
     if work.shared_prefix_share or work.turns > 1 or work.arrival == "trace":
         return 0.0
     fine = outcome.requests.fine()
-    planned = int(fine.sum()) * (bench.interface.added_tokens or 0)  # a chat template is the same for all
+    same = 0 if work.images else bench.interface.added_tokens or 0  # a chat template is the same for all
+    planned = int(fine.sum()) * same
     hits = (outcome.server.get("cached_tokens") or 0) - planned
     return max(hits, 0) / (int(outcome.requests.isl[fine].sum()) or 1)
 

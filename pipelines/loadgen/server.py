@@ -10,9 +10,10 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from pipelines.domain.errors import UserError, did_you_mean
-from pipelines.loadgen.triton_stream import TEXT, TritonInterface
+from pipelines.loadgen.triton_stream import IMAGES, TEXT, TritonInterface
 
 _NEEDED = ("text_input", "max_tokens")
+_ENCODERS = "multimodal_encoders"
 _TIMEOUT_S = 10.0
 _COUNTERS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
 
@@ -20,8 +21,15 @@ _COUNTERS = ("success", "fail", "queue", "compute_input", "compute_infer", "comp
 class Server:
     """One Triton server."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, images: int = 0, visual_tokens: int = 1) -> None:
+        """Prepare.
+
+        Args:
+            url: host:port of its gRPC.
+            images: pictures of each request.
+            visual_tokens: input tokens of one.
+        """
+        self.url, self._images, self._added = url, images, images * (visual_tokens - 1)
         self._client = triton.InferenceServerClient(url)
 
     def close(self) -> None:
@@ -48,6 +56,12 @@ class Server:
             )
         with self._faults():
             self._check_model(model_name)
+            if self._images and not self._client.is_model_ready(_ENCODERS, client_timeout=_TIMEOUT_S):
+                raise UserError(
+                    f"The server at {self.url} has no model {_ENCODERS}, so it takes no pictures"
+                    f" (workload.images={self._images}).",
+                    todo="Serve a model that sees, e.g. model=tiny_llava, or set workload.images=0.",
+                )
             config = self._client.get_model_config(model_name, client_timeout=_TIMEOUT_S).config
         interface = TritonInterface(
             model_name=model_name,
@@ -56,8 +70,14 @@ class Server:
             inputs=frozenset(item.name for item in config.input),
             outputs=frozenset(item.name for item in config.output),
             add_special_tokens=self._adds_special_tokens(),
+            added_tokens=self._added,
         )
         _check_interface(interface, streaming, [item.name for item in config.input if not item.optional])
+        if self._images and IMAGES not in interface.inputs:
+            todo = "Leave out benchmark.model_name, or set it to tensorrt_llm_bls."
+            raise UserError(
+                f"Model '{model_name}' has no input '{IMAGES}' for workload.images={self._images}.", todo=todo
+            )
         return interface
 
     def facts(self, model_name: str) -> dict[str, Any]:

@@ -20,11 +20,14 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from pipelines.loadgen.pictures import picture
 from pipelines.loadgen.plan import PlannedRequest
+from pipelines.loadgen.prompts import IMAGE
 from pipelines.loadgen.request_stream import RequestStream, classify
 
 TEXT, OUTPUT_TOKENS, INPUT_TOKENS = "text_output", "num_output_tokens", "num_input_tokens"
 NO_END = "end_id"
+IMAGES = "image_bytes_input"
 _STOP_INPUTS = ("min_tokens", "min_length", NO_END)
 """Inputs that enforce the output length even if the model would stop earlier, best first: forbid the end token until
 then (the ensemble's name, then genai-perf's), or have no end token."""
@@ -59,6 +62,7 @@ class TritonInterface:
         inputs: names.
         outputs: names.
         add_special_tokens: whether the preprocessing adds special tokens.
+        added_tokens: input tokens of a request's pictures beside one for the place of each.
     """
 
     model_name: str
@@ -67,6 +71,7 @@ class TritonInterface:
     inputs: frozenset[str]
     outputs: frozenset[str]
     add_special_tokens: bool = True
+    added_tokens: int = 0
 
     @property
     def stop_input(self) -> str | None:
@@ -82,11 +87,6 @@ class TritonInterface:
     def counts_input(self) -> bool:
         """Whether the server counts input tokens itself."""
         return INPUT_TOKENS in self.outputs and "return_num_input_tokens" in self.inputs
-
-    @property
-    def added_tokens(self) -> int:
-        """None: the preprocessing adds special tokens at most."""
-        return 0
 
     @property
     def turn_tokens(self) -> None:
@@ -112,10 +112,14 @@ class TritonInterface:
     def build(self, request: PlannedRequest, *, streaming: bool, ignore_eos: bool) -> Any:
         """Build the protobuf message (`ModelInferRequest`), which asks only for outputs that are read."""
         message = service_pb2.ModelInferRequest(model_name=self.model_name)
-        text = request.text.encode()
+        text = (IMAGE * len(request.images) + request.text).encode()
         add = partial(_add, message, shape=(1, 1) if self.batched else (1,))
         add("text_input", "BYTES", struct.pack("<I", len(text)) + text)
         add("max_tokens", "INT32", struct.pack("<i", request.osl))
+        if request.images:
+            side, pixels = request.image_side, [picture(seed, request.image_side) for seed in request.images]
+            shape = [1] * self.batched + [len(pixels), side, side, 3]
+            _add(message, IMAGES, "UINT8", b"".join(each.tobytes() for each in pixels), shape)
         if "stream" in self.inputs:
             add("stream", "BOOL", struct.pack("?", streaming))
         if ignore_eos and self.stop_input:

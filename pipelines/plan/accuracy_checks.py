@@ -14,6 +14,9 @@ from pipelines.plan.deployment import Deployment
 from pipelines.plan.targets import EVALUATED
 from pipelines.store.sources import InputSource
 
+SEES = "Use model=tiny_llava, or multimodal=llava with a LLaVA's folder"
+"""What to do where a model reads text alone."""
+
 
 def unknown_reference(d: Deployment) -> list[Fault]:
     """Refuse to compare with a published accuracy where none is known."""
@@ -98,7 +101,7 @@ def _unseen(d: Deployment) -> Fault | None:
     if d.settings.multimodal.model_type == "none":
         return Fault(
             f"{task}, and {d.settings.model.label} reads text alone.",
-            todo="Use model=tiny_llava, or multimodal=llava with a LLaVA's folder.",
+            todo=f"{SEES}.",
         )
     return None
 

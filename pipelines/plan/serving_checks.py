@@ -16,6 +16,7 @@ from pipelines.engines.tensorrt_llm.config import BuildSettings
 from pipelines.loadgen.config import WorkloadSettings, load_faults
 from pipelines.loadgen.plan import mixed_sampler
 from pipelines.loadgen.trace import read_trace
+from pipelines.plan.accuracy_checks import SEES
 from pipelines.plan.deployment import Deployment
 from pipelines.plan.targets import EVALUATED, MEASURED, SERVED, STARTED, Target
 from pipelines.rules.cpu import DRAFTING
@@ -30,7 +31,7 @@ def check(d: Deployment) -> list[Fault]:
     """Apply every rule about serving and measuring."""
     settings, target, engine = d.settings, d.target, d.engine
     work, load = settings.workload, settings.benchmark
-    faults = [*load_faults(work, load), *_files(work)] if target in MEASURED else []
+    faults = [*load_faults(work, load), *_files(work), *_pictures(d)] if target in MEASURED else []
     if d.is_elsewhere:
         return faults
     if target in MEASURED and load.streaming and not settings.triton.decoupled_mode:
@@ -53,6 +54,39 @@ def check(d: Deployment) -> list[Fault]:
     if d.built is not None:
         return faults + _built(settings.engine, d.built, target)
     return faults + _measured(d)
+
+
+def _pictures(d: Deployment) -> list[Fault]:
+    """Return why the pictures of the workload are not seen, are too many, or fill the whole prompt."""
+    work, images = d.settings.workload, d.settings.multimodal
+    if not work.images or d.settings.benchmark.is_openai:  # an OpenAI endpoint says so itself
+        return []
+    asked, faults = f"workload.images={work.images}", list[Fault]()
+    if images.visual_tokens is None:
+        return [
+            Fault(
+                f"{asked}, and {d.settings.model.label} reads text alone.",
+                todo=f"{SEES}, or set workload.images=0.",
+            )
+        ]
+    if work.images > images.images_per_request and not d.is_elsewhere:
+        faults.append(
+            Fault(
+                f"{asked} is more than multimodal.images_per_request={images.images_per_request}, for which"
+                " max_multimodal_len has room.",
+                todo=f"Set multimodal.images_per_request={work.images}, or fewer images.",
+            )
+        )
+    visual = work.images * images.visual_tokens
+    lengths = [part.isl.longest for part in work.parts if part.isl.distribution == "fixed"]
+    if (shortest := min(filter(None, lengths), default=None)) is not None and shortest <= visual:
+        faults.append(
+            Fault(
+                f"workload.isl={shortest} is to contain the {visual} tokens of {asked} and a text.",
+                todo=f"Set workload.isl to more than {visual}.",
+            )
+        )
+    return faults
 
 
 def _trtllm_serve(d: Deployment) -> list[Fault]:

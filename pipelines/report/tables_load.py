@@ -234,6 +234,9 @@ def workload_text(workload: Mapping[str, Any]) -> str:
         rest = percent(sum(each["share"] for each in mix), 0)
         lengths += f", and {count(len(mix), 'other length')} for {rest} % of them"
     text = f"{workload.get('name', 'unnamed')}: {lengths}"
+    if images := workload.get("images"):
+        side = workload["image_side"]
+        text += f", {count(images, 'picture')} of {side} x {side} pixels among the input tokens"
     arrival = str(workload.get("arrival", ""))
     if arrival in _ARRIVALS:
         text += f"; {_ARRIVALS[arrival]}"

@@ -38,6 +38,7 @@ class Benchmark:
         logs: folder for the server's log, which outlives a failure.
         libraries: whose versions are recorded in the result.
         predicted: modelled memory of the engine's process under this load, bytes by part; empty where not modelled.
+        visual_tokens: input tokens of a picture; None for a model that sees none.
         needs: packages.
     """
 
@@ -49,6 +50,7 @@ class Benchmark:
     logs: Path
     libraries: tuple[str, ...]
     predicted: Mapping[str, float] = field(default_factory=dict)
+    visual_tokens: int | None = None
     needs: tuple[str, ...] = ("tritonclient", "tokenizers")
     name = "benchmark"
     version = "1"
@@ -85,6 +87,7 @@ class Benchmark:
                 tokenizer_dir=inputs["model"],
                 out_dir=out_dir,
                 metrics_url=metrics_url,
+                visual_tokens=self.visual_tokens,
                 note=progress.note,
             )
         return {
