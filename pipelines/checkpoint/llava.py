@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import ConfigNumbers, UserError, shown
+from pipelines.host.files import parse_json, small_text
 
 ARCHITECTURE = "LlavaForConditionalGeneration"
 
@@ -60,6 +62,7 @@ class VisionShape:
         image_size: pixels of a picture's side.
         patch_size: pixels of a patch's side.
         hidden_size: width of the encoder.
+        intermediate_size: of its MLPs.
         heads: of its attention.
         layers: that run: features are those before the last ones.
         act: of the encoder's MLPs.
@@ -72,6 +75,7 @@ class VisionShape:
     image_size: int
     patch_size: int
     hidden_size: int
+    intermediate_size: int
     heads: int
     layers: int
     act: str
@@ -84,6 +88,34 @@ class VisionShape:
     def visual_tokens(self) -> int:
         """Features of one picture: positions that it takes in a prompt."""
         return (self.image_size // self.patch_size) ** 2 + self.keeps_class
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of encoder and projector in 16 bit, without biases and norms."""
+        hidden, patches = self.hidden_size, (self.image_size // self.patch_size) ** 2
+        layer = 4 * hidden**2 + 2 * hidden * self.intermediate_size
+        ends = (3 * self.patch_size**2 + patches + 1) * hidden + (hidden + self.output_size) * self.output_size
+        return 2 * (self.layers * layer + ends)
+
+    def activation_bytes(self, pictures: int) -> int:
+        """Return the bytes of a layer's outputs and attention scores in 16 bit, of so many pictures at a time."""
+        patches = (self.image_size // self.patch_size) ** 2 + 1
+        return 2 * pictures * patches * (7 * self.hidden_size + self.intermediate_size + self.heads * patches)
+
+    @classmethod
+    def read(cls, folder: Path) -> VisionShape:
+        """Read the folder of a whole LLaVA.
+
+        Raises:
+            UserError: it has no config.json, or one of another kind.
+        """
+        config = folder / "config.json"
+        if not config.is_file():
+            raise UserError(f"multimodal.path='{folder}' has no config.json.", todo="Give the folder of a LLaVA.")
+        try:
+            return cls.of(parse_json(small_text(config)), str(config))
+        except ValueError as error:
+            raise UserError(f"{config} is not valid JSON: {error}.") from None
 
     @classmethod
     def of(cls, config: Mapping[str, Any], source: str) -> VisionShape:
@@ -105,6 +137,7 @@ class VisionShape:
             image_size=read.size("image_size"),
             patch_size=read.size("patch_size"),
             hidden_size=read.size("hidden_size"),
+            intermediate_size=read.size("intermediate_size"),
             heads=read.size("num_attention_heads"),
             layers=layer if layer >= 0 else layers + 1 + layer,
             act=str(read.config["hidden_act"]),

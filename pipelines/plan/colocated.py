@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
-from pipelines.domain.errors import Fault
+from pipelines.checkpoint.llava import VisionShape
+from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.formats import QFormat
 from pipelines.domain.units import show_bytes
 from pipelines.plan.deployment import Deployment
@@ -53,7 +55,12 @@ def colocated(d: Deployment) -> list[ColocatedEngine]:
         heads = facts.heads_bytes / settings.build.tp_size  # they are linears, which every rank has its part of
         beside.append(ColocatedEngine(HEADS, heads, heads))
     if settings.multimodal.model_type != "none" and facts.vision_bytes:
-        beside.append(ColocatedEngine(VISION, facts.vision_bytes, facts.vision_bytes))
+        extra = (0, 0)
+        if settings.multimodal.model_type == "llava" and settings.multimodal.path is not None:
+            with suppress(UserError):  # another rule says what is wrong with it
+                encoder = VisionShape.read(settings.multimodal.path)
+                extra = encoder.activation_bytes(1), encoder.activation_bytes(build.max_batch_size)
+        beside.append(ColocatedEngine(VISION, *(facts.vision_bytes + each for each in extra)))
     return beside
 
 

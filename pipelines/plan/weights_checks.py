@@ -9,7 +9,7 @@ from pipelines.checkpoint.given import import_faults
 from pipelines.checkpoint.llava import VisionShape
 from pipelines.compress.config import CalibrationSettings, PruningSettings, QuantSettings, RecoverSettings
 from pipelines.domain.adapter import linear_widths
-from pipelines.domain.errors import Fault, UserError, collecting
+from pipelines.domain.errors import Fault, collecting
 from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat, rounding_is_known
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
@@ -21,7 +21,7 @@ from pipelines.predict.performance.memory import weight_bytes
 from pipelines.settings.features import HEADS
 from pipelines.settings.model import ModelSettings
 from pipelines.settings.root import Settings
-from pipelines.store.sources import json_object, model_config
+from pipelines.store.sources import model_config
 
 # A local model folder that is already quantized: whether the configuration takes it over as it is.
 
@@ -360,10 +360,7 @@ def vision_faults(d: Deployment) -> list[Fault]:
     if images.model_type != "llava" or d.engine.server is not ServerBackend.PYTHON or images.path is None:
         return []
     with collecting(faults):
-        config = images.path / "config.json"
-        if not config.is_file():
-            raise UserError(f"multimodal.path='{images.path}' has no config.json.", todo="Give the folder of a LLaVA.")
-        shape = VisionShape.of(json_object(config), str(config))
+        shape = VisionShape.read(images.path)
         if shape.visual_tokens != images.visual_tokens:
             faults.append(
                 Fault(

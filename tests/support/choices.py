@@ -1,5 +1,7 @@
 """Overrides without which a choice of conf/ is refused, because a value of the user's is missing."""
 
+from tests.conftest import ROOT
+
 NEEDS: dict[tuple[str, str], list[str]] = {
     ("model", "hub"): ["model.hub_id=org/name"],
     ("calibration", "hub"): ["calibration.dataset=org/name"],
@@ -13,6 +15,6 @@ NEEDS: dict[tuple[str, str], list[str]] = {
     ("lora", "adapters"): ["lora.adapters={1:/some/adapter,2:/another}"],
     ("prune", "width"): ["prune.mlp=256"],
     ("prune", "depth"): ["prune.layers=1"],
-    ("multimodal", "llava"): ["multimodal.path=/some/model"],
+    ("multimodal", "llava"): [f"multimodal.path={ROOT / 'pipelines/bundled/models/tiny_llava'}"],
     **{("speculative", mode): ["speculative.heads_path=/heads"] for mode in ("medusa", "redrafter", "eagle")},
 }

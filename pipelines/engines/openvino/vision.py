@@ -86,8 +86,7 @@ def build_vision(folder: Path, out_dir: Path) -> dict[str, Any]:
     Raises:
         UserError: the folder is of another kind, or a tensor is missing.
     """
-    config = parse_json(small_text(folder / "config.json"))
-    shape = VisionShape.of(config, str(folder / "config.json"))
+    shape, config = VisionShape.read(folder), parse_json(small_text(folder / "config.json"))
     weights = _Weights(folder)
     model = _graph(shape, weights)
     out_dir.mkdir(parents=True, exist_ok=True)

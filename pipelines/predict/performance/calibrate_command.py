@@ -133,6 +133,7 @@ def labelled(measured: Measured, settings: Settings) -> Measured:
 def place(settings: Settings, fitted: FittedModel) -> Path:
     """Return where a fit is kept in the store, derived from what it describes."""
     parts = [fitted.model, fitted.precision or "unknown", fitted.gpu or fitted.engine or "unknown", f"tp{fitted.tp}"]
+    parts += [f"images{images}"] if (images := fitted.fitted_on.get("images")) else []
     name = "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", part) for part in parts)
     return settings.paths.store / FITS / f"{name}.json"
 

@@ -7,7 +7,9 @@ to answer.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pipelines.domain.errors import Fault
@@ -47,6 +49,14 @@ def _first(*findings: Finding) -> Finding:
     return lambda settings: next((text for each in findings if (text := each(settings))), None)
 
 
+def _pictures(settings: Settings) -> str | None:
+    images, path, fitted = settings.workload.images, settings.sizing.fit, 0
+    if path is not None:
+        with suppress(OSError, ValueError, AttributeError):  # who reads the whole file says what is wrong with it
+            fitted = json.loads(path.expanduser().read_text()).get("fitted_on", {}).get("images", 0)
+    return f"workload.images={images}" if images != fitted else None
+
+
 def _adapters(settings: Settings) -> str | None:
     ids = ",".join(map(str, settings.lora.adapters))
     return f"lora.adapters with id {ids}" if ids else None
@@ -68,6 +78,12 @@ REFUSED = (
         "Leave pruning out, and give the smaller sizes as the model's own (model.path=/its/folder or model.shape.*)",
     ),
     Unmodelled(
+        "the vision encoder's time is unknown, but for as many pictures as the benchmark of a fit had",
+        _pictures,
+        "Fit a benchmark with these pictures (make calibrate sizing.measured=FILE, then sizing.fit=FILE), or set "
+        "workload.images to what the fit has, 0 without one",
+    ),
+    Unmodelled(
         "it depends on how many draft tokens are accepted, which only a measurement tells",
         lambda settings: f"speculative={mode}" if (mode := settings.speculative.mode) != "none" else None,
         "Leave speculative out for the speed without it, or measure with make benchmark",
@@ -76,11 +92,6 @@ REFUSED = (
         "the products of adapters take time that depends on the mix of adapters in a batch",
         _first(_adapters, _set("build.trtllm.lora_plugin", "disable"), _set("build.trtllm.dora_plugin", "disable")),
         "Leave lora out for the speed of the model alone, or measure with make benchmark",
-    ),
-    Unmodelled(
-        "the vision encoder's time is not known",
-        lambda settings: f"multimodal={kind}" if (kind := settings.multimodal.model_type) != "none" else None,
-        "Leave multimodal out for the speed with text alone, or measure with make benchmark",
     ),
     Unmodelled(
         "beams share their prompt's KV cache and are chosen on the host",

@@ -205,6 +205,7 @@ def fitted_model(measured: Measured, result: FitResult, versions: Mapping[str, s
             "sources": list(measured.sources),
             "measured_at": measured.about.get("measured_at"),
             "notes": list(measured.notes),
+            "images": measured.about.get("images", 0),
         },
         versions=versions,
     )
@@ -237,7 +238,7 @@ class PredictedDeployment:
 
 
 def stored_fits(settings: Settings) -> list[FittedModel]:
-    """Return the fits to search: the named one, or else those of the store, skipping files of other versions.
+    """Return the fits to search: the named one, or else those of the store that are of this version and of text.
 
     Raises:
         UserError: the named fit cannot be read.
@@ -248,7 +249,7 @@ def stored_fits(settings: Settings) -> list[FittedModel]:
     for path in fit_files(settings.paths.store):
         with suppress(UserError):
             fits.append(load_fit(path))
-    return fits
+    return [each for each in fits if not each.fitted_on.get("images")]
 
 
 def fitted_deployment(

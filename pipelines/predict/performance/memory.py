@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pipelines.checkpoint.llava import VisionShape
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import MIB
@@ -78,6 +79,7 @@ class EngineSizes:
         kv_fraction: share of the remaining memory that the KV pool takes.
         max_kv_tokens: upper bound of the KV pool in tokens, or None.
         windows: attention window per layer, repeated over the layers; empty means none.
+        encoder: sizes of a vision encoder on the same GPU, or None.
     """
 
     shape: ModelShape
@@ -99,6 +101,7 @@ class EngineSizes:
     kv_fraction: float = 0.9
     max_kv_tokens: int | None = None
     windows: tuple[int, ...] = ()
+    encoder: VisionShape | None = None
 
     @property
     def linear_bits(self) -> float:
@@ -141,7 +144,8 @@ class DeviceMemory:
         total: memory of the GPU.
         weights: weights of the fullest rank including the rotary table; with weight streaming, those that stay.
         activations: fixed at build time by max_num_tokens.
-        buffers: buffers of runtime and decoder, proportional to max_batch_size, and of the all-reduces.
+        buffers: buffers of runtime and decoder, proportional to max_batch_size, and of the all-reduces; the whole of a
+            vision encoder.
         cuda: CUDA and its libraries.
         kv_pool: paged KV cache; 0 if nothing is left.
         kv_token_bytes: KV bytes of one token.
@@ -186,7 +190,7 @@ def device_memory(sizes: EngineSizes, total: float) -> DeviceMemory:
         weights=share * held,
         streamed=(1 - share) * held,
         activations=activation_bytes(sizes),
-        buffers=buffer_bytes(sizes) + user_buffer_bytes(sizes),
+        buffers=buffer_bytes(sizes) + user_buffer_bytes(sizes) + encoder_bytes(sizes),
         cuda=CUDA_BYTES,
         kv_pool=0,
         kv_token_bytes=sizes.kv_token_bytes,
@@ -244,6 +248,12 @@ def buffer_bytes(sizes: EngineSizes) -> float:
     """Return the bytes of runtime and decoder, allocated for max_batch_size requests before the KV pool."""
     sequences = sizes.max_batch_size * sizes.max_beam_width
     return BUFFER_LOGITS * 4 * sizes.shape.vocab_size * sequences
+
+
+def encoder_bytes(sizes: EngineSizes) -> int:
+    """Return the bytes of a vision encoder that takes a picture of every request at once; 0 without one."""
+    encoder = sizes.encoder
+    return 0 if encoder is None else encoder.weight_bytes + encoder.activation_bytes(sizes.max_batch_size)
 
 
 def user_buffer_bytes(sizes: EngineSizes) -> float:

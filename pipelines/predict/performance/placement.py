@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.checkpoint.llava import VisionShape
 from pipelines.document.show import count
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS
@@ -210,10 +211,11 @@ class EngineTerms:
     @classmethod
     def of(cls, settings: Settings, shape: ModelShape) -> EngineTerms:
         """Read them from the groups build, triton, runtime, kv_cache and workload."""
-        chunked = settings.runtime.enable_chunked_context
+        chunked, images = settings.runtime.enable_chunked_context, settings.multimodal
+        encoder = VisionShape.read(images.path) if images.model_type != "none" and images.path else None
         batched: Policy = "inflight_chunked" if chunked else "inflight"
         return cls(
-            sizes=engine_sizes(settings, shape),
+            sizes=replace(engine_sizes(settings, shape), encoder=encoder),
             wanted=WantedLimits.of(settings.build, chunked=chunked),
             policy="static" if settings.triton.batching_strategy.lower() == "v1" else batched,
             admission=admission_of(settings.triton.batch_scheduler_policy),

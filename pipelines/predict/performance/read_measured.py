@@ -253,7 +253,12 @@ def from_result(result: BenchmarkResult, path: Path) -> Measured:
         limits={"kv_blocks": int(counts[0])} if (counts := [value for value in blocks if value]) else {},
         sources=(str(path),),
         notes=notes,
-        about={"measured_at": result.measured_at, "versions": dict(result.versions), "machine": dict(result.machine)},
+        about={
+            "measured_at": result.measured_at,
+            "versions": dict(result.versions),
+            "machine": dict(result.machine),
+            "images": result.workload.get("images", 0),
+        },
     )
 
 

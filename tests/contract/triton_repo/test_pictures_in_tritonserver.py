@@ -23,11 +23,13 @@ from pipelines.compress.quantizing import quantize  # noqa: E402
 from pipelines.domain.formats import QFormat  # noqa: E402
 from pipelines.domain.progress import SilentProgress  # noqa: E402
 from pipelines.engines.openvino.engine import OpenVinoEngine  # noqa: E402
+from pipelines.loadgen.run import run_benchmark  # noqa: E402
 from pipelines.serving.config import ServingSettings  # noqa: E402
 from pipelines.serving.frontend import OpenAiFrontend  # noqa: E402
 from pipelines.serving.process import TritonServer  # noqa: E402
 from pipelines.stages.llava import BuildVision, TakeLanguageModel  # noqa: E402
 from tests.contract.engines.conftest import CALIBRATION  # noqa: E402
+from tests.support.load_settings import benchmark, workload  # noqa: E402
 from tests.support.served_gemma import COMPUTES, LIMITS, Client  # noqa: E402
 from tests.support.specs import quant_spec  # noqa: E402
 from tests.support.tiny_llava import TOKENS, whole_model, write_llava  # noqa: E402
@@ -233,3 +235,21 @@ def test_pictures_of_chats_that_cannot_be_used_are_named(chats: Any, parts: list
     with pytest.raises(openai.BadRequestError, match=said):
         chat(chats, *parts)
     assert chat(chats).choices[0].message.content
+
+
+@pytest.mark.parametrize(("interface", "images"), [("grpc", 1), ("grpc", 2), ("chat", 1)])
+def test_a_load_of_pictures_has_the_tokens_it_says(
+    server: TritonServer, root: Path, tmp_path: Path, interface: str, images: int
+) -> None:
+    short = {"concurrency": [2], "duration_s": 0.5, "warmup_s": 0, "num_requests": 8}
+    chat = {"url": f"http://127.0.0.1:{server.ports['openai_port']}/v1", "api": "chat"}
+    load = benchmark(**short, **(chat if interface == "chat" else {}))
+    result = run_benchmark(
+        load.url or server.grpc_url, workload(isl=60, osl=4, images=images), load,
+        labels={"model": "tiny_llava", "precision": "none"}, tokenizer_dir=root / "language", out_dir=tmp_path,
+        visual_tokens=TOKENS,
+    )  # fmt: skip
+    (level,) = result.levels
+    assert level.summary.errors == {}
+    assert (level.summary.isl.min, level.summary.isl.max, level.summary.osl.max) == (60, 60, 4)
+    assert not [note for note in level.notes if "counted other" in note or "KV cache" in note or "repeated" in note]

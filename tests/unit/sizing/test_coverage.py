@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
@@ -11,6 +13,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from pipelines.checkpoint.llava import VisionShape
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import gather
 from pipelines.predict.performance.coverage import REFUSED as ROWS
@@ -18,7 +21,9 @@ from pipelines.predict.performance.coverage import unmodelled
 from pipelines.predict.performance.deployment import PredictedDeployment, costs, gpu_model, tuned_for
 from pipelines.predict.performance.gpus import data_sheet
 from pipelines.predict.performance.limits import known_lengths
+from pipelines.predict.performance.memory import device_memory, encoder_bytes
 from pipelines.predict.performance.models import known_model
+from pipelines.predict.performance.placement import EngineTerms
 from pipelines.predict.simulate.case import make_case
 from pipelines.predict.sizing.instance import instance
 from pipelines.predict.sizing.question import ask
@@ -73,12 +78,14 @@ MODELLED = {
     "workload.*": "workload.osl=400",
 }
 """An override for each modelled key of an engine; the others are named below."""
+SEEING = ("build.max_batch_size=8", "multimodal=llava", *NEEDS["multimodal", "llava"])
 OTHERWISE = {
     "quant.group_size": ("quant=int4_awq", "quant.group_size=64"),
     "build.weight_sparsity": ("sparsity=magnitude_2_4", "build.weight_sparsity=false"),
     "build.user_buffer": ("build.tp_size=2", "build.user_buffer=disable"),
     "build.weight_streaming": ("weights=streaming", "triton.gpu_weights_percent=0.4"),
     "triton.gpu_weights_percent": ("weights=streaming", "triton.gpu_weights_percent=0.4"),
+    **dict.fromkeys(("multimodal.*", "build.max_prompt_embedding_table_size"), SEEING),
 }
 """The same for keys that need another base, which comes first."""
 ASKED = {"sizing.*", "simulator.*", "sizing.model", "benchmark.*"}
@@ -90,7 +97,7 @@ REFUSED = {
     "lora.*": (("lora=adapters", "lora.adapters={1:/a,7:/b}"), "lora.adapters with id 1,7"),
     "build.trtllm.lora_*": (("build.trtllm.lora_plugin=auto",), "build.trtllm.lora_plugin=auto"),
     "build.trtllm.dora_plugin": (("build.trtllm.dora_plugin=enable",), "build.trtllm.dora_plugin=enable"),
-    "multimodal.*": (("multimodal=llava", "multimodal.path=/images"), "multimodal=llava"),
+    "workload.images": (("workload.images=1",), "workload.images=1"),
     "build.max_beam_width": (("build.max_beam_width=4",), "build.max_beam_width=4"),
     "build.trtllm.gather_context_logits": (
         ("build.trtllm.gather_context_logits=true",),
@@ -128,7 +135,7 @@ FOLLOWS = {
     "triton.decoding_mode": "speculative.*",
     "build.trtllm.max_lora_rank": "lora.*",
     "triton.lora_*": "lora.*",
-    "build.max_prompt_embedding_table_size": "multimodal.*",
+    "workload.image_side": "workload.images",
     "triton.max_beam_width": "build.max_beam_width",
 }
 """Keys that count only beside another key, whose finding refuses both."""
@@ -301,6 +308,31 @@ def test_every_choice_is_modelled_without_effect_or_refused(usual, subtests):
                 predicted(settings)
             else:
                 assert predicted(settings) != usual
+
+
+def test_a_vision_encoder_takes_memory_from_the_kv_cache():
+    """CLIP of LLaVA 1.5: 23 layers of 12.6 M weights that run, and a projector of 21 M."""
+    clip = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
+    vision = {**clip, "image_size": 336, "patch_size": 14}
+    config = {"architectures": ["LlavaForConditionalGeneration"], "text_config": {}, "vision_config": vision}
+    shape = VisionShape.of(config, "config.json")
+    assert shape.visual_tokens == 576
+    assert shape.weight_bytes == pytest.approx(2 * 312e6, rel=0.01)
+    settings = settings_of(*SEEING)
+    sizes = EngineTerms.of(settings, known_model(settings)).sizes
+    beside, without = (device_memory(each, 80e9).kv_pool for each in (sizes, replace(sizes, encoder=None)))
+    assert without - beside == pytest.approx(sizes.kv_fraction * encoder_bytes(sizes), rel=1e-6)
+    assert encoder_bytes(sizes) > 0
+
+
+def test_a_fit_with_pictures_is_for_as_many_pictures(tmp_path):
+    file = tmp_path / "fit.json"
+    file.write_text(json.dumps({"fitted_on": {"images": 1}}))
+    fit = f"sizing.fit={file}"
+    assert not unmodelled(settings_of(fit, "workload.images=1"))
+    for images in (0, 2):
+        (fault,) = unmodelled(settings_of(fit, f"workload.images={images}"))
+        assert f"workload.images={images} changes the speed" in fault.message
 
 
 def test_streamed_weights_take_the_time_of_the_host_link():
