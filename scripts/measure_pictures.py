@@ -55,19 +55,20 @@ def make(folder: Path, hidden: int, layers: int) -> Path:
 
     torch.manual_seed(0)
     given = json.loads((BUNDLED / "config.json").read_text())
-    text = given["text_config"] | {
+    text: dict[str, Any] = given["text_config"] | {
         "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 12, "num_attention_heads": 8,
         "num_key_value_heads": 8,
     }  # fmt: skip
-    vision = {
+    vision: dict[str, Any] = {
         "hidden_size": hidden, "intermediate_size": 4 * hidden, "num_hidden_layers": layers,
         "num_attention_heads": hidden // 64, "image_size": SIDE, "patch_size": PATCH,
     }  # fmt: skip
-    config = transformers.LlavaConfig(
+    config: Any = transformers.LlavaConfig(
         vision_config=transformers.CLIPVisionConfig(**vision), text_config=transformers.LlamaConfig(**text),
         image_token_index=given["image_token_index"], image_seq_length=VISUAL,
     )  # fmt: skip
-    transformers.LlavaForConditionalGeneration(config).to(torch.float16).save_pretrained(folder)
+    model: Any = transformers.LlavaForConditionalGeneration(config)
+    model.to(torch.float16).save_pretrained(folder)
     for file in (*BUNDLED.glob("*token*.json"), *BUNDLED.glob("*processor*.json")):
         shutil.copy(file, folder)
     for file in folder.glob("*processor*.json"):
@@ -141,7 +142,12 @@ def first(work: Path, model: Path, rounds: int, optimum: str) -> None:
         version = next((line.split()[1] for line in theirs.stdout if line.startswith("ready ")), None)
         if version is None:
             raise SystemExit("optimum-intel did not start.")
-        one = ("workload.osl=1", "workload.images=1", "benchmark.concurrency=1", "benchmark.warmup_s=0")
+        one: tuple[str, ...] = (
+            "workload.osl=1",
+            "workload.images=1",
+            "benchmark.concurrency=1",
+            "benchmark.warmup_s=0",
+        )
         one += ("benchmark.warmup_requests=1", "benchmark.num_requests=5", "benchmark.min_requests=5")
         with TritonServer(repository(work, model), ServingSettings(), log_file=work / "server.log") as server:
             pairs = []
