@@ -61,16 +61,6 @@ def colocated(d: Deployment) -> list[ColocatedEngine]:
                 encoder = VisionShape.read(settings.multimodal.path)
                 extra = encoder.activation_bytes(1), encoder.activation_bytes(build.max_batch_size)
         beside.append(ColocatedEngine(VISION, *(facts.vision_bytes + each for each in extra)))
-        extra = (0, 0)
-        if settings.multimodal.model_type == "llava" and settings.multimodal.path is not None:
-            with suppress(UserError):  # another rule says what is wrong with it
-                encoder = VisionShape.read(settings.multimodal.path)
-                extra = encoder.activation_bytes(1), encoder.activation_bytes(build.max_batch_size)
-<<<<<<< HEAD
-        beside.append(ColocatedEngine(VISION, *(facts.vision_bytes + each for each in extra)))
-=======
-        beside.append(ColocatedEngine(VISION, *(found.vision_bytes + each for each in extra)))
->>>>>>> 5e20046c (Types of the measurement of pictures)
     return beside
 
 
