@@ -255,7 +255,7 @@ def cover(
 
 # ModelOpt's simulation of the format against the model it was calibrated on: weights and scales, each by itself.
 #
-# What is wrong here was lost by the calibration; what is wrong in the checkpoint alone, by the export.
+# A fault seen here comes from calibration; a fault in the checkpoint alone comes from the export.
 
 Inputs = Mapping[tuple[int, str], Array]
 

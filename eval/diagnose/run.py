@@ -118,8 +118,6 @@ def diagnose(
 
 @dataclass
 class _Work:
-    """One diagnosis."""
-
     folders: DiagnosedFolders
     seed: int
     new_tokens: int

@@ -90,7 +90,7 @@ def _checked(block: Any, key: str, file: Path, is_mlx: bool) -> dict[str, Any] |
 
 
 def _mended(block: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Say whether activations are scaled first, which ModelOpt says of all INT4 in groups, also where nothing is."""
+    """Correct `pre_quant_scale`, which ModelOpt declares for every grouped INT4, even without such scales."""
     if block.get("quant_algo") == FORMATS[QFormat.INT4_AWQ].quant_algo:
         names = (name for path in folder.glob("*.safetensors") for name in read_header(path))
         block["pre_quant_scale"] = any(name.endswith(f".{PRE_QUANT_SCALE}") for name in names)
@@ -163,7 +163,7 @@ def _of_gptq(block: Mapping[str, Any]) -> _Demands:
 
 
 def _overrides(dynamic: Any) -> Any:
-    """Return what GPTQModel's `dynamic` changes; it leaves out linears ("-:"), which their tensors show as well."""
+    """Return the overrides in GPTQModel's `dynamic`, without excluded linears ("-:"), which their tensors show."""
     if not isinstance(dynamic, Mapping):
         return dynamic or None
     return [key for key in dynamic if not str(key).startswith("-:")] or None
@@ -252,14 +252,14 @@ def _int4_of(weights: Mapping[str, Any]) -> _Demands:
 
 
 def _args_of(part: str, args: Mapping[str, Any], **required: Any) -> _Demands:
-    """Symmetric values with what else our format of that kind has."""
+    """Require symmetric values, and `required`."""
     for key, value in required.items():
         yield f"{part}.{key}", args.get(key) or (False if key == "dynamic" else None), (value,)
     yield f"{part}.symmetric", args.get("symmetric", True), (True,)
 
 
 def _fp8_of(part: str, args: Mapping[str, Any]) -> _Demands:
-    """One fixed scale: TensorRT-LLM's FP8 has neither scales for channels nor such as are made while the model runs."""
+    """One static scale: TensorRT-LLM's FP8 has neither per-channel nor dynamic scales."""
     yield f"{part}.num_bits", args.get("num_bits"), (8,)
     yield f"{part}.type", args.get("type"), ("float",)
     yield f"{part}.strategy", args.get("strategy", "tensor"), ("tensor",)
@@ -318,7 +318,7 @@ def _of_mix(layers: Mapping[str, Mapping[str, Any]]) -> _Demands:
 
 
 def _apart(layers: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield linears whose format is not that of the first one that TensorRT-LLM computes them with, and that format."""
+    """Yield linears whose format differs from that of the linear they are fused with, and that format."""
     for layer in dict.fromkeys(".".join(name.split(".")[:3]) for name in layers):
         for first, *others in FUSED:
             algorithm = layers.get(f"{layer}.{first}", {}).get("quant_algo")
@@ -328,7 +328,7 @@ def _apart(layers: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Any]]
 
 
 def _unknown(left_out: Any) -> Any:
-    """Return what stays in 16 bit beyond head and embedding, which TensorRT-LLM's checkpoint always keeps so."""
+    """Return the 16-bit modules besides head and embedding, which a TensorRT-LLM checkpoint always keeps in 16 bit."""
     if not isinstance(left_out, list):
         return left_out or None
     return [name for name in left_out if name not in _IN_16_BIT] or None

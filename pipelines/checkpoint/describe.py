@@ -73,7 +73,6 @@ def _group_size(config: CheckpointConfig) -> int | None:
 
 
 def _linear_params(config: CheckpointConfig) -> int:
-    """Return the number of weights in the linears of all layers."""
     q, kv = config.num_attention_heads * config.head_size, config.num_key_value_heads * config.head_size
     per_layer = (q + 2 * kv) * config.hidden_size + q * config.hidden_size
     experts = config.experts.count if config.experts else 1
@@ -95,7 +94,6 @@ def _collapse(name: str) -> str:
 
 
 def _part(name: str) -> str:
-    """Return which part of the model a stored tensor belongs to."""
     module, _, leaf = name.rpartition(".")
     if module in ("lm_head", "transformer.vocab_embedding"):
         return "embedding and head"

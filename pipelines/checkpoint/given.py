@@ -1,6 +1,6 @@
-"""Hugging Face folders that are already quantized: what the checkpoint holds, and whether it can be taken over.
+"""Import of quantized Hugging Face folders: read the format and check that the settings fit it.
 
-See `declarations` for what folders say, `stored_linears` for what their tensors say, `packings` for what they mean.
+`declarations` reads config.json, `stored_linears` checks the tensors, and `packings` decodes them.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class GivenFormat:
     """Contents of a quantized folder's checkpoint.
 
     Attributes:
-        qformat: what `quant` must say.
-        group_size: what `quant.group_size` must say; None where it has no effect.
-        kv_cache: what it has scales for; AUTO if for none.
+        qformat: required value of `quant`.
+        group_size: required value of `quant.group_size`; None where it has no effect.
+        kv_cache: format of its KV-cache scales; AUTO without scales.
         layers: of a mix: linear of the folder -> its format; those that it does not name are in 16 bit.
     """
 
@@ -176,7 +176,6 @@ def _other_format(
     group_size: int,
     mix: tuple[float | None, Sequence[QFormat]],
 ) -> list[Fault]:
-    """Return the fault if the settings name another format than the folder has."""
     if qformat is not stored.qformat:
         size = "" if stored.group_size in (None, 128) else f" quant.group_size={stored.group_size}"
         return [

@@ -1,4 +1,4 @@
-"""What the tensors of folders that other libraries quantized mean.
+"""Tensor layouts of other quantization libraries, and their conversion to ModelOpt's.
 
 Shape legend: O output channels, I input channels, G groups of input channels. Eight values of 4 bits share an int32.
 
@@ -243,8 +243,6 @@ def decode_int4(tensors: Mapping[str, Array], name: str, packing: str, group_siz
 
 
 class _Leaves:
-    """The tensors of one linear."""
-
     def __init__(self, tensors: Mapping[str, Array], name: str) -> None:
         self._tensors, self._name = tensors, name
 

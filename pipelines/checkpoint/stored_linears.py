@@ -129,7 +129,6 @@ def stored_faults(
 
 
 def _linear_fault(what: str, name: str, tensors: Mapping[str, TensorInfo], leaves: list[_Leaf]) -> Fault | None:
-    """Return what is wrong with the tensors of a linear."""
     for leaf in leaves:
         here = [each for each in leaf.names if each in tensors]
         if not here and leaf.needed:

@@ -285,7 +285,7 @@ class TokenizerFolder:
         }
 
     def _entries(self) -> dict[int, Any]:
-        """Return what stands with a number in tokenizer_config.json, objects, or else in added_tokens.json, texts."""
+        """Return numbered tokens: objects of tokenizer_config.json, or else texts of added_tokens.json."""
         if "added_tokens_decoder" in self.settings:
             return {_number(key): _checked(value) for key, value in _pairs(self.settings["added_tokens_decoder"])}
         return {_number(number): text for text, number in _pairs(read_object(self.folder / "added_tokens.json"))}

@@ -195,7 +195,7 @@ def expected_tensors(config: Mapping[str, Any], shape: ModelShape, block: Mappin
 
 
 def _block_of(linear: str, block: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a quantization says of one linear: the whole of it, or in a mix of formats its own part."""
+    """Return the quantization block of one linear: the whole block, or its own entry in a mix."""
     own: Mapping[str, Any] = block["quantized_layers"].get(linear, {}) if block.get("quant_algo") == MIXED else block
     return own
 

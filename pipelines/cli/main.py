@@ -103,7 +103,6 @@ _THROUGH_MAKE = "make ends with 2 for any failure and names the code in its last
 
 
 def _row(left: str, text: str, column: int = 14) -> list[str]:
-    """Render a word and its explanation, below each other on a narrow screen."""
     start = f"  {left}".ljust(column)
     if start[-1:] != " " or width() - column < 30:
         return [f"  {left}", *_wrap(f"      {text}", "      ")]
@@ -296,7 +295,6 @@ def split_project_file(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def _missing(package: str) -> Fault:
-    """Say how to get a Python package that this environment lacks."""
     if package in CORE:
         return Fault(
             f"{sys.executable} lacks the Python package '{package}', so it is not this project's environment.",

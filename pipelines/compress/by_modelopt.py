@@ -156,7 +156,6 @@ def _by_layer(task: QuantizeTask, out_dir: Path, progress: Progress) -> _Exporte
 
 
 def _whole(task: QuantizeTask, out_dir: Path, progress: Progress) -> _Exported:
-    """Calibrate and export the whole model."""
     began, source, dtype = time.monotonic(), task.source, torch_dtype(task.dtype)
     done = simulated(source, task.spec, task.texts, task.calibration, task.dtype, task.device, progress)
     out_dir.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Where the tensors of an exported layer belong in the files of the whole checkpoint.
+"""Layout of a checkpoint: file and name of each tensor of an exported layer.
 
 ModelOpt exports a model of one layer (`pipelines.compress.one_layer`) as it exports any model. All layers have the same
 shapes, so this export of the first one says what the files of the whole model contain.

@@ -219,7 +219,6 @@ def _config(source: ModelFolder, spec: QuantSpec, dtype: str, folder: _Folder) -
 
 
 def _layer_blocks(folder: _Folder, layers: int) -> dict[str, Any]:
-    """Return `quantized_layers` of a mix."""
     formats = {
         f"transformer.layers.{layer}.{module}": folder.format_of(layer, module)
         for layer in range(layers)

@@ -91,10 +91,10 @@ def check_supported(quant: QuantSettings, device: str) -> None:
 
 
 def load_kernels(qformats: Iterable[QFormat], kv_cache: KvFormat, progress: Progress) -> None:
-    """Load the CUDA kernels that ModelOpt simulates these formats with; the first time it compiles them, a minute each.
+    """Load ModelOpt's CUDA kernels for these formats; the first call compiles them, about a minute each.
 
-    ModelOpt would do it in the midst of the first layer, without a word. Where they cannot be compiled, it computes the
-    same with PyTorch's operators.
+    Otherwise ModelOpt compiles them silently during the first layer. If compilation fails, it computes the same with
+    PyTorch's operators.
     """
     forms = [FORMATS[qformat] for qformat in qformats]
     kernels = {

@@ -1,4 +1,4 @@
-"""What pruning makes of a model's shape, and which sizes it cannot make."""
+"""Shape of a pruned model, and the sizes pruning cannot produce."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def load_weights(model: torch.nn.Module, folder: Path) -> None:
 
 
 def _trained(model: torch.nn.Module) -> dict[str, Any]:
-    """Return this process's part of the weights that are trained; what is read into it changes the model."""
+    """Return this process's part of the weights that are trained; writing to it changes the model."""
     return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
 
 

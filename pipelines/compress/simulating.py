@@ -1,4 +1,4 @@
-"""Simulate a format in a whole model held in memory: what is compared with checkpoints, and what they share."""
+"""Simulate a format in a whole model held in memory, as the reference for checkpoints."""
 
 from __future__ import annotations
 

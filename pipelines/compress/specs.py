@@ -1,4 +1,4 @@
-"""What a compression is given beside one group of settings: what other groups, or the machine, decide."""
+"""Arguments of a compression: one settings group, plus values from other groups and the machine."""
 
 from __future__ import annotations
 

@@ -108,10 +108,10 @@ def _smaller(recover: RecoverSettings) -> str:
 
 
 def _forget_accelerates_environment() -> None:
-    """Let the settings alone say how to train.
+    """Remove Accelerate's environment variables, which override settings left at their defaults.
 
-    `ACCELERATE_MIXED_PRECISION` and its like count where the Trainer is told nothing else, and Transformers 4 sets them
-    itself, so that a training in bfloat16 narrowed the next one in the same process.
+    Transformers 4 sets `ACCELERATE_MIXED_PRECISION` itself: after a training in bfloat16, the next one in the same
+    process was narrowed as well.
     """
     for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
         del os.environ[name]
@@ -236,7 +236,6 @@ def _is_complete(state: Any, recover: RecoverSettings) -> bool:
 
 
 def _report(state: Any, best: int) -> dict[str, Any]:
-    """Return what happened."""
     held_out = {step: round(loss, 6) for step, loss in _evaluations(state)}
     return {
         "steps": state.global_step,
@@ -258,7 +257,7 @@ class _Recovery(Trainer):
         return SequentialSampler(self.train_dataset)  # type: ignore[arg-type] # it is a list
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Save the random numbers, and wait for the others: what is written next says that all is there."""
+        """Save the random state, then wait for all processes before the checkpoint is marked complete."""
         super()._save_rng_state(output_dir)
         self.accelerator.wait_for_everyone()
 

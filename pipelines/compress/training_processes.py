@@ -1,8 +1,7 @@
 """Training by several processes on this machine, each with its part of every batch, and all of the model or a part.
 
-Whoever calls `train_in_processes` starts them, shows what the first says, and ends all when one ends early. Each is a
-`SupervisedProcess`, so none is left behind, whatever happens to their starter. They find each other through a
-file, and on a CPU they talk over loopback alone.
+`train_in_processes` starts them, shows the progress of the first, and stops all if one ends early. Each is a
+`SupervisedProcess`, so none outlives its parent. They rendezvous through a file; on a CPU they use loopback only.
 
 Files in the folder of the Trainer's checkpoints: job.json and blocks.safetensors for the processes to read,
 events.jsonl and report.json by the first of them, fault-N.json by whichever fails, and a log of each.
@@ -210,8 +209,8 @@ def main(folder: Path) -> None:
 
 # Train a compressed model on text or towards another model, and write it as it was.
 #
-# What is trained, and what the forward pass sees of it: `trained_weights`. The training: `training`, in this process or
-# in several. Weights and Adam's moments are float32.
+# `trained_weights` holds the parameters and their forward pass; `training` trains them, in one process or several.
+# Weights and Adam's moments are float32.
 
 LEAST_SEQUENCES = 2
 PRUNED = tuple(f"{linear}.weight" for linear in LINEARS)

@@ -435,7 +435,6 @@ def _faults(settings: Settings, target: ScriptTarget) -> list[Fault]:
 
 
 def _say(settings: Settings, target: ScriptTarget, *, changed: bool) -> None:
-    """Print the written files and the next commands."""
     slurm = settings.cluster.kind == "slurm"
     run, suffix = ("sbatch", "sbatch") if slurm else ("bash", "sh")
     folder = relative_to_cwd(target.folder)

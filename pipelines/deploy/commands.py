@@ -405,7 +405,6 @@ def _faults(settings: Settings, served: RepositoryFacts) -> list[Fault]:
 
 
 def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
-    """Print the decisions and the next commands."""
     served, sizes, settings = deployed.served, deployed.sizes, deployed.settings
     what = "preview" if settings.preview else f"repository: {served.folder}"
     say(f"{what} ({served.label}, {served.variant}, {'about ' * settings.preview}{show_bytes(served.size_bytes)})")

@@ -26,7 +26,7 @@ LAUNCH = "trtllm-llmapi-launch"
 
 
 def role_files(arguments: Mapping[str, Any], cluster: ClusterSettings) -> dict[str, str]:
-    """Return the options of servers for prompts and for answers; what the arguments say of the transfer wins."""
+    """Return the options of servers for prompts and for answers; transfer settings in the arguments win."""
     if not cluster.disaggregated:
         return {}
     # The buffer holds the KV cache of one prompt; a prompt ends before the next token is planned, so nothing overlaps.

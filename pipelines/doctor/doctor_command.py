@@ -323,7 +323,7 @@ def examine(settings: Settings, machine: Machine, environment: Mapping[str, str]
 
 
 def _broken(settings: Settings, machine: Machine, findings: list[ProbeResult]) -> list[ProbeResult]:
-    """List what stops the configured pipeline here: what planning refuses and what the probes call broken."""
+    """List the blockers of the configured pipeline on this machine: planning faults and broken probes."""
     broken = [finding for finding in findings if finding.status == "bad"]
     try:
         faults: Sequence[Fault] = make_plan(settings, "all", Store(settings.paths.store), machine).refusals

@@ -1,4 +1,4 @@
-"""What a Kubernetes cluster has of what `make manifests` would ask of it, as kubectl tells."""
+"""Probe with kubectl whether a Kubernetes cluster can run the output of `make manifests`."""
 
 from __future__ import annotations
 

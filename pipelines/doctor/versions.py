@@ -219,7 +219,6 @@ def _mark(verdict: CombinationVerdict, reasons: dict[tuple[str, ...], list[Combi
 
 
 def _together(cases: list[CombinationVerdict]) -> str:
-    """Render the reason for the first model, and how it differs for the others."""
     of_model = {
         model: [_span(values) for values in zip(*(WORDS.findall(case.reason) for case in judged), strict=True)]
         for model, judged in groupby(cases, key=lambda case: case.model)

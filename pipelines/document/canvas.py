@@ -355,7 +355,6 @@ def _at(axes: Axes, point: tuple[float, float]) -> tuple[float, float]:
 
 
 def _around(at: tuple[float, float]) -> Box:
-    """Return the area covered by a marker."""
     return at[0] - 4, at[1] - 4, at[0] + 4, at[1] + 4
 
 

@@ -194,7 +194,7 @@ ALLOWED: dict[Callable[[object], bool], str] = {
 def _by_module(
     config: Mapping[str, Any], source: str, keys: tuple[str, str], fits: Callable[[object], bool], modules: int
 ) -> Callable[[str], tuple[str, float]]:
-    """Return what finds a module's value and the key that states it: the first pattern that matches, or the default."""
+    """Return a function: module -> (value, key that states it), from the first matching pattern, or the default."""
     plain, patterned = keys
     default, patterns = config.get(plain, PEFTS_DEFAULT[plain]), config.get(patterned, {})
     if not isinstance(patterns, Mapping):

@@ -240,7 +240,7 @@ _NULL_HEADS = (Architecture.LLAMA, Architecture.MISTRAL, Architecture.MIXTRAL)
 
 
 def _check_stated(read: ConfigNumbers, family: Family) -> None:
-    """Note what Transformers' class of a family does not take."""
+    """Note values that the family's Transformers class rejects."""
     config, title = read.config, family.title
     kind = config.get("model_type", family.model_type)
     if kind != family.model_type:
@@ -273,7 +273,7 @@ def _check_rows(read: ConfigNumbers) -> None:
 
 
 def _check_built(read: ConfigNumbers, family: Family, head_dim: int) -> None:
-    """Note what Transformers would not run, or runs in a way in which no engine does."""
+    """Note values that Transformers does not run, or that no engine computes the same way."""
     config = read.config
     biased = "attention_bias" in family.defaults and read.switch("attention_bias", False)
     if biased and not family.attention_bias:
@@ -340,7 +340,7 @@ def _not_sized(config: Mapping[str, Any], source: str, architecture: str) -> Use
 
 
 def _other_sizes(read: ConfigNumbers, architecture: str) -> dict[str, Any]:
-    """Return the fields that only some configurations state; what an architecture implies takes precedence."""
+    """Return fields that only some configurations state; the architecture's own values take precedence."""
     if architecture not in FAMILIES:
         sized = SIZED[architecture]
         return _stated_experts(read, needed=read.has("num_local_experts", "num_experts")) | _windows(read, sized)

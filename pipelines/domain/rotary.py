@@ -1,6 +1,6 @@
 """Rotary position embedding as a model's config.json states it, in the spelling of Transformers 4 or 5.
 
-What Transformers 5 makes of a file is the law. Source: `modeling_rope_utils.py` (`RotaryEmbeddingConfigMixin`), and
+Transformers 5 is the reference. Source: `modeling_rope_utils.py` (`RotaryEmbeddingConfigMixin`), and
 `configuration_gemma3.py` for positions that differ between windowed layers and the others.
 """
 
@@ -242,7 +242,7 @@ class Rotary:
     Attributes:
         kind: type of scaling: "default", "linear", "llama3", "yarn", ...
         fraction: share of each head's channels that is rotated.
-        differences: what makes an engine scale in another way than Transformers does, in words.
+        differences: how an engine scales differently from Transformers, in words.
     """
 
     kind: str

@@ -157,7 +157,6 @@ def read_engine_config(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, An
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """Read the file as a JSON object."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -176,7 +175,6 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _block(raw: Mapping[str, Any], name: str, folder: Path) -> Mapping[str, Any]:
-    """Return one section of the file."""
     block = raw.get(name)
     if not isinstance(block, dict):
         raise UserError(

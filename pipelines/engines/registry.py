@@ -14,7 +14,7 @@ from pipelines.engines.config import EngineOptions, EngineSettings
 from pipelines.engines.port import Engine
 from pipelines.host.machine import Machine, library_versions
 
-# Descriptions of engines: what each one needs and can do, readable without importing the engine.
+# Requirements and capabilities of engines, readable without importing them.
 
 
 class ServerBackend(StrEnum):

@@ -109,7 +109,7 @@ def table(
 
 
 def _squeezed(widths: list[int], texts: Collection[int], room: int) -> list[int]:
-    """Take from the widest texts what a table has too much, and leave each enough to be read."""
+    """Shrink the widest text columns until the table fits, but not below a readable width."""
     widths = list(widths)
     while sum(widths) > room:
         widest = max(texts, key=lambda at: widths[at], default=None)
@@ -120,7 +120,7 @@ def _squeezed(widths: list[int], texts: Collection[int], room: int) -> list[int]
 
 
 def _blocks(widths: Sequence[int], left: int, room: int, gap: int) -> list[list[int]]:
-    """Share the columns out to as many blocks as it takes; the first `left` are in all of them."""
+    """Split the columns into as many blocks as needed; each repeats the first `left` columns."""
     fixed, blocks = list(range(left)), [list(range(left))]
     for at in range(left, len(widths)):
         taken = [*blocks[-1], at]
@@ -224,7 +224,7 @@ class _Outlived(io.FileIO):
 
 
 class _Masked(io.TextIOWrapper):
-    """Text in which addresses show no passwords, whoever writes it, tracebacks included."""
+    """Stream that masks passwords in addresses, in tracebacks as well."""
 
     def write(self, text: str, /) -> int:
         super().write(masked(text))
@@ -255,7 +255,7 @@ def outlive_readers() -> None:
 
 
 def lost_output() -> str | None:
-    """Write what is still buffered, and return why output was lost; None if all of it was written or nobody reads."""
+    """Flush, and return why output was lost; None if all of it was written or the reader has gone."""
     sys.stdout.flush()
     raw = getattr(sys.stdout.buffer, "raw", sys.stdout.buffer)
     return getattr(raw, "lost", None)

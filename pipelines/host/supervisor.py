@@ -130,7 +130,7 @@ def front_rank(pid: int) -> int:
     """Return the process that answers requests: mpirun's rank 0, or mpirun itself before there is one.
 
     Open MPI's mpirun, given SIGTERM, kills every rank after `odls_base_sigkill_timeout`, one second: too short to
-    drain. When rank 0 ends by itself, the other ranks follow.
+    drain. When rank 0 exits, the other ranks follow.
     """
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -169,7 +169,7 @@ def unname_regions(prefix: str) -> dict[int, str]:
     """Remove the name of each region that both its users have opened, and return the stubs that have: pid -> model.
 
     tritonserver makes one per instance of a python model and gives its name to the stub as an argument; once the stub
-    has mapped it, nobody asks for the name again (`SharedMemoryManager` of python_backend grows it by its descriptor).
+    has mapped it, the name is no longer needed (`SharedMemoryManager` of python_backend grows it by its descriptor).
     """
     stubs = {}
     for region in regions(prefix):

@@ -2,9 +2,9 @@
 
 Through tritonserver, each token of a stream wakes two more processes and the engine waits for an acknowledgement; on a
 machine whose cores all compute, that is a tenth of a token's time. So a request carries an address and a key
-(`PARAMETER`), and all but the last of its tokens may be sent there. What cannot be sent there, for instance because
-the service is in another container or does not keep up, goes through tritonserver, in order: the service reads what
-has come here before it looks at a response of tritonserver.
+(`PARAMETER`), and all but the last of its tokens may be sent there. If the service is unreachable (another container)
+or does not keep up, tokens go through tritonserver instead. Order is kept: the service reads the socket before each
+response of tritonserver.
 """
 
 from __future__ import annotations

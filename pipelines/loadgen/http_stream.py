@@ -240,7 +240,6 @@ class _Protocol(asyncio.Protocol):
 
 
 def _kind(status: int) -> str:
-    """Return the kind of error of a status of HTTP."""
     return _KINDS.get(status, "server_error" if status >= 500 else "invalid")
 
 
@@ -369,7 +368,6 @@ class HttpStream(RequestStream):
 
 
 def _reason(error: OSError) -> str:
-    """Return why a connection failed, in words."""
     if isinstance(error, ssl.SSLCertVerificationError):
         authority = os.environ.get("SSL_CERT_FILE")
         missing = f" (SSL_CERT_FILE={authority} is no file)" if authority and not Path(authority).is_file() else ""

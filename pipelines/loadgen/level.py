@@ -193,7 +193,6 @@ class _Run:
         self._after = self._bench.server.counters()
 
     def _cut(self, reason: str) -> None:
-        """End the level early."""
         self._reason = reason
         now = monotonic_ns()
         self._end = min(self._end or now, now)

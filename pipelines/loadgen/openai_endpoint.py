@@ -161,7 +161,6 @@ class OpenAiEndpoint:
         return masked(self.url)
 
     def _models(self) -> list[str]:
-        """Return the names of its models."""
         todo = "Check benchmark.url: an OpenAI endpoint up to and with /v1, or host:port of a Triton server's gRPC."
         reply, reason = self._ask(HttpRequest("GET", "/models"))
         self._server = reply.headers.get("server", "unknown")

@@ -173,7 +173,7 @@ class RequestStream(ABC):
                 raise
             end, error = now(), "cancelled"
         if self.given_up is not None:
-            # whatever the cancelled stream reported, even nothing; a request that finished first stays finished
+            # regardless of the cancelled stream's report; a request that finished first stays finished
             error = error and self.given_up
             waited = f"not finished within {wait_ns / 1e9:g} s (benchmark.timeout_s)"
             self.error_text = waited if self.given_up == "timeout" else "cancelled by the load generator"

@@ -199,7 +199,6 @@ def _heading(result: BenchmarkResult) -> str:
 
 
 def _load_name(result: BenchmarkResult) -> str:
-    """Return the heading of the first column."""
     arrival = str(result.workload.get("arrival"))
     return {"closed": "concurrency", "burst": "load", "trace": "load"}.get(arrival, arrival)
 

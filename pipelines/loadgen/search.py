@@ -162,8 +162,8 @@ def _crossing(grid: Any, profile: Any, limit: float, inner: int, outer: int) -> 
 def _dispersion(probes: Sequence[Probe], shares: Any) -> tuple[float, float]:
     """Return variance of bad counts / that of independent requests, and its degrees of freedom.
 
-    Batches in turn are correlated if they are short. What shorter ones miss tells what these miss, so the difference is
-    added once more (lugsail batch means of Vats and Flegal).
+    Short consecutive batches are correlated and underestimate the variance. Even shorter ones show by how much, so the
+    difference is added once more (lugsail batch means, Vats and Flegal).
     """
     long, short = (_pearson(probes, shares, batches) for batches in (_BATCHES, 3 * _BATCHES))
     freedom = 0.6 * (len(probes) * _BATCHES - 2)  # by simulation: the correction costs precision

@@ -193,7 +193,7 @@ class TritonStream(RequestStream):
             pass
 
     async def close(self) -> None:
-        """End the stream, without a cancellation if it ends by itself."""
+        """End the stream; cancel it only if it does not end on its own."""
         call, self._call = self._call, None
         if self._leaving is not None:
             self._leaving.cancel()

@@ -291,7 +291,7 @@ WEBHOOK_S = 15
 def report_bad_night(settings: NightlySettings, run_id: str, outcome: Sequence[str]) -> None:
     """Write the issue file and call the webhook; after a good night remove the file of an earlier one.
 
-    Whatever fails here is a warning, because the night itself is judged and kept.
+    A failure here is only a warning, because the night's results are already saved.
 
     Args:
         settings: name of the matrix and the file.

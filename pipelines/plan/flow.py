@@ -135,7 +135,6 @@ def needed_for(made: list[Node], name: str) -> list[Node]:
 
 
 def _asked(d: Deployment) -> dict[str, Input]:
-    """Return the inputs of an evaluation besides the engine."""
     seen: dict[str, Input] = {"vision_engine": "vision"} if d.settings.eval.task == PICTURES and vision_nodes(d) else {}
     return {"model": model(d), "dataset": d.sources.get("dataset", "download.eval"), **seen}
 
@@ -305,7 +304,6 @@ def _made_here(d: Deployment) -> tuple[list[Node], dict[str, Input]]:
 
 
 def _repository(d: Deployment) -> Node:
-    """Return the Triton repository of the engine."""
     settings, images, beside = d.settings, d.settings.multimodal, _beside(d)
     whole = str(images.path) if d.engine.example_scripts else ""  # which NVIDIA's code reads while it serves
     encoder = ImageSpec(images.model_type, whole, images.images_per_request)
@@ -335,7 +333,6 @@ def _beside(d: Deployment) -> dict[str, Input]:
 
 
 def _benchmark(d: Deployment) -> Node:
-    """Return the benchmark of the server."""
     settings = d.settings
     libraries = ("tritonclient", *(() if d.is_elsewhere else d.engine.run_libraries))
     stage = Benchmark(

@@ -174,7 +174,6 @@ def _without(beside: Sequence[ColocatedEngine]) -> str:
 
 
 def _has(whole: float, beside: Sequence[ColocatedEngine]) -> str:
-    """Describe the memory of a GPU and what other engines take of it."""
     others = "".join(f", of which {other.what} takes {show_bytes(other.least)}" for other in beside)
     return show_bytes(whole) + others
 

@@ -1,4 +1,4 @@
-"""What a plan takes besides GPUs: bytes to download and to store, and rough times, where a source gives them."""
+"""Costs of a plan besides GPUs: bytes to download and to store, and rough times from published logs."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
         not_here = checks.check_memory(deployment)
     shape = deployment.shape
     memory = (host_memory.Quantizing.of(deployment, shape).note,) if quantizes and shape else ()
-    # what cannot run here at all runs where the rest is, too
+    # a plan that cannot run here runs on a machine that has the tools
     missing = () if not_here else checks.check_installed(goal, todo, only)
     notes, warnings = (*questions, *checked.notes, *memory, *tuning), (*checked.warnings, *unwritable)
     return Plan(deployment, reason, steps, notes, warnings, (*not_here, *unwritable), missing, only)

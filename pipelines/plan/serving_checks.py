@@ -228,7 +228,7 @@ def _not_compared(d: Deployment) -> list[Fault]:
 
 
 def _not_bounded(server: EvalSettings, fidelity: FidelitySettings) -> list[Fault]:
-    """Refuse what is not known of a server's predictions."""
+    """Refuse measures that a server's answers cannot give."""
     url, faults = server.url, []
     if server.asks_triton:
         faults.append(
@@ -289,7 +289,6 @@ def _not_diagnosed(d: Deployment) -> list[Fault]:
 
 
 def _built(engine: EngineSettings, built: BuiltEngine, target: Target) -> list[Fault]:
-    """Refuse targets that an existing engine does not support."""
     faults = []
     if engine.name not in ("auto", built.flavour):
         faults.append(

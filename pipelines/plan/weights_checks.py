@@ -1,4 +1,4 @@
-"""What must hold for the weights before anything is spent on them: taken over as they are, pruned, or trained."""
+"""Checks of the weights before any work starts: imported as they are, pruned, or trained."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def _rank_faults(recover: RecoverSettings, shape: ModelShape) -> list[Fault]:
 
 
 def _machine_faults(d: Deployment, shape: ModelShape) -> list[Fault]:
-    """Return what of the training does not fit this machine."""
+    """Return training settings that do not fit this machine."""
     machine, recover = d.machine, d.settings.recover
     on_gpu, processes = d.device == "cuda", training_processes(recover, machine)
     if on_gpu and processes > len(machine.gpus):

@@ -296,7 +296,6 @@ def _reason(best: FormatRow, limit: float, *, alone: bool) -> str:
 
 
 def _told(row: FormatRow) -> str:
-    """Return the throughput that ranks a format, with its load."""
     level = row.level
     assert level is not None, "an eligible format has a level"
     where = f"at its peak ({level.load})"

@@ -181,7 +181,6 @@ def _curves(
 
 
 def _value(run: BenchmarkRun, level: Level) -> str:
-    """Return a load's figures in words, for the pointer."""
     rate, *times = ((each, number(each.shown(each.of(level.summary)))) for each in AT_POINT)
     latencies = [f"{each.narrow} {value} {each.metric.unit.shown}" for each, value in times]
     text = ", ".join([f"{rate[1]} {rate[0].title}", *latencies])

@@ -42,7 +42,6 @@ def _in_groups(d: DeploymentFacts) -> bool:
 
 
 def _features(d: DeploymentFacts) -> Cases:
-    """Return the features that are not exported, and how to leave them out."""
     missing = {
         f"sparsity={d.sparsity}": d.sparsity != "none" and "sparsity=none",
         f"speculative={d.speculation}": d.speculation != "none" and "speculative=none",

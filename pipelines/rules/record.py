@@ -213,7 +213,6 @@ class Alternatives:
 
 
 def _in_format(deployment: DeploymentFacts, qformat: QFormat) -> DeploymentFacts:
-    """Return a deployment in another format of the weights."""
     size = group_instead(deployment.qformat, deployment.group_size, qformat)
     return replace(deployment, qformat=qformat, candidates=(), group_size=size)
 

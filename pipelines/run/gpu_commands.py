@@ -1,8 +1,8 @@
 """The commands that build and serve on a GPU, for `make plan`, so that they can be pasted one after the other.
 
-Every folder has a name chosen beforehand, because the names of artifacts end with a key that is known only when their
-inputs exist. What this project does itself (quantization with ModelOpt, the Triton repository) is a `make stage` with a
-link of that name; all else is NVIDIA's own program.
+Folder names are chosen beforehand, because an artifact's name ends with a key that depends on its inputs. The project's
+own steps (quantization with ModelOpt, the Triton repository) are a `make stage` with a link of that name; all others
+run NVIDIA's own programs.
 """
 
 from __future__ import annotations
@@ -162,7 +162,6 @@ class _ByHand:
                 yield title, _inside(self._name(step), next(iter(start["commands"].values())))
 
     def _words(self) -> list[str]:
-        """Return the overrides that decide what is made."""
         overrides = [(word, word.lstrip("+~")) for word in self.overrides]
         return [word for word, key in overrides if key.startswith(DECIDES) or not key.startswith(OF_THE_STAGE)]
 

@@ -1,4 +1,4 @@
-"""The command `prune`: what the store costs, why each artifact is kept, and the removal of what nothing needs."""
+"""The command `prune`: show the store's disk use and why each artifact is kept, and remove the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make serve`: a server in the foreground until Ctrl-C, started again when it ends by itself."""
+"""`make serve`: a server in the foreground until Ctrl-C, restarted after a crash."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pipelines.serving.process import TritonServer
 from pipelines.serving.repository import TEXT_MODEL
 from pipelines.serving.trtllm_serve import PROGRAM, TrtllmServe
 
-# How often, and after which pause, a server that ended by itself is started again.
+# Back-off of restarts after a crash.
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 STEADY_S = 600.0
@@ -129,7 +129,7 @@ def serve(
         slo: limits that the metrics show exactly how many answers meet.
 
     Returns:
-        exit code: 0 if drained, 1 if the server ended by itself more often than `serving.restarts` allows (the
+        exit code: 0 if drained, 1 if the server crashed more often than `serving.restarts` allows (the
         reasons are printed), 130 if interrupted before it was ready, or twice.
 
     Raises:
@@ -240,7 +240,6 @@ def _start_again(server: TritonServer | TrtllmServe, frontend: OpenAiFrontend | 
 
 
 def _say_where(server: TritonServer, seconds: float, prompt: str) -> None:
-    """Print the addresses, and example commands."""
     say(f"Serving {server.repository.label}, ready after {show_seconds(seconds)}. Ctrl-C drains and ends it.")
     say(f"  HTTP     {server.http_url}")
     say(f"  gRPC     {server.grpc_url}")

@@ -46,7 +46,7 @@ class OpenAiFrontend:
     def start(self) -> None:
         """Start it, or start it again after it ended, and wait until it responds.
 
-        A port that nobody asked for was free before the models were loaded; if another program has it now, another one
+        A default port was free before the models were loaded; if another program has it now, another one
         is taken, once.
 
         Raises:

@@ -40,7 +40,7 @@ HARMLESS = re.compile(
     r"|Timeout \d+: Found|^[+|]"
 )
 LEVEL = re.compile(r"[IWE]\d{4} ")
-# What dies without an exception writes: C++, assert(), glibc's checks of heap and stack, Python, OpenVINO.
+# Last words of a crash without an exception: C++, assert(), glibc's heap and stack checks, Python, OpenVINO.
 CRASH = re.compile(
     r"^terminate called|[Aa]ssertion .*failed|^(?:malloc|free|realloc|corrupted|double free|munmap_chunk|mremap_chunk)"
     r"[^.]*$|stack smashing detected|^Fatal Python error|^(?:\w+\.)*MemoryError|std::bad_alloc|Exception from src/"
@@ -79,7 +79,7 @@ def read_log(file: Path, start: int) -> list[str]:
 
 
 def load_failures(lines: Iterable[str]) -> list[LoadFailure]:
-    """List each model that failed by itself, without models that only depend on one of them."""
+    """List each model that failed, without models that only depend on one of them."""
     failures: dict[str, LoadFailure] = {}
     detail = ""
     for line in lines:
@@ -271,7 +271,7 @@ def why_ended(
     """Explain why a server ended.
 
     Args:
-        lines: of its log; of one that was ready, since then: what it wrote before did not end it.
+        lines: of its log; if it was ready, only those since then.
         ended: how it ended.
         log_file: the complete log.
         what: what happened to it.

@@ -190,8 +190,8 @@ class TritonServer:
     def stop(self) -> None:
         """Let running requests finish (drain_timeout_s), then stop the server; harmless if it has ended.
 
-        tritonserver unloads the models of gRPC streams as soon as it is told to end, so it is told when the engine has
-        no requests. It then waits for HTTP connections that clients keep open, which an idle engine need not.
+        On SIGTERM, tritonserver unloads the models of gRPC streams at once, so the signal is sent when the engine is
+        idle. It then waits for open HTTP connections, which an idle engine does not need.
         """
         if self._process is not None and self._process.poll() is None:
             busy_at = time.monotonic()

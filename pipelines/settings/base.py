@@ -50,7 +50,6 @@ def largest(name: str) -> int:
 
 
 def _numbers(value: object) -> Iterator[float]:
-    """List the numbers in a value, also in lists and mappings."""
     if isinstance(value, int | float) and not isinstance(value, bool | Enum):
         yield value
     elif isinstance(value, Mapping):
@@ -69,7 +68,6 @@ def _in_range(name: str, value: Any) -> Any:
 
 
 def _texts(value: object) -> Iterator[str | Path]:
-    """List the texts and paths in a value, also in lists and mappings."""
     if isinstance(value, str | Path):
         yield value
     elif isinstance(value, Mapping | tuple):
@@ -251,7 +249,7 @@ class Group(BaseModel):
     @field_validator("*", mode="wrap")
     @classmethod
     def _is_plausible(cls, raw: Any, validate: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-        """Refuse what no field takes, whatever its own rules are; one validator, as each takes time at every start."""
+        """Refuse values that are wrong for every field; one validator, because each costs start-up time."""
         name = str(info.field_name)
         value = _at_home(validate(_of_its_kind(cls.model_fields[name].annotation, raw)))
         for text in _texts(value):
@@ -306,8 +304,8 @@ def _as_yaml(value: Any) -> Any:
 class ChoosingGroup(Group):
     """Base of groups with fields that this tool chooses where they are null: for the load, or for speed.
 
-    What a user gives always wins, and what is chosen does not count as given: a configuration that is derived from
-    another one (a baseline, a draft model, a proposal) chooses anew.
+    A user's value always wins, and a chosen one does not count as given: a derived configuration (a baseline, a draft
+    model, a proposal) chooses anew.
     """
 
     CHOSEN: ClassVar[tuple[str, ...]] = ()

@@ -164,7 +164,7 @@ def _is_open(value: str) -> bool:
 
 
 def diagnose(overrides: Sequence[str], *, sweeping: bool = False) -> list[Fault]:
-    """Find what is wrong with each override by itself."""
+    """Judge each override on its own."""
     faults: list[Fault] = []
     good, named, known_groups = [], [], groups()
     for text in overrides:
@@ -207,7 +207,6 @@ def _values(override: Any) -> list[str]:
 
 
 def _list_fault(text: str, name: str) -> Fault:
-    """Make the fault for several values where one belongs."""
     key, _, value = text.partition("=")
     if name == "hardware":
         return Fault(
@@ -287,7 +286,7 @@ def _key_faults(key: str, text: str, override: Any, keys: set[str]) -> list[Faul
 
 
 def _unknown_key(key: str, value: str, keys: set[str]) -> Fault:
-    """Make the fault for a key that there is not, or no more."""
+    """Make the fault for an unknown or removed key."""
     message = f"'{key}' is not a known setting."
     if key in RENAMED:
         return Fault(message, f"It is now '{RENAMED[key]}'.")

@@ -66,7 +66,7 @@ def _keys(config: Mapping[str, Any], word: str) -> list[str]:
 
 
 def _value_of(config: Mapping[str, Any], word: str) -> list[str]:
-    """List the present value of a key, as long as nothing is typed of another one."""
+    """List the current value of a key, unless another value is being typed."""
     key, _, typed = word.partition("=")
     inside, _, last = key.rpartition(".")
     value = _node(config, inside).get(last, {})

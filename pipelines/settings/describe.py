@@ -73,7 +73,6 @@ def _keys(group: type[BaseModel], prefix: str) -> Iterator[Key]:
 
 
 def _nested(annotation: Any) -> type[BaseModel] | None:
-    """Return the class of a nested group, even if it may be null."""
     options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     groups = [option for option in options if inspect.isclass(option) and issubclass(option, BaseModel)]
     return groups[0] if groups else None
@@ -103,7 +102,6 @@ def _attributes(docstring: str) -> dict[str, str]:
 
 
 def _kind(annotation: Any, metadata: Any = ()) -> str:
-    """Describe a type in words."""
     origin, inside = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _kind(inside[0], [*inside[1:], *metadata])
@@ -124,7 +122,6 @@ def _kind(annotation: Any, metadata: Any = ()) -> str:
 
 
 def _choices(annotation: Any) -> Iterator[str]:
-    """List the values of a type that has a fixed set of them."""
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if annotation is bool:
@@ -139,7 +136,6 @@ def _choices(annotation: Any) -> Iterator[str]:
 
 
 def _bounds(metadata: Any) -> str:
-    """Describe the limits of a number, or the pattern of a text."""
     limits, pattern = [], ""
     for each in metadata:
         nested = getattr(each, "metadata", None)  # a pydantic Field inside Annotated

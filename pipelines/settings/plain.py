@@ -340,7 +340,7 @@ def _merge(into: dict[Any, Any], content: Mapping[Any, Any]) -> None:
 
 
 def _set(config: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Set a key that is there; a list takes no place of a mapping."""
+    """Set an existing key; a list cannot replace a mapping."""
     node: Any = config
     for key in path[:-1]:
         node = node.get(key) if isinstance(node, dict) else None

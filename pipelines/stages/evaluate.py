@@ -119,9 +119,8 @@ KEY = 16
 class EvaluateSequentially(Evaluate):
     """Two engine folders, their tokenizer and questions in, `evaluation.json` and `baseline.json` out.
 
-    The engine and the 16-bit one are asked in turns, until the verdict on the loss is known. What an engine answered is
-    kept in the store by its content, so that a run that was stopped goes on where it was, and the 16-bit engine is
-    asked a question once for all formats.
+    The two engines are asked in turns until the verdict on the loss is known. Answers are stored by the engine's
+    content, so that a stopped run resumes, and the 16-bit engine answers each question once for all formats.
 
     Attributes:
         answers: folder for the answers of all engines.
@@ -219,8 +218,8 @@ class EvaluateReference:
 class EvaluateServed:
     """A server that runs already, the model's tokenizer and questions in, `evaluation.json` out.
 
-    Being a measurement of something that may change, it is never cached. What the server answered is kept beside the
-    runs until the result is written, so that a run that was stopped goes on where it was.
+    Never cached, because the server may change. Its answers are kept beside the runs until the result is written, so
+    that a stopped run resumes.
 
     Attributes:
         eval: task, shots, limit, and where the server is.
@@ -350,7 +349,6 @@ def _evaluated(
     engine: str,
     warns: bool = False,
 ) -> dict[str, Any]:
-    """Ask all questions, write the result, and return its figures."""
     from eval.harness import evaluate  # imports lm-eval
 
     criteria = Criteria.of(stage.eval) if warns else None

@@ -166,8 +166,8 @@ def _source(name: str, inputs: Mapping[str, Path], stage: Fidelity | FidelitySer
 class FidelityServed:
     """Engine folder of the 16-bit model, tokenizer and texts in, `bounds.json` of a server that runs already out.
 
-    Being a measurement of something that may change, it is never cached. What the server answered is kept beside the
-    runs until the result is written, so that a run that was stopped goes on where it was.
+    Never cached, because the server may change. Its answers are kept beside the runs until the result is written, so
+    that a stopped run resumes.
 
     Attributes:
         engine: by name, see `pipelines.engines.registry`.

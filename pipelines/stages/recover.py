@@ -60,7 +60,6 @@ class Recover:
 
     @property
     def _rounded(self) -> bool:
-        """Whether training computes with rounded weights."""
         return rounding_is_known(self.quant.qformat, self.quant.int4_scales)
 
     def _rounding_identity(self) -> dict[str, Any] | None:

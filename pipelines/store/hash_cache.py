@@ -31,7 +31,7 @@ class HashCache:
     """Cache of the SHA-256 of files, valid for a month while a file's size, modification and change time stay the same.
 
     No program can set the change time back, so bytes written in place are noticed even if the modification time was
-    restored. A disk that loses bytes by itself changes no time: hence the month, and `from_disk`. Files are known by
+    restored. Silent disk corruption changes no time: hence the month, and `from_disk`. Files are known by
     device and inode, so that hard links, and a store that is mounted elsewhere, share an entry.
     """
 
@@ -119,7 +119,7 @@ def _is_recent(read_at: int) -> bool:
 
 
 def _load(path: Path) -> dict[str, list[Any]]:
-    """Read the hashes that still count; without a readable file there are none, which only costs time."""
+    """Read the hashes that are still valid; none if the file is unreadable, which only costs time."""
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

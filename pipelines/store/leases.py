@@ -115,7 +115,7 @@ class Leases:
     def hold(self, *uses: Path) -> Iterator[Callable[[Path], None]]:
         """Hold a lease on artifacts, and yield the function that adds further ones.
 
-        Where the store cannot be written there is no lease; nothing in it can be removed either.
+        A read-only store has no leases; nothing in it can be removed either.
         """
         try:
             lease = self.take()

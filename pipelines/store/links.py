@@ -16,8 +16,8 @@ SHOWN = 3
 def check_links(folder: Path, key: str) -> None:
     """Refuse links that lead out of a folder: a model from elsewhere could name any file of this machine.
 
-    Links within the folder are followed, and links into a Hub cache, whose snapshots consist of them. Links that lead
-    nowhere are left to whoever reads them. Hidden folders are not looked at, because nothing reads them.
+    Links within the folder are followed, and links into a Hub cache, whose snapshots consist of them. Dangling
+    links fail when they are read. Hidden folders are skipped, because nothing reads them.
 
     Raises:
         UserError: some links lead elsewhere; the message names them.

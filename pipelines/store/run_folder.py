@@ -55,7 +55,7 @@ def run_folder(name: str, runs: Path, config: str, overrides: Sequence[str]) -> 
 
 
 class _Log(logging.FileHandler):
-    """A run's log. A disk that is full or gone costs lines of it, said once, and never the run."""
+    """A run's log. If the disk is full or gone, lines are lost with one warning; the run continues."""
 
     _said = False
 

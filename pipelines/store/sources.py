@@ -133,7 +133,7 @@ def engine_source(folder: Path, hashes: HashCache) -> tuple[InputSource, BuiltEn
 
 
 def _built(raw: Any, config: Path) -> BuiltEngine:
-    """Read an engine's config.json; what has another form than an engine's raises what reading it raises."""
+    """Read an engine's config.json; a malformed one raises the error of the failing access."""
     pretrained, _ = raw["pretrained_config"], raw["build_config"]
     mapping, quantization = pretrained.get("mapping") or {}, pretrained.get("quantization") or {}
     quant_algo, kv_algo = quantization.get("quant_algo"), quantization.get("kv_cache_quant_algo")
@@ -216,7 +216,7 @@ def model_config(folder: Path, key: str = "model.path") -> dict[str, Any]:
 
 
 def _refuse_other_layout(files: Iterable[Path], place: Path, key: str) -> None:
-    """Refuse by its name what is a model in another layout.
+    """Refuse a model in another known layout, by name.
 
     Raises:
         UserError: one of the files belongs to a known layout.

@@ -1,4 +1,4 @@
-"""What the folders of the store cost, which of them something needs, and the removal of the others."""
+"""Disk use of the store: size of each folder, whether it is needed, and removal of the rest."""
 
 from __future__ import annotations
 
@@ -128,10 +128,10 @@ def survey(store: Store, keep_days: int) -> Space:
 
 
 def remove(store: Store, holdings: Sequence[Holding]) -> list[Holding]:
-    """Remove artifacts, except those that a process has begun to use since they were looked at.
+    """Remove artifacts, except those that a process has begun to use since they were inspected.
 
-    Each is moved aside in one step, so that no run finds half of it. Whoever begins to use an artifact names it in a
-    lease before making sure that it is there, and the leases are read after the move: one of the two sees the other.
+    Each is moved aside in one step, so that no run finds half of it. A reader names an artifact in a lease before it
+    checks that the artifact exists, and the leases are read after the move: one of the two sees the other.
 
     Returns:
         those that are gone.

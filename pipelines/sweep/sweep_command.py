@@ -63,7 +63,6 @@ def compare(overrides: Sequence[str]) -> int:
 
 
 def _judged(cells: Sequence[SweepCell], settings: EvalSettings) -> ResultTable:
-    """Return one table of all cells, those without questions last."""
     unasked = [(cell.model, cell.variant) for cell in cells if cell.is_unasked]
     pairs = [(cell.baseline, cell.after) for cell in cells if "evaluate" in cell.artifacts]
     tables = [comparison(pairs, settings)] if pairs or not unasked else []

@@ -1,1 +1,1 @@
-"""`make migrate`: what becomes of a TensorRT-LLM 1.2 deployment in the LLM API."""
+"""`make migrate`: translate a TensorRT-LLM 1.2 deployment to the LLM API."""

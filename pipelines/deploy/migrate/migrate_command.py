@@ -65,7 +65,6 @@ def migrate(overrides: Sequence[str]) -> int:
 
 
 def _draft(settings: Settings, overrides: Sequence[str]) -> Draft | None:
-    """Return the draft model of the settings."""
     drafts = settings.speculative
     if drafts.draft is None or drafts.num_draft_tokens is None:
         return None

@@ -51,7 +51,7 @@ class OldSetting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OldDeployment:
-    """What one source, or several, say of a deployment.
+    """Facts of a deployment from one or several sources.
 
     Attributes:
         read: what was read.
@@ -74,7 +74,7 @@ class OldDeployment:
     model: str = ""
 
     def merged(self, other: OldDeployment) -> OldDeployment:
-        """Return both together; what this one knows is kept.
+        """Merge two; values of this one win.
 
         Raises:
             UserError: both state the same size differently.

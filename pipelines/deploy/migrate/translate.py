@@ -25,7 +25,7 @@ OFF: tuple[Any, ...] = (None, False, "", "disable", 0, [])
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What becomes of one setting.
+    """Translation of one setting.
 
     Attributes:
         state: "ignored" has no effect today either; "unknown" is not in the table; empty says nothing.

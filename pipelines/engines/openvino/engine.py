@@ -214,7 +214,7 @@ class OpenVinoSession:
     ) -> None:
         """Refuse answers that were chosen among logits of NaN: genai takes token 0 then, or samples among all tokens.
 
-        What may be such an answer is read once more, with log probabilities.
+        A suspicious answer is read once more, with log probabilities.
         """
         for prompt, one in zip(prompts, made, strict=True):
             stopped = one.finish_reason == "stop"
@@ -278,7 +278,7 @@ class OpenVinoSession:
 def generation_config(limits: SamplingParams) -> genai.GenerationConfig:
     """Translate sampling limits.
 
-    genai requires an end token: without stop tokens it gets one and is told to ignore it.
+    genai requires an end token: without stop tokens it gets one, with ignore_eos.
     """
     config = genai.GenerationConfig()
     config.max_new_tokens = limits.max_new_tokens

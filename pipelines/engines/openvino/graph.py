@@ -382,7 +382,6 @@ def _rotate(x: ov.Node, shared: _Inputs) -> ov.Node:
 
 
 def _channels(x: ov.Node, start: int, stop: int) -> ov.Node:
-    """Return channels start:stop of the last dimension."""
     bounds = (np.array([value], dtype=np.int64) for value in (start, stop, 1, 3))
     return op.slice(x, *bounds)
 

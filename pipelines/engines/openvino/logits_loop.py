@@ -162,8 +162,6 @@ MAX_LOGITS_BYTES = GIB
 
 
 class _RunningSequence:
-    """One running sequence."""
-
     def __init__(self, sequence: Sequence, model: StatefulModel) -> None:
         self.sequence = sequence
         self._state = StatefulSequence(model, sequence.request.table)

@@ -118,8 +118,6 @@ def read_requests(inputs: Mapping[str, Array], limits: ModelLimits) -> list[Gene
 
 
 class _Row:
-    """The values of one prompt of a batch."""
-
     def __init__(self, inputs: Mapping[str, Array], index: int, batch: int) -> None:
         self._inputs, self.index, self._batch = inputs, index, batch
 

@@ -31,8 +31,8 @@ from pipelines.settings.base import Positive
 
 # Take back the signal stack that OpenVINO's CPU plugin gives the thread that loads it.
 #
-# With AMX, the plugin gives it an alternate stack, which it frees when it is unloaded. If nobody took it back, the next
-# signal is written to freed memory: Ctrl-C then ends the process with SIGSEGV. The ordinary stack is large enough.
+# With AMX, the plugin installs an alternate signal stack and frees it when it is unloaded. Unless the stack is removed
+# first, the next signal is written to freed memory: Ctrl-C then ends in SIGSEGV. The ordinary stack is large enough.
 
 SS_DISABLE = 2
 """From <signal.h> of Linux."""

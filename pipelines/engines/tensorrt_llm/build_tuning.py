@@ -27,8 +27,6 @@ MEASURED = "Llama 3.3 70B on 4 H100:"
 
 @dataclass(frozen=True, slots=True)
 class _AdviceRow:
-    """One piece of advice, and when it applies."""
-
     advice: Recommended
     when: Callable[[TunedCase], bool]
 

@@ -123,7 +123,6 @@ NEVER = ("trust_remote_code", "model", "tokenizer")
 
 
 def _settings_of(options: Mapping[str, Any]) -> list[str]:
-    """List the options with a setting of their own."""
     return [name for name, value in flat(options).items() if name in OWN_SETTINGS and OWN_SETTINGS[name].holds(value)]
 
 

@@ -29,7 +29,7 @@ Names = Mapping[str, Sequence[str]]
 class ResultFile:
     """JSON of a tool. `source` is the file, `tool` its name for messages.
 
-    What is missing, no number or of an unknown unit is refused with a `UserError` that names the key.
+    A value that is missing, not a number or in an unknown unit raises a `UserError` that names the key.
     """
 
     data: Any

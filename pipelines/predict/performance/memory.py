@@ -2,9 +2,9 @@
 
     weights + activations + buffers + CUDA itself + KV pool,   KV pool = min(max_tokens, fraction x what is left)
 
-Source: TensorRT-LLM `docs/source/legacy/reference/memory.md`. What it leaves open (bytes of activation per token, bytes
-of buffer per request, CUDA's own share) is fitted to published logs: `tests/reference/published_logs.json`
-has them with their sources, and a test compares the formulas with each of them.
+Source: TensorRT-LLM `docs/source/legacy/reference/memory.md`. The unknowns (bytes of activation per token, bytes of
+buffer per request, CUDA's own share) are fitted to published logs: `tests/reference/published_logs.json` has them with
+their sources, and a test compares the formulas with each of them.
 """
 
 from __future__ import annotations

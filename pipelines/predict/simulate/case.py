@@ -329,7 +329,6 @@ def _short(outcome: PolicyOutcome) -> str:
 
 
 def _notes(outcomes: Sequence[PolicyOutcome], unit: str, *, several: bool) -> list[str]:
-    """Return remarks that qualify the numbers."""
     lines: list[str] = []
     for policy in dict.fromkeys(outcome.policy for outcome in outcomes):
         own = [outcome for outcome in outcomes if outcome.policy == policy]

@@ -155,7 +155,6 @@ def figures_of(settings: Settings, case: SimulationCase, results: Sequence[Simul
 
 
 def _drawn(results: Sequence[Simulated]) -> list[Simulated]:
-    """Return the runs of the last load."""
     return [each for each in results if each.level is results[-1].level]
 
 
@@ -278,7 +277,7 @@ def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
 def _reasons(run: SimulatedRun, process: int, scale: float) -> Iterator[dict[str, Any]]:
     """Build one event per stretch of iterations in which the same thing kept the first request of the queue waiting.
 
-    They are on thread 0, above the slots. Where the engine stands idle between two iterations, nobody waits.
+    They are on thread 0, above the slots. While the engine is idle between two iterations, no request waits.
     """
     assert run.iterations is not None  # runs without iterations have failed in boxes() already
     table = run.iterations

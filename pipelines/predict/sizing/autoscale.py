@@ -2,7 +2,7 @@
 
 A day of requests has billions of tokens, so it is not simulated token by token. Only one instance is, at a ladder of
 loads (`LoadCurve`); the day then advances in steps. In each step, arrivals are drawn (Poisson) and shared evenly among
-the ready instances. What they cannot serve waits in one queue; each request of the step gets the latencies of the
+the ready instances. The excess waits in one queue; each request of the step gets the latencies of the
 ladder at the load served, plus the wait in the queue. At the end of the step the signal is checked, which may start an
 instance (ready after the cold start) or stop one immediately.
 """

@@ -168,7 +168,6 @@ def _range(low: int, high: int, word: str) -> str:
 
 
 def _memory(option: FleetOption) -> str:
-    """Describe the KV cache and what limits concurrency."""
     one = option.instance
     together = one.placed.concurrency
     return (
@@ -179,7 +178,6 @@ def _memory(option: FleetOption) -> str:
 
 
 def _tokens(question: Question) -> str:
-    """Describe the requests and tokens of a day."""
     daily = question.demand.requests_per_day
     if daily is None:
         return "per day: unknown without an average rate"

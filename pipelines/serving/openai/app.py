@@ -97,7 +97,6 @@ def _readable(app: FastAPI, path: str) -> Callable[[Any], Any]:
 def _add_openai(
     app: FastAPI, served: ServedModel, backend: Backend, limits: Limits, read: Read, reader: Reader
 ) -> None:
-    """Add OpenAI's endpoints."""
     scorer = PromptScorer(backend, few=served.repository.few_log_probs)
 
     async def answer(way: Literal["completions", "chat", "responses"], request: Request) -> Response:
@@ -209,7 +208,6 @@ def _add_generate(app: FastAPI, served: ServedModel, backend: Backend, limits: L
 async def _scored(
     request: Request, scoring: Scoring, served: ServedModel, scorer: PromptScorer, deadline: float
 ) -> Response:
-    """Answer with the log probabilities of the prompts."""
     top, as_ids = scoring.request.scores or 0, bool(scoring.request.return_tokens_as_token_ids)
     new = scoring.request.max_tokens != 0
     scores = await _unless_client_leaves(request, _in_time(deadline, scorer.score(scoring.prompts, max(1, top))))

@@ -1,7 +1,7 @@
-"""Client of the tritonserver behind: one gRPC stream per answer, which is read to its end even if nobody wants it.
+"""Client of the tritonserver behind: one gRPC stream per answer, always read to its end.
 
-Cancelling a stream just as its last responses go out ends tritonserver 2.51 (its gRPC service, not a model). So an
-answer that nobody waits for any more is stopped in the engine, by its id, and its stream then ends by itself.
+Cancelling a stream just as its last responses go out crashes tritonserver 2.51 (its gRPC service, not a model). So an
+abandoned answer is stopped in the engine, by its id, and its stream then ends normally.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class Backend:
                 self._run(self._leave(call, results, model, request["request_id"]))
 
     async def _leave(self, call: Any, results: asyncio.Queue[Any], model: str, request_id: str) -> None:
-        """Bring a stream that nobody reads any more to its end."""
+        """Drain an abandoned stream."""
         ended = asyncio.create_task(_drain(results))
         # Triton tells a step of an ensemble that runs of no cancellation; an encoder is soon at its end
         if model in (ENGINE, ENSEMBLE, ENCODERS):
@@ -286,7 +286,6 @@ def _request(model: str, inputs: Sequence[InputTensor], outputs: Sequence[str], 
 
 
 async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """Yield the one request of a stream."""
     yield request
 
 

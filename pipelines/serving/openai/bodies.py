@@ -88,7 +88,7 @@ class BodyLimit:
                 self._metrics.failed(refusal)
                 await _refuse(refusal, receive, counted)
             elif whole:
-                # The application ends in time by itself, unless the client does not read what it is sent.
+                # The application keeps its own time limit, unless the client stops reading.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._answer_timeout_s):
                         await self._app(scope, _replay(bytes(body), receive), counted)

@@ -1,7 +1,7 @@
 """Triton's generate endpoints: the fields of requests, checked before Triton sees them, and the responses.
 
-Triton's own parser accepts any shape and any nesting; with 2.51 some of them end the server. What is sent on here are
-one text and a few scalars or short flat lists, of the types in the model's configuration.
+Triton's own parser accepts any shape and nesting, some of which crash 2.51. This service forwards one text and a few
+scalars or short flat lists, of the types in the model's configuration.
 """
 
 from __future__ import annotations

@@ -241,7 +241,6 @@ def embedded(schema: Json, place: str, whose: str, param: str) -> Json:
 
 
 def _parts(node: Json) -> Iterator[Any]:
-    """Yield the schemas that a schema consists of."""
     yield from (node[name] for name in ONE if name in node)
     for name in SEVERAL:
         if isinstance(node.get(name), list):

@@ -152,7 +152,7 @@ class _TemplateProcess:
         """Send something and return the kind and the text of the answer.
 
         Raises:
-            StoppedTemplateError: the process was ended, or ended by itself.
+            StoppedTemplateError: the process was stopped, or crashed.
         """
         assert self._process.stdin is not None
         try:
@@ -193,7 +193,7 @@ class _TemplateProcess:
         return content
 
     def end(self, patience_s: float = 0.0) -> int:
-        """End the process, if it does not end by itself in this time, and return its exit code or -signal."""
+        """Kill the process if it does not exit in this time, and return its exit code or -signal."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
         self._process.kill()
@@ -205,7 +205,7 @@ class _TemplateProcess:
 
 
 def _why(code: int) -> str:
-    """Say why a process ended by itself."""
+    """Say why a process ended without being told to."""
     if code == -signal.SIGPROF:
         return f"it took more than {CPU_SECONDS:g} s of processor time"
     if code < 0:

@@ -321,7 +321,6 @@ class ResponseForm:
         }
 
     def _item(self, choice: Completion | None) -> Json:
-        """Build the message; None is one that begins."""
         return {
             "id": self.item,
             "type": "message",

@@ -443,7 +443,6 @@ class ChatRequest(Sampling):
 
     @property
     def _callable(self) -> list[dict[str, Any]]:
-        """The functions that may be called."""
         functions = [tool["function"] for tool in self.tools or ()]
         if not isinstance(self.tool_choice, NamedTool):
             return functions

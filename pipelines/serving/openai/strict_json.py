@@ -1,4 +1,4 @@
-"""Parse JSON from clients: what Python's parser lets through and nothing behind it can use is refused here, by name."""
+"""Parse JSON from clients strictly: name and refuse values that Python's parser accepts but later steps cannot use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Place = tuple[Any, str | int] | None
 
 
 class _RefusedError(ValueError):
-    """What the body has and JSON has not, and the field, if it is known."""
+    """The body is no JSON; `param` is the field, if known."""
 
     def __init__(self, why: str, param: str | None = None) -> None:
         super().__init__(why)
@@ -87,7 +87,7 @@ def _check(root: Any) -> None:
 
 
 def _harmless(value: Any) -> bool:
-    """Whether a value cannot be wrong by itself, as most of a long list."""
+    """Whether a value needs no check of its own, as most of a long list."""
     return isinstance(value, int) or value is None or (isinstance(value, str) and value.isascii())
 
 
