@@ -124,7 +124,7 @@ class ClientHealth:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class LoadPoint:
     """One load applied to the server.
 
     Attributes:
@@ -264,7 +264,7 @@ class BenchmarkResult:
     versions: Mapping[str, str]
     measured_at: str
     slo: Slo
-    levels: tuple[Level, ...]
+    levels: tuple[LoadPoint, ...]
     complete: bool = True
     reason: str = ""
     gpu_count: int | None = None

@@ -30,7 +30,7 @@ class MemoryKills:
         self._before = self._latest = _count(self._file)
         self._checked = clock()
 
-    def look(self) -> None:
+    def reset(self) -> None:
         """Forget kills of other processes, of which there may have been some: those before the last call but one.
 
         Calls within `APART_S` count as one, because a large process takes a while to end after it was killed.
@@ -105,7 +105,7 @@ class SupervisedProcess:
         """Return the exit code (negative for a signal), or None while the command runs."""
         code = self._supervisor.poll()
         if code is None:
-            self._memory_kills.look()
+            self._memory_kills.reset()
         return code
 
     def wait(self, timeout_s: float | None = None) -> int | None:

@@ -19,7 +19,7 @@ from typing import Any
 from scipy.special import stdtrit
 
 from pipelines.document.show import count, number, percent
-from pipelines.domain.benchmark import RESULT, BenchmarkResult, LargestLoad, Level, Slo
+from pipelines.domain.benchmark import RESULT, BenchmarkResult, LargestLoad, LoadPoint, Slo
 from pipelines.domain.errors import UserError
 from pipelines.domain.metrics import PROGRESS, TERMINAL, MetricStatistic
 from pipelines.domain.summary import CONVENTIONS, summarise
@@ -177,7 +177,7 @@ def largest_load(search: LargestLoad, limits: str) -> str:
     return text + (f" Note: {search.reason}." if search.reason else "")
 
 
-def level_line(level: Level) -> str:
+def level_line(level: LoadPoint) -> str:
     """Render one level on one line, for when it has just finished."""
     parts = [f"{level.load}:"]
     for figure in PROGRESS:
@@ -209,7 +209,7 @@ def _headings(columns: Sequence[MetricStatistic]) -> Iterable[str]:
         yield figure.statistic if before is not None and before.metric is figure.metric else figure.narrow
 
 
-def _row(level: Level, columns: Sequence[MetricStatistic], marks: dict[str, str]) -> tuple[str, ...]:
+def _row(level: LoadPoint, columns: Sequence[MetricStatistic], marks: dict[str, str]) -> tuple[str, ...]:
     texts = list(level.notes)
     if level.client.bottleneck:
         texts.append(f"The client was the limit: {level.client.reason}.")
@@ -310,7 +310,7 @@ def _measure(
     """Measure all levels, in turns if each is measured several times, writing the result after each."""
     settings = bench.settings
     search = LoadSearch(settings, closed=bench.workload.arrival == "closed") if settings.search != "none" else None
-    runs: dict[int, list[Level]] = {}
+    runs: dict[int, list[LoadPoint]] = {}
     for turn, load, each in _turns(bench, search):
         try:
             busy = other_work(wait=settings.on_busy == "wait", note=note)
@@ -370,7 +370,7 @@ def _too_busy(busy: str, result: BenchmarkResult, out_dir: Path) -> UserError:
     )
 
 
-def _together(levels: Sequence[Level]) -> Level:
+def _together(levels: Sequence[LoadPoint]) -> LoadPoint:
     """Return the run with the median output tokens/s, and 95 % intervals of the mean of all runs (Student's t).
 
     A run that was cut short counts only if it is the first.
@@ -391,12 +391,14 @@ def _together(levels: Sequence[Level]) -> Level:
     return replace(median, intervals=intervals, runs=len(levels), notes=(note, *median.notes))
 
 
-def _level(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome, slo: Slo, turn: int, busy: str) -> Level:
+def _level(
+    bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome, slo: Slo, turn: int, busy: str
+) -> LoadPoint:
     assert outcome.window is not None
     summary = summarise(outcome.requests, outcome.window, slo)
     limits = None if bench.settings.search == "none" else slo
     client = judge(outcome.reports, outcome.requests, summary, outcome.machine, limits)
-    return Level(
+    return LoadPoint(
         arrival=load.arrival,
         concurrency=load.concurrency,
         request_rate=load.request_rate,

@@ -26,7 +26,7 @@ from pipelines.loadgen.request_stream import WIDTH, ClientJob, ClientReport, Pac
 
 _SPIN_NS = 1_500_000
 _SPIN_SHARE = 0.15
-_LOOK_S = 0.25
+_POLL_S = 0.25
 
 
 class Pacer:
@@ -45,7 +45,7 @@ class Pacer:
     async def until(self, due_ns: int, stopped: Callable[[], bool] = lambda: False) -> None:
         """Return at `due_ns` on CLOCK_MONOTONIC, at once if it has passed, or soon after `stopped()` becomes true."""
         while (left := due_ns - now() - self._spin_ns) > 0 and not stopped():
-            await asyncio.sleep(min(left / 1e9, _LOOK_S))
+            await asyncio.sleep(min(left / 1e9, _POLL_S))
         start = now()
         if start >= due_ns:
             return

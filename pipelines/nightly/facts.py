@@ -14,7 +14,7 @@ from typing import Any
 from eval.perplexity import PerplexityResult
 from eval.results import RESULT, EvalResult, compare_pair
 from pipelines.domain.benchmark import RESULT as BENCHMARK
-from pipelines.domain.benchmark import BenchmarkResult, Level
+from pipelines.domain.benchmark import BenchmarkResult, LoadPoint
 from pipelines.domain.errors import UserError
 from pipelines.domain.metrics import NIGHTLY_LATENCIES, NIGHTLY_RATES
 from pipelines.host.machine import Machine
@@ -123,7 +123,7 @@ def loads(benchmark: Path) -> list[dict[str, Any]]:
     return [_load(level) for level in result.levels]
 
 
-def _load(level: Level) -> dict[str, Any]:
+def _load(level: LoadPoint) -> dict[str, Any]:
     summary = level.summary
     failed = sum(summary.errors.values())
     figures: dict[str, Any] = {

@@ -59,7 +59,7 @@ def model(d: Deployment) -> Input:
 
 
 def model_download(d: Deployment) -> list[Node]:
-    """Return the steps all variants share: the download of the model, or the extraction of LLaVA's language model"""
+    """Return the steps all variants share: the download of the model, or the extraction of LLaVA's language model."""
     if takes_language_model(d):
         return [Node(LANGUAGE_MODEL, TakeLanguageModel(), d.settings.model.label, {"model": d.sources["model"]})]
     if "model" in d.sources:

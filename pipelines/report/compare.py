@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from eval.fidelity.divergence import FidelityResult
 from eval.verdict import Verdict
-from pipelines.domain.benchmark import Level, Slo
+from pipelines.domain.benchmark import LoadPoint, Slo
 from pipelines.engines.registry import ENGINES
 from pipelines.engines.tensorrt_llm.config import TUNED
 from pipelines.report.data import BASELINE, BenchmarkRun, FormatReport, ReportData, Workload, spread
@@ -29,7 +29,7 @@ class FormatRow:
         verdict: a word of `Verdict`, or why there is none.
         engine_bytes: size of the engine on disk.
         run: the benchmark.
-        peak: level with the most output tokens/s; None if no level counts (see `Level.counts`).
+        peak: level with the most output tokens/s; None if no level counts (see `LoadPoint.counts`).
         at_slo: level that counts with the most output tokens/s whose p99 meets every limit; None without limits or if
             none does.
         limited: client-limited levels, whose throughput is a lower bound.
@@ -44,9 +44,9 @@ class FormatRow:
     verdict: str
     engine_bytes: int | None
     run: BenchmarkRun | None
-    peak: Level | None
-    at_slo: Level | None
-    limited: tuple[Level, ...]
+    peak: LoadPoint | None
+    at_slo: LoadPoint | None
+    limited: tuple[LoadPoint, ...]
     fidelity: FidelityResult | None = None
 
     @property
@@ -60,7 +60,7 @@ class FormatRow:
         return AT_LEAST if _above(self.at_slo, _bounds(self)) else ""
 
     @property
-    def level(self) -> Level | None:
+    def level(self) -> LoadPoint | None:
         """Return the level that counts: the best one within the limits, or the peak without limits."""
         return self.at_slo if self.run and self.run.result.slo.limits else self.peak
 
@@ -190,17 +190,17 @@ def _undecided(best: FormatRow, rows: Sequence[FormatRow], limit: float) -> str:
     return ""
 
 
-def _above(level: Level | None, others: Sequence[Level]) -> Level | None:
+def _above(level: LoadPoint | None, others: Sequence[LoadPoint]) -> LoadPoint | None:
     """Return the highest of the other levels if it is a higher load than this one, and None if it is not."""
     highest = max(others, key=_height, default=None)
     return highest if highest and (level is None or _height(highest) > _height(level)) else None
 
 
-def _height(level: Level) -> float:
+def _height(level: LoadPoint) -> float:
     return level.concurrency or level.request_rate or 0.0
 
 
-def _bounds(row: FormatRow) -> list[Level]:
+def _bounds(row: FormatRow) -> list[LoadPoint]:
     """Return the levels whose throughput is a lower bound of what the format can do within the limits."""
     slo = row.run.result.slo if row.run else Slo()
     return [level for level in row.limited if meets(level, slo) or not slo.limits]
@@ -243,16 +243,16 @@ def _loss(item: FormatReport) -> tuple[float | None, float | None, str]:
     return row["loss_percent"], most, str(row["verdict"])
 
 
-def finished(run: BenchmarkRun | None) -> list[Level]:
+def finished(run: BenchmarkRun | None) -> list[LoadPoint]:
     """Return the levels with finished requests, including those that do not count."""
     return [level for level in run.result.levels if level.summary.requests] if run else []
 
 
-def _rate(level: Level) -> float:
+def _rate(level: LoadPoint) -> float:
     return level.summary.output_tokens_per_s
 
 
-def meets(level: Level, slo: Slo) -> bool:
+def meets(level: LoadPoint, slo: Slo) -> bool:
     """Return whether the 99th percentiles are within every limit, as MLPerf counts; False without limits.
 
     A metric without values (no ITL with fewer than two output tokens) meets its limit, as for goodput.

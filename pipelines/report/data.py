@@ -13,7 +13,7 @@ from eval.perplexity import PerplexityResult
 from eval.results import EvalResult, Flips
 from pipelines.compress.config import ABOUT, SHIPPED
 from pipelines.document.show import NONE
-from pipelines.domain.benchmark import BenchmarkResult, Distribution, Level, Summary
+from pipelines.domain.benchmark import BenchmarkResult, Distribution, LoadPoint, Summary
 from pipelines.domain.summary import RequestTiming
 from pipelines.host.hashing import sha256_file
 from pipelines.store.store import canonical, content_digest
@@ -201,7 +201,7 @@ class BenchmarkRun:
     repeats: tuple[BenchmarkResult, ...]
     modelled: ModelledRun | None = None
 
-    def timings(self, level: Level) -> tuple[RequestTiming, ...]:
+    def timings(self, level: LoadPoint) -> tuple[RequestTiming, ...]:
         """Return the requests of one level; empty if its records were not kept."""
         return self.requests.get(level.requests_file, ())
 
@@ -312,7 +312,7 @@ def lengths(distributions: Sequence[Distribution]) -> str:
     return f"{mean:.0f} ({low:g}..{high:g})"
 
 
-def loads(levels: Sequence[Level]) -> str:
+def loads(levels: Sequence[LoadPoint]) -> str:
     """Return all loads as text: "concurrency 1, 4, 16" or "2, 4 requests/s (poisson)"."""
     closed = [str(level.concurrency) for level in levels if level.concurrency is not None]
     parts = [f"concurrency {', '.join(closed)}"] if closed else []
@@ -325,7 +325,7 @@ def loads(levels: Sequence[Level]) -> str:
     return "; ".join([*parts, *dict.fromkeys(others)]) or NONE
 
 
-def run_label(runs: Sequence[BenchmarkRun], levels: Sequence[Level] | None = None) -> str:
+def run_label(runs: Sequence[BenchmarkRun], levels: Sequence[LoadPoint] | None = None) -> str:
     """Return the six facts of a number as text: model, precision, ISL, OSL, concurrency or rate, TP.
 
     Args:

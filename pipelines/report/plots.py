@@ -10,7 +10,7 @@ from eval.verdict import Verdict
 from pipelines.document.blocks import Figure
 from pipelines.document.canvas import DASHES, MARKERS, VALUE, Theme, axis, beside, place, plain_log, plot
 from pipelines.document.show import number, span
-from pipelines.domain.benchmark import Level, Summary
+from pipelines.domain.benchmark import LoadPoint, Summary
 from pipelines.domain.metrics import AT_POINT, LATENCY, METRICS, REQUEST_RATE, TOKEN_RATE
 from pipelines.domain.units import MIB
 from pipelines.report.data import BenchmarkRun, FormatReport, Workload, run_label
@@ -48,7 +48,7 @@ def what_was_asked(rows: Sequence[Mapping[str, Any]]) -> str:
     return "; ".join(f"{task}, {span(questions)} questions" for task, questions in tasks.items())
 
 
-Point = tuple[float, float, Level]
+Point = tuple[float, float, LoadPoint]
 Place = Callable[[Summary], tuple[float, float] | None]
 """Where a load stands in a plot."""
 WIDE = (7.2, 3.9)
@@ -180,7 +180,7 @@ def _curves(
     place(axes, marks, theme["muted"], named)
 
 
-def _value(run: BenchmarkRun, level: Level) -> str:
+def _value(run: BenchmarkRun, level: LoadPoint) -> str:
     rate, *times = ((each, number(each.shown(each.of(level.summary)))) for each in AT_POINT)
     latencies = [f"{each.narrow} {value} {each.metric.unit.shown}" for each, value in times]
     text = ", ".join([f"{rate[1]} {rate[0].title}", *latencies])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.document.blocks import Figure
 from pipelines.document.canvas import Theme, axis, plain_log, plot
 from pipelines.document.show import count
-from pipelines.domain.benchmark import Level
+from pipelines.domain.benchmark import LoadPoint
 from pipelines.domain.summary import RequestColumns, RequestTiming, ordered
 from pipelines.loadgen.health import columns_of
 from pipelines.report.data import BenchmarkRun, run_label
@@ -57,7 +57,7 @@ def distributions(run: BenchmarkRun, name: str) -> Figure | None:
     )
 
 
-def _values(run: BenchmarkRun, level: Level, latency: Callable[[RequestColumns], Any]) -> list[float]:
+def _values(run: BenchmarkRun, level: LoadPoint, latency: Callable[[RequestColumns], Any]) -> list[float]:
     """Return the latencies of all finished requests of a level in milliseconds, ascending."""
     values = ordered(latency(columns_of([timing for timing in run.timings(level) if timing.ok])))
     return [value / 1e6 for value in values if value > 0]
@@ -92,7 +92,7 @@ def steps(values: Sequence[float]) -> tuple[list[float], list[float]]:
     return [values[0], *(values[i] for i in take)], [0.0, *(100 * (i + 1) / count for i in take)]
 
 
-def timeline(run: BenchmarkRun, level: Level, name: str) -> Figure | None:
+def timeline(run: BenchmarkRun, level: LoadPoint, name: str) -> Figure | None:
     """Plot one row per request from its scheduled start to its last token; None without records."""
     timings = sorted(run.timings(level), key=lambda timing: (timing.intended_ns, timing.index))
     drawn = timings[:MAX_ROWS]

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipelines.document.blocks import Block, Column, Fold, Table, Terms, groups, left, right
 from pipelines.document.show import NONE, count, flat, machine_text, number, percent, settings_text, when
-from pipelines.domain.benchmark import DISTRIBUTIONS, BenchmarkResult, Level, Slo, Summary
+from pipelines.domain.benchmark import DISTRIBUTIONS, BenchmarkResult, LoadPoint, Slo, Summary
 from pipelines.domain.metrics import (
     LATENCIES,
     LATENCY,
@@ -91,7 +91,7 @@ def modelled_table(run: BenchmarkRun) -> Table | None:
     )
 
 
-def _load_title(levels: Sequence[Level]) -> str:
+def _load_title(levels: Sequence[LoadPoint]) -> str:
     return "concurrency" if all(level.concurrency is not None for level in levels) else "load"
 
 
@@ -102,7 +102,7 @@ def _rates(result: BenchmarkResult) -> list[tuple[MetricStatistic, int]]:
     return own + per_gpu + [(figure, 1) for figure in RATES if figure.metric.optional and result.slo.limits]
 
 
-def _with_interval(level: Level, figure: MetricStatistic, gpus: int = 1) -> str:
+def _with_interval(level: LoadPoint, figure: MetricStatistic, gpus: int = 1) -> str:
     value, ends = figure.of(level.summary), level.intervals.get(figure.key)
     text, *interval = (number(None if each is None else figure.shown(each / gpus)) for each in (value, *(ends or ())))
     return f"{text} ({' to '.join(interval)})" if interval else text
@@ -118,7 +118,7 @@ def _errors(summary: Summary) -> str:
     return f"{failed} ({kinds})" if failed else "0"
 
 
-def _marks(level: Level) -> list[str]:
+def _marks(level: LoadPoint) -> list[str]:
     marks = []
     if not level.complete:
         marks.append(f"cut short ({level.reason or 'no reason recorded'})")

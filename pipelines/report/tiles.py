@@ -10,7 +10,7 @@ from eval.compare import in_points
 from eval.verdict import Verdict
 from pipelines.document.blocks import Card
 from pipelines.document.show import count, ms, number, percent
-from pipelines.domain.benchmark import BenchmarkResult, Level
+from pipelines.domain.benchmark import BenchmarkResult, LoadPoint
 from pipelines.domain.units import show_bytes
 from pipelines.engines.registry import ENGINES, runs_on_cpu
 from pipelines.host.machine import GpuFacts
@@ -141,7 +141,7 @@ def _load(main: Comparison, prices: PriceSettings, limits: str | None) -> list[C
     ]  # fmt: skip
 
 
-def _price(row: FormatRow, level: Level, result: BenchmarkResult, prices: PriceSettings) -> Card:
+def _price(row: FormatRow, level: LoadPoint, result: BenchmarkResult, prices: PriceSettings) -> Card:
     """Return the price of output tokens on a machine that is always as busy as at this load."""
     hour, what = usd_per_hour(result, prices)
     unit, rate = "USD per million output tokens", level.summary.output_tokens_per_s

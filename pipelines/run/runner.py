@@ -99,7 +99,7 @@ def _make(
                 **provenance(plan, overrides),
             }
             _reset_peak_memory()
-            with measurements.kept(staging, manifest, store) if node.stage.measures else nullcontext():
+            with measurements.salvaging(staging, manifest, store) if node.stage.measures else nullcontext():
                 facts = node.stage.run(paths, staging, progress)
             seconds = time.monotonic() - start
             manifest |= {"seconds": round(seconds, 3), "peak_memory_bytes": _peak_memory(), "facts": facts}

@@ -64,7 +64,7 @@ class RestartBudget:
 
 # Print the server's log as it is written, for containers, where standard output is collected.
 
-LOOK_S = 0.2
+POLL_S = 0.2
 
 
 @contextmanager
@@ -78,7 +78,7 @@ def log_shown(log_file: Path) -> Iterator[None]:
                 sys.stdout.write(line.decode(errors="replace"))
             sys.stdout.flush()
 
-        with repeated(copy, LOOK_S, "log"):
+        with repeated(copy, POLL_S, "log"):
             yield
 
 

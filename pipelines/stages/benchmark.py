@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.document.show import count
-from pipelines.domain.benchmark import Level
+from pipelines.domain.benchmark import LoadPoint
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.host.machine import library_versions
@@ -152,7 +152,7 @@ def _log(logs: Path, program: str) -> Path:
     return logs / f"{datetime.now():%Y%m%d-%H%M%S}-{program}-{os.getpid()}.log"
 
 
-def _observed(levels: Sequence[Level]) -> dict[str, float]:
+def _observed(levels: Sequence[LoadPoint]) -> dict[str, float]:
     """Return the highest gauges of all levels: resident bytes of the engine's process, KV blocks, KV blocks in use."""
     names = {"total": "memory_cpu", "kv_blocks": "kv_cache_block_max", "kv_blocks_used": "kv_cache_block_used"}
     highest = {}
@@ -163,6 +163,6 @@ def _observed(levels: Sequence[Level]) -> dict[str, float]:
     return highest
 
 
-def best_rate(levels: Sequence[Level]) -> float | None:
+def best_rate(levels: Sequence[LoadPoint]) -> float | None:
     """Return the most output tokens/s of the loads that count; None if none does."""
     return max((level.summary.output_tokens_per_s for level in levels if level.counts), default=None)

@@ -252,7 +252,7 @@ def subfolders(parent: Path) -> list[Path]:
 
 
 @contextmanager
-def kept(staging: Path, manifest: Json, store: Store) -> Iterator[None]:
+def salvaging(staging: Path, manifest: Json, store: Store) -> Iterator[None]:
     """Measure into `staging`; on failure, the finished levels become an artifact marked incomplete.
 
     If the disk does not take that artifact, the staging folder stays, for the next run to keep.

@@ -123,7 +123,7 @@ def read(path: Path) -> SweepCell:
 
 # Report on cells that run elsewhere: one line whenever something changes.
 
-LOOK_S = 1.0
+POLL_S = 1.0
 
 
 class Watch:
@@ -134,7 +134,7 @@ class Watch:
         self.cells = list(cells)
         self._shown_text: dict[int, str] = {}
 
-    def look(self, queued: Mapping[int, str] | None = None) -> list[SweepCell]:
+    def poll(self, queued: Mapping[int, str] | None = None) -> list[SweepCell]:
         """Read every unfinished cell and print the changes.
 
         Args:
@@ -168,7 +168,7 @@ class Watch:
 
     def meanwhile(self) -> AbstractContextManager[None]:
         """Poll while a launcher works in the `with` block."""
-        return repeated(self.look, LOOK_S, "sweep-watch")
+        return repeated(self.poll, POLL_S, "sweep-watch")
 
 
 # Run one cell in a process of its own, for any launcher.

@@ -170,7 +170,7 @@ class _Waiting:
         while not self._all_over():
             time.sleep(poll)
             poll = min(POLL_MAX_S, POLL_GROWTH * poll)
-        self._watch.look()
+        self._watch.poll()
 
     def _all_over(self) -> bool:
         states = queue_states(self._number)
@@ -178,12 +178,12 @@ class _Waiting:
             if time.monotonic() - self._answered > SILENT_S:
                 self._answered = time.monotonic()
                 say(f"Slurm has not answered for {SILENT_S / 60:.0f} minutes; still waiting for job {self._number}")
-            self._watch.look()
+            self._watch.poll()
             return False
         self._answered = time.monotonic()
         jobs = [states.get(job.job_id) for job in self._jobs]
         queued = {cell.number: job.text for cell, job in zip(self._watch.cells, jobs, strict=True) if job}
-        cells = self._watch.look(queued)
+        cells = self._watch.poll(queued)
         return all([self._is_over(*row) for row in zip(cells, self._jobs, jobs, strict=True)])
 
     def _is_over(self, cell: SweepCell, submitted: Any, job: SlurmJob | None) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.results import EvalResult, QuestionRecord, Score
-from pipelines.domain.benchmark import BenchmarkResult, ClientHealth, Level, Slo
+from pipelines.domain.benchmark import BenchmarkResult, ClientHealth, LoadPoint, Slo
 from pipelines.domain.summary import RequestTiming, summarise, whole_window
 from pipelines.loadgen.health import columns_of
 from pipelines.store.store import Artifact, Store, fingerprint
@@ -92,7 +92,7 @@ def benchmark(
         limited = concurrency == bottleneck
         health = ClientHealth(limited, "cpu 98 %" if limited else "", {"loop_lag_p99_ms": 0.2, "cpu_share": 0.3})
         levels.append(
-            Level(
+            LoadPoint(
                 "closed",
                 concurrency,
                 None,

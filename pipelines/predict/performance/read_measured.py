@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from pipelines.domain.benchmark import RESULT, BenchmarkResult, Distribution, Level
+from pipelines.domain.benchmark import RESULT, BenchmarkResult, Distribution, LoadPoint
 from pipelines.domain.errors import UserError
 from pipelines.domain.summary import SECOND
 from pipelines.engines.registry import runs_on_cpu
@@ -262,7 +262,7 @@ def from_result(result: BenchmarkResult, path: Path) -> Measured:
     )
 
 
-def measured_level(result: BenchmarkResult, level: Level, folder: Path) -> MeasuredLevel | None:
+def measured_level(result: BenchmarkResult, level: LoadPoint, folder: Path) -> MeasuredLevel | None:
     """Convert a level of our own; None if it was cut short or nothing finished."""
     summary = level.summary
     if not (level.complete and summary.requests and summary.e2e_s.count):
@@ -310,7 +310,7 @@ def _sent(path: Path) -> Sent | None:
     return Sent(due / SECOND, isl.astype(np.int64), np.maximum(osl, 1).astype(np.int64), window, ttft)
 
 
-def _why_not(level: Level) -> str:
+def _why_not(level: LoadPoint) -> str:
     if not level.complete:
         return f"cut short ({level.reason})" if level.reason else "cut short"
     if not level.summary.requests:

@@ -21,7 +21,7 @@ from pipelines.host.files import write_bytes, write_json
 from pipelines.predict.simulate.case import NAMES, SimulationCase, asked
 from pipelines.predict.simulate.loads import Simulated, closed_level, run_one
 from pipelines.predict.simulate.outcome import SHORT, WHY, PolicyOutcome, words
-from pipelines.predict.simulate.pictures import Point, PolicyCurve, Shown, curves_picture, slots_picture
+from pipelines.predict.simulate.pictures import DrawnRun, Point, PolicyCurve, curves_picture, slots_picture
 from pipelines.predict.simulator.interface import NAMES as ACTIVITIES
 from pipelines.predict.simulator.interface import REFUSALS, Iterations, Requests, SimulatedRun, boxes
 from pipelines.settings.root import Settings
@@ -187,7 +187,7 @@ def _pictures(
 ) -> Iterator[Figure]:
     _, per, _ = words(case.unit)
     what = asked(settings, case, drawn[0].level.label.text)
-    runs = [Shown(NAMES[each.engine.policy], each.run, each.engine.slots, case.overhead) for each in drawn]
+    runs = [DrawnRun(NAMES[each.engine.policy], each.run, each.engine.slots, case.overhead) for each in drawn]
     yield slots_picture(runs, unit=case.unit, until=_until(settings, case, drawn), caption=what)
     if curves:
         yield curves_picture(curves, unit=case.unit, rate_unit=per, load=axis, caption=asked(settings, case, ""))

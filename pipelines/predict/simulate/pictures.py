@@ -32,7 +32,7 @@ WIDTH = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class DrawnRun:
     """A run to draw.
 
     Attributes:
@@ -59,7 +59,7 @@ class Shown:
         return self.slots if self.slots <= MAX_SLOTS else min(self.used, MAX_SLOTS)
 
 
-def slots_picture(runs: Sequence[Shown], *, unit: str, until: float, caption: str) -> Figure:
+def slots_picture(runs: Sequence[DrawnRun], *, unit: str, until: float, caption: str) -> Figure:
     """Draw each slot over time, as in the classic drawing of batching, with the queue and all latencies below.
 
     The runs are simulated with iterations; `unit` is "ticks" or "s", `until` the end of the time axis.
@@ -94,7 +94,7 @@ def _said(figure: Drawing, caption: str, theme: Theme) -> None:
     figure.suptitle(f"Simulated: {caption}", x=0.01, ha="left", fontsize=8.5, color=theme["muted"])
 
 
-def _slots(axes: Axes, drawn: Shown, count: int, until: float, theme: Theme) -> None:
+def _slots(axes: Axes, drawn: DrawnRun, count: int, until: float, theme: Theme) -> None:
     """Draw one row per slot, first slot on top; neighbouring cells of one request and kind form one box."""
     tiles = with_gaps(boxes(drawn.run), count, until)
     points = 72 * (WIDTH - 0.8) / until
@@ -118,7 +118,7 @@ def _slots(axes: Axes, drawn: Shown, count: int, until: float, theme: Theme) -> 
     axes.spines[["left", "bottom"]].set_visible(False)
 
 
-def _of_slots(drawn: Shown) -> str:
+def _of_slots(drawn: DrawnRun) -> str:
     """Say which slots are drawn, if not all are."""
     if drawn.rows == drawn.slots:
         return ""
@@ -165,7 +165,7 @@ def _legend(axes: Axes, theme: Theme) -> None:
         )  # fmt: skip
 
 
-def _queue(axes: Axes, runs: Sequence[Shown], until: float, theme: Theme) -> None:
+def _queue(axes: Axes, runs: Sequence[DrawnRun], until: float, theme: Theme) -> None:
     for index, drawn in enumerate(runs):
         iterations = drawn.run.iterations
         assert iterations is not None  # requested by the caller
@@ -181,7 +181,7 @@ def _queue(axes: Axes, runs: Sequence[Shown], until: float, theme: Theme) -> Non
     axes.legend(frameon=False, fontsize=8, loc="best")
 
 
-def _latencies(axes: Axes, runs: Sequence[Shown], until: float, unit: str, theme: Theme) -> None:
+def _latencies(axes: Axes, runs: Sequence[DrawnRun], until: float, unit: str, theme: Theme) -> None:
     """Draw a point per request and latency: TTFT when its first token came, E2E when its last one came."""
     latency, scale = LATENCY[unit]
     for index, drawn in enumerate(runs):
@@ -201,7 +201,7 @@ def _latencies(axes: Axes, runs: Sequence[Shown], until: float, unit: str, theme
     axes.legend(frameon=False, fontsize=8, loc="best", ncols=2)
 
 
-def _in_words(runs: Sequence[Shown], unit: str) -> str:
+def _in_words(runs: Sequence[DrawnRun], unit: str) -> str:
     parts = [f"{drawn.name}: {count(int(np.isfinite(drawn.run.requests.end).sum()), 'request')} done" for drawn in runs]
     return f"Activity of each slot over time in {unit}, one panel per policy. " + "; ".join(parts) + "."
 

@@ -152,7 +152,7 @@ def replay(
         total += count
         value = signal(load, wait)
         rows.append((count / policy.step_s, ready, scaler.starting, value))
-        scaler.look(value)
+        scaler.observe(value)
     rate, held, starting, signals = (np.array(column) for column in zip(*rows, strict=True))
     return Replay(
         hours=(np.arange(len(rows)) + 0.5) * policy.step_s / HOUR,
@@ -189,7 +189,7 @@ class _Scaler:
         self._coming = [left for left in self._coming if left > 0]
         self.paid_steps += self.ready + len(self._coming)
 
-    def look(self, value: float) -> None:
+    def observe(self, value: float) -> None:
         """End a step: start or stop one instance if the signal has called for it long enough."""
         policy = self._policy
         self._above = self._above + policy.step_s if value > policy.up_at else 0.0

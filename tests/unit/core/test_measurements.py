@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from pipelines.domain.benchmark import RESULT, BenchmarkResult, ClientHealth, Distribution, Level, Slo, Summary
+from pipelines.domain.benchmark import RESULT, BenchmarkResult, ClientHealth, Distribution, LoadPoint, Slo, Summary
 from pipelines.host.files import write_json
 from pipelines.store.store import PENDING, Store, kept, recover
 
@@ -14,7 +14,7 @@ SUMMARY = Summary(
     window_s=1.0, requests=1, errors={}, requests_per_s=1.0, output_tokens_per_s=8.0, total_tokens_per_s=16.0,
     goodput_per_s=None, isl=NOTHING, osl=NOTHING, ttft_s=NOTHING, itl_s=NOTHING, e2e_s=NOTHING,
 )  # fmt: skip
-LEVEL = Level("closed", 4, None, SUMMARY, ClientHealth(False, "", {}), {}, "requests-0.json.gz")
+LEVEL = LoadPoint("closed", 4, None, SUMMARY, ClientHealth(False, "", {}), {}, "requests-0.json.gz")
 KEY = "0123456789abcdef" * 4
 
 

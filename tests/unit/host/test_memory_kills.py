@@ -42,11 +42,11 @@ def test_a_kill_of_another_process_long_ago_is_forgotten(tmp_path: Path) -> None
     counter.write_text("oom_kill 1\n")
     for second in range(1, 20):
         now[0] = second
-        kills.look()
+        kills.reset()
         assert kills.happened() is True
     for second in range(20, 31):
         now[0] = second
-        kills.look()
+        kills.reset()
     assert kills.happened() is False
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.domain.benchmark import BenchmarkResult, ClientHealth, Level, Slo
+from pipelines.domain.benchmark import BenchmarkResult, ClientHealth, LoadPoint, Slo
 from pipelines.domain.summary import SECOND, RequestTiming, summarise
 from pipelines.loadgen.health import columns_of, read_metrics
 from pipelines.loadgen.level import Meter, live_view, plain_view
@@ -18,11 +18,11 @@ from tests.support.load_settings import workload
 MS = 1_000_000
 
 
-def level(slo: Slo | None = None, **changes: Any) -> Level:
+def level(slo: Slo | None = None, **changes: Any) -> LoadPoint:
     """One request: TTFT 50, then 10 tokens at 5 ms each, in a window of 100 ms."""
     stamps = tuple(range(50 * MS, 96 * MS, 5 * MS))
     timing = RequestTiming(0, 0, 0, stamps[0], stamps[-1], 128, len(stamps), stamps)
-    base = Level(
+    base = LoadPoint(
         arrival="closed",
         concurrency=16,
         request_rate=None,
@@ -34,7 +34,7 @@ def level(slo: Slo | None = None, **changes: Any) -> Level:
     return replace(base, **changes)
 
 
-def result(*levels: Level, **changes: Any) -> BenchmarkResult:
+def result(*levels: LoadPoint, **changes: Any) -> BenchmarkResult:
     plain = BenchmarkResult(
         model="tiny_llama",
         precision="int4_awq",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.domain.benchmark import BenchmarkResult, ClientHealth, Level, Slo, Summary
+from pipelines.domain.benchmark import BenchmarkResult, ClientHealth, LoadPoint, Slo, Summary
 from pipelines.domain.summary import summarise, whole_window
 from pipelines.loadgen.health import columns_of
 from pipelines.predict.performance.modelled import ModelledDeployment, Trial, run_trial
@@ -104,7 +104,7 @@ def test_published_protocols_say_so_too() -> None:
 
 def test_report_and_fit_read_what_the_load_generator_wrote() -> None:
     summary = by_the_load_generator(RUN)
-    level = Level("trace", None, None, summary, ClientHealth(False, "", {}), {}, "")
+    level = LoadPoint("trace", None, None, summary, ClientHealth(False, "", {}), {}, "")
     result = BenchmarkResult("m", "fp8", "openvino", 1, 1, {"name": "trace"}, {}, {}, {}, {}, "2026-01-02T03:04:05",
                              Slo(), (level,))  # fmt: skip
     read = BenchmarkResult.from_json(result.to_json())

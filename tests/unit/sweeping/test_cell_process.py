@@ -97,13 +97,13 @@ def test_changes_are_said_once(tmp_path, capsys):
     for made in cells:
         made.write(tmp_path)
     watch = Watch(tmp_path, cells)
-    watch.look({2: "queued (Priority)"})
-    watch.look({2: "queued (Priority)"})
+    watch.poll({2: "queued (Priority)"})
+    watch.poll({2: "queued (Priority)"})
     SweepCell(1, "evaluate", (), "eval.limit=1", state="running", host="node7").write(tmp_path)
-    watch.look({2: "queued (Priority)"})
+    watch.poll({2: "queued (Priority)"})
     SweepCell(1, "evaluate", (), "eval.limit=1", state="done", seconds=34.0).write(tmp_path)
     cells[1].failed("no GPU").write(tmp_path)
-    watch.look()
+    watch.poll()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "[2] queued (Priority)"
     assert lines[2].startswith("[1] running on node7: eval.limit=1, log ")
