@@ -130,13 +130,7 @@ ALMOST_ALL = 1 - 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """How many answers changed.
-
-    Attributes:
-        questions: number of questions.
-        lost: right before and wrong after.
-        gained: wrong before and right after.
-    """
+    """How many answers changed."""
 
     questions: int
     lost: int

@@ -132,15 +132,6 @@ class OpenAiServer:
 
     Requests have the form of lm-eval's `local-completions`. They are retried while the server is overloaded or
     unreachable, and each answer is stored as soon as it arrives.
-
-    Attributes:
-        url: up to and with /v1.
-        model: its name on the server.
-        answers: kept answers.
-        concurrency: requests at a time.
-        attempts: how often a request is sent.
-        timeout_s: longest wait for one response.
-        sleep: waits between attempts; tests replace it.
     """
 
     url: str

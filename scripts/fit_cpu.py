@@ -95,15 +95,7 @@ PILOT = closed(16, SHORT)
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A running server and how its loads are measured.
-
-    Attributes:
-        url: address of the server's gRPC endpoint.
-        tokenizer: the model's folder.
-        labels: describe the server in the results.
-        words: settings that apply to every load.
-        folder: where the results are written.
-    """
+    """A running server and how its loads are measured."""
 
     url: str
     tokenizer: Path

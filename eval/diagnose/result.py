@@ -78,14 +78,7 @@ class StageResult:
 
 @dataclass(frozen=True, slots=True)
 class StageDiagnosis(JsonFile):
-    """Stages of one deployment in order.
-
-    Attributes:
-        model: label of the model.
-        variant: its compression.
-        items: what went through the stages, in words.
-        stages: results in the order of the stages.
-    """
+    """Stages of one deployment in order."""
 
     FILE = "diagnosis.json"
     WHAT = "a diagnosis"

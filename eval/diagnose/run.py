@@ -50,12 +50,7 @@ WITHOUT_AN_ENGINE = 1024
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """How ModelOpt's simulation of a checkpoint is made again.
-
-    Attributes:
-        spec: format of the checkpoint.
-        make: calibrates the source.
-    """
+    """How ModelOpt's simulation of a checkpoint is made again."""
 
     spec: QuantSpec
     make: Callable[[], SimulatedModel]

@@ -98,14 +98,7 @@ def text_cause(wrong: Sequence[tuple[Item, list[int], str, str]], expected: Righ
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """A text that was answered wrongly.
-
-    Attributes:
-        item: what was asked.
-        answer: token ids of the right answer.
-        right: its text.
-        reply: what was answered.
-    """
+    """A text that was answered wrongly."""
 
     item: Item
     answer: Sequence[int]

@@ -56,12 +56,7 @@ LAYER_WINDOWS = 4
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two models that are compared.
-
-    Attributes:
-        name: for messages, e.g. "tiny_gemma fp8".
-        session: the opened engine.
-    """
+    """One of the two models that are compared."""
 
     name: str
     session: LogitsSession

@@ -51,13 +51,7 @@ PAGE_HEIGHT = 520
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShownRecord(Generic[Record]):
-    """The result of a function: a record, shown as the command's text in a terminal and as its page in a notebook.
-
-    Attributes:
-        record: the result.
-        text: for a terminal.
-        document: makes the page.
-    """
+    """The result of a function: a record, shown as the command's text in a terminal and as its page in a notebook."""
 
     record: Record
     text: str

@@ -32,13 +32,7 @@ Forward = Callable[[torch.nn.Module], None]
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSet:
-    """Batches of token ids, int64 [B, T], without padding.
-
-    Attributes:
-        batches: in the order in which they are used.
-        sequences: number of sequences in all batches.
-        tokens: number of tokens in all batches.
-    """
+    """Batches of token ids, int64 [B, T], without padding."""
 
     batches: tuple[torch.Tensor, ...]
     sequences: int

@@ -46,13 +46,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RanksLayout:
-    """TensorRT-LLM's: rank{pp_rank * tp_size + tp_rank}.safetensors and config.json.
-
-    Attributes:
-        layers: number of layers of the model.
-        tp_size: tensor-parallel ranks.
-        pp_size: pipeline stages.
-    """
+    """TensorRT-LLM's: rank{pp_rank * tp_size + tp_rank}.safetensors and config.json."""
 
     layers: int
     tp_size: int

@@ -38,14 +38,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A model on disk, inspected but not loaded.
-
-    Attributes:
-        folder: plain Hugging Face folder.
-        config: its parsed config.json.
-        shape: the model's sizes, from config.json.
-        weight_files: its safetensors files, sorted.
-    """
+    """A model on disk, inspected but not loaded."""
 
     folder: Path
     config: dict[str, Any]

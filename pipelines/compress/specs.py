@@ -17,12 +17,7 @@ Layout = Literal["tensorrt_llm", "hugging_face"]
 
 @dataclass(frozen=True, slots=True)
 class QuantSpec:
-    """Formats of a checkpoint.
-
-    Attributes:
-        quant: of weights and activations.
-        kv_cache: element type of the KV cache.
-    """
+    """Formats of a checkpoint."""
 
     quant: QuantSettings
     kv_cache: KvFormat = KvFormat.AUTO

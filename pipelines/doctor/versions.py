@@ -59,16 +59,7 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class CombinationVerdict:
-    """Verdict on one combination of engine, model and format on this machine.
-
-    Attributes:
-        engine: flavour.
-        model: name under conf/model.
-        quant: name under conf/quant.
-        works: whether `make plan` would accept it.
-        reason: why not.
-        todo: what makes it work.
-    """
+    """Verdict on one combination of engine, model and format on this machine."""
 
     engine: str
     model: str

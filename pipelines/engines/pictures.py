@@ -21,12 +21,7 @@ ROW_BITS = 12
 
 
 class ScoredPictures:
-    """The pictures of a task, by the ids that stand for them.
-
-    Attributes:
-        encoder: folder of the vision encoder's engine.
-        tokens: ids of one picture.
-    """
+    """The pictures of a task, by the ids that stand for them."""
 
     def __init__(self, encoder: Path) -> None:
         """Read how many features a picture has, and which token stands for it."""

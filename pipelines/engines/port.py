@@ -83,12 +83,7 @@ class OnGpu:
 
 @dataclass(frozen=True, slots=True)
 class JsonGuide:
-    """A JSON schema that an output follows token by token.
-
-    Attributes:
-        schema: the schema, as JSON.
-        tokenizer: folder of the model's tokenizer.
-    """
+    """A JSON schema that an output follows token by token."""
 
     schema: str
     tokenizer: Path

@@ -35,14 +35,7 @@ _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 
 @dataclass
 class HttpRequest:
-    """One request.
-
-    Attributes:
-        method: GET or POST.
-        path: below the URL, e.g. "/chat/completions".
-        body: JSON.
-        id: sent as X-Request-Id.
-    """
+    """One request."""
 
     method: str
     path: str

@@ -179,14 +179,7 @@ Conversation = list[PlannedRequest]
 
 @dataclass(frozen=True, slots=True)
 class PlannedLevel:
-    """One level before prompts are drawn.
-
-    Attributes:
-        number: from 1.
-        arrival: how requests arrive.
-        concurrency: of a closed loop.
-        request_rate: of an open loop.
-    """
+    """One level before prompts are drawn."""
 
     number: int
     arrival: str

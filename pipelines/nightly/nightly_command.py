@@ -54,19 +54,7 @@ RESUMED = timedelta(hours=18)
 
 @dataclass(frozen=True)
 class Night:
-    """One run of the nightly.
-
-    Attributes:
-        run: id, sortable by time.
-        since: when the run began.
-        settings: settings of the run itself.
-        history: where lines are written.
-        machine: facts of this machine.
-        machine_class: results are compared only within this class.
-        commit: commit of this project.
-        store: folder of this run's artifacts.
-        logs: folder of the cells' logs.
-    """
+    """One run of the nightly."""
 
     run: str
     since: datetime

@@ -50,13 +50,7 @@ CPU_WAY = "use engine=openvino, which executes the same checkpoint here; "
 
 @dataclass
 class Checked:
-    """Result of the checks.
-
-    Attributes:
-        faults: reasons to refuse the run.
-        notes: what fits where.
-        warnings: valid, but perhaps not what the user meant.
-    """
+    """Result of the checks."""
 
     faults: list[Fault] = field(default_factory=list)
     notes: tuple[str, ...] = ()

@@ -76,13 +76,7 @@ def one_layer_bytes(shape: ModelShape) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Quantizing:
-    """The host memory of quantizing.
-
-    Attributes:
-        bytes: at most.
-        doing: what is done.
-        held: what is held at a time.
-    """
+    """The host memory of quantizing."""
 
     bytes: float
     doing: str

@@ -44,13 +44,7 @@ LONG, MUCH_LONGER = 32_768, 8
 
 @dataclass(frozen=True, slots=True)
 class MemoryFit:
-    """Result of the memory model.
-
-    Attributes:
-        faults: reasons why it cannot fit.
-        warnings: reasons why it may not fit.
-        notes: what is left.
-    """
+    """Result of the memory model."""
 
     faults: tuple[Fault, ...] = ()
     warnings: tuple[Fault, ...] = ()

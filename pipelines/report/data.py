@@ -144,12 +144,7 @@ class ReportedFidelity:
 
 @dataclass(frozen=True, slots=True)
 class ReportedBounds:
-    """Bounds on the predictions of a running server, against the 16-bit model.
-
-    Attributes:
-        artifact: the artifact.
-        result: all figures.
-    """
+    """Bounds on the predictions of a running server, against the 16-bit model."""
 
     artifact: ReportedArtifact
     result: BoundsResult

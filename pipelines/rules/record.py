@@ -225,10 +225,6 @@ class Advice:
 
     In a text, `{quants}` is "quant=none, fp8", `{quants.names}` "none, fp8", and `{quants:, or choose }` puts its words
     before the former, or leaves out everything if there is no such format.
-
-    Attributes:
-        alternatives: what refuses each format.
-        adviser: name of the rule.
     """
 
     alternatives: Alternatives

@@ -63,12 +63,7 @@ def gpu_commands(plan: Plan, overrides: Sequence[str] = ()) -> Lines:
 
 @dataclass(frozen=True, slots=True)
 class _ByHand:
-    """Renders the commands of a plan.
-
-    Attributes:
-        plan: the plan.
-        overrides: that it was made from.
-    """
+    """Renders the commands of a plan."""
 
     plan: Plan
     overrides: tuple[str, ...]

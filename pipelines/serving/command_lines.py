@@ -23,12 +23,7 @@ NVIDIA_FRONTEND = Path("/opt/tritonserver/python/openai/openai_frontend/main.py"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A command to run.
-
-    Attributes:
-        command: program and arguments.
-        env: variables it needs on top of the environment.
-    """
+    """A command to run."""
 
     command: tuple[str, ...]
     env: Mapping[str, str]

@@ -41,13 +41,7 @@ def why_no_key(settings: ServingSettings) -> Fault | None:
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """The server inside the nvidia-pytriton wheel.
-
-    Attributes:
-        root: its `pytriton/tritonserver` folder.
-        libs: the shared libraries of the wheel.
-        version: of the wheel.
-    """
+    """The server inside the nvidia-pytriton wheel."""
 
     root: Path
     libs: Path

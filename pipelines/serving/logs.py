@@ -190,13 +190,7 @@ STILL_LOADING_S = 15.0  # interval at which a silent wait reports that it contin
 
 @dataclass(slots=True)
 class LoadWatch:
-    """Turns a growing log into progress.
-
-    Attributes:
-        advance: of the task that counts models.
-        progress: for reports on a long wait.
-        limit_s: how long the wait may take.
-    """
+    """Turns a growing log into progress."""
 
     advance: Advance
     progress: Progress

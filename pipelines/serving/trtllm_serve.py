@@ -37,12 +37,7 @@ def why_no_trtllm_serve() -> Fault | None:
 
 
 class TrtllmServe:
-    """A trtllm-serve that runs as long as the `with` block does.
-
-    Attributes:
-        settings: address, port, limits.
-        log_file: everything it prints; its options are beside it.
-    """
+    """A trtllm-serve that runs as long as the `with` block does."""
 
     def __init__(
         self,

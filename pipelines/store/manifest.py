@@ -75,12 +75,7 @@ def read_manifest(folder: Path) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class Manifests:
-    """Manifests of several artifacts, read together.
-
-    Attributes:
-        whole: those that can be read, by folder.
-        faults: what is wrong with the others.
-    """
+    """Manifests of several artifacts, read together."""
 
     whole: Mapping[Path, Json]
     faults: tuple[Fault, ...]

@@ -100,14 +100,7 @@ class InputSource:
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """An engine that the user already has, as its config.json describes it.
-
-    Attributes:
-        flavour: "openvino" or "tensorrt_llm".
-        variant: its compression.
-        tp_size: tensor-parallel ranks.
-        pp_size: pipeline stages.
-    """
+    """An engine that the user already has, as its config.json describes it."""
 
     flavour: str
     variant: Variant

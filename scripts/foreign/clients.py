@@ -27,13 +27,7 @@ class UnfitError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What the engine has counted.
-
-    Attributes:
-        requests: finished ones.
-        given: tokens of prompts.
-        made: tokens of answers.
-    """
+    """What the engine has counted."""
 
     requests: int = 0
     given: int = 0
@@ -49,13 +43,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A command that has ended with code 0.
-
-    Attributes:
-        out: what it printed.
-        folder: where it ran.
-        counted: by the engine meanwhile.
-    """
+    """A command that has ended with code 0."""
 
     out: str
     folder: Path

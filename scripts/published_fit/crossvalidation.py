@@ -57,13 +57,7 @@ def refit(design: Design, bench: StackedCases, fitted: Fitted, log_measured: Any
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Blocks of cases with the kernels that correct their predictions.
-
-    Attributes:
-        block: name of the block of each row.
-        points: the points of all rows.
-        kernels: the kernel of each block.
-    """
+    """Blocks of cases with the kernels that correct their predictions."""
 
     block: Any
     points: Points

@@ -130,15 +130,7 @@ def slopes(predict: Predict, values: Mapping[str, Any], step: float, moving: Con
 
 @dataclass(frozen=True)
 class Fitted:
-    """Result of a fit.
-
-    Attributes:
-        theta: the fitted vector.
-        covariance: covariance of the vector.
-        residuals: log(predicted / measured) of the rows.
-        jacobian: slopes of the residuals along the vector.
-        loss: the minimised value.
-    """
+    """Result of a fit."""
 
     theta: Any
     covariance: Any

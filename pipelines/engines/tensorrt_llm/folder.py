@@ -158,14 +158,7 @@ CONFIG = "config.json"
 
 @dataclass(frozen=True, slots=True)
 class BuiltOn:
-    """GPU and versions that an engine is tied to.
-
-    Attributes:
-        gpu: name of the GPU it was tuned on.
-        sm: its compute capability, e.g. 9.0.
-        tensorrt_llm: version of TensorRT-LLM.
-        tensorrt: version of TensorRT.
-    """
+    """GPU and versions that an engine is tied to."""
 
     gpu: str
     sm: float

@@ -89,12 +89,7 @@ FREE_KNOBS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class FittedLevel:
-    """A measured level, and the same level as the fit reproduces it.
-
-    Attributes:
-        level: as measured.
-        modelled: as simulated.
-    """
+    """A measured level, and the same level as the fit reproduces it."""
 
     level: MeasuredLevel
     modelled: Summary

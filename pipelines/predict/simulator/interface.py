@@ -240,15 +240,7 @@ NAMES = ("NoOp", "Context", "Gen", "EoS")
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A stretch of time in which one request did the same thing in one slot.
-
-    Attributes:
-        slot: index, from 0.
-        kind: NOOP, CONTEXT, GEN or EOS.
-        start: time.
-        end: time.
-        request: index, None when the slot was empty.
-    """
+    """A stretch of time in which one request did the same thing in one slot."""
 
     slot: int
     kind: int

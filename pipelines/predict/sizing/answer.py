@@ -92,14 +92,7 @@ class RefusedOption:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """Every configuration that serves the demand, best first, and those that do not.
-
-    Attributes:
-        question: question that was asked.
-        options: best first; the first is recommended.
-        refused: configurations that do not qualify.
-        reason: why the first option is recommended.
-    """
+    """Every configuration that serves the demand, best first, and those that do not."""
 
     question: Question
     options: tuple[FleetOption, ...]

@@ -99,13 +99,7 @@ class LoadOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A model on its GPUs, ready to be simulated.
-
-    Attributes:
-        setup: configuration of the instance.
-        costed: cost of an iteration.
-        placed: limits, memory and scheduler of its engine.
-    """
+    """A model on its GPUs, ready to be simulated."""
 
     setup: Setup
     costed: Costed

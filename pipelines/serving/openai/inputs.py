@@ -39,12 +39,7 @@ class InputTensor:
 
 @dataclass(frozen=True, slots=True)
 class ServedEngine:
-    """The server's facts that the inputs depend on, besides the request.
-
-    Attributes:
-        tokenizer: of the model.
-        repository: what its engine can do.
-    """
+    """The server's facts that the inputs depend on, besides the request."""
 
     tokenizer: ServedTokenizer
     repository: ModelRepository

@@ -28,12 +28,7 @@ Best = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """A request for the log probabilities of prompts.
-
-    Attributes:
-        request: its parameters.
-        prompts: token ids.
-    """
+    """A request for the log probabilities of prompts."""
 
     request: CompletionRequest
     prompts: tuple[tuple[int, ...], ...]

@@ -47,14 +47,7 @@ def form_of(template: str | None) -> ToolForm | None:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call.
-
-    Attributes:
-        index: its number in the answer.
-        name: of the function.
-        arguments: JSON text of an object.
-        id: by which its result refers to it.
-    """
+    """A call."""
 
     index: int
     name: str
