@@ -31,13 +31,9 @@ import psutil
 
 from pipelines.engines.openvino.blocks import blocks_of
 from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions, kv_block_bytes, kv_precision
-from pipelines.serving.config import ServingSettings
 from pipelines.serving.frontend import OpenAiFrontend
-from pipelines.serving.process import TritonServer
 from scripts.measure_streaming import SHAPES, make_model
-from triton_repo.config import TritonSettings
-from triton_repo.parameters import RepositorySpec
-from triton_repo.write import write_repository
+from scripts.served import served
 
 PACKAGES = ("xllamacpp==2026.10.11549", "gguf==0.19.0")
 VOCABULARY, SLOTS, SLOT_TOKENS, BATCH = 32_000, 32, 512, 512
@@ -175,18 +171,10 @@ def ours(engine: Path, model: Path, options: dict[str, str]) -> Iterator[Served]
     config = EngineFolder.load(engine).config
     precision = kv_precision(config, OpenVinoOptions.judged(options, "engine.openvino."))
     pool = SLOTS * blocks_of(SLOT_TOKENS) * kv_block_bytes(config, precision)
-    with tempfile.TemporaryDirectory() as folder:
-        repository = Path(folder) / "repository"
-        spec = RepositorySpec(
-            flavour="openvino", label="measured", variant="measured", enable_kv_cache_reuse=False,
-            options={"kv_cache_bytes": pool, **options}, enable_chunked_context=True,
-        )  # fmt: skip
-        write_repository(
-            repository, engine_dir=engine, tokenizer_dir=model, settings=TritonSettings(), spec=spec, made_from={}
-        )
-        with TritonServer(repository, ServingSettings(openai=True)) as server, OpenAiFrontend(server):
-            processes = psutil.Process(server.pid).children(recursive=True)
-            yield Served(server.openai_url, max(processes, key=lambda each: each.memory_info().rss))
+    own = {"options": {"kv_cache_bytes": pool, **options}, "enable_chunked_context": True}
+    with served(engine, model, openai=True, **own) as server, OpenAiFrontend(server):
+        processes = psutil.Process(server.pid).children(recursive=True)
+        yield Served(server.openai_url, max(processes, key=lambda each: each.memory_info().rss))
 
 
 @contextmanager

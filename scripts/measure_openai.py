@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
@@ -31,7 +30,6 @@ import psutil
 import tritonclient.grpc.aio as grpc
 
 from pipelines.serving import frontend
-from pipelines.serving.config import ServingSettings
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.openai.generation import Completion, Prompt, TokenPart
 from pipelines.serving.openai.inputs import ServedEngine
@@ -42,9 +40,7 @@ from pipelines.serving.ports import free_port
 from pipelines.serving.process import TritonServer
 from pipelines.serving.repository import ModelRepository
 from scripts.measure_serving_overhead import Load, tensor, text_inputs, texts_of
-from triton_repo.config import TritonSettings
-from triton_repo.parameters import RepositorySpec
-from triton_repo.write import write_repository
+from scripts.served import served
 
 Pieces = Callable[[str], AsyncIterator[None]]
 """Ask for one text and yield when a piece of the answer has arrived."""
@@ -176,33 +172,22 @@ def main() -> None:
     parser.add_argument("--beside", type=Path, help="another checkout, whose service takes turns with this one's")
     arguments = parser.parse_args()
     load, random = Load(arguments.requests, arguments.users, arguments.isl, arguments.osl), np.random.default_rng()
-    with tempfile.TemporaryDirectory() as folder:
-        repository = Path(folder) / "repository"
-        spec = RepositorySpec(flavour="openvino", label="measured", variant="measured", enable_kv_cache_reuse=False)
-        write_repository(
-            repository,
-            engine_dir=arguments.engine,
-            tokenizer_dir=arguments.tokenizer,
-            settings=TritonSettings(),
-            spec=spec,
-            made_from={},
-        )
-        with TritonServer(repository, ServingSettings(openai=True)) as server, ExitStack() as stack:
-            services = {"OpenAI": (stack.enter_context(OpenAiFrontend(server)), server.openai_url)}
-            if arguments.beside:
-                services["OpenAI, beside"] = another_service(stack, server, arguments.beside)
-            ways = {
-                "gRPC, ensemble": lambda texts: through_grpc(server.grpc_url, texts, load),
-                **{
-                    name: partial(through_service, *service, server.openai_model, load=load)
-                    for name, service in services.items()
-                },
-            }
-            passes: dict[str, list[Found]] = {name: [] for name in ways}
-            for count in range(arguments.rounds + 1):
-                for name, way in ways.items():
-                    result = asyncio.run(way(texts_of(arguments.tokenizer, load, random)))
-                    passes[name] += [result] if count else []
+    with served(arguments.engine, arguments.tokenizer, openai=True) as server, ExitStack() as stack:
+        services = {"OpenAI": (stack.enter_context(OpenAiFrontend(server)), server.openai_url)}
+        if arguments.beside:
+            services["OpenAI, beside"] = another_service(stack, server, arguments.beside)
+        ways = {
+            "gRPC, ensemble": lambda texts: through_grpc(server.grpc_url, texts, load),
+            **{
+                name: partial(through_service, *service, server.openai_model, load=load)
+                for name, service in services.items()
+            },
+        }
+        passes: dict[str, list[Found]] = {name: [] for name in ways}
+        for count in range(arguments.rounds + 1):
+            for name, way in ways.items():
+                result = asyncio.run(way(texts_of(arguments.tokenizer, load, random)))
+                passes[name] += [result] if count else []
     sys.stdout.write(f"metrics: {cost_of_metrics(arguments.tokenizer):.2f} us per token\n")
     for name, all_found in passes.items():
         first = statistics.median(1000 * each for result in all_found for each in result.first)

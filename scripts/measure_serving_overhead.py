@@ -1,6 +1,6 @@
 """Measure the cost of serving: output tokens per second through tritonserver against the engine driven directly.
 
-    python scripts/measure_serving_overhead.py ENGINE TOKENIZER [--isl 128 --osl 128]
+    python -m scripts.measure_serving_overhead ENGINE TOKENIZER [--isl 128 --osl 128]
 
 Both answer the same closed loop (`--concurrency` requests always in flight, random prompts, no end token) alternately,
 `--rounds` times in one run, so that background load affects both. The server and its client share the machine with the
@@ -16,7 +16,6 @@ import asyncio
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +25,7 @@ import numpy as np
 import tritonclient.grpc.aio as grpc
 
 from pipelines.checkpoint.tokenizer import opened
-from pipelines.serving.config import ServingSettings
-from pipelines.serving.process import TritonServer
-from triton_repo.config import TritonSettings
-from triton_repo.parameters import RepositorySpec
-from triton_repo.write import write_repository
+from scripts.served import served
 
 MODES = [(model, stream) for model in ("tensorrt_llm", "ensemble") for stream in (False, True)]
 Request = dict[str, tuple[np.ndarray[Any, Any], str]]
@@ -125,7 +120,7 @@ def tensor(name: str, values: np.ndarray[Any, Any], kind: str) -> Any:
     return made
 
 
-async def served(url: str, model: str, requests: list[Request], concurrency: int) -> Found:
+async def asked_by_python(url: str, model: str, requests: list[Request], concurrency: int) -> Found:
     """Answer all requests through the server, asked by NVIDIA's Python client."""
     client = grpc.InferenceServerClient(url)
     waiting = [(index, [tensor(name, *each) for name, each in made.items()]) for index, made in enumerate(requests)]
@@ -182,7 +177,7 @@ def one_pass(
         requests = [text_inputs(text, load, stream) for text in texts_of(arguments.tokenizer, load, random)]
     else:
         requests = [core_inputs(prompt, load, stream) for prompt in prompts_of(load, random)]
-    return asyncio.run(served(url, model, requests, load.concurrency))
+    return asyncio.run(asked_by_python(url, model, requests, load.concurrency))
 
 
 def prompts_of(load: Load, random: np.random.Generator) -> list[np.ndarray[Any, Any]]:
@@ -192,7 +187,14 @@ def prompts_of(load: Load, random: np.random.Generator) -> list[np.ndarray[Any, 
 
 def measure_direct(arguments: argparse.Namespace, load: Load) -> float:
     """Return the seconds of the direct loop, run in a separate process so that its memory and threads are released."""
-    command = [sys.executable, __file__, str(arguments.engine), str(arguments.tokenizer), "--direct"]
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.measure_serving_overhead",
+        str(arguments.engine),
+        str(arguments.tokenizer),
+        "--direct",
+    ]
     for name in ("requests", "concurrency", "isl", "osl"):
         command += [f"--{name}", str(getattr(load, name))]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
@@ -214,28 +216,17 @@ def main() -> None:
         loop.run(prompts_of(Load(8, 8, load.isl, 8), random), Load(8, 8, load.isl, 8))
         sys.stdout.write(f"{loop.run(prompts_of(load, random), load).seconds}\n")
         return
-    with tempfile.TemporaryDirectory() as folder:
-        repository = Path(folder) / "repository"
-        spec = RepositorySpec(flavour="openvino", label="measured", variant="measured", enable_kv_cache_reuse=False)
-        write_repository(
-            repository,
-            engine_dir=arguments.engine,
-            tokenizer_dir=arguments.tokenizer,
-            settings=TritonSettings(),
-            spec=spec,
-            made_from={},
-        )
-        report(arguments, load, repository, random)
+    report(arguments, load, random)
 
 
-def report(arguments: argparse.Namespace, load: Load, repository: Path, random: np.random.Generator) -> None:
+def report(arguments: argparse.Namespace, load: Load, random: np.random.Generator) -> None:
     """Measure the server and the direct loop alternately and print the medians."""
     tokens = load.requests * load.osl
     direct: list[float] = []
     ratios: dict[tuple[str, bool], list[float]] = {mode: [] for mode in MODES}
     rates: dict[tuple[str, bool], list[float]] = {mode: [] for mode in MODES}
     sizes: dict[tuple[str, bool], float] = {}
-    with TritonServer(repository, ServingSettings()) as server:
+    with served(arguments.engine, arguments.tokenizer) as server:
         for mode in MODES:
             one_pass(server.grpc_url, mode, Load(32, 32, load.isl, 8), arguments, random)
         for turn in range(arguments.rounds):

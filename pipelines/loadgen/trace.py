@@ -20,6 +20,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.summary import SECOND
 from pipelines.host.files import small_text
 from pipelines.loadgen.config import TRACE_COLUMNS, TRACE_UNITS, WorkloadSettings
+from pipelines.settings.base import flat
 
 MOST_TRACE_BYTES = 2**30
 """Largest trace that is read: 250,000 prompts of 4,000 characters."""
@@ -257,11 +258,11 @@ class _TraceReader:
             if not isinstance(row, dict):
                 raise self._wrong(number, "is no JSON object")
             if not self._names:
-                self._choose([*_flat(row)])
+                self._choose([*flat(row)])
                 nested = any("." in name for name in self._names.values())
                 if "hash_ids" in row:
                     self._notes.append("hash_ids are not used: prompts share what workload.shared_prefix_share says")
-            row = _flat(row) if nested else row
+            row = flat(row) if nested else row
             if row.get(self._names["time"]) is None:
                 self._names["delay"] = next((name for name in self._delays if name in row), self._names["delay"])
             yield number, tuple(map(row.get, self._names.values()))
@@ -355,12 +356,6 @@ def _of_session(requests: list[Any]) -> list[Any]:
         own = times and all(isinstance(time, int | float) for time in (start, *times)) and times[0] < start
         flat += [each | {"t": start + each["t"]} for each in inner] if own else inner
     return sorted(flat, key=lambda each: (_number(each.get("t")) if isinstance(each, dict) else None) or 0.0)
-
-
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """Add what is inside of mappings: `usage.prompt_tokens`."""
-    inner = ((key, value) for key, value in row.items() if isinstance(value, dict))
-    return row | {f"{key}.{name}": each for key, value in inner for name, each in value.items()}
 
 
 def _number(value: Any) -> float | None:

@@ -26,6 +26,7 @@ from pipelines.plan.flow import needed_for, nodes
 from pipelines.plan.targets import EVALUATED, Goal, Target
 from pipelines.plan.user_inputs import Found, inspect_inputs
 from pipelines.predict.performance.limits import ChosenLimits
+from pipelines.settings.base import flat
 from pipelines.settings.root import Settings
 from pipelines.stages.download import Download
 from pipelines.store.manifest import DamagedError
@@ -285,8 +286,11 @@ def explain(parts: Mapping[str, Any], past: list[dict[str, Any]]) -> str:
     """Explain why there is no artifact for `parts`: the difference from the most similar earlier one."""
     if not past:
         return "never made before"
-    now = _flat(parts)
-    differences = [_difference(now, _flat(manifest["made_from"])) for manifest in past]
+    now, *before = (
+        {name: each if isinstance(each, str) else canonical(each) for name, each in flat(made).items()}
+        for made in (parts, *(manifest["made_from"] for manifest in past))
+    )
+    differences = [_difference(now, then) for then in before]
     nearest = min(differences, key=len)
     return ", ".join(nearest[:3]) + (f" and {len(nearest) - 3} more" if len(nearest) > 3 else "")
 
@@ -304,12 +308,3 @@ def _difference(now: Mapping[str, str], then: Mapping[str, str]) -> list[str]:
                     f"{what} {old if old is not None else '(unset)'} -> {new if new is not None else '(unset)'}"
                 )
     return differences
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, str]:
-    if isinstance(value, Mapping):
-        flat: dict[str, str] = {}
-        for key, item in value.items():
-            flat |= _flat(item, f"{prefix}{key}.")
-        return flat
-    return {prefix[:-1]: value if isinstance(value, str) else canonical(value)}
