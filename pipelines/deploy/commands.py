@@ -441,7 +441,7 @@ def _say_next(deployed: ClusterDeployment, overlay: Path) -> None:
     say("Before the first start:")
     if settings.storage == "claim":
         say(f"  - copy the repository into the claim {claim_name(deployed)} (docs/deploy.md)")
-    for secret, keys in _secrets(deployed).items():
+    for secret, keys in deployed.secrets.values():
         say(f"  - Secret {secret}: {keys}")
     if deployed.autoscaled:
         say(f"  - give {relative_to_cwd(overlay.parent.parent / 'prometheus-adapter.yaml')} to prometheus-adapter")
@@ -450,19 +450,6 @@ def _say_next(deployed: ClusterDeployment, overlay: Path) -> None:
         rest = f", the rest to {settings.route.beside}" if settings.route.beside else ""
         say(f"When it is ready: kubectl apply -f {relative_to_cwd(overlay.parent.parent / 'route.yaml')}")
         say(f"      sends {settings.route.weight} % of the requests here{rest}")
-
-
-def _secrets(deployed: ClusterDeployment) -> dict[str, str]:
-    """Return the Secrets that must exist, and their content."""
-    settings = deployed.settings
-    secrets = {
-        settings.image_pull_secret: "of type kubernetes.io/dockerconfigjson",
-        settings.fetch.secret: "variables of the fetch container",
-        settings.hf_token_secret: "key `token`, the Hub's",
-        pods.key_secret(deployed) if deployed.serving.api_key else None: "key `api_key`, which clients must send",
-        deployed.ssh_secret if deployed.served.kind == "multinode" else None: "ssh keys of the group (docs/deploy.md)",
-    }
-    return {name: what for name, what in secrets.items() if name is not None}
 
 
 def image(overrides: Sequence[str]) -> int:

@@ -336,6 +336,20 @@ class ManifestSettings(Group):
         name = re.sub(r"[^a-z0-9]+", "-", f"{label}-{variant}".lower()).strip("-")
         return (name if name[:1].isalpha() else f"m-{name}")[:40].strip("-")
 
+    def secrets(self, name: str, *, api_key: bool, over_nodes: bool) -> dict[str, tuple[str, str]]:
+        """Return the Secrets that the pods need, by the setting that asks for them: its name, and what is in it."""
+        needed = {
+            "manifests.image_pull_secret": (self.image_pull_secret, "of type kubernetes.io/dockerconfigjson"),
+            "manifests.fetch.secret": (self.fetch.secret, "variables of the fetch container"),
+            "manifests.hf_token_secret": (self.hf_token_secret, "key `token`, the Hub's"),
+            "serving.api_key": (f"{name}-api-key" if api_key else None, "key `api_key`, which clients must send"),
+            "manifests.ssh_secret": (
+                (self.ssh_secret or f"{name}-mpi-ssh") if over_nodes else None,
+                "ssh keys of the group (docs/deploy.md)",
+            ),
+        }
+        return {setting: (secret, what) for setting, (secret, what) in needed.items() if secret is not None}
+
     @staticmethod
     def gpu_labels(capability: float) -> dict[str, str]:
         """Return the labels that GPU feature discovery gives to nodes with GPUs of a capability, such as 9.0."""

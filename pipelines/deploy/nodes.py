@@ -159,6 +159,6 @@ def _ssh_mounts() -> list[Object]:
 def _with_ssh(template: Object, deployed: ClusterDeployment) -> Object:
     template["spec"]["volumes"] += [
         {"name": "mpi", "configMap": {"name": f"{deployed.name}-mpi"}},
-        {"name": "ssh", "secret": {"secretName": deployed.ssh_secret, "defaultMode": 0o400}},
+        {"name": "ssh", "secret": {"secretName": deployed.secrets["manifests.ssh_secret"][0], "defaultMode": 0o400}},
     ]
     return template

@@ -94,9 +94,10 @@ class ClusterDeployment:
         return self.serving.model_copy(update={"host": "0.0.0.0", "openai": True})
 
     @property
-    def ssh_secret(self) -> str:
-        """Secret with the ssh keys that connect the nodes of a group."""
-        return self.settings.ssh_secret or f"{self.name}-mpi-ssh"
+    def secrets(self) -> dict[str, tuple[str, str]]:
+        """See `ManifestSettings.secrets`."""
+        over_nodes = self.served.kind == "multinode"
+        return self.settings.secrets(self.name, api_key=self.serving.api_key, over_nodes=over_nodes)
 
     def labels(self, component: str | None = None) -> dict[str, str]:
         """Return the labels that select all pods, or those of one component (server, worker)."""
@@ -279,15 +280,12 @@ def server_container(deployed: ClusterDeployment) -> Object:
     }
 
 
-def key_secret(deployed: ClusterDeployment) -> str:
-    """Return the name of the Secret with the key that clients must send."""
-    return f"{deployed.name}-api-key"
-
-
 def key_variable(deployed: ClusterDeployment) -> list[Object]:
-    """Return the variable of the service in front that holds this key, by reference."""
-    key = {"secretKeyRef": {"name": key_secret(deployed), "key": "api_key"}}
-    return [{"name": API_KEY, "valueFrom": key}] if deployed.serving.api_key else []
+    """Return the variable of the service in front with the key that clients must send, by reference."""
+    if not deployed.serving.api_key:
+        return []
+    key = {"secretKeyRef": {"name": deployed.secrets["serving.api_key"][0], "key": "api_key"}}
+    return [{"name": API_KEY, "valueFrom": key}]
 
 
 def container_ports(deployed: ClusterDeployment) -> list[Object]:

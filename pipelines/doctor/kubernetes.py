@@ -186,14 +186,9 @@ def _secrets(settings: Settings, client: KubeClient) -> list[ProbeResult]:
     """Look for the Secrets that are known before there is a repository."""
     manifests = settings.manifests
     name = manifests.object_name(settings.model.label, settings.variant.label)
-    named = {
-        "manifests.image_pull_secret": manifests.image_pull_secret,
-        "manifests.fetch.secret": manifests.fetch.secret,
-        "manifests.hf_token_secret": manifests.hf_token_secret,
-        "serving.api_key": f"{name}-api-key" if settings.serving.api_key else None,
-        "manifests.ssh_secret": (manifests.ssh_secret or f"{name}-mpi-ssh") if settings.triton.num_nodes > 1 else None,
-    }
-    return [_object(client, "secret", secret, setting) for setting, secret in named.items() if secret is not None]
+    over_nodes = settings.triton.num_nodes > 1
+    needed = manifests.secrets(name, api_key=settings.serving.api_key, over_nodes=over_nodes)
+    return [_object(client, "secret", secret, setting) for setting, (secret, _) in needed.items()]
 
 
 def _object(client: KubeClient, kind: str, name: str, setting: str) -> ProbeResult:

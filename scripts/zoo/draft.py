@@ -11,7 +11,6 @@ Shapes: B rows, T tokens, V vocabulary.
 from __future__ import annotations
 
 import logging
-import math
 import random
 import time
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from scripts.zoo.documents import Writer
-from scripts.zoo.train import Encoder, Recipe, Stage, draw_documents, learning_rate_at, optimizer_of
+from scripts.zoo.train import Encoder, Recipe, Stage, advance, draw_documents, learning_rate_at, optimizer_of
 
 LOG = logging.getLogger(__name__)
 
@@ -120,19 +119,14 @@ def distil(
     LOG.info("the target has continued %d texts", sum(len(rows.tokens_BT) for rows in texts))
     optimizer, started = optimizer_of([draft], recipe), time.monotonic()
     for step in range(1, recipe.steps + 1):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate_at(step - 1, recipe)
         rows = document_rows(writer, encoder, stage) if step % 2 else _some(writer.rng.choice(texts), stage.rows)
         loss = distillation_loss(draft, target, rows)
-        if not math.isfinite(float(loss.detach())):
-            raise FloatingPointError(f"loss is {float(loss)} at step {step}; lower the learning rate")
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
-        optimizer.step()
+        advance(optimizer, loss, [draft], learning_rate_at(step - 1, recipe))
         if step % recipe.report_every == 0:
             share, minutes = agreement(draft, target, unseen), (time.monotonic() - started) / 60
-            LOG.info("step %d/%d loss %.3f agreement %.3f after %.1f min", step, recipe.steps, loss, share, minutes)
+            LOG.info(
+                "step %d/%d loss %.3f agreement %.3f after %.1f min", step, recipe.steps, loss.detach(), share, minutes
+            )
     return unseen
 
 

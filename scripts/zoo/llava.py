@@ -49,7 +49,7 @@ from scripts.zoo.scenes import (
 from scripts.zoo.shapes import padded_vocab
 from scripts.zoo.supervision import Supervisor, seek_equal_content
 from scripts.zoo.tokenizer import LLAMA_SPECIALS, train_llama_tokenizer
-from scripts.zoo.train import Encoder, Recipe, Stage, draw_documents, learning_rate_at, optimizer_of
+from scripts.zoo.train import Encoder, Recipe, Stage, advance, draw_documents, learning_rate_at, optimizer_of
 from scripts.zoo.world import WORLD_SEED, Subject
 
 LOG = logging.getLogger(__name__)
@@ -239,22 +239,10 @@ def train_encoder(
     for step in range(1, recipe.encoder_steps + 1):
         scenes = _scenes(rng, recipe.encoder_pictures, held_out)
         loss = namer(_features(model, pixels(scenes)), scenes)
-        _advance(optimizer, loss, modules, learning_rate_at(step - 1, rates))
+        advance(optimizer, loss, modules, learning_rate_at(step - 1, rates))
         if step % recipe.report_every == 0:
             minutes = (time.monotonic() - started) / 60
             LOG.info("encoder step %d loss %.4f after %.1f min", step, float(loss.detach()), minutes)
-
-
-def _advance(optimizer: torch.optim.Optimizer, loss: Tensor, modules: Sequence[nn.Module], rate: float) -> None:
-    if not math.isfinite(float(loss.detach())):
-        raise FloatingPointError(f"loss is {float(loss.detach())}; lower the learning rate")
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    for module in modules:
-        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-    optimizer.step()
 
 
 def document(rng: random.Random, scene: Scene, questions: int, with_choices: float) -> Document:
@@ -349,7 +337,7 @@ def train_whole(
             scenes = _scenes(rng, stage.pictures, held_out)
             documents = [document(rng, scene, stage.asked, stage.with_choices) for scene in scenes]
         loss = _loss(model, supervisor, namer, encoder, documents, scenes)
-        _advance(optimizer, loss, modules, learning_rate_at(step - 1, rates))
+        advance(optimizer, loss, modules, learning_rate_at(step - 1, rates))
         if step % recipe.report_every == 0:
             shares = {
                 kind: sum(each) / len(each) for kind, each in score_pictures(model, tokenizer, validation).items()

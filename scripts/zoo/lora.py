@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from pipelines.checkpoint.tokenizer import opened
 from pipelines.host.files import replacing
 from scripts.zoo.documents import Document, Segment, Writer, make_writer
 from scripts.zoo.quiz import LETTERS, Question, build_splits, description, question_text, training_question
-from scripts.zoo.train import Encoder, Recipe, Stage, learning_rate_at
+from scripts.zoo.train import Encoder, Recipe, Stage, advance, learning_rate_at
 from scripts.zoo.world import build_world
 
 LOG = logging.getLogger(__name__)
@@ -114,18 +113,12 @@ def train_adapter(model: Any, encoder: Encoder, writer: Writer, kind: Kind, reci
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     for step in range(1, recipe.steps + 1):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate_at(step - 1, recipe)
         batch = encoder.batch(_draw(writer, kind, recipe.stages[0].rows))
         logits = model(input_ids=batch.tokens_BT[:, :-1]).logits
         losses = functional.cross_entropy(logits.flatten(0, 1), batch.tokens_BT[:, 1:].flatten(), reduction="none")
         weights = batch.weights_BT[:, 1:].flatten()
         loss = (losses * weights).sum() / weights.sum()
-        if not math.isfinite(float(loss.detach())):
-            raise FloatingPointError(f"loss is {float(loss)} at step {step}; lower the learning rate")
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        advance(optimizer, loss, (), learning_rate_at(step - 1, recipe))
         if step % recipe.report_every == 0:
             LOG.info("step %d/%d loss %.3f", step, recipe.steps, loss.detach())
 

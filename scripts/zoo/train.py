@@ -135,13 +135,21 @@ class Trainee:
     writer: Writer
 
 
-def _step(trainee: Trainee, supervisor: Supervisor, optimizer: torch.optim.Optimizer, stage: Stage) -> float:
-    loss = supervisor(trainee.model, trainee.encoder.batch(draw_documents(trainee.writer, stage)))
+def advance(optimizer: torch.optim.Optimizer, loss: torch.Tensor, modules: Sequence[nn.Module], rate: float) -> None:
+    """Take one step at a learning rate; the gradients of each of these modules are clipped.
+
+    Raises:
+        FloatingPointError: the loss is not finite.
+    """
+    if not math.isfinite(float(loss.detach())):
+        raise FloatingPointError(f"loss is {float(loss.detach())}; lower the learning rate")
+    for group in optimizer.param_groups:
+        group["lr"] = rate
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    nn.utils.clip_grad_norm_(trainee.model.parameters(), 1.0)
+    loss.backward()  # type: ignore[no-untyped-call]
+    for module in modules:
+        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
     optimizer.step()
-    return float(loss.detach())
 
 
 def train(trainee: Trainee, recipe: Recipe, splits: Sequence[Splits]) -> None:
@@ -154,13 +162,10 @@ def train(trainee: Trainee, recipe: Recipe, splits: Sequence[Splits]) -> None:
     optimizer = optimizer_of([trainee.model, supervisor], recipe)
     started = time.monotonic()
     for step, stage in enumerate(recipe.schedule(), start=1):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate_at(step - 1, recipe)
-        loss = _step(trainee, supervisor, optimizer, stage)
-        if not math.isfinite(loss):
-            raise FloatingPointError(f"loss is {loss} at step {step} of {recipe.steps}; lower the learning rate")
+        loss = supervisor(trainee.model, trainee.encoder.batch(draw_documents(trainee.writer, stage)))
+        advance(optimizer, loss, [trainee.model], learning_rate_at(step - 1, recipe))
         if step % recipe.report_every == 0 or step == recipe.steps:
             share, _ = accuracy(score(trainee.model, trainee.tokenizer, splits, "validation"))
             minutes = (time.monotonic() - started) / 60
             progress = f"{stage.name} step {step}/{recipe.steps}"
-            LOG.info("%s loss %.3f validation %.3f after %.1f min", progress, loss, share, minutes)
+            LOG.info("%s loss %.3f validation %.3f after %.1f min", progress, loss.detach(), share, minutes)
