@@ -46,7 +46,6 @@ class Sources:
     """Classes and aliases of a folder of Python files."""
 
     def __init__(self, folder: Path) -> None:
-        """Parse every file."""
         self.classes: dict[str, ast.ClassDef] = {}
         self.aliases: dict[str, ast.expr] = {}
         self.dispatch: dict[str, str] = {}
@@ -102,7 +101,6 @@ class Kind:
     """What an annotation allows: kinds of values, choices, bounds, and classes with options of their own."""
 
     def __init__(self) -> None:
-        """Allow nothing."""
         self.kinds: list[str] = []
         self.choices: list[Any] = []
         self.bounds: dict[str, float] = {}

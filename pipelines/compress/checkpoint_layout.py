@@ -128,7 +128,6 @@ class FolderLayout:
     _INDEX = "model.safetensors.index.json"
 
     def __init__(self, layers: int) -> None:
-        """Take the number of layers of the model."""
         self._layers = layers
         self._shards: dict[str, str] = {}
 

@@ -36,7 +36,6 @@ class Hessian:
     """
 
     def __init__(self, width: int, device: torch.device) -> None:
-        """Begin with no inputs."""
         self.sum_rr = torch.zeros(width, width, device=device)
         self.linears: dict[str, None] = {}
 

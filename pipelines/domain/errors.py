@@ -268,7 +268,6 @@ class ConfigNumbers:
     """Typed access to a config.json that collects every fault, so that all are reported at once."""
 
     def __init__(self, config: Mapping[str, Any], source: str) -> None:
-        """Read nothing yet."""
         self.config, self._source = config, source
         self._faults: list[Fault] = []
 

@@ -33,7 +33,6 @@ class TokenConnections:
     """The engine's side: connections to services, each made when it is first used."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self._open: dict[str, socket.socket] = {}
         self._lock = threading.Lock()
 

@@ -181,7 +181,6 @@ class AdapterPipeline:
     """The pipeline of the model, or of the model with one LoRA adapter, and the KV blocks reserved in it."""
 
     def __init__(self, folder: EngineFolder, options: OpenVinoOptions) -> None:
-        """Load the model."""
         self.folder, self.options = folder, options
         self.max_blocks = kv_blocks(folder, options)
         self._pipeline = open_pipeline(folder, options)

@@ -246,7 +246,6 @@ class LogitsLoop:
         sender: ResponseSender,
         ended: Callable[[Sequence], None],
     ) -> None:
-        """Take the engine and where to report."""
         self._folder, self._options, self._sender, self._finished = folder, options, sender, ended
         self._adapters = adapters
         self._queue: deque[Sequence] = deque()

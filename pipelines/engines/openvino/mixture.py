@@ -32,7 +32,6 @@ class ExpertTensors:
     """The tensors of one expert, under the names and in the shapes of a dense model's; stands for a `Checkpoint`."""
 
     def __init__(self, checkpoint: Checkpoint, number: int) -> None:
-        """Take the checkpoint of the mixture."""
         self.folder, self.config = checkpoint.folder, checkpoint.config
         self._checkpoint, self._number = checkpoint, number
 

@@ -45,7 +45,6 @@ class EngineCounters:
     """Counts the work of the engine; `snapshot` may be called from another thread."""
 
     def __init__(self, max_blocks: int, max_requests: int) -> None:
-        """Take the sizes that do not change."""
         self.max_blocks, self._max_requests = max_blocks, max_requests
         self._iterations = 0
         self._reused = 0

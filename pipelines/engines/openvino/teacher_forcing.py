@@ -75,7 +75,6 @@ class GraphHead:
     """The graph from its last block on; implements `port.Head`."""
 
     def __init__(self, folder: EngineFolder, options: OpenVinoOptions) -> None:
-        """Load and compile."""
         model, chosen, _ = _prepared(folder, options, varied=False)
         logits, taken = _cut_head(model)
         head = ov.Model([logits], [taken], "head")

@@ -125,7 +125,6 @@ class Nginx:
     """
 
     def __init__(self, program: str, host: str, port: int, limits: Limits, drain_s: int) -> None:
-        """Write the configuration."""
         self._folder = tempfile.TemporaryDirectory(prefix="trtllm-nginx-", ignore_cleanup_errors=True)
         folder = Path(self._folder.name)
         folder.chmod(0o711)  # started by root, its worker is another user
