@@ -45,11 +45,11 @@ def read_text(path: Path, most: int = MOST_BYTES) -> str | None:
         TokenizerFaultError: it is no ordinary file, too large, cannot be read, or is not UTF-8.
     """
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
             raise TokenizerFaultError(f"{path} is not an ordinary file. Put the file itself there, or remove it.")
-        if status.st_size > most:
-            raise TokenizerFaultError(f"{path} has {status.st_size:,} bytes. It may have {most:,}.")
+        if found.st_size > most:
+            raise TokenizerFaultError(f"{path} has {found.st_size:,} bytes. It may have {most:,}.")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         if path.is_symlink():
@@ -69,13 +69,13 @@ def read_object(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
     """
     text = read_text(path, most)
     try:
-        content = {} if text is None else json.loads(text)
+        found = {} if text is None else json.loads(text)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise TokenizerFaultError(f"{path} is not valid JSON: {reason}. Download it again.") from None
-    if not isinstance(content, dict):
+    if not isinstance(found, dict):
         raise TokenizerFaultError(f"{path} is not a JSON object.")
-    return content
+    return found
 
 
 class TokenizerFolder:
@@ -87,26 +87,26 @@ class TokenizerFolder:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """tokenizer_config.json; without `added_tokens_decoder`, special_tokens_map.json takes precedence over it."""
-        settings = read_object(self.folder / SETTINGS)
-        if "extra_special_tokens" not in settings and "additional_special_tokens" in settings:
-            settings["extra_special_tokens"] = settings["additional_special_tokens"]
-        if "added_tokens_decoder" in settings:
-            return settings
+        found = read_object(self.folder / SETTINGS)
+        if "extra_special_tokens" not in found and "additional_special_tokens" in found:
+            found["extra_special_tokens"] = found["additional_special_tokens"]
+        if "added_tokens_decoder" in found:
+            return found
         beside = read_object(self.folder / "special_tokens_map.json")
         listed, extra = beside.pop("additional_special_tokens", None), beside.pop("extra_special_tokens", None)
-        named = settings.get("extra_special_tokens") or []
-        if isinstance(extra, list) and isinstance(named, list):
-            names = {_content(each) for each in named}
-            settings["extra_special_tokens"] = [*named, *(each for each in extra if _content(each) not in names)]
+        known = found.get("extra_special_tokens") or []
+        if isinstance(extra, list) and isinstance(known, list):
+            names = {_content(each) for each in known}
+            found["extra_special_tokens"] = [*known, *(each for each in extra if _content(each) not in names)]
         elif extra or listed:
-            settings["extra_special_tokens"] = extra or named or listed
-        return settings | beside
+            found["extra_special_tokens"] = extra or known or listed
+        return found | beside
 
     @cached_property
     def special(self) -> dict[str, str]:
         """The special tokens by their names: eos_token and others, and those that the model has names for."""
-        texts = {name: _content(value) for name, value in self._named().items()}
-        return {name: text for name, text in texts.items() if text}
+        found = {name: _content(value) for name, value in self._named().items()}
+        return {name: text for name, text in found.items() if text}
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -143,8 +143,8 @@ class TokenizerFolder:
 
     def _stated_ends(self) -> list[int]:
         for name in ("generation_config.json", "config.json"):
-            ends = read_object(self.folder / name).get("eos_token_id")
-            ids = ends if isinstance(ends, list) else [] if ends is None else [ends]
+            given = read_object(self.folder / name).get("eos_token_id")
+            ids = given if isinstance(given, list) else [] if given is None else [given]
             if unknown := [each for each in ids if not isinstance(each, int) or isinstance(each, bool) or each < 0]:
                 raise TokenizerFaultError(
                     f"{self.folder / name} has eos_token_id={str(unknown[0])[:60]!r}. It must be a token's number."
@@ -183,8 +183,8 @@ class TokenizerFolder:
     def id_of(self, name: str) -> int | None:
         """Return the id of a special token by its name; None without one."""
         text = self.special.get(name)
-        token_id = None if text is None else self.tokenizer.token_to_id(text)
-        return None if token_id is None else int(token_id)
+        found = None if text is None else self.tokenizer.token_to_id(text)
+        return None if found is None else int(found)
 
     @property
     def end_id(self) -> int | None:
@@ -194,19 +194,19 @@ class TokenizerFolder:
     @cached_property
     def templates(self) -> dict[str, str]:
         """The chat templates by name, usually "default" alone; files take precedence over tokenizer_config.json."""
-        templates: dict[str, str] = {}
+        found: dict[str, str] = {}
         if (default := read_text(self.folder / TEMPLATE)) is not None:
-            templates["default"] = default
+            found["default"] = default
         for path in sorted((self.folder / MORE_TEMPLATES).glob("*.jinja")):
-            templates[path.stem] = read_text(path) or ""
-        if templates:
-            return templates
-        template = read_object(self.folder / OF_PROCESSORS).get("chat_template", self.settings.get("chat_template"))
-        if isinstance(template, str):
-            return {"default": template}
-        if isinstance(template, dict):
-            return {str(name): text for name, text in template.items() if isinstance(text, str)}
-        entries = [each for each in template if isinstance(each, dict)] if isinstance(template, list) else []
+            found[path.stem] = read_text(path) or ""
+        if found:
+            return found
+        given = read_object(self.folder / OF_PROCESSORS).get("chat_template", self.settings.get("chat_template"))
+        if isinstance(given, str):
+            return {"default": given}
+        if isinstance(given, dict):
+            return {str(name): text for name, text in given.items() if isinstance(text, str)}
+        entries = [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
         named = {str(each.get("name")): each.get("template") for each in entries}
         return {name: text for name, text in named.items() if isinstance(text, str)}
 
@@ -216,16 +216,16 @@ class TokenizerFolder:
 
     def for_transformers(self) -> dict[str, Any]:
         """Return arguments of `PreTrainedTokenizerFast` by which it reads and writes as `tokenizer` does."""
-        arguments: dict[str, Any] = {"tokenizer_object": self.tokenizer, "name_or_path": str(self.folder)}
-        arguments |= {name: text for name, text in self.special.items() if name in SPECIAL}
+        found: dict[str, Any] = {"tokenizer_object": self.tokenizer, "name_or_path": str(self.folder)}
+        found |= {name: text for name, text in self.special.items() if name in SPECIAL}
         if templates := self.templates:
-            arguments["chat_template"] = templates["default"] if set(templates) == {"default"} else templates
+            found["chat_template"] = templates["default"] if set(templates) == {"default"} else templates
         for name in ("clean_up_tokenization_spaces", "split_special_tokens"):
             if isinstance(self.settings.get(name), bool):
-                arguments[name] = self.settings[name]
+                found[name] = self.settings[name]
         if type(self.tokenizer.model).__name__ == "BPE":  # Transformers 5 does not clean up there, and warns each time
-            arguments["clean_up_tokenization_spaces"] = False
-        return arguments
+            found["clean_up_tokenization_spaces"] = False
+        return found
 
     def _named(self) -> dict[str, Any]:
         """Special tokens by name, as they are written."""
@@ -233,24 +233,24 @@ class TokenizerFolder:
         kind = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
         usual = CLASSES.get(kind, {})
         missing = usual.keys() - settings.keys() and (self.folder / TOKENIZER).exists()
-        vocabulary = self.tokenizer.get_vocab() if missing else {}
-        implied = {name: text for name, text in usual.items() if name not in settings and text in vocabulary}
-        return implied | self._written
+        known = self.tokenizer.get_vocab() if missing else {}
+        found = {name: text for name, text in usual.items() if name not in settings and text in known}
+        return found | self._written
 
     @cached_property
     def _written(self) -> dict[str, Any]:
         """Special tokens by name, but for those that only the tokenizer's class names."""
         settings = self.settings
-        written = {name: settings[name] for name in SPECIAL if settings.get(name) is not None}
-        written |= {
+        found = {name: settings[name] for name in SPECIAL if settings.get(name) is not None}
+        found |= {
             name: value
             for name, value in settings.items()
             if name not in SPECIAL and name.endswith("_token") and isinstance(value, str)
         }
         for key in ("model_specific_special_tokens", "extra_special_tokens"):
             extra = settings.get(key)
-            written |= extra if isinstance(extra, dict) else {}
-        return written
+            found |= extra if isinstance(extra, dict) else {}
+        return found
 
     def _new_tokens(self, opened: Any) -> list[Any]:
         """Return the tokens that the files beside tokenizer.json add, in the order in which Transformers does."""
@@ -284,7 +284,7 @@ class TokenizerFolder:
         }
 
     def _entries(self) -> dict[int, Any]:
-        """Return numbered tokens: objects of tokenizer_config.json, or else texts of added_tokens.json."""
+        """Return what stands with a number in tokenizer_config.json, objects, or else in added_tokens.json, texts."""
         if "added_tokens_decoder" in self.settings:
             return {_number(key): _checked(value) for key, value in _pairs(self.settings["added_tokens_decoder"])}
         return {_number(number): text for text, number in _pairs(read_object(self.folder / "added_tokens.json"))}

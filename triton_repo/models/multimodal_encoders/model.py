@@ -22,9 +22,9 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the engine that `multimodal_model_path` names, a path from the repository."""
-        model_path = json.loads(args["model_config"])["parameters"]["multimodal_model_path"]["string_value"]
+        given = json.loads(args["model_config"])["parameters"]["multimodal_model_path"]["string_value"]
         try:
-            self._encoder = VisionEncoder(Path(args["model_repository"]).parent / model_path)
+            self._encoder = VisionEncoder(Path(args["model_repository"]).parent / given)
         except UserError as error:
             raise pb_utils.TritonModelException(str(error)) from error
         gc.freeze()
@@ -38,8 +38,8 @@ class TritonPythonModel:
             tensors = self._outputs({tensor.name(): tensor.as_numpy() for tensor in request.inputs()})
         except UserError as error:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG))
-        requested = request.requested_output_names()
-        return pb_utils.InferenceResponse([pb_utils.Tensor(*each) for each in tensors.items() if each[0] in requested])
+        wanted = request.requested_output_names()
+        return pb_utils.InferenceResponse([pb_utils.Tensor(*each) for each in tensors.items() if each[0] in wanted])
 
     def _outputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Return the table [B, pictures * visual tokens, hidden size] and its rows [B, 1]."""

@@ -29,12 +29,10 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the tokenizer; parameters of config.pbtxt: `tokenizer_dir`, `skip_special_tokens`."""
         parameters = json.loads(args["model_config"]).get("parameters", {})
-        tokenizer_dir = parameters.get("tokenizer_dir", {}).get("string_value", "")
-        folder = Path(args["model_repository"]).parent / tokenizer_dir
-        if not tokenizer_dir or not folder.is_dir():
-            raise pb_utils.TritonModelException(
-                f"tokenizer_dir='{tokenizer_dir}' of postprocessing: {folder} is not a folder."
-            )
+        given = parameters.get("tokenizer_dir", {}).get("string_value", "")
+        folder = Path(args["model_repository"]).parent / given
+        if not given or not folder.is_dir():
+            raise pb_utils.TritonModelException(f"tokenizer_dir='{given}' of postprocessing: {folder} is not a folder.")
         word = parameters.get("skip_special_tokens", {}).get("string_value", "").lower()
         self._text = open_detokenizer(folder, skip_special_tokens=word not in ("false", "0"))
         self._left = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -65,9 +65,9 @@ class TritonPythonModel:
             tensors = self._outputs(request)
         except (BadInputError, BadPictureError) as fault:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(fault), pb_utils.TritonError.INVALID_ARG))
-        requested = set(request.requested_output_names())
+        wanted = set(request.requested_output_names())
         return pb_utils.InferenceResponse(
-            [pb_utils.Tensor(name, values) for name, values in tensors.items() if name in requested]
+            [pb_utils.Tensor(name, values) for name, values in tensors.items() if name in wanted]
         )
 
     def _outputs(self, request: Any) -> dict[str, Array]:
@@ -199,13 +199,13 @@ class Tokens:
     """A tokenizer, and which of its tokens end an answer."""
 
     def __init__(self, folder: Path) -> None:
-        tokenizer = TokenizerFolder(folder)
-        self._tokenizer = tokenizer.tokenizer
+        found = TokenizerFolder(folder)
+        self._tokenizer = found.tokenizer
         self.size = int(self._tokenizer.get_vocab_size())
         self.longest = max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)))
-        self.end_ids = tokenizer.end_ids
-        self.end_id = -1 if tokenizer.end_id is None else tokenizer.end_id
-        pad = tokenizer.id_of("pad_token")
+        self.end_ids = found.end_ids
+        self.end_id = -1 if found.end_id is None else found.end_id
+        pad = found.id_of("pad_token")
         self.pad_id = max(0, self.end_id) if pad is None else pad
 
     def encode(self, text: str, special: bool) -> list[int]:
@@ -219,26 +219,24 @@ def open_tokenizer(folder: Path) -> Tokens:
 
 
 def _folder(parameters: dict[str, Any], args: dict[str, str]) -> Path:
-    tokenizer_dir = str(parameters.get("tokenizer_dir", {}).get("string_value", ""))
-    folder = Path(args["model_repository"]).parent / tokenizer_dir
-    if not tokenizer_dir or not folder.is_dir():
-        raise pb_utils.TritonModelException(
-            f"tokenizer_dir='{tokenizer_dir}' of preprocessing: {folder} is not a folder."
-        )
+    given = str(parameters.get("tokenizer_dir", {}).get("string_value", ""))
+    folder = Path(args["model_repository"]).parent / given
+    if not given or not folder.is_dir():
+        raise pb_utils.TritonModelException(f"tokenizer_dir='{given}' of preprocessing: {folder} is not a folder.")
     return folder
 
 
 def _pictures(parameters: dict[str, Any], repository: Path) -> Pictures | None:
     """Return how pictures are taken; None for a text model."""
     names = ("multimodal_model_path", "gpt_model_path", "max_num_images")
-    values = [str(parameters.get(name, {}).get("string_value", "")) for name in names]
-    return Pictures(repository / values[0], repository / values[1], int(values[2])) if all(values) else None
+    given = [str(parameters.get(name, {}).get("string_value", "")) for name in names]
+    return Pictures(repository / given[0], repository / given[1], int(given[2])) if all(given) else None
 
 
 def _max_input_len(repository: Path) -> int | None:
     """Return the maximum number of prompt tokens, or None if the repository does not state it."""
-    limit = _read_json(repository / "repository.json").get("limits", {}).get("max_input_len")
-    return None if limit is None else int(limit)
+    found = _read_json(repository / "repository.json").get("limits", {}).get("max_input_len")
+    return None if found is None else int(found)
 
 
 def _count_restarts(count: str) -> tuple[Any, Any]:

@@ -300,7 +300,7 @@ def _end_if_supervised() -> None:
         os._exit(1)
 
 
-def _extras(part: ResponsePart, requested: Set[str]) -> list[tuple[str, np.ndarray[Any, Any]]]:
+def _extras(part: ResponsePart, wanted: Set[str]) -> list[tuple[str, np.ndarray[Any, Any]]]:
     sequence, request = part.sequence, part.sequence.request
     extras: list[tuple[str, Any, Any]] = []
     if request.num_input_tokens:
@@ -323,7 +323,7 @@ def _extras(part: ResponsePart, requested: Set[str]) -> list[tuple[str, np.ndarr
             ("total_accepted_draft_tokens", draft.accepted, np.int32),
             ("total_draft_tokens", draft.proposed, np.int32),
         ]
-    return [(name, np.array([[value]], dtype=kind)) for name, value, kind in extras if name in requested]
+    return [(name, np.array([[value]], dtype=kind)) for name, value, kind in extras if name in wanted]
 
 
 def _padded(rows: list[list[Any]], longest: int, fill: int, kind: Any) -> np.ndarray[Any, Any]:

@@ -109,12 +109,10 @@ class TritonPythonModel:
         inputs = {inner: call.inputs[name] for name, inner in TO_PREPROCESSING.items() if name in call.inputs}
         images = {"IMAGE_BYTES": call.inputs[IMAGE]} if IMAGE in call.inputs else {}
         outputs = [*FROM_PREPROCESSING, *(TO_ENCODER if images else ())]
-        preprocessed = ask_once("preprocessing", {**inputs, **images}, outputs)
-        prepared = {
-            FROM_PREPROCESSING[name]: values for name, values in preprocessed.items() if name in FROM_PREPROCESSING
-        }
+        found = ask_once("preprocessing", {**inputs, **images}, outputs)
+        prepared = {FROM_PREPROCESSING[name]: values for name, values in found.items() if name in FROM_PREPROCESSING}
         if images:
-            pixels = {inner: preprocessed[name] for name, inner in TO_ENCODER.items()}
+            pixels = {inner: found[name] for name, inner in TO_ENCODER.items()}
             rows = ask_once(self._encoders, pixels, list(FROM_ENCODER))
             prepared |= {FROM_ENCODER[name]: values for name, values in rows.items()}
         prepared |= {inner: call.inputs[name] for name, inner in TO_MODEL.items() if name in call.inputs}
@@ -137,11 +135,11 @@ class TritonPythonModel:
         """Let the draft model guess; one response per round when streaming, else one for all."""
         work = Speculation(inputs, call.draft_tokens, call.uses_draft_logits)
 
-        def draft(tensors: dict[str, Array]) -> dict[str, Array]:
-            return self._ask_once(self._draft, call, tensors)
+        def draft(asked: dict[str, Array]) -> dict[str, Array]:
+            return self._ask_once(self._draft, call, asked)
 
-        def target(tensors: dict[str, Array]) -> dict[str, Array]:
-            return self._ask_once(self._model, call, {**tensors, **self._retention.inputs(inputs)})
+        def target(asked: dict[str, Array]) -> dict[str, Array]:
+            return self._ask_once(self._model, call, {**asked, **self._retention.inputs(inputs)})
 
         for new in work.rounds(draft, target, lambda: call.stopped):
             if call.streaming:
@@ -157,8 +155,8 @@ class TritonPythonModel:
 
     def _ask(self, model: str, call: Call, inputs: dict[str, Array]) -> Iterator[dict[str, Array]]:
         outputs = ["output_ids", "sequence_length", *sorted(PASSED_ON)]
-        request = as_request(model, inputs, outputs, call.inner_id, call.timeout_us())
-        yield from self._nested.ask(request, call.pass_queue)
+        asked = as_request(model, inputs, outputs, call.inner_id, call.timeout_us())
+        yield from self._nested.ask(asked, call.pass_queue)
 
     @contextmanager
     def _watched(self, call: Call) -> Iterator[None]:
@@ -254,8 +252,8 @@ class Call:
 
     def excludes_input(self, *, default: bool) -> bool:
         """Whether the answer comes without the prompt."""
-        value = self.inputs.get("exclude_input_in_output")
-        return default if value is None else bool(value.any())
+        given = self.inputs.get("exclude_input_in_output")
+        return default if given is None else bool(given.any())
 
     def is_cancelled(self) -> bool:
         """Whether the client is gone."""
@@ -323,5 +321,5 @@ def _index(outputs: dict[str, Array], name: str) -> int:
 
 def _without_partial_characters(texts: Array) -> Array:
     """Cut what a decoder writes for a character that is not complete yet."""
-    whole = [text.decode("utf-8").rstrip(REPLACEMENT).encode("utf-8") for text in texts]
-    return np.array(whole, dtype=object)
+    kept = [text.decode("utf-8").rstrip(REPLACEMENT).encode("utf-8") for text in texts]
+    return np.array(kept, dtype=object)

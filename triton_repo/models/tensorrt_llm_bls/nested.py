@@ -49,8 +49,8 @@ class NestedCalls:
         unread = (response for response in responses)
         try:
             for response in unread:
-                if tensors := _checked(response):
-                    yield tensors
+                if found := _checked(response):
+                    yield found
         finally:
             for _ in unread:  # the Python backend forgets a call only when its last response was read
                 pass
@@ -58,10 +58,10 @@ class NestedCalls:
 
     def _let_go(self, responses: Any, pass_queue: PassQueue) -> None:
         with self._lock:
-            pending, self._kept = [*self._kept, responses], []
+            kept, self._kept = [*self._kept, responses], []
         if not pass_queue():  # then another call releases these as well
             with self._lock:
-                self._kept += pending
+                self._kept += kept
 
 
 def ask_once(model: str, inputs: dict[str, Array], outputs: list[str]) -> dict[str, Array]:

@@ -117,16 +117,16 @@ class Speculation:
 
     def statistics(self) -> TensorsByName:
         """Return the outputs besides tokens, of the first round or the last as each is defined, and our counts."""
-        outputs = {name: values for name, values in self.first.items() if name not in ("output_ids", "sequence_length")}
-        outputs |= {name: self.last[name] for name in FROM_THE_LAST if name in self.last}
-        if "num_output_tokens" in outputs:
-            outputs["num_output_tokens"] = _scalar(len(self.made))
+        found = {name: values for name, values in self.first.items() if name not in ("output_ids", "sequence_length")}
+        found |= {name: self.last[name] for name in FROM_THE_LAST if name in self.last}
+        if "num_output_tokens" in found:
+            found["num_output_tokens"] = _scalar(len(self.made))
         if "return_perf_metrics" in self.inputs and self.inputs["return_perf_metrics"].any():
             rate = self.accepted / self.guessed if self.guessed else 0.0
-            outputs["acceptance_rate"] = np.array([[rate]], dtype=np.float32)
-            outputs["total_accepted_draft_tokens"] = _scalar(self.accepted)
-            outputs["total_draft_tokens"] = _scalar(self.guessed)
-        return outputs
+            found["acceptance_rate"] = np.array([[rate]], dtype=np.float32)
+            found["total_accepted_draft_tokens"] = _scalar(self.accepted)
+            found["total_draft_tokens"] = _scalar(self.guessed)
+        return found
 
 
 def as_output(tokens: list[int]) -> TensorsByName:
@@ -149,14 +149,14 @@ def _agreement(guess: list[int], new: list[int]) -> int:
     return min(len(guess), len(new))
 
 
-def _words(word_list: Array | None) -> Iterator[list[int]]:
+def _words(given: Array | None) -> Iterator[list[int]]:
     """Stop words in TensorRT-LLM's layout: [1, 2, n], row 0 the tokens, row 1 where each word ends, then -1."""
-    if word_list is None:
+    if given is None:
         return
     begin = 0
-    for end in word_list[0, 1].tolist():
+    for end in given[0, 1].tolist():
         if end > begin:
-            yield word_list[0, 0, begin:end].tolist()
+            yield given[0, 0, begin:end].tolist()
             begin = end
 
 
