@@ -126,7 +126,11 @@ class VisionShape:
         """
         vision = config.get("vision_config")
         if not is_llava(config) or not isinstance(vision, Mapping):
-            raise UserError(f"{source} is not of a {ARCHITECTURE} with a vision_config.")
+            raise UserError(
+                f"{source} names the architectures {shown(config.get('architectures'))}.",
+                allowed=f"Built is {ARCHITECTURE} with a vision_config: LLaVA 1.5, one size of each picture. The"
+                " tiles of LLaVA 1.6 (llava_next) are not.",
+            )
         read = ConfigNumbers({**_CLIP, **vision}, source)
         _check_kinds(read, config, vision)
         layer, layers = config.get("vision_feature_layer", -2), read.size("num_hidden_layers")

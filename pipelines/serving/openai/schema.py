@@ -283,7 +283,10 @@ TEXTS = ("text", "input_text", "output_text")
 """Types of parts that are text, of chats and of responses."""
 PICTURES = ("image_url", "input_image")
 """Types of parts that are pictures, of chats and of responses."""
-NO_PICTURES = "Only text content is supported: this service takes no pictures."
+NO_PICTURES = (
+    "Only text content is supported: this service takes no pictures. It takes those of a LLaVA on the CPU engine; on a"
+    " GPU, tensorrt_llm_bls takes them over gRPC."
+)
 
 
 def _url(part: dict[str, Any]) -> str:

@@ -35,6 +35,16 @@ MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensor
 WHOLE = RepositorySpec("tensorrt_llm", "m", "none", num_draft_tokens=4, images=ImageSpec("llava", "/hf", 2))
 
 
+def test_the_bls_takes_and_gives_all_that_nvidias_multimodal_ensemble_does(tmp_path):
+    engine = EngineLimits.load(write_engine(tmp_path, "openvino"))
+    spec = RepositorySpec("openvino", "m", "none", images=ImageSpec("llava", "", 1))
+    bls = repository_configs(TritonSettings(), engine, spec)["tensorrt_llm_bls"]
+    for ours, theirs in (bls.input, "inputs"), (bls.output, "outputs"):
+        wanted = {each["name"] for each in IO["multimodal_ensemble"][theirs]}
+        assert wanted <= {each.name for each in ours}
+    assert len(IO["multimodal_ensemble"]["inputs"]) == 28
+
+
 @pytest.fixture(params=["openvino", "tensorrt_llm"])
 def configs(request, tmp_path):
     """All five models of an engine whose logits are FP16."""

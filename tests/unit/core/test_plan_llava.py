@@ -114,7 +114,12 @@ def test_the_language_model_is_taken_out_first(tmp_path: Path) -> None:
         (
             {},
             ("multimodal.visual_tokens=16", f"multimodal.path={TRAINED}"),
-            "is not of a Llava",
+            r"names the architectures \['LlamaForCausalLM'\]",
+        ),
+        (
+            {"architectures": ["LlavaNextForConditionalGeneration"]},
+            (),
+            r"names the architectures \['LlavaNextFor.*Built is LlavaForConditionalGeneration .* LLaVA 1\.6 .* are not",
         ),
     ],
 )
