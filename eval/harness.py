@@ -35,13 +35,7 @@ LM_EVAL = "lm_eval_results.json"
 
 
 def write_lm_eval(raw: Mapping[str, Any], result: EvalResult | PerplexityResult, folder: Path) -> None:
-    """Write what `lm-eval --output_path` writes, without the samples.
-
-    Args:
-        raw: results as lm-eval's evaluator returns them.
-        result: the same, ours.
-        folder: the file is written into it.
-    """
+    """Write what `lm-eval --output_path` writes, without the samples."""
     content = {
         **{name: value for name, value in raw.items() if name != "samples"},
         "config": {"model": result.engine, "model_args": {"model": result.model, "format": result.qformat},

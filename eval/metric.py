@@ -86,11 +86,6 @@ def measures_perplexity(spec: EvalSpec, tasks: Sequence[Any]) -> bool:
 def deciding_metric(name: str, tasks: Sequence[Any], chosen: str | None) -> TaskMetric:
     """Return the metric of a task, the first one unless another is chosen.
 
-    Args:
-        name: of the task, for errors.
-        tasks: lm-eval's tasks; all have the metric.
-        chosen: "metric" or "metric,filter"; None for the first.
-
     Raises:
         UserError: the tasks have no such metric, or it is not defined for a single question.
     """

@@ -20,13 +20,7 @@ from pipelines.domain.progress import Progress
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Results of both engines on the same questions.
-
-    Attributes:
-        baseline: of the 16-bit engine.
-        result: of the other one.
-        raw: of the other one, as lm-eval returns it.
-    """
+    """Results of both engines on the same questions."""
 
     baseline: EvalResult
     result: EvalResult

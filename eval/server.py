@@ -250,12 +250,6 @@ class OpenAiServer:
     def send(self, method: str, path: str, body: Json | None = None, total: int = 1) -> Json:
         """Send a request until it is answered, and return the response.
 
-        Args:
-            method: of HTTP.
-            path: below the URL.
-            body: of the request.
-            total: requests that this is one of, for messages.
-
         Raises:
             UserError: the server refused it, or did not answer any attempt.
         """

@@ -68,12 +68,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def record(commit: str, out: Path, python: Path, groups: Sequence[str]) -> int:
     """Run the cases that are not in `out` yet and save each as soon as it is done.
 
-    Args:
-        commit: full hash of a commit of this repository.
-        out: the folder of the recording.
-        python: interpreter that has the project's dependencies.
-        groups: groups to record.
-
     Returns:
         the number of cases that failed.
 

@@ -152,15 +152,7 @@ PREQUANT, ACTIVATION = "prequant_scaling_factor", "activation_scaling_factor"
 
 @dataclass
 class Examined:
-    """Everything that was looked at in a checkpoint or a simulation.
-
-    Attributes:
-        findings: what is wrong, in the order of the model.
-        tensors: number of tensors compared.
-        worst: largest ratio to what is allowed.
-        where: its tensor.
-        todo: what helps against a difference.
-    """
+    """Everything that was looked at in a checkpoint or a simulation."""
 
     findings: list[Finding] = field(default_factory=list)
     tensors: int = 0

@@ -128,16 +128,7 @@ class AnswerSource(Protocol):
 
 @dataclass
 class RightAnswers:
-    """What should be served.
-
-    Attributes:
-        items: what is asked.
-        source: answers it.
-        new_tokens: most tokens of an answer.
-        tokenizer: the model's own.
-        ends: tokens that end an answer, the tokenizer's first.
-        before: the stage that the answers are of.
-    """
+    """What should be served."""
 
     items: Sequence[Item]
     source: AnswerSource

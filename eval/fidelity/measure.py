@@ -239,16 +239,7 @@ def _in_order(blocks: Any) -> list[str]:
 def greedy(
     reference: Side, other: Side, texts: Sequence[Windows], *, prompts: int, new_tokens: int, progress: Progress
 ) -> GreedyFidelity:
-    """Continue the beginnings of windows greedily on both, one engine at a time, and find the first token that differs.
-
-    Args:
-        reference: the 16-bit model.
-        other: the compressed one.
-        texts: whose windows the prompts are taken from, evenly.
-        prompts: how many, at most.
-        new_tokens: most tokens of a continuation.
-        progress: counts requests.
-    """
+    """Continue beginnings of windows greedily on both, one engine at a time; find the first token that differs."""
     rows = [row for text in texts for row in text.rows]
     chosen = rows[:: max(1, len(rows) // prompts)][:prompts]
     beginnings = [row[:PROMPT_TOKENS] for row in chosen]
@@ -388,12 +379,6 @@ def _ids(texts: Iterable[str], tokenizer: Any, most: int) -> list[int]:
 
 def refuse_other_tokens(ours: Any, theirs: Any, *, model: str, reference: str) -> None:
     """Refuse to compare two models whose token ids mean different texts.
-
-    Args:
-        ours: tokenizer of the compressed model.
-        theirs: tokenizer of the reference.
-        model: name of the compressed model, for the message.
-        reference: name of the reference, for the message.
 
     Raises:
         UserError: the tokenizers differ; the message names the first id that they read differently.

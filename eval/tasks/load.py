@@ -41,13 +41,7 @@ from pipelines.domain.errors import Fault, UserError
 
 
 def grouped(name: str, tasks: Iterable[Mapping[str, Any]], **group: Any) -> dict[str, Any]:
-    """Return lm-eval's `TaskDict` of a group of tasks, made from their configurations.
-
-    Args:
-        name: of the group.
-        tasks: configuration of each, with its questions as `rows`.
-        group: further configuration of the group.
-    """
+    """Return lm-eval's `TaskDict` of a group of tasks, made from their configurations."""
     tree = Group.from_config({"group": name, "task": [], **group})
     for task in tasks:
         config = {

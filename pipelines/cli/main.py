@@ -162,11 +162,7 @@ def script(words: Sequence[str]) -> str:
 
 
 def candidates(words: Sequence[str]) -> str:
-    """Return one candidate per line.
-
-    Args:
-        words: the line up to the cursor, as one word.
-    """
+    """Return one candidate per line."""
     line = words[0] if words else ""
     typed = [*line.split()[1:], *([""] if line[-1:].isspace() else [])]
     return "".join(f"{each}\n" for each in _candidates(typed or [""]))

@@ -44,13 +44,7 @@ from pipelines.domain.rotary import both_spellings
 
 
 def correct_unified(folder: Path, hf_config: Mapping[str, Any], dtype: str) -> None:
-    """Correct `folder`/config.json in place.
-
-    Args:
-        folder: what `modelopt_door.export_unified` wrote.
-        hf_config: config.json of the source model.
-        dtype: type of the unquantized tensors, "bfloat16" or "float16".
-    """
+    """Correct `folder`/config.json in place."""
     path = folder / "config.json"
     exported = json.loads(path.read_text(encoding="utf-8"))
     config = unified_config(hf_config, dtype, exported.get("quantization_config"))

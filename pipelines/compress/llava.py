@@ -34,11 +34,6 @@ def weight_files(folder: Path) -> list[Path]:
 def take_language_model(folder: Path, out_dir: Path, progress: Progress = SILENT) -> dict[str, Any]:
     """Write the language model of a LLaVA folder.
 
-    Args:
-        folder: whole model.
-        out_dir: receives config.json, model.safetensors and the tokenizer's files.
-        progress: counts bytes.
-
     Returns:
         facts: `language_bytes` and `left_bytes`, those of encoder and projector.
 

@@ -304,11 +304,6 @@ def _text(thing: Object, comment: str = "") -> str:
 def write_manifests(settings: Settings, machine: Machine, overrides: Sequence[str]) -> Path:
     """Write Kustomize files for the repository of a configuration.
 
-    Args:
-        settings: the configuration.
-        machine: facts of this machine, for the plan.
-        overrides: as given, for the command that builds a missing repository.
-
     Returns:
         the overlay, for `kubectl apply -k`.
 

@@ -332,15 +332,7 @@ def pod(
     before: Sequence[Object] = (),
     beside: Sequence[Object] = (),
 ) -> Object:
-    """Make a pod template around one container.
-
-    Args:
-        deployed: what is deployed.
-        component: server or worker.
-        main: the container.
-        before: its init containers, after the one that fetches.
-        beside: further containers.
-    """
+    """Make a pod template around one container."""
     settings, served, user = deployed.settings, deployed.served, deployed.image
     fetching = fetch_container(deployed, _no_rights())
     init = [*([fetching] if fetching else []), *before]

@@ -42,14 +42,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """Result of one probe.
-
-    Attributes:
-        name: of what was examined, in one or two words.
-        value: what was found.
-        status: how good it is.
-        todo: what to do about it, or empty.
-    """
+    """Result of one probe."""
 
     name: str
     value: str

@@ -257,10 +257,6 @@ def runtime_version(name: str) -> str | None:
 def open_engine(name: str, **options: Any) -> Engine:
     """Create the engine called `name`.
 
-    Args:
-        name: a key of `ENGINES`.
-        options: passed to the factory, under the engine's own names.
-
     Raises:
         UserError: the name is unknown, this project does not run it, or a package it needs is not installed.
     """

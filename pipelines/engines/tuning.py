@@ -35,15 +35,7 @@ class TunedCase:
 
 @dataclass(frozen=True, slots=True)
 class Recommended:
-    """One setting for speed.
-
-    Attributes:
-        group: of the settings, e.g. "build".
-        name: of the setting in its group.
-        value: to be set.
-        reason: its effect, with a published measurement where there is one.
-        source: public document that advises it.
-    """
+    """One setting for speed."""
 
     group: str
     name: str
@@ -70,14 +62,7 @@ class Recommended:
 def advice(
     settings: Settings, engine: EngineDescription, shape: ModelShape | None, gpu: HardwareSettings
 ) -> tuple[Recommended, ...]:
-    """List the options set for speed: none with tuning=plain, for an engine without advice, or with your own value.
-
-    Args:
-        settings: the configuration.
-        engine: that it is built for.
-        shape: of the model, where known.
-        gpu: the GPU, as far as it is known.
-    """
+    """List the options set for speed: none with tuning=plain, for an engine without advice, or with your own value."""
     if settings.tuning.name == "plain" or not engine.recommends:
         return ()
     recommended: tuple[Recommended, ...] = load_function(engine.recommends)(TunedCase(_as_given(settings), shape, gpu))

@@ -64,11 +64,6 @@ class _StoppedError(Exception):
 def fetch(listing: HubListing, files: Sequence[HubFile], progress: Progress) -> dict[str, Path]:
     """Fetch files into the cache, each verified against the Hub's hash.
 
-    Args:
-        listing: files of the repository.
-        files: the files to fetch; all must be in `listing`.
-        progress: shows bytes, including those already in the cache.
-
     Returns:
         name -> path in the cache (a link, in the Hub's layout).
 

@@ -160,12 +160,7 @@ def benchmark_table(result: BenchmarkResult) -> str:
 
 
 def largest_load(search: LargestLoad, limits: str) -> str:
-    """Render the answer of a search in a few sentences.
-
-    Args:
-        search: the answer.
-        limits: what a request must meet, as text.
-    """
+    """Render the answer of a search in a few sentences."""
     text = f"Largest load with {search.attainment:.3g} of the requests within {limits}: {search.text}."
     if search.binding is not None:
         name = {"errors": "failed requests"}.get(search.binding, search.binding.upper())

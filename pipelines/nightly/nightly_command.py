@@ -280,11 +280,6 @@ def report_bad_night(settings: NightlySettings, run_id: str, outcome: Sequence[s
     """Write the issue file and call the webhook; after a good night remove the file of an earlier one.
 
     A failure here is only a warning, because the night's results are already saved.
-
-    Args:
-        settings: name of the matrix and the file.
-        run_id: of the night.
-        outcome: lines for a terminal; none after a good night.
     """
     title, lines = (
         f"nightly {settings.name}: {run_id} on {socket.gethostname()}",

@@ -350,11 +350,6 @@ def check_installed(goal: Goal, stages: Sequence[Stage], only: str | None) -> tu
     """Check that the packages are installed that the stages that will run need, and a server where one is started.
 
     A server that is given by its path is a setting like others, and is judged with them.
-
-    Args:
-        goal: of the command.
-        stages: that will run.
-        only: the stage that is wanted, if not the whole plan.
     """
     users: dict[str, set[str]] = {}
     for stage in stages:

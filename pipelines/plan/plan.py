@@ -103,12 +103,7 @@ class Plan:
 def make_plan(settings: Settings, target: Target, store: Store, machine: Machine, only: str | None = None) -> Plan:
     """Check everything that can be known now, and find cached artifacts.
 
-    Args:
-        settings: the configuration.
-        target: how far to go.
-        store: of artifacts.
-        machine: facts of this machine.
-        only: leave out everything but this stage and what it needs.
+    With `only`, everything is left out but this stage and what it needs.
 
     Raises:
         UserError: every fault found, at once.
@@ -229,10 +224,6 @@ def _limits(d: Deployment) -> ChosenLimits | None:
 
 def node_key(node: Node, digests: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
     """Return the key of a node's artifact, and the parts it is computed from.
-
-    Args:
-        node: stage and inputs.
-        digests: content digest of every input by its name.
 
     Returns:
         64 hex digits, and {"stage", "version", "settings", "libraries", "inputs"}.

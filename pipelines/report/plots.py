@@ -55,13 +55,7 @@ WIDE = (7.2, 3.9)
 
 
 def throughput_latency(workload: Workload, order: Sequence[str], name: str) -> Figure | None:
-    """Plot system throughput against speed per user, the usual picture for sizing; None without streaming.
-
-    Args:
-        workload: comparable runs.
-        order: all variants of the report, which determines colours and markers.
-        name: name of the file.
-    """
+    """Plot system throughput against speed per user, the usual picture for sizing; None without streaming."""
     curves = [(run, points) for run in workload.runs if (points := _points(run, _user_rate))]
     if not curves:
         return None

@@ -20,13 +20,7 @@ _WIDTH, _HEIGHT, _SIDE, _LINE = 440, 150, 120, 18
 
 @dataclass(frozen=True, slots=True)
 class ShownQuestion:
-    """A question about a picture with its answers.
-
-    Attributes:
-        row: of the data: question, choices, image, description.
-        right: the right answer.
-        answers: (who, answer, whether it is right), 16 bit first.
-    """
+    """A question about a picture with its answers."""
 
     row: Mapping[str, Any]
     right: str

@@ -92,12 +92,7 @@ class ResultTable:
 
 
 def plan_text(plan: Plan, overrides: Sequence[str] = ()) -> str:
-    """Render a plan: what would run, what is cached and why, what fits, and how long it took last time.
-
-    Args:
-        plan: the plan.
-        overrides: that it was made from; the commands repeat them.
-    """
+    """Render a plan: what would run, what is cached and why, what fits, and how long it took last time."""
     from pipelines.run.gpu_commands import gpu_commands  # a run shows none
 
     lines = [wrapped(f"engine: {plan.deployment.engine.name} ({plan.reason})", 8)]

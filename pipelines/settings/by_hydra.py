@@ -51,9 +51,6 @@ def hydra_on_conf() -> Iterator[None]:
 def compose_config(overrides: Sequence[str]) -> Any:
     """Compose conf/ with a user's overrides, with Hydra.
 
-    Args:
-        overrides: Hydra overrides, e.g. ["quant=fp8", "build.max_batch_size=64"].
-
     Returns:
         an OmegaConf DictConfig without the `hydra` node.
 

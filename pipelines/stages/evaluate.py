@@ -280,14 +280,7 @@ class EvaluateServed:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateByTrtllmServe(EvaluateServed):
-    """Repository of the LLM API, tokenizer and questions in, `evaluation.json` out; trtllm-serve runs meanwhile.
-
-    Attributes:
-        serving: how the server is started.
-        logs: folder for the server's log, which outlives a failure.
-        variant: compression label for the result.
-        warns: see `Evaluate`.
-    """
+    """Repository of the LLM API, tokenizer and questions in, `evaluation.json` out; trtllm-serve runs meanwhile."""
 
     serving: ServingSettings
     logs: Path

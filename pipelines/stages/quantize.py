@@ -101,13 +101,7 @@ class Quantize:
         return ""
 
     def simulate(self, inputs: Mapping[str, Path], source: Path, progress: Progress) -> SimulatedModel:
-        """Calibrate again, as `run` does.
-
-        Args:
-            inputs: with the calibration text, if the format reads one.
-            source: Hugging Face folder of what was quantized.
-            progress: shows calibration.
-        """
+        """Calibrate again, as `run` does."""
         from pipelines.compress.simulating import simulated_from_trace
 
         texts = texts_of(self.calibration, inputs) if self.reads_texts else ()

@@ -132,11 +132,7 @@ class Leases:
                 lease.end()
 
     def all(self, *, sweep: bool = False) -> list[Seen]:
-        """Inspect every lease.
-
-        Args:
-            sweep: remove those whose holders are gone.
-        """
+        """Inspect every lease; `sweep` removes those whose holders are gone."""
         if not self._folder.is_dir():
             return []
         now = file_system_time(self._folder)

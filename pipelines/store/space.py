@@ -74,12 +74,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The contents of a store that take space.
-
-    Attributes:
-        artifacts: finished ones; what nothing needs first, then the largest.
-        abandoned: staging folders of killed runs.
-    """
+    """The contents of a store that take space."""
 
     artifacts: tuple[Holding, ...]
     abandoned: tuple[Holding, ...]

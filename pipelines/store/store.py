@@ -136,12 +136,7 @@ class Store:
 
     @contextmanager
     def lock(self, key: str, on_wait: Callable[[], None]) -> Iterator[None]:
-        """Hold the exclusive right to make the artifact of a key; the system releases it if this process dies.
-
-        Args:
-            key: key of the artifact.
-            on_wait: called once if another run holds the lock.
-        """
+        """Hold the exclusive right to make the artifact of a key; the system releases it if this process dies."""
         lock, free = self._locked(key)
         if not free:
             on_wait()

@@ -26,12 +26,7 @@ PROGRAMS = {SLURM: ("sbatch", "srun", "squeue", "scancel")}
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep as composed by Hydra.
-
-    Attributes:
-        config: all settings with a single value, with the node `hydra`.
-        combinations: the overrides of each cell.
-    """
+    """A sweep as composed by Hydra."""
 
     config: Any
     combinations: tuple[tuple[str, ...], ...]

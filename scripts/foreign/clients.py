@@ -67,12 +67,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A client and its commands.
-
-    Attributes:
-        packages: of PyPI; the first is the one to name.
-        npm: packages of npm and their versions, instead.
-    """
+    """A client and its commands."""
 
     name: str
     packages: tuple[str, ...]

@@ -45,10 +45,6 @@ _VARYING = (
 def file_rows(path: Path, neutral: Neutral) -> Rows | None:
     """Return the rows of one file; None for prose, and for Python code, whose imports change as modules move.
 
-    Args:
-        path: the file.
-        neutral: applied to texts.
-
     Raises:
         ValueError: the file is not in the format that its extension promises.
     """

@@ -391,12 +391,6 @@ def train_llava(
 ) -> tuple[LlavaForConditionalGeneration, Tokenizer]:
     """Train all of a LLaVA.
 
-    Args:
-        language: folder of tiny_llama.
-        world: what tiny_llama knows.
-        recipe: how.
-        finish: changes the trained language model in place.
-
     Returns:
         the model in bf16, and its tokenizer.
     """

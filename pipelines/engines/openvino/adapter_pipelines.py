@@ -69,12 +69,7 @@ def nothing_more(sequence: Sequence, error: str = "") -> StepOutput:
 
 
 def read(sequence: Sequence, now: int) -> StepOutput | None:
-    """Return the new output of a sequence after an iteration, or None.
-
-    Args:
-        sequence: a sequence with a handle.
-        now: when the iteration ended, ns.
-    """
+    """Return the new output of a sequence after an iteration, or None."""
     status = sequence.handle.get_status()
     if status == _STATUS.RUNNING:
         return _running(sequence, now)

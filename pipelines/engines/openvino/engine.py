@@ -54,15 +54,7 @@ OUTSIDE = ("model.embed_tokens", "rotary.angles", "model.norm", "lm_head.input")
 def step_results(
     folder: EngineFolder, options: OpenVinoOptions, tokens: Sequence[int], first_position: int, layers: range
 ) -> dict[str, Array]:
-    """Read a text in float32 and return the results of the steps by the names of their nodes.
-
-    Args:
-        folder: the engine.
-        options: its threads.
-        tokens: token ids.
-        first_position: position of the first token.
-        layers: whose steps are given, besides those outside of layers.
-    """
+    """Read a text in float32 and return the results of the steps by the names of their nodes."""
     exact = options.model_copy(update={"inference_precision": "f32", "dynamic_quantization": "off"})
     model = folder.read_model()
     steps = {*OUTSIDE, *(f"model.layers.{layer}.{end}" for layer in layers for end in OF_A_LAYER)}

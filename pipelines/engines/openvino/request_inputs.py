@@ -90,10 +90,6 @@ MAX_TOP_LOG_PROBS = 1000
 def read_requests(inputs: Mapping[str, Array], limits: ModelLimits) -> list[GenerationRequest]:
     """Read the prompts of one request.
 
-    Args:
-        inputs: tensors by name; the first dimension is the batch.
-        limits: limits of the model.
-
     Returns:
         one `GenerationRequest` per prompt.
 

@@ -44,12 +44,6 @@ def environment_fault(environment: Path) -> Fault | None:
 def export(checkpoint: Path, out_dir: Path, environment: Path, progress: Progress) -> dict[str, Any]:
     """Export a checkpoint to an ONNX graph.
 
-    Args:
-        checkpoint: Hugging Face folder with a tokenizer and a chat template.
-        out_dir: gets the exporter's output, the graph in `LLM`.
-        environment: of Edge-LLM.
-        progress: shows that it runs.
-
     Returns:
         the listing of the graph, see export_graph.py.
 

@@ -197,14 +197,6 @@ def build_engine(
 ) -> EngineFacts:
     """Build every rank of a checkpoint on this machine's GPUs.
 
-    Args:
-        checkpoint: TensorRT-LLM checkpoint folder.
-        build: options of trtllm-build.
-        limits: limits, with max_seq_len filled in.
-        out_dir: the engine's folder; it keeps the log.
-        on_gpu: this machine's GPU, and folders that outlive the build.
-        progress: advanced with each step of each rank.
-
     Raises:
         UserError: trtllm-build is not installed, failed (its log is kept), or wrote something other than requested.
         OSError: the disk is full.

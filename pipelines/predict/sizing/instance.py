@@ -262,13 +262,7 @@ class OutOfReachError(Exception):
 
 
 class InstanceUnderLoad:
-    """An instance under one kind of load. Each rate is simulated once, whatever limits it is compared with.
-
-    Attributes:
-        question: the load.
-        one: the instance.
-        most: requests per second that it can serve at all.
-    """
+    """An instance under one kind of load. Each rate is simulated once, whatever limits it is compared with."""
 
     def __init__(self, question: Question, one: Instance) -> None:
         self.question, self.one = question, one

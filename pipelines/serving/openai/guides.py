@@ -86,9 +86,6 @@ class StructuredOutputs(BaseModel):
     def guide(self, param: str = "structured_outputs") -> Guide:
         """Return TensorRT-LLM's guide.
 
-        Args:
-            param: of the request, for errors.
-
         Raises:
             ApiError: 400, there is none or more than one, it is empty, or a part of it is not supported.
         """
@@ -136,10 +133,6 @@ def _one_of(texts: Sequence[str], param: str) -> str:
 
 def call_schema(functions: Sequence[Json], *, several: bool = False) -> Json:
     """Return the schema of a call of one of these functions: an object of `name` and `arguments`.
-
-    Args:
-        functions: that may be called.
-        several: whether it is a list of such calls.
 
     Raises:
         ApiError: 400, naming what their parameters refer to and this cannot be kept.
