@@ -264,7 +264,7 @@ def gain_rate(lost: Any, gained: Any, questions: float, loss: float) -> Any:
     return np.maximum((linear + root) / (4 * questions), max(0.0, -loss))
 
 
-# Stop asking as soon as the answer is known: the order of the questions, the interim analyses, and what they prove.
+# Stop as soon as the verdict is known: order of the questions, interim analyses, and their evidence.
 #
 # The loss is judged at a few interim analyses, after 1/16, 1/8, 1/4, 1/2 and all of the questions, say. To look often
 # and to stop at the first good result makes a wrong verdict likelier, so each may use only a share of the probability
@@ -314,7 +314,7 @@ class Interim:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a verdict rests on.
+    """Evidence of a verdict.
 
     Attributes:
         interims: that were taken, in order; one with a share of 1 where all questions were asked at once.

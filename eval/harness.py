@@ -59,7 +59,7 @@ CATEGORIES = ("stem", "humanities", "social_sciences", "other")
 
 
 class Labels(TypedDict):
-    """What a result is of: name of the model, how it was compressed, and what executes it."""
+    """Subject of a result: the model's name, its compression, and its engine."""
 
     model: str
     qformat: str

@@ -40,7 +40,7 @@ def ask_in_turns(
     model: str,
     engine: str,
 ) -> Asked:
-    """Ask until the verdict is known, or all questions are asked.
+    """Ask until the verdict is known or no question is left.
 
     Args:
         baseline: the 16-bit engine.

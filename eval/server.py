@@ -1,4 +1,4 @@
-"""Ask an OpenAI-compatible server what an engine would be asked: log probabilities of answers, or the answers."""
+"""Evaluate over an OpenAI-compatible server: log probabilities of answers, or the answers."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class OpenAiServer:
         return [(float(score), bool(greedy)) for score, greedy in self._ask(requests, read, "scoring", progress)]
 
     def top_logprobs(self, rows: Sequence[TokenIds], top: int, progress: Progress) -> list[Json]:
-        """Return what the server says about every token of texts but the first.
+        """Return the server's log probabilities of every token but the first.
 
         Args:
             rows: token ids of each text, T of them.
@@ -224,7 +224,7 @@ class OpenAiServer:
     def _ask(
         self, requests: Sequence[Json], read: Sequence[Callable[[Json], Any]], title: str, progress: Progress
     ) -> list[Any]:
-        """Send what was not answered before; on the first failure nothing more is sent, and what arrived is kept."""
+        """Send the unanswered requests; stop at the first failure, and keep the answers that arrived."""
         waiting: dict[str, int] = {}
         for position, request in enumerate(requests):  # equal requests are sent once
             if self.answers.get(request) is None:
@@ -309,7 +309,7 @@ def _seconds(retry_after: str | None) -> float | None:
         return None
 
 
-# Ask a Triton server over gRPC what an OpenAI-compatible one is asked over HTTP.
+# Ask a Triton server over gRPC the same as an OpenAI-compatible one over HTTP.
 
 WRITTEN_CHATS = (
     "eval.apply_chat_template=true needs prompts as token ids where answers are written, and the models for text at "

@@ -1,4 +1,4 @@
-"""Check a repository, whoever wrote it, and list everything that would stop or spoil serving it."""
+"""Check any Triton repository, and list every fault that would stop or impair serving."""
 
 from __future__ import annotations
 

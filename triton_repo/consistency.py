@@ -173,7 +173,7 @@ def _unknown(model: str, kind: str, entries: Iterable[pb.ModelInput], tensors: t
             )
 
 
-# A draft engine against its target: what would stop speculative decoding, or make it answer wrongly.
+# Check a draft engine against its target: faults that stop speculative decoding or change its answers.
 #
 # Source: TensorRT-LLM `examples/draft_target_model/README.md` and
 # `docs/source/legacy/advanced/speculative-decoding.md`: one vocabulary, the target built with max_draft_len, paged

@@ -48,7 +48,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ModelInterface:
-    """What one model takes and gives."""
+    """Inputs and outputs of one model."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]

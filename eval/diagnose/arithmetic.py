@@ -183,7 +183,7 @@ ROUNDINGS: Mapping[Activation, Callable[[Array, float], Array]] = {
 # Whether decoded weights are those they were made from, and if not, what was done to them.
 #
 # Every format has an error of its own, so errors are judged by that of the best possible codes: the source weight,
-# quantized again here. What remains is explained by hypotheses: rows in another order, another tensor in its place, one
+# quantized again here. The rest is explained by hypotheses: rows in another order, another tensor in its place, one
 # factor for all, scales of another tensor. The one under which the error vanishes is the probable cause.
 
 ROUNDED_ONCE = 2.0**-8

@@ -1,4 +1,4 @@
-"""The checkpoint against the model it was made from: configuration, weights, scales and norms, each by itself.
+"""Compare a checkpoint with its source model: configuration, weights, scales and norms, one by one.
 
 A quantized model answers differently, so its answers prove nothing. What proves something is each tensor: decoded, it
 must be the model's own weight but for the error that its format has at best; a scale of activations must cover what the

@@ -24,7 +24,7 @@ class Place(StrEnum):
 
 
 class StageVerdict(StrEnum):
-    """What was found out about a stage."""
+    """Verdict on one stage."""
 
     CLEAN = "clean"
     ACCUSED = "accused"
@@ -55,7 +55,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """What was compared at one stage.
+    """Comparison at one stage.
 
     Attributes:
         stage: where.
@@ -141,7 +141,7 @@ def diagnosis_text(result: StageDiagnosis) -> str:
     return "\n".join(lines)
 
 
-# What is found where tensors are compared one by one, and the names of a checkpoint's tensors.
+# Findings of tensor-by-tensor comparisons, and the names of a checkpoint's tensors.
 
 AGAIN = "Quantize the model again, and compare the file with the one that was exported."
 LINEARS = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")

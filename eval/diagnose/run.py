@@ -58,7 +58,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class DiagnosedFolders:
-    """Where the stages are; None for what does not exist or cannot run here.
+    """Folders of the stages; None for a stage that does not exist or cannot run here.
 
     Attributes:
         model: Hugging Face folder, with its tokenizer.
@@ -134,7 +134,7 @@ class _Work:
 
     @cached_property
     def items(self) -> list[Item]:
-        """What goes through the stages."""
+        """Inputs of the stages."""
         longest = WITHOUT_AN_ENGINE
         if self.session is not None:
             limits = self.session.limits

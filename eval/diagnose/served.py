@@ -1,4 +1,4 @@
-"""What is served against the last stage before it: tokenizer, template, sampling and text, one by one.
+"""Compare served models with the stage before them: tokenizer, template, sampling and text, one by one.
 
 Of a Triton repository, each model is asked alone with the input that it should get, so that the first wrong one is
 named: preprocessing (text to ids), tensorrt_llm (ids to ids), postprocessing (ids to text), and then the ensemble. An
@@ -17,7 +17,7 @@ from eval.diagnose.servers import Item, OpenAiService, Reply, RightAnswers, Serv
 from pipelines.domain.progress import Progress
 from pipelines.serving.openai.inputs import InputTensor
 
-# Why what is served differs: hypotheses about token ids, answers and texts; the first that fits is the cause.
+# Why served answers differ: hypotheses about token ids, answers and texts; the first that fits is the cause.
 
 
 def ids_cause(wrong: Sequence[tuple[Item, list[int]]], expected: RightAnswers) -> str:
@@ -231,7 +231,7 @@ def _preprocessing(client: TritonModels, expected: RightAnswers) -> Found:
 
 
 def _engine_model(client: TritonModels, expected: RightAnswers) -> Found:
-    """Compare what the served engine continues token ids with."""
+    """Compare the served engine's continuations of token ids."""
     answers = [client.continued(item.ids, expected) for item in expected.items]
     wrong, ties = [], 0
     for item, right, answer in zip(expected.items, expected.answers, answers, strict=True):

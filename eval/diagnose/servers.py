@@ -1,4 +1,4 @@
-"""Clients of what is served: the models of a Triton server one by one, and an OpenAI-compatible service."""
+"""Clients of the served models: those of a Triton server one by one, and an OpenAI-compatible service."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.inputs import InputTensor, text_inputs, word_list
 from pipelines.serving.openai.prompts import NoPromptError, Renderer
 
-# What goes through every stage: a few seeded prompts of different lengths, and messages where there is a template.
+# Inputs of every stage: a few seeded prompts of different lengths, and messages if there is a template.
 
 WORDS = (1, 6, 12, 24, 40)
 """Words of the prompts: a batch of different lengths, the first as short as possible."""
@@ -111,7 +111,7 @@ def _chats(tokenizer: Any, model: Path, template: Path | None) -> list[Item]:
     return chats
 
 
-# What should be served, and why an answer may differ from it.
+# Expected answers, and why an answer may differ.
 
 
 class AnswerSource(Protocol):
@@ -128,7 +128,7 @@ class AnswerSource(Protocol):
 
 @dataclass
 class RightAnswers:
-    """What should be served."""
+    """Expected answers of a server."""
 
     items: Sequence[Item]
     source: AnswerSource

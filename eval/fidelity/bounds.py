@@ -1,4 +1,4 @@
-"""What a few known probabilities say about the divergence from a whole distribution: the least that it can be.
+"""Lower bound of the divergence from a distribution of which only a few probabilities are known.
 
 Shapes: N positions, V vocabulary, k known tokens. p is the reference's distribution, of which all is known; q the
 other's, of which the likeliest k tokens and the text's own token are known. Natural logarithms (nats).
@@ -31,7 +31,7 @@ ROUNDING = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class KnownTokens:
-    """What a server says about the next token at each position.
+    """A server's log probabilities of the next token at each position.
 
     Attributes:
         ids: tokens with the highest log probabilities [N, k], different from each other.
@@ -52,7 +52,7 @@ class KnownTokens:
 
 @dataclass(frozen=True, slots=True)
 class BoundedPositions:
-    """A prediction compared with what is known of another, position by position.
+    """Comparison of a prediction with a partly known one, position by position.
 
     Attributes:
         kl_at_least: the KL divergence from the reference is this or more, nats.
@@ -70,7 +70,7 @@ class BoundedPositions:
 
 
 def bound_logits(reference: Array, other: KnownTokens, rounding: float = ROUNDING) -> BoundedPositions:
-    """Compare a prediction with what is known of another.
+    """Compare a prediction with a partly known one.
 
     Args:
         reference: logits [N, V] of the reference, finite.
@@ -196,7 +196,7 @@ class TextBounds:
 
 @dataclass(frozen=True, slots=True)
 class BoundsResult(JsonFile):
-    """What is known of the fidelity of a served model to the 16-bit model.
+    """Bounds on the fidelity of a served model to the 16-bit model.
 
     Attributes:
         model: label of the model.
@@ -265,7 +265,7 @@ def measure_served(
 
 
 def _known(row: TokenIds, answer: Mapping[str, Any], reference: Side) -> KnownTokens:
-    """Check what the server said about a window."""
+    """Check a server's log probabilities of a window."""
     ids, logprobs = np.array(answer["ids"], dtype=np.int64), np.array(answer["logprobs"], dtype=np.float64)
     targets, own = np.array(row[1:], dtype=np.int64), np.array(answer["own"], dtype=np.float64)
     vocabulary = reference.session.vocabulary

@@ -1,4 +1,4 @@
-"""What separates two predictions of the next token: divergence over the whole vocabulary, in float64.
+"""Divergence of two next-token distributions over the whole vocabulary, in float64.
 
 Shapes: N positions, V vocabulary. p is the reference's distribution, q the other's; natural logarithms (nats).
 

@@ -93,7 +93,7 @@ class _LocalCopy:
             # the folder of one data set, or of its part that lm-eval calls `dataset_name`
             root = self.folder / path if (self.folder / path).is_dir() else self.folder
             folder = root / name if name and not _named(root, name) and (root / name).is_dir() else root
-            # Settings such as data_files and revision say how to find on the Hub what is here already.
+            # Settings such as data_files and revision locate data on the Hub; it is local already.
             arguments = {key: value for key, value in settings.items() if key == "split"}
             part = name if _named(folder, name) else None
             data = original(str(folder), part, cache_dir=cache, keep_in_memory=True, **arguments)

@@ -11,7 +11,7 @@ from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.settings.base import ChoosingGroup, Group, HubName, Positive, Ranks, Revision, Tokens
 from pipelines.settings.model import BUNDLED, ModelSettings
 
-# The group `prune`: a smaller model made by removing what matters least.
+# The group `prune`: remove the least important layers, channels and heads.
 
 
 class PruningSettings(Group):

@@ -97,7 +97,7 @@ def _search(linear: Any, forward: Any, inputs: list[torch.Tensor]) -> None:
             for each in inputs:
                 forward(each)
     linear.awq_lite.loss, linear._forward_no_awq = losses, compute
-    for quantizer in (linear.input_quantizer, linear.weight_quantizer):  # what the last strength has left
+    for quantizer in (linear.input_quantizer, linear.weight_quantizer):  # left over from the last strength
         if hasattr(quantizer, "_pre_quant_scale"):
             del quantizer._pre_quant_scale
 

@@ -126,7 +126,7 @@ class ReferenceModel:
     ) -> list[tuple[float, bool]]:
         """Score continuations; see `pipelines.engines.port.ScoringSession`."""
         scores: list[tuple[float, bool]] = [(0.0, False)] * len(pairs)
-        by_length: dict[int, dict[tuple[int, ...], list[int]]] = {}  # what is fed, and the positions of its pairs
+        by_length: dict[int, dict[tuple[int, ...], list[int]]] = {}  # the input, and the positions of its pairs
         for position, (context, continuation) in enumerate(pairs):
             fed = (*context, *continuation[:-1])  # the last token is only predicted
             by_length.setdefault(len(fed), {}).setdefault(fed, []).append(position)

@@ -407,7 +407,7 @@ def quantize_layers(
     writer = layout.reopen(out_dir) if record.layers else None
     record.announce(source.layers, progress)
     with progress.task("quantizing", left, "layers") as advance, ExitStack() as after:
-        gc.freeze()  # garbage collection would walk through what is imported by now, in 0.3 s each time
+        gc.freeze()  # each garbage collection would traverse all imported modules, 0.3 s
         after.callback(gc.unfreeze)
         for number in range(record.layers, source.layers):
             shutil.rmtree(exported, ignore_errors=True)

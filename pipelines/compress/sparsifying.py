@@ -129,7 +129,7 @@ def _prune_layers(
                 modelopt_door.prune_by_magnitude(model, [f"*.{name}" for name in LINEARS])
             else:
                 _prune_by_sparsegpt(model.model.layers[0], states, number, record)
-                if number + 1 < layers.layers:  # what the next layer sees
+                if number + 1 < layers.layers:  # input of the next layer
                     with torch.no_grad():
                         states.write(number + 1, 1, states.outputs(model.model.layers[0], number, 1))
             for name in linears:

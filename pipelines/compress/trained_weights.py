@@ -185,7 +185,7 @@ class TrainedWeights:
         return getattr(module, own)
 
     def _rounded(self, name: str, weight: torch.Tensor) -> torch.Tensor:
-        assert self._rounding is not None  # or nobody asks
+        assert self._rounding is not None  # or it is not needed
         half = self._narrowed(name, weight)
         largest = half.abs().amax()
         if FORMATS[self._rounding.qformat].weights in (FP8_WEIGHTS, FP4_WEIGHTS):

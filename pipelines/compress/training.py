@@ -139,7 +139,7 @@ def _train(
             args=_arguments(job, from_start=begun is None),
             train_dataset=_visited(rows[held_out:], recover),
             eval_dataset=rows[:held_out],
-            # over all held-out sequences, whoever computed them
+            # over the held-out sequences of all processes
             compute_metrics=lambda losses: {"loss": float(np.mean(losses.predictions, dtype="float64"))},
             callbacks=[_KeepZeros(weights), _Watch(advance, progress, recover, folder)],
         )

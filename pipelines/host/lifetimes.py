@@ -1,4 +1,4 @@
-"""Lives bound to another: a child to the work that waits for it, a process to its starter, a loop to a block."""
+"""Bind lifetimes: a child to the work that waits for it, a process to its parent, a loop to a block."""
 
 from __future__ import annotations
 

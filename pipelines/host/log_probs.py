@@ -35,7 +35,7 @@ def likeliest(logits: Array, norms: Array, top: int) -> tuple[Array, Array]:
     """
     size = logits.shape[1]
     top = min(top, size)
-    # as many blocks have a maximum of at least `floor`, so that the likeliest are among what is no less
+    # `top` blocks have a maximum of at least `floor`, so the likeliest tokens are not below it
     peaks = np.maximum.reduceat(logits, np.arange(0, size, BLOCK), axis=1)
     floors = np.partition(peaks, -top, axis=1)[:, -top] if top <= peaks.shape[1] else np.full(len(logits), -np.inf)
     tokens = np.empty((len(logits), top), dtype=np.int32)

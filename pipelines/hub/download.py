@@ -186,7 +186,7 @@ def _from_hub(source: HubSource) -> HubListing:
         timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,  # by default the client waits forever
     )
     files = {sibling.rfilename: _hub_file(source, sibling) for sibling in info.siblings or []}
-    license_name = getattr(getattr(info, "card_data", None), "license", None)  # what else stands there is not a name
+    license_name = getattr(getattr(info, "card_data", None), "license", None)  # anything else there is not a name
     return HubListing(
         source, str(info.sha), files, offline=False, license=license_name if isinstance(license_name, str) else None
     )

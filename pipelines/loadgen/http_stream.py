@@ -148,7 +148,7 @@ class _Protocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         stamp = now()
-        if self.reply is None:  # nobody asked
+        if self.reply is None:  # unsolicited
             self.transport.abort()
             return
         self.reply.stamp = stamp

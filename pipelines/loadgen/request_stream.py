@@ -87,11 +87,11 @@ class Interface(Protocol):
 
     @property
     def counted_by(self) -> tuple[str, str]:
-        """Who counts the input tokens and the output tokens."""
+        """Source of the counts of input and output tokens."""
 
     @property
     def connection(self) -> str:
-        """What carries the requests, for the result."""
+        """Transport of the requests, for the result."""
 
     def build(self, request: PlannedRequest, *, streaming: bool, ignore_eos: bool) -> Any:
         """Build the message of one request; its `id` is set before it is sent."""

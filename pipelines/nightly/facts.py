@@ -161,7 +161,7 @@ def _accuracy(artifacts: Artifacts) -> dict[str, Any] | None:
     interims = pair.evidence.interims if pair else ()
     # at each look: questions, lost and gained answers, and its share of the probability of error
     rows = [[each.changed.questions, each.changed.lost, each.changed.gained, each.share] for each in interims]
-    # what the baseline answered right, and how many questions have each chance of guessing
+    # the baseline's correct answers, and the number of questions per chance of guessing
     before = [[each.before.right, [*map(list, each.before.chances)]] for each in interims if each.before]
     return {
         "task": after.task,

@@ -65,7 +65,7 @@ def check(d: Deployment) -> Checked:
     settings = d.settings
     checked = Checked()
     findings = check_table(d.facts)
-    if settings.model.folder is None or "model" in d.sources:  # what cannot be read has been named already
+    if settings.model.folder is None or "model" in d.sources:  # unreadable files are reported elsewhere
         checked.faults += weights_checks.given_faults(d)
     checked.faults += [*_quant(d), *refused(findings)]
     checked.warnings = (

@@ -71,7 +71,7 @@ def draft_sizes(d: Deployment) -> EngineSizes | None:
         return None
     quant = settings.quant.model_copy(update={"qformat": guess.draft_qformat})
     same = guess.draft_qformat == settings.quant.qformat
-    kv_cache = settings.kv_cache if same else settings.kv_cache.as_given()  # what the target's format chose is not its
+    kv_cache = settings.kv_cache if same else settings.kv_cache.as_given()  # not the target format's chosen one
     sizes = engine_sizes(settings.model_copy(update={"quant": quant, "kv_cache": kv_cache}), shape)
     if sizes.shape.num_attention_heads % sizes.tp_size:
         return None  # another rule refuses this split

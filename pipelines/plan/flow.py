@@ -257,7 +257,7 @@ def _texts(d: Deployment) -> tuple[list[Node], dict[str, Input]]:
 
 def _diagnose(deployment: Deployment) -> list[Node]:
     """Return the diagnosis of what is given, or of what this configuration makes as far as it runs here."""
-    # activations that the engine rounds by itself would look like a fault of it
+    # dynamic quantization of activations would look like a fault of the engine
     d = deployment.with_groups(engine=deployment.settings.engine.with_checkpoints_arithmetic())
     settings, diagnose, quantized = d.settings, d.settings.diagnose, quantize(d)
     made, inputs = (list[Node](), dict[str, Input]()) if diagnose.given else _made_here(d)

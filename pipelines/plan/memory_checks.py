@@ -80,7 +80,7 @@ def check(
     memory, tokens = device_memory(sizes, usual), request_tokens(settings) or sizes.max_seq_len
     # another format may not choose the same KV cache
     changed = replace(sizes, kv_format=settings.kv_cache.as_given().dtype)
-    # what runtime and decoder take differs between versions, so they alone only cause a warning
+    # memory of runtime and decoder differs between versions, so they alone only cause a warning
     certain = device_memory(replace(sizes, max_batch_size=1), total)
     if concurrency(sizes, certain, tokens).requests < 1:
         fixes = [*filter(allowed, what_fits(changed, total, tokens, formats))]

@@ -93,7 +93,7 @@ def _format(plan: Plan, step: PlannedStep) -> tuple[QFormat, float | None]:
 
 
 def _time(plan: Plan, todo: list[PlannedStep]) -> str:
-    """Say roughly how long the builds take, if a published log covers such ranks, and what nobody knows."""
+    """Estimate the builds' time if a published log covers such ranks; name steps of unknown duration."""
     builds = [step for step in todo if isinstance(step.node.stage, Build)]
     if not plan.deployment.engine.needs_gpu or plan.deployment.shape is None:
         return ""

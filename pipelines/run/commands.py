@@ -79,7 +79,7 @@ def diagnose(overrides: Sequence[str]) -> int:
 
 
 def serve(overrides: Sequence[str]) -> int:
-    """Build an engine and its repository, and run tritonserver on it until it is told to stop."""
+    """Build an engine and its repository, and run tritonserver on it until Ctrl-C or SIGTERM."""
     from pipelines.serving import foreground  # with the server's processes
     from pipelines.stages.benchmark import trtllm_serve
 

@@ -14,7 +14,7 @@ from pipelines.serving.config import USUAL_PORTS, ServingSettings
 # Below the range that Linux uses for outgoing connections (32768 and up), so that none of those takes one of our
 # ports while the models load.
 FREE_RANGE = (20000, 32000)
-_chance = random.SystemRandom()  # what others seed, lm-eval for one, gives all processes the same ports
+_chance = random.SystemRandom()  # a seeded global generator (lm-eval seeds it) gives all processes the same ports
 
 
 def is_free(host: str, port: int) -> bool:

@@ -334,7 +334,7 @@ def _merge(into: dict[Any, Any], content: Mapping[Any, Any]) -> None:
         if isinstance(there, dict) and isinstance(value, dict):
             _merge(there, value)
         elif isinstance(there, str) and "${" in there and isinstance(value, dict | list):
-            raise NotPlainError  # it may be merged into what is referred to
+            raise NotPlainError  # it may be merged into the referenced value
         elif value != MISSING or key not in into:
             into[key] = deepcopy(value)  # an alias in YAML stands for a value of its own
 

@@ -215,7 +215,7 @@ class FidelityServed:
         server = server_of(self.eval, self.identity(), self.answers / f"{self.model}-fidelity", progress)
         side = _side(self, inputs["engine"], f"{self.model} in 16 bit")
         limits = side.session.limits
-        longest = min(limits.max_input_len, limits.max_seq_len - 1)  # a server adds a token to what it scores
+        longest = min(limits.max_input_len, limits.max_seq_len - 1)  # scoring over the API generates one more token
         texts = _windows_of(self, inputs, longest)
         measured = measure_served(side, server, texts, self.fidelity.top_logprobs, progress)
         result = BoundsResult(

@@ -81,7 +81,7 @@ class Recover:
             text.pop(name)
         return {
             **self.recover.model_dump(exclude=NOT_ITSELF),
-            "precision": self.recover.precision or "float32",  # what null stands for
+            "precision": self.recover.precision or "float32",  # the value of null
             "lora": self.recover.lora,
             "sparse": self.sparse,
             "rounding": self._rounding_identity(),

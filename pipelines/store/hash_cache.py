@@ -71,7 +71,7 @@ class HashCache:
                 try:
                     self._read(path, lambda path: sha256_file(path, advance))
                 except OSError:
-                    return  # whoever needs its hash will say that it cannot be read
+                    return  # hashing it later reports that it is unreadable
 
             locked = one_at_a_time(show)
             try:

@@ -46,7 +46,7 @@ class Lease:
         path.parent.mkdir(parents=True, exist_ok=True)
         while True:
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-            locked = _lock(self._handle, fcntl.LOCK_EX)  # waits for one who looks at it just now
+            locked = _lock(self._handle, fcntl.LOCK_EX)  # waits for a process that is inspecting it
             if os.fstat(self._handle).st_nlink:
                 break
             os.close(self._handle)  # it was still empty, and was swept away
@@ -69,7 +69,7 @@ class Lease:
     def use(self, folder: Path) -> None:
         """Name an artifact that must stay, and remember when it was used last."""
         touch(folder)
-        with self._writing, suppress(OSError):  # a full disk does not keep a run from reading what it has
+        with self._writing, suppress(OSError):  # a run can read its artifacts even if the disk is full
             self._write(folder.name)
 
     def end(self) -> None:
@@ -163,7 +163,7 @@ def touch(folder: Path) -> None:
 
 
 def file_system_time(folder: Path) -> float:
-    """Return the present in seconds by the clock that stamps the files of a folder."""
+    """Return the current time in seconds, by the clock of the folder's file system."""
     with suppress(OSError):
         os.utime(folder)  # without a time of ours, a file server stamps its own
         return folder.stat().st_mtime
@@ -177,7 +177,7 @@ def _inspect(path: Path, now: float, *, sweep: bool = False) -> Seen | None:
     except OSError:
         return None  # given back just now
     try:
-        free = _lock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # held from here on: nobody comes to life meanwhile
+        free = _lock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # locked from here on: no new holder can appear
         text = os.read(handle, 1 << 20).decode(errors="replace")
         head, _, uses = text.partition("\n")
         kernel, _, holder = head.partition(" ")

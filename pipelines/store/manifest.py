@@ -1,6 +1,6 @@
 """The manifest of an artifact: what it was made from, the SHA-256 of every file, and a checksum of the manifest itself.
 
-An artifact whose bytes differ from its manifest is damaged, whether somebody edited it or the disk lost it.
+An artifact whose bytes differ from its manifest is damaged, through an edit or through disk corruption.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class _Log(logging.FileHandler):
             complain(f"{place} cannot be written ({error.strerror}); it lacks lines.", "warning")
 
     def close(self) -> None:
-        """Close the file, and lose the lines that the disk does not take."""
+        """Close the file; lines that cannot be written are lost."""
         with suppress(OSError):
             super().close()
 

@@ -26,7 +26,7 @@ NIGHTLY = ".nightly"
 
 @dataclass(frozen=True, slots=True)
 class DiskFile:
-    """One file, whatever number of names it has: weights are hard-linked where they are needed twice.
+    """One file, however many names it has: weights are hard-linked.
 
     Attributes:
         bytes: that it takes on disk.
@@ -91,7 +91,7 @@ def occupied(holdings: Iterable[Holding]) -> int:
 
 
 def freed(holdings: Iterable[Holding]) -> int:
-    """Return the bytes that the disk gets back when all of these are removed: of files with no name elsewhere."""
+    """Return the bytes freed by removing all of these: files without a hard link elsewhere."""
     together: dict[tuple[int, int], DiskFile] = {}
     for holding in holdings:
         for inode, file in holding.files.items():

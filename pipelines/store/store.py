@@ -163,7 +163,7 @@ class Store:
     def staging(self, key: str) -> Iterator[Path]:
         """Yield a folder to work in, removed afterwards unless committed, pending, or interrupted and continuable.
 
-        It is empty, or what a run that was stopped has made of the same artifact, if that contains `PARTIAL`.
+        It is empty, or a stopped run's unfinished folder of the same artifact, if that contains `PARTIAL`.
 
         Call it while holding the key's lock. Each call gets a folder of its own: if the locks of a shared file
         system only work within one host, two hosts may make the same artifact at once. A lease of the same name shows
@@ -239,7 +239,7 @@ def subfolders(parent: Path) -> list[Path]:
     return sorted(path for path in parent.iterdir() if path.is_dir()) if parent.is_dir() else []
 
 
-# Keep interrupted measurements, and reclaim what killed runs left: a finished level survives a crash and `kill -9`.
+# Keep interrupted measurements and reclaim folders of killed runs: a finished level survives a crash and `kill -9`.
 #
 # While a stage measures, its staging folder contains `.pending.json`, the manifest as far as it is known. A run that
 # fails turns the folder into an artifact marked incomplete. A killed run leaves it behind; the next run, of any
@@ -271,7 +271,7 @@ def recover(store: Store, *, continuable: bool = True) -> list[Artifact]:
         continuable: leave staging folders that the next run of the same stage continues.
     """
     recovered = []
-    with suppress(OSError):  # a full or read-only disk: what was measured stays where it is until the next run
+    with suppress(OSError):  # a full or read-only disk: the measurements stay in the staging folder until the next run
         for staging in store.abandoned_staging():
             if continuable and (staging / PARTIAL).is_dir():
                 continue

@@ -90,7 +90,7 @@ def cancel(job_id: str) -> str:
 
 
 POLL_S, POLL_GROWTH, POLL_MAX_S = 1.0, 1.1, 30.0
-SILENT_S = 300.0  # how long Slurm may be silent before the user is told
+SILENT_S = 300.0  # silence of Slurm before a warning
 FILE_S = 5.0  # how long a file may take to become visible here: network file systems cache
 FOR_THE_EXECUTOR = ("python", "max_num_timeout")
 """Options of submitit's executor; all others belong to the submission."""

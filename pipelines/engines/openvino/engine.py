@@ -250,7 +250,7 @@ class OpenVinoSession:
                         generations[number] = _generation(running.pop(number), limits)
                         free += blocks[number]
                     advance(len(ended))
-            except KeyboardInterrupt:  # openvino_genai calls the blocks of requests that nobody ended an error
+            except KeyboardInterrupt:  # openvino_genai reports blocks of unfinished requests as an error
                 for handle in running.values():
                     handle.cancel()
                 pipeline.step()

@@ -170,7 +170,7 @@ class GraphBuilder:
         after = ("post_layernorm", "post_attention_layernorm")
         attended = self._attention(layer, norm(hidden, "input_layernorm", "input_layernorm"), shared)
         before_mlp, after_mlp = FAMILIES[self._config.architecture].more_norms or ("", "")
-        if after_mlp:  # what is added to the residual has norms of its own (Gemma 3)
+        if after_mlp:  # Gemma 3 also normalizes the outputs added to the residual
             attended = norm(attended, *after)
         hidden = named(op.add(hidden, attended), f"{theirs}.attention_residual")
         added = mlp(ours, theirs, norm(hidden, *((before_mlp, before_mlp) if before_mlp else after)))

@@ -233,7 +233,7 @@ class Scorer:
 
     def _score_batch(self, batch: list[tuple[int, PrefixRow]], past: Array, scores: list[tuple[float, bool]]) -> None:
         of = np.array([group for group, _ in batch])
-        targets: dict[Position, list[tuple[int, int]]] = {}  # what continuations have here: pair, token
+        targets: dict[Position, list[tuple[int, int]]] = {}  # (pair, token) of the continuations here
         for index, (group, row) in enumerate(batch):
             for continuation in row.continuations:
                 for offset, target in enumerate(continuation.targets):

@@ -52,7 +52,7 @@ def _first(*findings: Finding) -> Finding:
 def _pictures(settings: Settings) -> str | None:
     images, path, fitted = settings.workload.images, settings.sizing.fit, 0
     if path is not None:
-        with suppress(OSError, ValueError, AttributeError):  # who reads the whole file says what is wrong with it
+        with suppress(OSError, ValueError, AttributeError):  # reading the whole file reports its faults
             fitted = json.loads(path.expanduser().read_text()).get("fitted_on", {}).get("images", 0)
     return f"workload.images={images}" if images != fitted else None
 

@@ -208,7 +208,7 @@ def joined(parts: list[Measured]) -> Measured:
 
 
 def _deployment(measured: Measured) -> Mapping[str, Any]:
-    """Return what the files of one deployment have in common."""
+    """Return the common facts of files of one deployment."""
     served = measured.served
     names = ("tool", "model", "precision", "engine", "gpu")
     return {name: getattr(measured, name) for name in names} | {
@@ -238,7 +238,7 @@ def from_result(result: BenchmarkResult, path: Path) -> Measured:
     blocks = [level.server.get("metrics", {}).get("kv_cache_block_max", {}).get("max") for level in levels]
     gpus = result.machine.get("gpus") or [{}]
     elsewhere = result.engine == ELSEWHERE  # and then `machine` is only that of the client
-    served = Served()  # 1 GPU of a server elsewhere may also mean that nobody stated benchmark.tp_size
+    served = Served()  # 1 GPU of a remote server may also mean that benchmark.tp_size is unset
     if not elsewhere or result.world_size > 1:
         stated = "its benchmark.tp_size" if elsewhere else "its engine"
         served = Served(result.gpus, result.tp_size, result.world_size // result.tp_size, stated)

@@ -218,7 +218,7 @@ def _page(settings: Settings, case: SimulationCase, drawn: Sequence[Simulated]) 
         "right": policies[1],
         "isl": round(settings.workload.expected("isl") or 1),
         "mean": settings.workload.expected("osl") or 1.0,
-        # the page stops before the step at `until`, but what ends there must still be counted
+        # the page stops before the step at `until`, but requests that end there still count
         "until": simulator.until or float(np.ceil(max(each.run.end for each in drawn))) + 1,
         "requests": min(len(requests.isl), MAX_REQUESTS),
         "arrival": "once" if drawn[0].outcome.offered is None else "random",

@@ -220,7 +220,7 @@ def words(unit: str) -> tuple[str, str, float]:
 
 
 def waited_for(outcome: PolicyOutcome) -> str:
-    """Return what kept requests waiting for most of the time they waited, a name of `REFUSALS`; "" if none waited."""
+    """Return the main cause of waiting, a name of `REFUSALS`; "" if none waited."""
     if not _told(outcome):
         return ""
     return "batch" if outcome.policy == "static" else _told(outcome)[0][0]

@@ -215,7 +215,7 @@ def largest_chunk(rules: Rules, r: Request) -> int:
 
 
 def refusal(rules: Rules, n: RunTotals, r: Request, budget: int, prompts: int) -> int:
-    """Return what keeps a request from a slot in this iteration, or NOBODY.
+    """Return why a request gets no slot in this iteration, or NOBODY.
 
     If several limits do, it is the one that lasts longest: slots and blocks are freed by requests that end, whereas
     every iteration has a new token budget.

@@ -143,7 +143,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
-    """Says in the log that it has its port; it ends instead where it cannot have it, or its nginx ends."""
+    """Logs that it listens; exits if its port is taken or its nginx crashes."""
 
     def __init__(self, config: uvicorn.Config, nginx: Nginx | None) -> None:
         super().__init__(config)

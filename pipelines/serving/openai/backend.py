@@ -214,7 +214,7 @@ class Backend:
             parameter, key = self._tokens.expect(lambda tokens: results.put_nowait(TokenPart(tokens)))
             request["parameters"] = {PARAMETER: parameter}
         call: Any = self._client.stream_infer(_once(request))
-        # in a task of its own: cancelling whoever waits for gRPC's next response cancels the stream
+        # in a task of its own: cancelling a wait for gRPC's next response cancels the stream
         self._run(self._read(call, results))
         result: Any = ()
         try:

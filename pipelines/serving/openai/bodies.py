@@ -1,4 +1,4 @@
-"""Bounds on what one client can make the service do, checked before anything parses a body."""
+"""Limits on requests, each and all together, checked before a body is parsed."""
 
 from __future__ import annotations
 

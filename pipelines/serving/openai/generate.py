@@ -84,7 +84,7 @@ def _field(entry: Any) -> Field | None:
 def with_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
     """Put the entries of `parameters`, where Triton's generate endpoints take fields as well, beside the others.
 
-    A field that is null is one that was not given.
+    A null field counts as unset.
 
     Raises:
         ApiError: 400, it is no object, or a field is given twice.

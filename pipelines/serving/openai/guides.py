@@ -179,7 +179,7 @@ def _call(function: Json, place: str) -> Json:
     kind = parameters.get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         raise unsupported("tools", {"name": name, "type": kind}, "The parameters of a tool are of type object.")
-    if "$ref" not in parameters:  # beside which llguidance takes nothing where schemas refer to each other in circles
+    if "$ref" not in parameters:  # llguidance allows no siblings of `$ref` in recursive schemas
         parameters["type"] = "object"
     return {
         "type": "object",

@@ -153,7 +153,7 @@ def _ends(sampling: Sampling, tokenizer: ServedTokenizer) -> list[InputTensor]:
     stops += [[token] for token in sampling.stop_token_ids or ()]
     if not sampling.ignore_eos:
         stops += [[token] for token in tokenizer.end_ids[1:]]
-    if any(stops) and not sampling.min_tokens:  # which the engine heeds for its end token only
+    if any(stops) and not sampling.min_tokens:  # the engine applies min_tokens to its end token only
         tensors.append(word_list("stop_words_list", [word for word in stops if word]))
     return tensors
 

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from pipelines.domain.benchmark import NO_SLO, Slo
 from pipelines.serving.openai.errors import ApiError
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a time for each series, which nobody asks for
+disable_created_metrics()  # type: ignore[no-untyped-call]  # omits a creation time per series
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
           2560)  # fmt: skip

@@ -150,7 +150,7 @@ class Nginx:
 
     @property
     def died(self) -> bool:
-        """Whether it ended by itself."""
+        """Whether it exited without being told to."""
         return not self._asked and self._process is not None and self._process.poll() is not None
 
     def drain(self) -> None:

@@ -1,4 +1,4 @@
-"""Prompts: render chat templates in processes of their own, which the service can lose without harm."""
+"""Render chat templates in separate processes, which may crash without harm to the service."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""A process that reads large bodies, so that neither parsing nor tokenizing them delays anyone else's tokens.
+"""A process that reads large bodies, so that parsing and tokenizing them delays no other stream.
 
-It is there before the first body comes, and is not ended because the machine is busy: only processor time counts
-against a body.
+It starts before the first body arrives. Its limit is processor time, so a busy machine does not kill it.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class Reader:
     async def _done(self, work: Callable[..., Any], *arguments: Any) -> Any:
         try:
             async with asyncio.timeout(self._limits.request_timeout_s):
-                await self._turn.acquire()  # a body waits here, where one whose client leaves costs nothing any more
+                await self._turn.acquire()  # a body waits here, where it is free to drop if its client leaves
                 return await asyncio.shield(self._begun(work, *arguments))  # to its end whether its client waits or not
         except TimeoutError:
             raise _ours("The server is too busy to read this request now. Send it again.") from None

@@ -354,7 +354,7 @@ class NamedTool(BaseModel):
 
 
 class AllowedTools(BaseModel):
-    """What a `tool_choice` of type allowed_tools says: which of the tools this answer may call."""
+    """`tool_choice.allowed_tools`: the tools that this answer may call."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -441,7 +441,7 @@ class ChatRequest(Sampling):
 
     @property
     def ends_with_a_call(self) -> bool:
-        """Whether the first call of a tool ends the answer; a guided one ends by itself."""
+        """Whether the first call of a tool ends the answer; a guided one ends there anyway."""
         return self.calls_tools and self.parallel_tool_calls is False and not self.guides_calls
 
     @property
