@@ -199,12 +199,7 @@ class LoadSearch:
     """Chooses the next load to probe, and estimates the largest one from all probes."""
 
     def __init__(self, settings: BenchmarkSettings, *, closed: bool) -> None:
-        """Prepare.
-
-        Args:
-            settings: attainment, tolerance, number of probes, range of loads and longest window.
-            closed: whether the load is a concurrency, else a rate.
-        """
+        """Search for a concurrency if `closed`, else for a rate."""
         self._closed, self._settings = closed, settings
         span = settings.concurrency if closed else settings.request_rate
         self._low, self._high = map(float, span or (1.0, MOST_CONCURRENCY if closed else math.inf))

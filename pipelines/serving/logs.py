@@ -159,12 +159,7 @@ class CrashWatch:
     """Reads on in a server's log for the first words of its crash handler."""
 
     def __init__(self, log_file: Path, start: int) -> None:
-        """Remember where to begin.
-
-        Args:
-            log_file: of the server.
-            start: bytes of it that were written before this server was ready.
-        """
+        """Begin after `start` bytes, which were written before this server was ready."""
         self._caught: signal.Signals | None = None
         self._log_file = log_file
         self._read = start

@@ -50,17 +50,7 @@ class TrtllmServe:
         log_file: Path,
         usual_ports: bool = False,
     ) -> None:
-        """Prepare; nothing is started before the `with` block.
-
-        Args:
-            repository: folder in which paths of the options start.
-            checkpoint: Hugging Face folder inside it.
-            options: of the LLM API.
-            settings: address, port, limits.
-            progress: shows loading.
-            log_file: path of the log.
-            usual_ports: prefer 9000 where the settings leave the port open.
-        """
+        """Prepare; nothing is started before the `with` block. Paths of the options start in `repository`."""
         self.settings, self.log_file = settings, log_file.absolute()
         self._repository, self._checkpoint, self._options = repository.absolute(), checkpoint, options
         self._progress, self._usual_ports = progress, usual_ports

@@ -60,12 +60,7 @@ class Renderer:
     """Processes that render one template, each one prompt at a time."""
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
-        """Start the first process; the others start when several prompts are rendered at a time.
-
-        Args:
-            source: of the template.
-            tokens: the tokenizer's special tokens by their names in templates.
-        """
+        """Start the first process; the others start when several prompts are rendered at a time."""
         self._setup = json.dumps({"source": source, "tokens": dict(tokens)}).encode()
         self._invalid = ""
         self._idle: queue.LifoQueue[_TemplateProcess | None] = queue.LifoQueue()
