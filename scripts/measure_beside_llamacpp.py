@@ -1,15 +1,15 @@
 """Measure the OpenAI service on the CPU engine beside llama.cpp's server, in turns, with the project's load generator.
 
     python -m scripts.measure_beside_llamacpp WORK_FOLDER [--loads 16x128@1 360x1@1 ...] [--rounds 2] [--seconds 6]
-        [--size 1024x20] [--head checkpoint|int8] [--quick] [--memory] [-o KEY=VALUE ...]
+        [--size 1024x20] [--heads checkpoint int8] [--quick] [--memory] [-o KEY=VALUE ...]
 
 The model is a random Llama (1,024 x 20: 322 million parameters) with a tokenizer of 32,000 words, so every token has
-text. Ours is `int4_rtn` (groups of 128); llama.cpp's is Q4_0 with its head and its KV cache in f16, from the package
-xllamacpp, which is installed into WORK_FOLDER. Both hold 32 requests of 512 tokens, compute at most 512 tokens at a
-time with as many threads as there are cores, and keep no prompts for later ones. --head int8 builds ours with
-engine.openvino.head_precision=int8. A load is ISLxOSL@USERS; --memory
-fills all 32 slots and prints the resident memory of the process that computes. -o sets options of the engine
-(`engine.openvino.*`). --quick is a small model and short windows, to try the script itself.
+text. Ours is `int4_rtn` (groups of 128), with each of the heads that --heads names (`engine.openvino.head_precision`);
+llama.cpp's is Q4_0 with its head and its KV cache in f16, from the package xllamacpp, which is installed into
+WORK_FOLDER. All hold 32 requests of 512 tokens, compute at most 512 tokens at a time with as many threads as there are
+cores, and keep no prompts for later ones. A load is ISLxOSL@USERS; --memory fills all 32 slots and prints the resident
+memory of the process that computes. -o sets options that an engine is run with (`engine.openvino.*`). --quick is a
+small model and short windows, to try the script itself.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def figure(summary: dict[str, Any], load: str) -> float:
 
 
 def measure(sides: dict[str, Served], model: Path, options: argparse.Namespace, folder: Path) -> None:
-    """Print the figures of both servers and their ratio under each load."""
+    """Print the figures of the servers under each load, and the ratio of each of ours to the last one."""
     for load in options.loads:
         rates: dict[str, list[float]] = {side: [] for side in sides}
         for turn in range(options.rounds):
@@ -231,9 +231,13 @@ def measure(sides: dict[str, Served], model: Path, options: argparse.Namespace, 
                 place = Path(tempfile.mkdtemp(dir=folder))
                 summary = benchmark(sides[side], model, load, 100 + turn, options.seconds, place)
                 rates[side].append(figure(summary, load))
-        ratio = statistics.median(a / b for a, b in zip(*rates.values(), strict=True))
-        each = "  ".join(f"{side} {', '.join(f'{rate:.1f}' for rate in rates[side])}" for side in sides)
-        sys.stdout.write(f"{load:>10}  {each}  tokens/s  ratio {ratio:.2f}\n")
+        *_, theirs = rates.values()
+        each = "  ".join(
+            f"{side} {', '.join(f'{rate:.1f}' for rate in found)}"
+            f" ({statistics.median(a / b for a, b in zip(found, theirs, strict=True)):.2f})"
+            for side, found in rates.items()
+        )
+        sys.stdout.write(f"{load:>10}  {each}  tokens/s (ratio)\n")
         sys.stdout.flush()
     if options.memory:
         for side, served in sides.items():
@@ -249,7 +253,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=6)
     parser.add_argument("--size", default="1024x20", help="hidden size x layers")
-    parser.add_argument("--head", choices=("checkpoint", "int8"), default="checkpoint")
+    parser.add_argument("--heads", nargs="*", choices=("checkpoint", "int8"), default=["checkpoint"])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("-o", "--option", action="append", default=[], metavar="KEY=VALUE")
@@ -266,14 +270,14 @@ def main() -> None:
     make(model, *map(int, options.size.split("x")))
     if not file.is_file():
         write_gguf(model, file)
-    engine = build(work, model, options.head)
+    engines = {head: build(work, model, head) for head in options.heads}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=work)))
         chosen = dict(each.split("=", 1) for each in options.option)
         sides = {
-            "ours": stack.enter_context(ours(engine, model, chosen)),
-            "llama.cpp": stack.enter_context(llama_cpp(packages, file, work / "llama_cpp.log")),
+            f"ours, head {head}": stack.enter_context(ours(engine, model, chosen)) for head, engine in engines.items()
         }
+        sides["llama.cpp"] = stack.enter_context(llama_cpp(packages, file, work / "llama_cpp.log"))
         measure(sides, model, options, folder)
 
 

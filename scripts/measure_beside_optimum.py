@@ -1,0 +1,108 @@
+"""Measure the CPU engine in 16 bit beside the one that optimum-intel exports of the same model, in the same pipeline.
+
+    python -m scripts.measure_beside_optimum WORK_FOLDER PYTHON_OF_OPTIMUM [--rounds 8] [--size 1024x20]
+
+PYTHON_OF_OPTIMUM is the interpreter of an environment with optimum-intel 2.2. The model is that of
+measure_beside_llamacpp; threads, arithmetic, KV cache and scheduler are the same on both sides. Prints how many nodes
+of some kinds the plugin made of each graph, the memory that each takes once it has decoded, tokens/s of decoding with
+1, 8 and 32 requests (medians of turns), and the median ratio of pairs measured one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import openvino_genai as genai
+import psutil
+
+from pipelines.engines.openvino.build import MODEL_FILE
+from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions, kv_precision, properties
+from scripts.measure_beside_llamacpp import ROOT, make
+
+PROMPT, NEW_TOKENS, KV_BLOCKS, REQUESTS = 16, 12, 1024, (1, 8, 32)
+KINDS = ("FullyConnected", "LLMMLP", "QKVProjection")
+EXPORT = """
+import sys
+from optimum.intel import OVModelForCausalLM
+model, out = sys.argv[1:]
+OVModelForCausalLM.from_pretrained(model, export=True, compile=False, load_in_8bit=False).save_pretrained(out)
+"""
+
+
+def rate(pipeline: genai.ContinuousBatchingPipeline, requests: int) -> float:
+    """Return tokens/s of decoding, without the prompts."""
+    config = genai.GenerationConfig(max_new_tokens=NEW_TOKENS, eos_token_id=0, stop_token_ids={0}, ignore_eos=True)
+    numbers = np.random.default_rng(1)
+    handles = [
+        pipeline.add_request(number, ov.Tensor(numbers.integers(5, 30_000, (1, PROMPT))), config)
+        for number in range(requests)
+    ]
+    pipeline.step()
+    start, steps = time.perf_counter(), 0
+    while pipeline.has_non_finished_requests():
+        pipeline.step()
+        steps += 1
+    del handles
+    return requests * steps / (time.perf_counter() - start)
+
+
+def opened(folder: Path, chosen: dict[str, Any]) -> tuple[genai.ContinuousBatchingPipeline, str]:
+    """Load a folder with openvino_model.xml; return what it takes and consists of in words too."""
+    nodes = ov.Core().compile_model(folder / MODEL_FILE, "CPU", chosen).get_runtime_model().get_ops()
+    kinds = Counter(node.get_rt_info()["layerType"].astype(str) for node in nodes)
+    del nodes
+    scheduler = genai.SchedulerConfig()
+    scheduler.max_num_batched_tokens, scheduler.max_num_seqs = 2048, max(REQUESTS)
+    scheduler.cache_size, scheduler.num_kv_blocks = 0, KV_BLOCKS
+    scheduler.enable_prefix_caching, scheduler.dynamic_split_fuse = False, True
+    before = psutil.Process().memory_info()
+    pipeline = genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", chosen)
+    rate(pipeline, max(REQUESTS))
+    after = psutil.Process().memory_info()
+    private = (after.rss - after.shared - before.rss + before.shared) / 2**20
+    return pipeline, f"{private:,.0f} MiB; " + ", ".join(f"{kind} {kinds[kind]}" for kind in KINDS)
+
+
+def main() -> None:
+    """Make the model and both engines, then measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", type=lambda text: Path(text).absolute())
+    parser.add_argument("optimum")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--size", default="1024x20", help="hidden size x layers")
+    options = parser.parse_args()
+    work, model, theirs = options.work, options.work / f"llama_{options.size}", options.work / f"optimum_{options.size}"
+    make(model, *map(int, options.size.split("x")))
+    words = [f"model.path={model}", "quant=none", f"paths.store={work / 'artifacts'}", f"paths.runs={work}/runs"]
+    subprocess.run([sys.executable, "-m", "pipelines", "build", *words], cwd=ROOT, check=True)
+    (ours,) = (work / "artifacts" / "build").glob(f"{model.name}-none-*")
+    if not theirs.is_dir():
+        subprocess.run([options.optimum, "-c", EXPORT, str(model), str(theirs)], check=True)
+    config = EngineFolder.load(ours).config
+    run = OpenVinoOptions(num_threads=psutil.cpu_count(logical=False))
+    chosen = properties(config, run, kv_precision(config, run))
+    pipelines = {}
+    for side, folder in {"ours": ours, "optimum": theirs}.items():
+        pipelines[side], told = opened(folder, chosen)
+        sys.stdout.write(f"{side}: {told}\n")
+    for number in REQUESTS:
+        rates: dict[str, list[float]] = {side: [] for side in pipelines}
+        for turn in range(options.rounds):
+            for side in list(pipelines)[:: 1 if turn % 2 else -1]:
+                rates[side].append(rate(pipelines[side], number))
+        ratio = statistics.median(a / b for a, b in zip(*rates.values(), strict=True))
+        each = ", ".join(f"{side} {statistics.median(values):.1f}" for side, values in rates.items())
+        sys.stdout.write(f"{number:>3} requests: {each} tokens/s, ratio {ratio:.2f}\n")
+
+
+if __name__ == "__main__":
+    main()
