@@ -207,6 +207,7 @@ class CheckpointConfig:
         rotary_scaling: RoPE scaling block, e.g. Llama 3's, or None.
         tp_size: tensor-parallel ranks.
         pp_size: pipeline-parallel stages.
+        moe_ep_size: parts of the tensor-parallel ranks between which the experts of a mixture are divided.
         quantization: how linears and the KV cache are quantized.
         experts: of a mixture; None for a dense model.
         layers: of a MIXED_PRECISION checkpoint: module pattern -> how it is quantized; None if all linears are alike.
@@ -229,6 +230,7 @@ class CheckpointConfig:
     rotary_scaling: Mapping[str, Any] | None
     tp_size: int
     pp_size: int
+    moe_ep_size: int
     quantization: Quantization
     experts: Experts | None
     layers: Mapping[str, Quantization] | None
@@ -340,6 +342,7 @@ class CheckpointConfig:
             rotary_scaling=read.block("rotary_scaling") or None,
             tp_size=_Reader(mapping, f"{source} mapping").integer("tp_size", 1),
             pp_size=_Reader(mapping, f"{source} mapping").integer("pp_size", 1),
+            moe_ep_size=_moe_ep_size(mapping, f"{source} mapping"),
             quantization=quantization,
             experts=Experts.parse(read.block("moe"), source),
             layers=layers,
@@ -372,6 +375,31 @@ def _check(config: CheckpointConfig, source: str) -> None:
             f" cp_size={cp_size}.",
             allowed="world_size must be tp_size * pp_size, and cp_size 1.",
         )
+    if config.moe_ep_size > 1 and (config.experts is None or config.experts.count % config.moe_ep_size):
+        count = config.experts.count if config.experts else 0
+        raise UserError(
+            f"{source} divides {count} experts between moe_ep_size={config.moe_ep_size} groups of ranks.",
+            allowed="It must divide the experts of a mixture; of a dense model it is 1.",
+        )
+
+
+def _moe_ep_size(mapping: Mapping[str, Any], source: str) -> int:
+    """Return the expert-parallel size; as in TensorRT-LLM's `Mapping`, -1 is unset, and a size alone implies the other.
+
+    Raises:
+        UserError: the two sizes do not multiply to tp_size.
+    """
+    stated = {name: value for name, value in mapping.items() if value != -1}
+    read = _Reader(stated, source)
+    tp_size, moe_tp_size = read.integer("tp_size", 1), read.integer("moe_tp_size", 1)
+    ep_size = read.integer("moe_ep_size", max(tp_size // moe_tp_size, 1) if "moe_tp_size" in stated else 1)
+    if tp_size % ep_size or ("moe_tp_size" in stated and moe_tp_size * ep_size != tp_size):
+        raise UserError(
+            f"{source} has moe_tp_size={stated.get('moe_tp_size', 'unset')}, moe_ep_size={ep_size} and"
+            f" tp_size={tp_size}.",
+            allowed="moe_tp_size * moe_ep_size must be tp_size.",
+        )
+    return ep_size
 
 
 class _Reader:

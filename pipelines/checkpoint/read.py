@@ -2,9 +2,10 @@
 
 Rank files: rank = pp_rank * tp_size + tp_rank. Tensor parallelism splits qkv, fc, gate, lm_head and the embedding
 along the output dimension, dense and proj along the input dimension; scales are split like their weights, and
-scalars are repeated. A mixture's experts are split alike, each rank holding a part of every expert, up | gate in one
-tensor. Each rank's qkv is q | k | v of its own heads; with fewer KV heads than ranks, a KV head is
-repeated on neighbouring ranks. Pipeline parallelism gives each stage its own layers, numbered from 0.
+scalars are repeated. A mixture's experts are split alike, up | gate in one tensor: rank r holds part r // moe_ep_size
+of each expert of group r % moe_ep_size, which without expert parallelism is every expert. Each rank's qkv is q | k | v
+of its own heads; with fewer KV heads than ranks, a KV head is repeated on neighbouring ranks. Pipeline parallelism
+gives each stage its own layers, numbered from 0.
 """
 
 from __future__ import annotations
@@ -96,7 +97,10 @@ class Checkpoint:
         infos = [file.header[stored] for file in files]
         axis = split_axis(name, infos[0].shape)
         shape = list(infos[0].shape)
-        if axis is not None and len(files) > 1:
+        ep_size = self.config.moe_ep_size if len(shape) == 3 else 1
+        infos = infos[::ep_size]
+        shape[0] *= ep_size
+        if axis is not None and len(infos) > 1:
             shape[axis] = sum(info.shape[axis] for info in infos) - self._repeated_rows(name, shape[axis])
             shape[axis] -= self._padded_rows(name, shape[axis])
         return TensorSpec(infos[0].dtype, tuple(shape))
@@ -109,6 +113,8 @@ class Checkpoint:
         """
         files, stored = self._place(name)
         parts = [file[stored] for file in files]
+        if parts[0].ndim == 3 and (size := self.config.moe_ep_size) > 1:  # whole experts of neighbouring ranks
+            parts = [np.concatenate(parts[start : start + size]) for start in range(0, len(parts), size)]
         axis = split_axis(name, parts[0].shape)
         if len(parts) == 1:
             return parts[0]

@@ -114,8 +114,9 @@ def _config_faults(config: CheckpointConfig) -> Iterator[Fault]:
         )
     if config.num_hidden_layers % config.pp_size:
         yield Fault(f"pp_size={config.pp_size} does not divide num_hidden_layers={config.num_hidden_layers}.")
-    if config.intermediate_size % config.tp_size:
-        yield Fault(f"tp_size={config.tp_size} does not divide intermediate_size={config.intermediate_size}.")
+    if config.intermediate_size % (ranks := config.tp_size // config.moe_ep_size):
+        name = "tp_size" if config.moe_ep_size == 1 else "moe_tp_size"
+        yield Fault(f"{name}={ranks} does not divide intermediate_size={config.intermediate_size}.")
     yield from _qwen_faults(config)
     if config.layers is None:
         yield from _block_faults("config.json", "quantization", config.quantization)
@@ -228,7 +229,7 @@ def _layer_tensors(config: CheckpointConfig, path: str) -> Tensors:
     hidden, tp_size, dtype = config.hidden_size, config.tp_size, _DTYPE_CODES[config.dtype]
     q_rows = config.num_attention_heads // tp_size * config.head_size
     kv_rows = max(config.num_key_value_heads // tp_size, 1) * config.head_size
-    inner = config.intermediate_size // tp_size
+    inner = config.intermediate_size // (tp_size // config.moe_ep_size)
     linears = {"attention.qkv": (q_rows + 2 * kv_rows, hidden), "attention.dense": (hidden, q_rows)}
     family = FAMILIES[config.architecture]
     if family.fused_linears:  # up and gate
@@ -243,11 +244,12 @@ def _layer_tensors(config: CheckpointConfig, path: str) -> Tensors:
             tensors[f"{name}.bias"] = Expected(dtype, (out,))
     if config.experts is not None:
         count = config.experts.count
+        own = count // config.moe_ep_size
         tensors["mlp.router.weight"] = Expected("F32", (count, hidden))
         # up and gate are one, as TensorRT-LLM's plugin reads them
         for name, (out, width) in {"mlp.fc": (2 * inner, hidden), "mlp.proj": (hidden, inner)}.items():
             for leaf, tensor in _linear_tensors(config, name, f"{path}.{name}", out, width).items():
-                tensors[leaf] = Expected(tensor.dtype, (count, *tensor.shape))
+                tensors[leaf] = Expected(tensor.dtype, (own, *tensor.shape))
     if config.quantization.kv_cache_quant_algo:
         tensors |= {f"attention.{name}": Expected("F32", (1,)) for name in _KV_SCALES}
     return tensors

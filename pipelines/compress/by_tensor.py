@@ -189,17 +189,34 @@ class CheckpointTensors:
         return self.weights.tensor(name, self.dtype)
 
 
-def _rank_part(shape: ModelShape, tp_size: int, name: str, whole: torch.Tensor, rank: int) -> torch.Tensor:
+class Split(NamedTuple):
+    """Ranks of a checkpoint.
+
+    Attributes:
+        tp_size: tensor-parallel ranks.
+        pp_size: pipeline stages.
+        moe_ep_size: parts of the tensor-parallel ranks between which the experts of a mixture are divided.
+    """
+
+    tp_size: int = 1
+    pp_size: int = 1
+    moe_ep_size: int = 1
+
+
+def _rank_part(shape: ModelShape, config: CheckpointConfig, name: str, whole: torch.Tensor, rank: int) -> torch.Tensor:
     """Return a tensor-parallel rank's part of a tensor, by its name within the layer.
 
     With more ranks than key and value heads, neighbouring ranks have the same head.
     """
+    tp_size = config.tp_size
     if tp_size == 1:
         return whole
     if whole.dim() == 3:  # experts; up and gate are one
+        number, rank = rank % config.moe_ep_size, rank // config.moe_ep_size
+        whole, shared = whole.chunk(config.moe_ep_size)[number], tp_size // config.moe_ep_size
         if name.startswith(_BY_INPUTS):
-            return whole.chunk(tp_size, dim=2)[rank]
-        return torch.cat([half.chunk(tp_size, dim=1)[rank] for half in whole.chunk(2, dim=1)], dim=1)
+            return whole.chunk(shared, dim=2)[rank]
+        return torch.cat([half.chunk(shared, dim=1)[rank] for half in whole.chunk(2, dim=1)], dim=1)
     if name.startswith(_BY_INPUTS):
         return whole.chunk(tp_size, dim=1)[rank]
     if name.startswith("mlp.fc") and shape.family.fused_linears:
@@ -216,7 +233,7 @@ def _rank_part(shape: ModelShape, tp_size: int, name: str, whole: torch.Tensor, 
 
 
 def write_by_tensor(
-    source: ModelFolder, out_dir: Path, spec: QuantSpec, dtype: str, tp_size: int, pp_size: int, progress: Progress
+    source: ModelFolder, out_dir: Path, spec: QuantSpec, dtype: str, split: Split, progress: Progress
 ) -> dict[str, Any]:
     """Write the checkpoint of a model whose linears stay in 16 bit until the engine is built, or are rounded to INT4.
 
@@ -234,13 +251,13 @@ def write_by_tensor(
         tensors = CheckpointTensors(source, torch_dtype(dtype), group)
         block = {"quant_algo": None, "kv_cache_quant_algo": None} | quantization_block(spec.quant.qformat, group)
         block |= {"exclude_modules": ["lm_head"]} if group else {}
-        raw = checkpoint_config(source, dtype, block, _PRODUCER, tp_size=tp_size, pp_size=pp_size)
+        raw = checkpoint_config(source, dtype, block, _PRODUCER, split)
         out_dir.mkdir(parents=True, exist_ok=True)
         text = json.dumps(corrected(raw, source.config, spec), indent=2)
         (out_dir / "config.json").write_text(text + "\n", encoding="utf-8")
         config = CheckpointConfig.load(out_dir)
         _check(source, tensors, config)
-        identity = [spec.quant.qformat, group, tp_size, pp_size, dtype, stamp(source), torch.__version__]
+        identity = [spec.quant.qformat, group, *split, dtype, stamp(source), torch.__version__]
         record = ProgressRecord(out_dir, {"sixteen_bit": identity})
         _write(source.shape, tensors, config, out_dir, record, progress)
     record.close()
@@ -275,7 +292,7 @@ def _write(
             for name in [name.removeprefix(prefix) for name in expected[files[0]] if name.startswith(prefix)]:
                 whole = tensors.tensor(f"transformer.layers.{number}.{name}")
                 for rank, file in enumerate(files):
-                    writer.write(file, prefix + name, iter([_rank_part(shape, tp_size, name, whole, rank)]))
+                    writer.write(file, prefix + name, iter([_rank_part(shape, config, name, whole, rank)]))
             writer.sync()
             record.complete(number + 1)
             advance(1)
@@ -322,12 +339,13 @@ def checkpoint_config(
     dtype: str,
     quantization: Mapping[str, Any],
     producer: Mapping[str, str],
-    *,
-    tp_size: int = 1,
-    pp_size: int = 1,
+    split: Split = Split(),
 ) -> dict[str, Any]:
     """Return what ModelOpt would write into config.json, before it is corrected."""
     shape, config = source.shape, source.shape.family.settled(source.config)
+    tp_size, pp_size, ep_size = split
+    mapping = {"world_size": tp_size * pp_size, "tp_size": tp_size, "pp_size": pp_size}
+    mapping |= {"moe_tp_size": tp_size // ep_size, "moe_ep_size": ep_size} if ep_size > 1 else {}
     activation = "hidden_act" if "hidden_act" in shape.family.defaults else "hidden_activation"
     return {
         "producer": dict(producer),
@@ -355,7 +373,7 @@ def checkpoint_config(
         "decoder": shape.family.modelopt_type,
         "rmsnorm": True,
         "lm_head_bias": False,
-        "mapping": {"world_size": tp_size * pp_size, "tp_size": tp_size, "pp_size": pp_size},
+        "mapping": mapping,
         "quantization": dict(quantization),
         **(_mixture(shape, config) if shape.family.experts else {}),
         **(_windows(shape, config) if shape.family.states_window else {}),

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipelines.checkpoint.declarations import quantization_of
 from pipelines.checkpoint.stored_linears import undeclared_faults
-from pipelines.compress.by_tensor import write_by_tensor
+from pipelines.compress.by_tensor import Split, write_by_tensor
 from pipelines.compress.config import CalibrationSettings
 from pipelines.compress.importing import import_folder
 from pipelines.compress.model_folder import look_at, pick_device, pick_dtype
@@ -26,6 +26,7 @@ def quantize(
     *,
     tp_size: int = 1,
     pp_size: int = 1,
+    moe_ep_size: int = 1,
     device: str = "auto",
     layout: Layout = "tensorrt_llm",
     progress: Progress = SILENT,
@@ -43,6 +44,7 @@ def quantize(
         calibration: how many texts to use and how to cut them.
         tp_size: tensor-parallel ranks of the engine that will be built.
         pp_size: pipeline stages of the engine that will be built.
+        moe_ep_size: parts of the tensor-parallel ranks between which the experts of a mixture are divided.
         device: "cpu", "cuda", or "auto" (CUDA if available). CPU and CUDA round differently.
         layout: "hugging_face" writes ModelOpt's unified checkpoint instead, which has one part and no tokenizer.
         progress: shows calibration batch by batch.
@@ -67,7 +69,7 @@ def quantize(
     family = source.shape.family
     exported = family.modelopt_type is not None or family.by_tensor
     if spec.by_tensor and layout != "hugging_face" and exported:
-        facts = write_by_tensor(source, out_dir, spec, picked, tp_size, pp_size, progress)
+        facts = write_by_tensor(source, out_dir, spec, picked, Split(tp_size, pp_size, moe_ep_size), progress)
     else:
         from pipelines.compress.by_modelopt import QuantizeTask, quantize_by_modelopt
 

@@ -137,7 +137,8 @@ def quantize(d: Deployment) -> Quantize:
     """Return the stage that quantizes the model of a deployment."""
     settings = d.settings
     ranks = settings.build.tp_size, settings.build.pp_size
-    return Quantize(settings.quant, settings.kv_cache, settings.calibration, *ranks, d.device)
+    ep_size = settings.build.moe_ep_size
+    return Quantize(settings.quant, settings.kv_cache, settings.calibration, *ranks, d.device, moe_ep_size=ep_size)
 
 
 def _recover(d: Deployment, weights: Input) -> list[Node]:
@@ -197,7 +198,7 @@ def _unified(d: Deployment) -> list[Node]:
     """Return the export to a Hugging Face checkpoint, which fits all splits, and what makes files for its reader."""
     settings, made, inputs = d.settings, list[Node](), {"checkpoint": model(d), "model": model(d)}
     if settings.quant.qformat != QFormat.NONE:
-        exported = replace(quantize(d), layout="hugging_face", tp_size=1, pp_size=1)
+        exported = replace(quantize(d), layout="hugging_face", tp_size=1, pp_size=1, moe_ep_size=1)
         node = Node("quantize", exported, d.label, {"model": model(d)})
         made += _with_calibration(d, node, exported)
         inputs["checkpoint"] = "quantize"
@@ -243,7 +244,7 @@ def draft_checkpoint_nodes(draft: Deployment) -> list[Node]:
         )
     if _reads_draft(draft):
         return made
-    stage = quantize(draft)
+    stage = replace(quantize(draft), moe_ep_size=1)
     if not draft.engine.writes_engine:
         stage = replace(stage, layout="hugging_face", tp_size=1, pp_size=1)
     node = Node("draft.quantize", stage, _draft_label(draft), {"model": model(draft)})

@@ -81,10 +81,21 @@ def _divisors(count: int) -> str:
 def uneven(d: DeploymentFacts) -> Cases:
     """Return what the ranks cannot hold in equal parts."""
     model, ranks = shape(d), d.build.tp_size
-    counts = {"num_attention_heads": model.num_attention_heads, "intermediate_size": model.intermediate_size}
+    sharing = max(ranks // d.build.moe_ep_size, 1)  # an expert
+    counts = {"num_attention_heads": (model.num_attention_heads, ranks)}
+    counts["intermediate_size"] = (model.intermediate_size, sharing)
     return [
-        {"what": what, "count": count, "divisors": _divisors(count)} for what, count in counts.items() if count % ranks
+        {"name": "moe_tp_size" if size < ranks else "tp_size", "size": size, "what": what, "count": count, "divisors": _divisors(count)}
+        for what, (count, size) in counts.items()
+        if count % size
     ]
+
+
+def _experts_uneven(d: DeploymentFacts) -> Cases:
+    experts = shape(d).num_experts if shape(d).family.experts else 1
+    size, ranks = d.build.moe_ep_size, d.build.tp_size
+    works = listed(n for n in range(1, ranks + 1) if ranks % n == 0 and experts % n == 0)
+    return [{"experts": experts, "works": works}] if ranks % size or experts % size else []
 
 
 def _stages_uneven(d: DeploymentFacts) -> Cases:
@@ -189,10 +200,19 @@ RULES = (
     rule(
         name="ranks-divide-heads-and-mlp",
         when=uneven,
-        failed="tp_size={d.build.tp_size} does not divide {what}={count}.",
+        failed="{name}={size} does not divide {what}={count}.",
         allowed="Divisors: {divisors}.",
         todo="Change tp_size.",
         source=SHARDS,
+    ),
+    rule(
+        name="experts-are-divided-evenly",
+        when=_experts_uneven,
+        failed="build.moe_ep_size={d.build.moe_ep_size} must divide tp_size={d.build.tp_size} and the {experts} experts"
+        " of {d.shape.architecture}.",
+        allowed="Here: {works}.",
+        todo="Change build.moe_ep_size; each expert is shared by tp_size / moe_ep_size ranks.",
+        source="tensorrt_llm/mapping.py (moe_tp_size x moe_ep_size = tp_size), layers/moe.py",
     ),
     rule(
         name="ranks-share-kv-heads-evenly",

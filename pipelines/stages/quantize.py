@@ -39,6 +39,7 @@ class Quantize:
         pp_size: pipeline stages.
         device: where ModelOpt computes, "cpu" or "cuda".
         layout: "tensorrt_llm": `config.json` + `rankN.safetensors`; "hugging_face": ModelOpt's unified checkpoint.
+        moe_ep_size: parts of the tensor-parallel ranks between which the experts of a mixture are divided.
     """
 
     quant: QuantSettings
@@ -48,6 +49,7 @@ class Quantize:
     pp_size: int
     device: str
     layout: Layout = "tensorrt_llm"
+    moe_ep_size: int = 1
     name = "quantize"
     measures = False
     writes = "checkpoint"
@@ -122,6 +124,7 @@ class Quantize:
         optional = {
             "dtype": (quant.dtype, "auto"),
             "layout": (self.layout, "tensorrt_llm"),
+            "moe_ep_size": (self.moe_ep_size, 1),
             "int4_scales": (quant.int4_scales, "max"),
             "fp4_inputs": (quant.fp4_inputs, "max"),
         }
@@ -155,6 +158,7 @@ class Quantize:
                 group_size=self.quant.group_size,
                 tp_size=self.tp_size,
                 pp_size=self.pp_size,
+                moe_ep_size=self.moe_ep_size,
                 with_positions=self.layout != "hugging_face",
             )
         facts = quantize(
@@ -165,6 +169,7 @@ class Quantize:
             self.calibration,
             tp_size=self.tp_size,
             pp_size=self.pp_size,
+            moe_ep_size=self.moe_ep_size,
             device=self.device,
             layout=self.layout,
             progress=progress,

@@ -145,6 +145,7 @@ MUST_RERUN = {
     "build.tokens_per_block": (64, BUILD),
     "build.tp_size": (2, QUANTIZE | BASE),
     "build.pp_size": (2, QUANTIZE | BASE),
+    "build.moe_ep_size": (2, QUANTIZE | BASE),
     "tuning.name": ("plain", NOTHING),  # TensorRT engines only
     "runtime.enable_chunked_context": (True, REPOSITORY),
     "lora.adapters": ({1: Path("/adapter")}, NOTHING),  # their content counts, as inputs

@@ -143,6 +143,8 @@ class NamedOptions(ChoosingGroup):
             input.
         tp_size: tensor parallel ranks; trtllm-build reads them from the checkpoint.
         pp_size: pipeline parallel ranks; likewise.
+        moe_ep_size: of a mixture: groups of tensor parallel ranks that hold whole experts of their own; the ranks of
+            a group share each expert.
         kv_cache_type: layout of the KV cache.
         tokens_per_block: tokens of one block of the paged KV cache; smaller blocks are reused more often.
         gemm_plugin: cuBLASLt matrix products and their type; null is chosen by the tuning, and otherwise off, but
@@ -161,6 +163,7 @@ class NamedOptions(ChoosingGroup):
     """
 
     CHOSEN: ClassVar[tuple[str, ...]] = (*LIMITS_FOR_LOAD, *TUNED)
+    LATER: ClassVar[Mapping[str, Any]] = {"moe_ep_size": 1}
 
     max_batch_size: Annotated[int, Field(ge=1, le=2**16)] = 2048
     max_input_len: Tokens = 1024
@@ -172,6 +175,7 @@ class NamedOptions(ChoosingGroup):
 
     tp_size: Ranks = 1
     pp_size: Ranks = 1
+    moe_ep_size: Ranks = 1
     workers: Ranks = 1
 
     kv_cache_type: Literal["continuous", "paged", "disabled"] = "paged"
@@ -231,6 +235,7 @@ class BuildSettings(NamedOptions):
     def every(self) -> dict[str, Any]:
         """Return the value of every option and the ranks, as JSON has them."""
         names = [name for name in ("tp_size", "pp_size", *OPTIONS) if name != "model_config"]  # as in stored results
+        names += [name for name, usual in self.LATER.items() if self[name] != usual]
         values = {name: self[name] for name in names}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 

@@ -85,15 +85,16 @@ class Workshop:
         return np.array(prompts[: SEQUENCES * WIDTH], dtype=np.int64).reshape(SEQUENCES, WIDTH)
 
     def checkpoint(
-        self, kind: str, qformat: QFormat, kv: KvFormat = KvFormat.AUTO, *, tp: int = 1, pp: int = 1
+        self, kind: str, qformat: QFormat, kv: KvFormat = KvFormat.AUTO, *, tp: int = 1, pp: int = 1, ep: int = 1
     ) -> Path:
         """Compress a bundled model."""
 
         def make(out: Path) -> None:
             texts = quiz_prompts()[:8]
-            quantize(self.source(kind), out, quant_spec(qformat, kv), texts, CALIBRATION, tp_size=tp, pp_size=pp)
+            ranks = {"tp_size": tp, "pp_size": pp, "moe_ep_size": ep}
+            quantize(self.source(kind), out, quant_spec(qformat, kv), texts, CALIBRATION, **ranks)
 
-        return made_once(self.shared / f"checkpoint-{kind}-{qformat}-{kv}-{tp}-{pp}", make)
+        return made_once(self.shared / f"checkpoint-{kind}-{qformat}-{kv}-{tp}-{pp}-{ep}", make)
 
     def mix(self, kind: str, spec: QuantSpec) -> Path:
         """Compress a bundled model into searched formats."""

@@ -144,6 +144,40 @@ def test_split_checkpoints_give_the_same_engine(
     np.testing.assert_array_equal(workshop.logits(split, kind), whole)
 
 
+@pytest.mark.parametrize(("qformat", "tp"), [(QFormat.NONE, 4), (QFormat.INT4_RTN, 2)])
+def test_experts_are_divided_as_tensorrt_llm_reads_them(qformat: QFormat, tp: int, workshop: Workshop) -> None:
+    """Rank r has the experts of group r % moe_ep_size, and of each the part r // moe_ep_size; together, all of it."""
+    folder = workshop.checkpoint("mixtral", qformat, tp=tp, ep=2)
+    assert verify(folder) == []
+    split, whole = Checkpoint.open(folder), Checkpoint.open(workshop.checkpoint("mixtral", qformat))
+    mapping = json.loads((folder / "config.json").read_text())["mapping"]
+    assert (mapping["world_size"], mapping["moe_tp_size"], mapping["moe_ep_size"]) == (tp, tp // 2, 2)
+    for name in whole:
+        np.testing.assert_array_equal(split.tensor(name), whole.tensor(name))
+        assert split.spec(name) == whole.spec(name)
+    name = "transformer.layers.1.mlp.proj.weight"
+    first_half, last_part = np.split(whole.tensor(name), 2)[0], np.split(whole.tensor(name), tp // 2, axis=2)[-1]
+    np.testing.assert_array_equal(split.rank_headers()[-1][name], last_part[2:])
+    np.testing.assert_array_equal(split.rank_headers()[-2][name], np.split(first_half, tp // 2, axis=2)[-1])
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({"moe_ep_size": 3}, "moe_tp_size=unset, moe_ep_size=3 and tp_size=4"),
+        ({"moe_tp_size": 2, "moe_ep_size": 4}, "moe_tp_size=2, moe_ep_size=4 and tp_size=4"),
+        ({"tp_size": 8, "world_size": 8, "moe_tp_size": 1}, "divides 4 experts between moe_ep_size=8"),
+    ],
+)
+def test_experts_that_ranks_cannot_share_are_refused(
+    mapping: dict[str, int], message: str, workshop: Workshop, tmp_path: Path
+) -> None:
+    raw = json.loads((workshop.checkpoint("mixtral", QFormat.NONE) / "config.json").read_text())
+    ranks = {"tp_size": 4, "world_size": 4} | mapping
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"num_attention_heads": 8, "mapping": ranks}))
+    assert message in verify(tmp_path)[0].message
+
+
 @pytest.mark.parametrize(
     "kind", ["qwen2", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("mistral", "qwen"))]
 )

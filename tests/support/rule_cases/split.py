@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipelines.domain.formats import QFormat
-from tests.support.rule_cases.words import AWQ, FP8, GEMMA, LLAMA, QWEN3, SQ, Case
+from tests.support.rule_cases.words import AWQ, FP8, GEMMA, LLAMA, MIXTRAL, QWEN3, SQ, Case
 
 CASES = {
     "head-norms-need-shared-kv-heads": Case(
@@ -20,6 +20,11 @@ CASES = {
         {"shape": LLAMA, "build": {"tp_size": 3}},
         "tp_size=3 does not divide num_attention_heads=32",
         {"build": {"tp_size": 4}},
+    ),
+    "experts-are-divided-evenly": Case(
+        {"shape": MIXTRAL, "build": {"tp_size": 16, "moe_ep_size": 16}},
+        "moe_ep_size=16 must divide tp_size=16 and the 8 experts",
+        {"build": {"tp_size": 16, "moe_ep_size": 8}},
     ),
     "ranks-share-kv-heads-evenly": Case(
         {"shape": LLAMA, "build": {"tp_size": 3}}, "tp_size=3 and num_key_value_heads=8", {"build": {"tp_size": 16}}
