@@ -276,6 +276,7 @@ def _of_auto_fp8(block: Mapping[str, Any]) -> _Demands:
 
 _ALGORITHMS = tuple(dict.fromkeys(FORMATS[each].quant_algo for each in UNIFORM if FORMATS[each].calibrated))
 _MIXED_ALGORITHMS = tuple(FORMATS[each].quant_algo for each in UNIFORM if FORMATS[each].mixable)
+_ROUTER = re.compile(r"(model\.layers\.\d+\.|re:\.\*)(block_sparse_moe|mlp)\.gate\$?")
 _LINEAR = re.compile(r"model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)")
 
 
@@ -328,10 +329,10 @@ def _apart(layers: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Any]]
 
 
 def _unknown(left_out: Any) -> Any:
-    """Return the 16-bit modules besides head and embedding, which a TensorRT-LLM checkpoint always keeps in 16 bit."""
+    """Return the 16-bit modules besides head, embedding and routers, which a TensorRT-LLM checkpoint keeps in 16 bit."""
     if not isinstance(left_out, list):
         return left_out or None
-    return [name for name in left_out if name not in _IN_16_BIT] or None
+    return [name for name in left_out if name not in _IN_16_BIT and not _ROUTER.fullmatch(str(name))] or None
 
 
 _DEMANDS: dict[str, Callable[[Mapping[str, Any]], _Demands]] = {

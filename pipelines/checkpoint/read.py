@@ -95,9 +95,9 @@ class Checkpoint:
         """
         files, stored = self._place(name)
         infos = [file.header[stored] for file in files]
-        axis = split_axis(name, infos[0].shape)
+        axis = self._axis(name, infos[0].shape)
         shape = list(infos[0].shape)
-        ep_size = self.config.moe_ep_size if len(shape) == 3 else 1
+        ep_size = self.config.moe_ep_size if self._of_experts(name, len(shape)) else 1
         infos = infos[::ep_size]
         shape[0] *= ep_size
         if axis is not None and len(infos) > 1:
@@ -113,9 +113,10 @@ class Checkpoint:
         """
         files, stored = self._place(name)
         parts = [file[stored] for file in files]
-        if parts[0].ndim == 3 and (size := self.config.moe_ep_size) > 1:  # whole experts of neighbouring ranks
+        if self._of_experts(name, parts[0].ndim) and (size := self.config.moe_ep_size) > 1:
+            # whole experts of neighbouring ranks
             parts = [np.concatenate(parts[start : start + size]) for start in range(0, len(parts), size)]
-        axis = split_axis(name, parts[0].shape)
+        axis = self._axis(name, parts[0].shape)
         if len(parts) == 1:
             return parts[0]
         if axis is None:
@@ -128,6 +129,15 @@ class Checkpoint:
             parts = [np.split(part, 2, axis=axis)[half] for half in range(2) for part in parts]
         merged: Array = np.concatenate(parts, axis=axis)
         return merged[: len(merged) - self._padded_rows(name, len(merged))]
+
+    def _of_experts(self, name: str, dimensions: int) -> bool:
+        """Return whether the first dimension is the experts': of weights, and of FP8's scales [E, 1]."""
+        scale = dimensions == 2 and name.endswith(".weights_scaling_factor") and ".mlp." in name
+        return self.config.experts is not None and (dimensions == 3 or scale)
+
+    def _axis(self, name: str, shape: tuple[int, ...]) -> int | None:
+        per_expert = len(shape) == 2 and self._of_experts(name, 2)
+        return None if per_expert else split_axis(name, shape)
 
     def _place(self, name: str) -> tuple[list[TensorFile], str]:
         if name not in self._places:

@@ -249,7 +249,8 @@ def _layer_tensors(config: CheckpointConfig, path: str) -> Tensors:
         # up and gate are one, as TensorRT-LLM's plugin reads them
         for name, (out, width) in {"mlp.fc": (2 * inner, hidden), "mlp.proj": (hidden, inner)}.items():
             for leaf, tensor in _linear_tensors(config, name, f"{path}.{name}", out, width).items():
-                tensors[leaf] = Expected(tensor.dtype, (own, *tensor.shape))
+                shared = leaf.endswith("activation_scaling_factor")  # by all experts
+                tensors[leaf] = tensor if shared else Expected(tensor.dtype, (own, *tensor.shape))
     if config.quantization.kv_cache_quant_algo:
         tensors |= {f"attention.{name}": Expected("F32", (1,)) for name in _KV_SCALES}
     return tensors

@@ -165,14 +165,18 @@ class CheckpointTensors:
     def _of_experts(self, layer: int, module: str, leaf: str) -> torch.Tensor:
         """Return the router [E, I], in float32 as TensorRT-LLM computes it, or a tensor of all experts [E, ...]."""
         assert self._family.experts is not None
-        place, (gate, up, down) = self._family.experts
-        prefix = f"model.layers.{layer}.{place}"
         if module == "mlp.router":
-            return self._read(f"{prefix}.gate.weight").float()
-        linears = (up, gate) if module == "mlp.fc" else (down,)
-        names = [f"{prefix}.experts.{number}.{name}" for number in range(self._experts) for name in linears]
-        joined = self._joined(names, leaf)
+            return self._read(f"model.layers.{layer}.{self._family.experts[0]}.gate.weight").float()
+        joined = self._joined([name for names in self.linears_of_experts(layer, module) for name in names], leaf)
         return joined.reshape(self._experts, -1, joined.shape[1])
+
+    def linears_of_experts(self, layer: int, module: str) -> list[list[str]]:
+        """Return for each expert the linears of the Hugging Face model that are one in a checkpoint: up before gate."""
+        assert self._family.experts is not None
+        place, (gate, up, down) = self._family.experts
+        linears = (up, gate) if module == "mlp.fc" else (down,)
+        prefix = f"model.layers.{layer}.{place}.experts"
+        return [[f"{prefix}.{number}.{name}" for name in linears] for number in range(self._experts)]
 
     def _rounded_linear(self, names: list[str]) -> RoundedLinear:
         """Return the weight that consists of those of these linears; the last one is kept."""
@@ -201,6 +205,9 @@ class Split(NamedTuple):
     tp_size: int = 1
     pp_size: int = 1
     moe_ep_size: int = 1
+
+
+ONE_RANK = Split()
 
 
 def _rank_part(shape: ModelShape, config: CheckpointConfig, name: str, whole: torch.Tensor, rank: int) -> torch.Tensor:
@@ -339,7 +346,7 @@ def checkpoint_config(
     dtype: str,
     quantization: Mapping[str, Any],
     producer: Mapping[str, str],
-    split: Split = Split(),
+    split: Split = ONE_RANK,
 ) -> dict[str, Any]:
     """Return what ModelOpt would write into config.json, before it is corrected."""
     shape, config = source.shape, source.shape.family.settled(source.config)

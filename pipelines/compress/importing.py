@@ -56,6 +56,7 @@ class _Folder:
         self.rest = CheckpointTensors(source, self._dtype)
         self._tensors = _Tensors({name: file for file in map(TensorFile, source.weight_files) for name in file})
         self._layers = range(source.shape.num_hidden_layers)
+        self._has_experts = source.shape.family.experts is not None
         self.declared = given_format(self.block)
         self._packing = packing_of(self.block)
         self.points = (
@@ -71,12 +72,22 @@ class _Folder:
     def layer(self, layer: int, expected: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what is quantized of a layer, by name within it."""
         for module in LINEARS:
-            for leaf, tensor in self._stored(layer, module, expected):
+            of_experts = self._has_experts and module.startswith("mlp.")
+            stored = self._experts(layer, module) if of_experts else self._stored(layer, module, expected)
+            for leaf, tensor in stored if module != "mlp.gate" or not of_experts else ():  # it is part of mlp.fc
                 yield f"{module}.{leaf}", tensor
         if self._spec.kv_cache is not KvFormat.AUTO and self._spec.kv_cache is self.declared.kv_cache:
             scales = kv_scales(self._tensors, f"model.layers.{layer}.self_attn")
             for name, scale in zip(("kv", "k", "v"), (max(scales), *scales), strict=True):
                 yield f"attention.{name}{KV_SCALE}", torch.tensor([scale])
+
+    def _experts(self, layer: int, module: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the FP8 tensors of all experts; all share the scale of activations (TensorRT-LLM `layers/moe.py`)."""
+        linears = self.rest.linears_of_experts(layer, module)
+        experts = [fused_fp8([decode_fp8(self._tensors, name) for name in names]) for names in linears]
+        yield "weight", _from_numpy(np.stack([expert.weight for expert in experts]))
+        yield "weights_scaling_factor", torch.tensor([[expert.scale] for expert in experts])
+        yield "activation_scaling_factor", torch.tensor([max(expert.input_scale for expert in experts)])
 
     def _stored(self, layer: int, module: str, expected: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
         names, qformat = names_of(layer, module), self.format_of(layer, module)
@@ -204,7 +215,8 @@ def _refuse_faults(source: ModelFolder, spec: QuantSpec, world_size: int) -> Non
     ):
         raise UserError.of(faults)
     family = source.shape.family
-    if set(family.layer_norms) != set(NORMS) or family.fused_linears or family.experts:
+    other = family.experts is not None and spec.quant.qformat is not QFormat.FP8
+    if set(family.layer_norms) != set(NORMS) or family.fused_linears or other:
         raise UserError(f"A quantized folder of {family.architecture} cannot be taken over.", todo="Give the original.")
 
 

@@ -353,6 +353,7 @@ def _decoder(family: Family) -> str:
         raise UserError(
             f"ModelOpt cannot export {family.architecture} to a TensorRT-LLM checkpoint.",
             allowed="Without it: quant=none, int8_wo, int4_wo, and int4_rtn with quant.int4_scales=max.",
+            todo="To diagnose another format, set diagnose.simulate=false.",
         )
     return family.modelopt_type
 

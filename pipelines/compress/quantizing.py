@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,20 @@ def quantize(
     else:
         from pipelines.compress.by_modelopt import QuantizeTask, quantize_by_modelopt
 
-        task = QuantizeTask(source, spec, texts, calibration, tp_size, pp_size, picked, device, layout)
-        facts = quantize_by_modelopt(task, out_dir, progress)
+        # ModelOpt exports experts in Hugging Face's layout alone
+        between = out_dir / "hugging_face" if family.experts and layout != "hugging_face" else None
+        if between and tp_size * pp_size > 1:
+            raise UserError(
+                f"An FP8 checkpoint of {family.architecture} has one rank, not {tp_size * pp_size}.",
+                todo="Set build.tp_size=1 build.pp_size=1, or use engine=tensorrt_llm_llmapi.",
+            )
+        task = QuantizeTask(
+            source, spec, texts, calibration, tp_size, pp_size, picked, device, "hugging_face" if between else layout
+        )
+        facts = quantize_by_modelopt(task, between or out_dir, progress)
+        if between:
+            taken = import_folder(look_at(between), out_dir, spec, 1, picked, (), calibration, device, progress)
+            facts = {**facts, **taken, **{name: facts[name] for name in ("calibration", "tool")}}
+            shutil.rmtree(between)
     # the files do not name the algorithm
     return {**facts, "qformat": str(spec.quant.qformat), "source_bytes": source.weight_bytes}

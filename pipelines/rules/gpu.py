@@ -50,10 +50,12 @@ def _not_by_tensor(d: DeploymentFacts) -> Cases:
     family, formats = shape(d).family, d.candidates or (d.qformat,)
     if not family.by_tensor or not calibrates(formats, d.kv_format):
         return ()
-    rounds = "" if d.needs_gpu else ", int4_rtn"
-    if rounds and formats == (QFormat.INT4_RTN,) and d.kv_format is KvFormat.AUTO:
+    if not d.needs_gpu and formats == (QFormat.INT4_RTN,) and d.kv_format is KvFormat.AUTO:
         return ()
-    return [{"why": family.not_exported, "by_tensor": f"none, int8_wo, int4_wo{rounds}"}]
+    if family.experts and formats == (QFormat.FP8,) and d.kv_format is not KvFormat.INT8 and d.world_size == 1:
+        return ()
+    more = ("" if d.needs_gpu else ", int4_rtn") + (", fp8 (on one rank)" if family.experts else "")
+    return [{"why": family.not_exported, "by_tensor": f"none, int8_wo, int4_wo{more}"}]
 
 
 rule = partial(Rule, topic=TOPIC, needs=("sm",))

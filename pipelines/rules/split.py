@@ -85,7 +85,13 @@ def uneven(d: DeploymentFacts) -> Cases:
     counts = {"num_attention_heads": (model.num_attention_heads, ranks)}
     counts["intermediate_size"] = (model.intermediate_size, sharing)
     return [
-        {"name": "moe_tp_size" if size < ranks else "tp_size", "size": size, "what": what, "count": count, "divisors": _divisors(count)}
+        {
+            "name": "moe_tp_size" if size < ranks else "tp_size",
+            "size": size,
+            "what": what,
+            "count": count,
+            "divisors": _divisors(count),
+        }
         for what, (count, size) in counts.items()
         if count % size
     ]

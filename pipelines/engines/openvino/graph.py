@@ -199,6 +199,8 @@ class GraphBuilder:
         config, experts = self._config, self._config.experts
         assert experts is not None
         inner, act = config.intermediate_size, _ACTS[config.hidden_act]
+        rounds = config.format_of(f"{ours}.mlp.fc").activation in _QUANTIZERS
+        rounded = self._quantized(f"{ours}.mlp.fc", f"{theirs}.mlp.experts", normed) if rounds else normed
 
         def expert(number: int, rows: ov.Node) -> ov.Node:
             store = self._store.of(ExpertTensors(self._checkpoint, number))
@@ -210,10 +212,13 @@ class GraphBuilder:
 
             up = product("fc", "up_proj", rows, slice(0, inner))
             gate = product("fc", "gate_proj", rows, slice(inner, 2 * inner))
-            return product("proj", "down_proj", op.multiply(act(gate), up, "NONE"))
+            inside = op.multiply(act(gate), up, "NONE")
+            if rounds:
+                inside = self._quantized(f"{ours}.mlp.proj", f"{name}.down_proj", inside)
+            return product("proj", "down_proj", inside)
 
         router = self._store.float32(f"{ours}.mlp.router.weight")
-        return routed(normed, router, experts, config.hidden_size, f"{theirs}.mlp", expert)
+        return routed(normed, rounded, router, experts, config.hidden_size, f"{theirs}.mlp", expert)
 
     def _attention(self, layer: int, x: ov.Node, shared: _Inputs) -> ov.Node:
         config, ours = self._config, f"transformer.layers.{layer}.attention"

@@ -51,13 +51,16 @@ class ExpertTensors:
         return part
 
 
-def routed(x: ov.Node, router: Array, experts: Experts, hidden: int, name: str, expert: Expert) -> ov.Node:
+def routed(
+    x: ov.Node, rounded: ov.Node, router: Array, experts: Experts, hidden: int, name: str, expert: Expert
+) -> ov.Node:
     """Return the sum of what the experts of each token return, times their weights.
 
     The weights are those of a softmax over all experts, in float32 as in TensorRT-LLM's plugin and Transformers.
 
     Args:
         x: [B, T, H].
+        rounded: the same as experts take it.
         router: float32 [E, H].
         experts: how many there are, and how many a token goes through.
         hidden: H.
@@ -84,6 +87,8 @@ def routed(x: ov.Node, router: Array, experts: Experts, hidden: int, name: str, 
     row = op.range(np.int64(0), op.squeeze(rows, np.int64(0)), np.int64(1), "i64")
     order = op.scatter_elements_update(op.broadcast(np.int64(0), rows), place, row, np.int64(0))
 
+    if rounded is not x:
+        tokens = op.reshape(rounded, np.array([-1, hidden], dtype=np.int64), special_zero=False)
     sorted_rows = op.gather(tokens, op.divide(order, np.int64(experts.chosen)), np.int64(0))
     parts = op.variadic_split(named(sorted_rows, f"{name}.rows"), np.int64(0), op.convert(counts, "i64"))
     results = [

@@ -238,6 +238,11 @@ def in_fp8(weights=FP8, inputs=FP8, **more):
         (in_fp8(weights=FP8 | {"strategy": "channel"}), {}, r"weights\.strategy='channel'. It can be 'tensor'"),
         (in_fp8(kv_cache_scheme=FP8 | {"num_bits": 4}), {}, r"kv_cache_scheme\.num_bits=4. It can be 8"),
         (in_fp8(ignore=["model.layers.0.mlp.up_proj"]), {}, r"ignore=\['model.layers.0.mlp.up_proj'\]"),
+        (
+            in_fp8(ignore=["re:.*block_sparse_moe.gate", "model.layers.3.mlp.gate", "model.layers.0.mlp.up_proj"]),
+            {},
+            r"ignore=\['model.layers.0.mlp.up_proj'\]",  # routers stay in 16 bit anyway
+        ),
         (in_fp8(inputs=None), {}, r"input_activations\.num_bits=None. It can be 8"),
         (AUTO_FP8 | {"activation_scheme": "dynamic"}, {}, "activation_scheme='dynamic'. It can be 'static'"),
         (AUTO_FP8 | {"weight_block_size": [128, 128]}, {}, r"weight_block_size=\[128, 128\]. It must be absent"),
