@@ -52,9 +52,10 @@ def _not_by_tensor(d: DeploymentFacts) -> Cases:
         return ()
     if not d.needs_gpu and formats == (QFormat.INT4_RTN,) and d.kv_format is KvFormat.AUTO:
         return ()
-    if family.experts and formats == (QFormat.FP8,) and d.kv_format is not KvFormat.INT8 and d.world_size == 1:
+    fp8 = bool(family.experts) and d.world_size == 1
+    if fp8 and formats == (QFormat.FP8,) and d.kv_format is not KvFormat.INT8:
         return ()
-    more = ("" if d.needs_gpu else ", int4_rtn") + (", fp8 (on one rank)" if family.experts else "")
+    more = "" if d.needs_gpu else ", int4_rtn" + (", fp8" if fp8 else "")
     return [{"why": family.not_exported, "by_tensor": f"none, int8_wo, int4_wo{more}"}]
 
 
