@@ -329,7 +329,7 @@ def _apart(layers: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Any]]
 
 
 def _unknown(left_out: Any) -> Any:
-    """Return the 16-bit modules besides head, embedding and routers, which a TensorRT-LLM checkpoint keeps in 16 bit."""
+    """Return the 16-bit modules besides head, embedding and routers, which a TensorRT-LLM checkpoint keeps so."""
     if not isinstance(left_out, list):
         return left_out or None
     return [name for name in left_out if name not in _IN_16_BIT and not _ROUTER.fullmatch(str(name))] or None
