@@ -212,7 +212,7 @@ def sequential_text(rows: Sequence[Mapping[str, Any]]) -> str:
         return ""
     each = [
         f"{row['format']} {row['questions']:,} of {how['of']:,}, looked at after "
-        + ", ".join(f"{look['questions']:,}" for look in how["looks"])
+        + ", ".join(f"{interim['questions']:,}" for interim in how["looks"])
         for row, how in went
     ]
     return (

@@ -140,12 +140,12 @@ def _narrow(
         for number in range(record.layers, layers.layers):
             states.drop_before(number)
             scores = _layer_scores(layers.load(number).model.layers[0], states, number)
-            kept, shares = _most_important(scores, shape)
+            indexes, shares = _most_important(scores, shape)
             for name, file, new in folder.changed(number):
                 weight = layers.weights.tensor(name, layers.weights.dtype(name))
-                writer.write(file, new, iter([_part(name, weight, kept, shape.head_dim)]))
+                writer.write(file, new, iter([_part(name, weight, indexes, shape.head_dim)]))
             writer.sync()
-            _note(record, kept, shares, shape)
+            _note(record, indexes, shares, shape)
             record.complete(number + 1)
             advance(1)
     return folder
@@ -189,15 +189,17 @@ def _most_important(scores: dict[str, torch.Tensor], shape: ModelShape) -> tuple
     kv = best.values.sum(dim=1).topk(shape.num_key_value_heads).indices.sort().values
     heads = (kv[:, None] * groups.shape[1] + best.indices[kv].sort(dim=1).values).flatten()
     shares = {"mlp": channels_i[mlp].sum() / channels_i.sum(), "heads": heads_n[heads].sum() / heads_n.sum()}
-    kept = {"mlp": mlp, "heads": heads, "kv_heads": kv}
-    return {name: index.cpu() for name, index in kept.items()}, {name: float(share) for name, share in shares.items()}
+    indexes = {"mlp": mlp, "heads": heads, "kv_heads": kv}
+    return {name: index.cpu() for name, index in indexes.items()}, {
+        name: float(share) for name, share in shares.items()
+    }
 
 
-def _note(record: ProgressRecord, kept: Indexes, shares: dict[str, float], shape: ModelShape) -> None:
+def _note(record: ProgressRecord, indexes: Indexes, shares: dict[str, float], shape: ModelShape) -> None:
     """Note for the facts which heads of a layer stay, and the shares, of what is pruned."""
     noted = record.notes.setdefault("importance_kept", {})
     if shape.num_attention_heads < shape.unpruned.num_attention_heads:
-        record.notes.setdefault("kept_heads", []).append(kept["heads"].tolist())
+        record.notes.setdefault("kept_heads", []).append(indexes["heads"].tolist())
         noted.setdefault("heads", []).append(round(shares["heads"], 6))
     if shape.intermediate_size < shape.unpruned.intermediate_size:
         noted.setdefault("mlp", []).append(round(shares["mlp"], 6))
@@ -227,12 +229,12 @@ def _smaller(name: str, was: tuple[int, ...], shape: ModelShape) -> tuple[int, .
     return (*was[:dim], sizes[what], *was[dim + 1 :])
 
 
-def _part(name: str, weight: torch.Tensor, kept: Indexes, head_dim: int) -> torch.Tensor:
+def _part(name: str, weight: torch.Tensor, indexes: Indexes, head_dim: int) -> torch.Tensor:
     """Return what stays of a weight or a bias."""
     cut = _cut(name)
     assert cut is not None, "only what becomes smaller is cut"
     dim, what = cut
-    index = kept[what]
+    index = indexes[what]
     if what != "mlp":
         index = (index[:, None] * head_dim + torch.arange(head_dim)).flatten()
     return weight.index_select(dim, index)
@@ -257,29 +259,29 @@ def _drop_layers(
     losses: list[float] = record.notes.setdefault("losses", [])
     record.announce(len(layers) - shape.num_hidden_layers, progress)
 
-    def loss(kept: list[int]) -> float:
-        model.model.layers = torch.nn.ModuleList(layers[number] for number in kept)
-        model.config.num_hidden_layers = len(kept)
+    def loss(numbers: list[int]) -> float:
+        model.model.layers = torch.nn.ModuleList(layers[number] for number in numbers)
+        model.config.num_hidden_layers = len(numbers)
         if kinds:
-            model.config.layer_types = [kinds[number] for number in kept]
+            model.config.layer_types = [kinds[number] for number in numbers]
         return _loss(model, data, device)
 
-    kept = [number for number in range(len(layers)) if number not in dropped]
+    remaining = [number for number in range(len(layers)) if number not in dropped]
     if "loss_before" not in record.notes:
-        record.notes["loss_before"] = round(loss(kept), 6)
-    runs = sum(range(shape.num_hidden_layers + 1, len(kept) + 1))
+        record.notes["loss_before"] = round(loss(remaining), 6)
+    runs = sum(range(shape.num_hidden_layers + 1, len(remaining) + 1))
     with progress.task("dropping layers", runs, "passes") as advance:
-        while len(kept) > shape.num_hidden_layers:
+        while len(remaining) > shape.num_hidden_layers:
             without = {}
-            for number in kept:
-                without[number] = loss([other for other in kept if other != number])
+            for number in remaining:
+                without[number] = loss([other for other in remaining if other != number])
                 advance(1)
             least = min(without, key=lambda number: without[number])
-            kept.remove(least)
+            remaining.remove(least)
             dropped.append(least)
             losses.append(round(without[least], 6))
             record.complete(len(dropped))
-    folder = PrunedFolder(source, out_dir, kept, lambda _name, was: was)
+    folder = PrunedFolder(source, out_dir, remaining, lambda _name, was: was)
     folder.create()
     return folder
 

@@ -228,10 +228,10 @@ class PrunedFolder:
         kept: layers that stay, by their number in the original model.
     """
 
-    def __init__(self, source: ModelFolder, out_dir: Path, kept: list[int], smaller: Smaller) -> None:
+    def __init__(self, source: ModelFolder, out_dir: Path, layers: list[int], smaller: Smaller) -> None:
         """Decide which tensor goes where; nothing is written."""
-        self._source, self._out_dir, self.kept = source, out_dir, kept
-        self._numbers = {old: new for new, old in enumerate(kept)}
+        self._source, self._out_dir, self.kept = source, out_dir, layers
+        self._numbers = {old: new for new, old in enumerate(layers)}
         self._places: dict[str, tuple[str, str, tuple[int, ...]]] = {}
         self._stored: dict[str, tuple[Path, TensorInfo]] = {}
         for path in loaded_files(source):

@@ -171,7 +171,7 @@ class Deployment(Goal):
             values = held.model_dump(exclude_none=True, exclude_unset=True) | {name: value}
             if name == "qformat":  # as the file of the other format does
                 values["group_size"] = group_instead(held.qformat, held.group_size, QFormat(value))
-                values = {key: kept for key, kept in values.items() if key not in held.SEARCH}
+                values = {key: fields for key, fields in values.items() if key not in held.SEARCH}
             groups[group] = type(held).judged(values, f"{group}.")
         return self.with_groups(**groups)
 

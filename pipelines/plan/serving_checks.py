@@ -61,18 +61,18 @@ def _pictures(d: Deployment) -> list[Fault]:
     work, images = d.settings.workload, d.settings.multimodal
     if not work.images or d.settings.benchmark.is_openai:  # an OpenAI endpoint says so itself
         return []
-    asked, faults = f"workload.images={work.images}", list[Fault]()
+    setting, faults = f"workload.images={work.images}", list[Fault]()
     if images.visual_tokens is None:
         return [
             Fault(
-                f"{asked}, and {d.settings.model.label} reads text alone.",
+                f"{setting}, and {d.settings.model.label} reads text alone.",
                 todo=f"{SEES}, or set workload.images=0.",
             )
         ]
     if work.images > images.images_per_request and not d.is_elsewhere:
         faults.append(
             Fault(
-                f"{asked} is more than multimodal.images_per_request={images.images_per_request}, for which"
+                f"{setting} is more than multimodal.images_per_request={images.images_per_request}, for which"
                 " max_multimodal_len has room.",
                 todo=f"Set multimodal.images_per_request={work.images}, or fewer images.",
             )
@@ -82,7 +82,7 @@ def _pictures(d: Deployment) -> list[Fault]:
     if (shortest := min(filter(None, lengths), default=None)) is not None and shortest <= visual:
         faults.append(
             Fault(
-                f"workload.isl={shortest} is to contain the {visual} tokens of {asked} and a text.",
+                f"workload.isl={shortest} is to contain the {visual} tokens of {setting} and a text.",
                 todo=f"Set workload.isl to more than {visual}.",
             )
         )
@@ -153,13 +153,13 @@ def _devices(d: Deployment) -> list[Fault]:
     ranks = by.tp_size * by.pp_size
     for key in ("gpu_device_ids", "draft_gpu_device_ids", "participant_ids"):
         groups = getattr(triton, key) or ()
-        given = f"triton.{key}={[list(group) for group in groups]}".replace(" ", "")
+        stated = f"triton.{key}={[list(group) for group in groups]}".replace(" ", "")
         # nodes number their GPUs alike
         twice = [group for group in groups if len(set(group)) < len(group) and triton.num_nodes == 1]
         if twice or any(len(group) != ranks for group in groups):
             faults.append(
                 Fault(
-                    f"{given} does not fit an engine of {ranks} rank(s) (tp_size={by.tp_size}, pp_size={by.pp_size}).",
+                    f"{stated} does not fit an engine of {ranks} rank(s) (tp_size={by.tp_size}, pp_size={by.pp_size}).",
                     f"Each instance has {ranks} different number(s).",
                     f"Change triton.{key}, or the ranks.",
                 )
@@ -167,7 +167,7 @@ def _devices(d: Deployment) -> list[Fault]:
         elif key != "participant_ids" and most and any(gpu >= most for group in groups for gpu in group):
             faults.append(
                 Fault(
-                    f"{given} names a GPU that a server with {hardware.name} does not have.",
+                    f"{stated} names a GPU that a server with {hardware.name} does not have.",
                     f"hardware.gpus_per_server={most}, numbered from 0.",
                     f"Change triton.{key}, or set hardware.gpus_per_server.",
                 )

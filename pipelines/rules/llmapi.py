@@ -92,10 +92,10 @@ def _ignored_options(options: Mapping[str, Any], version: str | None, source: st
 
 def _doubtful(d: DeploymentFacts) -> Cases:
     """Return what the versions before and after this one take differently."""
-    found = doubts(d.llm_api.others, d.llm_api.version)
+    disputed = doubts(d.llm_api.others, d.llm_api.version)
     return [
         {"judge": judge, "does": "ignores" if ignored else "refuses", "options": listed(names)}
-        for judge, ignored, names in found
+        for judge, ignored, names in disputed
     ]
 
 

@@ -76,8 +76,8 @@ def _deep_tree(d: DeploymentFacts) -> Cases:
     name, nodes = _tree(d)
     depth, most = max(map(len, nodes), default=0), d.draft_depth or 0
     right = depth <= most if name == "medusa_choices" else depth == most
-    given = "num_heads" if name == "medusa_choices" else "num_layers"
-    return ({"name": name, "depth": depth, "given": given},) if nodes and not right else ()
+    key = "num_heads" if name == "medusa_choices" else "num_layers"
+    return ({"name": name, "depth": depth, "given": key},) if nodes and not right else ()
 
 
 def _torn_tree(d: DeploymentFacts) -> Cases:

@@ -259,7 +259,7 @@ class EvaluateServed:
 
     def _ask(
         self,
-        asked: EvalSettings,
+        settings: EvalSettings,
         identity: Mapping[str, Any],
         inputs: Mapping[str, Path],
         out_dir: Path,
@@ -268,7 +268,7 @@ class EvaluateServed:
         *,
         warns: bool = False,
     ) -> dict[str, Any]:
-        server = server_of(asked, identity, self.answers / f"{self.model}-{self.eval.task}", progress)
+        server = server_of(settings, identity, self.answers / f"{self.model}-{self.eval.task}", progress)
         # The server computes the last token of a choice too, which an engine only predicts, and one more.
         positions = json.loads((inputs["model"] / "config.json").read_text())["max_position_embeddings"]
         longest = (self.max_length or int(positions)) - 2
@@ -293,16 +293,16 @@ class EvaluateByTrtllmServe(EvaluateServed):
 
     def identity(self) -> dict[str, Any]:
         """Return task and limits, and the labels, because they appear in the result; its address is not its model."""
-        asked = {name: value for name, value in super().identity().items() if name not in ("url", "served_model")}
-        return {**asked, "engine": LLM_API.name, "variant": self.variant}
+        fields = {name: value for name, value in super().identity().items() if name not in ("url", "served_model")}
+        return {**fields, "engine": LLM_API.name, "variant": self.variant}
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Start the server and ask it every question that this repository did not answer before."""
         identity = {**self.identity(), "content": read_manifest(inputs["repository"])["digest"]}
         with trtllm_serve(inputs["repository"], self.serving, self.logs, progress) as server:
-            asked, labels = self.eval.model_copy(update={"url": server.url}), (self.variant, LLM_API.name)
+            settings, labels = self.eval.model_copy(update={"url": server.url}), (self.variant, LLM_API.name)
             try:
-                return self._ask(asked, identity, inputs, out_dir, progress, labels, warns=self.warns)
+                return self._ask(settings, identity, inputs, out_dir, progress, labels, warns=self.warns)
             except UserError:
                 server.check(wait_s=1)  # of one that ended, the reason counts
                 raise

@@ -253,13 +253,13 @@ def doubts(options: Mapping[str, Any], version: str | None) -> list[tuple[str, b
     Returns:
         (version, whether it ignores them or else refuses them, options) of each table.
     """
-    judges, sure, found = tables_of(version), {each.option for each in complaints(options, version, "")}, []
+    judges, sure, disputed = tables_of(version), {each.option for each in complaints(options, version, "")}, []
     for table in judges if len(judges) > 1 else ():
         own = [each for each in complaints(options, table.version, "") if each.option not in sure]
         for ignored in (False, True):
             if names := [each.option for each in own if each.ignored is ignored]:
-                found.append((table.version, ignored, names))
-    return found
+                disputed.append((table.version, ignored, names))
+    return disputed
 
 
 @dataclass(frozen=True, slots=True)
