@@ -189,10 +189,8 @@ def _most_important(scores: dict[str, torch.Tensor], shape: ModelShape) -> tuple
     kv = best.values.sum(dim=1).topk(shape.num_key_value_heads).indices.sort().values
     heads = (kv[:, None] * groups.shape[1] + best.indices[kv].sort(dim=1).values).flatten()
     shares = {"mlp": channels_i[mlp].sum() / channels_i.sum(), "heads": heads_n[heads].sum() / heads_n.sum()}
-    indexes = {"mlp": mlp, "heads": heads, "kv_heads": kv}
-    return {name: index.cpu() for name, index in indexes.items()}, {
-        name: float(share) for name, share in shares.items()
-    }
+    top = {"mlp": mlp, "heads": heads, "kv_heads": kv}
+    return {name: index.cpu() for name, index in top.items()}, {name: float(share) for name, share in shares.items()}
 
 
 def _note(record: ProgressRecord, indexes: Indexes, shares: dict[str, float], shape: ModelShape) -> None:
