@@ -235,7 +235,8 @@ def installed(folder: Path) -> Path:
     Raises:
         RuntimeError: pip failed; with what it said last.
     """
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    # without its own pip and setuptools, which are as old as Python and cannot build it
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin" / "python"
     packages = next(iter((folder / "lib").glob("python*"))) / "site-packages"
     # its build reads what is installed here; what it needs in another version it gets itself

@@ -105,6 +105,14 @@ def run_batch(model: torch.nn.Module, batch: torch.Tensor, logits_to_keep: int =
     return checked(model, run, str, "lm_head")
 
 
+class PassEnded(Exception):  # noqa: N818 - ends a forward pass, is not an error
+    """Everything that a forward pass is for has been seen; carries the states at its end."""
+
+    def __init__(self, states: torch.Tensor) -> None:
+        super().__init__()
+        self.states = states
+
+
 def checked(
     module: torch.nn.Module, run: Callable[[], torch.Tensor], name_of: Callable[[str], str], otherwise: str
 ) -> torch.Tensor:

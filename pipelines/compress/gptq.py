@@ -19,63 +19,17 @@ from contextlib import contextmanager
 
 import torch
 
+from pipelines.compress.moments import Moments
+
 DAMP = 0.01
 """Share of the Hessian's mean diagonal that is added to it, as in the paper and in ModelOpt."""
-_ROWS = 1024
-"""Rows of a Hessian that are computed at once; what is right of their last diagonal element is left out."""
 _FEW = 128
 """Columns whose products are too small for several threads."""
 
 
-class Hessian:
-    """The sum of x x^T over the inputs x of some linears, in reverse.
-
-    Attributes:
-        sum_rr: its lower triangle, float32 [I, I]; the rest is undefined.
-        linears: names of the linears.
-    """
-
-    def __init__(self, width: int, device: torch.device) -> None:
-        self.sum_rr = torch.zeros(width, width, device=device)
-        self.linears: dict[str, None] = {}
-
-    def add(self, inputs: torch.Tensor) -> None:
-        """Add inputs of another batch: [..., I]."""
-        x_nr = inputs.reshape(-1, inputs.shape[-1]).flip(1).float()
-        for start in range(0, x_nr.shape[1], _ROWS):
-            stop = start + _ROWS
-            self.sum_rr[start:stop, :stop].addmm_(x_nr[:, start:stop].t(), x_nr[:, :stop])
-
-
-@contextmanager
-def observed(linears: Mapping[str, torch.nn.Module]) -> Iterator[list[Hessian]]:
-    """Collect the Hessians of linears during the passes of this context: one for each input that they have."""
-    hessians: dict[str, Hessian] = {}
-    current: list[tuple[torch.Tensor, Hessian]] = []
-
-    def watch(name: str) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], None]:
-        def hook(_module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-            if not current or current[0][0] is not args[0]:
-                hessian = hessians.setdefault(name, Hessian(args[0].shape[-1], args[0].device))
-                hessian.add(args[0])
-                current[:] = [(args[0], hessian)]
-            current[0][1].linears[name] = None
-
-        return hook
-
-    handles = [linear.register_forward_pre_hook(watch(name)) for name, linear in linears.items()]
-    collected: list[Hessian] = []
-    try:
-        yield collected
-        collected += hessians.values()
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def round_linears(
     linears: Mapping[str, torch.nn.Module],
-    hessians: list[Hessian],
+    hessians: list[Moments],
     scales: Callable[[torch.nn.Module], torch.Tensor],
 ) -> None:
     """Replace the weights of linears by rounded ones.
@@ -86,7 +40,7 @@ def round_linears(
         scales: returns the scale of each group of a linear's weights, float32 [G, O].
     """
     while hessians:
-        hessian_rr, names = hessians[-1].sum_rr, hessians.pop().linears
+        names, hessian_rr = hessians[-1].linears, hessians.pop().take()
         groups: dict[bytes, list[torch.nn.Module]] = {}  # by the columns whose weights are all zero: mostly one group
         for name in names:
             unused_i = linears[name].get_parameter("weight").eq(0).all(dim=0)
@@ -106,7 +60,7 @@ def error_factor(hessian_rr: torch.Tensor, unused_i: torch.Tensor) -> torch.Tens
     """Return the lower Cholesky factor of the damped Hessian, with columns divided by their diagonal elements.
 
     Args:
-        hessian_rr: its lower triangle is read; overwritten.
+        hessian_rr: its lower triangle is read; overwritten. Contiguous.
         unused_i: columns whose weights are all zero, which must not influence others.
 
     Returns:
@@ -119,10 +73,21 @@ def error_factor(hessian_rr: torch.Tensor, unused_i: torch.Tensor) -> torch.Tens
     diagonal[unused_r] = 1
     diagonal += DAMP * torch.mean(diagonal.clone())
     failed = torch.empty((), dtype=torch.int32, device=hessian_rr.device)
-    torch.linalg.cholesky_ex(hessian_rr, out=(hessian_rr, failed))
+    _mirror(hessian_rr)  # LAPACK's matrices lie transposed in memory; PyTorch would take a second one for that
+    torch.linalg.cholesky_ex(hessian_rr.t(), out=(hessian_rr.t(), failed))
+    _mirror(hessian_rr.t())
     if failed:
         return torch.eye(len(hessian_rr), device=hessian_rr.device)
     return hessian_rr.div_(hessian_rr.diagonal().clone())
+
+
+def _mirror(matrix_rr: torch.Tensor) -> None:
+    """Copy the lower triangle to the upper one."""
+    for start in range(0, len(matrix_rr), _FEW):
+        rows_rr = matrix_rr[start : start + _FEW]
+        square_rr = rows_rr[:, start : start + _FEW]
+        square_rr.tril_().add_(square_rr.tril(-1).t())
+        matrix_rr[:start, start : start + _FEW] = rows_rr[:, :start].t()
 
 
 def rounded(weight_oi: torch.Tensor, factor_rr: torch.Tensor, scales_go: torch.Tensor) -> torch.Tensor:
@@ -144,21 +109,33 @@ def rounded(weight_oi: torch.Tensor, factor_rr: torch.Tensor, scales_go: torch.T
         torch.sub(rounded_ro[k], values_o, out=work_ro[k])
         rounded_ro[k] = values_o
 
-    def solve(start: int, stop: int, at_once: int, solve_part: Callable[[int, int], None]) -> None:
-        if stop - start <= at_once:
-            solve_part(start, stop)
-            return
-        middle = (start + stop) // 2
-        solve(middle, stop, at_once, solve_part)
-        work_ro[start:middle].addmm_(factor_rr[middle:stop, start:middle].t(), work_ro[middle:stop])
-        solve(start, middle, at_once, solve_part)
-
-    def solve_few(start: int, stop: int) -> None:
+    def round_few(start: int, stop: int) -> None:
         with _one_thread():
-            solve(start, stop, 1, round_column)
+            _solve(work_ro, factor_rr, range(start, stop), 1, round_column)
 
-    solve(0, len(work_ro), _FEW, solve_few)
+    _solve(work_ro, factor_rr, range(len(work_ro)), _FEW, round_few)
     return rounded_ro.t().flip(1)
+
+
+def _solve(
+    work_ro: torch.Tensor,
+    factor_rr: torch.Tensor,
+    columns: range,
+    at_once: int,
+    solve_part: Callable[[int, int], None],
+) -> None:
+    """Solve for columns from the last to the first, in parts of at most `at_once`.
+
+    It is no function within `rounded`: one that calls itself would keep the tensors until the garbage collector runs.
+    """
+    start, stop = columns.start, columns.stop
+    if stop - start <= at_once:
+        solve_part(start, stop)
+        return
+    middle = (start + stop) // 2
+    _solve(work_ro, factor_rr, range(middle, stop), at_once, solve_part)
+    work_ro[start:middle].addmm_(factor_rr[middle:stop, start:middle].t(), work_ro[middle:stop])
+    _solve(work_ro, factor_rr, range(start, middle), at_once, solve_part)
 
 
 @contextmanager

@@ -11,127 +11,88 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pipelines.compress.calibration import CalibrationSet, checked
+from pipelines.compress.calibration import CalibrationSet, PassEnded, checked
 from pipelines.compress.model_folder import FIRST, fill, raw
+from pipelines.compress.moments import Moments, observed
 from pipelines.compress.one_layer import LayerSource
 from pipelines.host.files import sync
 
-# ModelOpt's search of AWQ scales, linear by linear instead of batch by batch.
+# ModelOpt's search of AWQ scales, by the second moments of the inputs instead of input by input.
 #
-# Its search quantizes the weight of a linear once for each strength (alpha) and batch, although the batch makes no
-# difference to that weight: 32 times for 32 texts of different lengths. Here a pass through the layer only collects the
-# inputs of its linears; then each linear sees its inputs in turn, once for each strength. The quantized weight is kept
-# for all inputs, the plain outputs for all strengths. The losses of a strength are added up in the order of the batches
-# as before, so the result is the same to the bit.
+# Its search computes the outputs of a linear for each strength (alpha) and batch, and adds up their mean squared
+# errors: of a batch of n inputs x, the sum of |D x|^2 / (n O), with D the difference of the weights. So one sum of
+# x x^T / n tells the loss of every strength, up to the rounding of outputs to 16 bit.
 #
-# ModelOpt 0.37 and 0.47 are alike in what this relies on: while it searches, a linear has an `awq_lite` with the `loss`
-# of each strength, a `forward` that adds to them, and `_forward_no_awq`, whose output without quantization it returns.
-
-INPUT_BYTES = 2**28
-"""The linears are searched whenever so many bytes of inputs are collected."""
+# ModelOpt 0.37 and 0.47 are alike in what this relies on: while it searches, a linear has an `awq_lite` and a `forward`
+# that adds to the loss of each strength the mean square of what `_forward_no_awq` returns less the same without
+# quantization.
 
 
 @contextmanager
-def linear_by_linear(layer: torch.nn.Module) -> Iterator[None]:
+def searched_by_moments(model: torch.nn.Module) -> Iterator[None]:
     """Search after the passes of this context what they would have searched; does nothing unless AWQ searches."""
     # those whose inputs AWQ has seen in its first pass, so that it searches in this one
-    linears: list[Any] = [
-        each for each in layer.modules() if getattr(getattr(each, "awq_lite", None), "num_cache_steps", 0)
-    ]
+    linears: dict[str, Any] = {
+        name: each
+        for name, each in model.named_modules()
+        if getattr(getattr(each, "awq_lite", None), "num_cache_steps", 0)
+    }
     if not linears:
         yield
         return
-    forwards = {linear: linear.forward for linear in linears}
-    collected: dict[Any, list[torch.Tensor]] = {linear: [] for linear in linears}
-    sizes: dict[int, int] = {}
+    forwards = {name: linear.forward for name, linear in linears.items()}
 
-    def search() -> None:
-        for linear, inputs in collected.items():
-            _search(linear, forwards[linear], inputs)
-            inputs.clear()
-        sizes.clear()
-
-    def collect(linear: Any, inputs: torch.Tensor) -> torch.Tensor:
-        if linear is linears[0] and sum(sizes.values()) > INPUT_BYTES:
-            search()  # a batch is complete
-        collected[linear].append(inputs)
-        sizes[inputs.data_ptr()] = inputs.nbytes  # q, k and v have the same
+    def forward(linear: Any, inputs: torch.Tensor) -> torch.Tensor:
         linear.weight_quantizer.disable()
         output: torch.Tensor = linear._forward_no_awq(inputs)
         linear.weight_quantizer.enable()
         return output
 
-    for linear in linears:
-        linear.forward = partial(collect, linear)
+    for linear in linears.values():
+        linear.forward = partial(forward, linear)
     try:
-        yield
-        search()
+        with observed(linears, mean=True) as moments:
+            yield
+        for each in moments:
+            for name in each.linears:
+                _search(linears[name], forwards[name], each)
     finally:
-        for linear, forward in forwards.items():
-            linear.forward = forward
+        for name, linear in linears.items():
+            linear.forward = forwards[name]
 
 
-def _search(linear: Any, forward: Any, inputs: list[torch.Tensor]) -> None:
-    """Let ModelOpt search with each input, one strength after another."""
-    losses, compute, plain = linear.awq_lite.loss, linear._forward_no_awq, dict[int, torch.Tensor]()
+def _search(linear: Any, forward: Any, moments: Moments) -> None:
+    """Let ModelOpt search with one number for the outputs: the root of their mean squared error."""
+    compute, weight_oi = linear._forward_no_awq, linear.weight.float()
 
-    def computed_once(x: torch.Tensor) -> torch.Tensor:
-        if linear.weight_quantizer.is_enabled:
-            quantized: torch.Tensor = compute(x)
-            return quantized
-        if id(x) not in plain:
-            plain[id(x)] = compute(x)
-        return plain[id(x)]
+    def root(_: torch.Tensor) -> torch.Tensor:
+        if not linear.weight_quantizer.is_enabled:
+            return torch.zeros(1, device=weight_oi.device)
+        used_oi = linear.weight_quantizer(linear.weight).float().mul_(linear.input_quantizer.pre_quant_scale)
+        loss: torch.Tensor = moments.error(used_oi.sub_(weight_oi)) / len(weight_oi)
+        return torch.sqrt(loss.clamp_(min=0))
 
-    linear._forward_no_awq = computed_once
-    for strength in losses:
-        linear.awq_lite.loss = {strength: losses[strength]}
-        with _quantized_once(linear.weight_quantizer):
-            for each in inputs:
-                forward(each)
-    linear.awq_lite.loss, linear._forward_no_awq = losses, compute
+    linear._forward_no_awq = root
+    forward(weight_oi)
+    linear._forward_no_awq = compute
     for quantizer in (linear.input_quantizer, linear.weight_quantizer):  # left over from the last strength
         if hasattr(quantizer, "_pre_quant_scale"):
             del quantizer._pre_quant_scale
 
 
 @contextmanager
-def _quantized_once(quantizer: Any) -> Iterator[None]:
-    """Let a quantizer of one weight compute once under a scale of the input channels, which stands for a strength."""
-    plain = quantizer.forward
-    quantized: list[torch.Tensor] = []
-
-    def forward(weight: torch.Tensor) -> torch.Tensor:
-        if quantizer.pre_quant_scale is None:  # the plain output is computed
-            return weight
-        if not quantized:
-            quantized.append(plain(weight))
-        return quantized[0]
-
-    quantizer.forward = forward
-    try:
-        yield
-    finally:
-        del quantizer.forward
-
-
-class _Ended(Exception):  # noqa: N818 - ends a forward pass, is not an error
-    """Everything that a forward pass is for has been seen."""
-
-
-@contextmanager
 def _ending_after(module: torch.nn.Module) -> Iterator[None]:
     """End every forward pass behind a module."""
 
-    def end(*_: Any) -> None:
-        raise _Ended
+    def end(_module: torch.nn.Module, _args: Any, states: torch.Tensor) -> None:
+        raise PassEnded(states)
 
     handle = module.register_forward_hook(end)
     try:
@@ -170,7 +131,7 @@ class HiddenStates:
 
         def forward(model: Any) -> None:
             run, layer = next(runs), model.model.layers[0]
-            with torch.no_grad(), linear_by_linear(layer):
+            with torch.no_grad(), searched_by_moments(layer):
                 if write:
                     self.write(number + 1, run, self.outputs(layer, number, run))
                     return
@@ -182,8 +143,7 @@ class HiddenStates:
     def outputs(self, layer: torch.nn.Module, number: int, run: int) -> Iterator[torch.Tensor]:
         """Yield the outputs of layer `number` in pass `run`; errors as for `run_layer`."""
         for hidden in self.batches(number, run):
-            with suppress(_Ended):
-                yield run_layer(layer, hidden, self.arguments(number, hidden), number)
+            yield run_layer(layer, hidden, self.arguments(number, hidden), number)
 
     def batches(self, number: int, run: int) -> Iterator[torch.Tensor]:
         """Read the inputs of a layer in pass `run`, counted from 1: [B, T, H] each."""
@@ -219,14 +179,17 @@ class HiddenStates:
 
 
 def run_layer(layer: torch.nn.Module, hidden_bth: torch.Tensor, arguments: dict[str, Any], number: int) -> torch.Tensor:
-    """Return the outputs of a layer, [B, T, H].
+    """Return the outputs of a layer, [B, T, H], or the states at which a hook has ended the pass.
 
     Raises:
         UserError: an activation is NaN or infinite; names the first module.
     """
 
     def run() -> torch.Tensor:
-        result = layer(hidden_bth, **arguments)
+        try:
+            result = layer(hidden_bth, **arguments)
+        except PassEnded as ended:
+            return ended.states
         states: torch.Tensor = result[0] if isinstance(result, tuple) else result
         return states
 

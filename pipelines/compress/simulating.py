@@ -18,6 +18,7 @@ import torch
 from pipelines.compress import gptq, modelopt_door
 from pipelines.compress.calibration import (
     CalibrationSet,
+    Forward,
     ProgressRecord,
     broken_at,
     forward_passes,
@@ -28,7 +29,7 @@ from pipelines.compress.calibration import (
 from pipelines.compress.checkpoint_layout import CheckpointLayout, Copies, RanksLayout, copy_vocabulary
 from pipelines.compress.config import SEARCH_CAP, CalibrationSettings
 from pipelines.compress.contexts import f32_products, muted
-from pipelines.compress.hidden_states import HiddenStates, true_name
+from pipelines.compress.hidden_states import HiddenStates, searched_by_moments, true_name
 from pipelines.compress.loading import load_model, load_tokenizer
 from pipelines.compress.model_folder import (
     EMBEDDING,
@@ -39,6 +40,7 @@ from pipelines.compress.model_folder import (
     pick_dtype,
     torch_dtype,
 )
+from pipelines.compress.moments import observed
 from pipelines.compress.one_layer import LayerSource
 from pipelines.compress.recipes import Config, has_cache, modelopt_config
 from pipelines.compress.searching import search_mix
@@ -109,7 +111,7 @@ def simulated(
     if config is not None and data is not None and FORMATS[spec.quant.qformat].sequential:
         _replace_layers(model, source, config, data, dtype, device, progress)
     elif config is not None:
-        forward = None if data is None else forward_passes(data, progress, device)
+        forward = None if data is None else _searching(forward_passes(data, progress, device))
         with f32_products(), experts_counted(model) as counts:
             model = modelopt_door.simulate(model, config, forward)
         check_calibrated(model)
@@ -119,6 +121,16 @@ def simulated(
         model, search = search_mix(model, spec, source.shape.family, data, progress, device)
         check_calibrated(model)
     return WholeSimulation(model, data, search, experts)
+
+
+def _searching(passes: Forward) -> Forward:
+    """Let AWQ search in these passes as it does layer by layer."""
+
+    def forward(model: torch.nn.Module) -> None:
+        with searched_by_moments(model):
+            passes(model)
+
+    return forward
 
 
 @contextmanager
@@ -377,10 +389,10 @@ class LayerQuantizer:
         if not self._sequential:
             passes = states.passes(number, write=not last, cache_alone=self._cache_alone)
             return check_calibrated(modelopt_door.simulate(model, config, passes), shown)
-        observed = states.passes(number, write=False, cache_alone=True) if has_cache(config) else None
-        model = check_calibrated(modelopt_door.simulate(model, config, observed), shown)
+        cache = states.passes(number, write=False, cache_alone=True) if has_cache(config) else None
+        model = check_calibrated(modelopt_door.simulate(model, config, cache), shown)
         linears = modelopt_door.rounded_linears(model)
-        with modelopt_door.unrounded(linears.values()), gptq.observed(linears) as hessians:
+        with modelopt_door.unrounded(linears.values()), observed(linears, ending=True) as hessians:
             states.passes(number, write=False)(model)
         gptq.round_linears(linears, hessians, modelopt_door.group_scales)
         if not last:

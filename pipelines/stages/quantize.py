@@ -56,8 +56,9 @@ class Quantize:
 
     @property
     def version(self) -> str:
-        """That of the code whose bytes these are: GPTQ has changed since the other formats did."""
-        return "3" if FORMATS[self.quant.qformat].sequential else "2"
+        """That of the code whose bytes these are: GPTQ and AWQ have changed since the other formats did."""
+        form = FORMATS[self.quant.qformat]
+        return "3" if form.sequential or form.tuning == "awq" else "2"
 
     @property
     def by_tensor(self) -> bool:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,10 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file, save_file  # noqa: E402 - after the skips
 
-from pipelines.compress import gptq, hidden_states, one_layer  # noqa: E402 - after the skips
+from pipelines.compress import gptq, moments, one_layer, simulating  # noqa: E402 - after the skips
 from pipelines.compress.config import CalibrationSettings  # noqa: E402
 from pipelines.compress.model_folder import ModelWeights, TensorWriter, look_at  # noqa: E402
+from pipelines.compress.moments import Moments  # noqa: E402
 from tests.support.small_models import model_of, write_random  # noqa: E402
 from tests.support.specs import quant_spec  # noqa: E402
 
@@ -77,17 +79,25 @@ def test_awq_quantizes_a_weight_once_for_each_strength(qformat, models, tmp_path
     assert taken[0] == taken[1] > 0
 
 
-def test_awq_searches_with_little_memory_as_with_much(models, texts, tmp_path, monkeypatch) -> None:
-    """Inputs of one batch and one strength at a time."""
-    monkeypatch.setattr(hidden_states, "INPUT_BYTES", 1)
-    texts = [*texts, texts[0][:40], texts[0][:50]]
-    compare(
-        models["llama"],
-        spec_of(QFormat.INT4_AWQ),
-        texts,
-        tmp_path,
-        CalibrationSettings(size=8, seq_len=24, batch_size=1),
-    )
+def test_awq_compares_strengths_by_the_losses_of_modelopt(models, texts, tmp_path, monkeypatch) -> None:
+    """Each batch counts the same, whatever its length."""
+    from modelopt.torch.quantization import model_calib
+
+    losses: list[list[float]] = []
+    real = model_calib.apply_pre_quant_scale_and_smooth
+
+    def record(linear, scale) -> None:
+        losses.append(list(linear.awq_lite.loss.values()))
+        real(linear, scale)
+
+    monkeypatch.setattr(model_calib, "apply_pre_quant_scale_and_smooth", record)
+    texts, calibration = [*texts, texts[0][:40], texts[0][:50]], CalibrationSettings(size=8, seq_len=24, batch_size=1)
+    quantize(models["llama"], tmp_path / "ours", spec_of(QFormat.INT4_AWQ), texts, calibration)
+    ours, losses[:] = torch.tensor(losses), []
+    monkeypatch.setattr(simulating, "searched_by_moments", lambda _: nullcontext())
+    quantize_whole(models["llama"], tmp_path / "theirs", spec_of(QFormat.INT4_AWQ), texts, calibration)
+    assert ours.shape[0] == 14
+    torch.testing.assert_close(ours, torch.tensor(losses), rtol=0.01, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -98,14 +108,17 @@ def test_awq_searches_with_little_memory_as_with_much(models, texts, tmp_path, m
         (QFormat.FP8, KvFormat.AUTO, {"k": [1, 1], "whole": [1, 1]}),
         (QFormat.INT8_SQ, KvFormat.AUTO, {"k": [1, 1], "whole": [1, 1]}),
         (QFormat.INT4_AWQ, KvFormat.AUTO, {"k": [2, 2], "whole": [2, 2]}),
-        (QFormat.INT4_GPTQ, KvFormat.AUTO, {"k": [2, 1], "whole": [2, 1]}),
-        (QFormat.INT4_GPTQ, KvFormat.INT8, {"k": [3, 2], "whole": [2, 1]}),
+        (QFormat.INT4_GPTQ, KvFormat.AUTO, {"k": [2, 1], "whole": [1, 0]}),
+        (QFormat.INT4_GPTQ, KvFormat.INT8, {"k": [3, 2], "whole": [1, 0]}),
     ],
 )
 def test_a_layer_runs_only_for_what_the_checkpoint_depends_on(
     qformat, kv_cache, passes, models, texts, tmp_path, monkeypatch
 ) -> None:
-    """Before, INT4 by rounding ran every text, GPTQ ran them once more, and the last layer wrote inputs of no layer."""
+    """Before, INT4 by rounding ran every text, GPTQ ran them once more, and the last layer wrote inputs of no layer.
+
+    A pass that ends within the layer is not `whole`.
+    """
     seen: dict[str, list[int]] = {}
     real = one_layer.LayerSource.load
 
@@ -154,7 +167,7 @@ def test_gptq_takes_hessians_in_parts_and_columns_of_zeros(texts, tmp_path, monk
         tensors[f"model.layers.1.{name}.weight"][:, columns] = 0
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
     quantize(model, tmp_path / "one", spec_of(QFormat.INT4_GPTQ), texts, CALIBRATION)
-    monkeypatch.setattr(gptq, "_ROWS", 40)
+    monkeypatch.setattr(moments, "_ROWS", 40)
     quantize(model, tmp_path / "parts", spec_of(QFormat.INT4_GPTQ), texts, CALIBRATION)
     for name in ("attention.qkv", "mlp.gate", "mlp.proj"):
         module = f"transformer.layers.1.{name}"
@@ -167,12 +180,12 @@ def test_gptq_is_that_of_the_paper() -> None:
     """With the inverted Hessian and in float64, the same weights are chosen."""
     torch.manual_seed(3)
     x_ni = torch.randn(600, 256) @ torch.randn(256, 256)
-    hessian = gptq.Hessian(256, torch.device("cpu"))
+    hessian = Moments(256, torch.device("cpu"))
     hessian.add(x_ni[:200])
     hessian.add(x_ni[200:])
     weight_oi = torch.randn(64, 256)
     scales_go = (weight_oi.reshape(64, 4, 64).abs().amax(2) / 7).t()
-    factor_ii = gptq.error_factor(hessian.sum_rr, torch.zeros(256, dtype=torch.bool))
+    factor_ii = gptq.error_factor(hessian.take(), torch.zeros(256, dtype=torch.bool))
     ours = gptq.rounded(weight_oi, factor_ii, scales_go) / scales_go.repeat_interleave(64, 0).t()
     full_ii = (x_ni.t() @ x_ni).double()
     full_ii.diagonal().add_(gptq.DAMP * full_ii.diagonal().mean())
@@ -184,6 +197,19 @@ def test_gptq_is_that_of_the_paper() -> None:
         error = (left_oi[:, k] - codes[:, k] * scale_io[k]) / inverse_ii[k, k]
         left_oi[:, k:] -= error[:, None] * inverse_ii[k, k:]
     assert (ours.round() == codes).float().mean() > 0.999
+
+
+def test_moments_tell_the_error_of_outputs(monkeypatch) -> None:
+    monkeypatch.setattr(moments, "_ROWS", 40)
+    torch.manual_seed(4)
+    batches, error_oi = [torch.randn(1, n, 100) for n in (30, 50)], torch.randn(8, 100)
+    of_sum, of_means = (Moments(100, torch.device("cpu")) for _ in range(2))
+    for batch in batches:
+        of_sum.add(batch)
+        of_means.add(batch, mean=True)
+    squares = [(batch @ error_oi.t()).square().sum() for batch in batches]
+    torch.testing.assert_close(of_sum.error(error_oi), squares[0] + squares[1])
+    torch.testing.assert_close(of_means.error(error_oi), squares[0] / 30 + squares[1] / 50)
 
 
 def test_gptq_rounds_to_nearest_where_a_hessian_is_not_positive_definite() -> None:

@@ -1,0 +1,99 @@
+"""Second moments of the inputs of linears: what GPTQ and AWQ need to know of calibration texts.
+
+The squared error of a linear's outputs, with weights that differ by D from the true ones, is tr(D M D^T), with M the
+sum of x x^T over its inputs x.
+
+Shapes: n tokens, o output and i input channels, r the same in reverse, as GPTQ needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from pipelines.compress.calibration import PassEnded
+
+_ROWS = 1024
+"""Rows of a matrix that are computed at once; what is right of their last diagonal element is left out."""
+
+
+class Moments:
+    """The sum of x x^T over the inputs x of some linears, in reverse.
+
+    Attributes:
+        linears: names of the linears.
+    """
+
+    def __init__(self, width: int, device: torch.device) -> None:
+        stops = [*range(_ROWS, width, _ROWS), width]
+        self._parts = [torch.zeros(stop - (stop - 1) // _ROWS * _ROWS, stop, device=device) for stop in stops]
+        self.linears: dict[str, None] = {}
+
+    def add(self, inputs: torch.Tensor, *, mean: bool = False) -> None:
+        """Add inputs of another batch, or their mean: [..., I]."""
+        x_ni = inputs.reshape(-1, inputs.shape[-1])
+        x_nr = torch.empty(x_ni.shape, device=inputs.device)
+        for some_nr, some_ni in zip(torch.split(x_nr, _ROWS), torch.split(x_ni, _ROWS), strict=True):
+            some_nr.copy_(some_ni.flip(1))
+        for part in self._parts:
+            rows, stop = part.shape
+            part.addmm_(x_nr[:, stop - rows : stop].t(), x_nr[:, :stop], alpha=1 / max(1, len(x_nr)) if mean else 1)
+
+    def error(self, weight_oi: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the squared outputs of these weights, float32; summed over tokens as inputs were added."""
+        weight_or, total = weight_oi.flip(1), torch.zeros((), device=weight_oi.device)
+        for part in self._parts:
+            rows, stop = part.shape
+            product_or = weight_or[:, stop - rows : stop] @ part
+            product_or[:, : stop - rows] *= 2  # what lies above the diagonal is the same
+            total += product_or.mul_(weight_or[:, :stop]).sum()
+        return total
+
+    def take(self) -> torch.Tensor:
+        """Return the lower triangle, float32 [I, I], above which is anything; nothing is kept."""
+        width = self._parts[-1].shape[1]
+        sum_rr = torch.empty(width, width, device=self._parts[-1].device)
+        while self._parts:
+            rows, stop = self._parts[-1].shape
+            sum_rr[stop - rows : stop, :stop] = self._parts.pop()
+        return sum_rr
+
+
+@contextmanager
+def observed(
+    linears: Mapping[str, torch.nn.Module], *, mean: bool = False, ending: bool = False
+) -> Iterator[list[Moments]]:
+    """Collect the second moments of linears during the passes of this context: one for each input that they have.
+
+    Args:
+        linears: by name, in the order in which they run.
+        mean: whether each batch counts the same, however many tokens it has.
+        ending: whether a pass ends before the product of the last linear, because nobody needs it.
+    """
+    last = list(linears)[-1]
+    of_inputs: dict[str, Moments] = {}
+    current: list[tuple[torch.Tensor, Moments]] = []
+
+    def watch(name: str) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], None]:
+        def hook(_module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+            if not current or current[0][0] is not args[0]:
+                moments = of_inputs.setdefault(name, Moments(args[0].shape[-1], args[0].device))
+                moments.add(args[0], mean=mean)
+                current[:] = [(args[0], moments)]
+            current[0][1].linears[name] = None
+            if ending and name == last:
+                raise PassEnded(args[0])
+
+        return hook
+
+    handles = [linear.register_forward_pre_hook(watch(name)) for name, linear in linears.items()]
+    collected: list[Moments] = []
+    try:
+        yield collected
+        collected += of_inputs.values()
+        assert linears.keys() == {name for each in collected for name in each.linears}, "the last one ran last"
+    finally:
+        for handle in handles:
+            handle.remove()
