@@ -163,7 +163,8 @@ def measure(words: Sequence[str | Path], out: Path) -> dict[str, float]:
     """Run the process of a side, whose output folder is new."""
     shutil.rmtree(out, ignore_errors=True)
     environment = os.environ | {"OMP_NUM_THREADS": str(THREADS), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, cwd=ROOT, env=environment)
+    folder = ROOT if "-m" in words else out.parent  # GPTQModel writes logs to where it runs
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, cwd=folder, env=environment)
     if done.returncode:
         raise RuntimeError("\n".join(done.stderr.splitlines()[-5:]) or f"exit code {done.returncode}")
     took: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
