@@ -82,6 +82,7 @@ class TokenizerFolder:
     """The tokenizer files of a folder, read lazily."""
 
     def __init__(self, folder: Path) -> None:
+        """Read nothing yet."""
         self.folder = folder
 
     @cached_property

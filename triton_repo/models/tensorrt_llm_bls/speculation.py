@@ -55,7 +55,13 @@ class Speculation:
     last: TensorsByName = field(default_factory=dict)
 
     def rounds(self, draft: Infer, target: Infer, stopped: Callable[[], bool]) -> Iterator[list[int]]:
-        """Yield the new tokens of each round until the answer is complete."""
+        """Yield the new tokens of each round until the answer is complete.
+
+        Args:
+            draft: calls the draft model.
+            target: calls the target model.
+            stopped: returns whether the client is gone.
+        """
         limit = _number(self.inputs["request_output_len"])
         while len(self.made) < limit and not stopped():
             room = limit - len(self.made) - 1  # the target adds one token of its own to every draft
