@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pipelines.engines.tensorrt_llm.config import DECIDED, OPTIONS, TABLE_OF_OTHERS, BuildSettings
 
 TYPES = {"str": str, "KVCacheType": str, "int": int, "flag": bool, "list[str]": tuple}
-FIELDS = BuildSettings.model_fields.keys() - {"tp_size", "pp_size", "trtllm"}
+FIELDS = BuildSettings.model_fields.keys() - {"tp_size", "pp_size", "moe_ep_size", "trtllm"}
 KINDS = {name: BuildSettings.model_fields[name].annotation for name in FIELDS} | TABLE_OF_OTHERS.kinds
 
 

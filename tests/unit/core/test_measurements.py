@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.domain.benchmark import RESULT, BenchmarkResult, ClientHealth, Distribution, LoadPoint, Slo, Summary
 from pipelines.host.files import write_json
-from pipelines.store.store import PENDING, Store, kept, recover
+from pipelines.store.store import PENDING, Store, recover, salvaging
 
 NOTHING = Distribution(0)
 SUMMARY = Summary(
@@ -42,14 +42,14 @@ def measure(staging, levels):
 
 
 def test_a_good_end_leaves_no_trace(store, staging):
-    with kept(staging, dict(MANIFEST), store):
+    with salvaging(staging, dict(MANIFEST), store):
         measure(staging, (LEVEL,))
     assert sorted(path.name for path in staging.iterdir()) == [RESULT]
 
 
 def test_what_was_measured_before_an_error_is_kept_and_says_why(store, staging):
     def fail():
-        with kept(staging, dict(MANIFEST), store):
+        with salvaging(staging, dict(MANIFEST), store):
             measure(staging, (LEVEL,))
             raise RuntimeError("server fell over")
 
@@ -62,7 +62,7 @@ def test_what_was_measured_before_an_error_is_kept_and_says_why(store, staging):
 
 
 def test_an_error_before_the_first_level_keeps_nothing(store, staging):
-    with pytest.raises(RuntimeError, match="too early"), kept(staging, dict(MANIFEST), store):
+    with pytest.raises(RuntimeError, match="too early"), salvaging(staging, dict(MANIFEST), store):
         raise RuntimeError("too early")
     assert store.find("benchmark", KEY) is None
 
@@ -91,7 +91,7 @@ def test_what_was_measured_before_the_disk_filled_waits_for_the_next_run(store, 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def run_out_of_space():
-        with store.staging(KEY) as staging, kept(staging, dict(MANIFEST), store):
+        with store.staging(KEY) as staging, salvaging(staging, dict(MANIFEST), store):
             measure(staging, (LEVEL,))
             monkeypatch.setattr("pipelines.store.store.write_json", full)
             full()

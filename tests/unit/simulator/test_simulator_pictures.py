@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipelines.document.blocks import Figure
-from pipelines.predict.simulate.pictures import MAX_SLOTS, Point, PolicyCurve, Shown, curves_picture, slots_picture
+from pipelines.predict.simulate.pictures import MAX_SLOTS, DrawnRun, Point, PolicyCurve, curves_picture, slots_picture
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
 from pipelines.predict.simulator.run import TickCost, simulate
 
@@ -16,7 +16,9 @@ pytestmark = pytest.mark.pictures
 def slots(count: int, until: float = 30, policies: tuple[str, ...] = ("static", "inflight")) -> Figure:
     load = OfferedLoad(np.full(30, 8), np.arange(30) % 7 + 1, np.zeros(30))
     runs = [
-        Shown(name, simulate(SchedulerLimits(name, count), load, TickCost(), iterations=True, backend="numpy"), count)
+        DrawnRun(
+            name, simulate(SchedulerLimits(name, count), load, TickCost(), iterations=True, backend="numpy"), count
+        )
         for name in policies
     ]
     return slots_picture(runs, unit="ticks", until=until, caption="4 slots; all at once")
@@ -59,7 +61,7 @@ def test_slots_that_were_never_in_use_are_rows_of_a_few_only():
     load = OfferedLoad(np.full(5, 8), np.full(5, 4), np.zeros(5))
     for count, rows, said in ((8, 8, "inflight<"), (2048, 5, "inflight (5 slots in use)<")):
         run = simulate(SchedulerLimits("inflight", count), load, TickCost(), iterations=True, backend="numpy")
-        shown = Shown("inflight", run, count)
+        shown = DrawnRun("inflight", run, count)
         assert shown.rows == rows
         assert said in slots_picture([shown], unit="ticks", until=9, caption="").svg
 
