@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines.checkpoint.declarations import quantization_of
 from pipelines.checkpoint.stored_linears import undeclared_faults
@@ -16,6 +17,9 @@ from pipelines.compress.model_folder import look_at, pick_device, pick_dtype
 from pipelines.compress.specs import Layout, QuantSpec
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    from pipelines.compress.by_modelopt import QuantizeTask
 
 
 def quantize(
@@ -72,22 +76,30 @@ def quantize(
     if spec.by_tensor and layout != "hugging_face" and exported:
         facts = write_by_tensor(source, out_dir, spec, picked, Split(tp_size, pp_size, moe_ep_size), progress)
     else:
-        from pipelines.compress.by_modelopt import QuantizeTask, quantize_by_modelopt
+        from pipelines.compress.by_modelopt import QuantizeTask
 
-        # ModelOpt exports experts in Hugging Face's layout alone
-        between = out_dir / "hugging_face" if family.experts and layout != "hugging_face" else None
-        if between and tp_size * pp_size > 1:
-            raise UserError(
-                f"An FP8 checkpoint of {family.architecture} has one rank, not {tp_size * pp_size}.",
-                todo="Set build.tp_size=1 build.pp_size=1, or use engine=tensorrt_llm_llmapi.",
-            )
-        task = QuantizeTask(
-            source, spec, texts, calibration, tp_size, pp_size, picked, device, "hugging_face" if between else layout
-        )
-        facts = quantize_by_modelopt(task, between or out_dir, progress)
-        if between:
-            taken = import_folder(look_at(between), out_dir, spec, 1, picked, (), calibration, device, progress)
-            facts = {**facts, **taken, **{name: facts[name] for name in ("calibration", "tool")}}
-            shutil.rmtree(between)
+        task = QuantizeTask(source, spec, texts, calibration, tp_size, pp_size, picked, device, layout)
+        facts = _by_modelopt(task, out_dir, progress)
     # the files do not name the algorithm
     return {**facts, "qformat": str(spec.quant.qformat), "source_bytes": source.weight_bytes}
+
+
+def _by_modelopt(task: QuantizeTask, out_dir: Path, progress: Progress) -> dict[str, Any]:
+    """Quantize with ModelOpt; it exports mixtures in Hugging Face's layout alone, so these are converted from it."""
+    from pipelines.compress.by_modelopt import quantize_by_modelopt
+
+    family, ranks = task.source.shape.family, task.tp_size * task.pp_size
+    if not family.experts or task.layout == "hugging_face":
+        return quantize_by_modelopt(task, out_dir, progress)
+    if ranks > 1:
+        raise UserError(
+            f"An FP8 checkpoint of {family.architecture} has one rank, not {ranks}.",
+            todo="Set build.tp_size=1 build.pp_size=1, or use engine=tensorrt_llm_llmapi.",
+        )
+    unified = out_dir / "hugging_face"
+    facts = quantize_by_modelopt(replace(task, layout="hugging_face"), unified, progress)
+    taken = import_folder(
+        look_at(unified), out_dir, task.spec, 1, task.dtype, (), task.calibration, task.device, progress
+    )
+    shutil.rmtree(unified)
+    return {**facts, **taken, **{name: facts[name] for name in ("calibration", "tool")}}
