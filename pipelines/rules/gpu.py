@@ -55,7 +55,7 @@ def _not_by_tensor(d: DeploymentFacts) -> Cases:
     fp8 = bool(family.experts) and d.world_size == 1
     if fp8 and formats == (QFormat.FP8,) and d.kv_format is not KvFormat.INT8:
         return ()
-    more = "" if d.needs_gpu else ", int4_rtn" + (", fp8" if fp8 else "")
+    more = ("" if d.needs_gpu else ", int4_rtn") + (", fp8" if fp8 else "")
     return [{"why": family.not_exported, "by_tensor": f"none, int8_wo, int4_wo{more}"}]
 
 
