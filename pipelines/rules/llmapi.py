@@ -12,7 +12,7 @@ from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.engines.tensorrt_llm.config import BuildSettings, key_of
 from pipelines.engines.tensorrt_llm.llm_api import Complaint, complaints, doubts, settings_in, split_fault, tuned_files
 from pipelines.rules.record import LLM_API, Cases, DeploymentFacts, Rule, Severity, either, listed, shape, sm
-from pipelines.rules.split import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUPPORT, uneven
+from pipelines.rules.split import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUPPORT, uneven, uneven_rule
 
 TOPIC = "LLM API"
 OPTIONS = "pipelines/engines/tensorrt_llm/llm_api_options (NVIDIA's llm_args.py, a commit per version)"
@@ -185,13 +185,11 @@ RULES = (
         todo=f"Use a {either(titles('llm_api'))} model, or engine=tensorrt_llm.",
         source=SUPPORT,
     ),
-    rule(
+    uneven_rule(
         name="llm-api-ranks-divide-heads-and-mlp",
-        needs=("shape",),
+        topic=TOPIC,
+        engines=LLM_API,
         when=_uneven_ranks,
-        failed="tp_size={d.build.tp_size} does not divide {what}={count}.",
-        allowed="Divisors: {divisors}.",
-        todo="Change tp_size.",
         source="tensorrt_llm/_torch/modules/attention.py, linear.py: ranks hold whole heads and equal slices",
     ),
     rule(

@@ -180,6 +180,13 @@ def _heads_of_a_rank(d: DeploymentFacts) -> Cases:
     return [{"heads": heads}] if mixed else ()
 
 
+uneven_rule = partial(
+    Rule,
+    needs=("shape",),
+    failed="{name}={size} does not divide {what}={count}.",
+    allowed="Divisors: {divisors}.",
+    todo="Change tp_size.",
+)
 rule = partial(Rule, topic=TOPIC, engines=BUILT, needs=("shape",))
 RULES = (
     Rule(
@@ -203,14 +210,7 @@ RULES = (
         todo="Set pp_size=1 and split with tp_size.",
         source=f"{GEMMA_CONVERT}: no pipeline parallelism",
     ),
-    rule(
-        name="ranks-divide-heads-and-mlp",
-        when=uneven,
-        failed="{name}={size} does not divide {what}={count}.",
-        allowed="Divisors: {divisors}.",
-        todo="Change tp_size.",
-        source=SHARDS,
-    ),
+    uneven_rule(name="ranks-divide-heads-and-mlp", topic=TOPIC, engines=BUILT, when=uneven, source=SHARDS),
     rule(
         name="experts-are-divided-evenly",
         when=_experts_uneven,
