@@ -12,7 +12,6 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,71 +19,9 @@ import torch
 
 from pipelines.compress.calibration import CalibrationSet, PassEnded, checked
 from pipelines.compress.model_folder import FIRST, fill, raw
-from pipelines.compress.moments import Moments, observed
+from pipelines.compress.moments import searched_by_moments
 from pipelines.compress.one_layer import LayerSource
 from pipelines.host.files import sync
-
-# ModelOpt's search of AWQ scales, by the second moments of the inputs instead of input by input.
-#
-# Its search computes the outputs of a linear for each strength (alpha) and batch, and adds up their mean squared
-# errors: of a batch of n inputs x, the sum of |D x|^2 / (n O), with D the difference of the weights. So one sum of
-# x x^T / n tells the loss of every strength, up to the rounding of outputs to 16 bit.
-#
-# ModelOpt 0.37 and 0.47 are alike in what this relies on: while it searches, a linear has an `awq_lite` and a `forward`
-# that adds to the loss of each strength the mean square of what `_forward_no_awq` returns less the same without
-# quantization.
-
-
-@contextmanager
-def searched_by_moments(model: torch.nn.Module) -> Iterator[None]:
-    """Search after the passes of this context what they would have searched; does nothing unless AWQ searches."""
-    # those whose inputs AWQ has seen in its first pass, so that it searches in this one
-    linears: dict[str, Any] = {
-        name: each
-        for name, each in model.named_modules()
-        if getattr(getattr(each, "awq_lite", None), "num_cache_steps", 0)
-    }
-    if not linears:
-        yield
-        return
-    forwards = {name: linear.forward for name, linear in linears.items()}
-
-    def forward(linear: Any, inputs: torch.Tensor) -> torch.Tensor:
-        linear.weight_quantizer.disable()
-        output: torch.Tensor = linear._forward_no_awq(inputs)
-        linear.weight_quantizer.enable()
-        return output
-
-    for linear in linears.values():
-        linear.forward = partial(forward, linear)
-    try:
-        with observed(linears, mean=True) as moments:
-            yield
-        for each in moments:
-            for name in each.linears:
-                _search(linears[name], forwards[name], each)
-    finally:
-        for name, linear in linears.items():
-            linear.forward = forwards[name]
-
-
-def _search(linear: Any, forward: Any, moments: Moments) -> None:
-    """Let ModelOpt search with one number for the outputs: the root of their mean squared error."""
-    compute, weight_oi = linear._forward_no_awq, linear.weight.float()
-
-    def root(_: torch.Tensor) -> torch.Tensor:
-        if not linear.weight_quantizer.is_enabled:
-            return torch.zeros(1, device=weight_oi.device)
-        used_oi = linear.weight_quantizer(linear.weight).float().mul_(linear.input_quantizer.pre_quant_scale)
-        loss: torch.Tensor = moments.error(used_oi.sub_(weight_oi)) / len(weight_oi)
-        return torch.sqrt(loss.clamp_(min=0))
-
-    linear._forward_no_awq = root
-    forward(weight_oi)
-    linear._forward_no_awq = compute
-    for quantizer in (linear.input_quantizer, linear.weight_quantizer):  # left over from the last strength
-        if hasattr(quantizer, "_pre_quant_scale"):
-            del quantizer._pre_quant_scale
 
 
 @contextmanager

@@ -18,7 +18,6 @@ import torch
 from pipelines.compress import gptq, modelopt_door
 from pipelines.compress.calibration import (
     CalibrationSet,
-    Forward,
     ProgressRecord,
     broken_at,
     forward_passes,
@@ -29,7 +28,7 @@ from pipelines.compress.calibration import (
 from pipelines.compress.checkpoint_layout import CheckpointLayout, Copies, RanksLayout, copy_vocabulary
 from pipelines.compress.config import SEARCH_CAP, CalibrationSettings
 from pipelines.compress.contexts import f32_products, muted
-from pipelines.compress.hidden_states import HiddenStates, searched_by_moments, true_name
+from pipelines.compress.hidden_states import HiddenStates, true_name
 from pipelines.compress.loading import load_model, load_tokenizer
 from pipelines.compress.model_folder import (
     EMBEDDING,
@@ -105,13 +104,13 @@ def simulated(
 ) -> WholeSimulation:
     """Load the model, insert quantizers and calibrate them; a format without quantizers leaves it unchanged."""
     config, data = prepared(source, spec, texts, calibration, device, progress)
-    search, experts = None, None
+    search, experts, form = None, None, FORMATS[spec.quant.qformat]
     with progress.task("loading the model", None):
         model = load_model(source, dtype, device)
-    if config is not None and data is not None and FORMATS[spec.quant.qformat].sequential:
-        _replace_layers(model, source, config, data, dtype, device, progress)
+    if config is not None and data is not None and (form.sequential or form.tuning == "awq"):
+        _replace_layers(model, source, config, data, dtype, device, progress, sequential=form.sequential)
     elif config is not None:
-        forward = None if data is None else _searching(forward_passes(data, progress, device))
+        forward = None if data is None else forward_passes(data, progress, device)
         with f32_products(), experts_counted(model) as counts:
             model = modelopt_door.simulate(model, config, forward)
         check_calibrated(model)
@@ -121,16 +120,6 @@ def simulated(
         model, search = search_mix(model, spec, source.shape.family, data, progress, device)
         check_calibrated(model)
     return WholeSimulation(model, data, search, experts)
-
-
-def _searching(passes: Forward) -> Forward:
-    """Let AWQ search in these passes as it does layer by layer."""
-
-    def forward(model: torch.nn.Module) -> None:
-        with searched_by_moments(model):
-            passes(model)
-
-    return forward
 
 
 @contextmanager
@@ -181,12 +170,14 @@ def _replace_layers(
     dtype: str,
     device: str,
     progress: Progress,
+    *,
+    sequential: bool,
 ) -> None:
-    """Put layers into a model whose weights GPTQ has rounded, one after another; in place."""
+    """Put layers into a model that are quantized one after another, as those of a checkpoint are; in place."""
     layers = LayerSource(source, dtype, device)
     with TemporaryDirectory() as folder, progress.task("quantizing", layers.layers, "layers") as advance:
         quantizer = LayerQuantizer(
-            layers, source.shape.family, config, data, Path(folder), cache_alone=False, sequential=True
+            layers, source.shape.family, config, data, Path(folder), cache_alone=False, sequential=sequential
         )
         for number in range(layers.layers):
             layer = quantizer.simulated(number).model.layers[0]

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipelines.compress.config import CalibrationSettings, SparsitySettings
 from pipelines.compress.specs import Layout, QuantSpec
+from pipelines.domain.formats import FORMATS
 from pipelines.domain.progress import SilentProgress
 
 
@@ -50,7 +51,8 @@ def quantize_whole(
     source = look_at(model_dir)
     dtype = pick_dtype(source, "auto")
     with muted():
-        model = simulated(source, spec, texts, calibration, dtype, pick_device(device), SilentProgress()).model
+        asked = source, spec, texts, calibration, dtype, pick_device(device), SilentProgress()
+        model = _awq(*asked) if FORMATS[spec.quant.qformat].tuning == "awq" else simulated(*asked).model
         out_dir.mkdir(parents=True, exist_ok=True)
         if layout == "hugging_face":
             modelopt_door.export_unified(model, torch_dtype(dtype), out_dir)
@@ -59,6 +61,26 @@ def quantize_whole(
             family = source.shape.family
             modelopt_door.export(model, family, torch_dtype(dtype), out_dir, tp_size=tp_size, pp_size=pp_size)
             correct_export(out_dir, source.config, spec)
+
+
+def _awq(source, spec, texts, calibration, dtype, device, progress):
+    """Let AWQ search all layers after the same two passes; the product has one layer at a time."""
+    from pipelines.compress import modelopt_door
+    from pipelines.compress.calibration import forward_passes
+    from pipelines.compress.contexts import f32_products
+    from pipelines.compress.loading import load_model
+    from pipelines.compress.moments import searched_by_moments
+    from pipelines.compress.simulating import prepared
+
+    config, data = prepared(source, spec, texts, calibration, device, progress)
+    passes = forward_passes(data, progress, device)
+
+    def forward(model: Any) -> None:
+        with searched_by_moments(model):
+            passes(model)
+
+    with f32_products():
+        return modelopt_door.simulate(load_model(source, dtype, device), config, forward)
 
 
 def sparsify_whole(

@@ -29,7 +29,7 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file, save_file  # noqa: E402 - after the skips
 
-from pipelines.compress import gptq, moments, one_layer, simulating  # noqa: E402 - after the skips
+from pipelines.compress import gptq, moments, one_layer  # noqa: E402 - after the skips
 from pipelines.compress.config import CalibrationSettings  # noqa: E402
 from pipelines.compress.model_folder import ModelWeights, TensorWriter, look_at  # noqa: E402
 from pipelines.compress.moments import Moments  # noqa: E402
@@ -94,7 +94,7 @@ def test_awq_compares_strengths_by_the_losses_of_modelopt(models, texts, tmp_pat
     texts, calibration = [*texts, texts[0][:40], texts[0][:50]], CalibrationSettings(size=8, seq_len=24, batch_size=1)
     quantize(models["llama"], tmp_path / "ours", spec_of(QFormat.INT4_AWQ), texts, calibration)
     ours, losses[:] = torch.tensor(losses), []
-    monkeypatch.setattr(simulating, "searched_by_moments", lambda _: nullcontext())
+    monkeypatch.setattr(moments, "searched_by_moments", lambda _: nullcontext())
     quantize_whole(models["llama"], tmp_path / "theirs", spec_of(QFormat.INT4_AWQ), texts, calibration)
     assert ours.shape[0] == 14
     torch.testing.assert_close(ours, torch.tensor(losses), rtol=0.01, atol=0)
