@@ -19,6 +19,7 @@ from pipelines.domain.metrics import (
     STATISTICS,
     MetricStatistic,
 )
+from pipelines.loadgen.config import WorkloadSettings
 from pipelines.report.data import BenchmarkRun, Workload, lengths, run_label
 
 
@@ -235,7 +236,7 @@ def workload_text(workload: Mapping[str, Any]) -> str:
         lengths += f", and {count(len(mix), 'other length')} for {rest} % of them"
     text = f"{workload.get('name', 'unnamed')}: {lengths}"
     if images := workload.get("images"):
-        side = workload["image_side"]
+        side = workload.get("image_side", WorkloadSettings.LATER["image_side"])  # not stored at its default
         text += f", {count(images, 'picture')} of {side} x {side} pixels among the input tokens"
     arrival = str(workload.get("arrival", ""))
     if arrival in _ARRIVALS:

@@ -8,6 +8,7 @@ import pytest
 
 from eval.perplexity import PerplexityResult
 from pipelines.document.blocks import Code, Figure, Fold, Table, Terms
+from pipelines.loadgen.config import WorkloadSettings
 from pipelines.report.collect import collect
 from pipelines.report.sections import document
 from pipelines.report.tables_load import protocol_text, workload_text
@@ -38,6 +39,16 @@ def section(store, name):
             "chat: lognormal (mean 300, stdev 100, max 900) input tokens and 64 output tokens per request; requests "
             "arrive at random, as in a Poisson process (open loop); 25 % of each prompt is the same in all prompts; "
             "conversations of 3 turns.",
+        ),
+        (
+            WorkloadSettings(name="seen", isl=128, osl=64, images=1).model_dump(mode="json"),
+            "seen: 128 input tokens and 64 output tokens per request, 1 picture of 336 x 336 pixels among the input "
+            "tokens; each user sends the next request when the answer is complete (closed loop).",
+        ),
+        (
+            WorkloadSettings(name="seen", isl=128, osl=64, images=2, image_side=48).model_dump(mode="json"),
+            "seen: 128 input tokens and 64 output tokens per request, 2 pictures of 48 x 48 pixels among the input "
+            "tokens; each user sends the next request when the answer is complete (closed loop).",
         ),
         ({}, "unnamed: lengths not recorded per request."),
     ],
