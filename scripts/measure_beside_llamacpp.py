@@ -20,7 +20,6 @@ import random
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -33,11 +32,10 @@ from pipelines.engines.openvino.blocks import blocks_of
 from pipelines.engines.openvino.runtime import EngineFolder, OpenVinoOptions, kv_block_bytes, kv_precision
 from pipelines.serving.frontend import OpenAiFrontend
 from scripts.measure_streaming import SHAPES, make_model
-from scripts.served import served
+from scripts.served import ROOT, loaded, served
 
 PACKAGES = ("xllamacpp==2026.10.11549", "gguf==0.19.0")
 VOCABULARY, SLOTS, SLOT_TOKENS, BATCH = 32_000, 32, 512, 512
-ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 LOADS = ("16x128@1", "16x128@8", "16x128@32", "128x64@1", "128x64@8", "128x64@32", "360x1@1")
 FULL = "380x128@32"
@@ -195,24 +193,15 @@ def llama_cpp(packages: Path, file: Path, log: Path) -> Iterator[Served]:
             process.kill()
 
 
-def benchmark(served: Served, model: Path, load: str, seed: int, seconds: float, folder: Path) -> dict[str, Any]:
+def benchmark(server: Served, model: Path, load: str, seed: int, seconds: float) -> dict[str, Any]:
     """Run the load generator and return the summary of its window."""
     lengths, users = load.split("@")
     isl, osl = lengths.split("x")
-    command = [
-        sys.executable, "-m", "pipelines", "benchmark", f"benchmark.url={served.url}", f"model.path={model}",
-        f"workload.isl={isl}", f"workload.osl={osl}", f"workload.seed={seed}", f"benchmark.concurrency={users}",
-        f"benchmark.duration_s={seconds}", "benchmark.warmup_s=1", "benchmark.min_requests=2",
-        f"paths.store={folder}/artifacts", f"paths.runs={folder}/runs",
-    ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"The benchmark failed:\n{done.stdout}{done.stderr}")
-    (level,) = json.loads(next(folder.rglob("benchmark.json")).read_text())["levels"]
-    summary: dict[str, Any] = level["summary"]
-    if summary["errors"]:
-        raise SystemExit(f"{served.url}: requests failed: {summary['errors']}")
-    return summary
+    return loaded(
+        f"benchmark.url={server.url}", f"model.path={model}", f"workload.isl={isl}", f"workload.osl={osl}",
+        f"workload.seed={seed}", f"benchmark.concurrency={users}", f"benchmark.duration_s={seconds}",
+        "benchmark.warmup_s=1", "benchmark.min_requests=2",
+    )  # fmt: skip
 
 
 def figure(summary: dict[str, Any], load: str) -> float:
@@ -222,14 +211,13 @@ def figure(summary: dict[str, Any], load: str) -> float:
     return isl / float(summary["ttft_s"]["p50"]) if osl == 1 else float(summary["output_tokens_per_s"])
 
 
-def measure(sides: dict[str, Served], model: Path, options: argparse.Namespace, folder: Path) -> None:
+def measure(sides: dict[str, Served], model: Path, options: argparse.Namespace) -> None:
     """Print the figures of the servers under each load, and the ratio of each of ours to the last one."""
     for load in options.loads:
         rates: dict[str, list[float]] = {side: [] for side in sides}
         for turn in range(options.rounds):
             for side in list(sides)[:: 1 if turn % 2 == 0 else -1]:
-                place = Path(tempfile.mkdtemp(dir=folder))
-                summary = benchmark(sides[side], model, load, 100 + turn, options.seconds, place)
+                summary = benchmark(sides[side], model, load, 100 + turn, options.seconds)
                 rates[side].append(figure(summary, load))
         *_, theirs = rates.values()
         each = "  ".join(
@@ -240,9 +228,9 @@ def measure(sides: dict[str, Served], model: Path, options: argparse.Namespace, 
         sys.stdout.write(f"{load:>10}  {each}  tokens/s (ratio)\n")
         sys.stdout.flush()
     if options.memory:
-        for side, served in sides.items():
-            benchmark(served, model, FULL, 7, 1, Path(tempfile.mkdtemp(dir=folder)))
-            sys.stdout.write(f"resident memory with every slot used: {side} {served.resident():,.0f} MiB\n")
+        for side, server in sides.items():
+            benchmark(server, model, FULL, 7, 1)
+            sys.stdout.write(f"resident memory with every slot used: {side} {server.resident():,.0f} MiB\n")
 
 
 def main() -> None:
@@ -272,13 +260,12 @@ def main() -> None:
         write_gguf(model, file)
     engines = {head: build(work, model, head) for head in options.heads}
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=work)))
         chosen = dict(each.split("=", 1) for each in options.option)
         sides = {
             f"ours, head {head}": stack.enter_context(ours(engine, model, chosen)) for head, engine in engines.items()
         }
         sides["llama.cpp"] = stack.enter_context(llama_cpp(packages, file, work / "llama_cpp.log"))
-        measure(sides, model, options, folder)
+        measure(sides, model, options)
 
 
 if __name__ == "__main__":

@@ -18,14 +18,13 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from pipelines.serving.config import ServingSettings
 from pipelines.serving.process import TritonServer
+from scripts.served import ROOT, loaded
 
-ROOT = Path(__file__).resolve().parents[1]
 BUNDLED = ROOT / "pipelines/bundled/models/tiny_llava"
 SIDE, PATCH, VISUAL, TEXT = 336, 14, 576, 24
 OPTIMUM = f"""
@@ -77,41 +76,27 @@ def make(folder: Path, hidden: int, layers: int) -> Path:
     return folder
 
 
-def common(work: Path, model: Path) -> list[str]:
+def common(model: Path) -> list[str]:
     """Return the overrides of every command."""
     return [
         f"model.path={model}", "multimodal=llava", "quant=none", "build.max_seq_len=1024", "build.max_input_len=700",
-        "build.max_num_tokens=1024", "triton.bls_instance_count=8", f"paths.store={work}/artifacts",
-        f"paths.runs={work}/runs",
+        "build.max_num_tokens=1024", "triton.bls_instance_count=8",
     ]  # fmt: skip
-
-
-def command(*words: str) -> str:
-    """Run a command of the project."""
-    done = subprocess.run([sys.executable, "-m", "pipelines", *words], cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{words[0]} failed:\n{done.stdout}{done.stderr}")
-    return done.stdout
 
 
 def repository(work: Path, model: Path) -> Path:
     """Write the repository and return its folder."""
-    command("repository", *common(work, model))
+    words = *common(model), f"paths.store={work}/artifacts", f"paths.runs={work}/runs"
+    subprocess.run([sys.executable, "-m", "pipelines", "repository", *words], cwd=ROOT, check=True)
     return max((work / "artifacts/repository").iterdir(), key=lambda each: each.stat().st_mtime)
 
 
-def summary(server: TritonServer, work: Path, model: Path, seed: int, *words: str) -> dict[str, Any]:
+def summary(server: TritonServer, model: Path, seed: int, *words: str) -> dict[str, Any]:
     """Apply one load and return the summary of its window."""
-    with tempfile.TemporaryDirectory(dir=work) as place:
-        command(
-            "benchmark", *common(work, model), f"benchmark.url={server.grpc_url}", f"workload.isl={VISUAL + TEXT}",
-            f"workload.seed={seed}", "benchmark.model_name=tensorrt_llm_bls", f"paths.store={place}/artifacts", *words,
-        )  # fmt: skip
-        (level,) = json.loads(next(Path(place).rglob("benchmark.json")).read_text())["levels"]
-    if level["summary"]["errors"]:
-        raise SystemExit(f"Requests failed: {level['summary']['errors']}")
-    found: dict[str, Any] = level["summary"]
-    return found
+    return loaded(
+        *common(model), f"benchmark.url={server.grpc_url}", f"workload.isl={VISUAL + TEXT}", f"workload.seed={seed}",
+        "benchmark.model_name=tensorrt_llm_bls", *words,
+    )  # fmt: skip
 
 
 def served(work: Path, model: Path, rounds: int, seconds: float) -> None:
@@ -122,7 +107,7 @@ def served(work: Path, model: Path, rounds: int, seconds: float) -> None:
         for turn in range(rounds):
             rates = {}
             for images in (1, 0) if turn % 2 else (0, 1):
-                found = summary(server, work, model, turn, f"workload.images={images}", *load)
+                found = summary(server, model, turn, f"workload.images={images}", *load)
                 rates[images] = float(found["output_tokens_per_s"])
             ratios.append(rates[1] / rates[0])
             sys.stdout.write(f"pictures {rates[1]:.1f}, text {rates[0]:.1f} tokens/s, ratio {ratios[-1]:.3f}\n")
@@ -152,7 +137,7 @@ def first(work: Path, model: Path, rounds: int, optimum: str) -> None:
         with TritonServer(repository(work, model), ServingSettings(), log_file=work / "server.log") as server:
             pairs = []
             for turn in range(rounds):
-                own = float(summary(server, work, model, turn, *one)["ttft_s"]["p50"])
+                own = float(summary(server, model, turn, *one)["ttft_s"]["p50"])
                 times = []
                 for seed in range(6):
                     theirs.stdin.write(f"{100 * turn + seed}\n")

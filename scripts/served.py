@@ -1,7 +1,10 @@
-"""A served engine for the measurements: its repository in a temporary folder, and tritonserver before it."""
+"""A served engine for the measurements, its repository in a temporary folder, and one load on a server."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +16,8 @@ from pipelines.serving.process import TritonServer
 from triton_repo.config import TritonSettings
 from triton_repo.parameters import RepositorySpec
 from triton_repo.write import write_repository
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @contextmanager
@@ -26,3 +31,18 @@ def served(engine: Path, tokenizer: Path, *, openai: bool = False, **spec: Any) 
         )
         with TritonServer(repository, ServingSettings(openai=openai)) as server:
             yield server
+
+
+def loaded(*overrides: str) -> dict[str, Any]:
+    """Run `make benchmark` with one load and a store of its own; return the summary of its window."""
+    with tempfile.TemporaryDirectory() as place:
+        own = f"paths.store={place}/artifacts", f"paths.runs={place}/runs"
+        command = [sys.executable, "-m", "pipelines", "benchmark", *overrides, *own]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"The benchmark failed:\n{done.stdout}{done.stderr}")
+        (point,) = json.loads(next(Path(place).rglob("benchmark.json")).read_text())["levels"]
+    summary: dict[str, Any] = point["summary"]
+    if summary["errors"]:
+        raise SystemExit(f"Requests failed: {summary['errors']}")
+    return summary

@@ -346,16 +346,16 @@ def _of_session(requests: list[Any]) -> list[Any]:
 
     The times of a subagent's requests count from the session's start, or from its own if the first is before it.
     """
-    flat: list[Any] = []
+    records: list[Any] = []
     for entry in requests:
         inner = entry.get("requests") if isinstance(entry, dict) else None
         if not isinstance(inner, list) or not all(isinstance(each, dict) for each in inner):
-            flat.append(entry)
+            records.append(entry)
             continue
         start, times = entry.get("t"), [each.get("t") for each in inner]
         own = times and all(isinstance(time, int | float) for time in (start, *times)) and times[0] < start
-        flat += [each | {"t": start + each["t"]} for each in inner] if own else inner
-    return sorted(flat, key=lambda each: (_number(each.get("t")) if isinstance(each, dict) else None) or 0.0)
+        records += [each | {"t": start + each["t"]} for each in inner] if own else inner
+    return sorted(records, key=lambda each: (_number(each.get("t")) if isinstance(each, dict) else None) or 0.0)
 
 
 def _number(value: Any) -> float | None:

@@ -235,11 +235,11 @@ def build_engine(
     return EngineFacts(size, {**details, "timing_cache_reused": warm, **log.facts()})
 
 
-def _run(command: list[str], out_dir: Path, world_size: int, on_gpu: OnGpu, progress: Progress) -> BuildLog:
+def _run(words: list[str], out_dir: Path, world_size: int, on_gpu: OnGpu, progress: Progress) -> BuildLog:
     """Run the command to its end; leave no process behind in any case."""
     log, file = BuildLog(), out_dir / LOG
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    process = SupervisedProcess(command, env=env, cwd=out_dir, log_file=file)
+    process = SupervisedProcess(words, env=env, cwd=out_dir, log_file=file)
     try:
         with progress.task(PROGRAM, world_size * len(STEPS), "steps") as advance:
             for line in _lines(file, process):

@@ -191,10 +191,10 @@ def interval(loaded: InstanceUnderLoad, capacity: Capacity) -> tuple[float | Non
     return low, max(capacity.rate, high or capacity.rate)
 
 
-def ladder(question: Question, fleet: FleetOption) -> tuple[LoadOutcome, ...]:
+def ladder(question: Question, option: FleetOption) -> tuple[LoadOutcome, ...]:
     """Simulate an instance from almost no load up to its rate."""
-    below = [see(question, fleet.instance, share * fleet.capacity.rate) for share in LADDER]
-    return (*below, fleet.capacity.seen)
+    below = [see(question, option.instance, share * option.capacity.rate) for share in LADDER]
+    return (*below, option.capacity.seen)
 
 
 def _reason(options: list[FleetOption]) -> str:
