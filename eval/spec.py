@@ -27,14 +27,14 @@ WRITTEN = ("mini_answers", PASSKEY, JSON_VALIDITY)
 """Those of them whose answers are written, not chosen."""
 MMLU = "mmlu"
 LOCAL = "local"
-SCORED = ("mini_mmlu", PICTURES, MMLU, LOCAL, "arc_challenge", "hellaswag", "wikitext")
-"""Tasks that need log probabilities of a prompt's tokens, as far as that is known before they are loaded."""
 OWN_READER = (*BUNDLED, MMLU, LOCAL)
 """Tasks whose questions are read by our own reader, which checks every row."""
 
-_NAME = re.compile(r"""^(?:task|group|tag): *["']?([\w.-]+)["']? *(?:#.*)?$""", re.MULTILINE)
-_TAGS = re.compile(r"^tag: *\n((?: *- .*\n)+)", re.MULTILINE)
+_NAME = re.compile(r"""^"?(?:task|group|tag)"?: *["']?([\w.()-]+)["']? *(?:#.*)?$""", re.MULTILINE)
+_TAGS = re.compile(r"""^"?tag"?: *\n((?: *- .*\n)+)""", re.MULTILINE)
 _ITEM = re.compile(r"""^ *- *["']?([\w.-]+)""", re.MULTILINE)
+_OUTPUT_TYPE = re.compile(r"""^"?output_type"?: *["']?(\w+)""", re.MULTILINE)
+_INCLUDE = re.compile(r"""^"?include"?: *["']?([\w./-]+)""", re.MULTILINE)
 
 
 def folder() -> Path | None:
@@ -59,14 +59,32 @@ def find(name: str) -> Path | None:
 
 @cache
 def _defined(root: Path) -> dict[str, Path]:
-    """Return the first file below a folder for each name that one of them defines."""
+    """Return the first file below a folder for each name that one of them, or a template without a suffix, defines."""
     files: dict[str, Path] = {}
-    for file in sorted(root.rglob("*.yaml")):
+    for file in sorted(each for each in root.rglob("*") if each.suffix in ("", ".yaml") and each.is_file()):
         text = file.read_text(encoding="utf-8", errors="replace")
         listed = [name for block in _TAGS.findall(text) for name in _ITEM.findall(block)]
         for name in (*_NAME.findall(text), *listed):
             files.setdefault(name, file)
     return files
+
+
+def is_written(task: str) -> bool | None:
+    """Return whether the answers of a task are written, not chosen or scored by log probabilities.
+
+    None if that is not known before the task is loaded: of groups, tags, and tasks without lm-eval's `output_type`.
+    """
+    if task in OWN_READER:
+        return task in WRITTEN
+    file = find(task)
+    text = file.read_text(encoding="utf-8", errors="replace") if file else ""
+    if not re.search(rf"""^"?task"?: *["']?{re.escape(task)}["']? *(?:#.*)?$""", text, re.MULTILINE):
+        return None
+    while file and not (kind := _OUTPUT_TYPE.search(text)):
+        include = _INCLUDE.search(text)
+        file = file.parent / include[1] if include else None
+        text = file.read_text(encoding="utf-8", errors="replace") if file and file.is_file() else ""
+    return kind[1] == "generate_until" if file and kind else None
 
 
 def task_fault(task: str) -> Fault | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from eval.config import EvalSettings
 from eval.dataset import LAYOUT, complete_subjects
 from eval.results import all_references, references_of
-from eval.spec import BUNDLED, JSON_VALIDITY, MMLU, PASSKEY, PICTURES, TASK_SIZES, WRITTEN, known_questions, task_fault
+from eval.spec import BUNDLED, JSON_VALIDITY, MMLU, PASSKEY, PICTURES, TASK_SIZES, is_written, known_questions, task_fault
 from eval.verdict import Criteria, least_for_go, least_to_stop, too_few
 from pipelines.checkpoint.tokenizer import chat_templates
 from pipelines.domain.errors import Fault
@@ -57,7 +57,7 @@ def question_faults(d: Deployment) -> list[Fault]:
                 todo="Leave it out, or set eval=json_validity.",
             )
         ]
-    if questions.baseline == "hugging_face" and questions.task in WRITTEN:
+    if questions.baseline == "hugging_face" and is_written(questions.task):
         return [
             Fault(
                 f"eval.baseline=hugging_face scores choices; the answers of eval.task='{questions.task}' are written.",
@@ -116,7 +116,7 @@ def chat_fault(questions: EvalSettings, model: InputSource | None) -> Fault | No
         )
     if not questions.apply_chat_template:
         return None
-    if questions.asks_triton and questions.task in WRITTEN:
+    if questions.asks_triton and is_written(questions.task):
         from eval.server import WRITTEN_CHATS, WRITTEN_CHATS_TODO  # loads numpy and asyncio
 
         return Fault(WRITTEN_CHATS.format(url=questions.url), todo=WRITTEN_CHATS_TODO)

@@ -8,7 +8,7 @@ from typing import get_args
 
 from eval.config import EvalSettings
 from eval.fidelity.config import FidelitySettings
-from eval.spec import SCORED
+from eval.spec import is_written
 from pipelines.domain.errors import Fault, collecting
 from pipelines.engines.config import EngineSettings
 from pipelines.engines.registry import ENGINES, ServerBackend
@@ -131,8 +131,8 @@ NO_SCORES = "trtllm-serve returns log probabilities of its answers, not of a pro
 
 
 def _not_scored(task: str) -> list[Fault]:
-    """Refuse tasks that trtllm-serve cannot answer."""
-    if task not in SCORED:
+    """Refuse a task that trtllm-serve cannot answer, as far as that is known before the task is loaded."""
+    if is_written(task) is not False:
         return []
     what = f"eval.task='{task}' needs the log probabilities of given texts; {NO_SCORES}."
     works = "It works with tasks whose answers are written: eval=gsm8k, ifeval, mmlu_pro, mini_answers."

@@ -156,6 +156,7 @@ def test_a_server_elsewhere_is_asked_and_nothing_is_built(tmp_path, model):
         ),
         (["eval=passkey", "eval.system_instruction=Hi"], "evaluate", r"eval\.system_instruction makes prompts longer"),
         (["eval=passkey", "eval.baseline=hugging_face"], "evaluate", r"eval\.task='passkey' are written"),
+        (["eval=gsm8k", "eval.baseline=hugging_face"], "evaluate", r"eval\.task='gsm8k' are written"),
         (["eval.task=mmlu"], "evaluate", r"eval\.task='mmlu' has no data"),
         (["eval.task=hellaswga"], "evaluate", r"'hellaswga' is not known.*Did you mean 'hellaswag'"),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from eval.spec import EvalSpec
+from eval.spec import EvalSpec, is_written, task_fault
 from pipelines.domain.errors import UserError
 
 
@@ -15,6 +15,30 @@ def test_unknown_task_is_named() -> None:
     """A misspelt task comes with the nearest known one."""
     with pytest.raises(UserError, match=r"'mini_mlu' is not known.*Did you mean 'mini_mmlu'\?"):
         EvalSpec(task="mini_mlu", max_length=512)
+
+
+@pytest.mark.parametrize("task", ["mmlu_abstract_algebra", "acp_bench", "egymmlu_arabic_language_(general)"])
+def test_names_in_quotes_in_templates_and_with_parentheses_are_known(task: str) -> None:
+    """lm-eval has keys in quotes, and tags in templates that the files of tasks include."""
+    assert task_fault(task) is None
+
+
+@pytest.mark.parametrize(
+    ("task", "written"),
+    [
+        ("mini_answers", True),
+        ("mmlu", False),
+        ("gsm8k", True),
+        ("boolq", False),
+        ("mmlu_abstract_algebra", False),  # its template says so
+        ("mmlu_pro", None),  # a group
+        ("super-glue-lm-eval-v1", None),  # a tag
+        ("no_such_task", None),
+    ],
+)
+def test_whether_answers_are_written_is_read_from_the_task(task: str, written: bool | None) -> None:
+    """`output_type` of the task's file, or of one that it includes."""
+    assert is_written(task) is written
 
 
 def test_missing_folder_is_named(tmp_path: Path) -> None:
