@@ -99,9 +99,10 @@ def uneven(d: DeploymentFacts) -> Cases:
 
 def _experts_uneven(d: DeploymentFacts) -> Cases:
     experts = shape(d).num_experts if shape(d).family.experts else 1
+    what = f"the {experts} experts" if experts > 1 else "the one MLP"
     size, ranks = d.build.moe_ep_size, d.build.tp_size
     works = listed(n for n in range(1, ranks + 1) if ranks % n == 0 and experts % n == 0)
-    return [{"experts": experts, "works": works}] if ranks % size or experts % size else []
+    return [{"what": what, "works": works}] if ranks % size or experts % size else []
 
 
 def _stages_uneven(d: DeploymentFacts) -> Cases:
@@ -214,8 +215,8 @@ RULES = (
     rule(
         name="experts-are-divided-evenly",
         when=_experts_uneven,
-        failed="build.moe_ep_size={d.build.moe_ep_size} must divide tp_size={d.build.tp_size} and the {experts} experts"
-        " of {d.shape.architecture}.",
+        failed="build.moe_ep_size={d.build.moe_ep_size} must divide tp_size={d.build.tp_size} and {what} of"
+        " {d.shape.architecture}.",
         allowed="Here: {works}.",
         todo="Change build.moe_ep_size; each expert is shared by tp_size / moe_ep_size ranks.",
         source="tensorrt_llm/mapping.py (moe_tp_size x moe_ep_size = tp_size), layers/moe.py",

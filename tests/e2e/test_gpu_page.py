@@ -214,6 +214,14 @@ def gpu_tests(hour: Hour, block: str) -> None:
     assert (ROOT / module.replace(".", "/")).with_suffix(".py").is_file()
 
 
+def edge(hour: Hour, block: str) -> None:
+    """The exporter itself runs in tests/e2e/test_edge.py."""
+    setup, plan_words, build_words = commands(block)
+    assert "scripts/setup_edge.sh" in hour.run([*setup, "--dry-run"], hour.here)
+    assert "Edge" in hour.run(plan_words, hour.here)
+    assert build_words == ["make", "build", *plan_words[2:]]
+
+
 Way = Callable[[Hour, str], None]
 WAYS: dict[str, Way] = {
     r"make image ": containers,
@@ -231,6 +239,7 @@ WAYS: dict[str, Way] = {
     r"make stage ": engine_alone,
     r"error: The engine '": other_gpu,
     r"make test-gpu": gpu_tests,
+    r"make setup-edge": edge,
 }
 """Beginning of a block -> how it is followed."""
 
