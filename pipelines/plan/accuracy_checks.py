@@ -5,7 +5,17 @@ from __future__ import annotations
 from eval.config import EvalSettings
 from eval.dataset import LAYOUT, complete_subjects
 from eval.results import all_references, references_of
-from eval.spec import BUNDLED, JSON_VALIDITY, MMLU, PASSKEY, PICTURES, TASK_SIZES, is_written, known_questions, task_fault
+from eval.spec import (
+    BUNDLED,
+    JSON_VALIDITY,
+    MMLU,
+    PASSKEY,
+    PICTURES,
+    TASK_SIZES,
+    is_written,
+    known_questions,
+    task_fault,
+)
 from eval.verdict import Criteria, least_for_go, least_to_stop, too_few
 from pipelines.checkpoint.tokenizer import chat_templates
 from pipelines.domain.errors import Fault

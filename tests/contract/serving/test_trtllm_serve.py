@@ -103,7 +103,9 @@ def test_a_format_and_its_baseline_are_asked_one_after_the_other(tmp_path):
 
 @pytest.mark.parametrize("task", ["mini_mmlu", "mmlu", "arc_challenge", "hellaswag", "wikitext", "boolq"])
 def test_tasks_that_need_the_probability_of_a_text_are_refused(tmp_path, task):
-    named = [f"eval={task}"] if task != "boolq" else ["eval=lm_eval", f"eval.task={task}", "eval.dataset=aps/super_glue"]
+    named = (
+        [f"eval={task}"] if task != "boolq" else ["eval=lm_eval", f"eval.task={task}", "eval.dataset=aps/super_glue"]
+    )
     with pytest.raises(UserError, match=rf"eval\.task='{task}' needs the log probabilities.*eval=gsm8k"):
         make_plan(load([*WORDS, *named]), "evaluate", Store(tmp_path), BIG)
 
